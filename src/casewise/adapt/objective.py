@@ -1,0 +1,72 @@
+"""What an objective is, and what it may touch.
+
+An objective says what ONE update is. The loop, the reset, the parameters, the precision and the micro-batches belong to
+the episode (``episode.py``). An objective is any object with one method::
+
+    def begin(self, subject: Adaptable) -> Callable[[], Mapping[str, float]]
+
+``begin`` is called once a case, after M0 was predicted; the function it returns makes one update each time it is called
+and reports what it likes (loss, kept share, ...). State that lives for a case (an optimizer, a teacher) is held by that
+closure and dies with it, so nothing leaks from case to case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+Update = Callable[[], Mapping[str, float]]
+"""Makes one update and reports diagnostics."""
+
+ChunkLoss = Callable[[Tensor, Tensor, slice], "tuple[Tensor, float | Tensor]"]
+"""(logits, inputs, rows) of one micro-batch -> (numerator, weight). The loss is sum(numerator) / sum(weight)."""
+
+
+class Adaptable(Protocol):
+    """A network on loan for one case: everything that an objective may read or move."""
+
+    network: nn.Module
+    inputs: Tensor  # (n, channel, *space): the slices of a volume, one image, or one 3-D window
+    parameters: Mapping[str, nn.Parameter]  # what may move, by name; only these have gradients
+    source: Mapping[str, Tensor]  # their values in M0, detached
+    classes: int  # channels of the logits
+    head: str  # "softmax" or "sigmoid"
+    learning_rate: float
+    step: int  # number of the update being made, from 1
+    active: frozenset[str] | None  # names that may move in this update (param-subset); None means all
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """A forward with a graph: (n, channel, *space) -> (n, classes, *space), at the resolution of the mask."""
+        ...
+
+    def backward(self, loss: ChunkLoss, *, inputs: Tensor | None = None) -> float | None:
+        """Clear gradients, then accumulate the gradient of sum(numerator)/sum(weight) over the micro-batches.
+
+        With ``inputs=None`` it runs on the case itself, and the forward that predicted the current mask is used again:
+        no second forward is paid. Returns the loss, or None (and leaves no gradient) where the weights sum to 0.
+        """
+        ...
+
+    def generator(self, salt: int = 0) -> torch.Generator:
+        """A CPU generator seeded by (run, case, step, salt)."""
+        ...
+
+    def moving(self) -> list[nn.Parameter]:
+        """The parameters that may move in this update."""
+        ...
+
+    def changed(self) -> None:
+        """Say that parameters were moved outside of an optimizer step, so that a cached forward is not used again."""
+        ...
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """Says what one update is."""
+
+    def begin(self, subject: Adaptable) -> Update:
+        """Prepare one case; the returned function makes one update."""
+        ...

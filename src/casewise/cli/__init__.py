@@ -1,0 +1,90 @@
+"""The command line: each command a sentence over library calls, in a file of its own.
+
+``COMMANDS`` is the list. A command's file is imported when that command runs, so ``casewise --help`` stays fast and
+imports no torch. A file defines ``app = typer.Typer()`` with one ``@app.command()``; its docstring is the help text.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+import typer
+from typer.core import TyperGroup
+
+COMMANDS = {
+    "demo": "Show the whole system on an embedded phantom cohort and leave a report to look at.",
+    "inspect": "Say what is in a folder: layout, cases, groups, labels, geometry, and what would go wrong.",
+    "predict": "Segment a folder with adaptation under guard; nnUNetv2_predict with one word changed.",
+    "record": "Adapt a model to every case and keep all candidates in an archive.",
+    "import": "Make an archive from masks that anybody else produced.",
+    "verify": "Check an archive or a prediction folder against its hashes and its audit log.",
+    "calibrate": "Fit a policy's cut-points on a labelled (or unlabelled) holdout archive.",
+    "replay": "Let a controller decide again on recorded trajectories; no network, no GPU.",
+    "study": "Every table and figure of the paper, on your own archive.",
+    "plan": "How many labelled cases a certificate needs, and what the ones you have can buy.",
+    "certify": "A bound on the harm that is really deployed, refused where it does not hold.",
+    "monitor": "Watch a stream of decisions; alarm when calibration no longer applies.",
+    "convert": "Turn a checkpoint into safetensors and JSON, once, without running its code.",
+    "review": "A local page on which a person keeps M0, keeps the adaptation, or flags a case.",
+    "serve": "Guarded segmentation over HTTP (Open Inference Protocol v2).",
+}
+
+
+class _Commands(TyperGroup):
+    """Commands that are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"casewise.cli.{name}_" if name == "import" else f"casewise.cli.{name}")
+        return typer.main.get_command(module.app)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            from casewise.core.registry import Registry
+
+            Registry("command", COMMANDS)[args[0]]
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=False)
+def _casewise(
+    version: bool = typer.Option(False, "--version", is_eager=True, help="Print the version and stop."),
+) -> None:
+    """Decide, case by case, whether a segmentation model should keep what test-time adaptation did to it."""
+    if version:
+        from casewise import __version__
+
+        typer.echo(f"casewise {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run a command; an error that casewise raises on purpose becomes one line and exit code 2."""
+    from casewise.core.errors import CasewiseError
+
+    try:
+        app(prog_name="casewise")
+    except CasewiseError as error:
+        typer.echo(f"casewise: {error}", err=True)
+        sys.exit(2)

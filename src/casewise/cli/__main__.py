@@ -1,0 +1,5 @@
+"""``python -m casewise.cli``."""
+
+from casewise.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""Words that everyone shares: records, errors, registries, seeds. Standard library and NumPy only."""

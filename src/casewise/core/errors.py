@@ -1,0 +1,84 @@
+"""Every error that casewise raises on purpose.
+
+    CasewiseError
+    ├── BadInput                what was given cannot be used (shape, dtype, range, NaN, empty); also a ValueError
+    │   └── UnknownName         a name that no registry knows; says which one was probably meant
+    ├── UnsafeInput             refused before it was opened: size bomb, pickle, path outside its root
+    ├── NothingToAdapt          the parameter selection is empty; lists the normalization layers that were seen
+    ├── NotFinite               logits, losses or signals became NaN or infinite; the network was given back untouched
+    ├── DegenerateStatistic     a calibration statistic has no spread (sigma = 0) and no fallback was asked for
+    ├── TooFewCases             calibration refused; says how many cases are needed
+    ├── Refused                 right kind of thing, wrong thing
+    │   ├── Mismatch            policy or certificate belongs to another model, objective, loader or calibration
+    │   └── Overlap             calibration and evaluation share cases
+    ├── DamagedArchive          truncated, edited or incomplete; says which file and which case
+    └── MissingExtra            an optional dependency is not installed; says which extra to install
+
+    CasewiseWarning (UserWarning)
+    └── DegenerateTertiles      cut-points coincide, so one bucket is empty (E9)
+
+The command line turns a CasewiseError into one line and exit code 2. Anything else is a bug and keeps its traceback.
+A message says what was expected, what came, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class CasewiseError(Exception):
+    """The root of everything that casewise raises on purpose."""
+
+
+class BadInput(CasewiseError, ValueError):
+    """What was given cannot be used."""
+
+
+class UnknownName(BadInput):
+    """A name that the registry does not know."""
+
+
+class UnsafeInput(CasewiseError):
+    """Refused before it was opened."""
+
+
+class NothingToAdapt(CasewiseError):
+    """The parameter selection is empty."""
+
+
+class NotFinite(CasewiseError):
+    """Logits, a loss or a signal became NaN or infinite."""
+
+
+class DegenerateStatistic(CasewiseError):
+    """A calibration statistic has no spread."""
+
+
+class TooFewCases(CasewiseError):
+    """Not enough calibration cases for what was asked."""
+
+
+class Refused(CasewiseError):
+    """Right kind of thing, wrong thing."""
+
+
+class Mismatch(Refused):
+    """A policy or certificate that belongs to something else."""
+
+
+class Overlap(Refused):
+    """Calibration and evaluation share cases."""
+
+
+class DamagedArchive(CasewiseError):
+    """An archive that is truncated, edited or incomplete."""
+
+
+class MissingExtra(CasewiseError):
+    """An optional dependency is not installed."""
+
+
+class CasewiseWarning(UserWarning):
+    """The root of casewise's warnings."""
+
+
+class DegenerateTertiles(CasewiseWarning):
+    """The two cut-points coincide, so the middle bucket is empty (E9)."""

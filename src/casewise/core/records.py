@@ -1,0 +1,264 @@
+"""The words everyone shares: frozen records, checked when built, that go into archives as they are.
+
+A *case* is one volume or image. Adaptation makes a *trajectory* for it: a ladder of candidate masks, step 0 being the
+source model M0. A controller sees an *observation* (label-free signals of the steps so far) and answers with a
+*verdict* that names a *state* of the ladder, or None for "one more step". What was decided, and why, is a *decision*.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from casewise.core.errors import BadInput
+
+Mask = NDArray[Any]
+"""Integer or bool labels over space: (rows, columns) or (slices, rows, columns)."""
+
+Signals = Mapping[str, float | None]
+"""Label-free signals of one step by name; None means "not computable here", never a stand-in number."""
+
+_SAFE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+
+
+def check_case_id(case_id: str) -> str:
+    """Refuse ids that could leave a folder or a page: letters, digits, dot, dash, underscore; at most 128."""
+    if not _SAFE_ID.fullmatch(case_id):
+        raise BadInput(
+            f"a case id holds 1-128 letters, digits, '.', '_' or '-' and does not begin with '.' or '-', "
+            f"got {case_id!r}; rename the file or the row"
+        )
+    return case_id
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One volume or image, without its label: nothing that decides can see the truth (A1, A9)."""
+
+    id: str
+    image: NDArray[Any]  # (channel, *space)
+    spacing_mm: tuple[float, ...] | None = None  # one per spatial axis; None where the header says nothing
+    group: str | None = None  # site, vendor or condition: cut-points may differ by group
+    cluster: str | None = None  # patient or sequence: cases of one cluster are resampled and split together
+    split: str | None = None  # "calibration", "evaluation", ...
+
+    def __post_init__(self) -> None:
+        check_case_id(self.id)
+
+
+@dataclass(frozen=True, order=True)
+class State:
+    """A rung of a case's ladder: step 0 is the source, step k is after update k, shrunk by ``shrink`` toward the source.
+
+    theta = theta_0 + (1 - shrink) * (theta_k - theta_0): shrink is the share of the way *back* to M0 (D10).
+    """
+
+    step: int
+    shrink: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.step < 0 or not 0 <= self.shrink < 1:
+            raise BadInput(f"need step >= 0 and 0 <= shrink < 1, got step {self.step} and shrink {self.shrink}")
+        if self.step == 0 and self.shrink:
+            raise BadInput("step 0 is the source itself and cannot be shrunk toward it; use State(0)")
+
+    def __str__(self) -> str:
+        return f"{self.step}" if not self.shrink else f"{self.step}~{self.shrink:g}"
+
+
+SOURCE = State(0)
+
+
+class Action(str, Enum):
+    """What a decision did with the adaptation."""
+
+    ROLLBACK = "rollback"  # deploy the cached M0 (D11)
+    KEEP = "keep"  # deploy step k as it is
+    SHRINK = "shrink"  # deploy step k, part of the way back to M0 (D10)
+    GATE = "gate"  # deploy M0 plus the accepted regions of the step-1 edit (L3)
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """Every candidate of one case, in order, with the label-free signals of each (D14)."""
+
+    case_id: str
+    masks: tuple[Mask, ...]  # masks[0] is M0; masks[k] was predicted after update k
+    signals: tuple[Signals, ...]  # signals[k] compares masks[k] with masks[0]
+    shrunk: Mapping[State, Mask] = field(default_factory=dict)  # interpolated states that were materialized (D15)
+    shrunk_signals: Mapping[State, Signals] = field(default_factory=dict)
+    parameters: tuple[Mapping[str, NDArray[Any]], ...] | None = None  # adapted parameters per step, when asked for
+    probabilities: Mapping[str, NDArray[Any]] | None = None  # optional extras for the region gate (L2)
+    made_by: str = ""  # repr of the objective and its options
+    seed: int = 0
+    seconds: tuple[float, ...] = ()  # wall time of each step; seconds[0] is M0
+    diagnostics: tuple[Mapping[str, float], ...] = ()  # what the objective reported: loss, kept share, ...
+
+    def __post_init__(self) -> None:
+        if not self.masks or len(self.masks) != len(self.signals):
+            raise BadInput(
+                f"a trajectory needs one mask and one set of signals a step, beginning with M0; "
+                f"got {len(self.masks)} masks and {len(self.signals)} sets of signals"
+            )
+        shapes = {mask.shape for mask in (*self.masks, *self.shrunk.values())}
+        if len(shapes) > 1:
+            raise BadInput(f"masks of one case must share one shape, got {sorted(shapes)}; resample before recording")
+
+    @property
+    def steps(self) -> int:
+        """The number of executed updates K."""
+        return len(self.masks) - 1
+
+    def mask(self, state: State) -> Mask:
+        """The mask of a state; the very array that was recorded."""
+        if state.shrink:
+            if state not in self.shrunk:
+                raise BadInput(f"state {state} of case {self.case_id} was not recorded; record with shrink={state.shrink}")
+            return self.shrunk[state]
+        if state.step > self.steps:
+            raise BadInput(f"case {self.case_id} has steps 0 to {self.steps}, step {state.step} was asked for")
+        return self.masks[state.step]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a controller may see: the case's name and group, and the signals of steps 0..k. No label, no image."""
+
+    case_id: str
+    group: str | None
+    signals: Sequence[Signals]  # signals[0] is M0's (regions = delta = 0)
+
+    @property
+    def step(self) -> int:
+        """The number of updates made so far."""
+        return len(self.signals) - 1
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A controller's answer: which state to deploy, and the evidence for it."""
+
+    state: State
+    action: Action
+    bucket: str | None = None  # "low", "mid" or "hard" for routers
+    coordinate: str | None = None  # the signal that was read
+    value: float | None = None  # its value u
+    cut_low: float | None = None
+    cut_high: float | None = None
+    accepted: tuple[int, ...] | None = None  # region numbers kept by a gate
+    reason: str = ""  # one sentence for a person
+
+
+@runtime_checkable
+class Controller(Protocol):
+    """Chooses a state from label-free signals. Frozen; the same object decides live and in replay."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Signal names that must be present in every observation."""
+        ...
+
+    @property
+    def states(self) -> frozenset[State]:
+        """Shrunk states that it may ask for, so that they can be materialized (D15)."""
+        ...
+
+    def decide(self, seen: Observation) -> Verdict | None:
+        """The verdict after the steps so far, or None for one more step."""
+        ...
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was deployed for one case, and why (E13). Goes to JSON as it is."""
+
+    case_id: str
+    action: Action
+    state: State
+    executed: int  # updates that were really made; a rollback after the probe counts 1 (A12)
+    controller: str
+    group: str | None = None
+    bucket: str | None = None
+    coordinate: str | None = None
+    value: float | None = None
+    cut_low: float | None = None
+    cut_high: float | None = None
+    accepted: tuple[int, ...] | None = None
+    reason: str = ""
+    state_hash: str = ""  # sha256 of the deployed mask
+    calibration_id: str = ""  # which calibration the cut-points came from
+
+    @property
+    def deployed(self) -> int:
+        """The depth of the deployed state: 0 for a rollback (A12)."""
+        return self.state.step
+
+    @property
+    def rolled_back(self) -> bool:
+        """Whether M0 is deployed."""
+        return self.action is Action.ROLLBACK
+
+    @classmethod
+    def of(cls, seen: Observation, verdict: Verdict, controller: str, **more: Any) -> Decision:
+        """The record of a verdict on what was seen."""
+        fields = {key: value for key, value in vars(verdict).items()}
+        return cls(
+            case_id=seen.case_id, group=seen.group, executed=seen.step, controller=controller, **fields, **more
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        plain = asdict(self)
+        plain["action"] = self.action.value
+        plain["deployed"] = self.deployed
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Decision:
+        """The inverse of :meth:`as_dict`."""
+        values = {key: value for key, value in plain.items() if key != "deployed"}
+        values["action"] = Action(values["action"])
+        values["state"] = State(**values["state"])
+        if values.get("accepted") is not None:
+            values["accepted"] = tuple(values["accepted"])
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What a policy or certificate was fitted on; another model, objective or loader refuses it."""
+
+    model: str  # sha256 of the source weights
+    objective: str  # repr of the objective, with learning rate, steps and parameter selection
+    loader: str  # how images become inputs (backbone and preprocessing)
+    measure: str  # min_area, foreground, connectivity
+
+    def differences(self, other: Binding) -> list[str]:
+        """Names of the fields that differ."""
+        return [name for name in ("model", "objective", "loader", "measure") if getattr(self, name) != getattr(other, name)]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A calibrated controller as data: everything that a decision needs, and what it was fitted on. policy.json is this."""
+
+    name: str  # "cardiac", "prostate", "driving", "default", "fixed-k", ...
+    controller: str  # name in judge.controllers.CONTROLLERS
+    options: Mapping[str, Any]  # arguments of that controller, cut-points included
+    steps: int  # horizon K of the episodes it was fitted on
+    binding: Binding | None = None  # None for policies that need no calibration (m0, fixed-k)
+    calibration_id: str = ""  # sha256 over the calibration case ids and their archive
+    calibration_cases: tuple[str, ...] = ()
+    groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # options that differ by group (S2)
+    preflight: Mapping[str, Any] = field(default_factory=dict)
+    exposures: tuple[Mapping[str, Any], ...] = ()  # the ledger (F12)
+    schema: int = 1

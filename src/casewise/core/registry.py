@@ -1,0 +1,46 @@
+"""A registry is a dict that you can read; nothing registers itself."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from casewise.core.errors import UnknownName
+
+Item = TypeVar("Item")
+
+
+class Registry(Mapping[str, Item], Generic[Item]):
+    """Names to things of one kind, with an error that says what was probably meant.
+
+    >>> fruit = Registry("fruit", {"apple": 1, "pear": 2})
+    >>> fruit["aple"]
+    Traceback (most recent call last):
+    casewise.core.errors.UnknownName: no fruit is called 'aple'. Did you mean 'apple'? Known: apple, pear
+    """
+
+    def __init__(self, kind: str, items: Mapping[str, Item]) -> None:
+        self.kind = kind
+        self._items = dict(items)
+
+    def __getitem__(self, name: str) -> Item:
+        if name in self._items:
+            return self._items[name]
+        close = difflib.get_close_matches(str(name), self._items, n=1, cutoff=0.5)
+        hint = f" Did you mean '{close[0]}'?" if close else ""
+        raise UnknownName(f"no {self.kind} is called '{name}'.{hint} Known: {', '.join(self._items)}")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._items
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def build(self, name: str, **options: Any) -> Any:
+        """Look a class up by name and build it; options are its own arguments."""
+        made: Any = self[name]
+        return made(**options)
