@@ -61,22 +61,28 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-@app.callback(invoke_without_command=False)
-def _casewise(
-    version: bool = typer.Option(False, "--version", is_eager=True, help="Print the version and stop."),
-) -> None:
-    """Decide, case by case, whether a segmentation model should keep what test-time adaptation did to it."""
-    if version:
+def _version(asked: bool) -> None:
+    if asked:
         from casewise import __version__
 
         typer.echo(f"casewise {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def _casewise(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and stop."
+    ),
+) -> None:
+    """Decide, case by case, whether a segmentation model should keep what test-time adaptation did to it."""
 
 
 def main() -> None:

@@ -119,7 +119,9 @@ class Trajectory:
         """The mask of a state; the very array that was recorded."""
         if state.shrink:
             if state not in self.shrunk:
-                raise BadInput(f"state {state} of case {self.case_id} was not recorded; record with shrink={state.shrink}")
+                raise BadInput(
+                    f"state {state} of case {self.case_id} was not recorded; record with shrink={state.shrink}"
+                )
             return self.shrunk[state]
         if state.step > self.steps:
             raise BadInput(f"case {self.case_id} has steps 0 to {self.steps}, step {state.step} was asked for")
@@ -211,9 +213,7 @@ class Decision:
     def of(cls, seen: Observation, verdict: Verdict, controller: str, **more: Any) -> Decision:
         """The record of a verdict on what was seen."""
         fields = {key: value for key, value in vars(verdict).items()}
-        return cls(
-            case_id=seen.case_id, group=seen.group, executed=seen.step, controller=controller, **fields, **more
-        )
+        return cls(case_id=seen.case_id, group=seen.group, executed=seen.step, controller=controller, **fields, **more)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -244,7 +244,9 @@ class Binding:
 
     def differences(self, other: Binding) -> list[str]:
         """Names of the fields that differ."""
-        return [name for name in ("model", "objective", "loader", "measure") if getattr(self, name) != getattr(other, name)]
+        return [
+            name for name in ("model", "objective", "loader", "measure") if getattr(self, name) != getattr(other, name)
+        ]
 
 
 @dataclass(frozen=True)

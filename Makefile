@@ -1,0 +1,49 @@
+# Every target does its own set-up: a .venv made by pip with the pinned versions of constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+DATA ?= ../shared
+export CUBLAS_WORKSPACE_CONFIG = :4096:8
+
+.PHONY: demo test test-all check bench bench-real source-models docs-tables clean help
+
+help:  ## What the targets do
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 16
+
+demo: $(VENV)/.adapt  ## The whole system on an embedded phantom cohort; leaves demo-report/report.html
+	$(BIN)/casewise demo -o demo-report
+
+test: $(VENV)/.dev  ## The fast tests
+	$(BIN)/python -m pytest -m "not slow and not bench" -n 2 --dist worksteal
+
+test-all: $(VENV)/.dev  ## All tests, the slow simulations too
+	$(BIN)/python -m pytest -m "not bench" -n 2 --dist worksteal
+
+check: $(VENV)/.dev  ## Format, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev  ## Speed, as ratios within one run
+	@for script in benchmarks/speed_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+bench-real: $(VENV)/.dev  ## Real data with real shift: make bench-real DATA=folder
+	$(BIN)/python benchmarks/real.py --data "$(DATA)" -o out/real
+
+source-models: $(VENV)/.adapt  ## Train the embedded source models again (deterministic)
+	$(BIN)/python benchmarks/source_models.py
+
+clean:  ## Remove what the targets made
+	rm -rf $(VENV) demo-report out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(BIN)/pip:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.adapt: $(BIN)/pip pyproject.toml constraints.txt
+	$(PIP) torch -e ".[adapt]"
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/pip pyproject.toml constraints.txt
+	$(PIP) torch -e ".[all,dev]"
+	@touch $@ $(VENV)/.adapt
