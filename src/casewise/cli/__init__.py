@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import importlib
 import sys
+from typing import Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -35,22 +35,20 @@ COMMANDS = {
 class _Commands(TyperGroup):
     """Commands that are imported when they are asked for."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, name: str) -> Any:
         if name not in COMMANDS:
             return None
         module = importlib.import_module(f"casewise.cli.{name}_" if name == "import" else f"casewise.cli.{name}")
         return typer.main.get_command(module.app)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
             from casewise.core.registry import Registry
 

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput
@@ -54,7 +53,7 @@ class Case:
 
 @dataclass(frozen=True, order=True)
 class State:
-    """A rung of a case's ladder: step 0 is the source, step k is after update k, shrunk by ``shrink`` toward the source.
+    """A rung of a case's ladder: step 0 is the source, step k is after update k, then shrunk toward the source.
 
     theta = theta_0 + (1 - shrink) * (theta_k - theta_0): shrink is the share of the way *back* to M0 (D10).
     """
@@ -212,8 +211,9 @@ class Decision:
     @classmethod
     def of(cls, seen: Observation, verdict: Verdict, controller: str, **more: Any) -> Decision:
         """The record of a verdict on what was seen."""
-        fields = {key: value for key, value in vars(verdict).items()}
-        return cls(case_id=seen.case_id, group=seen.group, executed=seen.step, controller=controller, **fields, **more)
+        return cls(
+            case_id=seen.case_id, group=seen.group, executed=seen.step, controller=controller, **vars(verdict), **more
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -251,7 +251,7 @@ class Binding:
 
 @dataclass(frozen=True)
 class Policy:
-    """A calibrated controller as data: everything that a decision needs, and what it was fitted on. policy.json is this."""
+    """A calibrated controller as data: all that a decision needs, and what it was fitted on. policy.json is this."""
 
     name: str  # "cardiac", "prostate", "driving", "default", "fixed-k", ...
     controller: str  # name in judge.controllers.CONTROLLERS
