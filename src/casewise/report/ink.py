@@ -1,0 +1,133 @@
+"""How figures are drawn: one calm style, and SVG whose colors follow the page from light to dark.
+
+Figures are drawn with named inks. On the page each ink becomes a CSS variable, so a figure is readable on a dark page
+without being drawn twice; in the files of ``figures/`` the inks keep their light colors on white.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+INK = "#1d2126"  # text and axes
+MUTED = "#6a7078"  # secondary text, baselines
+FAINT = "#d9d6cf"  # grid and rules
+HARM = "#c43d1b"  # harmed; also "ours" in the paper's figures is red, here it is OURS
+HELP = "#2b6cb0"  # helped
+OURS = "#0f766e"  # the router and the stop rules
+SOURCE = "#8a6d1f"  # M0
+PAPER = "#fefdfb"  # the page itself
+SOFT = "#dbe9e6"  # a shaded region that is fine to be in
+
+_VARIABLES = {
+    INK: "var(--ink)",
+    MUTED: "var(--muted)",
+    FAINT: "var(--faint)",
+    HARM: "var(--harm)",
+    HELP: "var(--help)",
+    OURS: "var(--ours)",
+    SOURCE: "var(--source)",
+    PAPER: "var(--paper)",
+    SOFT: "var(--soft)",
+}
+
+_STYLE = {
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.6,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "text.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "font.size": 9,
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "lines.linewidth": 1.8,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "casewise",
+}
+
+
+@contextmanager
+def inked() -> Iterator[None]:
+    """Draw in the house style."""
+    with mpl.rc_context(_STYLE):
+        yield
+
+
+def canvas(width: float = 6.4, height: float = 3.2, *, columns: int = 1, rows: int = 1) -> tuple[Figure, Any]:
+    """A figure and its axes, free of pyplot's global state. Call inside :func:`inked`."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def svg_text(figure: Figure, *, salt: str) -> str:
+    """The figure as SVG with real text and no dates; ``salt`` keeps its ids apart from those of other figures."""
+    buffer = io.StringIO()
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": salt}):
+        FigureCanvasSVG(figure)
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    return buffer.getvalue()
+
+
+def page_svg(figure: Figure, *, id: str, title: str) -> str:
+    """The figure for the page: inks become CSS variables, size follows the column, and a screen reader hears the title."""
+    drawn = svg_text(figure, salt=id)
+    drawn = drawn[drawn.index("<svg") :]
+    drawn = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", drawn, flags=re.DOTALL)
+    drawn = re.sub(r"(\bid=\"|url\(#|href=\"#)", rf"\1{id}-", drawn)
+    opening = re.search(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', drawn)
+    if opening is None:
+        raise RuntimeError("matplotlib wrote an SVG without a viewBox")
+    label = html.escape(title, quote=True)
+    drawn = drawn.replace(opening[0], f'<svg viewBox="{opening[1]}" role="img" aria-label="{label}">', 1)
+    drawn = drawn.replace("font-family: 'DejaVu Sans', sans-serif", "font-family: var(--sans)")
+    for color, variable in _VARIABLES.items():
+        drawn = drawn.replace(color, variable)
+    return _trimmed(drawn.replace("xlink:href", "href"))
+
+
+def _trimmed(drawn: str) -> str:
+    """Two decimals are a hundredth of a point: the file becomes half as large and looks the same."""
+    return re.sub(r"(\d+\.\d{2})\d+", r"\1", drawn)
+
+
+def write_svg(path: Path, figure: Figure, *, id: str) -> None:
+    """The figure as a file of its own, light colors."""
+    path.write_text(svg_text(figure, salt=id), encoding="utf-8")
+
+
+def write_png(path: Path, figure: Figure, *, dots_per_inch: int = 160) -> None:
+    """The figure on white, for slides."""
+    with mpl.rc_context(_STYLE):
+        FigureCanvasAgg(figure)
+        figure.savefig(path, format="png", dpi=dots_per_inch, facecolor="white", metadata={"Software": None})

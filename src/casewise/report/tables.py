@@ -1,0 +1,134 @@
+"""One table, written three times: on the page, as CSV at full precision, and as a booktabs tabular in the paper's shape."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from casewise.report.cells import Cell, Estimate, Pair, sort_key, tex_of, text_of
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: the key of its cells, its heading, and how its numbers are printed."""
+
+    key: str
+    title: str
+    digits: int = 3
+    signed: bool = False
+    text: bool = False  # left-aligned words instead of numbers
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of named cells with everything that a reader needs to trust them: caption, n, provenance, the paper's label."""
+
+    id: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Mapping[str, Cell], ...]
+    caption: str = ""
+    paper: str = ""  # the label of the table that it has the shape of, such as tab:mnm
+    rules: frozenset[int] = frozenset()  # a rule is drawn above these rows
+    bold: frozenset[tuple[int, str]] = frozenset()  # (row, key) of the best value of a block (H11)
+    collapsed: bool = False  # long tables open on request
+
+    def text(self, row: int, column: Column) -> str:
+        """One cell as a person reads it."""
+        return text_of(self.rows[row].get(column.key), digits=column.digits, signed=column.signed)
+
+    def sort_key(self, row: int, column: Column) -> float | str:
+        """One cell as the page sorts it; an empty string goes last."""
+        key = sort_key(self.rows[row].get(column.key))
+        return "" if key is None else key
+
+
+def table(
+    id: str,
+    title: str,
+    columns: Sequence[Column],
+    rows: Iterable[Mapping[str, Cell]],
+    *,
+    caption: str = "",
+    paper: str = "",
+    rules: Iterable[int] = (),
+    bold: Iterable[tuple[int, str]] = (),
+    collapsed: bool = False,
+) -> Table:
+    """A table from any sequences."""
+    return Table(id, title, tuple(columns), tuple(rows), caption, paper, frozenset(rules), frozenset(bold), collapsed)
+
+
+def lowest(rows: Sequence[Mapping[str, Cell]], key: str, *, among: Iterable[int]) -> set[tuple[int, str]]:
+    """The row, among some, whose number is smallest: what a block prints in bold (H11). Ties at print are all bold."""
+    return _best(rows, key, among, min)
+
+
+def highest(rows: Sequence[Mapping[str, Cell]], key: str, *, among: Iterable[int]) -> set[tuple[int, str]]:
+    """The row, among some, whose number is largest."""
+    return _best(rows, key, among, max)
+
+
+def _best(rows: Sequence[Mapping[str, Cell]], key: str, among: Iterable[int], pick: Any) -> set[tuple[int, str]]:
+    numbers = {row: rows[row].get(key) for row in among}
+    values = {row: round(float(cell), 3) for row, cell in numbers.items() if _is_number(cell)}
+    return {(row, key) for row, value in values.items() if value == pick(values.values())}
+
+
+def _is_number(cell: Any) -> bool:
+    return isinstance(sort_key(cell), float) and not isinstance(cell, Estimate | Pair)
+
+
+def write_csv(path: Path, made: Table) -> None:
+    """Full precision; an interval becomes three columns ``key, key_low, key_high``."""
+    spread = {column.key: _parts(made, column) for column in made.columns}
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([name for names in spread.values() for name in names])
+        for row in made.rows:
+            writer.writerow([value for key, names in spread.items() for value in _values(row.get(key), len(names))])
+
+
+def _parts(made: Table, column: Column) -> list[str]:
+    cells = [row.get(column.key) for row in made.rows]
+    if any(isinstance(cell, Estimate) for cell in cells):
+        return [column.key, f"{column.key}_low", f"{column.key}_high"]
+    if any(isinstance(cell, Pair) for cell in cells):
+        return [column.key, f"{column.key}_second"]
+    return [column.key]
+
+
+def _values(cell: Any, width: int) -> list[Any]:
+    if isinstance(cell, Estimate):
+        return [repr(float(cell.value)), repr(float(cell.low)), repr(float(cell.high))]
+    if isinstance(cell, Pair):
+        return [cell.first, cell.second]
+    key = sort_key(cell)
+    is_whole = isinstance(key, float) and text_of(cell).isdigit()
+    value = int(key) if is_whole and isinstance(key, float) else key
+    return [text_of(cell) if value is None or isinstance(cell, bool) else value] + [""] * (width - 1)
+
+
+def write_tex(path: Path, made: Table) -> None:
+    """A booktabs tabular with its caption as a comment: ``\\input`` it inside your own table environment."""
+    path.write_text(tex(made), encoding="utf-8")
+
+
+def tex(made: Table) -> str:
+    """The LaTeX of a table."""
+    letters = "".join("l" if column.text else "c" for column in made.columns)
+    lines = [f"% {made.title}. {made.caption}".replace("\n", " "), rf"\begin{{tabular}}{{{letters}}}", r"\toprule"]
+    lines += [" & ".join(tex_of(column.title) for column in made.columns) + r" \\", r"\midrule"]
+    for row in range(len(made.rows)):
+        if row in made.rules and row:
+            lines.append(r"\midrule")
+        lines.append(" & ".join(_tex_cell(made, row, column) for column in made.columns) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _tex_cell(made: Table, row: int, column: Column) -> str:
+    text = tex_of(made.text(row, column))
+    return rf"\textbf{{{text}}}" if (row, column.key) in made.bold else text
