@@ -1,0 +1,200 @@
+"""NIfTI in and out: a gate in front of the decompression, and outputs that lie exactly where their image lay.
+
+The header is read and judged before anything is unpacked, because 377 bytes can ask for 18 GB. Outputs copy the
+geometry fields of the input header byte by byte and nothing else: free-text fields can hold a patient's name.
+nibabel, not ITK: ITK refuses the non-orthonormal affines of real scanners.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from casewise.core.errors import BadInput, UnsafeInput
+from casewise.core.records import Mask
+
+MAX_BYTES = 8 * 2**30
+DEFLATE_LIMIT = 1032  # no gzip stream unpacks to more than 1032 times its size
+
+_NIFTI1, _NIFTI2 = 348, 540
+_GEOMETRY_FIELDS = (
+    "pixdim", "xyzt_units", "qform_code", "sform_code", "quatern_b", "quatern_c", "quatern_d",
+    "qoffset_x", "qoffset_y", "qoffset_z", "srow_x", "srow_y", "srow_z",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the first bytes of a file claim."""
+
+    shape: tuple[int, ...]
+    bits: int
+    offset: float
+    zooms: tuple[float, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Size of the voxels, unpacked."""
+        return math.prod(self.shape) * self.bits // 8
+
+
+@dataclass(frozen=True, eq=False)
+class Geometry:
+    """Where a volume lies: the header fields that say so, as they were stored, and nothing else of the header."""
+
+    shape: tuple[int, ...]  # (x, y, z) as in the file
+    affine: NDArray[np.float64]
+    fields: dict[str, Any]  # raw values of the geometry fields
+
+    @property
+    def orientation(self) -> str:
+        """Anatomical directions of the axes, such as "RAS"."""
+        import nibabel
+
+        return "".join(str(code) for code in nibabel.aff2axcodes(self.affine))
+
+
+@dataclass(frozen=True, eq=False)
+class Volume:
+    """Voxels in (slices, rows, columns) order, which is (z, y, x) of the file, and where they lie."""
+
+    voxels: NDArray[Any]
+    spacing_mm: tuple[float, ...]  # in the order of the voxels' axes
+    geometry: Geometry
+
+
+def check_header(path: Path, *, max_bytes: int = MAX_BYTES) -> Header:
+    """Read a NIfTI header without unpacking the rest, and refuse what no honest file can claim."""
+    header = _parse(path, _first_bytes(path, _NIFTI2))
+    if any(size <= 0 for size in header.shape):
+        raise UnsafeInput(f"{path.name}: dimensions must be positive, the header says {header.shape}; export it again")
+    if not math.isfinite(header.offset) or header.offset < 0 or header.offset > 2**31:
+        raise UnsafeInput(f"{path.name}: the header's vox_offset is {header.offset}; export the file again")
+    if header.bytes > max_bytes:
+        raise UnsafeInput(
+            f"{path.name}: the header asks for {header.bytes / 2**30:.1f} GiB, at most {max_bytes / 2**30:.1f} GiB "
+            f"are allowed; crop the volume or raise the limit"
+        )
+    _check_size(path, header)
+    return header
+
+
+def _check_size(path: Path, header: Header) -> None:
+    size = path.stat().st_size
+    needed = header.bytes + int(header.offset)
+    if _is_packed(path) and needed > DEFLATE_LIMIT * size + 2**16:
+        raise UnsafeInput(
+            f"{path.name}: {size} packed bytes cannot hold the {needed} bytes that the header promises; "
+            f"the file is truncated or forged"
+        )
+    if not _is_packed(path) and size < needed:
+        raise BadInput(f"{path.name}: the header promises {needed} bytes, the file has {size}; it is truncated")
+
+
+def _is_packed(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
+
+
+def _first_bytes(path: Path, count: int) -> bytes:
+    if not path.is_file():
+        raise BadInput(f"{path} is not a file")
+    try:
+        with gzip.open(path, "rb") if _is_packed(path) else path.open("rb") as file:
+            return file.read(count)
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadInput(f"{path.name} cannot be unpacked ({error}); it is truncated or damaged") from error
+
+
+def _parse(path: Path, start: bytes) -> Header:
+    if len(start) < _NIFTI1:
+        raise BadInput(f"{path.name} is {len(start)} bytes long; a NIfTI header alone has {_NIFTI1}")
+    for order in "<>":
+        size = struct.unpack(f"{order}i", start[:4])[0]
+        if size == _NIFTI1 and start[344:347] in (b"n+1", b"ni1"):
+            dims = struct.unpack(f"{order}8h", start[40:56])
+            bits, zooms = struct.unpack(f"{order}h", start[72:74])[0], struct.unpack(f"{order}8f", start[76:108])
+            return _header(path, dims, bits, struct.unpack(f"{order}f", start[108:112])[0], zooms)
+        if size == _NIFTI2 and len(start) >= _NIFTI2 and start[4:7] in (b"n+2", b"ni2"):
+            dims = struct.unpack(f"{order}8q", start[16:80])
+            bits, zooms = struct.unpack(f"{order}h", start[14:16])[0], struct.unpack(f"{order}8d", start[104:168])
+            return _header(path, dims, bits, float(struct.unpack(f"{order}q", start[168:176])[0]), zooms)
+    raise BadInput(f"{path.name} is not a NIfTI file; its first bytes are {start[:8]!r}")
+
+
+def _header(path: Path, dims: tuple[int, ...], bits: int, offset: float, zooms: tuple[float, ...]) -> Header:
+    axes = dims[0]
+    if not 1 <= axes <= 7:
+        raise UnsafeInput(f"{path.name}: a NIfTI file has 1 to 7 axes, the header says {axes}")
+    if bits not in (8, 16, 24, 32, 64, 96, 128, 256):
+        raise UnsafeInput(f"{path.name}: {bits} bits a voxel is no NIfTI type")
+    return Header(dims[1 : axes + 1], bits, offset, tuple(float(zoom) for zoom in zooms[1 : axes + 1]))
+
+
+def read_volume(path: Path, *, frame: int | None = None, max_bytes: int = MAX_BYTES) -> Volume:
+    """Read a volume behind the gate; ``frame`` picks one time point of a 4-D file without unpacking the others."""
+    import nibabel
+    from nibabel.filebasedimages import ImageFileError
+
+    header = check_header(path, max_bytes=max_bytes)
+    try:
+        image = nibabel.load(path)
+        voxels = _voxels(path, image, header, frame)
+    except (OSError, EOFError, zlib.error, ImageFileError) as error:
+        raise BadInput(f"{path.name} cannot be read ({error}); it is truncated or damaged") from error
+    zooms = tuple(abs(float(zoom)) for zoom in image.header.get_zooms()[: voxels.ndim])
+    return Volume(voxels.T, zooms[::-1], _geometry(image, voxels.shape))
+
+
+def _voxels(path: Path, image: Any, header: Header, frame: int | None) -> NDArray[Any]:
+    shape = tuple(size for size in header.shape[3:] if size != 1)
+    if shape and frame is None:
+        raise BadInput(f"{path.name} has {len(header.shape)} axes {header.shape}; name one frame or split it")
+    data = image.dataobj[..., frame] if frame is not None and len(header.shape) > 3 else image.dataobj
+    voxels = np.asanyarray(data)
+    return voxels.reshape(voxels.shape[:3])
+
+
+def read_label(path: Path, *, frame: int | None = None) -> Mask:
+    """A label volume as integers in (slices, rows, columns); float files are accepted when every value is whole."""
+    voxels = read_volume(path, frame=frame).voxels
+    if not np.issubdtype(voxels.dtype, np.integer):
+        if not np.array_equal(voxels, np.rint(voxels)):
+            raise BadInput(f"{path.name} holds values that are not whole numbers; it is not a label")
+        voxels = np.rint(voxels).astype(np.int32)
+    return voxels
+
+
+def _geometry(image: Any, shape: tuple[int, ...]) -> Geometry:
+    fields = {name: np.array(image.header[name]) for name in _GEOMETRY_FIELDS}
+    return Geometry(shape[:3], np.array(image.affine, dtype=np.float64), fields)
+
+
+def write_mask(path: Path, mask: Mask, geometry: Geometry) -> None:
+    """Write labels in (slices, rows, columns) with the geometry of their image; uint8 below 255 labels, else uint16.
+
+    The gzip stream holds no name and no time, so equal masks are equal files.
+    """
+    import nibabel
+
+    if mask.T.shape != tuple(geometry.shape):
+        raise BadInput(f"the mask has shape {mask.shape}, its image {tuple(geometry.shape)[::-1]}; resample it first")
+    header = nibabel.Nifti1Header()
+    dtype = np.uint8 if mask.size == 0 or mask.max() < 255 else np.uint16
+    header.set_data_dtype(dtype)
+    header.set_data_shape(mask.T.shape)
+    zooms = header["pixdim"].copy()
+    for name, value in geometry.fields.items():
+        header[name] = value
+    zooms[: mask.ndim + 1] = geometry.fields["pixdim"][: mask.ndim + 1]
+    header["pixdim"] = zooms
+    image = nibabel.Nifti1Image(mask.T.astype(dtype), None, header)
+    nibabel.save(image, path)

@@ -1,0 +1,57 @@
+"""PNG, JPEG and BMP, and nothing else that Pillow might guess from magic bytes; with a limit on the pixels."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from casewise.core.errors import BadInput, UnsafeInput
+from casewise.core.records import Mask
+
+FORMATS = ("PNG", "JPEG", "BMP")
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp")
+MAX_PIXELS = 64 * 2**20
+
+
+def read_picture(path: Path, *, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
+    """A color picture as (channel, rows, columns) of uint8, always three channels."""
+    return np.ascontiguousarray(np.moveaxis(np.asarray(_opened(path, max_pixels).convert("RGB")), -1, 0))
+
+
+def read_label_picture(path: Path, *, max_pixels: int = MAX_PIXELS) -> Mask:
+    """A label picture as (rows, columns); palette indices stay indices, 16-bit greys stay 16-bit."""
+    image = _opened(path, max_pixels)
+    values = np.asarray(image)
+    if values.ndim != 2:
+        raise BadInput(f"{path.name} has {values.ndim} axes; a label picture holds one number a pixel, not colors")
+    return values.astype(np.uint8) if values.dtype == bool else values
+
+
+def write_label_picture(path: Path, mask: Mask) -> None:
+    """Write (rows, columns) labels as a PNG without loss; uint8 below 256 labels, else 16-bit grey."""
+    dtype = np.uint8 if mask.size == 0 or mask.max() < 256 else np.uint16
+    Image.fromarray(np.ascontiguousarray(mask.astype(dtype))).save(path, format="PNG")
+
+
+def _opened(path: Path, max_pixels: int) -> Any:
+    if not path.is_file():
+        raise BadInput(f"{path} is not a file")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image = Image.open(path, formats=list(FORMATS))
+            if image.width * image.height > max_pixels:
+                raise UnsafeInput(
+                    f"{path.name} claims {image.width} x {image.height} pixels, at most {max_pixels} are allowed"
+                )
+            image.load()
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise UnsafeInput(f"{path.name} is a decompression bomb: {error}") from error
+    except (UnidentifiedImageError, OSError, SyntaxError) as error:
+        raise BadInput(f"{path.name} cannot be read as {', '.join(FORMATS)}: {error}") from error
+    return image
