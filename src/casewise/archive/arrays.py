@@ -1,0 +1,44 @@
+"""Arrays in a zip, without pickle, and refused before they are opened when they would not fit in memory."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from casewise.core.errors import DamagedArchive, UnsafeInput
+
+LARGEST_BYTES = 16 << 30
+
+
+def packed(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """The bytes of a compressed .npz; equal arrays give equal bytes."""
+    for name, array in arrays.items():
+        if array.dtype.hasobject:
+            raise UnsafeInput(f"array {name!r} holds Python objects, which only pickle could store; give numbers")
+    buffer = io.BytesIO()
+    named: dict[str, Any] = dict(arrays)
+    np.savez_compressed(buffer, **named)
+    return buffer.getvalue()
+
+
+def unpacked(path: Path, *, largest_bytes: int = LARGEST_BYTES) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+        if size > largest_bytes:
+            raise UnsafeInput(
+                f"{path} would unpack to {size:,} bytes, more than the {largest_bytes:,} that are allowed"
+            )
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except FileNotFoundError:
+        raise DamagedArchive(f"{path} is missing; restore it or record the case again") from None
+    except (zipfile.BadZipFile, ValueError, EOFError, OSError, KeyError) as error:
+        raise DamagedArchive(f"{path} is damaged ({error}); restore it or record the case again") from error

@@ -1,0 +1,164 @@
+"""What an archive looks like on disk (schema 1).
+
+    ARCHIVE/
+      manifest.json             schema, what produced it, horizon, configuration, software; the case list once sealed
+      cases/<id>/entry.json     the case: group, cluster, split, geometry, seed, sha256 of every file and every mask
+      cases/<id>/signals.parquet    one row for each state: step, shrink, then the label-free signals
+      cases/<id>/masks.npz      M0 whole; every other state as a sparse difference from M0
+      cases/<id>/label.npz      optional, apart from everything that a controller may see
+      cases/<id>/extras.npz     optional arrays: entropies, probabilities on D
+      cache/                    derived tables, named by the hash of what they were derived from; may be deleted
+
+A case is written into ``cases/.new-...`` and renamed, so it is there completely or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from casewise.core.errors import BadInput, DamagedArchive
+from casewise.core.records import Mask, State, check_case_id
+
+SCHEMA = 1
+MANIFEST, CASES, CACHE = "manifest.json", "cases", "cache"
+ENTRY, SIGNALS, MASKS, LABEL, EXTRAS = "entry.json", "signals.parquet", "masks.npz", "label.npz", "extras.npz"
+HALF_WRITTEN = ".new-"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of one archived case; ``entry.json`` is this."""
+
+    id: str
+    shape: tuple[int, ...]
+    group: str | None = None
+    cluster: str | None = None
+    split: str | None = None
+    spacing_mm: tuple[float, ...] | None = None
+    labelled: bool = False  # by value or by hash
+    label_sha256: str | None = None
+    input_sha256: str | None = None
+    seed: int = 0
+    made_by: str = ""
+    seconds: tuple[float, ...] = ()
+    diagnostics: tuple[Mapping[str, float], ...] = ()
+    states: tuple[State, ...] = ()
+    mask_sha256: Mapping[str, str] = field(default_factory=dict)  # by str(state)
+    files: Mapping[str, str] = field(default_factory=dict)  # sha256 by file name
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the whole entry, and through ``files`` of everything that the case holds."""
+        return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Entry:
+        """The inverse of :meth:`as_dict`."""
+        values = dict(plain)
+        check_case_id(values["id"])
+        for name in ("shape", "seconds", "diagnostics"):
+            values[name] = tuple(values[name])
+        values["states"] = tuple(State(**state) for state in values["states"])
+        values["spacing_mm"] = None if values["spacing_mm"] is None else tuple(values["spacing_mm"])
+        return cls(**values)
+
+
+def compact_mask(mask: Mask) -> Mask:
+    """Labels as the smallest unsigned integers that hold them; refuses what is not a label map."""
+    if mask.dtype.kind not in "bui":
+        raise BadInput(f"a mask holds integers or booleans, got {mask.dtype}; take the argmax or threshold first")
+    if mask.size and (mask.min() < 0 or mask.max() > 65535):
+        raise BadInput(f"labels must lie in 0..65535, got {mask.min()}..{mask.max()}; map void labels to 255")
+    return np.ascontiguousarray(mask, dtype=np.uint8 if not mask.size or mask.max() < 256 else np.uint16)
+
+
+def mask_sha256(mask: Mask) -> str:
+    """sha256 of a mask's shape and labels, the same for every integer type that holds them (E13)."""
+    compact = compact_mask(mask).astype("<u2")
+    return hashlib.sha256(repr(compact.shape).encode() + compact.tobytes()).hexdigest()
+
+
+def encode_masks(source: Mask, others: Mapping[State, Mask]) -> dict[str, NDArray[Any]]:
+    """M0 whole; the others, in order, where they differ from M0: gaps between positions, and labels there."""
+    whole = compact_mask(source)
+    gaps, labels = [np.empty(0, np.uint32)], [np.empty(0, np.uint8)]
+    for mask in others.values():
+        flat = compact_mask(mask).ravel()
+        at = np.flatnonzero(flat != whole.ravel())
+        gaps.append(np.diff(at, prepend=0).astype(np.uint32))
+        labels.append(flat[at])
+    return {
+        "source": whole,
+        "states": np.array([str(state) for state in others], dtype="<U16"),
+        "counts": np.array([len(part) for part in gaps[1:]], dtype=np.int64),
+        "gaps": np.concatenate(gaps),
+        "labels": np.concatenate(labels),
+    }
+
+
+def decode_masks(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Mask]:
+    """The inverse of :func:`encode_masks`: every mask by the name of its state."""
+    whole = arrays["source"]
+    masks: dict[str, Mask] = {"0": whole}
+    ends = np.cumsum(arrays["counts"])
+    for name, end, count in zip(arrays["states"], ends, arrays["counts"], strict=True):
+        part = slice(end - count, end)
+        mask = whole.astype(np.promote_types(whole.dtype, arrays["labels"].dtype), copy=True)
+        mask.ravel()[np.cumsum(arrays["gaps"][part], dtype=np.int64)] = arrays["labels"][part]
+        masks[str(name)] = mask
+    return masks
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a file's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as handle:
+        while chunk := handle.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Replace a file so that a reader, or a machine that loses power, sees the old content or the new, never half."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as handle:
+        handle.write(content)
+        handle.flush()
+        os.fsync(handle.fileno())
+    os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from an archive; names the file when it is damaged."""
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise DamagedArchive(f"{path} is missing; is {path.parent} an archive? Record or import one") from None
+    except (ValueError, OSError) as error:
+        raise DamagedArchive(f"{path} cannot be read as JSON ({error}); restore it or record the case again") from error
+    if not isinstance(content, dict):
+        raise DamagedArchive(f"{path} should hold a JSON object, got {type(content).__name__}")
+    return content

@@ -1,0 +1,299 @@
+"""An archive of trajectories: written case by case, whole or not at all, and read without any network (D14)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from casewise.archive import layout
+from casewise.archive.arrays import unpacked
+from casewise.archive.layout import Entry
+from casewise.archive.writing import write_case
+from casewise.core.errors import BadInput, DamagedArchive, Mismatch
+from casewise.core.records import Binding, Case, Mask, Observation, Signals, State, Trajectory
+
+LabelSource = Callable[[str], Mask]
+"""Gives the label of a case id, for archives that hold labels by hash only."""
+
+
+@dataclass(eq=False)
+class Archive:
+    """Recorded trajectories of a cohort. A view (:meth:`select`) shares the folder and shows some of the cases."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+    entries: Mapping[str, Entry]
+    labels: LabelSource | None = field(default=None, repr=False)
+
+    @property
+    def binding(self) -> Binding:
+        """What produced the trajectories."""
+        return Binding(**self.manifest["binding"])
+
+    @property
+    def steps(self) -> int:
+        """The horizon K: updates that each case has."""
+        return int(self.manifest["steps"])
+
+    @property
+    def configuration(self) -> Mapping[str, Any]:
+        """objective, learning_rate, metric, min_area, foreground, ignore, classes, ..."""
+        return dict(self.manifest["configuration"])
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Case ids in sorted order."""
+        return tuple(self.entries)
+
+    @cached_property
+    def states(self) -> tuple[State, ...]:
+        """The states that every case has, source first."""
+        shared = [set(entry.states) for entry in self.entries.values()]
+        return tuple(sorted(set.intersection(*shared))) if shared else ()
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 over the manifest and every case in view: names what a derived table was derived from."""
+        words = [json.dumps(self.manifest["binding"], sort_keys=True)]
+        words += [f"{name} {entry.digest}" for name, entry in self.entries.items()]
+        return hashlib.sha256("\n".join(words).encode()).hexdigest()
+
+    def select(self, ids: Collection[str] | None = None, split: str | None = None) -> Archive:
+        """A view of some of the cases: by id, by split, or both."""
+        if ids is not None and (unknown := sorted(set(ids) - set(self.entries))):
+            raise BadInput(
+                f"archive {self.path} has no case {', '.join(unknown[:5])}; it has {len(self.entries)} cases"
+            )
+        kept = {
+            name: entry
+            for name, entry in self.entries.items()
+            if (ids is None or name in ids) and (split is None or entry.split == split)
+        }
+        return replace(self, entries=MappingProxyType(kept))
+
+    def entry(self, case_id: str) -> Entry:
+        """The entry of one case."""
+        if case_id not in self.entries:
+            raise BadInput(f"archive {self.path} has no case {case_id!r}; it has {len(self.entries)} cases")
+        return self.entries[case_id]
+
+    def masks(self, case_id: str) -> dict[State, Mask]:
+        """Every recorded mask of a case by its state."""
+        entry = self.entry(case_id)
+        found = layout.decode_masks(unpacked(self._file(case_id, layout.MASKS)))
+        try:
+            return {state: found[str(state)] for state in entry.states}
+        except KeyError as missing:
+            raise DamagedArchive(
+                f"state {missing} of case {case_id} in {self.path} is missing; record it again"
+            ) from None
+
+    def mask(self, case_id: str, state: State) -> Mask:
+        """One recorded mask."""
+        if state not in self.entry(case_id).states:
+            recorded = ", ".join(map(str, self.entry(case_id).states))
+            raise BadInput(f"state {state} of case {case_id} was not recorded; recorded are {recorded}")
+        return self.masks(case_id)[state]
+
+    def label(self, case_id: str) -> Mask:
+        """The truth of a case; from the archive, or from ``labels`` after its hash was compared."""
+        entry = self.entry(case_id)
+        if layout.LABEL in entry.files:
+            return unpacked(self._file(case_id, layout.LABEL))["label"]
+        if not entry.labelled or self.labels is None:
+            how = "is kept by hash; open the archive with labels=" if entry.labelled else "was never recorded"
+            raise BadInput(f"the label of case {case_id} {how}")
+        label = layout.compact_mask(self.labels(case_id))
+        if layout.mask_sha256(label) != entry.label_sha256:
+            raise Mismatch(
+                f"the label given for case {case_id} is not the one that was recorded; give the original file"
+            )
+        return label
+
+    def probabilities(self, case_id: str) -> dict[str, NDArray[Any]] | None:
+        """Optional arrays that were recorded with the case (entropies, probabilities), or None."""
+        if layout.EXTRAS not in self.entry(case_id).files:
+            return None
+        return unpacked(self._file(case_id, layout.EXTRAS))
+
+    def trajectory(self, case_id: str) -> Trajectory:
+        """A case as it was recorded."""
+        entry, masks = self.entry(case_id), self.masks(case_id)
+        signals = self.ladder(case_id)
+        return Trajectory(
+            case_id=case_id,
+            masks=tuple(masks[State(step)] for step in range(self.steps + 1)),
+            signals=tuple(signals[State(step)] for step in range(self.steps + 1)),
+            shrunk={state: mask for state, mask in masks.items() if state.shrink},
+            shrunk_signals={state: values for state, values in signals.items() if state.shrink},
+            probabilities=self.probabilities(case_id),
+            made_by=entry.made_by,
+            seed=entry.seed,
+            seconds=entry.seconds,
+            diagnostics=entry.diagnostics,
+        )
+
+    def signals(self) -> pd.DataFrame:
+        """One row for each (case, step, shrink), with every label-free signal; NaN where not computable."""
+        return self._signals.copy()
+
+    def ladder(self, case_id: str) -> Mapping[State, Signals]:
+        """The signals of each state of one case; None where not computable."""
+        self.entry(case_id)
+        return self._ladders[case_id]
+
+    def observation(self, case_id: str, step: int) -> Observation:
+        """What a controller may see of a case after ``step`` updates."""
+        return Observation(case_id, self.entry(case_id).group, self._steps[case_id][: step + 1])
+
+    def add(
+        self,
+        case: Case,
+        trajectory: Trajectory,
+        label: Mask | None = None,
+        *,
+        keep_label: bool = True,
+    ) -> Archive:
+        """Write one case, whole or not at all; a case that is there already stays as it is.
+
+        ``keep_label=False`` stores the label's hash only, so the archive can be shared where the label cannot.
+        """
+        if trajectory.steps != self.steps:
+            raise BadInput(f"this archive holds {self.steps} steps a case, case {case.id} has {trajectory.steps}")
+        if case.id not in self.entries:
+            entry = write_case(self.path, case, trajectory, label, keep_label=keep_label)
+            self.entries = _sorted({**self.entries, case.id: entry})
+            self._forget()
+        return self
+
+    def seal(self) -> Archive:
+        """Write the list of cases, with their splits and digests, into the manifest; a lost case is then noticed."""
+        cases = {name: {"split": entry.split, "sha256": entry.digest} for name, entry in self.entries.items()}
+        manifest = {**self.manifest, "cases": cases}
+        _write_manifest(self.path, manifest)
+        self.manifest = MappingProxyType(manifest)
+        return self
+
+    @cached_property
+    def _signals(self) -> pd.DataFrame:
+        from casewise.archive.tables import signal_table
+
+        return signal_table(self.path, self.entries, self.digest)
+
+    @cached_property
+    def _ladders(self) -> dict[str, dict[State, Signals]]:
+        from casewise.archive.tables import ladders
+
+        return ladders(self._signals)
+
+    @cached_property
+    def _steps(self) -> dict[str, tuple[Signals, ...]]:
+        plain = [State(step) for step in range(self.steps + 1)]
+        return {name: tuple(ladder[state] for state in plain) for name, ladder in self._ladders.items()}
+
+    def _file(self, case_id: str, name: str) -> Path:
+        return self.path / layout.CASES / case_id / name
+
+    def _forget(self) -> None:
+        for name in ("states", "digest", "_signals", "_ladders", "_steps"):
+            self.__dict__.pop(name, None)
+
+
+def create_archive(
+    path: str | Path, *, binding: Binding, steps: int, configuration: Mapping[str, Any] | None = None
+) -> Archive:
+    """A new archive, or the one that is there when it was made by the same thing (so a killed run goes on)."""
+    path = Path(path)
+    manifest = _manifest(binding, steps, configuration or {})
+    if (path / layout.MANIFEST).exists():
+        there = open_archive(path)
+        _check_same(path, there.manifest, manifest)
+        return there
+    (path / layout.CASES).mkdir(parents=True, exist_ok=True)
+    _write_manifest(path, manifest)
+    return Archive(path, MappingProxyType(manifest), MappingProxyType({}))
+
+
+def open_archive(path: str | Path, *, labels: LabelSource | None = None) -> Archive:
+    """An archive that exists; half-written cases of a killed run are not in it."""
+    path = Path(path)
+    manifest = layout.read_json(path / layout.MANIFEST)
+    if manifest.get("schema") != layout.SCHEMA:
+        raise Mismatch(f"{path} has archive schema {manifest.get('schema')}, this casewise reads {layout.SCHEMA}")
+    entries = _sorted({entry.id: entry for entry in _read_entries(path)})
+    lost = sorted(set(manifest.get("cases", {})) - set(entries))
+    if lost:
+        raise DamagedArchive(f"{path} lost {len(lost)} of its cases: {', '.join(lost[:5])}; restore the folder")
+    return Archive(path, MappingProxyType(manifest), entries, labels)
+
+
+def _read_entries(path: Path) -> Iterable[Entry]:
+    for folder in sorted((path / layout.CASES).glob("*")):
+        if folder.name.startswith(layout.HALF_WRITTEN):
+            continue
+        file = folder / layout.ENTRY
+        try:
+            entry = Entry.from_dict(layout.read_json(file))
+        except (TypeError, KeyError, ValueError) as error:
+            raise DamagedArchive(f"{file} does not describe a case ({error}); record the case again") from error
+        if entry.id != folder.name:
+            raise DamagedArchive(f"{file} describes case {entry.id!r}, not {folder.name!r}; the archive was edited")
+        yield entry
+
+
+def _sorted(entries: Mapping[str, Entry]) -> Mapping[str, Entry]:
+    return MappingProxyType({name: entries[name] for name in sorted(entries)})
+
+
+def _manifest(binding: Binding, steps: int, configuration: Mapping[str, Any]) -> dict[str, Any]:
+    if steps < 1:
+        raise BadInput(f"an archive holds at least one step a case, got {steps}")
+    return {
+        "schema": layout.SCHEMA,
+        "binding": asdict(binding),
+        "steps": steps,
+        "configuration": json.loads(json.dumps(dict(configuration), default=_plain)),
+        "software": _software(),
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise BadInput(f"a configuration holds plain JSON values, got {type(value).__name__}: {value!r}")
+
+
+def _software() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in ("casewise", "numpy", "scipy", "torch", "nnunetv2", "monai", "transformers"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _check_same(path: Path, there: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    differing = Binding(**there["binding"]).differences(Binding(**asked["binding"]))
+    differing += [name for name in ("steps", "configuration") if there[name] != asked[name]]
+    if differing:
+        raise Mismatch(
+            f"{path} holds an archive that was made with another {', '.join(differing)}; choose another folder, "
+            f"or repeat the first run's options to go on with it"
+        )
+
+
+def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
+    layout.write_durably(path / layout.MANIFEST, (json.dumps(dict(manifest), indent=1) + "\n").encode())

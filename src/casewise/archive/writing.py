@@ -1,0 +1,117 @@
+"""Write one case into an archive: a folder beside the others, made durable, then renamed into place."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from casewise.archive import layout
+from casewise.archive.arrays import packed
+from casewise.archive.layout import Entry
+from casewise.core.errors import BadInput, NotFinite
+from casewise.core.records import Case, Mask, Signals, State, Trajectory
+
+
+def write_case(
+    path: Path, case: Case, trajectory: Trajectory, label: Mask | None = None, *, keep_label: bool = True
+) -> Entry:
+    """Write one case, whole or not at all; returns its entry."""
+    masks = _masks(trajectory)
+    if label is not None and label.shape != masks[State(0)].shape:
+        raise BadInput(f"label of case {case.id} has shape {label.shape}, its masks {masks[State(0)].shape}; resample")
+    files = {layout.MASKS: packed(layout.encode_masks(masks[State(0)], _without_source(masks)))}
+    files[layout.SIGNALS] = _signals_parquet(case.id, _signals(trajectory))
+    if label is not None and keep_label:
+        files[layout.LABEL] = packed({"label": layout.compact_mask(label)})
+    if trajectory.probabilities:
+        files[layout.EXTRAS] = packed({name: np.asarray(values) for name, values in trajectory.probabilities.items()})
+    entry = _entry(case, trajectory, masks, label, files)
+    files[layout.ENTRY] = json.dumps(entry.as_dict()).encode()
+    _write_folder(path / layout.CASES, case.id, files)
+    return entry
+
+
+def _masks(trajectory: Trajectory) -> dict[State, Mask]:
+    plain = {State(step): mask for step, mask in enumerate(trajectory.masks)}
+    return {**plain, **trajectory.shrunk}
+
+
+def _without_source(masks: Mapping[State, Mask]) -> dict[State, Mask]:
+    return {state: mask for state, mask in masks.items() if state.step}
+
+
+def _signals(trajectory: Trajectory) -> dict[State, Signals]:
+    plain = {State(step): signals for step, signals in enumerate(trajectory.signals)}
+    return {**plain, **{state: trajectory.shrunk_signals.get(state, {}) for state in trajectory.shrunk}}
+
+
+def _signals_parquet(case_id: str, ladder: Mapping[State, Signals]) -> bytes:
+    names = sorted({name for signals in ladder.values() for name in signals})
+    columns: dict[str, pa.Array] = {
+        "step": pa.array([state.step for state in ladder], pa.int32()),
+        "shrink": pa.array([state.shrink for state in ladder], pa.float64()),
+    }
+    for name in names:
+        values = [_checked(case_id, state, name, signals.get(name)) for state, signals in ladder.items()]
+        columns[name] = pa.array(values, pa.float64())
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(columns), buffer, compression="zstd", use_dictionary=False, write_statistics=False)
+    return buffer.getvalue()
+
+
+def _checked(case_id: str, state: State, name: str, value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise NotFinite(f"signal {name} of case {case_id} at state {state} is {value}; None means not computable")
+    return None if value is None else float(value)
+
+
+def _entry(
+    case: Case, trajectory: Trajectory, masks: Mapping[State, Mask], label: Mask | None, files: Mapping[str, bytes]
+) -> Entry:
+    image = np.ascontiguousarray(case.image)
+    return Entry(
+        id=case.id,
+        shape=tuple(masks[State(0)].shape),
+        group=case.group,
+        cluster=case.cluster,
+        split=case.split,
+        spacing_mm=None if case.spacing_mm is None else tuple(float(x) for x in case.spacing_mm),
+        labelled=label is not None,
+        label_sha256=None if label is None else layout.mask_sha256(label),
+        input_sha256=hashlib.sha256(image.tobytes()).hexdigest() if image.size else None,
+        seed=trajectory.seed,
+        made_by=trajectory.made_by,
+        seconds=tuple(float(x) for x in trajectory.seconds),
+        diagnostics=tuple({k: float(v) for k, v in one.items()} for one in trajectory.diagnostics),
+        states=tuple(masks),
+        mask_sha256={str(state): layout.mask_sha256(mask) for state, mask in masks.items()},
+        files={name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
+    )
+
+
+def _write_folder(parent: Path, name: str, files: Mapping[str, bytes]) -> None:
+    fresh = parent / f"{layout.HALF_WRITTEN}{uuid.uuid4().hex}"
+    fresh.mkdir(parents=True)
+    try:
+        for file, content in files.items():
+            with (fresh / file).open("wb") as handle:
+                handle.write(content)
+                handle.flush()
+                os.fsync(handle.fileno())
+        layout.sync_folder(fresh)
+        os.rename(fresh, parent / name)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    layout.sync_folder(parent)
