@@ -1,1 +1,51 @@
-"""TBD."""
+"""Label-free signals of one step: their names, what they mean, which way is risky, and what they cost.
+
+Names are the same everywhere: in a trajectory, in an archive's columns, on the command line. A signal that cannot be
+computed is None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from casewise.core.registry import Registry
+
+
+@dataclass(frozen=True)
+class SignalInfo:
+    """What a signal is, which way is risky when it routes (C12), and what reading it costs (C13)."""
+
+    name: str
+    meaning: str
+    higher_is_riskier: bool
+    forwards: int = 0  # forward passes beyond the prediction M_k
+    backwards: int = 0  # backward passes; gradient_norm shares the one that takes the step
+    needs_gradient: bool = False  # can only be read while the network adapts
+
+
+SIGNALS: Registry[SignalInfo] = Registry(
+    "signal",
+    {
+        info.name: info
+        for info in (
+            SignalInfo("regions", "components of D of at least min_area voxels, n_reg (C1)", True),
+            SignalInfo("delta", "share of all voxels that changed, |D|/|Omega| (B2, C2)", True),
+            SignalInfo("area", "voxels that changed, |D|", True),
+            SignalInfo("effective_regions", "(sum |R|)^2 / sum |R|^2 over all components (S4)", True),
+            SignalInfo("largest_share", "share of D in its largest component (S4)", False),
+            SignalInfo("singleton_share", "share of D in components of one voxel (O5)", True),
+            SignalInfo("delta_foreground", "|D| by the foreground of M0 (S4)", True),
+            SignalInfo("largest", "voxels of the largest component of D (O5)", True),
+            SignalInfo("entropy", "mean entropy of M_k over all voxels, in nats (C7)", True),
+            SignalInfo("msp", "mean largest softmax probability of M_k over all voxels (C7)", False),
+            SignalInfo("entropy_on_d", "mean entropy of M_k over D, in nats (C4)", True),
+            SignalInfo("gradient_norm", "L2 norm of the gradient that took the step (C8)", True, 0, 1, True),
+            SignalInfo("grata_cosine", "cosine of entropy and consistency gradient (C9)", False, 2, 2, True),
+            SignalInfo("augmentation_disagreement", "1 - agreement under 8 augmentations (C10)", True, 8),
+            SignalInfo("dropout_disagreement", "1 - agreement under dropout (C11)", True, 8),
+            SignalInfo("aetta", "AETTA's estimate of the error, from ten dropout passes", True, 10),
+            SignalInfo("adic", "TEGDA's ADIC: agreement of ten dropout passes, weighted by their certainty", False, 10),
+        )
+    },
+)
+"""Every signal by name, in the order in which tables print them."""

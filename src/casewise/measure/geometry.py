@@ -1,0 +1,94 @@
+"""The shape of each region, from runs alone: box, centroid, boundary, distance to the largest (M5-M7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from casewise.measure.masks import Floats, Integers
+from casewise.measure.regions import Regions
+from casewise.measure.runs import Contacts, Runs, face_contacts
+
+
+@dataclass(frozen=True, eq=False)
+class Geometry:
+    """One row a region (a kept component), in the order of ``number``."""
+
+    number: Integers  # component number
+    area: Integers  # voxels
+    low: Integers  # (region, axis): first index inside the box
+    high: Integers  # (region, axis): first index beyond the box
+    centroid: Floats  # (region, axis): mean index
+    boundary: Integers  # S: voxels with a face neighbor outside the region, or on the border of the volume (M6)
+
+    @property
+    def compactness(self) -> Floats:
+        """A / S^2 (M6)."""
+        return self.area / self.boundary.astype(np.float64) ** 2
+
+    def distance_to_largest(self, spacing: Floats | None = None) -> Floats:
+        """Euclidean distance between centroids, 0 for the largest itself; voxels, or mm with a spacing (M7)."""
+        if not self.area.size:
+            return np.empty(0)
+        apart = self.centroid - self.centroid[np.argmax(self.area)]
+        return np.sqrt(np.sum((apart if spacing is None else apart * spacing) ** 2, axis=1))
+
+
+def geometry_of(found: Regions) -> Geometry:
+    """Measure every region that was kept."""
+    number = np.flatnonzero(found.kept)
+    low, high = _boxes(found, number)
+    inner = np.bincount(found.number, weights=_interior(found), minlength=found.sizes.size)
+    area = found.sizes[number]
+    return Geometry(number, area, low, high, _centroids(found, number), area - inner[number].astype(np.int64))
+
+
+def _positions(runs: Runs) -> tuple[Integers, ...]:
+    """The index of each run's first voxel along every axis."""
+    return tuple(np.asarray(index) for index in np.unravel_index(runs.first, runs.shape))
+
+
+def _boxes(found: Regions, number: Integers) -> tuple[Integers, Integers]:
+    """Half-open boxes [low, high) of the kept components."""
+    first = _positions(found.runs)
+    beyond = (*(index + 1 for index in first[:-1]), first[-1] + found.runs.lengths)
+    order = np.argsort(found.owner, kind="stable")
+    cuts = np.flatnonzero(np.diff(found.owner[order], prepend=-1))
+    low = [np.minimum.reduceat(index[order], cuts) if cuts.size else index for index in first]
+    high = [np.maximum.reduceat(index[order], cuts) if cuts.size else index for index in beyond]
+    return np.stack(low, axis=1)[number], np.stack(high, axis=1)[number]
+
+
+def _centroids(found: Regions, number: Integers) -> Floats:
+    """Mean index along every axis; the middle of a run stands for its voxels."""
+    first, lengths = _positions(found.runs), found.runs.lengths
+    middle = (*first[:-1], first[-1] + (lengths - 1) / 2)
+    sums = [np.bincount(found.owner, weights=index * lengths, minlength=found.sizes.size) for index in middle]
+    return np.stack(sums, axis=1)[number] / found.sizes[number][:, None]
+
+
+def _interior(found: Regions) -> Floats:
+    """1 for each voxel of D whose face neighbors are all in D: R minus its boundary, since they share its component.
+
+    Every contact of two runs covers a stretch of both; a voxel inside its run that is covered from all sides is inside.
+    """
+    runs = found.runs
+    change = np.zeros(found.area + 1)
+    for contacts in face_contacts(runs):
+        for begin, end in _stretches(runs, contacts):
+            change += np.bincount(begin, minlength=change.size)
+            change -= np.bincount(end, minlength=change.size)
+    covered = np.cumsum(change[:-1])
+    covered[runs.begin] = covered[runs.begin + runs.lengths - 1] = 0
+    return (covered == 2 * (len(runs.shape) - 1)).astype(np.float64)
+
+
+def _stretches(runs: Runs, contacts: Contacts) -> list[tuple[Integers, Integers]]:
+    """Where each contact covers the later and the earlier run: half-open stretches of positions in the voxel list."""
+    later, earlier = contacts.later, contacts.earlier
+    low = np.maximum(runs.first[later], runs.first[earlier] + contacts.shift)
+    length = np.minimum(runs.last[later], runs.last[earlier] + contacts.shift) - low + 1
+    in_later = runs.begin[later] + low - runs.first[later]
+    in_earlier = runs.begin[earlier] + low - contacts.shift - runs.first[earlier]
+    return [(in_later, in_later + length), (in_earlier, in_earlier + length)]

@@ -1,0 +1,141 @@
+"""What may be measured: integer or bool masks over 2-D or 3-D space, in NumPy or on a torch device.
+
+torch is never imported here. A tensor is known by its ``detach``; whatever touches every voxel happens on its device,
+and only the few voxels that matter come over as NumPy arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from casewise.core.errors import BadInput
+
+Flags = NDArray[np.bool_]
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+def is_tensor(mask: Any) -> bool:
+    """Whether this is a torch tensor (told by its methods, so that torch need not be imported)."""
+    return hasattr(mask, "detach") and hasattr(mask, "device")
+
+
+def checked_masks(**masks: Any) -> tuple[Any, ...]:
+    """The masks as arrays or tensors, or an error that names the one that cannot be used.
+
+    >>> checked_masks(source=np.zeros((2, 2), bool), adapted=np.zeros(3, bool))
+    Traceback (most recent call last):
+    casewise.core.errors.BadInput: masks are (rows, columns) or (slices, rows, columns), got adapted of shape (3,); ...
+    """
+    usable = tuple(_checked(name, mask) for name, mask in masks.items())
+    shapes = {name: tuple(mask.shape) for name, mask in zip(masks, usable, strict=True)}
+    if len(set(shapes.values())) > 1:
+        came = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise BadInput(f"masks of one case must share one shape, got {came}; resample before comparing")
+    return usable
+
+
+def _checked(name: str, mask: Any) -> Any:
+    if mask is None:
+        raise BadInput(f"{name} is missing: expected an integer or bool mask, got None; pass the {name} of this case")
+    array = mask if is_tensor(mask) else np.asarray(mask)
+    if array.ndim not in (2, 3):
+        raise BadInput(
+            f"masks are (rows, columns) or (slices, rows, columns), got {name} of shape {tuple(array.shape)}; "
+            f"{'add an axis' if array.ndim < 2 else 'pass one case at a time, without batch or channel axis'}"
+        )
+    if 0 in array.shape:
+        raise BadInput(
+            f"a mask needs at least one voxel, got {name} of shape {tuple(array.shape)}; check how it was read"
+        )
+    _check_values(name, array)
+    return array
+
+
+def _check_values(name: str, array: Any) -> None:
+    if is_tensor(array):
+        if array.is_floating_point() or array.is_complex():
+            _refuse_dtype(name, array.dtype, bool((array != array).any()))
+        signed = array.dtype.is_signed
+    else:
+        if array.dtype.kind not in "biu":
+            _refuse_dtype(name, array.dtype, array.dtype.kind in "fc" and bool(np.isnan(array).any()))
+        signed = array.dtype.kind == "i"
+    if signed and array.min() < 0:
+        raise BadInput(
+            f"labels are 0 (background) and up, got {int(array.min())} in {name}; "
+            f"map it to a class, or to an unsigned value such as 255 and pass ignore=255"
+        )
+
+
+def _refuse_dtype(name: str, dtype: Any, holds_nan: bool) -> None:
+    raise BadInput(
+        f"masks are integer or bool labels, got {name} of type {dtype}{' with NaN in it' if holds_nan else ''}; "
+        f"take the argmax of probabilities, or cast labels with .astype('uint8')"
+    )
+
+
+def flat_values(mask: Any, voxels: Integers) -> NDArray[Any]:
+    """The mask's labels at flat indices (C order); of a tensor, only these leave the device."""
+    if not is_tensor(mask):
+        array: NDArray[Any] = mask
+        if array.flags.c_contiguous:
+            return array.reshape(-1)[voxels]
+        return array[np.unravel_index(voxels, array.shape)]
+    here = mask.detach().reshape(-1)
+    there = here[:0].long().new_tensor(voxels)
+    picked: NDArray[Any] = here[there].cpu().numpy()
+    return picked
+
+
+def count_foreground(mask: Any) -> int:
+    """The number of voxels that are not background."""
+    return int(mask.count_nonzero() if is_tensor(mask) else np.count_nonzero(mask))
+
+
+def on_host(mask: Any) -> NDArray[Any]:
+    """The whole mask as a NumPy array, for metrics that need all of it."""
+    array: NDArray[Any] = mask.detach().cpu().numpy() if is_tensor(mask) else mask
+    return array
+
+
+def checked_spacing(spacing_mm: Sequence[float] | None, axes: int) -> Floats:
+    """One positive size in millimetres an axis; ones (voxel units) where nothing is given."""
+    if spacing_mm is None:
+        return np.ones(axes)
+    spacing = np.asarray(spacing_mm, dtype=np.float64)
+    if spacing.shape != (axes,) or not np.all(np.isfinite(spacing)) or not np.all(spacing > 0):
+        raise BadInput(
+            f"spacing_mm needs {axes} positive numbers, one an axis in the mask's order, got {spacing_mm!r}; "
+            f"drop the axis that the mask does not have, or reorder"
+        )
+    return spacing
+
+
+def least_voxels(
+    min_area: int, min_area_mm: float | None = None, spacing_mm: Sequence[float] | None = None, *, axes: int
+) -> int:
+    """The fewest voxels a region may have (B4): ``min_area``, or ``min_area_mm`` in mm2 (2-D) or mm3 (3-D) (S26).
+
+    >>> least_voxels(16, 10.0, (2.0, 1.0, 1.0), axes=3)
+    5
+    """
+    if min_area_mm is None:
+        if min_area < 1 or min_area != int(min_area):
+            raise BadInput(
+                f"min_area is a whole number of voxels, at least 1, got {min_area!r}; 1 keeps every component"
+            )
+        return int(min_area)
+    if spacing_mm is None:
+        raise BadInput(
+            f"min_area_mm={min_area_mm} needs spacing_mm to become voxels, got None; give the case's spacing"
+        )
+    if not min_area_mm > 0 or not math.isfinite(min_area_mm):
+        raise BadInput(f"min_area_mm is a positive area (2-D) or volume (3-D), got {min_area_mm!r}")
+    voxel_mm = float(np.prod(checked_spacing(spacing_mm, axes)))
+    return max(1, math.ceil(min_area_mm / voxel_mm * (1 - 1e-12)))

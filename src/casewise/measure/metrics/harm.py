@@ -1,0 +1,144 @@
+"""Harm: which regions of the change made the mask worse, by the label (B5-B7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from casewise.measure.difference import changed_voxels
+from casewise.measure.geometry import geometry_of
+from casewise.measure.masks import Floats, Integers, checked_masks, checked_spacing, flat_values, least_voxels
+from casewise.measure.regions import Connectivity, Regions, components
+
+VERDICTS = ("beneficial", "neutral", "harmful")
+
+
+@dataclass(frozen=True, eq=False)
+class Harm:
+    """What adaptation did to one case, region by region; ha + ba + neutral_scored + unscored = 1 unless D is empty."""
+
+    ha: float  # share of D in regions with more errors after than before (B6)
+    ba: float  # share of D in regions with fewer (B7)
+    neutral_scored: float  # share of D in regions with as many (B7)
+    unscored: float  # share of D in components below min_area (B7)
+    regions: int
+    delta: float
+    area: int
+    voxel_harm: float  # |{x in D : source right, adapted wrong}| / |D|: the companion without min_area (S25)
+    found: Regions
+    worse: Integers  # of each component: voxels made wrong minus voxels made right
+    spacing: Floats | None
+
+    @cached_property
+    def table(self) -> NDArray[np.void]:
+        """One row a region: number, area, verdict, box_low, box_high (half-open), centroid, compactness, boundary,
+        distance (centroids, to the largest, in voxels), distance_mm (NaN without a spacing), share of |D|."""
+        shape = geometry_of(self.found)
+        table = np.empty(shape.number.size, _row(len(self.found.shape)))
+        table["number"], table["area"] = shape.number, shape.area
+        table["verdict"] = np.array(VERDICTS)[np.sign(self.worse[shape.number]) + 1]
+        table["box_low"], table["box_high"], table["centroid"] = shape.low, shape.high, shape.centroid
+        table["boundary"], table["compactness"] = shape.boundary, shape.compactness
+        table["distance"] = shape.distance_to_largest()
+        table["distance_mm"] = np.nan if self.spacing is None else shape.distance_to_largest(self.spacing)
+        table["share"] = shape.area / max(self.area, 1)
+        return table
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The table as plain Python, for JSON or a data frame."""
+        names = self.table.dtype.names or ()
+        return [{name: row[name].tolist() for name in names} for row in self.table]
+
+
+def _row(axes: int) -> np.dtype[np.void]:
+    return np.dtype(
+        [
+            ("number", np.int64),
+            ("area", np.int64),
+            ("verdict", "U10"),
+            ("box_low", np.int64, (axes,)),
+            ("box_high", np.int64, (axes,)),
+            ("centroid", np.float64, (axes,)),
+            ("boundary", np.int64),
+            ("compactness", np.float64),
+            ("distance", np.float64),
+            ("distance_mm", np.float64),
+            ("share", np.float64),
+        ]
+    )
+
+
+def harm(
+    source: Any,
+    adapted: Any,
+    label: Any,
+    *,
+    min_area: int = 16,
+    foreground: bool = True,
+    ignore: int | None = None,
+    spacing_mm: Sequence[float] | None = None,
+    min_area_mm: float | None = None,
+    connectivity: Connectivity = "face",
+) -> Harm:
+    r"""Harmful and beneficial accepted area of replacing ``source`` by ``adapted`` (B5-B7).
+
+    A region R of D is harmful iff more of its voxels are wrong under ``adapted`` than under ``source``, beneficial iff
+    fewer, neutral iff as many (integer counts), and
+
+    .. math:: HA = \sum_{R_j\ \text{harmful}} |R_j| \,/\, |D|
+
+    where D counts all changed voxels, also those in components below ``min_area``. D empty gives 0. Voxels whose label
+    is ``ignore`` belong to D and to |R| but are never wrong (B15). Masks and label are binarized (label > 0) first
+    unless ``foreground=False``. ``min_area_mm`` (mm2 or mm3, with ``spacing_mm``) replaces ``min_area``.
+
+    >>> before = np.zeros((4, 8), np.uint8)
+    >>> after, label = before.copy(), before.copy()
+    >>> after[0, :6] = after[2, :2] = label[0, :2] = label[2, :2] = 1
+    >>> found = harm(before, after, label, min_area=1)
+    >>> found.ha, found.ba, found.table["verdict"].tolist()
+    (0.75, 0.25, ['harmful', 'beneficial'])
+    """
+    source, adapted, label = checked_masks(source=source, adapted=adapted, label=label)
+    least = least_voxels(min_area, min_area_mm, spacing_mm, axes=source.ndim)
+    spacing = None if spacing_mm is None else checked_spacing(spacing_mm, source.ndim)
+    voxels = changed_voxels(source, adapted, foreground=foreground)
+    found = components(voxels, tuple(source.shape), min_area=least, connectivity=connectivity)
+    lost, won = _judged(source, adapted, label, voxels, foreground=foreground, ignore=ignore)
+    change = np.bincount(found.number, weights=lost.astype(np.int8) - won.astype(np.int8), minlength=found.sizes.size)
+    return _summary(found, change.astype(np.int64), made_wrong=int(lost.sum()), spacing=spacing)
+
+
+def _judged(
+    source: Any, adapted: Any, label: Any, voxels: Integers, *, foreground: bool, ignore: int | None
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which voxels of D were right and became wrong, and which were wrong and became right (B5, B15)."""
+    before, after, truth = (flat_values(mask, voxels) for mask in (source, adapted, label))
+    valid = np.ones(voxels.size, bool) if ignore is None else truth != ignore
+    if foreground:
+        before, after, truth = before > 0, after > 0, truth > 0
+    return valid & (before == truth), valid & (after == truth)
+
+
+def _summary(found: Regions, worse: Integers, *, made_wrong: int, spacing: Floats | None) -> Harm:
+    area = found.area
+    scored = np.where(found.kept, found.sizes, 0)
+    counted = {sign: int(scored[np.sign(worse) == sign].sum()) for sign in (-1, 0, 1)}
+    whole = area or 1  # D empty: every share is 0 (B6)
+    return Harm(
+        ha=counted[1] / whole,
+        ba=counted[-1] / whole,
+        neutral_scored=counted[0] / whole,
+        unscored=(area - sum(counted.values())) / whole,
+        regions=int(found.kept.sum()),
+        delta=area / int(np.prod(found.shape)),
+        area=area,
+        voxel_harm=made_wrong / whole,
+        found=found,
+        worse=worse,
+        spacing=spacing,
+    )

@@ -1,0 +1,81 @@
+"""Fragmentation: how much of the mask adaptation changed, and into how many pieces the change falls. No label needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from casewise.measure.difference import changed_voxels
+from casewise.measure.masks import checked_masks, count_foreground, least_voxels
+from casewise.measure.regions import Connectivity, Regions, components
+
+
+@dataclass(frozen=True)
+class Fragmentation:
+    """The disagreement D of two masks in numbers; a share of nothing is None, never a stand-in."""
+
+    regions: int  # n_reg: components of at least min_area voxels (C1)
+    delta: float  # |D| / |Omega| (B2)
+    area: int  # |D|
+    effective_regions: float  # (sum |R|)^2 / sum |R|^2 over all components; 0 if D is empty (S4)
+    largest_share: float | None  # max |R| / |D| (S4)
+    singleton_share: float | None  # share of D in components of one voxel (O5)
+    delta_foreground: float | None  # |D| / |foreground of M0| (S4)
+    largest: int  # voxels of the largest component (O5)
+
+    def as_signals(self) -> dict[str, float | None]:
+        """By signal name, as a trajectory records them."""
+        return {name: None if value is None else float(value) for name, value in asdict(self).items()}
+
+
+def fragmentation(
+    source: Any,
+    adapted: Any,
+    *,
+    min_area: int = 16,
+    foreground: bool = True,
+    connectivity: Connectivity = "face",
+    min_area_mm: float | None = None,
+    spacing_mm: Sequence[float] | None = None,
+) -> Fragmentation:
+    r"""What adaptation changed: D = {x : source(x) != adapted(x)} and its face-connected components R_1 ... R_m (B1-B4).
+
+    .. math:: \delta = |D| / |\Omega|, \quad n_{reg} = \#\{j : |R_j| \ge \tau\}, \quad
+              N_{eff} = (\sum_j |R_j|)^2 / \sum_j |R_j|^2, \quad f_1 = \max_j |R_j| / |D|
+
+    Masks are binarized (label > 0) first unless ``foreground=False``. ``min_area_mm`` (mm2 or mm3, with
+    ``spacing_mm``) replaces ``min_area`` when it is given.
+
+    >>> import numpy as np
+    >>> before = np.zeros((3, 8), np.uint8)
+    >>> after = before.copy()
+    >>> after[0, :6] = after[2, 7] = 1
+    >>> found = fragmentation(before, after, min_area=2)
+    >>> found.regions, found.area, round(found.effective_regions, 3), found.largest
+    (1, 7, 1.324, 6)
+    """
+    source, adapted = checked_masks(source=source, adapted=adapted)
+    least = least_voxels(min_area, min_area_mm, spacing_mm, axes=source.ndim)
+    voxels = changed_voxels(source, adapted, foreground=foreground)
+    found = components(voxels, tuple(source.shape), min_area=least, connectivity=connectivity)
+    return summary(found, foreground_voxels=count_foreground(source))
+
+
+def summary(found: Regions, *, foreground_voxels: int) -> Fragmentation:
+    """The fragmentation of regions that were already found, with |foreground of M0|."""
+    area, sizes = found.area, found.sizes
+    voxels = 1
+    for length in found.shape:
+        voxels *= length
+    largest = int(sizes.max()) if area else 0
+    return Fragmentation(
+        regions=int(found.kept.sum()),
+        delta=area / voxels,
+        area=area,
+        effective_regions=area**2 / float(sizes @ sizes) if area else 0.0,
+        largest_share=largest / area if area else None,
+        singleton_share=int((sizes == 1).sum()) / area if area else None,
+        delta_foreground=area / foreground_voxels if foreground_voxels else None,
+        largest=largest,
+    )
