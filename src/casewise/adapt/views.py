@@ -1,0 +1,133 @@
+"""Views: sampled parameters plus a deterministic, invertible transform.
+
+A view is data. Sampling draws its numbers once, from a generator that the caller owns; applying it to the same inputs
+gives the same tensor every time, and ``invert`` takes logits back to the geometry of the case. The identity view hands
+back the very tensor it was given, so agreement under it is exactly 1 (C10).
+
+Inputs are (n, channel, rows, columns) for slices or (n, channel, slices, rows, columns) for windows. Flips and quarter
+turns act in the plane of the last two axes; the through-plane axis of a window is never turned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from casewise.core.errors import BadInput
+
+_ROWS, _COLUMNS = -2, -1
+
+
+@dataclass(frozen=True)
+class View:
+    """One way to look at a case: intensity first (brightness, then noise), geometry after (flips, then turns)."""
+
+    flips: tuple[int, ...] = ()  # axes from the end: -2 rows, -1 columns
+    quarter_turns: int = 0  # counterclockwise, in the plane of the last two axes
+    brightness: float = 1.0  # intensities are multiplied by it
+    noise: float = 0.0  # standard deviation of added Gaussian noise
+    seed: int = 0  # of the noise field
+
+    def __post_init__(self) -> None:
+        if not set(self.flips) <= {_ROWS, _COLUMNS}:
+            raise BadInput(f"flips are in-plane axes counted from the end, -2 (rows) or -1 (columns), got {self.flips}")
+        if self.noise < 0:
+            raise BadInput(f"noise is a standard deviation and cannot be negative, got {self.noise}")
+
+    def apply(self, inputs: Tensor) -> Tensor:
+        """The inputs under this view."""
+        return self._turned(self._recolored(inputs))
+
+    def invert(self, maps: Tensor) -> Tensor:
+        """Maps predicted on ``apply(inputs)`` (logits, probabilities, labels), back in the geometry of the case."""
+        if self.quarter_turns % 4:
+            maps = torch.rot90(maps, -self.quarter_turns, (_ROWS, _COLUMNS))
+        return maps.flip(self.flips) if self.flips else maps
+
+    def _recolored(self, inputs: Tensor) -> Tensor:
+        if self.brightness != 1.0:
+            inputs = inputs * self.brightness
+        if self.noise:
+            inputs = inputs + self.noise * gaussian_field(inputs, self.seed)
+        return inputs
+
+    def _turned(self, inputs: Tensor) -> Tensor:
+        if self.flips:
+            inputs = inputs.flip(self.flips)
+        return torch.rot90(inputs, self.quarter_turns, (_ROWS, _COLUMNS)) if self.quarter_turns % 4 else inputs
+
+
+IDENTITY = View()
+
+WEAK_VIEWS: tuple[View, ...] = (
+    IDENTITY,
+    View(flips=(_COLUMNS,)),
+    View(flips=(_ROWS,)),
+    View(quarter_turns=1),
+    View(quarter_turns=2),
+    View(quarter_turns=3),
+)
+"""GraTa's six weak views: the picture, its two mirror images and its three quarter turns (D6)."""
+
+
+def light_view(generator: torch.Generator) -> View:
+    """A light view: each in-plane flip with p = 0.5, brightness U[0.9, 1.1], noise with sigma U[0, 0.05] (C10).
+
+    Noise and brightness are meant for z-scored intensities.
+    """
+    rows, columns, brightness, noise = torch.rand(4, generator=generator, dtype=torch.float64).tolist()
+    flips = tuple(axis for axis, draw in ((_ROWS, rows), (_COLUMNS, columns)) if draw < 0.5)
+    return View(flips, 0, 0.9 + 0.2 * brightness, 0.05 * noise, drawn_seed(generator))
+
+
+def light_views(seeds: Iterable[int]) -> tuple[View, ...]:
+    """One light view for each seed; the seeds 1000 to 1007 are those of the paper (A7, C10)."""
+    return tuple(light_view(torch.Generator().manual_seed(seed)) for seed in seeds)
+
+
+def drawn_seed(generator: torch.Generator) -> int:
+    """A seed for something that is drawn later, so that drawing it takes one number from this generator."""
+    return int(torch.randint(2**62, (1,), generator=generator))
+
+
+def gaussian_field(like: Tensor, seed: int) -> Tensor:
+    """Standard normal noise of the shape, type and device of ``like``; the same on every device."""
+    field = torch.randn(like.shape, generator=torch.Generator().manual_seed(seed))
+    return field.to(device=like.device, dtype=like.dtype)
+
+
+def block_shuffle(inputs: Tensor, generator: torch.Generator, *, blocks: int = 4) -> Tensor:
+    """Cut each sample in ``blocks`` pieces along every spatial axis and permute them, each sample on its own (DeYO).
+
+    Sides that ``blocks`` does not divide are resized to the nearest smaller multiple and back, as DeYO's code does; an
+    axis shorter than ``blocks`` is left whole.
+    """
+    space = inputs.shape[2:]
+    cuts = [blocks if side >= blocks else 1 for side in space]
+    fitted = [side // cut * cut for side, cut in zip(space, cuts, strict=True)]
+    shuffled = torch.stack([_permuted(sample, cuts, generator) for sample in _resized(inputs, fitted)])
+    return _resized(shuffled, list(space))
+
+
+def _permuted(sample: Tensor, cuts: list[int], generator: torch.Generator) -> Tensor:
+    """(channel, *space) with its blocks in another order."""
+    sides = [side // cut for side, cut in zip(sample.shape[1:], cuts, strict=True)]
+    split = [size for pair in zip(cuts, sides, strict=True) for size in pair]  # cut, side, cut, side, ...
+    axes = len(cuts)
+    grid_first = [1 + 2 * axis for axis in range(axes)] + [0] + [2 + 2 * axis for axis in range(axes)]
+    pieces = sample.reshape(sample.shape[0], *split).permute(grid_first)
+    tiles = pieces.reshape(-1, *pieces.shape[axes:])
+    order = torch.rand(len(tiles), generator=generator).argsort().to(sample.device)
+    back = [axes] + [place for axis in range(axes) for place in (axis, axes + 1 + axis)]
+    return tiles[order].reshape(pieces.shape).permute(back).reshape(sample.shape)
+
+
+def _resized(inputs: Tensor, space: list[int]) -> Tensor:
+    if list(inputs.shape[2:]) == space:
+        return inputs
+    mode = "bilinear" if len(space) == 2 else "trilinear"
+    return functional.interpolate(inputs, size=space, mode=mode, align_corners=False)
