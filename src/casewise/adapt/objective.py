@@ -8,15 +8,25 @@ the episode (``episode.py``). An objective is any object with one method::
 ``begin`` is called once a case, after M0 was predicted; the function it returns makes one update each time it is called
 and reports what it likes (loss, kept share, ...). State that lives for a case (an optimizer, a teacher) is held by that
 closure and dies with it, so nothing leaks from case to case.
+
+Three habits keep an objective honest:
+
+- the size of an update is ``subject.learning_rate``, and 0 moves nothing (``begin`` itself never moves anything);
+- the gradient that took the step is left in ``parameter.grad``: its norm is the signal of C8;
+- randomness comes from ``subject.generator(salt)``.
+
+An objective may carry ``learning_rate`` (its default rate) as an attribute; ``run_episode(learning_rate=...)`` overrides it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+
+from casewise.core.records import Signals
 
 Update = Callable[[], Mapping[str, float]]
 """Makes one update and reports diagnostics."""
@@ -37,9 +47,19 @@ class Adaptable(Protocol):
     learning_rate: float
     step: int  # number of the update being made, from 1
     active: frozenset[str] | None  # names that may move in this update (param-subset); None means all
+    entropy_weight: float  # 1 unless a modulation lowers it (D8); an objective with an entropy term multiplies it
+    anchor_weight: float | None  # None: the objective's own; a number where a modulation sets it (D8)
+
+    @property
+    def signals(self) -> Sequence[Signals]:
+        """Signals of steps 0..k-1, known before update k (D9)."""
+        ...
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """A forward with a graph: (n, channel, *space) -> (n, classes, *space), at the resolution of the mask."""
+        """A forward: (n, channel, *space) -> (n, classes, *space), at the resolution of the mask.
+
+        With a graph unless the caller is under ``torch.no_grad()``; a NaN raises NotFinite.
+        """
         ...
 
     def backward(self, loss: ChunkLoss, *, inputs: Tensor | None = None) -> float | None:
@@ -47,6 +67,7 @@ class Adaptable(Protocol):
 
         With ``inputs=None`` it runs on the case itself, and the forward that predicted the current mask is used again:
         no second forward is paid. Returns the loss, or None (and leaves no gradient) where the weights sum to 0.
+        The weight carries no gradient.
         """
         ...
 
@@ -59,7 +80,10 @@ class Adaptable(Protocol):
         ...
 
     def changed(self) -> None:
-        """Say that parameters were moved outside of an optimizer step, so that a cached forward is not used again."""
+        """Say that parameters were moved through ``.data``, so that a cached forward is not used again.
+
+        In-place changes (optimizers, ``copy_``, ``add_``) are noticed without it.
+        """
         ...
 
 
