@@ -1,1 +1,30 @@
-"""TBD."""
+"""Controllers: choose a state of the ladder from label-free signals. Nothing here can see a label."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from casewise.core.records import Controller
+from casewise.core.registry import Registry
+from casewise.judge.controllers.fixed import FixedK, Source
+from casewise.judge.controllers.region_gate import RegionGate
+from casewise.judge.controllers.router import Router
+from casewise.judge.controllers.stop import entropy_stop, frag_stop, gradient_stop, msp_stop
+from casewise.judge.controllers.stop_router import StopRouter
+from casewise.judge.controllers.tau_stop import TauStop
+
+CONTROLLERS: Registry[Callable[..., Controller]] = Registry(
+    "controller",
+    {
+        "m0": Source,
+        "fixed-k": FixedK,
+        "frag-stop": frag_stop,
+        "entropy-stop": entropy_stop,
+        "msp-stop": msp_stop,
+        "gradient-stop": gradient_stop,
+        "tau-stop": TauStop,
+        "router": Router,
+        "stop-router": StopRouter,
+        "region-gate": RegionGate,
+    },
+)

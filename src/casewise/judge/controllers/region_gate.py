@@ -1,0 +1,107 @@
+"""The region gate: deploy M0 plus those regions of the step-1 edit in which adaptation became more confident (L1-L3).
+
+Region scores are signals of step 1: ``drop.0``, ``drop.1``, ... are the mean entropy drops of the regions of the raw
+(multi-class) step-1 edit, in the order in which :func:`casewise.measure.regions.regions_of` numbers the kept ones.
+:func:`region_drops` makes them where masks and entropies are at hand; the gate itself reads numbers only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from casewise.core.errors import BadInput, NotFinite
+from casewise.core.records import SOURCE, Action, Mask, Observation, State, Verdict
+from casewise.measure.regions import Regions, regions_of
+
+DROP = "drop."
+"""Prefix of the region scores among the signals of step 1."""
+
+
+@dataclass(frozen=True)
+class RegionGate:
+    """Accept a region iff its mean entropy drop is greater than the threshold; the rest goes back to M0 (L3)."""
+
+    threshold: float
+    min_area: int = 16
+    keep_small: bool = False  # voxels of D in no region: back to M0 unless kept
+
+    name = "region-gate"
+    needs = frozenset({"regions", "drop"})
+    states = frozenset[State]()
+
+    def __post_init__(self) -> None:
+        if np.isnan(self.threshold):
+            raise BadInput("a gate's threshold is a number, or infinite to reject everything; got NaN")
+
+    def decide(self, seen: Observation) -> Verdict | None:
+        """After the first step: the accepted regions, or a rollback where there are none."""
+        if seen.step < 1:
+            return None
+        scores = region_scores(seen)
+        accepted = tuple(number for number, score in enumerate(scores) if score > self.threshold)
+        reason = f"{len(accepted)} of {len(scores)} regions have an entropy drop > {self.threshold:.4g}"
+        if not accepted and not self.keep_small:
+            return Verdict(
+                SOURCE, Action.ROLLBACK, coordinate="drop", cut_low=self.threshold, accepted=(), reason=reason
+            )
+        return Verdict(
+            State(1), Action.GATE, coordinate="drop", cut_low=self.threshold, accepted=accepted, reason=reason
+        )
+
+    def output(self, source: Mask, adapted: Mask, verdict: Verdict) -> Mask:
+        """The deployed mask of a verdict."""
+        if verdict.action is not Action.GATE:
+            return source
+        accepted = verdict.accepted or ()
+        return gated(source, adapted, accepted, min_area=self.min_area, keep_small=self.keep_small)
+
+
+def region_scores(seen: Observation) -> list[float]:
+    """The scores of the regions of step 1, by number."""
+    found = {int(name[len(DROP) :]): value for name, value in seen.signals[1].items() if name.startswith(DROP)}
+    known = {number: value for number, value in found.items() if value is not None}
+    if sorted(known) != list(range(len(known))):
+        raise BadInput(f"case {seen.case_id} has region scores {sorted(known)}; record all of them from 0 on")
+    if any(not np.isfinite(value) for value in known.values()):
+        raise NotFinite(f"a region score of case {seen.case_id} is not finite; record the case again")
+    if not known and "drop" not in seen.signals[1]:
+        raise BadInput(f"case {seen.case_id} was recorded without region scores; record with the signal 'drop'")
+    return [float(known[number]) for number in range(len(known))]
+
+
+def gate_regions(source: Mask, adapted: Mask, *, min_area: int = 16) -> Regions:
+    """The regions that the gate judges: raw labels are compared, not binarized ones (L1)."""
+    return regions_of(source, adapted, min_area=min_area, foreground=False)
+
+
+def region_drops(source: Mask, adapted: Mask, drop: NDArray[Any], *, min_area: int = 16) -> dict[str, float | None]:
+    """Region scores as signals of step 1: mean over each region of entropy(M0) - entropy(M_1) (L2).
+
+    ``drop`` holds entropy(M0) - entropy(M_1): of every voxel in the masks' shape, or of the voxels of D in C order.
+    """
+    found = gate_regions(source, adapted, min_area=min_area)
+    on_d = drop.reshape(-1)[found.voxels] if drop.shape == found.shape else np.asarray(drop)
+    if on_d.shape != found.voxels.shape:
+        raise BadInput(f"entropy drops need shape {found.shape} or ({found.area},), got {drop.shape}")
+    sums = np.bincount(found.number, weights=on_d, minlength=len(found.sizes))
+    means = (sums / found.sizes)[found.kept] if found.area else np.empty(0)
+    whole = float(on_d.mean()) if found.area else 0.0
+    return {"drop": whole, **{f"{DROP}{number}": float(score) for number, score in enumerate(means)}}
+
+
+def gated(
+    source: Mask, adapted: Mask, accepted: tuple[int, ...], *, min_area: int = 16, keep_small: bool = False
+) -> Mask:
+    """M0 with the accepted regions of the edit (L3)."""
+    found = gate_regions(source, adapted, min_area=min_area)
+    passes = np.zeros(len(found.sizes), bool)
+    passes[np.flatnonzero(found.kept)[list(accepted)]] = True
+    passes |= ~found.kept & keep_small
+    at = found.voxels[passes[found.number]]
+    output = source.copy()
+    output.reshape(-1)[at] = adapted.reshape(-1)[at]
+    return output

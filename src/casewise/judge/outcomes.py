@@ -1,0 +1,146 @@
+"""What each candidate would have cost: the one table in which signals and labels meet. Controllers may not import it.
+
+One row for each (case, step, shrink): metric (Dice or mIoU), harmful and beneficial area, and every stored signal. It
+is derived from the masks once for each choice of min_area, foreground and ignore, and kept beside the archive.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pandas as pd
+
+from casewise.archive.store import Archive
+from casewise.archive.tables import cached_table
+from casewise.core.errors import BadInput
+from casewise.core.records import SOURCE, Action, Decision, Mask, State
+from casewise.judge.controllers.region_gate import DROP, gated
+from casewise.measure.metrics.harm import harm
+from casewise.measure.metrics.overlap import dice, miou
+from casewise.measure.signals.fragmentation import fragmentation
+
+KEYS = ["case", "step", "shrink"]
+COLUMNS = ["metric", "ha", "ba", "neutral_scored", "unscored", "regions", "delta", "area"]
+WHO = ["case", "group", "cluster", "split"]
+_VERSION = 1  # of the table; raise it when a column changes its meaning
+
+
+def outcomes(
+    archive: Archive, *, min_area: int | None = None, foreground: bool | None = None, ignore: int | None = None
+) -> pd.DataFrame:
+    """One row for each (case, step, shrink); NaN metrics where a case has no label.
+
+    ``min_area``, ``foreground`` and ``ignore`` default to the archive's configuration; regions, delta and area are
+    then those of the masks under these options.
+    """
+    given = {"min_area": min_area, "foreground": foreground, "ignore": ignore}
+    options = {**_options(archive), **{name: value for name, value in given.items() if value is not None}}
+    key = json.dumps([_VERSION, archive.digest, options], sort_keys=True)
+    name = f"outcomes-{hashlib.sha256(key.encode()).hexdigest()}"
+    return cached_table(archive.path, name, lambda: _table(archive, options))
+
+
+def deployed(frame: pd.DataFrame, decisions: Iterable[Decision], *, archive: Archive | None = None) -> pd.DataFrame:
+    """One row for each decision: what was deployed and what it cost against M0; gates need ``archive`` too."""
+    chosen = pd.DataFrame([_chosen(decision) for decision in decisions])
+    if chosen.empty:
+        raise BadInput("there is no decision to score; is the archive empty?")
+    states = frame[[*WHO, "step", "shrink", *COLUMNS]]
+    rows = chosen.merge(states.drop(columns="group"), on=KEYS, how="left", indicator=True)
+    lost = rows.loc[rows["_merge"] != "both", "case"].tolist()
+    if lost:
+        raise BadInput(f"the deployed state of case {lost[0]} is not among the outcomes ({len(lost)} such cases)")
+    for decision in (one for one in chosen["decision"] if one.action is Action.GATE):
+        rows.loc[rows["case"] == decision.case_id, COLUMNS] = _gated_row(archive, decision)
+    source = frame.loc[frame["step"] == 0].set_index("case")["metric"]
+    rows["metric_source"] = rows["case"].map(source)
+    rows["change"] = rows["metric"] - rows["metric_source"]
+    order = [
+        *WHO,
+        "action",
+        "bucket",
+        "value",
+        "deployed",
+        "executed",
+        "rolled_back",
+        "metric",
+        "metric_source",
+        "change",
+    ]
+    return rows[[*order, *COLUMNS[1:], "shrink"]]
+
+
+def _options(archive: Archive) -> dict[str, Any]:
+    configuration = archive.configuration
+    return {
+        "min_area": int(configuration.get("min_area", 16)),
+        "foreground": bool(configuration.get("foreground", True)),
+        "ignore": configuration.get("ignore"),
+        "metric": str(configuration.get("metric", "dice")),
+        "classes": configuration.get("classes"),
+    }
+
+
+def _table(archive: Archive, options: dict[str, Any]) -> pd.DataFrame:
+    rows = [row for case_id in archive.ids for row in _case_rows(archive, case_id, options)]
+    derived = pd.DataFrame(rows, columns=[*WHO, "step", "shrink", *COLUMNS])
+    stored = archive.signals()
+    names = [name for name in stored.columns if name not in {*COLUMNS, *KEYS} and not name.startswith(DROP)]
+    return derived.merge(stored[[*KEYS, *names]], on=KEYS, how="left")
+
+
+def _case_rows(archive: Archive, case_id: str, options: dict[str, Any]) -> list[dict[str, Any]]:
+    entry, masks = archive.entry(case_id), archive.masks(case_id)
+    label = archive.label(case_id) if entry.labelled else None
+    who = {"case": case_id, "group": entry.group, "cluster": entry.cluster, "split": entry.split}
+    return [
+        {**who, "step": state.step, "shrink": state.shrink, **_measured(masks[SOURCE], mask, label, options)}
+        for state, mask in masks.items()
+    ]
+
+
+def _measured(source: Mask, mask: Mask, label: Mask | None, options: dict[str, Any]) -> dict[str, float]:
+    """One candidate against the source and the label."""
+    area = {"min_area": options["min_area"], "foreground": options["foreground"]}
+    if label is None:
+        found = fragmentation(source, mask, **area)
+        return {"regions": found.regions, "delta": found.delta, "area": found.area}
+    judged = harm(source, mask, label, ignore=options["ignore"], **area)
+    return {"metric": _metric(mask, label, options), **{name: getattr(judged, name) for name in COLUMNS[1:]}}
+
+
+def _metric(mask: Mask, label: Mask, options: dict[str, Any]) -> float:
+    if options["metric"] == "miou":
+        return float(miou(mask, label, ignore=options["ignore"]))
+    if options["metric"] == "dice":
+        return float(dice(mask, label))
+    raise BadInput(f"an archive's metric is 'dice' or 'miou', got {options['metric']!r}")
+
+
+def _chosen(decision: Decision) -> dict[str, Any]:
+    return {
+        "case": decision.case_id,
+        "group": decision.group,
+        "step": decision.state.step,
+        "shrink": decision.state.shrink,
+        "action": decision.action.value,
+        "bucket": decision.bucket,
+        "value": decision.value,
+        "deployed": decision.deployed,
+        "executed": decision.executed,
+        "rolled_back": decision.rolled_back,
+        "decision": decision,
+    }
+
+
+def _gated_row(archive: Archive | None, decision: Decision) -> Sequence[float]:
+    if archive is None:
+        raise BadInput("a region gate deploys masks that no state holds; give deployed(..., archive=) to measure them")
+    options, masks = _options(archive), archive.masks(decision.case_id)
+    output = gated(masks[SOURCE], masks[State(1)], decision.accepted or (), min_area=options["min_area"])
+    label = archive.label(decision.case_id) if archive.entry(decision.case_id).labelled else None
+    measured = _measured(masks[SOURCE], output, label, options)
+    return [measured.get(name, float("nan")) for name in COLUMNS]

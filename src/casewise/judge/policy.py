@@ -1,0 +1,132 @@
+"""A policy is a calibrated controller as data; policy.json is the whole of it, and another model refuses it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from casewise.archive.layout import write_durably
+from casewise.core.errors import BadInput, Mismatch, Overlap
+from casewise.core.records import Binding, Controller, Policy
+from casewise.core.registry import Registry
+from casewise.judge.controllers import CONTROLLERS
+from casewise.judge.controllers.by_group import ByGroup, InferredGroup
+
+POLICY = "policy.json"
+DEFAULT_COORDINATE = "delta_foreground"
+"""The coordinate of the design ``default``: |D| as a share of the source's foreground, free of image size (S4)."""
+
+
+def _router(name: str, coordinate: str, low: dict[str, Any], mid: dict[str, Any], steps: int) -> Policy:
+    options = {"coordinate": coordinate, "low": low, "mid": mid, "hard": {"action": "rollback"}}
+    return Policy(name, "router", options, steps)
+
+
+READY: Registry[Policy] = Registry(
+    "policy",
+    {
+        "default": _router(
+            "default",
+            DEFAULT_COORDINATE,
+            {"action": "depth", "depth": 3},
+            {"action": "depth", "depth": 2, "shrink": 0.5},
+            4,
+        ),
+        "cardiac": _router(
+            "cardiac", "delta", {"action": "depth", "depth": 3}, {"action": "depth", "depth": 2, "shrink": 0.5}, 4
+        ),
+        "prostate": _router("prostate", "regions", {"action": "depth", "depth": 1}, {"action": "depth", "depth": 1}, 4),
+        "driving": _router("driving", "delta", {"action": "stop", "depth": 8}, {"action": "stop", "depth": 4}, 8),
+        "stop-router": Policy(
+            "stop-router", "stop-router", {"coordinate": "delta", "low_cap": 4, "mid_cap": 2, "mid_shrink": 0.5}, 4
+        ),
+        "m0": Policy("m0", "m0", {}, 0),
+        "fixed-k": Policy("fixed-k", "fixed-k", {}, 4),
+        "frag-stop": Policy("frag-stop", "frag-stop", {}, 4),
+        "entropy-stop": Policy("entropy-stop", "entropy-stop", {}, 4),
+        "msp-stop": Policy("msp-stop", "msp-stop", {}, 4),
+        "gradient-stop": Policy("gradient-stop", "gradient-stop", {}, 4),
+        "tau-stop": Policy("tau-stop", "tau-stop", {}, 4),
+        "region-gate": Policy("region-gate", "region-gate", {"threshold": 0.0}, 1),
+    },
+)
+"""Designs by name, uncalibrated: coordinate and actions are fixed, cut-points are fitted on a holdout (E7, E14)."""
+
+
+def read_policy(path: str | Path) -> Policy:
+    """A policy from its file, or from the archive folder that holds it."""
+    path = Path(path)
+    file = path / POLICY if path.is_dir() else path
+    try:
+        plain = json.loads(file.read_text())
+        if plain["schema"] != Policy.schema:
+            raise Mismatch(f"{file} has policy schema {plain['schema']}, this casewise reads {Policy.schema}")
+        return _from_plain(plain)
+    except FileNotFoundError:
+        raise BadInput(f"there is no policy at {file}; run casewise calibrate first") from None
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file} is not a policy ({error}); run casewise calibrate again") from error
+
+
+def write_policy(path: str | Path, policy: Policy) -> Path:
+    """Write a policy as JSON, whole or not at all; an archive folder gets its policy.json."""
+    path = Path(path)
+    file = path / POLICY if path.is_dir() else path
+    write_durably(file, (json.dumps(asdict(policy), indent=1, default=dict) + "\n").encode())
+    return file
+
+
+def controller_of(policy: Policy) -> Controller:
+    """The controller that a policy describes, cut-points of all groups included."""
+    if not policy.groups:
+        return _built(policy, {})
+    known = {name: _built(policy, more) for name, more in policy.groups.items()}
+    inference = policy.options.get("inference")
+    if inference is None:
+        return ByGroup(known)
+    return InferredGroup(known, _built(policy, {}), **inference)
+
+
+def check_binding(policy: Policy, binding: Binding) -> None:
+    """Refuse a policy that was fitted on another model, objective, loader or measure."""
+    if policy.binding is None:
+        return
+    differing = policy.binding.differences(binding)
+    if differing:
+        pairs = "; ".join(
+            f"{name}: fitted on {getattr(policy.binding, name)!r}, used with {getattr(binding, name)!r}"
+            for name in differing
+        )
+        raise Mismatch(
+            f"policy {policy.name!r} was fitted on another {', '.join(differing)} ({pairs}); calibrate again"
+        )
+
+
+def check_disjoint(policy: Policy, evaluation: Collection[str]) -> None:
+    """Refuse to score a policy on the cases that it was fitted on (A3)."""
+    shared = sorted(set(policy.calibration_cases) & set(evaluation))
+    if shared:
+        raise Overlap(
+            f"{len(shared)} of {len(set(evaluation))} evaluation cases were used to calibrate policy {policy.name!r}: "
+            f"{', '.join(shared[:5])}{', ...' if len(shared) > 5 else ''}; take them out of one of the two"
+        )
+
+
+def _built(policy: Policy, more: Mapping[str, Any]) -> Controller:
+    options = {key: value for key, value in {**policy.options, **more}.items() if key != "inference"}
+    try:
+        controller: Controller = CONTROLLERS.build(policy.controller, **options)
+    except TypeError as error:
+        raise BadInput(f"policy {policy.name!r} is not calibrated ({error}); run casewise calibrate first") from error
+    return controller
+
+
+def _from_plain(plain: Mapping[str, Any]) -> Policy:
+    values = dict(plain)
+    values["binding"] = None if plain["binding"] is None else Binding(**plain["binding"])
+    values["calibration_cases"] = tuple(plain["calibration_cases"])
+    values["exposures"] = tuple(plain["exposures"])
+    return Policy(**values)
