@@ -51,7 +51,9 @@ def gradients(subject: Adaptable) -> dict[str, Tensor]:
 
 def norm(values: Values) -> float:
     """The Euclidean norm over all of them at once."""
-    return float(torch.sqrt(sum((value.double().square().sum() for value in values.values()), torch.zeros(()).double())))
+    return float(
+        torch.sqrt(sum((value.double().square().sum() for value in values.values()), torch.zeros(()).double()))
+    )
 
 
 def cosine(first: Values, second: Values) -> float:

@@ -1,0 +1,168 @@
+"""FOA: adapt with forwards only (in the manner of Niu et al., ICML 2024)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from casewise.adapt.displacement import displaced
+from casewise.adapt.evolution import SeparableCma
+from casewise.adapt.losses import entropy
+from casewise.adapt.objective import Adaptable, Update
+from casewise.adapt.parameters import norm_layers
+from casewise.core.errors import BadInput, NotFinite
+
+Statistics = Mapping[str, tuple[Tensor, Tensor]]
+"""(mean, standard deviation) of each channel of what goes into a normalization layer, by the layer's name."""
+
+
+@dataclass(frozen=True)
+class Foa:
+    r"""One generation of CMA-ES on the selected parameters; no gradient is ever computed.
+
+    .. math::
+        F(\theta) = \operatorname{mean} H + \frac{\lambda}{64} \sum_{\text{layers}}
+        \Big( \|\mu - \mu_s\|^2 + \|\sigma - \sigma_s\|^2 \Big)
+
+    which is FOA's fitness for one sample, with lambda = 0.4. What differs from the published method: scales and shifts
+    of normalization layers instead of prompts, so any network will do; a diagonal covariance; no shift of the last
+    features. mu_s and sigma_s come from ``statistics`` (measured on source images with :func:`activation_statistics`),
+    from BatchNorm's running statistics (``reference="running"``), or are those of M0 on the case (``reference="case"``,
+    the default: then the second term holds the activations near where they were).
+
+    The learning rate is the spread of the first generation. ``deploy="mean"`` moves to the mean of the search;
+    ``deploy="best"`` to the best candidate so far, as published. An update costs ``population`` (4 + 3 ln d unless
+    given) forwards without a graph, no backward; the whole case goes through at once.
+    """
+
+    population: int | None = None
+    tradeoff: float = 0.4  # lambda
+    reference: str = "case"
+    deploy: str = "mean"
+    statistics: Statistics | None = field(default=None, repr=False, compare=False)
+    learning_rate: float = 5e-3
+
+    def __post_init__(self) -> None:
+        if self.reference not in ("case", "running") or self.deploy not in ("mean", "best"):
+            raise BadInput(
+                f"reference is 'case' or 'running' and deploy is 'mean' or 'best', "
+                f"got {self.reference!r} and {self.deploy!r}"
+            )
+        if self.population is not None and self.population < 2:
+            raise BadInput(f"a generation needs at least 2 candidates, got {self.population}")
+
+    def begin(self, subject: Adaptable) -> Update:
+        """Prepare one case: the search begins at the source."""
+        start = torch.cat([value.flatten() for value in subject.source.values()])
+        search = SeparableCma(start, subject.learning_rate, self.population)
+        wanted = self._wanted(subject)
+        best_score, best = math.inf, search.mean
+
+        def update() -> Mapping[str, float]:
+            nonlocal best_score, best
+            candidates = search.ask(subject.generator())
+            scores = [self._fitness(subject, candidate, wanted) for candidate in candidates]
+            lowest = min(scores)
+            if not math.isfinite(lowest):
+                raise NotFinite(f"no candidate of step {subject.step} has a finite fitness; lower the learning rate")
+            search.tell(scores)
+            if lowest < best_score:
+                best_score, best = lowest, candidates[scores.index(lowest)]
+            _move(subject, search.mean if self.deploy == "mean" else best)
+            return {"fitness": lowest, "spread": search.spread}
+
+        return update
+
+    def _wanted(self, subject: Adaptable) -> Statistics:
+        if self.statistics is not None:
+            return self.statistics
+        if self.reference == "running":
+            return _running_statistics(subject.network)
+        return _statistics_of(subject.network, lambda: subject.logits(subject.inputs))[0]
+
+    def _fitness(self, subject: Adaptable, candidate: Tensor, wanted: Statistics) -> float:
+        try:
+            with displaced(subject, _by_name(subject, candidate)):
+                seen, logits = _statistics_of(subject.network, lambda: subject.logits(subject.inputs))
+        except NotFinite:
+            return math.inf
+        uncertainty = float(entropy(logits, subject.head).mean())
+        score = subject.entropy_weight * uncertainty + self.tradeoff / 64 * discrepancy(seen, wanted)
+        return score if math.isfinite(score) else math.inf
+
+
+def activation_statistics(network: nn.Module, images: Tensor) -> Statistics:
+    """Channel statistics of what goes into each normalization layer, over source images (n, channel, *space)."""
+    return _statistics_of(network, lambda: network(images))[0]
+
+
+def discrepancy(seen: Statistics, wanted: Statistics) -> float:
+    """Summed squared differences of means and standard deviations, over the layers that both know."""
+    shared = [name for name in wanted if name in seen]
+    return float(sum((s - w).square().sum() for name in shared for s, w in zip(seen[name], wanted[name], strict=True)))
+
+
+def _statistics_of(
+    network: nn.Module, forward: Callable[[], Tensor]
+) -> tuple[dict[str, tuple[Tensor, Tensor]], Tensor]:
+    seen: dict[str, tuple[Tensor, Tensor]] = {}
+    with torch.no_grad(), _listening(norm_layers(network), seen):
+        output = forward()
+    return seen, output
+
+
+@contextmanager
+def _listening(layers: Iterable[tuple[str, nn.Module]], seen: dict[str, tuple[Tensor, Tensor]]) -> Iterator[None]:
+    def listener(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def listen(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            channels = _by_channel(layer, inputs[0])
+            seen[name] = channels.mean(1), channels.std(1)
+
+        return listen
+
+    handles = [layer.register_forward_pre_hook(listener(name)) for name, layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _by_channel(layer: nn.Module, inputs: Tensor) -> Tensor:
+    """(channel, everything else): channels are last for layers that normalize the last axis, else second."""
+    last = hasattr(layer, "normalized_shape")
+    return inputs.movedim(-1 if last else 1, 0).flatten(1)
+
+
+def _running_statistics(network: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
+    known = {
+        name: (layer.running_mean.clone(), layer.running_var.sqrt())
+        for name, layer in norm_layers(network)
+        if isinstance(getattr(layer, "running_mean", None), Tensor)
+    }
+    if not known:
+        raise BadInput(
+            "reference='running' needs layers with running statistics (BatchNorm) and the network has none; "
+            "use reference='case' or pass statistics=activation_statistics(network, source_images)"
+        )
+    return known
+
+
+def _by_name(subject: Adaptable, vector: Tensor) -> dict[str, Tensor]:
+    sizes = [value.numel() for value in subject.source.values()]
+    parts = zip(subject.source.items(), vector.split(sizes), strict=True)
+    return {name: part.reshape(value.shape).to(value) for (name, value), part in parts}
+
+
+@torch.no_grad()
+def _move(subject: Adaptable, vector: Tensor) -> None:
+    moving = {id(parameter) for parameter in subject.moving()}
+    for name, value in _by_name(subject, vector).items():
+        if id(subject.parameters[name]) in moving:
+            subject.parameters[name].copy_(value)
+    subject.changed()

@@ -1,0 +1,155 @@
+"""SAR: entropy of reliable predictions, seen from the sharpest point nearby (Niu et al., ICLR 2023; D5, S9)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from casewise.adapt.displacement import displaced, gradients, norm, shifted
+from casewise.adapt.losses import entropy, largest_entropy, slice_means
+from casewise.adapt.objective import Adaptable, Update
+from casewise.adapt.optimizers import check_optimizer, optimizer_of
+from casewise.core.errors import BadInput
+
+PUBLISHED_RECOVERY = 0.2  # nats, hard-coded in the official code, for 1000 classes
+RECOVERIES = ("off", "published", "ln-c", "relative")
+
+
+@dataclass(frozen=True)
+class Sar:
+    r"""Sharpness-aware entropy minimization on samples whose entropy is below a margin.
+
+    With :math:`E_0 = 0.4 \ln C` and :math:`k_1 = \{x : H(x) < E_0\}`,
+
+    .. math::
+        g = \nabla \operatorname{mean}_{k_1} H(\theta), \qquad \epsilon = \rho\, g / (\|g\|_2 + 10^{-12}), \qquad
+        \theta \leftarrow \mathrm{step}\Big(\theta, \nabla \operatorname{mean}_{k_2} H(\theta + \epsilon)\Big)
+
+    where :math:`k_2 \subseteq k_1` still lies below E_0 at theta + epsilon. A sample is a voxel as in the official code
+    (``sample="voxel"``), or a slice by its mean entropy (``sample="slice"``); the paper does not say which.
+
+    Recovery resets the case to the source where a moving average of the second loss (0.9 old + 0.1 new) falls below a
+    threshold; see :meth:`recovery_threshold`. The paper switches it off: at this entropy scale it fires at every step.
+    An update costs two backwards, and one forward beyond the forward that predicted the mask.
+    """
+
+    margin: float = 0.4  # E_0 as a share of the largest entropy, ln C
+    radius: float = 0.05  # rho
+    sample: str = "voxel"
+    recovery: str = "off"
+    kappa: float = 0.1  # of recovery="relative"
+    reference_entropy: float | None = None  # of recovery="relative": median entropy of M0 on the calibration cases
+    optimizer: str = "adam"
+    learning_rate: float = 5e-4
+
+    def __post_init__(self) -> None:
+        check_optimizer(self.optimizer)
+        if self.recovery not in RECOVERIES:
+            raise BadInput(f"recovery is one of {', '.join(RECOVERIES)}, got {self.recovery!r}")
+        if self.recovery == "relative" and self.reference_entropy is None:
+            raise BadInput(
+                "recovery='relative' needs reference_entropy=, the median entropy of M0 on the calibration cases (S9); "
+                "take it from the `entropy` signal at step 0 of a calibration archive"
+            )
+        if self.sample not in ("voxel", "slice"):
+            raise BadInput(f"sample is 'voxel' or 'slice', got {self.sample!r}")
+
+    @classmethod
+    def published(cls) -> Sar:
+        """Recovery at 0.2 nats with the official order of events, SGD with momentum 0.9 at 2.5e-4."""
+        return cls(recovery="published", optimizer="sgd-momentum", learning_rate=2.5e-4)
+
+    def recovery_threshold(self, classes: int) -> float | None:
+        r"""Nats below which the moving average resets the case; None where recovery is off (objectives.md section 4).
+
+        published: 0.2. ln-c: :math:`0.2 \ln C / \ln 1000`. relative: kappa times the median entropy of M0.
+        """
+        if self.recovery == "published":
+            return PUBLISHED_RECOVERY
+        if self.recovery == "ln-c":
+            return PUBLISHED_RECOVERY * math.log(classes) / math.log(1000)
+        if self.recovery == "relative" and self.reference_entropy is not None:
+            return self.kappa * self.reference_entropy
+        return None
+
+    def begin(self, subject: Adaptable) -> Update:
+        """Prepare one case."""
+        optimizer = optimizer_of(subject, self.optimizer)
+        recovery = Recovery(self.recovery_threshold(max(2, subject.classes)), forgets=self.recovery != "published")
+        margin = self.margin * largest_entropy(subject.classes, subject.head)
+
+        def update() -> Mapping[str, float]:
+            nonlocal optimizer
+            reliable: dict[int, Tensor] = {}
+
+            def first(logits: Tensor, inputs: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+                uncertainty = self._uncertainty(logits, subject.head)
+                kept = reliable[rows.start] = uncertainty.detach() < margin
+                return subject.entropy_weight * uncertainty[kept].sum(), kept.sum()
+
+            def second(logits: Tensor, inputs: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+                uncertainty = self._uncertainty(logits, subject.head)
+                kept = reliable[rows.start] & (uncertainty.detach() < margin)
+                return subject.entropy_weight * uncertainty[kept].sum(), kept.sum()
+
+            loss = subject.backward(first)
+            seen = {"kept": _share(reliable)}
+            if loss is None:
+                return seen
+            slope = gradients(subject)
+            with displaced(subject, shifted(subject, slope, self.radius / (norm(slope) + 1e-12))):
+                sharp = subject.backward(second, inputs=subject.inputs)
+            if sharp is None:
+                return seen | {"loss": loss}
+            optimizer.step()
+            reset = recovery.fires(sharp)
+            if reset:
+                _return_to_source(subject)
+                optimizer = optimizer_of(subject, self.optimizer)
+            return seen | {"loss": loss, "sharp_loss": sharp, "reset": float(reset)}
+
+        return update
+
+    def _uncertainty(self, logits: Tensor, head: str) -> Tensor:
+        voxels = entropy(logits, head)
+        return voxels if self.sample == "voxel" else slice_means(voxels)
+
+
+class Recovery:
+    """SAR's watch over a moving average of the loss: 0.9 old + 0.1 new, beginning with the first loss.
+
+    The official code clears the average at a reset and then overwrites it with the old one, so that resets repeat at
+    every step until the average has climbed (SAR issue 4); ``forgets=False`` does the same.
+    """
+
+    def __init__(self, threshold: float | None, *, forgets: bool = True) -> None:
+        self.threshold = threshold
+        self.forgets = forgets
+        self.average: float | None = None
+
+    def fires(self, loss: float) -> bool:
+        """Take one loss in; whether the average is now below the threshold."""
+        self.average = loss if self.average is None else 0.9 * self.average + 0.1 * loss
+        below = self.threshold is not None and self.average < self.threshold
+        if below and self.forgets:
+            self.average = None
+        return below
+
+    def resets(self, losses: Iterable[float]) -> int:
+        """How often a trace of losses makes it fire (S9)."""
+        return sum(self.fires(loss) for loss in losses)
+
+
+def _share(kept: Mapping[int, Tensor]) -> float:
+    return float(sum(part.sum() for part in kept.values())) / sum(part.numel() for part in kept.values())
+
+
+@torch.no_grad()
+def _return_to_source(subject: Adaptable) -> None:
+    for name, parameter in subject.parameters.items():
+        parameter.copy_(subject.source[name])
+    subject.changed()
