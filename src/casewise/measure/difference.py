@@ -44,11 +44,11 @@ def _scan(a: NDArray[Any], b: NDArray[Any], foreground: bool) -> Integers:
     a, b = a.reshape(-1), b.reshape(-1)
     each = _WORD.itemsize // a.itemsize  # voxels in one word
     whole = a.size - a.size % each
-    words = np.flatnonzero(a[:whole].view(_WORD) != b[:whole].view(_WORD))
+    words_a, words_b = a[:whole].view(_WORD), b[:whole].view(_WORD)
+    words = np.flatnonzero(words_a != words_b)
     if words.size * each * 4 > a.size:  # most of the volume changed: looking closer everywhere is cheaper
         return np.flatnonzero(_differ(a, b, foreground))
-    near_a, near_b = (mask[:whole].reshape(-1, each)[words] for mask in (a, b))
-    hits = np.flatnonzero(_differ(near_a, near_b, foreground))
+    hits = np.flatnonzero(_differ(words_a[words].view(a.dtype), words_b[words].view(a.dtype), foreground))
     found = words[hits // each] * each + hits % each
     if whole == a.size:
         return found

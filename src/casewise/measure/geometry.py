@@ -32,16 +32,15 @@ class Geometry:
         if not self.area.size:
             return np.empty(0)
         apart = self.centroid - self.centroid[np.argmax(self.area)]
-        return np.sqrt(np.sum((apart if spacing is None else apart * spacing) ** 2, axis=1))
+        return np.asarray(np.linalg.norm(apart if spacing is None else apart * spacing, axis=1))
 
 
 def geometry_of(found: Regions) -> Geometry:
     """Measure every region that was kept."""
     number = np.flatnonzero(found.kept)
-    low, high = _boxes(found, number)
-    inner = np.bincount(found.number, weights=_interior(found), minlength=found.sizes.size)
     area = found.sizes[number]
-    return Geometry(number, area, low, high, _centroids(found, number), area - inner[number].astype(np.int64))
+    inner = np.bincount(found.number[_interior(found)], minlength=found.sizes.size)[number]
+    return Geometry(number, area, *_boxes(found, number), _centroids(found, number), area - inner)
 
 
 def _positions(runs: Runs) -> tuple[Integers, ...]:
@@ -68,20 +67,19 @@ def _centroids(found: Regions, number: Integers) -> Floats:
     return np.stack(sums, axis=1)[number] / found.sizes[number][:, None]
 
 
-def _interior(found: Regions) -> Floats:
-    """1 for each voxel of D whose face neighbors are all in D: R minus its boundary, since they share its component.
+def _interior(found: Regions) -> Integers:
+    """Positions in the voxel list whose face neighbors are all in D, hence in the same region: R minus its boundary.
 
     Every contact of two runs covers a stretch of both; a voxel inside its run that is covered from all sides is inside.
     """
     runs = found.runs
-    change = np.zeros(found.area + 1)
-    for contacts in face_contacts(runs):
-        for begin, end in _stretches(runs, contacts):
-            change += np.bincount(begin, minlength=change.size)
-            change -= np.bincount(end, minlength=change.size)
-    covered = np.cumsum(change[:-1])
+    stretches = [pair for contacts in found.touching or face_contacts(runs) for pair in _stretches(runs, contacts)]
+    begins, ends = (
+        np.bincount(np.concatenate(side), minlength=found.area + 1) for side in zip(*stretches, strict=True)
+    )
+    covered = np.cumsum(begins[:-1] - ends[:-1])
     covered[runs.begin] = covered[runs.begin + runs.lengths - 1] = 0
-    return (covered == 2 * (len(runs.shape) - 1)).astype(np.float64)
+    return np.flatnonzero(covered == 2 * (len(runs.shape) - 1))
 
 
 def _stretches(runs: Runs, contacts: Contacts) -> list[tuple[Integers, Integers]]:

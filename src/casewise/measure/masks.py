@@ -50,9 +50,7 @@ def _checked(name: str, mask: Any) -> Any:
             f"{'add an axis' if array.ndim < 2 else 'pass one case at a time, without batch or channel axis'}"
         )
     if 0 in array.shape:
-        raise BadInput(
-            f"a mask needs at least one voxel, got {name} of shape {tuple(array.shape)}; check how it was read"
-        )
+        raise BadInput(f"a mask needs at least one voxel, got {name} of shape {tuple(array.shape)}; check its file")
     _check_values(name, array)
     return array
 
@@ -128,13 +126,11 @@ def least_voxels(
     if min_area_mm is None:
         if min_area < 1 or min_area != int(min_area):
             raise BadInput(
-                f"min_area is a whole number of voxels, at least 1, got {min_area!r}; 1 keeps every component"
+                f"min_area is a whole number of voxels, 1 or more, got {min_area!r}; 1 keeps every component"
             )
         return int(min_area)
     if spacing_mm is None:
-        raise BadInput(
-            f"min_area_mm={min_area_mm} needs spacing_mm to become voxels, got None; give the case's spacing"
-        )
+        raise BadInput(f"min_area_mm={min_area_mm} needs spacing_mm to become voxels, got None; give the spacing")
     if not min_area_mm > 0 or not math.isfinite(min_area_mm):
         raise BadInput(f"min_area_mm is a positive area (2-D) or volume (3-D), got {min_area_mm!r}")
     voxel_mm = float(np.prod(checked_spacing(spacing_mm, axes)))

@@ -17,7 +17,7 @@ from scipy import ndimage
 from casewise.core.errors import BadInput
 from casewise.measure.difference import changed_voxels
 from casewise.measure.masks import Flags, Integers, checked_masks, least_voxels
-from casewise.measure.runs import Runs, face_contacts, full_contacts, runs_of, united
+from casewise.measure.runs import Contacts, Runs, face_contacts, full_contacts, runs_of, united
 
 Connectivity = Literal["face", "full"]
 """face: 4 neighbours in 2-D, 6 in 3-D (B3). full: 8 and 26 (N3)."""
@@ -34,6 +34,7 @@ class Regions:
     owner: Integers  # component number of each run
     sizes: Integers  # voxels of each component, in the order in which components begin
     min_area: int
+    touching: tuple[Contacts, ...] | None = None  # face contacts of the runs, where the labelling needed them
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -83,12 +84,16 @@ def components(
     if connectivity not in ("face", "full"):
         raise BadInput(f"connectivity is 'face' or 'full', got {connectivity!r}")
     runs = runs_of(voxels, shape)
+    touching = None
     if runs.first.size * _CRUMBS > np.prod(shape):
         owner = _labelled(runs, voxels, connectivity)
+    elif connectivity == "full":
+        owner = united(runs.first.size, full_contacts(runs))
     else:
-        owner = united(runs.first.size, face_contacts(runs) if connectivity == "face" else full_contacts(runs))
+        touching = face_contacts(runs)
+        owner = united(runs.first.size, touching)
     sizes = np.bincount(owner, weights=runs.lengths).astype(np.int64)
-    return Regions(runs, voxels, owner, sizes, min_area)
+    return Regions(runs, voxels, owner, sizes, min_area, touching)
 
 
 def _labelled(runs: Runs, voxels: Integers, connectivity: Connectivity) -> Integers:
@@ -102,4 +107,4 @@ def _labelled(runs: Runs, voxels: Integers, connectivity: Connectivity) -> Integ
     begins[owner[::-1]] = np.arange(owner.size)[::-1]
     rank = np.empty(amount, np.int64)
     rank[np.argsort(begins)] = np.arange(amount)
-    return rank[owner]
+    return np.asarray(rank[owner])

@@ -6,10 +6,10 @@ partners of every run are found by two binary searches, and no array as large as
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import csgraph, csr_array
 
 from casewise.measure.masks import Integers
 
@@ -40,25 +40,29 @@ class Contacts:
 
 def runs_of(voxels: Integers, shape: tuple[int, ...]) -> Runs:
     """Group ascending flat indices into runs."""
-    breaks = voxels[1:] - voxels[:-1] != 1
-    if voxels.size:  # neighbours in memory that belong to two rows
-        breaks |= voxels[1:] % shape[-1] == 0
-    cut = np.flatnonzero(breaks)
-    begin = np.concatenate([[0], cut + 1]) if voxels.size else cut
-    end = np.concatenate([cut, [voxels.size - 1]]) if voxels.size else cut
-    return Runs(shape, voxels[begin], voxels[end], begin)
+    if not voxels.size:
+        return Runs(shape, voxels, voxels, voxels)
+    gaps = np.flatnonzero(voxels[1:] - voxels[:-1] != 1) + 1
+    begin = np.concatenate([[0], gaps])
+    end = np.concatenate([gaps, [voxels.size]])
+    first_row, last_row = voxels[begin] // shape[-1], voxels[end - 1] // shape[-1]
+    if (first_row != last_row).any():  # neighbors in memory that belong to two rows
+        stretch, row = _expanded(first_row + 1, last_row - first_row)
+        begin = np.sort(np.concatenate([begin, begin[stretch] + row * shape[-1] - voxels[begin[stretch]]]))
+        end = np.concatenate([begin[1:], [voxels.size]])
+    return Runs(shape, voxels[begin], voxels[end - 1], begin)
 
 
-def face_contacts(runs: Runs) -> list[Contacts]:
+def face_contacts(runs: Runs) -> tuple[Contacts, ...]:
     """Runs that share a face: the row before, and in 3-D the slice before (B3)."""
     offsets = [(1,)] if len(runs.shape) == 2 else [(0, 1), (1, 0)]
-    return [_contacts(runs, offset, reach=0) for offset in offsets]
+    return tuple(_contacts(runs, offset, reach=0) for offset in offsets)
 
 
-def full_contacts(runs: Runs) -> list[Contacts]:
+def full_contacts(runs: Runs) -> tuple[Contacts, ...]:
     """Runs that share a face, an edge or a corner: 8-connectivity in 2-D, 26 in 3-D (N3)."""
     offsets = [(1,)] if len(runs.shape) == 2 else [(0, 1), (1, -1), (1, 0), (1, 1)]
-    return [_contacts(runs, offset, reach=1) for offset in offsets]
+    return tuple(_contacts(runs, offset, reach=1) for offset in offsets)
 
 
 def _contacts(runs: Runs, offset: tuple[int, ...], reach: int) -> Contacts:
@@ -71,11 +75,13 @@ def _contacts(runs: Runs, offset: tuple[int, ...], reach: int) -> Contacts:
         low = low - (column > 0)
         high = high + (column + (runs.last - runs.first) < columns - 1)
     start = np.searchsorted(runs.last, low)
-    stop = np.searchsorted(runs.first, high, side="right")
+    touching = runs.first.take(start, mode="clip") <= high  # start <= the run itself: always inside the list
     if offset[-1]:  # the first (or last) row of a slice has no row before (after) it in that slice
-        edge = 0 if offset[-1] > 0 else rows - 1
-        stop = np.where(runs.first // columns % rows == edge, start, stop)
-    return Contacts(*_expanded(start, np.maximum(stop - start, 0)), shift)
+        touching &= runs.first // columns % rows != (0 if offset[-1] > 0 else rows - 1)
+    later = np.flatnonzero(touching)
+    start = start[later]
+    which, earlier = _expanded(start, np.searchsorted(runs.first, high[later], side="right") - start)
+    return Contacts(later[which], earlier, shift)
 
 
 def _expanded(start: Integers, count: Integers) -> tuple[Integers, Integers]:
@@ -85,10 +91,22 @@ def _expanded(start: Integers, count: Integers) -> tuple[Integers, Integers]:
     return later, np.arange(later.size) + np.repeat(start - before, count)
 
 
-def united(amount: int, contacts: list[Contacts]) -> Integers:
-    """The component number of each run, counted in the order in which components begin."""
+def united(amount: int, contacts: Sequence[Contacts]) -> Integers:
+    """The component number of each run, counted in the order in which components begin.
+
+    Every run points to its earliest partner, pointers are followed to their ends, and contacts that still join two ends
+    go another round; all runs at once, so a handful of rounds is enough.
+    """
     later = np.concatenate([pairs.later for pairs in contacts])
     earlier = np.concatenate([pairs.earlier for pairs in contacts])
-    graph = csr_array((np.ones(later.size, np.int8), (later, earlier)), shape=(amount, amount))
-    _, owner = csgraph.connected_components(graph, directed=False)
-    return owner.astype(np.int64)
+    itself = np.arange(amount)
+    root = itself.copy()
+    while later.size:
+        np.minimum.at(root, later, earlier)
+        while not np.array_equal(ends := root[root], root):
+            root = ends
+        later, earlier = root[later], root[earlier]
+        apart = later != earlier
+        later, earlier = later[apart], earlier[apart]
+        later, earlier = np.maximum(later, earlier), np.minimum(later, earlier)
+    return np.asarray((np.cumsum(root == itself) - 1)[root])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,7 @@ class Harm:
         return [{name: row[name].tolist() for name in names} for row in self.table]
 
 
+@lru_cache
 def _row(axes: int) -> np.dtype[np.void]:
     return np.dtype(
         [
@@ -109,8 +110,8 @@ def harm(
     voxels = changed_voxels(source, adapted, foreground=foreground)
     found = components(voxels, tuple(source.shape), min_area=least, connectivity=connectivity)
     lost, won = _judged(source, adapted, label, voxels, foreground=foreground, ignore=ignore)
-    change = np.bincount(found.number, weights=lost.astype(np.int8) - won.astype(np.int8), minlength=found.sizes.size)
-    return _summary(found, change.astype(np.int64), made_wrong=int(lost.sum()), spacing=spacing)
+    made_wrong, made_right = (np.bincount(found.number[flags], minlength=found.sizes.size) for flags in (lost, won))
+    return _summary(found, made_wrong - made_right, made_wrong=int(made_wrong.sum()), spacing=spacing)
 
 
 def _judged(

@@ -1,4 +1,4 @@
-"""Fragmentation: how much of the mask adaptation changed, and into how many pieces the change falls. No label needed."""
+"""Fragmentation: how much of the mask adaptation changed, and into how many pieces. No label needed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fragmentation(
     min_area_mm: float | None = None,
     spacing_mm: Sequence[float] | None = None,
 ) -> Fragmentation:
-    r"""What adaptation changed: D = {x : source(x) != adapted(x)} and its face-connected components R_1 ... R_m (B1-B4).
+    r"""What adaptation changed: D = {x : source(x) != adapted(x)} and its components R_1 ... R_m (B1-B4).
 
     .. math:: \delta = |D| / |\Omega|, \quad n_{reg} = \#\{j : |R_j| \ge \tau\}, \quad
               N_{eff} = (\sum_j |R_j|)^2 / \sum_j |R_j|^2, \quad f_1 = \max_j |R_j| / |D|
