@@ -1,0 +1,63 @@
+r"""Reference-based alarm (5.2): has the risk risen above what it was at calibration, by more than a tolerance?
+
+:math:`L_t > U_{ref} + \epsilon_{tol}` with a time-uniform betting lower bound on the stream and a betting upper bound
+on the calibration losses, each at delta/2 (Podkopaev and Ramdas, ICLR 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from casewise.core.errors import BadInput
+from casewise.judge.certificates.table import check_level
+from casewise.judge.monitors.betting import check_loss, exceeds, lower_bound
+
+
+def upper_bound(losses: Sequence[float], delta: float) -> float:
+    """Upper bound of the mean of calibration losses: the lower bound of the gains, mirrored."""
+    if not len(losses):
+        raise BadInput("a reference needs calibration losses, got none")
+    return 1.0 - lower_bound([1.0 - check_loss(loss) for loss in losses], delta)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Alarm when the stream's risk is above the calibration risk by more than ``tolerance``."""
+
+    reference: float  # U_ref, an upper bound of the calibration risk at delta/2
+    tolerance: float = 0.0
+    delta: float = 0.05
+    losses: tuple[float, ...] = ()
+    alarm_at: int | None = None
+
+    def __post_init__(self) -> None:
+        check_level("delta", self.delta)
+        if not (0 <= self.reference <= 1 and self.tolerance >= 0):
+            raise BadInput(f"need 0 <= reference <= 1 and tolerance >= 0, got {self.reference} and {self.tolerance}")
+
+    @classmethod
+    def of(cls, calibration: Sequence[float], *, tolerance: float = 0.0, delta: float = 0.05) -> Reference:
+        """A monitor for the risk that these calibration losses show."""
+        return cls(upper_bound(calibration, delta / 2), tolerance, delta)
+
+    @property
+    def limit(self) -> float:
+        """The risk above which the alarm is raised."""
+        return self.reference + self.tolerance
+
+    @property
+    def lower(self) -> float:
+        """Time-uniform lower bound of the stream's risk at 1 - delta/2."""
+        return lower_bound(self.losses, self.delta / 2)
+
+    @property
+    def alarm(self) -> bool:
+        """Whether the alarm was raised; it stays raised."""
+        return self.alarm_at is not None
+
+    def seen(self, loss: float) -> Reference:
+        """The monitor after one more labelled case."""
+        losses = (*self.losses, check_loss(loss))
+        rings = not self.alarm and exceeds(losses, self.limit, self.delta / 2)
+        return replace(self, losses=losses, alarm_at=len(losses) if rings else self.alarm_at)
