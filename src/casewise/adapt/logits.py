@@ -28,7 +28,8 @@ def logits_of(output: Any) -> Tensor:
             if isinstance(output.get(key), Tensor):
                 return output[key]  # type: ignore[no-any-return]
         raise BadInput(
-            f"a network that returns a dict needs one of the keys {_KEYS}, got {sorted(map(str, output))}; pass forward="
+            f"a network that returns a dict needs one of the keys {_KEYS}, got {sorted(map(str, output))}; "
+            "pass forward= to run_episode"
         )
     if isinstance(output, Sequence):
         tensors = [item for item in output if isinstance(item, Tensor) and item.ndim >= 3]
@@ -52,12 +53,12 @@ def at_resolution(logits: Tensor, space: Sequence[int]) -> Tensor:
 
 
 def check_finite(logits: Tensor, where: str) -> Tensor:
-    """The logits, or NotFinite. One reduction: a sum is finite only where every term is (or overflows, which is as bad)."""
+    """The logits, or NotFinite. The sum is the cheap test: it is finite only where every term is."""
     if not torch.isfinite(logits.detach().sum()) and not torch.isfinite(logits).all():
         bad = int((~torch.isfinite(logits)).sum())
         raise NotFinite(
-            f"{bad} of {logits.numel()} logits are NaN or infinite {where}; lower the learning rate or look at the image; "
-            "the network was given back untouched"
+            f"{bad} of {logits.numel()} logits are NaN or infinite {where}; lower the learning rate or look at the "
+            "image; the network was given back untouched"
         )
     return logits
 

@@ -15,7 +15,9 @@ Three habits keep an objective honest:
 - the gradient that took the step is left in ``parameter.grad``: its norm is the signal of C8;
 - randomness comes from ``subject.generator(salt)``.
 
-An objective may carry ``learning_rate`` (its default rate) as an attribute; ``run_episode(learning_rate=...)`` overrides it.
+Two attributes are optional. ``learning_rate`` is the default rate, which ``run_episode(learning_rate=...)`` overrides.
+``moves`` says what may change: "parameters" (the selected ones, the default), "statistics" (running means and variances
+of BatchNorm layers) or "anything" (the whole network is saved, and runs in the modes it was found in).
 """
 
 from __future__ import annotations
@@ -40,8 +42,6 @@ class Adaptable(Protocol):
 
     network: nn.Module
     inputs: Tensor  # (n, channel, *space): the slices of a volume, one image, or one 3-D window
-    parameters: Mapping[str, nn.Parameter]  # what may move, by name; only these have gradients
-    source: Mapping[str, Tensor]  # their values in M0, detached
     classes: int  # channels of the logits
     head: str  # "softmax" or "sigmoid"
     learning_rate: float
@@ -49,6 +49,16 @@ class Adaptable(Protocol):
     active: frozenset[str] | None  # names that may move in this update (param-subset); None means all
     entropy_weight: float  # 1 unless a modulation lowers it (D8); an objective with an entropy term multiplies it
     anchor_weight: float | None  # None: the objective's own; a number where a modulation sets it (D8)
+
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """What may move, by name; only these have gradients."""
+        ...
+
+    @property
+    def source(self) -> Mapping[str, Tensor]:
+        """Their values in M0, detached."""
+        ...
 
     @property
     def signals(self) -> Sequence[Signals]:

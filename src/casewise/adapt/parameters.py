@@ -10,7 +10,7 @@ import fnmatch
 import re
 from collections.abc import Iterator, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
@@ -27,7 +27,7 @@ _DECODER = re.compile(
 
 
 def norm_layers(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Normalization layers by name: PyTorch's own, and others whose class is called so (``LayerNorm2d``, ``LlamaRMSNorm``)."""
+    """Normalization layers by name: PyTorch's own, and others whose class is called so, such as ``LayerNorm2d``."""
     for name, module in network.named_modules():
         if isinstance(module, _NORMS) or (_NORM_NAME.search(type(module).__name__) and not list(module.children())):
             yield name, module
@@ -53,13 +53,36 @@ def select(network: nn.Module, selection: Selection = "all-norm") -> dict[str, n
     return found
 
 
+def statistics(network: nn.Module) -> dict[str, Tensor]:
+    """Running means and variances of BatchNorm layers, by name; NothingToAdapt where no layer keeps any."""
+    found = {
+        f"{name}.{key}" if name else key: buffer
+        for name, layer in norm_layers(network)
+        if isinstance(layer, _BatchNorm)
+        for key, buffer in layer.named_buffers(recurse=False)
+        if key.startswith("running_")
+    }
+    if not found:
+        raise NothingToAdapt(_what_was_seen(network, "running statistics of BatchNorm"))
+    return found
+
+
+def movable(network: nn.Module, selection: Selection, moves: str) -> dict[str, Tensor]:
+    """Every tensor that an objective of this kind may move, by name (``moves`` in adapt/objective.py)."""
+    if moves == "statistics":
+        return statistics(network)
+    if moves == "anything":
+        return {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    return dict(select(network, selection))
+
+
 def _norm_parameters(network: nn.Module, selection: str) -> set[str]:
     layers = list(norm_layers(network))
     if selection != "all-norm":
         if not any(in_decoder(name) for name, _ in network.named_modules()):
             raise NothingToAdapt(
-                f"no module of {type(network).__name__} is called a decoder, an up path or a head, so '{selection}' cannot be told "
-                "from its names; pass patterns of parameter names instead"
+                f"no module of {type(network).__name__} is called a decoder, an up path or a head, so '{selection}' "
+                "cannot be told from its names; pass patterns of parameter names instead"
             )
         layers = [(name, layer) for name, layer in layers if in_decoder(name) == (selection == "decoder-norm")]
     ids = {id(parameter) for _, layer in layers for parameter in layer.parameters(recurse=False)}
@@ -75,8 +98,8 @@ def _what_was_seen(network: nn.Module, selection: Selection) -> str:
     seen = [f"{name or 'the network itself'} ({_kind(layer)})" for name, layer in norm_layers(network)]
     listed = ", ".join(seen[:12]) + (f" and {len(seen) - 12} more" if len(seen) > 12 else "")
     return (
-        f"'{selection}' selects no parameter of {type(network).__name__}; normalization layers seen: {listed or 'none'}; "
-        "pass parameters='all', names or patterns"
+        f"'{selection}' selects no parameter of {type(network).__name__}; normalization layers seen: "
+        f"{listed or 'none'}; pass parameters='all', names or patterns"
     )
 
 

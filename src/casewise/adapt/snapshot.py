@@ -1,8 +1,8 @@
 """A network on loan comes back exactly as it was found.
 
 ``restored(network)`` remembers the structure of every module (hooks, modes, buffers, replaced methods), every
-``requires_grad`` and ``.grad``, the state of the random generators, and the values of the tensors that may change; on the
-way out, also after an exception or a KeyboardInterrupt, it puts them back. Nothing is copied that cannot change.
+``requires_grad`` and ``.grad``, the state of the random generators, and the values of the tensors that may change; on
+the way out, also after an exception or a KeyboardInterrupt, it puts them back. Nothing else is copied.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from casewise.core.errors import Refused
 
 
 def fingerprint(network: nn.Module) -> str:
-    """sha256 over the names, types, shapes and bytes of every unique parameter and persistent or other buffer."""
+    """sha256 over the names, types, shapes and bytes of every unique parameter and buffer."""
     digest = hashlib.sha256()
     for name, tensor in _tensors(network).items():
         plain = tensor.detach().cpu().contiguous().reshape(-1)
@@ -101,7 +101,7 @@ class _Structure:
 def _random_state() -> Iterator[None]:
     """Torch (CPU and, where in use, CUDA), NumPy and Python generators as they were."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
     try:
         yield
     finally:

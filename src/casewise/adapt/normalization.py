@@ -1,0 +1,81 @@
+"""Whose statistics a normalization layer uses. A change lasts until the episode's snapshot is restored.
+
+BatchNorm has three modes. ``source``: the running statistics of training, so that M0 and M_k differ by the update
+alone. ``batch``: the case's own mean and variance, with gradients through them (the published TENT). ``blend``: between
+the two, without gradients through them (Schneider et al., NeurIPS 2020; MEMO). Other layers use the sample's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from casewise.core.errors import BadInput
+
+MODES = ("source", "batch", "blend")
+PRIOR = 16.0  # how many samples the source statistics are worth (Schneider et al.; MEMO's 16/17)
+
+
+def depends_on_batch(network: nn.Module, mode: str) -> bool:
+    """Whether a sample's output depends on the others in its batch, so that micro-batches are not the same step."""
+    layers = [layer for layer in network.modules() if isinstance(layer, _BatchNorm)]
+    return any(mode != "source" or layer.running_mean is None for layer in layers)
+
+
+def use_statistics(network: nn.Module, mode: str, prior: float = PRIOR) -> bool:
+    """Switch every BatchNorm layer to a mode; whether that changed anything."""
+    if mode not in MODES:
+        raise BadInput(f"batch_statistics is one of {', '.join(MODES)}, got '{mode}'")
+    layers = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    if mode == "source" or not layers:
+        return False
+    for layer in layers:
+        layer.forward = _batch(layer) if mode == "batch" else _blend(layer, prior)  # type: ignore[method-assign, assignment]
+    return True
+
+
+def blended(layer: _BatchNorm, inputs: Tensor, prior: float) -> tuple[Tensor, Tensor]:
+    r"""Source and batch statistics mixed: :math:`\mu = \frac{N}{N+n}\mu_s + \frac{n}{N+n}\mu_b`, and so the variance.
+
+    n is the number of samples in the batch, N = ``prior``; the batch variance is unbiased, as running variances are.
+    """
+    axes = [axis for axis in range(inputs.ndim) if axis != 1]
+    variance, mean = torch.var_mean(inputs.detach(), dim=axes, correction=1)
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    share = prior / (prior + len(inputs))
+    return torch.lerp(mean, layer.running_mean, share), torch.lerp(variance, layer.running_var, share)
+
+
+def group_instance_norm(network: nn.Module) -> None:
+    """Compute InstanceNorm as GroupNorm with one channel a group: faster on CPU, equal up to rounding."""
+    for layer in network.modules():
+        if isinstance(layer, _InstanceNorm) and not layer.track_running_stats:
+            layer.forward = _grouped(layer)  # type: ignore[method-assign, assignment]
+
+
+def _batch(layer: _BatchNorm) -> Callable[[Tensor], Tensor]:
+    def forward(inputs: Tensor) -> Tensor:
+        return functional.batch_norm(inputs, None, None, layer.weight, layer.bias, training=True, eps=layer.eps)
+
+    return forward
+
+
+def _blend(layer: _BatchNorm, prior: float) -> Callable[[Tensor], Tensor]:
+    def forward(inputs: Tensor) -> Tensor:
+        mean, variance = blended(layer, inputs, prior)
+        return functional.batch_norm(inputs, mean, variance, layer.weight, layer.bias, eps=layer.eps)
+
+    return forward
+
+
+def _grouped(layer: _InstanceNorm) -> Callable[[Tensor], Tensor]:
+    def forward(inputs: Tensor) -> Tensor:
+        return functional.group_norm(inputs, inputs.shape[1], layer.weight, layer.bias, layer.eps)
+
+    return forward
