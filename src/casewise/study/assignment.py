@@ -1,0 +1,127 @@
+"""Router, quota and arms: what every assignment of buckets to the same cases would have deployed (J2, D15)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from casewise.core.errors import BadInput
+from casewise.core.records import State
+from casewise.measure.signals import SIGNALS
+from casewise.study.chance import ChanceMoments, chance_moments
+from casewise.study.trajectories import deployed_at, horizon, mean_or_nan, unshrunk
+
+Arms = Mapping[str, pd.DataFrame]
+Floats = NDArray[np.float64]
+
+BUCKETS = ("hard", "mid", "low")  # the order in which ranks are filled, riskiest first (J2)
+QUANTITIES = {"metric": "metric", "ha": "ha", "steps": "deployed"}
+_EVERYBODY = {"low": (np.inf, np.inf), "mid": (-np.inf, np.inf), "hard": (-np.inf, -np.inf)}
+
+
+def arms_at(outcomes: pd.DataFrame, states: Mapping[str, State]) -> dict[str, pd.DataFrame]:
+    """Arms of a router whose buckets are fixed states: {"low": State(3), "mid": State(2, 0.5), "hard": State(0)}."""
+    return {bucket: deployed_at(outcomes, state).assign(bucket=bucket) for bucket, state in states.items()}
+
+
+def arms_of(archive: Any, router: Any, outcomes: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Arms of any router, stop rules included: replay it with cuts that send everybody to one bucket (D15, S10)."""
+    from casewise.judge.outcomes import deployed
+    from casewise.replay import replay
+
+    arms = {bucket: deployed(outcomes, replay(archive, _forced(router, bucket))) for bucket in _EVERYBODY}
+    return {bucket: arm.sort_values("case", kind="stable").reset_index(drop=True) for bucket, arm in arms.items()}
+
+
+def _forced(router: Any, bucket: str) -> Any:
+    """The same router, or routers by group, with cut-points that leave one bucket only."""
+    if hasattr(router, "controllers"):
+        inner = {name: _forced(one, bucket) for name, one in router.controllers.items()}
+        more = {"robust": _forced(router.robust, bucket)} if hasattr(router, "robust") else {}
+        return replace(router, controllers=inner, **more)
+    if not hasattr(router, "cut_high"):
+        raise BadInput(f"arms need a router with cut-points, got {getattr(router, 'name', router)!r}")
+    low, high = _EVERYBODY[bucket]
+    return replace(router, cut_low=low, cut_high=high)
+
+
+def selector_scores(
+    outcomes: pd.DataFrame, *, coordinate: str = "delta", step: int = 1, budget: int | None = None
+) -> pd.DataFrame:
+    """Step-1 scores of every selector by case, high = risky (J3); selectors that are undefined for a case are left out.
+
+    Label-free: every stored signal, turned so that high is risky (-MSP, C12). Oracles, which see labels: HA of step 1,
+    and the fall of the metric at the budget.
+    """
+    frame = unshrunk(outcomes)
+    first = frame[frame["step"] == step].set_index("case").sort_index()
+    scores = {f"router ({coordinate})": _oriented(first, coordinate)}
+    for name in SIGNALS:
+        if name in first.columns and name != coordinate and first[name].notna().all():
+            scores[name] = _oriented(first, name)
+    metric = frame.pivot(index="case", columns="step", values="metric").sort_index()
+    scores["oracle HA"] = first["ha"].astype(float)
+    scores["oracle metric"] = metric[0] - metric[horizon(outcomes) if budget is None else budget]
+    return pd.DataFrame(scores).dropna(axis="columns")
+
+
+def _oriented(first: pd.DataFrame, name: str) -> pd.Series:
+    values = first[name].astype(float)
+    return values if name not in SIGNALS or SIGNALS[name].higher_is_riskier else -values
+
+
+class Assignment:
+    """Router and arms of the same cases in one order."""
+
+    def __init__(self, arms: Arms, router: pd.DataFrame) -> None:
+        self.router = router.sort_values("case", kind="stable").reset_index(drop=True)
+        self.cases = self.router["case"].tolist()
+        unknown = set(self.router["bucket"]) - set(BUCKETS)
+        if unknown:
+            raise BadInput(f"matched controls need a router with buckets {BUCKETS}, got {sorted(map(str, unknown))}")
+        self.arms = {name: arms[name].set_index("case").reindex(self.cases) for name in BUCKETS}
+        self.buckets = self.router["bucket"].map({name: number for number, name in enumerate(BUCKETS)}).to_numpy(int)
+        self.sizes = {name: int((self.buckets == number).sum()) for number, name in enumerate(BUCKETS)}
+        self.n = len(self.cases)
+
+    def scopes(self, by_group: bool) -> Iterator[tuple[str, Assignment]]:
+        """All cases, and each group by itself."""
+        yield "all", self
+        for name, part in self.router.groupby("group", sort=True) if by_group else ():
+            arms = {bucket: arm.loc[part["case"]].reset_index() for bucket, arm in self.arms.items()}
+            yield str(name), Assignment(arms, part)
+
+    def arm_values(self, quantity: str) -> Floats:
+        """What every case would have got: (case, bucket)."""
+        column = QUANTITIES.get(quantity, quantity)
+        return np.column_stack([self.arms[name][column].to_numpy(float) for name in BUCKETS])
+
+    def assigned(self, score: pd.Series) -> NDArray[np.int64]:
+        """Buckets by rank: highest scores roll back, ties in the order of the cases (J2)."""
+        values = score.reindex(self.cases).to_numpy(float)
+        if np.isnan(values).any():
+            raise BadInput(f"selector {score.name!r} has no value for some cases; drop it or record the signal")
+        assigned = np.empty(self.n, np.int64)
+        assigned[np.argsort(-values, kind="stable")] = np.repeat(np.arange(3), [self.sizes[name] for name in BUCKETS])
+        return assigned
+
+    def chosen(self, quantity: str, assigned: NDArray[np.int64]) -> Floats:
+        """The deployed value of each case under an assignment."""
+        return np.asarray(self.arm_values(quantity)[np.arange(self.n), assigned])
+
+    def mean(self, quantity: str, assigned: NDArray[np.int64]) -> float:
+        """The cohort mean under an assignment."""
+        return mean_or_nan(self.chosen(quantity, assigned))
+
+    def means(self, assigned: NDArray[np.int64]) -> dict[str, float]:
+        """Metric, HA and deployed steps under an assignment."""
+        return {name: self.mean(name, assigned) for name in QUANTITIES}
+
+    def moments(self, quantity: str) -> ChanceMoments:
+        """What chance gives at the same quota."""
+        return chance_moments(self.arm_values(quantity), self.buckets)

@@ -1,0 +1,118 @@
+r"""Exact average ranks of resampled data without sorting each resample.
+
+A bootstrap draw is a vector of counts w over the original rows. With the rows sorted once, the average rank of a value
+in the draw is a cumulative sum: with U_v the total count at value v,
+
+.. math:: r(v) = \sum_{v' < v} U_{v'} + \tfrac{1}{2}(U_v + 1),
+
+so Spearman and AUROC cost one pass over a (draw, row) matrix. Same numbers as ranking each resample (I1, I3, I8).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+Floats = NDArray[np.float64]
+_CELLS = 400_000  # (draw, row) cells of one block; keeps the working set in the cache
+
+
+@dataclass(frozen=True, eq=False)
+class Sorted:
+    """A column sorted once: where each distinct value begins, and which distinct value a row has."""
+
+    order: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    distinct: NDArray[np.int64]  # number of the distinct value of each row
+
+    @classmethod
+    def of(cls, values: Floats) -> Sorted:
+        """Sort a column without NaN."""
+        order = np.argsort(values, kind="stable")
+        new = np.concatenate(([True], np.diff(values[order]) != 0))
+        distinct = np.empty(len(values), np.int64)
+        distinct[order] = np.cumsum(new) - 1
+        return cls(order, np.flatnonzero(new), distinct)
+
+    def ranks(self, counts: Floats) -> tuple[Floats, Floats]:
+        """Average ranks in every draw, (draw, row), and the sum over the draw of squared ranks."""
+        in_order = counts[:, self.order]
+        totals = in_order if len(self.starts) == len(self.order) else np.add.reduceat(in_order, self.starts, axis=1)
+        ranks = np.cumsum(totals, axis=1) - totals / 2 + 0.5
+        squares = np.einsum("bu,bu,bu->b", totals, ranks, ranks)
+        return ranks[:, self.distinct], squares
+
+
+def spearman(first: Floats, second: Floats) -> float:
+    """Spearman's rho with average ranks; NaN when a column is constant or there are fewer than three rows."""
+    if len(first) < 3 or np.ptp(first) == 0 or np.ptp(second) == 0:
+        return float("nan")
+    ranked = stats.rankdata(first), stats.rankdata(second)
+    return float(np.corrcoef(*ranked)[0, 1])
+
+
+def spearman_p(rho: float, rows: int) -> float:
+    r"""Two-sided p of rho by :math:`t = \rho\sqrt{(n-2)/(1-\rho^2)}` (Q28); rows are taken as independent."""
+    if rows < 3 or np.isnan(rho):
+        return float("nan")
+    if abs(rho) >= 1:
+        return 0.0
+    t = rho * np.sqrt((rows - 2) / (1 - rho**2))
+    return float(2 * stats.t.sf(abs(t), rows - 2))
+
+
+def spearman_draws(columns: Floats, target: Floats, units: NDArray[np.int64], counts: NDArray[np.int32]) -> Floats:
+    """Rho of every column (row, column) with the target in every draw; rows follow their unit. (draw, column)."""
+    sorted_target, sorted_columns = Sorted.of(target), [Sorted.of(column) for column in columns.T]
+    out = np.empty((len(counts), columns.shape[1]))
+    for block in _blocks(len(counts), len(target)):
+        weights = counts[block][:, units].astype(np.float64)
+        size = weights.sum(axis=1)
+        middle = size * ((size + 1) / 2) ** 2
+        target_ranks, target_squares = sorted_target.ranks(weights)
+        weighted = weights * target_ranks
+        for number, column in enumerate(sorted_columns):
+            ranks, squares = column.ranks(weights)
+            cross = np.einsum("br,br->b", weighted, ranks) - middle
+            spread = (squares - middle) * (target_squares - middle)
+            out[block, number] = _ratio(cross, np.sqrt(np.maximum(spread, 0)))
+    return out
+
+
+def auroc(scores: Floats, positive: NDArray[np.bool_]) -> float:
+    r"""P(score of a positive > score of a negative), ties one half; NaN when one class is missing."""
+    positives = int(positive.sum())
+    negatives = len(positive) - positives
+    if not positives or not negatives:
+        return float("nan")
+    ranks = stats.rankdata(scores)
+    return float((ranks[positive].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+
+
+def auroc_draws(
+    scores: Floats, positive: NDArray[np.bool_], units: NDArray[np.int64], counts: NDArray[np.int32]
+) -> Floats:
+    """AUROC in every draw; NaN where a draw has one class only (I8)."""
+    column = Sorted.of(scores)
+    out = np.empty(len(counts))
+    for block in _blocks(len(counts), len(scores)):
+        weights = counts[block][:, units].astype(np.float64)
+        ranks, _ = column.ranks(weights)
+        positives = weights[:, positive].sum(axis=1)
+        total = np.einsum("br,br->b", weights[:, positive], ranks[:, positive])
+        above = total - positives * (positives + 1) / 2
+        out[block] = _ratio(above, positives * (weights.sum(axis=1) - positives))
+    return out
+
+
+def _blocks(draws: int, rows: int) -> list[slice]:
+    size = max(1, _CELLS // max(rows, 1))
+    return [slice(start, min(start + size, draws)) for start in range(0, draws, size)]
+
+
+def _ratio(top: Floats, bottom: Floats) -> Floats:
+    """top / bottom, NaN where the bottom is zero."""
+    return np.asarray(np.divide(top, bottom, out=np.full(len(top), np.nan), where=bottom > 0))

@@ -1,0 +1,182 @@
+"""The bootstrap: one index matrix drawn once, whole clusters resampled together, and intervals from its draws (A8, H1).
+
+Every interval of a study with the same number of clusters uses the same index matrix,
+
+    index = numpy.random.default_rng(seed).integers(0, n, size=(B, n)),
+
+and its first row and sum go into the result, so that a port can prove that it uses the same stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+from casewise.core.errors import BadInput
+from casewise.core.seeds import RESAMPLING_SEED
+
+RESAMPLES = 5000
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """B resamples of n units, with replacement."""
+
+    index: NDArray[np.int64]  # (draw, position)
+    seed: int
+
+    @property
+    def n(self) -> int:
+        """How many units are resampled."""
+        return int(self.index.shape[1])
+
+    @cached_property
+    def counts(self) -> NDArray[np.int32]:
+        """How often each unit is in each draw: (draw, unit)."""
+        resamples, n = self.index.shape
+        flat = self.index + np.arange(resamples)[:, None] * n
+        return np.bincount(flat.ravel(), minlength=resamples * n).reshape(resamples, n).astype(np.int32)
+
+    @property
+    def proof(self) -> dict[str, Any]:
+        """What a port needs to show that it draws the same numbers (A8)."""
+        return {
+            "seed": self.seed,
+            "resamples": int(self.index.shape[0]),
+            "units": self.n,
+            "first_row": self.index[0].tolist(),
+            "sum": int(self.index.sum()),
+        }
+
+
+@lru_cache(maxsize=4)
+def draws(n: int, resamples: int = RESAMPLES, seed: int = RESAMPLING_SEED) -> Draws:
+    """The index matrix of a study; the same call gives the very same object."""
+    if n < 1 or resamples < 1:
+        raise BadInput(f"a bootstrap needs at least one unit and one draw, got {n} units and {resamples} draws")
+    return Draws(np.random.default_rng(seed).integers(0, n, size=(resamples, n)), seed)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A point estimate with its bootstrap interval; NaN and a reason where there is none."""
+
+    estimate: float
+    low: float
+    high: float
+    p_below: float  # fraction of draws strictly below zero (H1)
+    n: int  # cases
+    clusters: int  # resampled units
+    resamples: int
+    skipped: int = 0  # draws without a value
+    method: str = "percentile"
+    reason: str = ""
+
+    @property
+    def separated(self) -> bool:
+        """Whether the interval excludes zero (H7)."""
+        return bool(self.low > 0 or self.high < 0)
+
+    @property
+    def holds_zero(self) -> bool:
+        """Whether the interval contains zero: "matched", never "equal" (H7)."""
+        return bool(self.low <= 0 <= self.high)
+
+
+def undefined_interval(n: int, reason: str, estimate: float = np.nan) -> Interval:
+    """An interval that is not there, and why."""
+    nan = float("nan")
+    return Interval(estimate, nan, nan, nan, n, 0, 0, reason=reason)
+
+
+def interval_of(
+    estimate: float, drawn: Floats, *, n: int, clusters: int, level: float = 0.95, method: str = "percentile"
+) -> Interval:
+    """Percentile interval of the draws that have a value; the others are counted (H1, I3)."""
+    kept = drawn[np.isfinite(drawn)]
+    skipped = len(drawn) - len(kept)
+    if not len(kept):
+        return undefined_interval(n, "no bootstrap draw has a value", estimate)
+    low, high = np.percentile(kept, [50 * (1 - level), 50 * (1 + level)])
+    below = float(np.mean(kept < 0))
+    return Interval(float(estimate), float(low), float(high), below, n, clusters, len(drawn), skipped, method)
+
+
+def clusters_of(frame: pd.DataFrame) -> NDArray[np.int64]:
+    """Number of each row's cluster; a case without a cluster is its own, numbered in order of appearance."""
+    if "cluster" not in frame.columns:
+        names = frame["case"].astype(str)
+    else:
+        named = frame["cluster"].notna()
+        names = ("cluster " + frame["cluster"].astype(str)).where(named, "case " + frame["case"].astype(str))
+    return np.asarray(pd.factorize(names)[0], dtype=np.int64)
+
+
+def mean_interval(
+    values: ArrayLike,
+    *,
+    clusters: NDArray[np.int64] | None = None,
+    resamples: int = RESAMPLES,
+    seed: int = RESAMPLING_SEED,
+    level: float = 0.95,
+    method: str = "percentile",
+) -> Interval:
+    r"""Bootstrap interval of a mean; with ``clusters``, whole clusters are drawn and their cases go along.
+
+    .. math:: \bar d^{(b)} = \sum_{c} S_{I_{bc}} \Big/ \sum_c m_{I_{bc}}, \quad S_c = \sum_{i \in c} d_i,\ m_c = |c|.
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    if not len(numbers):
+        return undefined_interval(0, "no case")
+    if not np.isfinite(numbers).all():
+        raise BadInput("a bootstrap mean needs finite values; drop undefined cases first and count them")
+    unit = np.arange(len(numbers)) if clusters is None else np.asarray(clusters)
+    sums, sizes = np.bincount(unit, numbers), np.bincount(unit, np.ones(len(unit)))
+    drawn = draws(len(sums), resamples, seed)
+    means = cluster_means(sums, sizes, drawn)
+    found = interval_of(numbers.mean(), means, n=len(numbers), clusters=len(sums), level=level)
+    if method == "percentile":
+        return found
+    if method != "bca":
+        raise BadInput(f"the interval method is 'percentile' or 'bca', got {method!r}")
+    return _corrected(found, sums, sizes, means, level)
+
+
+def cluster_means(sums: Floats, sizes: Floats, drawn: Draws) -> Floats:
+    """The mean over cases in every draw of clusters."""
+    if (sizes == 1).all():
+        return np.asarray(sums[drawn.index].mean(axis=1))
+    return np.asarray(sums[drawn.index].sum(axis=1) / sizes[drawn.index].sum(axis=1))
+
+
+def paired_interval(first: ArrayLike, second: ArrayLike, **options: Any) -> Interval:
+    """Interval of mean(first - second) over the same cases (H1); options as in :func:`mean_interval`."""
+    left, right = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    if left.shape != right.shape:
+        raise BadInput(
+            f"paired values must be of the same cases, got {left.shape} and {right.shape}; join them by case"
+        )
+    return mean_interval(left - right, **options)
+
+
+def _corrected(found: Interval, sums: Floats, sizes: Floats, means: Floats, level: float) -> Interval:
+    """Bias-corrected and accelerated interval (Efron 1987), jackknife over clusters (H12)."""
+    rest = (sums.sum() - sums) / np.maximum(sizes.sum() - sizes, 1)
+    spread = rest.mean() - rest
+    if len(sums) < 2 or not spread.any():
+        return found
+    acceleration = (spread**3).sum() / (6 * (spread**2).sum() ** 1.5)
+    below = (np.mean(means < found.estimate) + np.mean(means <= found.estimate)) / 2
+    bias = stats.norm.ppf(below)
+    tails = bias + stats.norm.ppf([(1 - level) / 2, (1 + level) / 2])
+    low, high = np.percentile(means, 100 * stats.norm.cdf(bias + tails / (1 - acceleration * tails)))
+    fields: Mapping[str, Any] = {**vars(found), "low": float(low), "high": float(high), "method": "bca"}
+    return Interval(**fields)

@@ -1,0 +1,78 @@
+"""Views of the outcomes frame: cases by steps, and what one state would have deployed for everybody."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from casewise.core.errors import BadInput
+from casewise.core.records import State
+from casewise.study.finding import need_columns
+
+Floats = NDArray[np.float64]
+_KEYS = ("case", "step", "shrink")
+
+
+def unshrunk(outcomes: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the ladder itself, sorted by case and step."""
+    need_columns(outcomes, _KEYS, "an outcomes frame")
+    return outcomes[outcomes["shrink"] == 0].sort_values(["case", "step"], kind="stable").reset_index(drop=True)
+
+
+def by_step(outcomes: pd.DataFrame, column: str) -> pd.DataFrame:
+    """One column as cases (rows, sorted) by steps (columns); an error when a case lacks a step."""
+    need_columns(outcomes, (*_KEYS, column), "an outcomes frame")
+    wide = unshrunk(outcomes).pivot(index="case", columns="step", values=column)
+    steps = unshrunk(outcomes).groupby("case")["step"].nunique()
+    if len(steps) and steps.nunique() > 1:
+        short = steps[steps < steps.max()].index.tolist()
+        raise BadInput(f"every case needs the same steps, cases {short[:5]} have fewer; record them again")
+    return wide.astype(float)
+
+
+def horizon(outcomes: pd.DataFrame) -> int:
+    """The last recorded step K."""
+    need_columns(outcomes, ("step",), "an outcomes frame")
+    if outcomes.empty:
+        raise BadInput("the outcomes frame has no row; score an archive with labels first")
+    return int(outcomes["step"].max())
+
+
+def deployed_at(outcomes: pd.DataFrame, state: State) -> pd.DataFrame:
+    """The deployed frame had every case returned this state: one row per case, sorted by case."""
+    chosen = outcomes[(outcomes["step"] == state.step) & np.isclose(outcomes["shrink"], state.shrink)]
+    source = outcomes[(outcomes["step"] == 0) & (outcomes["shrink"] == 0)]
+    missing = sorted(set(source["case"]) - set(chosen["case"]))
+    if missing:
+        raise BadInput(f"state {state} was not recorded for {len(missing)} cases, such as {missing[:3]} (D15)")
+    frame = chosen.sort_values("case", kind="stable").reset_index(drop=True)
+    first = source.set_index("case")["metric"]
+    frame = frame.assign(metric_source=frame["case"].map(first).astype(float))
+    rolled_back = state.step == 0
+    action = "rollback" if rolled_back else "shrink" if state.shrink else "keep"
+    return frame.assign(
+        change=frame["metric"] - frame["metric_source"],
+        deployed=state.step,
+        executed=state.step,
+        rolled_back=rolled_back,
+        action=action,
+        bucket=None,
+        value=np.nan,
+    )
+
+
+def mean_or_nan(values: pd.Series | Floats) -> float:
+    """Mean of the defined values; NaN when there is none."""
+    numbers = np.asarray(values, dtype=np.float64)
+    kept = numbers[np.isfinite(numbers)]
+    return float(kept.mean()) if len(kept) else float("nan")
+
+
+def same_cases(first: pd.DataFrame, second: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Two deployed frames in one order of cases; refused when they are of different cases."""
+    left, right = (frame.sort_values("case", kind="stable").reset_index(drop=True) for frame in (first, second))
+    if left["case"].tolist() != right["case"].tolist():
+        only = sorted(set(left["case"]) ^ set(right["case"]))
+        raise BadInput(f"paired methods need the same cases, {len(only)} are in one only, such as {only[:3]}")
+    return left, right
