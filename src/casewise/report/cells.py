@@ -107,6 +107,14 @@ def text_of(cell: Any, *, digits: int = 3, signed: bool = False) -> str:
     return str(cell)
 
 
+def in_percent(cell: Any) -> Any:
+    """A share as percent; anything that is not a share stays as it is."""
+    if isinstance(cell, Estimate):
+        return Estimate(100 * cell.value, 100 * cell.low, 100 * cell.high, cell.digits)
+    is_share = isinstance(cell, float | np.floating | int | np.integer) and not isinstance(cell, bool | np.bool_)
+    return 100 * float(cell) if is_share else cell
+
+
 def sort_key(cell: Any) -> float | str | None:
     """What a table sorts a cell by; None goes last."""
     if isinstance(cell, Estimate):

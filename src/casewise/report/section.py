@@ -1,4 +1,4 @@
-"""One part of the report: sentences, tables, figures, and the numbers behind them."""
+"""One part of the report: sentences, tables, figures, and the findings behind them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from casewise.report.tables import Table
+from casewise.study.finding import Finding
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +29,8 @@ class Section:
     id: str
     title: str
     lead: str = ""  # the finding, in a sentence or two
-    notes: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
     pictures: tuple[Picture, ...] = ()
-    numbers: Mapping[str, Any] = field(default_factory=dict)  # goes to results.json at full precision
+    findings: tuple[Finding, ...] = ()  # go to results.json at full precision
+    notes: tuple[str, ...] = ()
     missing: Mapping[str, str] = field(default_factory=dict)  # what was not run, and what it needs

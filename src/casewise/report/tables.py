@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from casewise.report.cells import Cell, Estimate, Pair, sort_key, tex_of, text_of
+import numpy as np
+import pandas as pd
+
+from casewise.report.cells import (
+    Cell,
+    Estimate,
+    NotApplicable,
+    NotRun,
+    Pair,
+    Undefined,
+    in_percent,
+    sort_key,
+    tex_of,
+    text_of,
+)
 
 
 @dataclass(frozen=True)
@@ -20,6 +35,8 @@ class Column:
     digits: int = 3
     signed: bool = False
     text: bool = False  # left-aligned words instead of numbers
+    percent: bool = False  # a share in [0, 1] that is printed as percent; CSV keeps the share
+    interval: tuple[str, str] | None = None  # the columns of its 95 % interval
 
 
 @dataclass(frozen=True)
@@ -38,7 +55,8 @@ class Table:
 
     def text(self, row: int, column: Column) -> str:
         """One cell as a person reads it."""
-        return text_of(self.rows[row].get(column.key), digits=column.digits, signed=column.signed)
+        cell = self.rows[row].get(column.key)
+        return text_of(in_percent(cell) if column.percent else cell, digits=column.digits, signed=column.signed)
 
     def sort_key(self, row: int, column: Column) -> float | str:
         """One cell as the page sorts it; an empty string goes last."""
@@ -60,6 +78,22 @@ def table(
 ) -> Table:
     """A table from any sequences."""
     return Table(id, title, tuple(columns), tuple(rows), caption, paper, frozenset(rules), frozenset(bold), collapsed)
+
+
+def rows_of(frame: pd.DataFrame, columns: Sequence[Column]) -> list[dict[str, Cell]]:
+    """The rows of a tidy frame: NaN becomes "undefined (n=...)", a column that is not there "not run"."""
+    return [{column.key: _cell(row, column) for column in columns} for row in frame.to_dict("records")]
+
+
+def _cell(row: Mapping[str, Any], column: Column) -> Cell:
+    value = row.get(column.key)
+    if column.key not in row or isinstance(value, str | bool | np.bool_ | NotRun | NotApplicable):
+        return value
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return Undefined(int(row.get("n", 0) or 0))
+    if column.interval and not math.isnan(row[column.interval[0]]):
+        return Estimate(float(value), float(row[column.interval[0]]), float(row[column.interval[1]]))
+    return value if isinstance(value, int | float | np.integer | np.floating | Estimate | Pair | Undefined) else str(value)
 
 
 def lowest(rows: Sequence[Mapping[str, Cell]], key: str, *, among: Iterable[int]) -> set[tuple[int, str]]:

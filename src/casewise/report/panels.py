@@ -1,0 +1,144 @@
+"""Small pictures of masks: the slice that shows the harm, with worse edits outlined in red and better ones in blue."""
+
+from __future__ import annotations
+
+import base64
+import colorsys
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from scipy import ndimage
+
+from casewise.core.records import Mask
+from casewise.measure.metrics.harm import Harm, harm
+
+WORSE = (255, 90, 60)
+BETTER = (90, 169, 255)
+_GROUND = (13, 15, 17)
+_VOID = (44, 48, 52)
+
+Pixels = NDArray[np.uint8]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class View:
+    """Which part of a case is shown: a slice (None in 2-D) and a window of it."""
+
+    slice: int | None
+    rows: slice
+    columns: slice
+
+    def of(self, mask: Any) -> Any:
+        """That part of an array over the case's space."""
+        plane = mask if self.slice is None else mask[self.slice]
+        return plane[self.rows, self.columns]
+
+    def words(self, shape: tuple[int, ...]) -> str:
+        """Where the reader is looking."""
+        where = "" if self.slice is None else f"slice {self.slice + 1} of {shape[0]}, "
+        rows, columns = (f"{part.start}–{part.stop}" for part in (self.rows, self.columns))
+        return f"{where}rows {rows} of {shape[-2]}, columns {columns} of {shape[-1]}"
+
+
+@dataclass(frozen=True, eq=False)
+class Edits:
+    """The change from M0 to one mask: where it was made worse and better, over the case's space."""
+
+    worse: Flags
+    better: Flags
+    changed: Flags
+    found: Harm
+
+    def ha_of(self, view: View) -> float:
+        """Slice-level HA: the share of the change in view that lies in regions made worse."""
+        changed = int(view.of(self.changed).sum())
+        return float(view.of(self.worse).sum() / changed) if changed else 0.0
+
+
+def edits(source: Mask, adapted: Mask, label: Mask, *, measure: Mapping[str, Any]) -> Edits:
+    """The regions of the change, judged by the label (B5), painted back into space."""
+    found = harm(source, adapted, label, **measure)
+    flat = {sign: np.zeros(source.size, bool) for sign in (-1, 1)}
+    side = np.where(found.found.kept, np.sign(found.worse), 0)[found.found.number]
+    for sign, plane in flat.items():
+        plane[found.found.voxels[side == sign]] = True
+    changed = np.zeros(source.size, bool)
+    changed[found.found.voxels] = True
+    return Edits(*(plane.reshape(source.shape) for plane in (flat[1], flat[-1], changed)), found)
+
+
+def view_of(change: Edits, *masks: Mask, margin: int = 6) -> View:
+    """The slice with the most worse voxels (then most changed, then most mask), cropped to what is in the masks."""
+    present = np.logical_or.reduce([(mask > 0) & (mask != 255) for mask in masks])
+    if present.ndim == 2:
+        return View(None, *_window(present | change.changed, margin))
+    chosen = next((planes for planes in (change.worse, change.changed, present) if planes.any()), present)
+    index = int(np.argmax(chosen.sum(axis=(1, 2))))
+    return View(index, *_window(present[index] | change.changed[index], margin))
+
+
+def _window(present: Flags, margin: int) -> tuple[slice, slice]:
+    """A square that holds everything; the whole plane when there is nothing, or when it holds most of the plane."""
+    rows, columns = (np.flatnonzero(present.any(axis=axis)) for axis in (1, 0))
+    whole = slice(0, present.shape[0]), slice(0, present.shape[1])
+    if not rows.size:
+        return whole
+    side = max(rows[-1] - rows[0], columns[-1] - columns[0]) + 1 + 2 * margin
+    if side > 0.8 * max(present.shape):
+        return whole
+    low = [_start(where, side, length) for where, length in zip((rows, columns), present.shape, strict=True)]
+    return tuple(slice(at, min(at + side, length)) for at, length in zip(low, present.shape, strict=True))  # type: ignore[return-value]
+
+
+def _start(where: NDArray[Any], side: int, length: int) -> int:
+    middle = (int(where[0]) + int(where[-1]) + 1) // 2
+    return max(0, min(middle - side // 2, length - side))
+
+
+def painted(mask: Mask, view: View, *, change: Edits | None = None, side: int = 176) -> Pixels:
+    """A mask in its classes' colors, (rows, columns, 3), with the outlines of the change when there is one."""
+    picture = _colors()[_fitted(np.asarray(view.of(mask)).astype(np.int64) % 256, side)]
+    if change is not None:
+        for flags, color in ((change.better, BETTER), (change.worse, WORSE)):
+            inside = _fitted(view.of(flags), side)
+            picture[ndimage.binary_dilation(inside, iterations=2) & ~inside] = color
+    return picture
+
+
+def _fitted(plane: NDArray[Any], side: int) -> NDArray[Any]:
+    """Enlarged by a whole factor, or thinned by a whole stride (flags keep every hit), to about ``side`` pixels."""
+    longest = max(plane.shape)
+    if longest <= side:
+        factor = max(1, side // longest)
+        return plane.repeat(factor, axis=0).repeat(factor, axis=1)
+    stride = -(-longest // side)
+    if plane.dtype != bool:
+        return plane[::stride, ::stride]
+    rows, columns = (-(-length // stride) * stride for length in plane.shape)
+    padded = np.zeros((rows, columns), bool)
+    padded[: plane.shape[0], : plane.shape[1]] = plane
+    return padded.reshape(rows // stride, stride, columns // stride, stride).any(axis=(1, 3))
+
+
+def _colors() -> Pixels:
+    """Quiet colors, far from the outlines' red and blue: sand, sage, slate for three classes, then a wheel of hues."""
+    table = np.zeros((256, 3), np.uint8)
+    table[0], table[255] = _GROUND, _VOID
+    table[1:4] = (214, 200, 166), (134, 168, 142), (150, 140, 178)
+    for label in range(4, 255):
+        red, green, blue = colorsys.hls_to_rgb((label * 0.381966) % 1.0, 0.45 + 0.12 * (label % 3), 0.22)
+        table[label] = round(255 * red), round(255 * green), round(255 * blue)
+    return table
+
+
+def data_uri(picture: Pixels) -> str:
+    """The picture as a palette PNG inside a data URI: one or two kilobytes."""
+    buffer = io.BytesIO()
+    Image.fromarray(picture).quantize(64, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
