@@ -26,7 +26,7 @@ from casewise.adapt.normalization import PRIOR, depends_on_batch, use_statistics
 from casewise.adapt.objective import ChunkLoss, Objective, Update
 from casewise.adapt.parameters import Selection, movable
 from casewise.adapt.prefix import FrozenPrefix
-from casewise.adapt.probes import Probe, probes_of
+from casewise.adapt.probes import Probe, probed, probes_of
 from casewise.adapt.recording import Prediction, Recording
 from casewise.adapt.snapshot import restored
 from casewise.adapt.tentstyle import as_objective
@@ -55,7 +55,7 @@ class Episode:
         head: str | None = None,  # "softmax" or "sigmoid"; None: softmax, sigmoid where there is one channel
         min_area: int = 16,
         foreground: bool = True,
-        signals: Sequence[str] | Mapping[str, Probe] = (),  # extra ones, see adapt/probes.py
+        signals: Sequence[str | Probe] = (),  # extra ones, see adapt/probes.py
         keep_parameters: bool = False,
         keep_entropy: bool = False,
         max_slices: int | None = None,
@@ -184,11 +184,10 @@ class Episode:
         signals = {**self._record.measured(seen), **more}
         self._record.masks.append(seen.mask)
         self._record.signals.append(signals)
-        signals.update({name: probe(self) for name, probe in self._probes.items()})
-        if self._probes:
-            self.clear_gradients()
-        if self.keep_entropy:
+        if self.keep_entropy or "drop" in self._probes:
             self._record.entropies[f"entropy_{self.step}"] = seen.entropy
+        signals.update(probed(self._probes, self))
+        self.clear_gradients()
         if self.keep_parameters:
             self._record.parameters.append({n: t.detach().cpu().numpy().copy() for n, t in self._movable.items()})
 
@@ -253,9 +252,14 @@ class Episode:
         return self._record.masks[-1]
 
     @property
+    def record(self) -> Recording:
+        """The steps so far, for probes."""
+        return self._record
+
+    @property
     def trajectory(self) -> Trajectory:
         """Everything so far."""
-        return self._record.trajectory(self.case_id, self._made_by, self.seed)
+        return self._record.trajectory(self.case_id, self._made_by, self.seed, with_entropies=self.keep_entropy)
 
     def shrink(self, step: int, alpha: float) -> Mask:
         """The mask of theta_0 + (1 - alpha)(theta_k - theta_0), predicted from those weights and recorded (D10).
@@ -318,18 +322,15 @@ class Episode:
     def _with_graph(self, inputs: Tensor | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """(rows, inputs, logits) of each micro-batch; on the case itself the forward of the last mask is used again."""
         batch = self.inputs if inputs is None else inputs
+        own = batch is self.inputs
         chunks = self._forwards.chunks(batch)
         kept, self._graph = self._graph, None
-        if inputs is None and kept is not None and kept[1] == self._stamp():
+        if own and kept is not None and kept[1] == self._stamp():
             rows = chunks.pop()
             yield rows, batch[rows], kept[0]
             del kept
         for rows in chunks:
-            yield (
-                rows,
-                batch[rows],
-                self._forwards(batch[rows], where=self._where, rows=None if inputs is not None else rows),
-            )
+            yield rows, batch[rows], self._forwards(batch[rows], where=self._where, rows=rows if own else None)
 
     def _stamp(self) -> list[int]:
         """Counts every in-place change of a parameter, so that a stale graph is never used."""

@@ -7,7 +7,8 @@ the two, without gradients through them (Schneider et al., NeurIPS 2020; MEMO). 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -46,10 +47,25 @@ def blended(layer: _BatchNorm, inputs: Tensor, prior: float) -> tuple[Tensor, Te
     """
     axes = [axis for axis in range(inputs.ndim) if axis != 1]
     variance, mean = torch.var_mean(inputs.detach(), dim=axes, correction=1)
-    assert layer.running_mean is not None
-    assert layer.running_var is not None
     share = prior / (prior + len(inputs))
-    return torch.lerp(mean, layer.running_mean, share), torch.lerp(variance, layer.running_var, share)
+    known_mean, known_variance = layer.get_buffer("running_mean"), layer.get_buffer("running_var")
+    return torch.lerp(mean, known_mean, share), torch.lerp(variance, known_variance, share)
+
+
+@contextmanager
+def blending(network: nn.Module, prior: float = PRIOR) -> Iterator[None]:
+    """Inside, a forward writes the blend of each BatchNorm layer into its running statistics, front to back."""
+    layers = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    found = [layer.__dict__.get("forward") for layer in layers]
+    for layer in layers:
+        layer.forward = _blend(layer, prior, remember=True)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        for layer, forward in zip(layers, found, strict=True):
+            del layer.forward
+            if forward is not None:
+                layer.forward = forward
 
 
 def group_instance_norm(network: nn.Module) -> None:
@@ -66,9 +82,12 @@ def _batch(layer: _BatchNorm) -> Callable[[Tensor], Tensor]:
     return forward
 
 
-def _blend(layer: _BatchNorm, prior: float) -> Callable[[Tensor], Tensor]:
+def _blend(layer: _BatchNorm, prior: float, *, remember: bool = False) -> Callable[[Tensor], Tensor]:
     def forward(inputs: Tensor) -> Tensor:
         mean, variance = blended(layer, inputs, prior)
+        if remember:
+            layer.get_buffer("running_mean").copy_(mean)
+            layer.get_buffer("running_var").copy_(variance)
         return functional.batch_norm(inputs, mean, variance, layer.weight, layer.bias, eps=layer.eps)
 
     return forward

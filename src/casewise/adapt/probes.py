@@ -1,7 +1,8 @@
 """Extra signals of an episode, by name: read-only functions of the episode, evaluated after each prediction.
 
-A probe is a callable ``(episode) -> float | None``; None means "not computable here". It may run forwards and compute
-gradients of its own, but leaves weights and ``.grad`` as they are. Probes are imported when they are asked for.
+A probe is a callable ``(episode) -> float | None``; None means "not computable here". It may return a mapping of several
+signals instead. It may run forwards and compute gradients of its own, but leaves the weights as they are. Probes that
+are named here are imported when they are asked for; any other function is recorded under its own name.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from casewise.core.records import Signals
 from casewise.core.registry import Registry
 
 if TYPE_CHECKING:
     from casewise.adapt.episode import Episode
 
-Probe = Callable[["Episode"], "float | None"]
+Probe = Callable[["Episode"], "float | None | Signals"]
 
 PROBES: Registry[str] = Registry(
     "probe",
@@ -25,15 +27,26 @@ PROBES: Registry[str] = Registry(
         "grata_cosine": "casewise.adapt.cosine:grata_cosine",
         "aetta": "casewise.adapt.aetta:aetta",
         "adic": "casewise.adapt.adic:adic",
+        "drop": "casewise.adapt.drops:drop",
     },
 )
 
 
-def probes_of(asked: Sequence[str] | Mapping[str, Probe]) -> dict[str, Probe]:
-    """Probes by signal name: names of PROBES, or a mapping of your own."""
-    if isinstance(asked, Mapping):
-        return dict(asked)
-    return {name: _imported(PROBES[name]) for name in asked}
+def probes_of(asked: Sequence[str | Probe]) -> dict[str, Probe]:
+    """Probes by name: names of PROBES, or functions of your own."""
+    return {
+        name if isinstance(name, str) else name.__name__: _imported(PROBES[name]) if isinstance(name, str) else name
+        for name in asked
+    }
+
+
+def probed(probes: Mapping[str, Probe], episode: Episode) -> Signals:
+    """The signals of all probes at the current step."""
+    signals: dict[str, float | None] = {}
+    for name, probe in probes.items():
+        value = probe(episode)
+        signals.update(value if isinstance(value, Mapping) else {name: value})
+    return signals
 
 
 def _imported(address: str) -> Probe:

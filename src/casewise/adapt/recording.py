@@ -55,7 +55,7 @@ class Recording:
         changed = (seen.mask > 0) != (source > 0) if self.foreground else seen.mask != source
         return float(seen.entropy[changed].mean(dtype=np.float64)) if changed.any() else 0.0
 
-    def trajectory(self, case_id: str, made_by: str, seed: int) -> Trajectory:
+    def trajectory(self, case_id: str, made_by: str, seed: int, *, with_entropies: bool) -> Trajectory:
         """Everything so far."""
         return Trajectory(
             case_id=case_id,
@@ -64,7 +64,7 @@ class Recording:
             shrunk=dict(self.shrunk),
             shrunk_signals=dict(self.shrunk_signals),
             parameters=tuple(self.parameters) or None,
-            probabilities=dict(self.entropies) or None,
+            probabilities=dict(self.entropies) if with_entropies else None,
             made_by=made_by,
             seed=seed,
             seconds=tuple(self.seconds),

@@ -1,8 +1,64 @@
-"""The list of objectives: adding one is a file and a line."""
+"""The list of objectives: adding one is a file and a line.
+
+An objective of your own needs no registration: pass the object, or its address ``package.module:Name``.
+"""
 
 from __future__ import annotations
 
+import importlib
+import inspect
+from typing import Any
+
+from casewise.adapt.objective import Objective
+from casewise.adapt.objectives.bn_stats import BnStats
+from casewise.adapt.objectives.cotta import Cotta
+from casewise.adapt.objectives.deyo import Deyo
+from casewise.adapt.objectives.eata import Eata
+from casewise.adapt.objectives.eata_fisher import EataFisher
+from casewise.adapt.objectives.foa import Foa
+from casewise.adapt.objectives.grata import Grata
+from casewise.adapt.objectives.memo import Memo
+from casewise.adapt.objectives.sar import Sar
 from casewise.adapt.objectives.tent import Tent
+from casewise.adapt.objectives.ttt import Ttt
+from casewise.adapt.tentstyle import as_objective
+from casewise.core.errors import BadInput
 from casewise.core.registry import Registry
 
-OBJECTIVES: Registry[type] = Registry("objective", {"tent": Tent})
+OBJECTIVES: Registry[type] = Registry(
+    "objective",
+    {
+        "tent": Tent,
+        "eata": Eata,
+        "eata-fisher": EataFisher,
+        "memo": Memo,
+        "cotta": Cotta,
+        "sar": Sar,
+        "grata": Grata,
+        "deyo": Deyo,
+        "bn-stats": BnStats,
+        "foa": Foa,
+        "ttt": Ttt,
+    },
+)
+
+
+def objective_of(spec: Any, **options: Any) -> Objective:
+    """An objective from a name ("tent"), an address ("package.module:Name"), or an object that is one already."""
+    if not isinstance(spec, str):
+        return as_objective(spec)
+    if ":" not in spec:
+        built: Objective = OBJECTIVES.build(spec, **options)
+        return built
+    found = _imported(spec)
+    return as_objective(found(**options) if inspect.isclass(found) or inspect.isfunction(found) else found)
+
+
+def _imported(address: str) -> Any:
+    module, _, name = address.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise BadInput(
+            f"no objective at '{address}': {error}; an address is 'package.module:Name', importable from here"
+        ) from error

@@ -1,0 +1,117 @@
+"""Updates that grow careful as the last edit grew risky: modulation by r_{k-1} (D8, D9).
+
+    r = (z(regions) + z(delta)) / 2,    z(x) = (x - mean) / spread
+
+with statistics of step 1 on the calibration cases (C6). Update k reads r_{k-1}, which is known before it; update 1 reads
+r_0 with regions = delta = 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from casewise.adapt.objective import Adaptable, Objective, Update
+from casewise.adapt.parameters import in_decoder
+from casewise.core.errors import BadInput, DegenerateStatistic, NothingToAdapt
+from casewise.core.records import Signals
+
+MODES = ("param-subset", "entropy-weight", "anchor-weight", "combo", "loss-switch")
+
+
+@dataclass(frozen=True)
+class RiskStatistics:
+    """Mean and spread (population form) of regions and delta at step 1 on the calibration cases (C6, F5)."""
+
+    regions_mean: float
+    regions_spread: float
+    delta_mean: float
+    delta_spread: float
+
+    def __post_init__(self) -> None:
+        if not (self.regions_spread > 0 and self.delta_spread > 0):
+            raise DegenerateStatistic(
+                f"risk needs spreads above 0, got regions {self.regions_spread} and delta {self.delta_spread}; "
+                "calibrate on cases that differ"
+            )
+
+    def risk(self, signals: Signals) -> float:
+        """r of one step."""
+        regions, delta = signals["regions"], signals["delta"]
+        if regions is None or delta is None:
+            raise BadInput("risk needs the signals regions and delta, and one of them is not computable here")
+        z_regions = (regions - self.regions_mean) / self.regions_spread
+        z_delta = (delta - self.delta_mean) / self.delta_spread
+        return 0.5 * z_regions + 0.5 * z_delta
+
+
+@dataclass(frozen=True)
+class Modulated:
+    r"""An objective whose updates depend on the risk r of the step before.
+
+    - ``param-subset``: decoder normalization only where r > threshold, else everything that is selected (FragSubset).
+    - ``entropy-weight``: the entropy term times :math:`w = \operatorname{clip}(e^{-\beta r}, w_{min}, 1)`.
+    - ``anchor-weight``: the anchor times :math:`\lambda = \operatorname{clip}(\lambda_0 e^{\beta r}, \lambda_0, \lambda_{max})`.
+    - ``combo``: both weights.
+    - ``loss-switch``: the entropy term alone where r <= threshold, the anchor alone above.
+
+    Adam is nearly blind to the scale of a loss, so a weight matters where two terms share it: use these with ``eata``.
+    """
+
+    objective: Any
+    mode: str
+    statistics: RiskStatistics
+    threshold: float = 0.0  # t_mid
+    beta: float = 0.7
+    least_weight: float = 0.1  # w_min
+    anchor_weight: float = 1.0  # lambda_0
+    largest_anchor_weight: float = 4.0  # lambda_max
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise BadInput(f"a modulation is one of {', '.join(MODES)}, got '{self.mode}'")
+        if not isinstance(self.objective, Objective):
+            raise BadInput(f"a modulation needs an objective with begin(subject), got {type(self.objective).__name__}")
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the objective itself."""
+        return float(self.objective.learning_rate)
+
+    def entropy_weight_at(self, risk: float) -> float:
+        """w of r; 1 where the mode does not lower it."""
+        if self.mode == "loss-switch":
+            return 0.0 if risk > self.threshold else 1.0
+        if self.mode not in ("entropy-weight", "combo"):
+            return 1.0
+        return min(1.0, max(self.least_weight, math.exp(min(50.0, -self.beta * risk))))
+
+    def anchor_weight_at(self, risk: float) -> float | None:
+        """lambda of r; None where the objective keeps its own."""
+        if self.mode == "loss-switch":
+            return self.anchor_weight if risk > self.threshold else 0.0
+        if self.mode not in ("anchor-weight", "combo"):
+            return None
+        grown = self.anchor_weight * math.exp(min(50.0, self.beta * risk))
+        return min(self.largest_anchor_weight, max(self.anchor_weight, grown))
+
+    def begin(self, subject: Adaptable) -> Update:
+        inner: Update = self.objective.begin(subject)
+        decoder = frozenset(name for name in subject.parameters if in_decoder(name))
+        if self.mode == "param-subset" and not decoder:
+            raise NothingToAdapt(
+                "param-subset needs selected parameters in a decoder, and none of the selected names passes through one; "
+                f"selected: {', '.join(list(subject.parameters)[:6])}"
+            )
+
+        def update() -> Mapping[str, float]:
+            risk = self.statistics.risk(subject.signals[subject.step - 1])
+            careful = risk > self.threshold
+            subject.active = decoder if self.mode == "param-subset" and careful else None
+            subject.entropy_weight = self.entropy_weight_at(risk)
+            subject.anchor_weight = self.anchor_weight_at(risk)
+            return {**inner(), "risk": risk}
+
+        return update
