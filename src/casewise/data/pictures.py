@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +40,32 @@ def write_label_picture(path: Path, mask: Mask) -> None:
     Image.fromarray(np.ascontiguousarray(mask.astype(dtype))).save(path, format="PNG")
 
 
+def check_picture(path: Path, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
+    """Rows and columns that a picture claims, before it is unpacked; too many are refused."""
+    with _judged(path, max_pixels) as image:
+        return image.height, image.width
+
+
 def _opened(path: Path, max_pixels: int) -> Any:
+    with _judged(path, max_pixels) as image:
+        image.load()
+        return image
+
+
+@contextmanager
+def _judged(path: Path, max_pixels: int) -> Iterator[Any]:
     if not path.is_file():
         raise BadInput(f"{path} is not a file")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(path, formats=list(FORMATS))
-            if image.width * image.height > max_pixels:
-                raise UnsafeInput(
-                    f"{path.name} claims {image.width} x {image.height} pixels, at most {max_pixels} are allowed"
-                )
-            image.load()
+            with Image.open(path, formats=list(FORMATS)) as image:
+                if image.width * image.height > max_pixels:
+                    raise UnsafeInput(
+                        f"{path.name} claims {image.width} x {image.height} pixels, at most {max_pixels} are allowed"
+                    )
+                yield image
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise UnsafeInput(f"{path.name} is a decompression bomb: {error}") from error
     except (UnidentifiedImageError, OSError, SyntaxError) as error:
         raise BadInput(f"{path.name} cannot be read as {', '.join(FORMATS)}: {error}") from error
-    return image

@@ -1,1 +1,148 @@
-"""TBD."""
+"""Backbones: how a file becomes a network's input, and how its logits become a mask on the file's own grid.
+
+``load_backbone`` takes what a user has: an nnU-Net model folder, a Hugging Face directory or hub id, a folder with a
+MONAI ``network.json``, a MONAI bundle (code: only with trust), or ``package.module:factory`` for anything else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from torch import Tensor, nn
+
+from casewise.core.errors import BadInput
+from casewise.core.records import Case, Mask
+from casewise.data.folders import CaseFiles
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """One case as an episode wants it.
+
+    Without ``forward`` the network itself gives logits at the resolution of the mask. Without ``predict`` the mask is
+    the argmax of the logits; with it, the mask comes from the backbone's own full pipeline with the current weights.
+    """
+
+    inputs: Tensor  # (n, channel, *space)
+    forward: Callable[[Tensor], Tensor] | None = None
+    predict: Callable[[], Mask] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """A case that was read, and what its writer needs to put a mask where the image lay."""
+
+    case: Case
+    place: Any
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a model saw in training, as far as its folder says: the input contract."""
+
+    channels: int | None = None
+    spacing_mm: tuple[float, ...] | None = None  # median, in the order of the case's axes
+    intensity: Mapping[int, Mapping[str, float]] = field(default_factory=dict)  # by channel: percentiles, mean, std
+    absolute: tuple[bool, ...] = ()  # by channel: whether the normalization relies on absolute values (CT)
+    reorients: bool = False  # whether the reader turns every image to one orientation by itself
+
+
+@runtime_checkable
+class Backbone(Protocol):
+    """A network together with its way in and its way out."""
+
+    network: nn.Module
+    name: str
+    fingerprint: str  # sha256 of the source weights
+    loader: str  # how images become inputs; part of a policy's binding
+    classes: int  # channels of the logits
+    head: str  # "softmax" or "sigmoid"
+    labels: Mapping[int, str]  # names of the mask's values
+    ignore: int | None  # value of the label that is not scored
+    ending: str | None  # the only file ending it reads and writes; None for any
+    expects: Expectation
+
+    def read(self, files: CaseFiles) -> Reading:
+        """Open the image files of a case."""
+        ...
+
+    def read_label(self, path: Path) -> Mask:
+        """Open a label in the axes order of the masks."""
+        ...
+
+    def prepare(self, case: Case) -> Prepared:
+        """Turn an image into inputs, a differentiable forward and, where there is one, the full pipeline."""
+        ...
+
+    def write(self, mask: Mask, reading: Reading, path: Path) -> None:
+        """Write a mask in the geometry of the image that was read."""
+        ...
+
+
+def load_backbone(
+    spec: str,
+    *,
+    weights: Path | None = None,
+    fold: Sequence[int | str] | None = None,
+    checkpoint: str = "checkpoint_final.pth",
+    device: str = "cpu",
+    step_size: float = 0.5,
+    mirroring: bool = True,
+    trust: bool = False,
+    trust_bundle: bool = False,
+) -> Backbone:
+    """Load what ``spec`` names; options that a kind of backbone does not have are refused, not ignored."""
+    folder = Path(spec)
+    if (folder / "plans.json").is_file() and (folder / "dataset.json").is_file():
+        from casewise.adapt.backbones.nnunet import NnUNet
+
+        return NnUNet.load(
+            folder,
+            folds=fold,
+            checkpoint=checkpoint,
+            device=device,
+            step_size=step_size,
+            mirroring=mirroring,
+            trust=trust,
+        )
+    if (folder / "network.json").is_file():
+        from casewise.adapt.backbones.monai import load_network_folder
+
+        return load_network_folder(folder, weights=weights, device=device, trust=trust)
+    if (folder / "configs" / "metadata.json").is_file():
+        from casewise.adapt.backbones.monai import load_bundle
+
+        return load_bundle(folder, device=device, trust_bundle=trust_bundle, trust=trust)
+    if (folder / "config.json").is_file() or (not folder.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", spec)):
+        from casewise.adapt.backbones.huggingface import HuggingFace
+
+        return HuggingFace.load(spec, device=device, trust=trust)
+    if re.fullmatch(r"[\w.]+:\w+", spec):
+        from casewise.adapt.backbones.module import load_factory
+
+        return load_factory(spec, weights=weights, device=device, trust=trust)
+    raise BadInput(_unknown(spec, folder))
+
+
+def _unknown(spec: str, folder: Path) -> str:
+    if folder.is_dir():
+        return (
+            f"{spec} is no model folder: nnU-Net has plans.json and dataset.json, Hugging Face config.json, a MONAI network "
+            f"network.json, a bundle configs/metadata.json; it holds {sorted(path.name for path in folder.iterdir())[:6]}"
+        )
+    return f"{spec!r} is neither a folder that exists, nor a hub id org/name, nor package.module:factory"
+
+
+def check_image(case: Case, *, channels: int | None = None) -> None:
+    """Refuse images that no network should see: NaN, infinite, empty, or with another number of channels."""
+    if case.image.size == 0:
+        raise BadInput(f"case {case.id} has no voxels; its image has shape {case.image.shape}")
+    if channels is not None and case.image.shape[0] != channels:
+        raise BadInput(f"the model takes {channels} channels, case {case.id} has {case.image.shape[0]}")
+    if not np.isfinite(case.image).all():
+        raise BadInput(f"case {case.id} holds NaN or infinite values; repair the image")

@@ -1,0 +1,153 @@
+"""Weights from disk without running code: safetensors first, then torch's weights-only reader, never a silent fall-back.
+
+A ``.pth`` file is a pickle, and a pickle is a program. It is read with ``weights_only=True`` and a short allow-list (the
+NumPy scalars that nnU-Net stores beside its weights). Whatever needs more is refused; ``trust=True`` is the only way
+around, it is never chosen for the user, and the run writes it into its audit log.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from casewise.core.errors import BadInput, CasewiseWarning, UnsafeInput
+
+SAFE_SINCE = (2, 10)  # CVE-2026-24747 in the weights-only reader was fixed here
+USABLE_SINCE = (2, 6)  # CVE-2025-32434 was fixed here
+_NUMPY_NUMBERS = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "bool_")
+
+
+def read_checkpoint(path: Path, *, trust: bool = False) -> dict[str, Any]:
+    """The contents of a checkpoint; a ``.safetensors`` file of the same name beside it is taken instead of a pickle."""
+    twin = path.with_suffix(".safetensors")
+    if twin.is_file():
+        return _read_safetensors(twin)
+    if not path.is_file():
+        raise BadInput(f"there is no checkpoint {path}; name one that exists")
+    contents = _read_trusted(path) if trust else _read_weights_only(path)
+    if not isinstance(contents, dict):
+        raise BadInput(f"{path.name} holds a {type(contents).__name__}; a dict of weights was expected")
+    return contents
+
+
+def _read_safetensors(path: Path) -> dict[str, Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            facts = file.metadata() or {}
+    except SafetensorError as error:
+        raise BadInput(f"{path.name} is not a safetensors file: {error}") from error
+    aliases = json.loads(facts.get("aliases", "{}"))
+    tensors.update({name: tensors[kept] for name, kept in aliases.items()})
+    if "checkpoint" not in facts:
+        return dict(tensors)
+    return {**json.loads(facts["checkpoint"]), "network_weights": tensors}
+
+
+def _read_weights_only(path: Path) -> Any:
+    _check_torch_version()
+    try:
+        with torch.serialization.safe_globals(_numpy_scalars()):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UnsafeInput(
+            f"{path.name} wants to run code when it is loaded ({_what(error)}); ask its author for safetensors, "
+            f"or pass --trust-checkpoint if you would run a program from the same source"
+        ) from error
+    except (RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise BadInput(f"{path.name} is not a readable checkpoint: {str(error).splitlines()[0]}") from error
+
+
+def _what(error: Exception) -> str:
+    text = str(error)
+    start = text.find("GLOBAL ")
+    return text[start:].split(" was not")[0] if start >= 0 else "its pickle is not plain weights"
+
+
+def _check_torch_version() -> None:
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < USABLE_SINCE:
+        raise UnsafeInput(
+            f"torch {torch.__version__} runs code even from weights-only files (CVE-2025-32434); update it"
+        )
+    if version < SAFE_SINCE:
+        warnings.warn(
+            f"torch {torch.__version__} has a known flaw in its weights-only reader (CVE-2026-24747); "
+            f"update to {'.'.join(map(str, SAFE_SINCE))} or convert the checkpoint to safetensors",
+            CasewiseWarning,
+            stacklevel=2,
+        )
+
+
+def _numpy_scalars() -> list[Any]:
+    """The allow-list: NumPy's scalar constructor under its old and new name, dtype, and the number types."""
+    scalar = np.float32(0).__reduce__()[0]
+    names = [(scalar, "numpy.core.multiarray.scalar"), (scalar, "numpy._core.multiarray.scalar")]
+    dtypes = {type(np.dtype(getattr(np, name))) for name in _NUMPY_NUMBERS}
+    return [*names, np.dtype, *sorted(dtypes, key=str)]
+
+
+def _read_trusted(path: Path) -> Any:
+    return torch.load(path, map_location="cpu", weights_only=False)
+
+
+def write_safetensors(path: Path, weights: Mapping[str, Tensor], facts: Mapping[str, Any] | None = None) -> None:
+    """Write weights as safetensors; a tensor that has several names is stored once, ``facts`` go along as JSON."""
+    from safetensors.torch import save_file
+
+    unique, aliases = _without_twins(weights)
+    metadata = {"aliases": json.dumps(aliases)}
+    if facts is not None:
+        metadata["checkpoint"] = json.dumps(facts, sort_keys=True)
+    save_file(unique, path, metadata=metadata)
+
+
+def _without_twins(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    unique: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, tensor in weights.items():
+        key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        if tensor.numel() and key in seen:
+            aliases[name] = seen[key]
+        else:
+            seen[key] = name
+            unique[name] = tensor.detach().clone().contiguous()
+    return unique, aliases
+
+
+def weights_of(contents: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The state dict inside a checkpoint, under the names that trainers use, without a ``module.`` prefix."""
+    for key in ("network_weights", "state_dict", "model_state_dict", "model"):
+        if isinstance(contents.get(key), Mapping):
+            contents = contents[key]
+            break
+    wrong = [name for name, value in contents.items() if not isinstance(value, Tensor)]
+    if wrong or not contents:
+        raise BadInput(f"a state dict holds tensors only; found {wrong[:3]}; name the file with the bare weights")
+    prefix = "module."
+    strip = all(name.startswith(prefix) for name in contents)
+    return {name[len(prefix) :] if strip else name: value for name, value in contents.items()}
+
+
+def load_weights(network: nn.Module, path: Path, *, trust: bool = False) -> None:
+    """Put a checkpoint's weights into a network; every name must fit."""
+    weights = weights_of(read_checkpoint(path, trust=trust))
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        raise BadInput(f"{path.name} does not fit the network: {_short(str(error).splitlines())}") from error
+
+
+def _short(lines: Iterable[str]) -> str:
+    return " ".join(line.strip() for line in list(lines)[1:4])[:300]

@@ -1,0 +1,127 @@
+"""Hugging Face semantic segmentation: any ``AutoModelForSemanticSegmentation`` with its image processor.
+
+Logits are low-resolution; they are resized bilinearly to the picture and then argmaxed, as
+``post_process_semantic_segmentation`` does. Weights are safetensors unless the user trusts the checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from casewise.adapt.backbones import Expectation, Prepared, Reading, check_image
+from casewise.adapt.backbones.files import read_files, read_label_file, write_mask_file
+from casewise.adapt.logits import at_resolution
+from casewise.adapt.snapshot import fingerprint
+from casewise.core.errors import BadInput, MissingExtra, UnsafeInput
+from casewise.core.records import Case, Decision, Mask
+from casewise.data.folders import CaseFiles
+
+
+@dataclass(frozen=True, eq=False)
+class HuggingFace:
+    """A local directory or a hub id."""
+
+    network: nn.Module
+    processor: Any
+    name: str
+    fingerprint: str
+    loader: str
+    classes: int
+    labels: Mapping[int, str]
+    ignore: int | None
+    device: str
+    head: str = "softmax"
+    ending: str | None = None
+    expects: Expectation = Expectation(channels=3)
+
+    @classmethod
+    def load(cls, spec: str, *, device: str = "cpu", trust: bool = False) -> HuggingFace:
+        """Load a model and its processor; remote code is never run, pickled weights only with ``trust``."""
+        model_class, processor_class = _transformers()
+        local = Path(spec).is_dir()
+        if local and not trust and not list(Path(spec).glob("*.safetensors")):
+            raise UnsafeInput(
+                f"{spec} has no safetensors file; save it with save_pretrained, or pass --trust-checkpoint"
+            )
+        options = {"local_files_only": local, "trust_remote_code": False}
+        try:
+            network = model_class.from_pretrained(spec, use_safetensors=None if trust else True, **options)
+            processor = processor_class.from_pretrained(spec, **options)
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{spec} cannot be loaded: {str(error).splitlines()[0]}") from error
+        network.to(torch.device(device)).eval()
+        labels = {int(number): str(label) for number, label in network.config.id2label.items()}
+        return cls(
+            network=network,
+            processor=processor,
+            name=spec if not local else Path(spec).name,
+            fingerprint=fingerprint(network),
+            loader=f"huggingface(processor={_digest(processor)})",
+            classes=len(labels),
+            labels=labels,
+            ignore=255,
+            device=device,
+        )
+
+    def read(self, files: CaseFiles) -> Reading:
+        """Read a picture."""
+        reading = read_files(files)
+        check_image(reading.case, channels=3)
+        return reading
+
+    def read_label(self, path: Path) -> Mask:
+        """Read a picture of label numbers."""
+        return read_label_file(path)
+
+    def write(self, mask: Mask, reading: Reading, path: Path) -> None:
+        """Write a PNG of label numbers."""
+        write_mask_file(mask, reading, path)
+
+    def prepare(self, case: Case) -> Prepared:
+        """Run the image processor; the forward gives logits at the picture's own size."""
+        check_image(case, channels=3)
+        picture = np.moveaxis(np.asarray(case.image), 0, -1)
+        inputs = self.processor(images=picture, return_tensors="pt")["pixel_values"].to(self.device)
+        size = tuple(case.image.shape[1:])
+        return Prepared(inputs, forward=lambda pixels: at_resolution(self.network(pixel_values=pixels).logits, size))
+
+
+def segments(mask: Mask, labels: Mapping[int, str], decision: Decision | None = None) -> list[dict[str, Any]]:
+    """The result of the ``image-segmentation`` pipeline, a list of label, mask and score, plus the decision.
+
+    Semantic segmentation has no score, so it is None there too; masks are (rows, columns) of 0 and 255.
+    """
+    found = [
+        {"score": None, "label": labels.get(int(value), str(int(value))), "mask": _picture(mask == value)}
+        for value in np.unique(mask)
+    ]
+    return [{**part, "decision": decision.as_dict() if decision else None} for part in found]
+
+
+def _picture(mask: NDArray[np.bool_]) -> Any:
+    from PIL import Image
+
+    return Image.fromarray(mask.astype(np.uint8) * 255)
+
+
+def _digest(processor: Any) -> str:
+    plain = {key: value for key, value in processor.to_dict().items() if not key.startswith("_")}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def _transformers() -> tuple[Any, Any]:
+    try:
+        from transformers import AutoImageProcessor, AutoModelForSemanticSegmentation
+    except ImportError as error:
+        raise MissingExtra(f"transformers is not installed ({error}); pip install 'casewise[segformer]'") from error
+    return AutoModelForSemanticSegmentation, AutoImageProcessor

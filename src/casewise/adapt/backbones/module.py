@@ -1,0 +1,161 @@
+"""Any ``nn.Module``: slices of a volume as a batch for a 2-D network, one volume for a 3-D network.
+
+``package.module:factory`` names a function without arguments that returns a network, or a :class:`Module` where
+something must be said about intensities, padding or labels.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from casewise.adapt.backbones import Backbone, Expectation, Prepared, Reading, check_image
+from casewise.adapt.backbones.checkpoints import load_weights
+from casewise.adapt.backbones.files import INTENSITIES, read_files, read_label_file, write_mask_file
+from casewise.adapt.backbones.tiles import patches
+from casewise.adapt.logits import at_resolution, labels, logits_of
+from casewise.adapt.snapshot import fingerprint
+from casewise.core.errors import BadInput
+from casewise.core.records import Case, Mask
+from casewise.core.registry import Registry
+from casewise.data.folders import CaseFiles
+
+Inferer = Callable[[nn.Module, Tensor], Tensor]
+"""(network, whole inputs) -> logits of the whole: a sliding window, for instance."""
+
+_CONVOLUTIONS: dict[type[nn.Module], int] = {nn.Conv2d: 2, nn.Conv3d: 3}
+
+
+@dataclass(frozen=True, eq=False)
+class Module:
+    """A network, how its inputs are scaled and padded, and what its labels are called."""
+
+    network: nn.Module
+    classes: int
+    dimensions: int  # 2 or 3: what the network convolves over
+    name: str = "module"
+    head: str = "softmax"
+    intensity: str = "zscore"  # name in INTENSITIES
+    multiple: int = 1  # sides are padded to a multiple of this (32 for five halvings)
+    labels: Mapping[int, str] = field(default_factory=dict)
+    ignore: int | None = None
+    ending: str | None = None
+    expects: Expectation = Expectation()
+    window: tuple[int, ...] | None = None  # patch that updates are made on; None for the whole image
+    infer: Inferer | None = None  # how a whole image is predicted; None for one forward
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        Registry("intensity", INTENSITIES)[self.intensity]
+        if self.dimensions not in (2, 3):
+            raise BadInput(f"a network convolves over 2 or 3 dimensions, got {self.dimensions}")
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of the weights."""
+        return fingerprint(self.network)
+
+    @property
+    def loader(self) -> str:
+        """How images become inputs."""
+        return f"module({self.dimensions}d, intensity={self.intensity}, multiple={self.multiple}, window={self.window})"
+
+    def read(self, files: CaseFiles) -> Reading:
+        """Read NIfTI or pictures."""
+        reading = read_files(files)
+        check_image(reading.case, channels=self.expects.channels)
+        return reading
+
+    def read_label(self, path: Path) -> Mask:
+        """Read a label file."""
+        return read_label_file(path)
+
+    def write(self, mask: Mask, reading: Reading, path: Path) -> None:
+        """Write in the geometry of the image."""
+        write_mask_file(mask, reading, path)
+
+    def prepare(self, case: Case) -> Prepared:
+        """(channel, *space) to (n, channel, *space), scaled and padded; logits are cropped back."""
+        check_image(case, channels=self.expects.channels)
+        scaled = INTENSITIES[self.intensity](np.asarray(case.image, np.float32))
+        image = torch.as_tensor(np.ascontiguousarray(scaled), dtype=torch.float32)
+        whole = self._batch(image).to(self.device)
+        space = tuple(whole.shape[2:])
+        if self.window is not None and self.infer is not None:
+            inputs = patches(image, self.window).to(self.device)
+            return Prepared(inputs, predict=lambda: self._whole_mask(whole))
+        padded = functional.pad(whole, _margins(space, self.multiple))
+        return Prepared(padded, forward=lambda inputs: self._logits(inputs)[(..., *(slice(size) for size in space))])
+
+    def _batch(self, image: Tensor) -> Tensor:
+        if image.ndim - 1 == self.dimensions:
+            return image[None]
+        if image.ndim - 1 == 3 and self.dimensions == 2:
+            return image.transpose(0, 1).contiguous()
+        raise BadInput(f"a {self.dimensions}-D network cannot take an image of shape {tuple(image.shape)}")
+
+    def _logits(self, inputs: Tensor) -> Tensor:
+        return at_resolution(logits_of(self.network(inputs)), inputs.shape[2:])
+
+    def _whole_mask(self, whole: Tensor) -> Mask:
+        assert self.infer is not None
+        with torch.inference_mode():
+            logits = self.infer(self.network, whole)
+        found = labels(logits, self.head)
+        return np.asarray(found[0] if len(found) == 1 else found)
+
+
+def _margins(space: Sequence[int], multiple: int) -> list[int]:
+    return [side for size in reversed(space) for side in (0, -size % multiple)]
+
+
+def load_factory(spec: str, *, weights: Path | None, device: str, trust: bool) -> Backbone:
+    """Import ``package.module:factory``, call it, and put weights into what it returns."""
+    made = _factory(spec)()
+    if not isinstance(made, (nn.Module, Module)):
+        if isinstance(made, Backbone):
+            return made
+        raise BadInput(f"{spec} returned a {type(made).__name__}; a torch.nn.Module or a Module was expected")
+    backbone = made if isinstance(made, Module) else of_network(made, name=spec)
+    if weights is not None:
+        load_weights(backbone.network, weights, trust=trust)
+    backbone.network.to(torch.device(device)).eval()
+    return replace(backbone, device=device)
+
+
+def of_network(network: nn.Module, *, name: str = "module", **options: Any) -> Module:
+    """A Module around a bare network: dimensions from its first convolution, classes from its last."""
+    found = [layer for layer in network.modules() if isinstance(layer, tuple(_CONVOLUTIONS))]
+    if not found and not {"dimensions", "classes"} <= set(options):
+        raise BadInput(
+            f"{type(network).__name__} has no Conv2d or Conv3d; return Module(network, classes=, dimensions=)"
+        )
+    if found:
+        options.setdefault("dimensions", _CONVOLUTIONS[type(found[0])] if type(found[0]) in _CONVOLUTIONS else 2)
+        options.setdefault("classes", int(found[-1].out_channels))  # type: ignore[arg-type]
+        options.setdefault("expects", Expectation(channels=int(found[0].in_channels)))  # type: ignore[arg-type]
+    return Module(network, name=name, **options)
+
+
+def _factory(spec: str) -> Callable[[], Any]:
+    module_name, _, name = spec.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise BadInput(f"{module_name} cannot be imported ({error}); run casewise where the module lies") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise BadInput(f"{module_name} has no function called {name}")
+    factory: Callable[[], Any] = found
+    return factory

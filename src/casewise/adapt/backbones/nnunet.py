@@ -1,0 +1,291 @@
+"""nnU-Net v2, used as it is: its reader, preprocessing, sliding window, mirroring, export and writer.
+
+nnU-Net reloads ``list_of_parameters`` into its network before every prediction, so an adaptation of that network is
+silently lost. Here the reload works for us: the predictor keeps a network of its own to copy weights into, and before
+each prediction it is handed the adapted weights as the list. What it then writes is what ``nnUNetv2_predict`` writes,
+byte for byte where the weights are the source's. Gradients run on the preprocessed patches, outside its inference mode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from casewise.adapt.backbones import Expectation, Prepared, Reading, check_image
+from casewise.adapt.backbones.checkpoints import read_checkpoint
+from casewise.adapt.backbones.tiles import patches
+from casewise.adapt.snapshot import fingerprint
+from casewise.core.errors import BadInput, MissingExtra
+from casewise.core.records import Case, Mask
+from casewise.data import nifti, pictures
+from casewise.data.folders import CaseFiles
+
+_ABSOLUTE = ("CTNormalization", "NoNormalization", "RescaleTo01Normalization", "RGBTo01Normalization")
+
+
+class Ensemble(nn.Module):
+    """Several folds as one network: the mean of their logits, so that one update moves all of them."""
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Mean logits of the members."""
+        return torch.stack([member(image) for member in self.members]).mean(0)
+
+
+@dataclass(frozen=True, eq=False)
+class NnUNet:
+    """A trained nnU-Net model folder."""
+
+    predictor: Any  # nnUNetPredictor, with a scratch network
+    network: nn.Module  # the network that is adapted: one fold, or an Ensemble
+    name: str
+    fingerprint: str
+    loader: str
+    classes: int
+    head: str
+    labels: Mapping[int, str]
+    regions: tuple[int | tuple[int, ...], ...]  # what nnU-Net evaluates: label values, or tuples of them for regions
+    ignore: int | None
+    ending: str
+    expects: Expectation
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        *,
+        folds: Sequence[int | str] | None = None,
+        checkpoint: str = "checkpoint_final.pth",
+        device: str = "cpu",
+        step_size: float = 0.5,
+        mirroring: bool = True,
+        trust: bool = False,
+    ) -> NnUNet:
+        """Load a model folder with safe checkpoints; ``folds=None`` takes every fold that has the checkpoint."""
+        chosen = folds if folds is not None else _folds_with(folder, checkpoint)
+        contents = [read_checkpoint(folder / f"fold_{fold}" / checkpoint, trust=trust) for fold in chosen]
+        with _quiet():
+            predictor = _predictor(folder, contents[0], device=device, step_size=step_size, mirroring=mirroring)
+            members = [_member(folder, contents[0], item["network_weights"], predictor, device) for item in contents]
+        network = members[0] if len(members) == 1 else Ensemble(members)
+        manager, dataset = predictor.label_manager, predictor.dataset_json
+        axes = predictor.allowed_mirroring_axes if mirroring else None
+        return cls(
+            predictor=predictor,
+            network=network,
+            name=f"nnU-Net {predictor.plans_manager.dataset_name}, folds {' '.join(str(fold) for fold in chosen)}",
+            fingerprint=fingerprint(network),
+            loader=f"nnunet(plans={_digest(predictor.plans_manager.plans)}, step_size={step_size}, mirroring={axes})",
+            classes=manager.num_segmentation_heads,
+            head="sigmoid" if manager.has_regions else "softmax",
+            labels=_label_names(dataset),
+            regions=_evaluated(manager),
+            ignore=manager.ignore_label,
+            ending=dataset["file_ending"],
+            expects=_expectation(predictor),
+        )
+
+    def read(self, files: CaseFiles) -> Reading:
+        """Open the channels with the reader that the plans name, behind the header gate."""
+        _gate(files.images)
+        reader = self.predictor.plans_manager.image_reader_writer_class()
+        try:
+            with _quiet():
+                image, properties = reader.read_images([str(path) for path in files.images])
+        except Exception as error:
+            raise BadInput(f"{type(reader).__name__} cannot read case {files.id}: {_line(error)}") from error
+        spacing = tuple(float(size) for size in properties["spacing"])
+        case = Case(files.id, image, spacing, files.group, files.cluster, files.split)
+        check_image(case, channels=self.expects.channels)
+        return Reading(case, properties)
+
+    def read_label(self, path: Path) -> Mask:
+        """Open a label with the same reader: (slices, rows, columns)."""
+        _gate((path,))
+        reader = self.predictor.plans_manager.image_reader_writer_class()
+        try:
+            with _quiet():
+                label = reader.read_seg(str(path))[0][0]
+        except Exception as error:
+            raise BadInput(f"{type(reader).__name__} cannot read the label {path.name}: {_line(error)}") from error
+        return np.asarray(np.rint(label), dtype=np.int32)
+
+    def prepare(self, case: Case) -> Prepared:
+        """Preprocess once; patches for the updates, the whole pipeline for the masks."""
+        check_image(case, channels=self.expects.channels)
+        predictor = self.predictor
+        properties: dict[str, Any] = {"spacing": list(case.spacing_mm or ())}
+        preprocessor = predictor.configuration_manager.preprocessor_class(verbose=False)
+        with _quiet():
+            data, _, properties = preprocessor.run_case_npy(
+                case.image, None, properties,
+                predictor.plans_manager, predictor.configuration_manager, predictor.dataset_json,
+            )  # fmt: skip
+        volume = torch.as_tensor(data).to(dtype=torch.float32, memory_format=torch.contiguous_format)
+        inputs = patches(volume, predictor.configuration_manager.patch_size).to(predictor.device)
+        return Prepared(inputs=inputs, predict=lambda: self._mask(volume, properties))
+
+    def _mask(self, volume: Tensor, properties: dict[str, Any]) -> Mask:
+        """nnU-Net's own prediction with the current weights; one logit volume lives at a time."""
+        from nnunetv2.inference.export_prediction import convert_predicted_logits_to_segmentation_with_correct_shape
+
+        members = list(self.network.members) if isinstance(self.network, Ensemble) else [self.network]
+        self.predictor.list_of_parameters = [member.state_dict() for member in members]
+        with _quiet():
+            mask = convert_predicted_logits_to_segmentation_with_correct_shape(
+                self.predictor.predict_logits_from_preprocessed_data(volume).cpu(),
+                self.predictor.plans_manager, self.predictor.configuration_manager, self.predictor.label_manager,
+                properties,
+            )  # fmt: skip
+        return np.asarray(mask)
+
+    def write(self, mask: Mask, reading: Reading, path: Path) -> None:
+        """Write with nnU-Net's own writer, so that a rolled-back case is the file that ``nnUNetv2_predict`` writes."""
+        with _quiet():
+            self.predictor.plans_manager.image_reader_writer_class().write_seg(mask, str(path), reading.place)
+
+
+def _predictor(folder: Path, contents: Mapping[str, Any], *, device: str, step_size: float, mirroring: bool) -> Any:
+    predictor_class, plans_class = _nnunet()
+    plans = plans_class(json.loads((folder / "plans.json").read_text(encoding="utf-8")))
+    dataset = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
+    configuration = plans.get_configuration(contents["init_args"]["configuration"])
+    if configuration.previous_stage_name is not None:
+        raise BadInput(
+            f"{folder.name} is the second stage of a cascade, which needs masks of the first; adapt the first stage"
+        )
+    predictor = predictor_class(
+        tile_step_size=step_size, use_gaussian=True, use_mirroring=mirroring, perform_everything_on_device=True,
+        device=torch.device(device), verbose=False, verbose_preprocessing=False, allow_tqdm=False,
+    )  # fmt: skip
+    predictor.manual_initialization(
+        _architecture(contents["trainer_name"], plans, configuration, dataset), plans, configuration, [], dataset,
+        contents["trainer_name"], contents.get("inference_allowed_mirroring_axes"),
+    )  # fmt: skip
+    return predictor
+
+
+def _member(
+    folder: Path, first: Mapping[str, Any], weights: Mapping[str, Tensor], predictor: Any, device: str
+) -> nn.Module:
+    network = _architecture(
+        first["trainer_name"], predictor.plans_manager, predictor.configuration_manager, predictor.dataset_json
+    )
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        raise BadInput(f"the checkpoint does not fit the plans of {folder.name}: {_line(error)}") from error
+    return network.to(torch.device(device)).eval()
+
+
+def _architecture(trainer_name: str, plans: Any, configuration: Any, dataset: Mapping[str, Any]) -> nn.Module:
+    """Let the trainer build its network; the arguments of ``build_network_architecture`` changed in nnU-Net 2.3."""
+    import nnunetv2
+    from nnunetv2.utilities.find_class_by_name import recursive_find_python_class
+    from nnunetv2.utilities.label_handling.label_handling import determine_num_input_channels
+
+    home = str(Path(nnunetv2.__path__[0]) / "training" / "nnUNetTrainer")
+    trainer = recursive_find_python_class(home, trainer_name, "nnunetv2.training.nnUNetTrainer")
+    if trainer is None:
+        raise BadInput(f"nnU-Net has no trainer called {trainer_name}; install the package that defines it")
+    channels = determine_num_input_channels(plans, configuration, dataset)
+    if "plans_manager" in inspect.signature(trainer.build_network_architecture).parameters:
+        network = trainer.build_network_architecture(plans, dataset, configuration, channels, False)
+    else:
+        network = trainer.build_network_architecture(
+            configuration.network_arch_class_name, configuration.network_arch_init_kwargs,
+            configuration.network_arch_init_kwargs_req_import, channels,
+            plans.get_label_manager(dataset).num_segmentation_heads, enable_deep_supervision=False,
+        )  # fmt: skip
+    built: nn.Module = network
+    return built
+
+
+def _nnunet() -> tuple[Any, Any]:
+    try:
+        from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
+        from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
+    except ImportError as error:
+        raise MissingExtra(f"nnU-Net is not installed ({error}); pip install 'casewise[nnunet]'") from error
+    return nnUNetPredictor, PlansManager
+
+
+def _folds_with(folder: Path, checkpoint: str) -> list[int | str]:
+    """Every numbered fold that has the checkpoint, as nnU-Net detects them; ``fold_all`` only where it is alone."""
+    names = (checkpoint, Path(checkpoint).with_suffix(".safetensors").name)
+    found = [path.name[5:] for path in sorted(folder.glob("fold_*")) if any((path / name).is_file() for name in names)]
+    numbered: list[int | str] = [int(name) for name in found if name.isdigit()]
+    if not numbered and not found:
+        raise BadInput(f"no fold of {folder} has {checkpoint}; name another with -chk")
+    return numbered or list(found)
+
+
+def _expectation(predictor: Any) -> Expectation:
+    plans = predictor.plans_manager.plans
+    backward = plans["transpose_backward"]
+    spacing = plans.get("original_median_spacing_after_transp")
+    intensity = plans.get("foreground_intensity_properties_per_channel", {})
+    reader = str(plans.get("image_reader_writer"))
+    return Expectation(
+        channels=len(predictor.dataset_json["channel_names"]),
+        spacing_mm=tuple(float(spacing[axis]) for axis in backward) if spacing else None,
+        intensity={int(channel): facts for channel, facts in intensity.items()},
+        absolute=tuple(name in _ABSOLUTE for name in predictor.configuration_manager.normalization_schemes),
+        reorients=reader == "NibabelIOWithReorient",
+    )
+
+
+def _evaluated(manager: Any) -> tuple[int | tuple[int, ...], ...]:
+    if not manager.has_regions:
+        return tuple(int(label) for label in manager.foreground_labels)
+    plain = [
+        int(region) if np.isscalar(region) else tuple(int(v) for v in region) for region in manager.foreground_regions
+    ]
+    return tuple(plain)
+
+
+def _label_names(dataset: Mapping[str, Any]) -> dict[int, str]:
+    labels = {name: value for name, value in dataset["labels"].items() if name != "ignore"}
+    if any(isinstance(value, (list, tuple)) and len(value) > 1 for value in labels.values()):
+        regions = [name for name in labels if name != "background"]
+        return {0: "background", **dict(zip(dataset["regions_class_order"], regions, strict=False))}
+    return {int(value[0] if isinstance(value, (list, tuple)) else value): name for name, value in labels.items()}
+
+
+def _gate(paths: Sequence[Path]) -> None:
+    for path in paths:
+        name = path.name.lower()
+        if name.endswith((".nii", ".nii.gz")):
+            nifti.check_header(path)
+        elif name.endswith(pictures.ENDINGS):
+            pictures.check_picture(path)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """nnU-Net talks on standard output; the library returns and the command line prints."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield
+
+
+def _digest(plain: Any) -> str:
+    import hashlib
+
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
