@@ -1,4 +1,4 @@
-"""Region scores of the step-1 edit, for the region gate: how much more certain the network became in each region (L1, L2)."""
+"""Region scores of the step-1 edit, for the region gate: how much surer the network became in each (L1, L2)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def drop(episode: Episode) -> Signals:
-    r"""Mean entropy drop of D (``drop``) and of each kept region of the raw multi-class edit (``drop.0``, ``drop.1``, ...).
+    r"""Mean entropy drop of D (``drop``) and of each kept region of the raw multi-class edit (``drop.0``, ...).
 
     .. math:: s_j = \frac{1}{|R_j|} \sum_{x \in R_j} H_{M_0}(x) - H_{M_1}(x)
 

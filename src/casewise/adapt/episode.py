@@ -247,9 +247,9 @@ class Episode:
         return tuple(self._record.signals)
 
     @property
-    def mask(self) -> Mask:
-        """The mask of the current step."""
-        return self._record.masks[-1]
+    def masks(self) -> Sequence[Mask]:
+        """Masks of the steps so far, beginning with M0: the very arrays that are recorded."""
+        return tuple(self._record.masks)
 
     @property
     def record(self) -> Recording:

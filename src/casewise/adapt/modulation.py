@@ -2,8 +2,8 @@
 
     r = (z(regions) + z(delta)) / 2,    z(x) = (x - mean) / spread
 
-with statistics of step 1 on the calibration cases (C6). Update k reads r_{k-1}, which is known before it; update 1 reads
-r_0 with regions = delta = 0.
+with statistics of step 1 on the calibration cases (C6). Update k reads r_{k-1}, which is known before it; update 1
+reads r_0 with regions = delta = 0.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Modulated:
 
     - ``param-subset``: decoder normalization only where r > threshold, else everything that is selected (FragSubset).
     - ``entropy-weight``: the entropy term times :math:`w = \operatorname{clip}(e^{-\beta r}, w_{min}, 1)`.
-    - ``anchor-weight``: the anchor times :math:`\lambda = \operatorname{clip}(\lambda_0 e^{\beta r}, \lambda_0, \lambda_{max})`.
+    - ``anchor-weight``: the anchor times
+      :math:`\lambda = \operatorname{clip}(\lambda_0 e^{\beta r}, \lambda_0, \lambda_{max})`.
     - ``combo``: both weights.
     - ``loss-switch``: the entropy term alone where r <= threshold, the anchor alone above.
 
@@ -102,7 +103,7 @@ class Modulated:
         decoder = frozenset(name for name in subject.parameters if in_decoder(name))
         if self.mode == "param-subset" and not decoder:
             raise NothingToAdapt(
-                "param-subset needs selected parameters in a decoder, and none of the selected names passes through one; "
+                "param-subset needs selected parameters in a decoder, and no selected name passes through one; "
                 f"selected: {', '.join(list(subject.parameters)[:6])}"
             )
 

@@ -65,7 +65,7 @@ def blending(network: nn.Module, prior: float = PRIOR) -> Iterator[None]:
         for layer, forward in zip(layers, found, strict=True):
             del layer.forward
             if forward is not None:
-                layer.forward = forward
+                layer.__dict__["forward"] = forward
 
 
 def group_instance_norm(network: nn.Module) -> None:

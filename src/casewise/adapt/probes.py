@@ -1,8 +1,8 @@
 """Extra signals of an episode, by name: read-only functions of the episode, evaluated after each prediction.
 
-A probe is a callable ``(episode) -> float | None``; None means "not computable here". It may return a mapping of several
-signals instead. It may run forwards and compute gradients of its own, but leaves the weights as they are. Probes that
-are named here are imported when they are asked for; any other function is recorded under its own name.
+A probe is a callable ``(episode) -> float | None``; None means "not computable here". It may return a mapping of
+several signals instead. It may run forwards and compute gradients of its own, but leaves the weights as they are.
+Probes that are named here are imported when they are asked for; any other function is recorded under its own name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from casewise.core.registry import Registry
 if TYPE_CHECKING:
     from casewise.adapt.episode import Episode
 
-Probe = Callable[["Episode"], "float | None | Signals"]
+Probe = Callable[["Episode"], "float | Signals | None"]
 
 PROBES: Registry[str] = Registry(
     "probe",

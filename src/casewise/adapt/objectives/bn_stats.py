@@ -17,7 +17,9 @@ from casewise.core.errors import BadInput
 class BnStats:
     r"""Each BatchNorm layer gets, front to back, with n samples in the case and N = ``prior``
 
-    .. math:: \mu = \frac{N}{N+n}\mu_s + \frac{n}{N+n}\mu_b, \qquad \sigma^2 = \frac{N}{N+n}\sigma_s^2 + \frac{n}{N+n}\sigma_b^2
+    .. math::
+        \mu = \frac{N}{N+n}\mu_s + \frac{n}{N+n}\mu_b, \qquad
+        \sigma^2 = \frac{N}{N+n}\sigma_s^2 + \frac{n}{N+n}\sigma_b^2
 
     ``prior=0`` uses the case alone (AdaBN). It has no rate, and one update is all there is: further updates blend the
     source with the case again and change nothing. The whole case is one forward, whatever ``max_slices`` says, because

@@ -1,4 +1,4 @@
-"""EATA as published: reliable and non-redundant samples, weighted, with a Fisher-weighted anchor (Niu et al., ICML 2022)."""
+"""EATA as published: reliable, non-redundant samples and a Fisher-weighted anchor (Niu et al., ICML 2022)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def fisher_information(
 ) -> Fisher:
     r"""Mean over batches of the squared batch gradient of CE(z, argmax z), as the official code estimates it (S17).
 
-    .. math:: F_\theta = \frac{1}{B} \sum_b \big(\nabla_\theta \operatorname{mean}\, \mathrm{CE}(z_b, \arg\max z_b)\big)^2
+    .. math::
+        F_\theta = \frac{1}{B} \sum_b \big(\nabla_\theta \operatorname{mean}\, \mathrm{CE}(z_b, \arg\max z_b)\big)^2
     """
     chosen = select(network, parameters)
     sums = {name: torch.zeros_like(parameter) for name, parameter in chosen.items()}
@@ -64,9 +65,9 @@ class EataFisher:
         L = \frac{1}{|S|} \sum_{x \in S} e^{E_0 - H(x)} H(x) + \alpha \sum_\theta F_\theta (\theta - \theta_0)^2
 
     The weight :math:`e^{E_0 - H}` carries no gradient. :math:`\bar p` begins with the first update of a case (no
-    redundancy filter yet), then :math:`\bar p \leftarrow 0.9 \bar p + 0.1 \operatorname{mean}_S p`. Nothing kept: nothing
-    moves. SGD with momentum 0.9. Without ``fisher`` it is estimated on the case itself before its first update, which
-    costs one more forward and backward; ``fisher_information`` estimates it on source images, as published.
+    redundancy filter yet), then :math:`\bar p \leftarrow 0.9 \bar p + 0.1 \operatorname{mean}_S p`. Nothing kept:
+    nothing moves. SGD with momentum 0.9. Without ``fisher`` it is estimated on the case itself before its first update,
+    which costs one more forward and backward; ``fisher_information`` estimates it on source images, as published.
     """
 
     margin: float = 0.4  # share of the largest entropy
