@@ -8,7 +8,6 @@ in [0.7, 1.5], blur sigma in [0.5, 1.5] pixels.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -125,7 +124,7 @@ def _blurred(inputs: Tensor, sigmas: Tensor) -> Tensor:
 
 
 def _smooth(plane: Tensor, sigma: float) -> Tensor:
-    radius = math.ceil(4 * sigma)
+    radius = int(4 * sigma + 0.5)
     offsets = torch.arange(-radius, radius + 1, device=plane.device, dtype=plane.dtype)
     kernel = torch.exp(-0.5 * (offsets / sigma) ** 2)
     kernel = (kernel / kernel.sum()).reshape(1, 1, -1)

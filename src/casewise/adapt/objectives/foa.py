@@ -140,11 +140,11 @@ def _by_channel(layer: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def _running_statistics(network: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
-    known = {
-        name: (layer.running_mean.clone(), layer.running_var.sqrt())
-        for name, layer in norm_layers(network)
-        if isinstance(getattr(layer, "running_mean", None), Tensor)
-    }
+    known = {}
+    for name, layer in norm_layers(network):
+        mean, variance = getattr(layer, "running_mean", None), getattr(layer, "running_var", None)
+        if isinstance(mean, Tensor) and isinstance(variance, Tensor):
+            known[name] = (mean.clone(), variance.sqrt())
     if not known:
         raise BadInput(
             "reference='running' needs layers with running statistics (BatchNorm) and the network has none; "
@@ -155,7 +155,7 @@ def _running_statistics(network: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
 
 def _by_name(subject: Adaptable, vector: Tensor) -> dict[str, Tensor]:
     sizes = [value.numel() for value in subject.source.values()]
-    parts = zip(subject.source.items(), vector.split(sizes), strict=True)
+    parts = zip(subject.source.items(), torch.split(vector, sizes), strict=True)
     return {name: part.reshape(value.shape).to(value) for (name, value), part in parts}
 
 
