@@ -56,16 +56,55 @@ class Expectation:
 class Backbone(Protocol):
     """A network together with its way in and its way out."""
 
-    network: nn.Module
-    name: str
-    fingerprint: str  # sha256 of the source weights
-    loader: str  # how images become inputs; part of a policy's binding
-    classes: int  # channels of the logits
-    head: str  # "softmax" or "sigmoid"
-    labels: Mapping[int, str]  # names of the mask's values
-    ignore: int | None  # value of the label that is not scored
-    ending: str | None  # the only file ending it reads and writes; None for any
-    expects: Expectation
+    @property
+    def network(self) -> nn.Module:
+        """The network that is adapted."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """What to call it in a report."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of the source weights."""
+        ...
+
+    @property
+    def loader(self) -> str:
+        """How images become inputs; part of a policy's binding."""
+        ...
+
+    @property
+    def classes(self) -> int:
+        """Channels of the logits."""
+        ...
+
+    @property
+    def head(self) -> str:
+        """ "softmax" or "sigmoid"."""
+        ...
+
+    @property
+    def labels(self) -> Mapping[int, str]:
+        """Names of the mask's values."""
+        ...
+
+    @property
+    def ignore(self) -> int | None:
+        """Value of the label that is not scored."""
+        ...
+
+    @property
+    def ending(self) -> str | None:
+        """The only file ending that it reads and writes; None for any."""
+        ...
+
+    @property
+    def expects(self) -> Expectation:
+        """The input contract."""
+        ...
 
     def read(self, files: CaseFiles) -> Reading:
         """Open the image files of a case."""
@@ -132,10 +171,14 @@ def load_backbone(
 def _unknown(spec: str, folder: Path) -> str:
     if folder.is_dir():
         return (
-            f"{spec} is no model folder: nnU-Net has plans.json and dataset.json, Hugging Face config.json, a MONAI network "
-            f"network.json, a bundle configs/metadata.json; it holds {sorted(path.name for path in folder.iterdir())[:6]}"
+            f"{spec} is no model folder: nnU-Net has plans.json and dataset.json, Hugging Face config.json, "
+            f"a MONAI network network.json, a bundle configs/metadata.json; it holds {_contents(folder)}"
         )
     return f"{spec!r} is neither a folder that exists, nor a hub id org/name, nor package.module:factory"
+
+
+def _contents(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())[:6]
 
 
 def check_image(case: Case, *, channels: int | None = None) -> None:

@@ -1,8 +1,8 @@
-"""Weights from disk without running code: safetensors first, then torch's weights-only reader, never a silent fall-back.
+"""Weights from disk without running code: safetensors first, then torch's weights-only reader.
 
-A ``.pth`` file is a pickle, and a pickle is a program. It is read with ``weights_only=True`` and a short allow-list (the
-NumPy scalars that nnU-Net stores beside its weights). Whatever needs more is refused; ``trust=True`` is the only way
-around, it is never chosen for the user, and the run writes it into its audit log.
+A ``.pth`` file is a pickle, and a pickle is a program. It is read with ``weights_only=True`` and a short allow-list
+(the NumPy scalars that nnU-Net stores beside its weights). Whatever needs more is refused; ``trust=True`` is the only
+way around, it is never chosen for the user, and the run writes it into its audit log.
 """
 
 from __future__ import annotations

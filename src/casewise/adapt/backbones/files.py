@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from casewise.adapt.backbones import Reading
 from casewise.core.errors import BadInput
@@ -27,7 +29,7 @@ def read_files(files: CaseFiles) -> Reading:
     return Reading(_case(files, image, volumes[0].spacing_mm), volumes[0].geometry)
 
 
-def _case(files: CaseFiles, image: np.ndarray, spacing_mm: tuple[float, ...] | None) -> Case:  # type: ignore[type-arg]
+def _case(files: CaseFiles, image: NDArray[Any], spacing_mm: tuple[float, ...] | None) -> Case:
     return Case(files.id, image, spacing_mm, files.group, files.cluster, files.split)
 
 
@@ -48,29 +50,29 @@ def _is_picture(path: Path) -> bool:
     return path.name.lower().endswith(pictures.ENDINGS)
 
 
-Intensity = Callable[[np.ndarray], np.ndarray]  # type: ignore[type-arg]
+Intensity = Callable[[NDArray[Any]], NDArray[Any]]
 
 
-def zscore(image: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def zscore(image: NDArray[Any]) -> NDArray[Any]:
     """Each channel to mean 0 and standard deviation 1 over the whole case."""
     axes = tuple(range(1, image.ndim))
     spread = image.std(axis=axes, keepdims=True)
-    return (image - image.mean(axis=axes, keepdims=True)) / np.maximum(spread, 1e-8)
+    return np.asarray((image - image.mean(axis=axes, keepdims=True)) / np.maximum(spread, 1e-8))
 
 
-def imagenet(image: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def imagenet(image: NDArray[Any]) -> NDArray[Any]:
     """RGB from 0..255 with the ImageNet mean and standard deviation."""
     shape = (3, *[1] * (image.ndim - 1))
     mean, spread = np.array([0.485, 0.456, 0.406]).reshape(shape), np.array([0.229, 0.224, 0.225]).reshape(shape)
-    return (image / 255.0 - mean) / spread
+    return np.asarray((image / 255.0 - mean) / spread)
 
 
-def unit(image: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def unit(image: NDArray[Any]) -> NDArray[Any]:
     """0..255 to 0..1."""
     return image / 255.0
 
 
-def as_is(image: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def as_is(image: NDArray[Any]) -> NDArray[Any]:
     """Unchanged."""
     return image
 

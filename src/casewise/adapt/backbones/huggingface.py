@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ class HuggingFace:
     device: str
     head: str = "softmax"
     ending: str | None = None
-    expects: Expectation = Expectation(channels=3)
+    expects: Expectation = field(default_factory=lambda: Expectation(channels=3))
 
     @classmethod
     def load(cls, spec: str, *, device: str = "cpu", trust: bool = False) -> HuggingFace:

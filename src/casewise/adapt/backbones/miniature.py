@@ -1,4 +1,4 @@
-"""A miniature nnU-Net: a model folder of some hundred kilobytes and a handful of scans, made in seconds, for tests and the tutorial.
+"""A miniature nnU-Net: a small model folder and a handful of scans, made in seconds, for tests and the tutorial.
 
 The scans hold a bright disc inside a grey one (labels 1 and 2). ``shift`` moves the contrast of the target scans away
 from the source's, so that there is something to adapt to. Everything follows from the seed.
@@ -80,12 +80,12 @@ def write_model(
 def _network(dimensions: int, outputs: int) -> nn.Module:
     from dynamic_network_architectures.architectures.unet import PlainConvUNet
 
-    kwargs = _architecture(dimensions)
+    named = ("conv_op", "norm_op", "dropout_op", "dropout_op_kwargs", "nonlin")
+    kwargs = {key: value for key, value in _architecture(dimensions).items() if key not in named}
     network: nn.Module = PlainConvUNet(
         input_channels=1, num_classes=outputs, deep_supervision=False,
         conv_op=(nn.Conv2d, nn.Conv3d)[dimensions - 2], norm_op=(nn.InstanceNorm2d, nn.InstanceNorm3d)[dimensions - 2],
-        nonlin=nn.LeakyReLU, dropout_op=None, dropout_op_kwargs=None,
-        **{key: kwargs[key] for key in kwargs if key not in ("conv_op", "norm_op", "dropout_op", "dropout_op_kwargs", "nonlin")},
+        nonlin=nn.LeakyReLU, dropout_op=None, dropout_op_kwargs=None, **kwargs,
     )  # fmt: skip
     return network
 

@@ -49,7 +49,7 @@ class Module:
     labels: Mapping[int, str] = field(default_factory=dict)
     ignore: int | None = None
     ending: str | None = None
-    expects: Expectation = Expectation()
+    expects: Expectation = field(default_factory=Expectation)
     window: tuple[int, ...] | None = None  # patch that updates are made on; None for the whole image
     infer: Inferer | None = None  # how a whole image is predicted; None for one forward
     device: str = "cpu"
@@ -94,7 +94,8 @@ class Module:
             inputs = patches(image, self.window).to(self.device)
             return Prepared(inputs, predict=lambda: self._whole_mask(whole))
         padded = functional.pad(whole, _margins(space, self.multiple))
-        return Prepared(padded, forward=lambda inputs: self._logits(inputs)[(..., *(slice(size) for size in space))])
+        inside = (slice(None), slice(None), *(slice(size) for size in space))
+        return Prepared(padded, forward=lambda inputs: self._logits(inputs)[inside])
 
     def _batch(self, image: Tensor) -> Tensor:
         if image.ndim - 1 == self.dimensions:
@@ -140,7 +141,7 @@ def of_network(network: nn.Module, *, name: str = "module", **options: Any) -> M
             f"{type(network).__name__} has no Conv2d or Conv3d; return Module(network, classes=, dimensions=)"
         )
     if found:
-        options.setdefault("dimensions", _CONVOLUTIONS[type(found[0])] if type(found[0]) in _CONVOLUTIONS else 2)
+        options.setdefault("dimensions", _CONVOLUTIONS.get(type(found[0]), 2))
         options.setdefault("classes", int(found[-1].out_channels))  # type: ignore[arg-type]
         options.setdefault("expects", Expectation(channels=int(found[0].in_channels)))  # type: ignore[arg-type]
     return Module(network, name=name, **options)

@@ -14,7 +14,7 @@ from torch.nn import functional
 def patches(volume: Tensor, patch_size: Sequence[int]) -> Tensor:
     """Cover a preprocessed (channel, z, y, x) volume with as few patches as will do: (n, channel, *patch).
 
-    A 2-D configuration has each slice as samples of its own. Small volumes are padded with 0, centred, like nnU-Net does.
+    A 2-D patch takes each slice for itself. Small volumes are padded with 0 on both sides, as nnU-Net does.
     """
     flat = len(patch_size) == volume.ndim - 2
     images = list(volume.unbind(1)) if flat else [volume]
