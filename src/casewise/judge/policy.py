@@ -20,6 +20,16 @@ DEFAULT_COORDINATE = "delta_foreground"
 """The coordinate of the design ``default``: |D| as a share of the source's foreground, free of image size (S4)."""
 
 
+MODULATIONS = {
+    "frag-subset": "param-subset",
+    "frag-entropy-weight": "entropy-weight",
+    "frag-anchor-weight": "anchor-weight",
+    "frag-combo": "combo",
+    "frag-loss-switch": "loss-switch",
+}
+"""A modulated objective plus frag-stop: which modulation the trajectories must be made with (E3, D8)."""
+
+
 def _router(name: str, coordinate: str, low: dict[str, Any], mid: dict[str, Any], steps: int) -> Policy:
     options = {"coordinate": coordinate, "low": low, "mid": mid, "hard": {"action": "rollback"}}
     return Policy(name, "router", options, steps)
@@ -50,6 +60,7 @@ READY: Registry[Policy] = Registry(
         "msp-stop": Policy("msp-stop", "msp-stop", {}, 4),
         "gradient-stop": Policy("gradient-stop", "gradient-stop", {}, 4),
         "tau-stop": Policy("tau-stop", "tau-stop", {}, 4),
+        **{name: Policy(name, "frag-stop", {}, 4) for name in MODULATIONS},
         "region-gate": Policy("region-gate", "region-gate", {"threshold": 0.0}, 1),
     },
 )
@@ -81,6 +92,11 @@ def write_policy(path: str | Path, policy: Policy) -> Path:
 
 def controller_of(policy: Policy) -> Controller:
     """The controller that a policy describes, cut-points of all groups included."""
+    if "hybrid" in policy.options:
+        raise BadInput(
+            f"policy {policy.name!r} is hybrid: its cut-points are a function of the stream, so no single controller "
+            f"stands for it; replay it as a stream, or calibrate seed-only"
+        )
     if not policy.groups:
         return _built(policy, {})
     known = {name: _built(policy, more) for name, more in policy.groups.items()}

@@ -116,7 +116,7 @@ def _mask(
     label: Mask, dents: list[NDArray[np.bool_]], blobs: list[NDArray[np.bool_]], depth: float, steps: int
 ) -> Mask:
     """The mask at a (possibly fractional) depth: the dent closes, and one more blob grows with every step."""
-    mask = label.copy()
+    mask: Mask = label.copy()
     mask[dents[round(depth)]] = 0
     for blob in blobs[: int(np.ceil(depth * len(blobs) / steps))]:
         mask[blob] = 1

@@ -1,0 +1,59 @@
+"""Is an archive what was written? Every file, every mask and the case list against their hashes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from casewise.archive import layout
+from casewise.archive.layout import Entry
+from casewise.archive.store import Archive, open_archive
+from casewise.core.errors import CasewiseError
+
+
+def verify(path: str | Path) -> list[str]:
+    """Problems as sentences, none if the archive is whole. Opening an archive trusts it; this does not."""
+    try:
+        archive = open_archive(path)
+    except CasewiseError as error:
+        return [str(error)]
+    return list(_problems(archive))
+
+
+def _problems(archive: Archive) -> Iterator[str]:
+    for case_id, sealed in archive.manifest.get("cases", {}).items():
+        if archive.entries[case_id].digest != sealed["sha256"]:
+            yield f"case {case_id}: entry.json is not the one that was sealed"
+    for entry in archive.entries.values():
+        folder = archive.path / layout.CASES / entry.id
+        found = list(_file_problems(folder, entry))
+        yield from found or _content_problems(archive, entry)
+
+
+def _file_problems(folder: Path, entry: Entry) -> Iterator[str]:
+    for name, expected in entry.files.items():
+        file = folder / name
+        if not file.is_file():
+            yield f"case {entry.id}: {name} is missing"
+        elif layout.file_sha256(file) != expected:
+            yield f"case {entry.id}: {name} was changed or cut after it was written"
+    strange = sorted(file.name for file in folder.iterdir() if file.name not in {*entry.files, layout.ENTRY})
+    for name in strange:
+        yield f"case {entry.id}: {name} does not belong to the archive"
+
+
+def _content_problems(archive: Archive, entry: Entry) -> Iterator[str]:
+    try:
+        masks = archive.masks(entry.id)
+        rows = set(archive.ladder(entry.id))
+    except (CasewiseError, KeyError) as error:
+        yield f"case {entry.id}: {error}"
+        return
+    for state, mask in masks.items():
+        if mask.shape != entry.shape or layout.mask_sha256(mask) != entry.mask_sha256.get(str(state)):
+            yield f"case {entry.id}: the mask of state {state} is not the one that was recorded"
+    if rows != set(entry.states):
+        yield f"case {entry.id}: signals exist for {len(rows)} states, masks for {len(entry.states)}"
+    expected = archive.steps + 1
+    if sum(not state.shrink for state in entry.states) != expected:
+        yield f"case {entry.id}: a step is missing, {expected} masks from M0 on are expected"

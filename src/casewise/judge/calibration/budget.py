@@ -1,0 +1,80 @@
+"""What the labelled holdout says about depth: the ladder, the fixed budget by four rules, and tau (G1, G2, G6, F6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from casewise.core.errors import BadInput, TooFewCases
+from casewise.core.registry import Registry
+from casewise.judge.calibration.cuts import FEWEST, Floats
+from casewise.judge.calibration.statistics import mean_and_sigma
+
+RULES: Registry[Callable[[Floats, Floats], Floats]] = Registry(
+    "budget rule",
+    {
+        "ha": lambda ha, metric: ha,
+        "metric": lambda ha, metric: -metric,
+        "ha-half-metric": lambda ha, metric: ha - 0.5 * metric,
+        "ha-metric": lambda ha, metric: ha - metric,
+    },
+)
+"""What the selected step minimizes over k = 1..K; ties go to the smallest k (G2)."""
+
+
+def ladder(frame: pd.DataFrame) -> pd.DataFrame:
+    """Cohort means of HA and metric at k = 0..K, over labelled cases (G1); indexed by step."""
+    labelled = labelled_steps(frame)
+    return labelled.groupby("step")[["ha", "metric"]].mean()
+
+
+def labelled_steps(frame: pd.DataFrame) -> pd.DataFrame:
+    """The unshrunk rows of cases that have a label."""
+    plain = frame.loc[(frame["shrink"] == 0) & frame["ha"].notna()]
+    cases = plain["case"].nunique()
+    if cases < FEWEST:
+        raise TooFewCases(f"a choice by labels needs at least {FEWEST} labelled calibration cases, got {cases}")
+    return plain
+
+
+def budget(frame: pd.DataFrame, rule: str = "ha") -> int:
+    """The fixed step that a rule selects on the holdout (G2)."""
+    steps = ladder(frame).loc[1:]
+    cost = RULES[rule](steps["ha"].to_numpy(), steps["metric"].to_numpy())
+    return int(steps.index[int(np.argmin(np.round(cost, 12)))])
+
+
+def budgets(frame: pd.DataFrame) -> dict[str, int]:
+    """The step of every rule."""
+    return {rule: budget(frame, rule) for rule in RULES}
+
+
+def shape(frame: pd.DataFrame) -> dict[str, Any]:
+    """The ladder and whether HA dips before it rises: argmin after step 1 and before K, and HA(K) > min (G6)."""
+    steps = ladder(frame)
+    ha = steps["ha"].loc[1:]
+    best, last = int(ha.idxmin()), int(ha.index[-1])
+    return {
+        "ha": [float(value) for value in steps["ha"]],
+        "metric": [float(value) for value in steps["metric"]],
+        "argmin": best,
+        "dips_before_it_rises": bool(1 < best < last and ha[last] > ha[best]),
+        "non_monotone": bool(ha[last] > ha.min() and (ha.diff().dropna() < 0).any()),
+    }
+
+
+def tau(frame: pd.DataFrame, *, quantile: float = 0.5, signal: str = "regions") -> dict[str, float]:
+    """mean, sigma and tau of the tau-stop: a quantile of z at each case's oracle early-stop step (F6).
+
+    The oracle step is argmax over k >= 1 of the metric, ties to the smallest k.
+    """
+    if not 0 <= quantile <= 1:
+        raise BadInput(f"tau is a quantile between 0 and 1, got {quantile}")
+    steps = labelled_steps(frame)
+    steps = steps.loc[(steps["step"] >= 1) & steps["metric"].notna()].sort_values(["case", "step"])
+    mean, sigma = mean_and_sigma(steps.loc[steps["step"] == 1, signal].to_numpy(), signal)
+    best = steps.loc[steps.groupby("case")["metric"].idxmax(), signal].to_numpy()
+    return {"mean": mean, "sigma": sigma, "tau": float(np.quantile((best - mean) / sigma, quantile))}

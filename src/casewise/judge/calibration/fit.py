@@ -1,0 +1,242 @@
+"""Calibrate: from a design and a holdout archive to a policy that carries everything its decisions need."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from casewise.archive.store import Archive
+from casewise.core.errors import BadInput, Mismatch, Overlap, TooFewCases
+from casewise.core.records import SOURCE, Policy
+from casewise.judge.calibration.budget import budget, tau
+from casewise.judge.calibration.coordinate import recommended
+from casewise.judge.calibration.cuts import FEWEST, Floats, bucket_counts, checked, warn_if_degenerate
+from casewise.judge.calibration.groups import fitted_cuts, inference
+from casewise.judge.calibration.hybrid import WARM_UP
+from casewise.judge.calibration.preflight import concerns, preflight
+from casewise.judge.calibration.stability import stability
+from casewise.judge.calibration.statistics import statistics
+from casewise.judge.controllers.bucket import bucket_of
+from casewise.judge.controllers.reading import RISK
+from casewise.judge.ledger import PAPER
+from casewise.judge.outcomes import outcomes
+from casewise.judge.policy import MODULATIONS, READY, check_disjoint, controller_of
+from casewise.measure.signals import SIGNALS
+
+CALIBRATION, EVALUATION = "calibration", "evaluation"
+_ROUTERS = frozenset({"router", "stop-router"})
+_STOPS = frozenset({"frag-stop", "entropy-stop", "msp-stop", "gradient-stop"})
+
+
+def calibrate(
+    archive: Archive,
+    design: str | Policy = "default",
+    *,
+    mode: str = "union",
+    percentiles: str | None = None,
+    coordinate: str | None = None,
+    budget_rule: str = "ha",
+    tau_quantile: float = 0.5,
+    hybrid: bool = False,
+    window: int | None = None,
+    unshrunk: bool = False,
+    reviews: Mapping[str, float] | None = None,
+    evaluation: Archive | None = None,
+    source_metric: float | None = None,
+) -> Policy:
+    """Fit a design's numbers on a holdout and examine it (F1-F9).
+
+    Cut-points and z-statistics use no label. ``percentiles`` defaults to the design's own convention: driving 33/66,
+    everything else 33.33/66.67. ``unshrunk`` keeps mid at its full depth, for archives without shrunk states (D15).
+    ``hybrid`` lets the pool grow with the stream (E10). Of ``evaluation`` only ids and label-free signals are read.
+    """
+    design = READY[design] if isinstance(design, str) else design
+    holdout = _holdout(archive)
+    convention = percentiles or ("driving" if design.name == "driving" else "medical")
+    frame = outcomes(holdout)
+    options = _design_options(holdout, design, coordinate=coordinate, unshrunk=unshrunk)
+    fitted: dict[str, Any] = {"options": options, "groups": {}}
+    examined: dict[str, Any] = {}
+    if design.controller in _ROUTERS:
+        fitted, examined = _routed(holdout, frame, options, mode, convention, evaluation)
+    elif design.controller == "fixed-k":
+        fitted["options"] = {"step": budget(frame, budget_rule)}
+        examined = {"budget_rule": budget_rule}
+    elif design.controller == "tau-stop":
+        fitted["options"] = {**tau(frame, quantile=tau_quantile), "cap": holdout.steps}
+    policy = replace(
+        design,
+        options=fitted["options"],
+        groups=fitted["groups"],
+        steps=holdout.steps,
+        binding=holdout.binding,
+        calibration_cases=holdout.ids,
+        calibration_id=calibration_id(holdout),
+        exposures=tuple(line for line in PAPER if line["design"] == design.name),
+    )
+    if evaluation is not None:
+        check_disjoint(policy, evaluation.ids)
+    found = {
+        **examined,
+        **preflight(holdout, controller_of(policy), frame, reviews=reviews, source_metric=source_metric),
+    }
+    found["concerns"] = concerns(found)
+    if hybrid:
+        policy = _hybrid(policy, holdout, convention, window)
+    return replace(policy, preflight=found)
+
+
+def calibration_id(archive: Archive) -> str:
+    """sha256 over the calibration case ids and everything that they hold."""
+    return hashlib.sha256("\n".join((archive.digest, *archive.ids)).encode()).hexdigest()
+
+
+def _holdout(archive: Archive) -> Archive:
+    """The calibration cases: those marked so, or all when none is marked; never evaluation cases (A3)."""
+    marked = archive.select(split=CALIBRATION)
+    holdout = marked if marked.ids else archive
+    wrong = [name for name, entry in holdout.entries.items() if entry.split == EVALUATION]
+    if wrong:
+        raise Overlap(
+            f"{len(wrong)} of {len(holdout.ids)} cases are marked as evaluation ({', '.join(wrong[:3])}, ...) and "
+            f"none as calibration; calibrate on a holdout that evaluation never sees"
+        )
+    if len(holdout.ids) < FEWEST:
+        raise TooFewCases(
+            f"calibration needs at least {FEWEST} cases, {archive.path} has {len(holdout.ids)}; record {FEWEST} or "
+            f"more (alpha 0.10 is certifiable from 9 labelled cases on)"
+        )
+    return holdout
+
+
+def _design_options(archive: Archive, design: Policy, *, coordinate: str | None, unshrunk: bool) -> dict[str, Any]:
+    """The design's options, checked against what the archive holds."""
+    options = dict(design.options)
+    modulation = MODULATIONS.get(design.name)
+    if modulation and modulation not in archive.binding.objective.replace("_", "-"):
+        raise Mismatch(
+            f"design {design.name!r} decides on trajectories made with modulation {modulation}, this archive was made "
+            f"with {archive.binding.objective}; record with that modulation"
+        )
+    if design.controller in _STOPS:
+        options["cap"] = archive.steps
+    if design.controller == "region-gate":
+        options["min_area"] = int(archive.configuration.get("min_area", 16))
+    if coordinate is not None:
+        options["coordinate"] = coordinate
+    if design.controller == "router":
+        for name in ("low", "mid", "hard"):
+            options[name] = _bucket(archive, design, dict(options[name]), unshrunk)
+    if design.controller == "stop-router" and unshrunk:
+        options["mid_shrink"] = 0.0
+    return options
+
+
+def _bucket(archive: Archive, design: Policy, plain: dict[str, Any], unshrunk: bool) -> dict[str, Any]:
+    if unshrunk:
+        plain.pop("shrink", None)
+    bucket = bucket_of(plain)
+    if bucket.depth > archive.steps:
+        raise BadInput(
+            f"design {design.name!r} needs {bucket.depth} steps a case, the archive holds {archive.steps}; "
+            f"record with steps={bucket.depth} or choose another design"
+        )
+    lost = [state for state in bucket.states if state not in archive.states]
+    if lost:
+        raise BadInput(
+            f"design {design.name!r} deploys state {lost[0]}, which this archive does not hold for every case; record "
+            f"with shrink {lost[0].shrink:g}, or calibrate unshrunk (D15)"
+        )
+    return plain
+
+
+def _routed(
+    archive: Archive,
+    frame: pd.DataFrame,
+    options: dict[str, Any],
+    mode: str,
+    convention: str,
+    evaluation: Archive | None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Cut-points of a router and what the calibration values say about them."""
+    first = _step(frame, 1)
+    coordinate = options["coordinate"]
+    if coordinate == RISK:
+        options = {**options, "statistics": vars(statistics(_column(first, "regions"), _column(first, "delta")))}
+    values = coordinate_values(first, coordinate, options)
+    best, table = recommended(first, convention)
+    fitted = fitted_cuts(first, values, mode=mode, convention=convention)
+    low, high = fitted["options"]["cut_low"], fitted["options"]["cut_high"]
+    warn_if_degenerate(coordinate, values, low, high, best if best != coordinate else None)
+    if mode == "inferred":
+        fitted["options"]["inference"] = inference(_step(frame, SOURCE.step))
+    counts = bucket_counts(values, low, high)
+    judged = None if evaluation is None else _evaluation_values(evaluation, coordinate, options)
+    examined = {
+        "coordinate": coordinate,
+        "convention": convention,
+        "mode": mode,
+        "buckets": {name: {"cases": count, "share": count / len(values)} for name, count in counts.items()},
+        "degenerate": not all(counts.values()) or low == high,
+        "stability": stability(values, convention, judged=judged),
+        "coordinates": table,
+        "recommended_coordinate": best,
+    }
+    if judged is not None:
+        examined["evaluation_buckets"] = bucket_counts(judged, low, high)
+    return {"options": {**options, **fitted["options"]}, "groups": fitted["groups"]}, examined
+
+
+def coordinate_values(first: pd.DataFrame, coordinate: str, options: Mapping[str, Any] | None = None) -> Floats:
+    """The coordinate of each calibration case, higher being riskier; refuses one that is turned the wrong way (C12)."""
+    if coordinate == RISK:
+        known = (options or {})["statistics"]
+        z_regions = (_column(first, "regions") - known["mean_regions"]) / known["sigma_regions"]
+        return np.asarray((z_regions + (_column(first, "delta") - known["mean_delta"]) / known["sigma_delta"]) / 2)
+    name = coordinate.removeprefix("-")
+    if name in SIGNALS and SIGNALS[name].higher_is_riskier == coordinate.startswith("-"):
+        turned = name if coordinate.startswith("-") else f"-{name}"
+        raise BadInput(
+            f"coordinate {coordinate!r} falls when risk rises, so a router on it would roll back the safe "
+            f"cases; route on {turned!r}"
+        )
+    return _column(first, name) * (-1 if coordinate.startswith("-") else 1)
+
+
+def _column(rows: pd.DataFrame, name: str) -> Floats:
+    if name not in rows:
+        SIGNALS[name]
+        raise BadInput(f"this archive has no signal {name!r}; record with it, or choose another coordinate")
+    values = rows[name].to_numpy(dtype=np.float64)
+    missing = rows.loc[~np.isfinite(values), "case"].tolist()
+    if missing:
+        raise BadInput(
+            f"signal {name!r} is not computable at step 1 for {len(missing)} of {len(rows)} calibration cases "
+            f"({', '.join(missing[:3])}); choose another coordinate or leave those cases out"
+        )
+    return checked(values)
+
+
+def _evaluation_values(evaluation: Archive, coordinate: str, options: Mapping[str, Any]) -> Floats:
+    signals = evaluation.signals()
+    return coordinate_values(_step(signals, 1), coordinate, options)
+
+
+def _step(frame: pd.DataFrame, step: int) -> pd.DataFrame:
+    return frame.loc[(frame["step"] == step) & (frame["shrink"] == 0)]
+
+
+def _hybrid(policy: Policy, archive: Archive, convention: str, window: int | None) -> Policy:
+    if policy.controller != "router" or policy.groups or "inference" in policy.options:
+        raise BadInput(
+            "hybrid calibration is for a router with one pair of cut-points; use mode union, pooled or robust"
+        )
+    first = _step(archive.signals(), 1)
+    pool = coordinate_values(first, policy.options["coordinate"], policy.options).tolist()
+    hybrid = {"pool": pool, "convention": convention, "window": window, "warm_up": WARM_UP}
+    return replace(policy, options={**policy.options, "hybrid": hybrid})

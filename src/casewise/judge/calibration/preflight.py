@@ -1,0 +1,149 @@
+"""Before anything is deployed: what the holdout says about a policy. Printed, and stored in policy.json."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from casewise.archive.store import Archive
+from casewise.core.errors import CasewiseError, TooFewCases
+from casewise.core.records import Controller, Decision
+from casewise.judge.calibration.budget import budgets, shape
+from casewise.judge.calibration.statistics import statistics
+from casewise.judge.deciding import decision_of
+from casewise.judge.outcomes import deployed
+
+ALPHAS = (0.05, 0.10, 0.15, 0.20, 0.30)
+USABLE_LOSS = 0.05
+"""M0 counts as usable when its metric is at most this far below the source domain's (O4)."""
+
+
+def preflight(
+    archive: Archive,
+    controller: Controller,
+    frame: pd.DataFrame,
+    *,
+    reviews: Mapping[str, float] | None = None,
+    source_metric: float | None = None,
+) -> dict[str, Any]:
+    """Everything but the cut-points themselves: retained bucket, ladder, coherence, M0, floor, z-statistics."""
+    decisions = [decision_of(archive, controller, case_id) for case_id in archive.ids]
+    labelled = int(frame.loc[frame["ha"].notna(), "case"].nunique())
+    return {
+        "cases": len(archive.ids),
+        "labelled": labelled,
+        "retained": retained(frame, decisions, archive, reviews),
+        "ladder": _or_reason(lambda: shape(frame)),
+        "budgets": _or_reason(lambda: budgets(frame)),
+        "coherence": coherence(frame),
+        "source": usability(frame, source_metric),
+        "conformal": conformal_floor(labelled),
+        "statistics": _or_reason(lambda: vars(_statistics(frame))),
+    }
+
+
+def retained(
+    frame: pd.DataFrame, decisions: Sequence[Decision], archive: Archive, reviews: Mapping[str, float] | None = None
+) -> dict[str, Any]:
+    """Helped and hurt among the cases that keep an adaptation: go iff more are helped than hurt (M3)."""
+    rows = deployed(frame, decisions, archive=archive)
+    kept = rows.loc[~rows["rolled_back"]]
+    change = kept["change"] if reviews is None else kept["case"].map(reviews)
+    change = change.dropna()
+    helped, hurt = int((change > 0).sum()), int((change < 0).sum())
+    return {
+        "kept": len(kept),
+        "rolled_back": len(rows) - len(kept),
+        "judged": len(change),
+        "judged_by": "labels" if reviews is None else "reviews",
+        "helped": helped,
+        "hurt": hurt,
+        "unchanged": len(change) - helped - hurt,
+        "mean_change": float(change.mean()) if reviews is None and len(change) else None,
+        "go": bool(helped > hurt) if len(change) else None,
+    }
+
+
+def coherence(frame: pd.DataFrame) -> dict[str, Any]:
+    """Is the edit coherent? Its largest component and its share of single voxels, at the first and last step (O5)."""
+    plain = frame.loc[frame["shrink"] == 0]
+    steps = {"first": 1, "last": int(plain["step"].max())}
+    return {
+        name: {
+            signal: _median(plain.loc[plain["step"] == step, signal]) if signal in plain else None
+            for signal in ("largest", "largest_share", "singleton_share", "effective_regions")
+        }
+        for name, step in steps.items()
+    }
+
+
+def usability(frame: pd.DataFrame, source_metric: float | None = None) -> dict[str, Any]:
+    """Is M0 usable? Its metric on the holdout, and how often it finds nothing at all (O4)."""
+    rows = frame.loc[frame["step"] == 0]
+    metric = rows["metric"].dropna()
+    found = {
+        "metric_mean": float(metric.mean()) if len(metric) else None,
+        "metric_lowest": float(metric.min()) if len(metric) else None,
+        "empty": int(rows["delta_foreground"].isna().sum()) if "delta_foreground" in rows else None,
+    }
+    if source_metric is None or not len(metric):
+        return {**found, "line": None, "usable": None}
+    line = source_metric - USABLE_LOSS
+    return {**found, "line": line, "usable": bool(metric.mean() >= line)}
+
+
+def conformal_floor(cases: int) -> dict[str, Any]:
+    """The smallest risk that n labelled cases can certify, 1/(n+1), and how many each alpha needs (L6)."""
+    return {
+        "cases": cases,
+        "floor": 1 / (cases + 1),
+        "needed": {f"{alpha:.2f}": math.ceil(round(1 / alpha - 1, 9)) for alpha in ALPHAS},
+        "feasible": [alpha for alpha in ALPHAS if 1 / (cases + 1) <= alpha + 1e-12],
+    }
+
+
+def concerns(found: Mapping[str, Any]) -> list[str]:
+    """What a person should read before deploying, as sentences; empty when nothing speaks against it."""
+    said = []
+    kept = found["retained"]
+    if kept["go"] is False:
+        said.append(f"NO-GO: of the retained cases {kept['helped']} were helped and {kept['hurt']} were hurt (M3)")
+    if kept["go"] is None:
+        said.append("no label or review says whether the retained cases were helped; helped/hurt is unknown (M3)")
+    if not kept["kept"]:
+        said.append("every calibration case rolls back: this policy deploys M0 only")
+    ladder = found["ladder"]
+    if ladder.get("argmin") == 1 and not ladder["dips_before_it_rises"]:
+        said.append("HA is lowest at step 1 and only rises: more steps buy harm here (G6)")
+    if found["source"]["usable"] is False:
+        said.append(f"M0 is not usable here: metric below the line {found['source']['line']:.3f} (O4)")
+    singles = found["coherence"]["first"]["singleton_share"]
+    if singles is not None and singles > 0.5:
+        said.append(f"the edit is not coherent: half the cases have {singles:.0%} or more of it in single voxels (O5)")
+    if 0.10 not in found["conformal"]["feasible"]:
+        said.append(
+            f"alpha 0.10 cannot be certified: the floor is {found['conformal']['floor']:.3f}; 9 cases are needed"
+        )
+    return said
+
+
+def _statistics(frame: pd.DataFrame) -> Any:
+    first = frame.loc[(frame["step"] == 1) & (frame["shrink"] == 0)]
+    return statistics(first["regions"].to_numpy(float), first["delta"].to_numpy(float))
+
+
+def _or_reason(make: Any) -> dict[str, Any]:
+    """A result, or the reason why there is none; a missing label is no reason to refuse a label-free policy."""
+    try:
+        return dict(make())
+    except (TooFewCases, CasewiseError) as error:
+        return {"not_computed": str(error)}
+
+
+def _median(values: pd.Series) -> float | None:
+    known = values.dropna()
+    return float(np.median(known)) if len(known) else None

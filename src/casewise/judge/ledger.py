@@ -1,0 +1,98 @@
+"""The exposure ledger: which choices were made while evaluation labels could be seen (F12).
+
+``exposures.jsonl`` lies in the evaluation archive. Every line carries the hash of the line before, so a line that was
+taken out or edited is noticed. Reports print it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from casewise.archive.store import Archive
+from casewise.core.errors import BadInput, DamagedArchive
+from casewise.core.records import Policy
+from casewise.judge.policy import check_binding, check_disjoint
+
+LEDGER = "exposures.jsonl"
+
+PAPER: tuple[Mapping[str, Any], ...] = (
+    {
+        "choice": "coordinate delta instead of the two-term risk",
+        "seen": "cardiac evaluation labels",
+        "design": "cardiac",
+    },
+    {
+        "choice": "mid bucket shrinks, rather than halts or waits",
+        "seen": "cardiac evaluation labels",
+        "design": "cardiac",
+    },
+    {"choice": "depth 3 of the low bucket", "seen": "cardiac evaluation labels", "design": "cardiac"},
+    {"choice": "upper percentile 66 rather than 75", "seen": "driving evaluation labels", "design": "driving"},
+    {"choice": "shrink 0.5", "seen": "never varied", "design": "cardiac"},
+    {"choice": "cap 4 of the mid bucket", "seen": "never varied", "design": "driving"},
+    {"choice": "cap 8 of the low bucket", "seen": "never varied", "design": "driving"},
+)
+"""What the paper discloses of its own designs: four exposures and three unconsidered constants (F12)."""
+
+
+def unlock(evaluation: Archive, *, purpose: str, policy: Policy | None = None) -> Archive:
+    """An evaluation archive whose labels may now be read; that it happened, why, and for which policy is written down.
+
+    Refused when the policy was fitted on any of its cases, or on another model.
+    """
+    if not purpose.strip():
+        raise BadInput("say why the evaluation labels are read, e.g. purpose='study'; the ledger prints it")
+    if policy is not None:
+        check_binding(policy, evaluation.binding)
+        check_disjoint(policy, evaluation.ids)
+    expose(evaluation.path, choice=purpose, policy=policy)
+    return evaluation
+
+
+def expose(folder: Path, *, choice: str, policy: Policy | None = None, labels_visible: bool = True) -> dict[str, Any]:
+    """Append one line to the ledger of an archive folder."""
+    before = read_ledger(folder)
+    line = {
+        "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "choice": choice,
+        "policy": "" if policy is None else policy.name,
+        "calibration_id": "" if policy is None else policy.calibration_id,
+        "labels_visible": labels_visible,
+        "previous": before[-1]["hash"] if before else "",
+    }
+    line["hash"] = _hash(line)
+    with (folder / LEDGER).open("a") as handle:
+        handle.write(json.dumps(line) + "\n")
+        handle.flush()
+        os.fsync(handle.fileno())
+    return line
+
+
+def read_ledger(folder: Path) -> list[dict[str, Any]]:
+    """Every exposure of an archive, oldest first; an edited ledger is an error."""
+    file = Path(folder) / LEDGER
+    if not file.exists():
+        return []
+    lines, previous = [], ""
+    for number, text in enumerate(file.read_text().splitlines(), start=1):
+        try:
+            line = json.loads(text)
+            intact = line["hash"] == _hash(line) and line["previous"] == previous
+        except (ValueError, KeyError, TypeError):
+            intact = False
+        if not intact:
+            raise DamagedArchive(f"line {number} of {file} was edited, cut or taken out; the ledger cannot be trusted")
+        lines.append(line)
+        previous = line["hash"]
+    return lines
+
+
+def _hash(line: Mapping[str, Any]) -> str:
+    content = {key: value for key, value in line.items() if key != "hash"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
