@@ -70,7 +70,7 @@ sensitivity.py   calibration_sensitivity(calibration_values, evaluation_values, 
                    is the deployed one  (K)
                  cut_stability(calibration_values, evaluation_values, *, ...) -> cut, estimate, low, high, n  and
                    notes; made["changed_median"], made["changed_high"] are shares of evaluation cases  (F9)
-                 sweep_outcomes(archive, *, min_areas=(8, 16, 32, 64), connectivities=("face",)) -> DataFrame case,
+sweep.py         sweep_outcomes(archive, *, min_areas=(8, 16, 32, 64), connectivities=("face",)) -> DataFrame case,
                    step, shrink, min_area, connectivity, ha, ba, regions, delta, area  (reads masks and labels)
                  min_area_sweep(sweep, methods, *, router, reference) -> connectivity, min_area, method, ha, scored,
                    n, rank, difference (router - reference)  (N1, N3)

@@ -26,7 +26,10 @@ _EVERYBODY = {"low": (np.inf, np.inf), "mid": (-np.inf, np.inf), "hard": (-np.in
 
 def arms_at(outcomes: pd.DataFrame, states: Mapping[str, State]) -> dict[str, pd.DataFrame]:
     """Arms of a router whose buckets are fixed states: {"low": State(3), "mid": State(2, 0.5), "hard": State(0)}."""
-    return {bucket: deployed_at(outcomes, state).assign(bucket=bucket) for bucket, state in states.items()}
+    return {
+        bucket: deployed_at(outcomes, state).assign(bucket=bucket, executed=max(state.step, 1))
+        for bucket, state in states.items()
+    }
 
 
 def arms_of(archive: Any, router: Any, outcomes: pd.DataFrame) -> dict[str, pd.DataFrame]:

@@ -13,7 +13,7 @@ from casewise.core.errors import BadInput
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.study.finding import Finding, rows
 from casewise.study.resample import RESAMPLES, draws
-from casewise.study.trajectories import by_step, horizon, mean_or_nan, unshrunk
+from casewise.study.trajectories import by_step, horizon, labelled, mean_or_nan, unshrunk
 
 Floats = NDArray[np.float64]
 
@@ -86,6 +86,7 @@ def _matrices(outcomes: pd.DataFrame) -> tuple[Floats, Floats]:
     """HA and metric as (case, step 1..K)."""
     if horizon(outcomes) < 1:
         raise BadInput("a budget needs at least one update; the archive has step 0 only")
+    outcomes = labelled(outcomes)
     ha, metric = (by_step(outcomes, name).drop(columns=0).to_numpy(float) for name in ("ha", "metric"))
     return ha, metric
 

@@ -139,7 +139,7 @@ def mean_interval(
     if not np.isfinite(numbers).all():
         raise BadInput("a bootstrap mean needs finite values; drop undefined cases first and count them")
     unit = np.arange(len(numbers)) if clusters is None else np.asarray(clusters)
-    sums, sizes = np.bincount(unit, numbers), np.bincount(unit, np.ones(len(unit)))
+    sums, sizes = (np.bincount(unit, one).astype(np.float64) for one in (numbers, np.ones(len(unit))))
     drawn = draws(len(sums), resamples, seed)
     means = cluster_means(sums, sizes, drawn)
     found = interval_of(numbers.mean(), means, n=len(numbers), clusters=len(sums), level=level)

@@ -20,6 +20,13 @@ def unshrunk(outcomes: pd.DataFrame) -> pd.DataFrame:
     return outcomes[outcomes["shrink"] == 0].sort_values(["case", "step"], kind="stable").reset_index(drop=True)
 
 
+def labelled(outcomes: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the cases that were scored against a label; everything here that scores needs only those (A10)."""
+    need_columns(outcomes, ("case", "ha"), "an outcomes frame")
+    scored = outcomes.groupby("case")["ha"].transform(lambda values: values.notna().all())
+    return outcomes[scored.astype(bool)].reset_index(drop=True)
+
+
 def by_step(outcomes: pd.DataFrame, column: str) -> pd.DataFrame:
     """One column as cases (rows, sorted) by steps (columns); an error when a case lacks a step."""
     need_columns(outcomes, (*_KEYS, column), "an outcomes frame")

@@ -1,0 +1,71 @@
+"""What a method pays: updates deployed and executed, how often modulation fires, what a signal costs (M12)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from casewise.core.errors import DegenerateStatistic
+from casewise.measure.signals import SIGNALS
+from casewise.study.finding import Finding, rows
+from casewise.study.trajectories import mean_or_nan, unshrunk
+
+
+def cost(methods: Mapping[str, pd.DataFrame]) -> Finding:
+    """Mean updates deployed and executed; a rollback deploys none but has executed its probe (A12)."""
+    records = []
+    for name, frame in methods.items():
+        kept, made = mean_or_nan(frame["deployed"]), mean_or_nan(frame["executed"])
+        records.append({"method": name, "n": len(frame), "deployed": kept, "executed": made, "wasted": made - kept})
+    n = max((len(frame) for frame in methods.values()), default=0)
+    return Finding("cost", rows(records, ("method", "n", "deployed", "executed", "wasted")), n, "M12, A12")
+
+
+def firing(
+    outcomes: pd.DataFrame, *, mean_regions: float, sd_regions: float, mean_delta: float, sd_delta: float
+) -> Finding:
+    r"""How many (case, step) rows have risk r > 0, where FragSubset restricts the update (M12, C6).
+
+    .. math:: r_k = \tfrac12 \frac{n_k - \mu_n}{\sigma_n} + \tfrac12 \frac{\delta_k - \mu_\delta}{\sigma_\delta}
+              \ge -\tfrac12\left(\frac{\mu_n}{\sigma_n} + \frac{\mu_\delta}{\sigma_\delta}\right)
+
+    The floor on the right is reported beside the lowest value; a value below it means other statistics (R1).
+    """
+    if sd_regions <= 0 or sd_delta <= 0:
+        raise DegenerateStatistic(
+            f"risk needs spreads above zero, got {sd_regions} and {sd_delta}; calibrate on more cases"
+        )
+    frame = unshrunk(outcomes)
+    frame = frame[frame["step"] >= 1]
+    risk = ((frame["regions"] - mean_regions) / sd_regions + (frame["delta"] - mean_delta) / sd_delta).to_numpy(
+        float
+    ) / 2
+    fired = int((risk > 0).sum())
+    record = {
+        "n": frame["case"].nunique(),
+        "rows": len(risk),
+        "fired": fired,
+        "share": fired / len(risk) if len(risk) else np.nan,
+        "lowest": float(risk.min()) if len(risk) else np.nan,
+        "floor": -(mean_regions / sd_regions + mean_delta / sd_delta) / 2,
+    }
+    made = {"mean_regions": mean_regions, "sd_regions": sd_regions, "mean_delta": mean_delta, "sd_delta": sd_delta}
+    return Finding("cost.firing", pd.DataFrame([record]), int(record["n"]), "M12, C6, R1", made)
+
+
+def signal_costs(milliseconds: Mapping[str, float] | None = None) -> Finding:
+    """Passes of every signal, with measured milliseconds a step where they are given; NaN is "not measured" (C13)."""
+    measured = milliseconds or {}
+    records = [
+        {
+            "signal": name,
+            "forwards": info.forwards,
+            "backwards": info.backwards,
+            "milliseconds": measured.get(name, float("nan")),
+            "reason": "" if name in measured else "not measured",
+        }
+        for name, info in SIGNALS.items()
+    ]
+    return Finding("cost.signals", pd.DataFrame(records), 0, "C13")

@@ -1,0 +1,46 @@
+"""Does a cut-point travel? The scale of a coordinate at home and away, and what a ported cut would roll back (O13)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from casewise.study.finding import Finding
+from casewise.study.trajectories import unshrunk
+
+
+def scale_probe(
+    home: pd.DataFrame, away: pd.DataFrame, *, coordinate: str = "delta", cut_high: float | None = None, step: int = 1
+) -> Finding:
+    """Mean and median of a step-1 coordinate in both cohorts, their ratios, and the share beyond the ported cut.
+
+    Without ``cut_high`` the home cohort's own upper tertile (66.67th percentile) is ported.
+    """
+    values = {name: _values(frame, coordinate, step) for name, frame in (("home", home), ("away", away))}
+    cut = float(np.percentile(values["home"], 66.67)) if cut_high is None else cut_high
+    records = []
+    for name, found in values.items():
+        records.append(
+            {
+                "cohort": name,
+                "n": len(found),
+                "mean": float(found.mean()),
+                "median": float(np.median(found)),
+                "ratio_mean": _ratio(found.mean(), values["home"].mean()),
+                "ratio_median": _ratio(np.median(found), np.median(values["home"])),
+                "rolled_back": float((found >= cut).mean()),
+            }
+        )
+    share, ratio = records[1]["rolled_back"], records[1]["ratio_mean"]
+    note = f"{coordinate} is {ratio:.1f} times as large away; the ported cut {cut:.4g} rolls back {share:.1%} there"
+    made = {"coordinate": coordinate, "cut_high": cut, "step": step}
+    return Finding("scale", pd.DataFrame(records), len(values["away"]), "O13", made, (note,))
+
+
+def _values(frame: pd.DataFrame, coordinate: str, step: int) -> np.ndarray:
+    ladder = unshrunk(frame)
+    return np.asarray(ladder.loc[ladder["step"] == step, coordinate].dropna(), dtype=np.float64)
+
+
+def _ratio(top: float, bottom: float) -> float:
+    return float(top / bottom) if bottom else float("nan")
