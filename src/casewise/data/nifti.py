@@ -160,7 +160,7 @@ def _voxels(path: Path, image: Any, header: Header, frame: int | None) -> NDArra
         raise BadInput(f"{path.name} has {len(header.shape)} axes {header.shape}; name one frame or split it")
     data = image.dataobj[..., frame] if frame is not None and len(header.shape) > 3 else image.dataobj
     voxels = np.asanyarray(data)
-    return voxels.reshape(voxels.shape[:3])
+    return np.asarray(voxels.reshape(voxels.shape[:3]))
 
 
 def read_label(path: Path, *, frame: int | None = None) -> Mask:

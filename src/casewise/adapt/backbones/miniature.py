@@ -106,7 +106,7 @@ def _trained(dimensions: int, regions: bool, steps: int) -> nn.Module:
         else:
             loss = nn.functional.cross_entropy(logits, y)
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
     return network
 

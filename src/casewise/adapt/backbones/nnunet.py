@@ -251,10 +251,8 @@ def _expectation(predictor: Any) -> Expectation:
 def _evaluated(manager: Any) -> tuple[int | tuple[int, ...], ...]:
     if not manager.has_regions:
         return tuple(int(label) for label in manager.foreground_labels)
-    plain = [
-        int(region) if np.isscalar(region) else tuple(int(v) for v in region) for region in manager.foreground_regions
-    ]
-    return tuple(plain)
+    plain = [np.asarray(region).tolist() for region in manager.foreground_regions]
+    return tuple(tuple(region) if isinstance(region, list) else int(region) for region in plain)
 
 
 def _label_names(dataset: Mapping[str, Any]) -> dict[int, str]:
