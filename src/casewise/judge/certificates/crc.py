@@ -46,17 +46,16 @@ def conformal_cases(alpha: float) -> int:
     return max(1, math.ceil(1.0 / check_level("alpha", alpha) - 1.0 - 1e-9))
 
 
-def left_out_risk(table: LossTable, alpha: float) -> float | None:
+def left_out_risk(table: LossTable, alpha: float, *, paid: LossTable | None = None) -> float | None:
     """Mean loss of each unit under the setting that the others certify: an honest look at the promise, n - 1 at a time.
 
-    None where n - 1 units are too few. A unit that the others would roll back entirely costs 0.
+    The setting is chosen by ``table`` and the loss read from ``paid`` (the same settings; by default ``table`` itself).
+    None where n - 1 units are too few.
     """
-    n = table.units
+    n, read = table.units, (paid or table).losses
     if n < 2 or conformal_floor(n - 1) > alpha + ACCEPT:
         return None
     totals = table.losses.sum(axis=0)
-    costs = []
-    for row in table.losses:
-        safe = np.flatnonzero((totals - row + 1.0) / n <= alpha + ACCEPT)
-        costs.append(float(row[safe[-1]]) if safe.size else 0.0)
-    return float(np.mean(costs))
+    safe = (totals[None, :] - table.losses + 1.0) / n <= alpha + ACCEPT
+    last = safe.shape[1] - 1 - np.argmax(safe[:, ::-1], axis=1)
+    return float(np.where(safe.any(axis=1), read[np.arange(n), last], 0.0).mean())

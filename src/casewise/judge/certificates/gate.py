@@ -61,12 +61,20 @@ def rungs(case: Gated, at: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.in
 
 
 def gate_table(
-    cases: Sequence[Gated], loss: str, *, clusters: Sequence[Hashable] | None = None, within: str = "mean"
+    cases: Sequence[Gated],
+    loss: str,
+    *,
+    at: Floats | None = None,
+    clusters: Sequence[Hashable] | None = None,
+    within: str = "mean",
 ) -> LossTable:
-    """Losses per threshold, most cautious first: 'surrogate' (C1), 'deployed' (not monotone) or 'envelope' (C5)."""
+    """Losses per threshold, most cautious first: 'surrogate' (C1), 'deployed' (not monotone) or 'envelope' (C5).
+
+    ``at`` replaces the exact jump points by thresholds that were fixed in advance.
+    """
     if loss not in ("surrogate", "deployed", "envelope"):
         raise BadInput(f"a gate's loss is 'surrogate', 'deployed' or 'envelope', got {loss!r}")
-    at = thresholds(cases)
+    at = thresholds(cases) if at is None else np.sort(np.asarray(at, dtype=float))[::-1]
     rows = np.stack([_curve(case, loss)[rungs(case, at)] for case in cases])
     kept = np.stack([case.kept[rungs(case, at)] for case in cases])
     return LossTable(cluster_rows(rows, clusters, within), at, kept.mean(axis=0))

@@ -9,6 +9,7 @@ import numpy as np
 from scipy import stats
 
 from casewise.judge.certificates.crc import conformal_cases, conformal_floor
+from casewise.judge.certificates.pvalues import betting
 from casewise.judge.certificates.table import ACCEPT, check_level
 
 ALPHAS = (0.05, 0.10, 0.15, 0.20, 0.30)
@@ -57,6 +58,20 @@ def ltt_alpha(cases: int, delta: float) -> float:
     [0.206, 0.109, 0.095, 0.069]
     """
     return 1.0 - math.pow(check_level("delta", delta), 1.0 / cases)
+
+
+def betting_cases(alpha: float, delta: float) -> int:
+    """Smallest n at which n zero losses certify alpha by betting: a little more than :func:`ltt_cases`."""
+    n = ltt_cases(alpha, delta)
+    while betting(np.zeros(n), alpha, delta=delta) > delta + ACCEPT:
+        n += 1
+    return n
+
+
+def betting_alpha(cases: int, delta: float) -> float:
+    """The smallest alpha that n zero losses certify by betting, to four digits."""
+    grid = np.arange(ltt_alpha(cases, delta), 1.0, 1e-4)
+    return float(next((a for a in grid if betting(np.zeros(cases), a, delta=delta) <= delta + ACCEPT), 1.0))
 
 
 def crc_budget(cases: int, alpha: float) -> float | None:

@@ -27,8 +27,8 @@ def agrapa_stake(past: Sequence[float], limit: float) -> float:
 def log_wealth(losses: Sequence[float], limit: float, delta: float) -> Floats:
     r"""Log wealth against "mean at most ``limit``" after each loss, with empirical-Bernstein mixture stakes.
 
-    :math:`\lambda_t = \sqrt{2 \ln(1/\delta) / (\hat\sigma^2_{t-1} t \ln(1 + t))}`, truncated at c/m. Stakes do not depend
-    on the limit before truncation, so wealth falls as the limit grows and :func:`lower_bound` can bisect.
+    :math:`\lambda_t = \sqrt{2 \ln(1/\delta) / (\hat\sigma^2_{t-1} t \ln(1 + t))}`, truncated at c/m. Before
+    truncation stakes do not depend on the limit, so wealth falls as the limit grows and :func:`lower_bound` can bisect.
     """
     x = np.asarray(losses, dtype=float)
     t = np.arange(1, len(x) + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from casewise.judge.monitors.reference import Reference
 Monitor = Audit | Reference | Proxy | Exchangeability
 SCHEMA = 1
 
-MONITORS: Registry[type[Monitor]] = Registry(
+MONITORS: Registry[Callable[..., Monitor]] = Registry(
     "monitor", {"audit": Audit, "reference": Reference, "proxy": Proxy, "exchangeability": Exchangeability}
 )
 

@@ -1,0 +1,133 @@
+"""The certificate as a record: what is promised, for whom, from how many cases, and what makes it void."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from casewise.archive.layout import write_durably
+from casewise.core.errors import BadInput, Mismatch, Refused
+from casewise.core.records import Binding, Policy
+
+CERTIFICATE = "certificate.json"
+SCHEMA = 1
+
+INVALID_IF = (
+    "the model, its weights, the adaptation objective, the preprocessing or the region measure change",
+    "the policy is refitted, or its actions are chosen, with the labels of these calibration cases",
+    "a calibration case, or another scan of the same patient, is among the cases that it is used on",
+    "cases come from another site, scanner, protocol or patient group than the calibration cases",
+    "an exchangeability or audit alarm has been raised (casewise monitor)",
+    "it is read as a promise about one case: it is an average over cases",
+)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """One promise about one policy. ``cut`` None means that nothing could be certified and M0 is always deployed."""
+
+    kind: str  # C1 ... C8 of the table in docs/explanation/certificates.md
+    statement: str  # the promise in words
+    loss: str
+    method: str  # "crc", "ltt", "envelope" or "inflated"
+    alpha: float  # promised risk
+    delta: float | None  # chance that the promise fails, over draws of the calibration set; None for expectations
+    population: str
+    units: int  # n: independent units
+    cases: int
+    floor: float  # the smallest alpha that n units can certify
+    needed: int  # units that would do for this alpha
+    cut: float | None  # certified rollback cut or gate threshold
+    bound: float | None  # achieved bound (CRC) or p-value (LTT) at the cut
+    kept: float  # share of calibration cases (or region area) that the certified policy keeps
+    deployed: Mapping[str, Mapping[str, float]]  # what really happens: by policy ("before", "certified"), by number
+    advice: str = ""  # what to do about it: which n would do, what was tightened
+    binding: Binding | None = None
+    policy: str = ""  # digest of the certified policy
+    policy_before: str = ""  # digest of the policy that was certified
+    policy_name: str = ""
+    calibration_id: str = ""  # digest of the archive whose labels were used
+    curve: tuple[Mapping[str, float], ...] = ()  # setting, kept, bound: every jump point
+    reliability: tuple[Mapping[str, float], ...] = ()  # alpha, risk, deployed (L10)
+    reliability_from: str = ""  # "leave-one-out" or the evaluation archive
+    exposures: tuple[Mapping[str, Any], ...] = ()
+    invalid_if: tuple[str, ...] = INVALID_IF
+    details: Mapping[str, Any] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    @property
+    def feasible(self) -> bool:
+        """Whether anything was certified."""
+        return self.cut is not None
+
+
+def policy_digest(policy: Policy) -> str:
+    """sha256 over everything that a policy's decisions depend on."""
+    plain = asdict(policy)
+    parts = {key: plain[key] for key in ("controller", "options", "groups", "steps", "binding", "calibration_id")}
+    return hashlib.sha256(json.dumps(_plain(parts), sort_keys=True, default=dict).encode()).hexdigest()
+
+
+def check_certificate(certificate: Certificate, policy: Policy, binding: Binding | None = None) -> None:
+    """Refuse a certificate that was issued for another policy, model, objective, loader or measure."""
+    if certificate.policy != policy_digest(policy):
+        raise Mismatch(
+            f"the certificate is for policy {certificate.policy[:12]} ({certificate.policy_name!r}), got "
+            f"{policy_digest(policy)[:12]} ({policy.name!r}); use the policy written with it, or certify again"
+        )
+    differing = certificate.binding.differences(binding) if certificate.binding and binding else []
+    if differing:
+        raise Mismatch(
+            f"the certificate was issued for another {', '.join(differing)}; record, calibrate, certify again"
+        )
+
+
+def check_feasible(certificate: Certificate) -> None:
+    """Refuse to present a failed attempt as a promise."""
+    if not certificate.feasible:
+        raise Refused(f"nothing is certified: {certificate.advice}")
+
+
+def write_certificate(path: str | Path, certificate: Certificate) -> Path:
+    """certificate.json, whole or not at all; an archive folder gets its own."""
+    file = _file(path)
+    write_durably(file, (json.dumps(_plain(asdict(certificate)), indent=1, default=dict) + "\n").encode())
+    return file
+
+
+def read_certificate(path: str | Path) -> Certificate:
+    """A certificate from its file, or from the archive folder that holds it."""
+    file = _file(path)
+    try:
+        plain = json.loads(file.read_text())
+        if plain["schema"] != SCHEMA:
+            raise Mismatch(f"{file} has certificate schema {plain['schema']}, this casewise reads {SCHEMA}")
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()
+        }
+        values["cut"] = None if plain["cut"] is None else float(plain["cut"])
+        values["binding"] = None if plain["binding"] is None else Binding(**plain["binding"])
+        return Certificate(**values)
+    except FileNotFoundError:
+        raise BadInput(f"there is no certificate at {file}; run casewise certify first") from None
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file} is not a certificate ({error}); run casewise certify again") from error
+
+
+def _file(path: str | Path) -> Path:
+    path = Path(path)
+    return path / CERTIFICATE if path.is_dir() else path
+
+
+def _plain(value: Any) -> Any:
+    """JSON knows no infinity: a cut that keeps everything is written as the word "inf"."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,136 @@
+"""From an archive and a policy to what certificates read: coordinates, and the loss of each possible action."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from casewise.archive.store import Archive
+from casewise.core.errors import BadInput, Refused, TooFewCases
+from casewise.core.records import Controller, Policy, State, Verdict
+from casewise.judge.certificates.rollback import policy_envelope
+from casewise.judge.certificates.table import Floats
+from casewise.judge.outcomes import outcomes
+from casewise.judge.policy import check_binding, check_disjoint, controller_of
+
+LOSSES = ("ha", "harmed", "dice")
+ROUTERS = ("router", "stop-router")
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What calibration says about a router: the coordinate of each case, and what each action would cost it."""
+
+    ids: tuple[str, ...]
+    clusters: tuple[str, ...]  # hashed, so that their order is fixed in advance and says nothing
+    values: Floats  # the coordinate u of the probe step
+    low: Mapping[str, Floats]  # loss name -> loss of the low action, in [0, 1]; also "gain", the metric's change
+    mid: Mapping[str, Floats]
+    excluded: int  # labelled cases without a defined metric (A10)
+
+    def loss(self, name: str) -> Floats:
+        """The policy envelope (2.3 b): the worse of the two actions that a kept case may get."""
+        return policy_envelope(self.low[name], self.mid[name])
+
+    def split_loss(self, name: str, cut_low: float) -> Floats:
+        """The loss of the action that a kept case gets when the low/mid cut is fixed."""
+        return np.where(self.values > cut_low, self.mid[name], self.low[name])
+
+
+def router_evidence(archive: Archive, policy: Policy, *, overlap: bool = True) -> Evidence:
+    """Evidence for a router from labelled cases; with ``overlap=False`` its own calibration cases are refused (A3)."""
+    check_router(policy)
+    check_binding(policy, archive.binding)
+    if not overlap:
+        check_disjoint(policy, archive.ids)
+    if policy.options.get("coordinate") == "risk" and set(policy.calibration_cases) & set(archive.ids):
+        raise Refused(
+            "the coordinate 'risk' was standardized on these cases, so they are not exchangeable with new ones; "
+            "certify on other labelled cases or calibrate with coordinate 'delta' or 'regions'"
+        )
+    ids, costs, excluded = _scored(archive)
+    low, mid = (_forced(policy, cut) for cut in (np.inf, -np.inf))
+    verdicts = {case: verdict_of(archive, low, case) for case in ids}
+    return Evidence(
+        ids,
+        tuple(cluster_of(archive, case) for case in ids),
+        np.array([_value(case, verdicts[case]) for case in ids]),
+        _losses(costs, {case: verdict.state for case, verdict in verdicts.items()}),
+        _losses(costs, {case: verdict_of(archive, mid, case).state for case in ids}),
+        excluded,
+    )
+
+
+def check_router(policy: Policy) -> None:
+    """Only a policy that rolls back above a cut can be certified by its cut."""
+    hard = dict(policy.options.get("hard", {"action": "rollback"}))
+    if policy.controller not in ROUTERS or hard.get("action") != "rollback":
+        raise BadInput(
+            f"a rollback certificate needs a router whose hard bucket rolls back, got policy {policy.name!r} "
+            f"({policy.controller}); calibrate one of cardiac, prostate, driving, default or stop-router"
+        )
+
+
+def verdict_of(archive: Archive, controller: Controller, case_id: str) -> Verdict:
+    """What a controller decides about a recorded case."""
+    for step in range(1, archive.steps + 1):
+        verdict = controller.decide(archive.observation(case_id, step))
+        if verdict is not None:
+            return verdict
+    raise BadInput(f"policy asks for more than the {archive.steps} recorded steps of case {case_id}; record more steps")
+
+
+def cluster_of(archive: Archive, case_id: str) -> str:
+    """The independent unit of a case (its patient or sequence, else itself), hashed."""
+    return hashlib.sha256((archive.entry(case_id).cluster or case_id).encode()).hexdigest()
+
+
+def deployed_numbers(archive: Archive, policy: Policy) -> dict[str, float]:
+    """What a policy really does to these cases: mean HA, share harmed, metric lost and changed, share kept."""
+    ids, costs, _ = _scored(archive)
+    controller = controller_of(policy)
+    states = {case: verdict_of(archive, controller, case).state for case in ids}
+    numbers = {name: float(values.mean()) for name, values in _losses(costs, states).items()}
+    return {**numbers, "kept": float(np.mean([state.step > 0 for state in states.values()]))}
+
+
+def _scored(archive: Archive) -> tuple[tuple[str, ...], pd.DataFrame, int]:
+    labelled = [case for case in archive.ids if archive.entry(case).labelled]
+    if not labelled:
+        raise TooFewCases(f"{archive.path} has no labelled case; a certificate needs labels")
+    frame = outcomes(archive).set_index(["case", "step", "shrink"])[["metric", "ha"]]
+    source = frame.xs((0, 0.0), level=("step", "shrink"))["metric"]
+    ids = tuple(case for case in labelled if np.isfinite(source[case]))
+    if not ids:
+        raise TooFewCases(f"no labelled case of {archive.path} has a defined metric; nothing can be certified")
+    return ids, frame, len(labelled) - len(ids)
+
+
+def _losses(frame: pd.DataFrame, states: Mapping[str, State]) -> dict[str, Floats]:
+    rows = frame.loc[[(case, state.step, state.shrink) for case, state in states.items()]]
+    source = frame.loc[[(case, 0, 0.0) for case in states], "metric"].to_numpy(float)
+    change = rows["metric"].to_numpy(float) - source
+    return {
+        "ha": rows["ha"].to_numpy(float),
+        "harmed": (change < 0).astype(float),
+        "dice": np.maximum(0.0, -change),
+        "gain": change,
+    }
+
+
+def _forced(policy: Policy, cut_low: float) -> Controller:
+    """The router that keeps every case, all as low (cut at infinity) or all as mid (cut at minus infinity)."""
+    options: dict[str, Any] = {**policy.options, "cut_low": cut_low, "cut_high": np.inf}
+    options.pop("inference", None)
+    return controller_of(replace(policy, options=options, groups={}))
+
+
+def _value(case_id: str, verdict: Verdict) -> float:
+    if verdict.value is None or not np.isfinite(verdict.value):
+        raise BadInput(f"case {case_id} has no finite {verdict.coordinate}; record it again")
+    return float(verdict.value)

@@ -1,0 +1,205 @@
+"""Certificates for a router by its rollback cut: C2, C3, C4 by CRC; C6 and C8 by learn-then-test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from casewise.archive.store import Archive
+from casewise.core.errors import BadInput
+from casewise.core.records import Policy
+from casewise.core.seeds import RESAMPLING_SEED
+from casewise.judge.certificates.certificate import Certificate, policy_digest
+from casewise.judge.certificates.crc import conformal_bounds, conformal_cases, conformal_floor, conformal_setting
+from casewise.judge.certificates.evidence import LOSSES, Evidence, deployed_numbers, router_evidence
+from casewise.judge.certificates.ltt import by_kept_share, fixed_sequence, joint_p_values, p_values
+from casewise.judge.certificates.plan import betting_alpha, betting_cases, ltt_alpha, ltt_cases
+from casewise.judge.certificates.policies import certified_policy
+from casewise.judge.certificates.reliability import left_out_reliability, tested_reliability
+from casewise.judge.certificates.rollback import rollback_table
+from casewise.judge.certificates.table import Floats, LossTable
+from casewise.judge.certificates.words import population_of, promise, refusal, tightening, unit_of
+
+KINDS = {"ha": "C2", "harmed": "C3", "dice": "C4"}
+ORDERS = 25  # fixed permutations over which betting averages the luck of the order away
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What is asked for: risks with their alphas, and how they are to be certified."""
+
+    losses: tuple[str, ...] = ("ha",)
+    alphas: tuple[float, ...] = (0.1,)
+    delta: float | None = None  # None: in expectation (CRC)
+    p_value: str = "auto"
+    within: str = "mean"  # how the cases of one patient are joined
+    low_mid: str = "envelope"  # or "fixed": the low/mid cut comes from other cases (2.3)
+
+    def __post_init__(self) -> None:
+        if not self.losses or len(self.losses) != len(self.alphas) or set(self.losses) - set(LOSSES):
+            raise BadInput(
+                f"need one alpha for each loss among {', '.join(LOSSES)}, got {self.losses} and {self.alphas}"
+            )
+        if self.delta is None and len(self.losses) > 1:
+            raise BadInput("CRC certifies one risk at a time; several at once need method 'ltt' and --delta")
+        if self.low_mid not in ("envelope", "fixed"):
+            raise BadInput(f"the low/mid cut is handled by 'envelope' or 'fixed', got {self.low_mid!r}")
+
+    @property
+    def label(self) -> str:
+        """The losses in one word."""
+        return "+".join(self.losses)
+
+    @property
+    def bounds(self) -> str:
+        """The alphas in one word."""
+        return " and ".join(f"{alpha:g}" for alpha in self.alphas)
+
+
+def certify_router(
+    archive: Archive, policy: Policy, asked: Promise, *, evaluation: Archive | None = None
+) -> tuple[Certificate, Policy]:
+    """A certificate for the deployed harm of a router, and the router it holds for: cut_high = min(own, certified).
+
+    Without a certified cut the policy is M0.
+    """
+    evidence = router_evidence(archive, policy, overlap=asked.low_mid == "envelope")
+    tables = tuple(loss_table(evidence, policy, asked, name) for name in asked.losses)
+    at, scores = _crc(tables, asked) if asked.delta is None else _ltt(tables, asked)
+    cut = None if at is None else float(tables[0].settings[at])
+    bound = None if at is None else float(scores[at])
+    certificate, certified = issued(
+        archive, policy, asked, evidence, cut, bound, limits(asked, tables[0].units), curve(tables[0], scores)
+    )
+    more = _reliability(policy, asked, evidence, tables, evaluation)
+    return replace(certificate, details=_details(asked, tables, evidence), **more), certified
+
+
+def issued(
+    archive: Archive,
+    policy: Policy,
+    asked: Promise,
+    evidence: Evidence,
+    cut: float | None,
+    bound: float | None,
+    reach: tuple[float, int],
+    points: tuple[dict[str, float], ...],
+) -> tuple[Certificate, Policy]:
+    """The record of a search that found ``cut`` (or nothing), and the policy that it holds for."""
+    certified = certified_policy(policy, cut)
+    units = len(set(evidence.clusters))
+    unit = unit_of(len(evidence.ids), units)
+    after = deployed_numbers(archive, certified)
+    own = float(policy.options["cut_high"])
+    advice = refusal(min(asked.alphas), units, *reach, unit) if cut is None else tightening(own, cut, after["kept"])
+    certificate = Certificate(
+        kind=KINDS[asked.label] if asked.delta is None else ("C6" if len(asked.losses) == 1 else "C8"),
+        statement=promise(asked.label, asked.bounds, asked.delta, certified.name, _metric(archive), unit),
+        loss=asked.label,
+        method="crc" if asked.delta is None else "ltt",
+        alpha=asked.alphas[0],
+        delta=asked.delta,
+        population=population_of(len(evidence.ids), units, evidence.excluded),
+        units=units,
+        cases=len(evidence.ids),
+        floor=reach[0],
+        needed=reach[1],
+        cut=cut,
+        bound=bound,
+        kept=after["kept"],
+        deployed={"before": deployed_numbers(archive, policy), "certified": after},
+        advice=advice,
+        binding=archive.binding,
+        policy=policy_digest(certified),
+        policy_before=policy_digest(policy),
+        policy_name=certified.name,
+        calibration_id=archive.digest,
+        curve=points,
+        exposures=(*policy.exposures, {"what": "labels used to certify", "cases": list(evidence.ids)}),
+    )
+    return certificate, certified
+
+
+def limits(asked: Promise, units: int, delta: float | None = None) -> tuple[float, int]:
+    """The smallest alpha that n units support, and the n that the asked alpha needs."""
+    smallest, level = min(asked.alphas), delta or asked.delta
+    if level is None:
+        return conformal_floor(units), conformal_cases(smallest)
+    if asked.p_value in ("hoeffding-bentkus", "binomial") or (asked.p_value == "auto" and asked.losses == ("harmed",)):
+        return ltt_alpha(units, level), ltt_cases(smallest, level)
+    return betting_alpha(units, level), betting_cases(smallest, level)
+
+
+def loss_table(evidence: Evidence, policy: Policy, asked: Promise, name: str) -> LossTable:
+    """The rollback table of one loss: by envelope, or with the policy's own low/mid cut."""
+    fixed = asked.low_mid == "fixed"
+    losses = evidence.split_loss(name, float(policy.options["cut_low"])) if fixed else evidence.loss(name)
+    return rollback_table(evidence.values, losses, clusters=evidence.clusters, within=asked.within)
+
+
+def curve(table: LossTable, scores: Floats) -> tuple[dict[str, float], ...]:
+    """Every jump point with what it keeps and its bound or p-value."""
+    rows = zip(table.settings, table.kept, table.risks, scores, strict=True)
+    return tuple({"setting": float(c), "kept": float(k), "risk": float(r), "bound": float(b)} for c, k, r, b in rows)
+
+
+def chosen_p_value(asked: Promise, tables: Sequence[LossTable]) -> str:
+    """'auto' is the exact binomial test for 0/1 losses and betting for the rest; fixed by the loss, not by the data."""
+    if asked.p_value != "auto":
+        return asked.p_value
+    binary = set(asked.losses) == {"harmed"} and all(np.isin(table.losses, (0.0, 1.0)).all() for table in tables)
+    return "binomial" if binary else "betting"
+
+
+def _crc(tables: Sequence[LossTable], asked: Promise) -> tuple[int | None, Floats]:
+    return conformal_setting(tables[0], asked.alphas[0]), conformal_bounds(tables[0])
+
+
+def _ltt(tables: Sequence[LossTable], asked: Promise) -> tuple[int | None, Floats]:
+    delta = float(asked.delta or 0.0)
+    kind = chosen_p_value(asked, tables)
+    each = [
+        p_values(table.losses, alpha, kind=kind, delta=delta, orders=ORDERS)
+        for table, alpha in zip(tables, asked.alphas, strict=True)
+    ]
+    joint = joint_p_values(each)
+    passed = fixed_sequence(joint, by_kept_share(tables[0].kept), delta)
+    return (int(passed[-1]) if len(passed) else None), joint
+
+
+def _details(asked: Promise, tables: Sequence[LossTable], evidence: Evidence) -> dict[str, Any]:
+    details: dict[str, Any] = {"low_mid": asked.low_mid, "within_cluster": asked.within, "excluded": evidence.excluded}
+    if asked.delta is not None:
+        details |= {"p_value": chosen_p_value(asked, tables), "family_wise": "fixed sequence by kept share"}
+        details |= {"alphas": list(asked.alphas), "orders": ORDERS, "order_seed": RESAMPLING_SEED}
+    return details
+
+
+def _reliability(
+    policy: Policy,
+    asked: Promise,
+    evidence: Evidence,
+    tables: Sequence[LossTable],
+    evaluation: Archive | None,
+) -> dict[str, Any]:
+    if asked.delta is not None:
+        return {}
+    own = replace(asked, low_mid="fixed")
+    if evaluation is None:
+        paid = loss_table(evidence, policy, own, asked.label)
+        points = left_out_reliability(tables[0], paid)
+        return {"reliability": points, "reliability_from": "leave-one-out on the calibration cases"}
+    fresh = router_evidence(evaluation, policy, overlap=False)
+    points = tested_reliability(
+        tables[0],
+        loss_table(fresh, policy, asked, asked.label),
+        loss_table(fresh, policy, own, asked.label),
+    )
+    return {"reliability": points, "reliability_from": f"{len(fresh.ids)} evaluation cases"}
+
+
+def _metric(archive: Archive) -> str:
+    return {"dice": "Dice", "miou": "mIoU"}[str(archive.configuration.get("metric", "dice"))]

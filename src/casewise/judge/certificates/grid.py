@@ -1,0 +1,164 @@
+"""Learn-then-test over a grid (C6): rollback cuts x depths of the low and mid action x shrink, one deployed.
+
+Three ways to pay for choosing. ``chains``: each action pair is a chain of cuts, walked at delta / number of pairs with
+exact jump points. ``holm`` and ``pareto`` give half of the units away: that half fixes the cuts (and, for pareto, the
+order by looking at labels), and the other half is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from casewise.archive.store import Archive
+from casewise.core.errors import BadInput, TooFewCases
+from casewise.core.records import Policy
+from casewise.judge.certificates.certificate import Certificate
+from casewise.judge.certificates.evidence import Evidence, router_evidence
+from casewise.judge.certificates.for_router import ORDERS, Promise, issued, limits
+from casewise.judge.certificates.ltt import (
+    best_certified,
+    by_kept_share,
+    fixed_sequence,
+    holm,
+    joint_p_values,
+    p_values,
+    pareto_order,
+)
+from casewise.judge.certificates.table import Floats, cluster_rows
+from casewise.judge.controllers.bucket import bucket_of
+
+FAMILIES = ("chains", "holm", "pareto")
+_CUTS = 20  # quantiles of the coordinate on the half that fixes the grid
+
+
+def action_pairs(policy: Policy, archive: Archive, deepest: int = 3) -> list[Policy]:
+    """The router with every (low depth, mid depth, shrink) that was recorded; fixed before any label is seen."""
+    if policy.controller != "router":
+        raise BadInput(f"a grid varies the actions of a router, got {policy.controller}")
+    depths = range(1, min(deepest, archive.steps) + 1)
+    shrinks = {state: state.shrink for state in archive.states if state.shrink}
+    mids = [{"action": "depth", "depth": depth} for depth in depths]
+    mids += [{"action": "depth", "depth": s.step, "shrink": s.shrink} for s in shrinks if s.step <= deepest]
+    lows = [{"action": "depth", "depth": depth} for depth in depths]
+    return [replace(policy, options={**policy.options, "low": low, "mid": mid}) for low in lows for mid in mids]
+
+
+def certify_grid(
+    archive: Archive, policy: Policy, asked: Promise, *, family: str = "chains"
+) -> tuple[Certificate, Policy]:
+    """The configuration of greatest metric among those that are certified together with probability 1 - delta."""
+    if family not in FAMILIES or asked.delta is None:
+        raise BadInput(f"a grid needs --delta and one of the families {', '.join(FAMILIES)}, got {family!r}")
+    grid = [Variant(one, router_evidence(archive, one)) for one in action_pairs(policy, archive)]
+    found, reach = _chains(grid, asked) if family == "chains" else _halves(grid, asked, family)
+    best = grid[0] if found is None else found.variant
+    cut, p = (None, None) if found is None else (found.cut, found.p)
+    chosen = policy if found is None else best.policy
+    certificate, certified = issued(archive, chosen, asked, best.evidence, cut, p, reach, ())
+    actions = {} if found is None else {name: str(bucket_of(chosen.options[name])) for name in ("low", "mid")}
+    details = {"family_wise": family, "action_pairs": len(grid), "p_value": _kind(asked), **actions}
+    return replace(certificate, details=details), certified
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """A router with one pair of actions, and what calibration says about it."""
+
+    policy: Policy
+    evidence: Evidence
+
+    def risks(self, cuts: Floats, asked: Promise) -> list[Floats]:
+        """(unit, cut) losses of each risk, by envelope."""
+        kept = self.evidence.values[:, None] < cuts[None, :]
+        each = (self.evidence.loss(name)[:, None] * kept for name in asked.losses)
+        return [cluster_rows(losses, self.evidence.clusters, asked.within) for losses in each]
+
+    def gains(self, cuts: Floats) -> Floats:
+        """The metric that each cut gains over M0, with the router's own cuts where they are tighter."""
+        options = self.policy.options
+        kept = self.evidence.values[:, None] < np.minimum(cuts, float(options["cut_high"]))[None, :]
+        return np.asarray((self.evidence.split_loss("gain", float(options["cut_low"]))[:, None] * kept).mean(axis=0))
+
+    def part(self, side: NDArray[np.bool_]) -> Variant:
+        """The same router on some of the cases."""
+        one, pick = self.evidence, np.flatnonzero(side)
+        picked = replace(
+            one,
+            ids=tuple(one.ids[i] for i in pick),
+            clusters=tuple(one.clusters[i] for i in pick),
+            values=one.values[pick],
+            low={name: values[pick] for name, values in one.low.items()},
+            mid={name: values[pick] for name, values in one.mid.items()},
+        )
+        return replace(self, evidence=picked)
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """A certified configuration."""
+
+    variant: Variant
+    cut: float
+    p: float
+    gain: float
+
+
+def _chains(grid: Sequence[Variant], asked: Promise) -> tuple[Found | None, tuple[float, int]]:
+    level = float(asked.delta or 0) / len(grid)
+    cuts = np.append(np.unique(grid[0].evidence.values), np.inf)
+    kept = (grid[0].evidence.values[:, None] < cuts[None, :]).mean(axis=0)
+    best: Found | None = None
+    for variant in grid:
+        p = _joint(variant.risks(cuts, asked), asked, level)
+        gains = variant.gains(cuts)
+        at = best_certified(fixed_sequence(p, by_kept_share(kept), level), gains)
+        if at is not None and (best is None or gains[at] > best.gain):
+            best = Found(variant, float(cuts[at]), float(p[at]), float(gains[at]))
+    return best, limits(asked, len(set(grid[0].evidence.clusters)), level)
+
+
+def _halves(grid: Sequence[Variant], asked: Promise, family: str) -> tuple[Found | None, tuple[float, int]]:
+    delta, clusters = float(asked.delta or 0), grid[0].evidence.clusters
+    units = sorted(set(clusters))
+    if len(units) < 4:
+        raise TooFewCases(f"the family {family!r} halves the cases, got {len(units)}; use 'chains'")
+    first = np.isin(clusters, units[: len(units) // 2])
+    learn, test = [one.part(first) for one in grid], [one.part(~first) for one in grid]
+    cuts = np.append(np.unique(np.quantile(learn[0].evidence.values, np.arange(1, _CUTS) / _CUTS)), np.inf)
+    p = _joint(_stacked(test, cuts, asked), asked, delta)
+    gains = np.concatenate([one.gains(cuts) for one in test])
+    if family == "holm":
+        passed = holm(p, delta)
+    else:
+        risks = np.stack([losses.mean(axis=0) for losses in _stacked(learn, cuts, asked)])
+        passed = fixed_sequence(
+            p, pareto_order(risks, np.concatenate([v.gains(cuts) for v in learn]), asked.alphas), delta
+        )
+    at = best_certified(passed, gains)
+    tested = len(units) - len(units) // 2
+    floor, needed = limits(asked, tested, delta / len(p) if family == "holm" else delta)
+    reach = (floor, 2 * needed)
+    if at is None:
+        return None, reach
+    return Found(grid[at // len(cuts)], float(cuts[at % len(cuts)]), float(p[at]), float(gains[at])), reach
+
+
+def _stacked(variants: Sequence[Variant], cuts: Floats, asked: Promise) -> list[Floats]:
+    each = [one.risks(cuts, asked) for one in variants]
+    return [np.concatenate([losses[r] for losses in each], axis=1) for r in range(len(asked.losses))]
+
+
+def _joint(tables: Sequence[Floats], asked: Promise, level: float) -> Floats:
+    each = [
+        p_values(table, alpha, kind=_kind(asked), delta=level, orders=ORDERS)
+        for table, alpha in zip(tables, asked.alphas, strict=True)
+    ]
+    return joint_p_values(each)
+
+
+def _kind(asked: Promise) -> str:
+    return "betting" if asked.p_value == "auto" else asked.p_value

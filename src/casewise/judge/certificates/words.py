@@ -1,0 +1,54 @@
+"""A certificate's sentences: the promise, the advice, the population."""
+
+from __future__ import annotations
+
+WHAT = {
+    "ha": "the share of the changed area that made the segmentation worse (HA; a case that is rolled back counts 0)",
+    "harmed": "the share of cases whose {metric} ends below that of the unadapted model",
+    "dice": "the {metric} lost against the unadapted model (gains count 0)",
+    "surrogate": "the harmful accepted area as a share of the un-gated edit (a surrogate: not the deployed HA)",
+    "envelope": "the share of the accepted area that made the segmentation worse (deployed HA of the gate)",
+}
+
+
+def promise(loss: str, alpha: str, delta: float | None, policy: str, metric: str, unit: str) -> str:
+    """The statement of a certificate."""
+    what = " and ".join(WHAT[name].format(metric=metric) for name in loss.split("+"))
+    whom = (
+        f"for new {unit}s like the calibration {unit}s, under policy '{policy}', the mean of {what} is at most {alpha}"
+    )
+    if delta is None:
+        return f"In expectation over the calibration {unit}s, {whom}."
+    return f"With probability at least {1 - delta:g} over the calibration {unit}s, {whom}."
+
+
+def refusal(alpha: float, units: int, floor: float, needed: int, unit: str) -> str:
+    """Why nothing is certified, and how many would do."""
+    return (
+        f"Nothing is certified: {units} labelled {unit}s support alpha >= {floor:.3f}, asked was {alpha:g}. "
+        f"Every case is rolled back to M0. At least {needed} labelled {unit}s are needed for alpha = {alpha:g}."
+    )
+
+
+def tightening(own: float, cut: float, kept: float) -> str:
+    """What certification did to a router's rollback cut."""
+    if kept == 0:
+        return (
+            "Certified, but only by keeping no calibration case: the observed harm leaves no room. "
+            "In effect M0 is deployed; gather more labelled cases or choose a gentler adaptation."
+        )
+    if cut < own:
+        return f"The rollback cut was tightened from {own:.4g} to {cut:.4g}."
+    return f"The calibrated rollback cut {own:.4g} is certified as it is."
+
+
+def population_of(cases: int, units: int, excluded: int, which: str = "") -> str:
+    """Whom the promise is about."""
+    clustered = f" of {units} patients or sequences; the promise is per patient or sequence" if units < cases else ""
+    left_out = f"; {excluded} labelled cases without a defined metric are outside the population" if excluded else ""
+    return f"{cases} labelled calibration cases{which}{clustered}{left_out}"
+
+
+def unit_of(cases: int, units: int) -> str:
+    """What n counts."""
+    return "case" if units == cases else "patient"
