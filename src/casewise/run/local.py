@@ -1,0 +1,163 @@
+"""Engines map a picklable function over case ids and stream what came of each; this one uses this machine.
+
+With one job and no time limit everything runs in this process: no worker, no shared memory, nothing to hang. Otherwise
+each job is a spawned process that is killed and replaced when a case overstays its time or dies with it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
+
+from casewise.core.errors import BadInput, CasewiseError
+
+Work = Callable[[str], Any]
+"""Picklable; takes a case id, returns something picklable."""
+
+GRACE_S = 30.0  # a worker stops by itself at the time limit; this much later it is killed
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one case: a value, or the reason why there is none."""
+
+    case_id: str
+    value: Any = None
+    error: str | None = None
+    kind: str | None = None  # class name of the error, "Killed" where the process died, "TimeOut" where it was killed
+    seconds: float = 0.0
+
+
+class Engine(Protocol):
+    """Runs work over cases, in any order; one result a case, and no exception of one case stops the others."""
+
+    def map(self, work: Work, case_ids: Sequence[str]) -> Iterator[Result]:
+        """Stream results as they come."""
+        ...
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """This process, or ``jobs`` spawned ones."""
+
+    jobs: int = 1
+    timeout_s: float | None = None
+    grace_s: float = GRACE_S
+
+    def __post_init__(self) -> None:
+        if self.jobs < 1:
+            raise BadInput(f"-j counts processes, at least 1, got {self.jobs}")
+
+    def map(self, work: Work, case_ids: Sequence[str]) -> Iterator[Result]:
+        """Stream results as they come."""
+        if self.jobs == 1 and self.timeout_s is None:
+            return (attempt(work, case_id) for case_id in case_ids)
+        return self._spawned(work, list(case_ids))
+
+    def _spawned(self, work: Work, waiting: list[str]) -> Iterator[Result]:
+        limit = None if self.timeout_s is None else self.timeout_s + self.grace_s
+        workers = [_Worker(work, self.jobs) for _ in range(min(self.jobs, len(waiting)))]
+        try:
+            while waiting or any(worker.case_id for worker in workers):
+                for worker in workers:
+                    if worker.case_id is None and waiting:
+                        worker.give(waiting.pop(0))
+                wait([worker.pipe for worker in workers if worker.case_id], timeout=0.5)
+                for index, worker in enumerate(workers):
+                    result = worker.collect(limit)
+                    if result is not None:
+                        yield result
+                        if worker.dead:
+                            workers[index] = _Worker(work, self.jobs)
+        finally:
+            for worker in workers:
+                worker.stop()
+
+
+class _Worker:
+    """One spawned process and the case that it is busy with."""
+
+    def __init__(self, work: Work, jobs: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, work, jobs), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.case_id: str | None = None
+        self.began: float | None = None
+        self.dead = False
+
+    def give(self, case_id: str) -> None:
+        self.case_id, self.began = case_id, None
+        self.pipe.send(case_id)
+
+    def collect(self, limit: float | None) -> Result | None:
+        """The result, if the case ended, was killed, or is now killed for overstaying ``limit``."""
+        if self.case_id is None:
+            return None
+        try:
+            while self.pipe.poll():
+                message = self.pipe.recv()
+                if message != "began":
+                    self.case_id = None
+                    result: Result = message
+                    return result
+                self.began = time.monotonic()
+        except (EOFError, OSError):
+            self.process.join(5)
+            return self._end("Killed", _why(self.process.exitcode))
+        if limit is not None and self.began is not None and time.monotonic() - self.began > limit:
+            self.process.kill()
+            return self._end("TimeOut", f"did not answer within {limit:g} s and was killed")
+        return None
+
+    def _end(self, kind: str, message: str) -> Result:
+        case_id, self.case_id, self.dead = str(self.case_id), None, True
+        seconds = time.monotonic() - self.began if self.began else 0.0
+        self.stop()
+        return Result(case_id, error=message, kind=kind, seconds=seconds)
+
+    def stop(self) -> None:
+        self.pipe.close()
+        self.process.join(1)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+def _why(code: int | None) -> str:
+    if code == -9:
+        return "the process was killed by signal 9, as the system does when memory runs out; see --max-ram"
+    return f"the process died with exit code {code}"
+
+
+def _serve(pipe: Connection, work: Work, jobs: int) -> None:
+    """A worker's life: load once (the first call does), then answer until the other end closes."""
+    import torch
+
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+    while True:
+        try:
+            case_id = pipe.recv()
+        except EOFError:
+            return
+        prepare = getattr(work, "prepare", None)
+        if prepare is not None:
+            prepare()
+        pipe.send("began")
+        pipe.send(attempt(work, case_id))
+
+
+def attempt(work: Work, case_id: str) -> Result:
+    """One case; an error that casewise raises on purpose or memory that ran out becomes part of the result."""
+    began = time.monotonic()
+    try:
+        return Result(case_id, work(case_id), seconds=time.monotonic() - began)
+    except (CasewiseError, MemoryError, OSError, RuntimeError, ArithmeticError, ValueError, TypeError, LookupError) as e:
+        text = (str(e).strip() or type(e).__name__).splitlines()[0]
+        return Result(case_id, error=text, kind=type(e).__name__, seconds=time.monotonic() - began)

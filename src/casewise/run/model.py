@@ -1,0 +1,66 @@
+"""A model by name, loaded once a process, and everything that a run binds its results to."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+from casewise.adapt.backbones import Backbone, load_backbone
+from casewise.core.records import Binding
+
+
+@dataclass(frozen=True)
+class Model:
+    """What to load, and how; hashable and picklable, so that workers load their own."""
+
+    spec: str
+    weights: Path | None = None
+    folds: tuple[int | str, ...] | None = None
+    checkpoint: str = "checkpoint_final.pth"
+    device: str = "cpu"
+    step_size: float = 0.5
+    mirroring: bool = True
+    trust: bool = False
+    trust_bundle: bool = False
+
+    def load(self) -> Backbone:
+        """The backbone; the same object each time in one process."""
+        return _loaded(self)
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(model: Model) -> Backbone:
+    return load_backbone(
+        model.spec,
+        weights=model.weights,
+        fold=model.folds,
+        checkpoint=model.checkpoint,
+        device=model.device,
+        step_size=model.step_size,
+        mirroring=model.mirroring,
+        trust=model.trust,
+        trust_bundle=model.trust_bundle,
+    )
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """How cases are adapted: part of the binding of archive, policy and predictions."""
+
+    objective: str = "eata"
+    learning_rate: float | None = None
+    parameters: str = "all-norm"
+    steps: int = 4
+    seed: int = 0
+    min_area: int = 16
+    foreground: bool = True
+    max_slices: int | None = None  # micro-batch: changes memory, not results
+
+    def binding(self, backbone: Backbone) -> Binding:
+        """What a policy that was fitted with this may be used with. The number of steps is the policy's own."""
+        from casewise.adapt.objectives import objective_of
+
+        how = f"{objective_of(self.objective)!r} learning_rate={self.learning_rate} parameters={self.parameters}"
+        measure = f"min_area={self.min_area} foreground={self.foreground} connectivity=1"
+        return Binding(backbone.fingerprint, how, backbone.loader, measure)
