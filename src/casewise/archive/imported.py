@@ -84,7 +84,7 @@ def import_masks(
 
 def _case(folder: Path, labels: Path | None) -> Found:
     check_case_id(folder.name)
-    states = {}
+    states: dict[State, Path] = {}
     for file in sorted(folder.iterdir()):
         if match := _STEP.fullmatch(file.name):
             state = State(int(match[1]), float(match[2] or 0))

@@ -162,3 +162,8 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise DamagedArchive(f"{path} should hold a JSON object, got {type(content).__name__}")
     return content
+
+
+def measure_words(*, min_area: int, foreground: bool, connectivity: str = "face") -> str:
+    """How D and its regions were found, as a binding says it."""
+    return f"min_area={min_area} foreground={foreground} connectivity={connectivity}"

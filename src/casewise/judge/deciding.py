@@ -32,7 +32,7 @@ def deployed_mask(archive: Archive, controller: Controller, decision: Decision) 
     if not isinstance(controller, RegionGate):
         raise BadInput(f"case {decision.case_id} was gated, so its mask needs the gate, got {controller.name}")
     masks = archive.masks(decision.case_id)
-    return controller.output(masks[SOURCE], masks[State(1)], decision.accepted or ())
+    return controller.output(masks[SOURCE], masks[State(1)], decision)
 
 
 def _state_hash(archive: Archive, controller: Controller, decision: Decision) -> str:

@@ -93,6 +93,15 @@ def read_ledger(folder: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def ledger_problems(folder: str | Path) -> list[str]:
+    """What is wrong with the ledger of a folder, if anything."""
+    try:
+        read_ledger(Path(folder))
+    except DamagedArchive as error:
+        return [str(error)]
+    return []
+
+
 def _hash(line: Mapping[str, Any]) -> str:
     content = {key: value for key, value in line.items() if key != "hash"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -90,6 +90,12 @@ def write_policy(path: str | Path, policy: Policy) -> Path:
     return file
 
 
+def uncalibrated(name: str, steps: int, options: Mapping[str, Any]) -> Policy:
+    """A policy of a controller that needs no calibration; a stop rule runs to the horizon unless told otherwise."""
+    capped = {"cap": steps} if name.endswith("-stop") else {}
+    return Policy(name, name, {**capped, **options}, steps)
+
+
 def controller_of(policy: Policy) -> Controller:
     """The controller that a policy describes, cut-points of all groups included."""
     if "hybrid" in policy.options:

@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from casewise.archive.layout import measure_words
 from casewise.archive.store import Archive, create_archive
 from casewise.core.records import Binding, Case, Mask, Signals, State, Trajectory
 from casewise.core.seeds import seed_of
 from casewise.judge.controllers.region_gate import region_drops
 from casewise.measure.signals.fragmentation import fragmentation
 
-SYNTHETIC = Binding(model="synthetic", objective="synthetic", loader="synthetic", measure="min_area=16 foreground=True")
+SYNTHETIC = Binding(
+    model="synthetic", objective="synthetic", loader="synthetic", measure=measure_words(min_area=16, foreground=True)
+)
 
 
 def synthetic_archive(
@@ -109,14 +112,14 @@ def _ball(shape: tuple[int, ...], center: NDArray[Any], radius: float) -> NDArra
 def _corner(shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any]:
     """A place far from the middle."""
     sides = rng.choice([0.12, 0.88], len(shape))
-    return np.array(shape) * sides + rng.uniform(-1, 1, len(shape))
+    return np.asarray(np.array(shape) * sides + rng.uniform(-1, 1, len(shape)))
 
 
 def _mask(
     label: Mask, dents: list[NDArray[np.bool_]], blobs: list[NDArray[np.bool_]], depth: float, steps: int
 ) -> Mask:
     """The mask at a (possibly fractional) depth: the dent closes, and one more blob grows with every step."""
-    mask: Mask = label.copy()
+    mask: Mask = np.array(label)
     mask[dents[round(depth)]] = 0
     for blob in blobs[: int(np.ceil(depth * len(blobs) / steps))]:
         mask[blob] = 1

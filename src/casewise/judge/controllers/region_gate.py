@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, NotFinite
-from casewise.core.records import SOURCE, Action, Mask, Observation, State, Verdict
+from casewise.core.records import SOURCE, Action, Decision, Mask, Observation, State, Verdict
 from casewise.measure.regions import Regions, regions_of
 
 DROP = "drop."
@@ -52,10 +52,8 @@ class RegionGate:
             State(1), Action.GATE, coordinate="drop", cut_low=self.threshold, accepted=accepted, reason=reason
         )
 
-    def output(self, source: Mask, adapted: Mask, verdict: Verdict) -> Mask:
-        """The deployed mask of a verdict."""
-        if verdict.action is not Action.GATE:
-            return source
+    def output(self, source: Mask, adapted: Mask, verdict: Verdict | Decision) -> Mask:
+        """M0 with the regions of the step-1 edit that a verdict accepted."""
         accepted = verdict.accepted or ()
         return gated(source, adapted, accepted, min_area=self.min_area, keep_small=self.keep_small)
 
@@ -68,7 +66,7 @@ def region_scores(seen: Observation) -> list[float]:
         raise BadInput(f"case {seen.case_id} has region scores {sorted(known)}; record all of them from 0 on")
     if any(not np.isfinite(value) for value in known.values()):
         raise NotFinite(f"a region score of case {seen.case_id} is not finite; record the case again")
-    if not known and "drop" not in seen.signals[1]:
+    if seen.signals[1].get("drop") is None:
         raise BadInput(f"case {seen.case_id} was recorded without region scores; record with the signal 'drop'")
     return [float(known[number]) for number in range(len(known))]
 

@@ -1,0 +1,80 @@
+"""``casewise import``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from casewise.core.records import Mask
+
+app = typer.Typer()
+
+
+@app.command("import")
+def import_(
+    masks: Path = typer.Option(..., help="Folder with <case>/step_0.* ... step_K.* (.nii.gz, .nii, .npy, .png)."),
+    labels: Path = typer.Option(None, help="Folder with <case>.* of the same kinds."),
+    out: Path = typer.Option(..., "--out", "-o", help="The archive to make or go on with."),
+    signals: Path = typer.Option(None, help="signals.csv: case, step, then one column a signal."),
+    groups: Path = typer.Option(None, help="groups.csv: case, group, cluster, split."),
+    method: str = typer.Option("imported", help="What produced the masks; another method refuses the policy."),
+    model: str = typer.Option("imported", help="Name or hash of the source model."),
+    metric: str = typer.Option("dice", help="dice or miou."),
+    min_area: int = typer.Option(16, help="Voxels below which a component is no region (driving: 200)."),
+    foreground: bool = typer.Option(True, help="Compare foreground only, or every label."),
+    ignore: int = typer.Option(None, help="Label that is never wrong, e.g. 255."),
+) -> None:
+    """Make an archive from masks that anybody else produced."""
+    from tqdm import tqdm
+
+    from casewise.archive.imported import find_masks, import_masks
+    from casewise.archive.layout import measure_words
+    from casewise.archive.store import create_archive
+    from casewise.core.records import Binding
+    from casewise.measure.signals.fragmentation import fragmentation
+
+    found = find_masks(masks, labels)
+    archive = create_archive(
+        out,
+        binding=Binding(model, method, "masks", measure_words(min_area=min_area, foreground=foreground)),
+        steps=found[0].steps,
+        configuration={
+            "objective": method,
+            "metric": metric,
+            "min_area": min_area,
+            "foreground": foreground,
+            "ignore": ignore,
+            "model": model,
+        },
+    )
+
+    def compare(source: Mask, adapted: Mask) -> dict[str, float | None]:
+        return fragmentation(source, adapted, min_area=min_area, foreground=foreground).as_signals()
+
+    added = import_masks(archive, found, read=_read, compare=compare, signals=signals, groups=groups, made_by=method)
+    for _ in tqdm(added, total=len(found), unit="case", disable=None):
+        pass
+    archive.seal()
+    labelled = sum(entry.labelled for entry in archive.entries.values())
+    typer.echo(f"{out}: {len(archive.ids)} cases, {archive.steps} steps, {labelled} labelled")
+
+
+def _read(path: Path) -> tuple[Mask, tuple[float, ...] | None]:
+    """(mask, spacing in mm or None) of a NIfTI, NumPy or PNG file."""
+    import numpy as np
+
+    from casewise.core.errors import BadInput
+    from casewise.data.nifti import read_label, read_volume
+    from casewise.data.pictures import read_label_picture
+
+    if path.suffix == ".npy":
+        try:
+            return np.load(path, allow_pickle=False), None
+        except (ValueError, EOFError, OSError) as error:
+            raise BadInput(f"{path} is not a plain NumPy array ({error}); save integers with numpy.save") from error
+    if path.suffix == ".png":
+        return read_label_picture(path), None
+    return read_label(path), read_volume(path).spacing_mm

@@ -1,0 +1,67 @@
+"""``casewise replay``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from casewise.archive.store import Archive
+    from casewise.core.records import Controller, Decision, Policy
+
+app = typer.Typer()
+
+
+@app.command()
+def replay(
+    archive: Path = typer.Argument(..., help="An archive."),
+    controller: str = typer.Argument(..., help="A policy.json (or its folder), or m0, fixed-k, frag-stop, ..."),
+    out: Path = typer.Option(None, "--out", "-o", help="Write the decisions here, one JSON object a line."),
+    setting: list[str] = typer.Option([], "--set", help="Options of a controller, e.g. --set step=2."),
+) -> None:
+    """Let a controller decide again on recorded trajectories; no network, no GPU."""
+    import casewise
+    from casewise.archive.layout import write_durably
+
+    opened = casewise.open_archive(archive)
+    decisions = casewise.replay(opened, _chosen(opened, controller, setting))
+    if out is not None:
+        write_durably(out, "".join(json.dumps(one.as_dict()) + "\n" for one in decisions).encode())
+    typer.echo(_summary(decisions))
+
+
+def _chosen(archive: Archive, name: str, setting: list[str]) -> Controller | Policy:
+    from casewise.core.errors import BadInput
+    from casewise.judge.controllers import CONTROLLERS
+    from casewise.judge.policy import controller_of, read_policy, uncalibrated
+
+    if Path(name).exists():
+        return read_policy(name)
+    CONTROLLERS[name]
+    pairs = [text.partition("=") for text in setting]
+    if any(not sign for _, sign, _ in pairs):
+        raise BadInput(f"--set takes name=value, got {' '.join(setting)}")
+    return controller_of(uncalibrated(name, archive.steps, {key: _value(text) for key, _, text in pairs}))
+
+
+def _value(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _summary(decisions: list[Decision]) -> str:
+    """Counts of actions, and the mean depth that was deployed and executed (A12)."""
+    if not decisions:
+        return "the archive holds no case"
+    counts: dict[str, int] = {}
+    for one in decisions:
+        counts[one.action.value] = counts.get(one.action.value, 0) + 1
+    deployed = sum(one.deployed for one in decisions) / len(decisions)
+    executed = sum(one.executed for one in decisions) / len(decisions)
+    actions = ", ".join(f"{action} {count}" for action, count in sorted(counts.items()))
+    return f"{len(decisions)} cases: {actions}; mean steps deployed {deployed:.3f}, executed {executed:.3f}"
