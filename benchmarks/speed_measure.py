@@ -2,7 +2,7 @@
 
 Beside them: the textbook path (``scipy.ndimage.label`` on the whole volume and one boolean mask a region), cc3d and
 scikit-image with a histogram of sizes, and one pass over memory, ``np.count_nonzero(a != b)``. The exit code is 1 when
-a promised ratio is missed.
+a promised ratio is missed. Time is CPU time of the one thread that works, so a busy machine distorts it less.
 
     python benchmarks/speed_measure.py [--dtype uint8] [--only cardiac]
 """
@@ -33,18 +33,20 @@ class Scene:
     classes: int = 2
     over_textbook: tuple[float, float] = (200, 100)  # fragmentation, harm: at least so many times faster
     over_pass: tuple[float, float] = (5, 8)  # at most so many memory passes
-    rounds: int = 15
+    rounds: int = 25
     sampled_regions: int | None = None  # time the textbook's region loop on so many regions and scale up
 
 
-CRUMBS_AND_BLOBS = (0, 0, 0, 0, 0, 1, 1, 2, 2, 3)
+HEART = (0,) * 48 + (1,) * 4 + (2,) * 2 + (3,)  # a third of D in single voxels, as the paper reports (O4)
+PROSTATE = (0,) * 100 + (1,) * 15 + (2,) * 5 + (3, 3, 5, 8)
+BODY = (0, 0, 1, 2, 3, 5, 8)
 STREET = (0, 0, 1, 2, 4, 6, 9, 14, 20)
 NO_LIMIT = (float("inf"), float("inf"))
 
 SCENES = (
-    Scene("cardiac", (12, 320, 320), 5e-4, CRUMBS_AND_BLOBS),
-    Scene("prostate", (24, 384, 384), 5e-3, CRUMBS_AND_BLOBS),
-    Scene("CT", (300, 512, 512), 1e-3, (0, 0, 1, 2, 3, 5, 8), rounds=5, sampled_regions=10),
+    Scene("cardiac", (12, 320, 320), 5e-4, HEART),
+    Scene("prostate", (24, 384, 384), 5e-3, PROSTATE),
+    Scene("CT", (300, 512, 512), 1e-3, BODY, rounds=5, sampled_regions=10),
     Scene("driving .05", (1080, 1920), 0.05, STREET, 200, 19, (15, 15), NO_LIMIT, 7),
     Scene("driving .3", (1080, 1920), 0.3, STREET, 200, 19, (15, 15), NO_LIMIT, 7),
 )
@@ -82,34 +84,34 @@ def _stamp(changed: np.ndarray, random: np.random.Generator, radius: float) -> i
 
 def textbook_fragmentation(source: Any, adapted: Any, scene: Scene) -> float:
     """Seconds of the textbook path for two masks."""
-    start = time.perf_counter()
+    start = time.thread_time()
     labels, amount = ndimage.label(_different(source, adapted, scene))
-    first = time.perf_counter() - start
+    first = time.thread_time() - start
 
     def region(number: int) -> None:
-        assert np.count_nonzero(labels == number)
+        assert (labels == number).sum()
 
     return first + _loop(region, amount, scene.sampled_regions)
 
 
 def textbook_harm(source: Any, adapted: Any, label: Any, scene: Scene) -> float:
     """Seconds of the textbook path for three masks and the table of regions."""
-    start = time.perf_counter()
+    start = time.thread_time()
     if scene.classes == 2:
         source, adapted, label = source > 0, adapted > 0, label > 0
     different = source != adapted
     labels, amount = ndimage.label(different)
-    area = np.count_nonzero(different)
-    first = time.perf_counter() - start
+    area = different.sum()
+    first = time.thread_time() - start
 
     def region(number: int) -> None:
         inside = labels == number
-        size = np.count_nonzero(inside)
+        size = inside.sum()
         if size >= scene.min_area:
             np.sign(np.mean(adapted[inside] != label[inside]) - np.mean(source[inside] != label[inside]))
             where = np.argwhere(inside)
             where.min(axis=0), where.max(axis=0), where.mean(axis=0), size / area
-            np.count_nonzero(inside & ~ndimage.binary_erosion(inside))
+            (inside & ~ndimage.binary_erosion(inside)).sum()
 
     return first + _loop(region, amount, scene.sampled_regions)
 
@@ -122,17 +124,17 @@ def _loop(region: Callable[[int], None], amount: int, sampled: int | None) -> fl
     numbers = np.arange(1, amount + 1)
     if sampled is not None and sampled < amount:
         numbers = np.random.default_rng(0).choice(numbers, sampled, replace=False)
-    start = time.perf_counter()
+    start = time.thread_time()
     for number in numbers.tolist():
         region(number)
-    return (time.perf_counter() - start) * amount / max(len(numbers), 1)
+    return (time.thread_time() - start) * amount / max(len(numbers), 1)
 
 
 def timed(call: Callable[[], Any]) -> float:
     """Seconds of one call."""
-    start = time.perf_counter()
+    start = time.thread_time()
     call()
-    return time.perf_counter() - start
+    return time.thread_time() - start
 
 
 def contenders(scene: Scene, source: Any, adapted: Any, label: Any) -> dict[str, Callable[[], float]]:

@@ -49,7 +49,8 @@ def _scan(a: NDArray[Any], b: NDArray[Any], foreground: bool) -> Integers:
     if words.size * each * 4 > a.size:  # most of the volume changed: looking closer everywhere is cheaper
         return np.flatnonzero(_differ(a, b, foreground))
     hits = np.flatnonzero(_differ(words_a[words].view(a.dtype), words_b[words].view(a.dtype), foreground))
-    found = words[hits // each] * each + hits % each
+    bits = each.bit_length() - 1  # a word holds a power of two of voxels
+    found = (words[hits >> bits] << bits) + (hits & (each - 1))
     if whole == a.size:
-        return found
+        return np.asarray(found)
     return np.concatenate([found, whole + np.flatnonzero(_differ(a[whole:], b[whole:], foreground))])

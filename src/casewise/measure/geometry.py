@@ -39,32 +39,33 @@ def geometry_of(found: Regions) -> Geometry:
     """Measure every region that was kept."""
     number = np.flatnonzero(found.kept)
     area = found.sizes[number]
+    if not number.size:
+        nowhere = np.empty((0, len(found.shape)), np.int64)
+        return Geometry(number, area, nowhere, nowhere, nowhere.astype(np.float64), area)
+    order, cuts = _by_region(found)
+    low, high, centroid = _extents(found.runs, order, cuts)
     inner = np.bincount(found.number[_interior(found)], minlength=found.sizes.size)[number]
-    return Geometry(number, area, *_boxes(found, number), _centroids(found, number), area - inner)
+    return Geometry(number, area, low, high, centroid / area[:, None], area - inner)
 
 
-def _positions(runs: Runs) -> tuple[Integers, ...]:
-    """The index of each run's first voxel along every axis."""
-    return tuple(np.asarray(index) for index in np.unravel_index(runs.first, runs.shape))
+def _by_region(found: Regions) -> tuple[Integers, Integers]:
+    """The runs of kept components, region after region, and where each region begins among them."""
+    runs = np.flatnonzero(found.kept[found.owner])
+    owner = found.owner[runs].astype(np.min_scalar_type(found.sizes.size))  # 16 bits sort by radix
+    order = np.argsort(owner, kind="stable")
+    return runs[order], np.flatnonzero(np.diff(owner[order].astype(np.int64), prepend=-1))
 
 
-def _boxes(found: Regions, number: Integers) -> tuple[Integers, Integers]:
-    """Half-open boxes [low, high) of the kept components."""
-    first = _positions(found.runs)
-    beyond = (*(index + 1 for index in first[:-1]), first[-1] + found.runs.lengths)
-    order = np.argsort(found.owner, kind="stable")
-    cuts = np.flatnonzero(np.diff(found.owner[order], prepend=-1))
-    low = [np.minimum.reduceat(index[order], cuts) if cuts.size else index for index in first]
-    high = [np.maximum.reduceat(index[order], cuts) if cuts.size else index for index in beyond]
-    return np.stack(low, axis=1)[number], np.stack(high, axis=1)[number]
-
-
-def _centroids(found: Regions, number: Integers) -> Floats:
-    """Mean index along every axis; the middle of a run stands for its voxels."""
-    first, lengths = _positions(found.runs), found.runs.lengths
-    middle = (*first[:-1], first[-1] + (lengths - 1) / 2)
-    sums = [np.bincount(found.owner, weights=index * lengths, minlength=found.sizes.size) for index in middle]
-    return np.stack(sums, axis=1)[number] / found.sizes[number][:, None]
+def _extents(runs: Runs, order: Integers, cuts: Integers) -> tuple[Integers, Integers, Floats]:
+    """Half-open boxes [low, high) and the sum of voxel indices of every region, axis by axis."""
+    lengths = runs.lengths[order]
+    low, high, total = [], [], []
+    for axis, first in enumerate(np.unravel_index(runs.first[order], runs.shape)):
+        last = first + lengths - 1 if axis == len(runs.shape) - 1 else first
+        low.append(np.minimum.reduceat(first, cuts))
+        high.append(np.maximum.reduceat(last, cuts) + 1)
+        total.append(np.add.reduceat((first + last) * lengths, cuts) / 2)
+    return np.stack(low, axis=1), np.stack(high, axis=1), np.stack(total, axis=1)
 
 
 def _interior(found: Regions) -> Integers:

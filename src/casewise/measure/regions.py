@@ -6,6 +6,7 @@ One scan finds D, everything after it works on the runs of D only, so the cost i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -85,7 +86,7 @@ def components(
         raise BadInput(f"connectivity is 'face' or 'full', got {connectivity!r}")
     runs = runs_of(voxels, shape)
     touching = None
-    if runs.first.size * _CRUMBS > np.prod(shape):
+    if runs.first.size * _CRUMBS > math.prod(shape):
         owner = _labelled(runs, voxels, connectivity)
     elif connectivity == "full":
         owner = united(runs.first.size, full_contacts(runs))

@@ -1,7 +1,7 @@
 """Voxels of D as runs: stretches of neighbours along the last axis. Few runs stand for many voxels.
 
 Two runs touch when one, moved by one row (or one slice), overlaps the other. Both ends of all runs are sorted, so the
-partners of every run are found by two binary searches, and no array as large as the volume is ever made.
+partners of every run are found by merging two sorted lists, and no array as large as the volume is ever made.
 """
 
 from __future__ import annotations
@@ -74,14 +74,27 @@ def _contacts(runs: Runs, offset: tuple[int, ...], reach: int) -> Contacts:
         column = runs.first % columns
         low = low - (column > 0)
         high = high + (column + (runs.last - runs.first) < columns - 1)
-    start = np.searchsorted(runs.last, low)
-    touching = runs.first.take(start, mode="clip") <= high  # start <= the run itself: always inside the list
+    start = _amount_below(runs.last, low)
+    later = np.flatnonzero(runs.first[start] <= high)
     if offset[-1]:  # the first (or last) row of a slice has no row before (after) it in that slice
-        touching &= runs.first // columns % rows != (0 if offset[-1] > 0 else rows - 1)
-    later = np.flatnonzero(touching)
-    start = start[later]
-    which, earlier = _expanded(start, np.searchsorted(runs.first, high[later], side="right") - start)
-    return Contacts(later[which], earlier, shift)
+        later = later[runs.first[later] // columns % rows != (0 if offset[-1] > 0 else rows - 1)]
+    return Contacts(*_all_partners(runs.first, high, later, start[later]), shift)
+
+
+def _all_partners(first: Integers, high: Integers, later: Integers, earlier: Integers) -> tuple[Integers, Integers]:
+    """From each run and its first partner to all its partners: the next runs, as long as they begin before ``high``."""
+    pairs = [(later, earlier)]
+    while later.size:
+        more = np.flatnonzero(first[earlier + 1] <= high[later])  # earlier < later, so there is a next run
+        later, earlier = later[more], earlier[more] + 1
+        pairs.append((later, earlier))
+    return np.concatenate([pair[0] for pair in pairs]), np.concatenate([pair[1] for pair in pairs])
+
+
+def _amount_below(values: Integers, wanted: Integers) -> Integers:
+    """``np.searchsorted(values, wanted)`` where both ascend: a stable sort merges two sorted lists in one sweep."""
+    merged = np.argsort(np.concatenate([wanted, values]), kind="stable")
+    return np.asarray(np.flatnonzero(merged < wanted.size) - np.arange(wanted.size))
 
 
 def _expanded(start: Integers, count: Integers) -> tuple[Integers, Integers]:
@@ -94,15 +107,15 @@ def _expanded(start: Integers, count: Integers) -> tuple[Integers, Integers]:
 def united(amount: int, contacts: Sequence[Contacts]) -> Integers:
     """The component number of each run, counted in the order in which components begin.
 
-    Every run points to its earliest partner, pointers are followed to their ends, and contacts that still join two ends
-    go another round; all runs at once, so a handful of rounds is enough.
+    Every run points to one earlier partner, pointers are followed to their ends, and contacts that still join two ends
+    go another round; all runs at once, so a handful of rounds is enough. The end of a component is its first run.
     """
     later = np.concatenate([pairs.later for pairs in contacts])
     earlier = np.concatenate([pairs.earlier for pairs in contacts])
     itself = np.arange(amount)
     root = itself.copy()
     while later.size:
-        np.minimum.at(root, later, earlier)
+        root[later] = earlier
         while not np.array_equal(ends := root[root], root):
             root = ends
         later, earlier = root[later], root[earlier]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -110,8 +111,8 @@ def harm(
     voxels = changed_voxels(source, adapted, foreground=foreground)
     found = components(voxels, tuple(source.shape), min_area=least, connectivity=connectivity)
     lost, won = _judged(source, adapted, label, voxels, foreground=foreground, ignore=ignore)
-    made_wrong, made_right = (np.bincount(found.number[flags], minlength=found.sizes.size) for flags in (lost, won))
-    return _summary(found, made_wrong - made_right, made_wrong=int(made_wrong.sum()), spacing=spacing)
+    change = np.bincount(found.number, weights=lost.view(np.int8) - won.view(np.int8), minlength=found.sizes.size)
+    return _summary(found, change.astype(np.int64), made_wrong=int(np.count_nonzero(lost)), spacing=spacing)
 
 
 def _judged(
@@ -136,7 +137,7 @@ def _summary(found: Regions, worse: Integers, *, made_wrong: int, spacing: Float
         neutral_scored=counted[0] / whole,
         unscored=(area - sum(counted.values())) / whole,
         regions=int(found.kept.sum()),
-        delta=area / int(np.prod(found.shape)),
+        delta=area / math.prod(found.shape),
         area=area,
         voxel_harm=made_wrong / whole,
         found=found,

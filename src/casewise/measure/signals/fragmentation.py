@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -65,13 +66,10 @@ def fragmentation(
 def summary(found: Regions, *, foreground_voxels: int) -> Fragmentation:
     """The fragmentation of regions that were already found, with |foreground of M0|."""
     area, sizes = found.area, found.sizes
-    voxels = 1
-    for length in found.shape:
-        voxels *= length
     largest = int(sizes.max()) if area else 0
     return Fragmentation(
         regions=int(found.kept.sum()),
-        delta=area / voxels,
+        delta=area / math.prod(found.shape),
         area=area,
         effective_regions=area**2 / float(sizes @ sizes) if area else 0.0,
         largest_share=largest / area if area else None,
