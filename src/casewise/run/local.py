@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
-from casewise.core.errors import BadInput, CasewiseError
+from casewise.core.errors import BadInput
 
 Work = Callable[[str], Any]
 """Picklable; takes a case id, returns something picklable."""
@@ -154,10 +154,14 @@ def _serve(pipe: Connection, work: Work, jobs: int) -> None:
 
 
 def attempt(work: Work, case_id: str) -> Result:
-    """One case; an error that casewise raises on purpose or memory that ran out becomes part of the result."""
+    """One case; whatever it raises becomes its result, so that it fails alone."""
     began = time.monotonic()
     try:
         return Result(case_id, work(case_id), seconds=time.monotonic() - began)
-    except (CasewiseError, MemoryError, OSError, RuntimeError, ArithmeticError, ValueError, TypeError, LookupError) as e:
-        text = (str(e).strip() or type(e).__name__).splitlines()[0]
-        return Result(case_id, error=text, kind=type(e).__name__, seconds=time.monotonic() - began)
+    except Exception as error:
+        return Result(case_id, error=in_one_line(error), kind=type(error).__name__, seconds=time.monotonic() - began)
+
+
+def in_one_line(error: BaseException) -> str:
+    """The first line of an error, or its name where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -59,8 +59,12 @@ class Adaptation:
 
     def binding(self, backbone: Backbone) -> Binding:
         """What a policy that was fitted with this may be used with. The number of steps is the policy's own."""
+        from casewise.adapt.episode import DEFAULT_RATE
         from casewise.adapt.objectives import objective_of
 
-        how = f"{objective_of(self.objective)!r} learning_rate={self.learning_rate} parameters={self.parameters}"
+        objective = objective_of(self.objective)
+        default = getattr(objective, "learning_rate", DEFAULT_RATE)
+        rate = float(default if self.learning_rate is None else self.learning_rate)
+        how = f"{objective!r} learning_rate={rate:g} parameters={self.parameters}"
         measure = f"min_area={self.min_area} foreground={self.foreground} connectivity=1"
         return Binding(backbone.fingerprint, how, backbone.loader, measure)

@@ -1,11 +1,11 @@
 """Where a prediction folder keeps things, and writes that are whole or not there.
 
-    OUT/<case>.nii.gz                     the deployed mask (or .png)
-    OUT/casewise/<case>.json              the case's entry: written last, so it vouches for the rest
-    OUT/casewise/source/<case>.nii.gz     M0, where something else was deployed
-    OUT/casewise/candidates/<case>/       every candidate, when asked for
-    OUT/casewise/overlays/<case>.png      M0, adapted, edits, deployed
-    OUT/audit.jsonl  OUT/summary.json  OUT/report.html
+OUT/<case>.nii.gz                     the deployed mask (or .png)
+OUT/casewise/<case>.json              the case's entry: written last, so it vouches for the rest
+OUT/casewise/source/<case>.nii.gz     M0, where something else was deployed
+OUT/casewise/candidates/<case>/       every candidate, when asked for
+OUT/casewise/overlays/<case>.png      M0, adapted, edits, deployed
+OUT/audit.jsonl  OUT/summary.json  OUT/report.html
 """
 
 from __future__ import annotations

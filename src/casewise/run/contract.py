@@ -1,0 +1,106 @@
+"""The input contract: is this the kind of image the model was trained on, as far as the model's folder says?
+
+Adaptation is for domain shift. A swapped axis, a spacing in metres or CT numbers without their offset are no domain
+shift: they are a header, and adapting to them makes a wrong input look right. So this is asked before any update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from casewise.adapt.backbones import Expectation
+from casewise.core.records import Case
+
+WARN_RATIO = 2.5  # a spacing this many times larger or smaller than the median is worth a warning
+REFUSE_RATIO = 10.0
+_SAMPLES = 200_000
+
+HINT = "this is not a domain shift, this is a header"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that does not fit."""
+
+    level: str  # "warning" or "refusal"
+    what: str  # "spacing", "axes", "intensity", "orientation"
+    message: str
+
+
+def check_contract(case: Case, expects: Expectation) -> tuple[Finding, ...]:
+    """Everything about a case that does not fit what the model saw in training."""
+    return tuple([*_spacing(case, expects), *_intensity(case, expects)])
+
+
+def _spacing(case: Case, expects: Expectation) -> Iterator[Finding]:
+    want, have = expects.spacing_mm, case.spacing_mm
+    if want is None or have is None or len(want) != len(have):
+        return
+    if any(size <= 0 or not np.isfinite(size) for size in have):
+        yield Finding("refusal", "spacing", f"the spacing {_mm(have)} is not positive: {HINT}")
+        return
+    ratios = [max(a / b, b / a) for a, b in zip(have, want, strict=True)]
+    if _permuted(have, want):
+        text = f"the axes seem to be swapped: spacing {_mm(have)}, in training {_mm(want)}: {HINT}"
+        yield Finding("refusal", "axes", text)
+    elif max(ratios) >= REFUSE_RATIO:
+        text = f"the spacing {_mm(have)} is {max(ratios):.0f} times off the training median {_mm(want)}: {HINT}"
+        yield Finding("refusal", "spacing", text)
+    elif max(ratios) >= WARN_RATIO:
+        text = f"the spacing {_mm(have)} is {max(ratios):.1f} times off the training median {_mm(want)}"
+        yield Finding("warning", "spacing", text)
+
+
+def _permuted(have: Sequence[float], want: Sequence[float]) -> bool:
+    """Whether the thick axis is elsewhere than in training, in both clearly thicker than the others."""
+    thick = [int(np.argmax(sizes)) for sizes in (have, want)]
+    clear = [max(sizes) >= WARN_RATIO * sorted(sizes)[-2] for sizes in (have, want)]
+    return all(clear) and thick[0] != thick[1]
+
+
+def _mm(sizes: Sequence[float]) -> str:
+    return " x ".join(f"{size:.3g}" for size in sizes) + " mm"
+
+
+def _intensity(case: Case, expects: Expectation) -> Iterator[Finding]:
+    for channel, image in enumerate(case.image):
+        values = _sample(image)
+        if values.min() == values.max():
+            yield Finding("refusal", "intensity", f"channel {channel} holds one value everywhere ({values[0]:g})")
+            continue
+        facts = expects.intensity.get(channel)
+        absolute = channel < len(expects.absolute) and expects.absolute[channel]
+        if not facts or not absolute:
+            continue
+        low, high = np.percentile(values, (0.5, 99.5))
+        if high < facts["percentile_00_5"] or low > facts["percentile_99_5"]:
+            yield Finding(
+                "refusal",
+                "intensity",
+                f"channel {channel} lies in {low:.3g}..{high:.3g}, the training foreground in "
+                f"{facts['percentile_00_5']:.3g}..{facts['percentile_99_5']:.3g}, and the model relies on absolute "
+                f"values: {HINT}",
+            )
+
+
+def _sample(image: NDArray[Any]) -> NDArray[Any]:
+    flat = image.ravel()
+    return flat[:: max(1, flat.size // _SAMPLES)]
+
+
+def check_orientations(orientations: dict[str, str]) -> dict[str, Finding]:
+    """Cases of a folder that lie otherwise than most of it; a reader that does not reorient will see them turned."""
+    if len(set(orientations.values())) < 2:
+        return {}
+    values = list(orientations.values())
+    usual = max(sorted(set(values)), key=values.count)
+    return {
+        case_id: Finding("warning", "orientation", f"axes point {found}, those of most cases {usual}: {HINT}")
+        for case_id, found in orientations.items()
+        if found != usual
+    }

@@ -1,0 +1,94 @@
+"""A case's entry in a prediction folder: what was decided and why, and the hashes that let a later run trust it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from casewise.archive.layout import file_sha256
+from casewise.core.records import Binding, Policy, Trajectory
+from casewise.data.folders import CaseFiles
+from casewise.run.outputs import Layout
+
+SCHEMA = 1
+PACKAGES = ("casewise", "numpy", "torch", "nnunetv2", "monai", "transformers", "nibabel", "SimpleITK")
+
+DONE = "done"  # decided as the policy says
+FALLBACK = "fallback"  # adaptation failed; M0 is deployed
+FAILED = "failed"  # there is no output
+
+
+def versions() -> dict[str, str]:
+    """What made the output."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def run_key(binding: Binding, policy: Policy, options: Mapping[str, Any]) -> str:
+    """sha256 over everything besides the image that the output depends on: an entry with another key is redone."""
+    software = {name: version for name, version in versions().items() if name != "python"}
+    plain = {"binding": asdict(binding), "policy": asdict(policy), "options": dict(options), "versions": software}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def input_hashes(files: CaseFiles) -> dict[str, str]:
+    """sha256 of each image file by name; paths stay out of what is shared."""
+    return {path.name: file_sha256(path) for path in files.images}
+
+
+def is_complete(layout: Layout, files: CaseFiles, key: str) -> bool:
+    """Whether a case need not be done again: same run, same inputs, and every output still what it was."""
+    entry = read_entry(layout.entry(files.id))
+    if entry is None or entry.get("status") != DONE or entry.get("key") != key:
+        return False
+    try:
+        if entry["inputs"] != input_hashes(files):
+            return False
+        return all(file_sha256(layout.out / name) == digest for name, digest in entry["outputs"].items())
+    except OSError:
+        return False
+
+
+def read_entry(path: Path) -> dict[str, Any] | None:
+    """An entry, or None where there is none that can be read."""
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
+def as_json(entry: Mapping[str, Any]) -> bytes:
+    """Plain JSON: NaN and infinity become null, keys are in order."""
+    return (json.dumps(_finite(dict(entry)), indent=1, sort_keys=True) + "\n").encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return [_finite(item) for item in value]
+    if hasattr(value, "item"):
+        return _finite(value.item())
+    return value
+
+
+def signals_of(trajectory: Trajectory) -> dict[str, Any]:
+    """Signals of every state by its name: "0", "1", "2~0.5"."""
+    found: dict[str, Any] = {str(step): dict(signals) for step, signals in enumerate(trajectory.signals)}
+    found.update({str(state): dict(signals) for state, signals in trajectory.shrunk_signals.items()})
+    return found
