@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,9 +58,10 @@ class Cotta:
             )
 
     @classmethod
-    def published(cls) -> Cotta:
+    def published(cls, **options: Any) -> Cotta:
         """The CIFAR-10 file: 32 views behind a gate of 0.92, weight 1, Adam at 1e-3; for ``parameters="all"``."""
-        return cls(views=32, weight=1.0, gate=0.92, deploy="teacher", learning_rate=1e-3)
+        official = {"views": 32, "weight": 1.0, "gate": 0.92, "deploy": "teacher", "learning_rate": 1e-3}
+        return cls(**{**official, **options})
 
     def begin(self, subject: Adaptable) -> Update:
         """Prepare one case: the teacher begins as the source."""

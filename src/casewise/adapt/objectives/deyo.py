@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,9 +50,9 @@ class Deyo:
             raise BadInput(f"reduction is 'foreground' or 'all', got {self.reduction!r}")
 
     @classmethod
-    def published(cls) -> Deyo:
+    def published(cls, **options: Any) -> Deyo:
         """All pixels and SGD with momentum 0.9 at 2.5e-4, still by slice: the official code has no segmentation."""
-        return cls(reduction="all", optimizer="sgd-momentum", learning_rate=2.5e-4)
+        return cls(**{"reduction": "all", "optimizer": "sgd-momentum", "learning_rate": 2.5e-4, **options})
 
     def begin(self, subject: Adaptable) -> Update:
         """Prepare one case."""

@@ -58,7 +58,7 @@ class Foa:
 
     def begin(self, subject: Adaptable) -> Update:
         """Prepare one case: the search begins at the source."""
-        start = torch.cat([value.flatten() for value in subject.source.values()])
+        start = torch.cat([parameter.detach().flatten() for parameter in subject.parameters.values()])
         search = SeparableCma(start, subject.learning_rate, self.population)
         wanted = self._wanted(subject)
         best_score, best = math.inf, search.mean
@@ -154,9 +154,9 @@ def _running_statistics(network: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def _by_name(subject: Adaptable, vector: Tensor) -> dict[str, Tensor]:
-    sizes = [value.numel() for value in subject.source.values()]
-    parts = zip(subject.source.items(), torch.split(vector, sizes), strict=True)
-    return {name: part.reshape(value.shape).to(value) for (name, value), part in parts}
+    sizes = [parameter.numel() for parameter in subject.parameters.values()]
+    parts = zip(subject.parameters.items(), torch.split(vector, sizes), strict=True)
+    return {name: part.reshape(parameter.shape).to(parameter.dtype) for (name, parameter), part in parts}
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,14 +51,15 @@ class Grata:
         check_optimizer(self.optimizer)
 
     @classmethod
-    def shared(cls) -> Grata:
+    def shared(cls, **options: Any) -> Grata:
         """The paper's supplementary arm: base rate 5e-4, which TENT, EATA and DeYO use."""
-        return cls(learning_rate=5e-4)
+        return cls(**{"learning_rate": 5e-4, **options})
 
     @classmethod
-    def official(cls) -> Grata:
+    def official(cls, **options: Any) -> Grata:
         """The official release, for networks that read intensities in [0, 1]; run it with ``steps=1``."""
-        return cls(gamma_retains_statistics=False, blur_by_channel=True, unit_range=True)
+        release = {"gamma_retains_statistics": False, "blur_by_channel": True, "unit_range": True}
+        return cls(**{**release, **options})
 
     def begin(self, subject: Adaptable) -> Update:
         """Prepare one case."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,9 +38,9 @@ class Memo:
             raise BadInput(f"MEMO needs at least one view, got {self.views}")
 
     @classmethod
-    def published(cls) -> Memo:
+    def published(cls, **options: Any) -> Memo:
         """32 views and plain SGD at 0.005, for ``parameters="all"``; light views stand in for the official AugMix."""
-        return cls(views=32, optimizer="sgd", learning_rate=5e-3)
+        return cls(**{"views": 32, "optimizer": "sgd", "learning_rate": 5e-3, **options})
 
     def begin(self, subject: Adaptable) -> Update:
         """Prepare one case."""

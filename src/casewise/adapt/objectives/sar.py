@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,9 +60,9 @@ class Sar:
             raise BadInput(f"sample is 'voxel' or 'slice', got {self.sample!r}")
 
     @classmethod
-    def published(cls) -> Sar:
+    def published(cls, **options: Any) -> Sar:
         """Recovery at 0.2 nats with the official order of events, SGD with momentum 0.9 at 2.5e-4."""
-        return cls(recovery="published", optimizer="sgd-momentum", learning_rate=2.5e-4)
+        return cls(**{"recovery": "published", "optimizer": "sgd-momentum", "learning_rate": 2.5e-4, **options})
 
     def recovery_threshold(self, classes: int) -> float | None:
         r"""Nats below which the moving average resets the case; None where recovery is off (objectives.md section 4).
