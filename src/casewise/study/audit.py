@@ -61,7 +61,7 @@ def check_audit(methods: Mapping[str, pd.DataFrame], **findings: Finding | None)
 
 
 def _cases(methods: Mapping[str, pd.DataFrame]) -> Iterator[Disagreement]:
-    """Per case: the four shares add up to 1 unless D is empty, and a rollback has none; buckets cover the cases (Q5)."""
+    """Per case: four shares add up to 1 unless D is empty, and a rollback has none; buckets cover the cases (Q5)."""
     for name, frame in methods.items():
         shares = frame[["ha", "ba", "neutral_scored", "unscored"]].sum(axis=1, min_count=4)
         wanted = (frame["area"] > 0).astype(float).where(shares.notna())

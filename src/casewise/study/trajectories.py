@@ -23,8 +23,8 @@ def unshrunk(outcomes: pd.DataFrame) -> pd.DataFrame:
 def labelled(outcomes: pd.DataFrame) -> pd.DataFrame:
     """The rows of the cases that were scored against a label; everything here that scores needs only those (A10)."""
     need_columns(outcomes, ("case", "ha"), "an outcomes frame")
-    scored = outcomes.groupby("case")["ha"].transform(lambda values: values.notna().all())
-    return outcomes[scored.astype(bool)].reset_index(drop=True)
+    unscored = outcomes["ha"].isna().groupby(outcomes["case"]).transform("any")
+    return outcomes[~unscored].reset_index(drop=True)
 
 
 def by_step(outcomes: pd.DataFrame, column: str) -> pd.DataFrame:
