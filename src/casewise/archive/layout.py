@@ -32,6 +32,7 @@ SCHEMA = 1
 MANIFEST, CASES, CACHE = "manifest.json", "cases", "cache"
 ENTRY, SIGNALS, MASKS, LABEL, EXTRAS = "entry.json", "signals.parquet", "masks.npz", "label.npz", "extras.npz"
 HALF_WRITTEN = ".new-"
+ON_D = "on_d:"
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,38 @@ def decode_masks(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Mask]:
         mask.ravel()[np.cumsum(arrays["gaps"][part], dtype=np.int64)] = arrays["labels"][part]
         masks[str(name)] = mask
     return masks
+
+
+def changed_anywhere(masks: Mapping[Any, Mask]) -> NDArray[np.bool_]:
+    """Voxels at which any state differs from the first one."""
+    source, *others = masks.values()
+    return np.asarray(np.any([mask != source for mask in others], axis=0))
+
+
+def encode_extras(extras: Mapping[str, NDArray[Any]], masks: Mapping[Any, Mask]) -> dict[str, NDArray[Any]]:
+    """Arrays over space are kept where any state differs from M0, which is where a decision can need them."""
+    where = changed_anywhere(masks)
+    arrays = {name: np.asarray(values) for name, values in extras.items()}
+    return {
+        (f"{ON_D}{name}" if values.shape == where.shape else name): values[where]
+        if values.shape == where.shape
+        else values
+        for name, values in arrays.items()
+    }
+
+
+def decode_extras(arrays: Mapping[str, NDArray[Any]], masks: Mapping[Any, Mask]) -> dict[str, NDArray[Any]]:
+    """The inverse of :func:`encode_extras`; NaN where no state differs from M0."""
+    where = changed_anywhere(masks)
+    found = {}
+    for name, values in arrays.items():
+        if not name.startswith(ON_D):
+            found[name] = values
+            continue
+        whole = np.full(where.shape, np.nan, np.promote_types(values.dtype, np.float16))
+        whole[where] = values
+        found[name.removeprefix(ON_D)] = whole
+    return found
 
 
 def file_sha256(path: Path) -> str:

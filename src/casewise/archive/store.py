@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from casewise.archive import layout
 from casewise.archive.arrays import unpacked
 from casewise.archive.layout import Entry
-from casewise.archive.writing import write_case
+from casewise.archive.writing import sweep, write_case
 from casewise.core.errors import BadInput, DamagedArchive, Mismatch
 from casewise.core.records import Binding, Case, Mask, Observation, Signals, State, Trajectory
 
@@ -123,10 +123,13 @@ class Archive:
         return label
 
     def probabilities(self, case_id: str) -> dict[str, NDArray[Any]] | None:
-        """Optional arrays that were recorded with the case (entropies, probabilities), or None."""
+        """Optional arrays that were recorded with the case (entropies, probabilities), or None.
+
+        Arrays over space are NaN where no state differs from M0.
+        """
         if layout.EXTRAS not in self.entry(case_id).files:
             return None
-        return unpacked(self._file(case_id, layout.EXTRAS))
+        return layout.decode_extras(unpacked(self._file(case_id, layout.EXTRAS)), self.masks(case_id))
 
     def trajectory(self, case_id: str) -> Trajectory:
         """A case as it was recorded."""
@@ -220,6 +223,7 @@ def create_archive(
     if (path / layout.MANIFEST).exists():
         there = open_archive(path)
         _check_same(path, there.manifest, manifest)
+        sweep(path)
         return there
     (path / layout.CASES).mkdir(parents=True, exist_ok=True)
     _write_manifest(path, manifest)

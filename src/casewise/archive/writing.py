@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import platform
 import shutil
 import uuid
 from collections.abc import Mapping
@@ -35,7 +36,7 @@ def write_case(
     if label is not None and keep_label:
         files[layout.LABEL] = packed({"label": layout.compact_mask(label)})
     if trajectory.probabilities:
-        files[layout.EXTRAS] = packed({name: np.asarray(values) for name, values in trajectory.probabilities.items()})
+        files[layout.EXTRAS] = packed(layout.encode_extras(trajectory.probabilities, masks))
     entry = _entry(case, trajectory, masks, label, files)
     files[layout.ENTRY] = json.dumps(entry.as_dict()).encode()
     _write_folder(path / layout.CASES, case.id, files)
@@ -100,8 +101,31 @@ def _entry(
     )
 
 
+def sweep(path: Path) -> None:
+    """Take away what killed writers of this machine left half-written; a living writer's folder stays."""
+    for folder in (path / layout.CASES).glob(f"{layout.HALF_WRITTEN}*"):
+        writer = folder.name.removeprefix(layout.HALF_WRITTEN).rpartition("-")[0]
+        number = writer.rpartition("-")[2]
+        if number.isdigit() and writer == _writer(int(number)) and not _alive(int(number)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _writer(process: int) -> str:
+    return f"{platform.node()}-{process}"
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def _write_folder(parent: Path, name: str, files: Mapping[str, bytes]) -> None:
-    fresh = parent / f"{layout.HALF_WRITTEN}{uuid.uuid4().hex}"
+    fresh = parent / f"{layout.HALF_WRITTEN}{_writer(os.getpid())}-{uuid.uuid4().hex}"
     fresh.mkdir(parents=True)
     try:
         for file, content in files.items():

@@ -17,7 +17,7 @@ from casewise.archive.store import Archive
 from casewise.archive.tables import cached_table
 from casewise.core.errors import BadInput
 from casewise.core.records import SOURCE, Action, Decision, Mask, State
-from casewise.judge.controllers.region_gate import DROP, gated
+from casewise.judge.controllers.region_gate import DROP, RegionGate
 from casewise.measure.metrics.harm import harm
 from casewise.measure.metrics.overlap import dice, miou
 from casewise.measure.signals.fragmentation import fragmentation
@@ -43,8 +43,18 @@ def outcomes(
     return cached_table(archive.path, name, lambda: _table(archive, options))
 
 
-def deployed(frame: pd.DataFrame, decisions: Iterable[Decision], *, archive: Archive | None = None) -> pd.DataFrame:
-    """One row for each decision: what was deployed and what it cost against M0; gates need ``archive`` too."""
+def deployed(
+    frame: pd.DataFrame,
+    decisions: Iterable[Decision],
+    *,
+    archive: Archive | None = None,
+    gate: RegionGate | None = None,
+) -> pd.DataFrame:
+    """One row for each decision: what was deployed and what it cost against M0.
+
+    A gated mask is no recorded state: it needs ``archive`` to be measured, and ``gate`` where its min_area is not the
+    archive's or small components are kept.
+    """
     chosen = pd.DataFrame([_chosen(decision) for decision in decisions])
     if chosen.empty:
         raise BadInput("there is no decision to score; is the archive empty?")
@@ -54,7 +64,7 @@ def deployed(frame: pd.DataFrame, decisions: Iterable[Decision], *, archive: Arc
     if lost:
         raise BadInput(f"the deployed state of case {lost[0]} is not among the outcomes ({len(lost)} such cases)")
     for decision in (one for one in chosen["decision"] if one.action is Action.GATE):
-        rows.loc[rows["case"] == decision.case_id, COLUMNS] = _gated_row(archive, decision)
+        rows.loc[rows["case"] == decision.case_id, COLUMNS] = _gated_row(archive, decision, gate)
     source = frame.loc[frame["step"] == 0].set_index("case")["metric"]
     rows["metric_source"] = rows["case"].map(source)
     rows["change"] = rows["metric"] - rows["metric_source"]
@@ -136,11 +146,12 @@ def _chosen(decision: Decision) -> dict[str, Any]:
     }
 
 
-def _gated_row(archive: Archive | None, decision: Decision) -> Sequence[float]:
+def _gated_row(archive: Archive | None, decision: Decision, gate: RegionGate | None) -> Sequence[float]:
     if archive is None:
         raise BadInput("a region gate deploys masks that no state holds; give deployed(..., archive=) to measure them")
     options, masks = _options(archive), archive.masks(decision.case_id)
-    output = gated(masks[SOURCE], masks[State(1)], decision.accepted or (), min_area=options["min_area"])
+    gate = gate or RegionGate(0.0, min_area=options["min_area"])
+    output = gate.output(masks[SOURCE], masks[State(1)], decision)
     label = archive.label(decision.case_id) if archive.entry(decision.case_id).labelled else None
     measured = _measured(masks[SOURCE], output, label, options)
     return [measured.get(name, float("nan")) for name in COLUMNS]

@@ -83,7 +83,7 @@ def synthetic_trajectory(
     edge = center.copy()
     edge[-1] += radius
     dents = [_ball(shape, edge, radius * share) for share in np.linspace(0.75, rng.uniform(0.1, 0.45), steps + 1)]
-    blobs = [_ball(shape, _corner(shape, rng), rng.uniform(2.5, 3.5)) for _ in range(int(harm) * rng.integers(2, 5))]
+    blobs = [_ball(shape, _corner(shape, rng), rng.uniform(2.5, 6.0)) for _ in range(int(harm) * rng.integers(2, 7))]
     depths = [float(step) for step in range(steps + 1)] + [state.step * (1 - state.shrink) for state in shrink]
     masks = [_mask(label, dents, blobs, depth, steps) for depth in depths]
     extras = [_confidence(rng, depth, harm) for depth in depths]

@@ -95,7 +95,13 @@ def warn_if_degenerate(coordinate: str, values: Floats, cut_low: float, cut_high
             f"{coordinate} is {values[0]:g} on all {len(values)} calibration cases, so one action would be taken "
             f"for every case; choose another coordinate{hint}"
         )
-    empty = [name for name, count in bucket_counts(values, cut_low, cut_high).items() if not count]
+    counts = bucket_counts(values, cut_low, cut_high)
+    if counts["hard"] == len(values):
+        raise DegenerateStatistic(
+            f"the tertiles of {coordinate} collapse to {cut_low:g} and {cut_high:g}, so all {len(values)} calibration "
+            f"cases would roll back and adaptation would never be used; choose another coordinate{hint}"
+        )
+    empty = [name for name, count in counts.items() if not count]
     if empty or cut_low == cut_high:
         warnings.warn(
             f"the tertiles of {coordinate} degenerate: cut-points {cut_low:g} and {cut_high:g} leave "
