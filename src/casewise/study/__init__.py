@@ -105,8 +105,9 @@ frozen.py        frozen_differences(original, refit) -> list[str] of what else t
 prereg.py        declare(path, criteria, *, declared_at), read_criteria(path) -> Declaration; PAPER_CRITERIA (V0-V4
                    and J10)
                  reconcile(declaration, facts, *, results_at=None) -> id, expectation, quantity, observed, verdict
-                   ("held", "failed", "unresolved", "reported", "not run"), reason  (J10, O6-O10);  facts = {key:
-                   number or Interval}
+                   ("held", "failed", "unresolved", "reported", "not run"), low, high, n, reason  (J10, O6-O10)
+facts.py         paper_facts(*, ladder, shape, association, intervals, router, default, attribution, random,
+                   matched, tent_first) -> {key: number, bool or Interval} for reconcile; every argument optional
 coherence.py     coherence(outcomes_by_backbone, *, source_metric=None, band=(0.60, 0.80), step=None) -> backbone,
                    n, in_band, metric_source, usable, largest, singleton_share, rho_regions, rho_delta, meets, reason
                    (O4, O5)
@@ -115,17 +116,20 @@ scale.py         scale_probe(home, away, *, coordinate="delta", cut_high=None, s
 early.py         early_segment(outcomes, methods, *, stop, reference) -> row ("M0", "fixed-1", ..., stop, "oracle
                    stop"), n, metric, ha, steps;  made has worth_keeping, cut, low, high  (O12)
 search.py        design_search(design, calibration, evaluation, *, designs=None, resamples=2000, seed=1000) ->
-                   design, chosen, score_design, score_evaluation, metric, ha, rolled_back;  made has optimism, low,
-                   high, null_mean, null_p  (S8, S13, S22)
+                   design, chosen, score_design, score_evaluation, metric, ha, rolled_back, n, reason;  made has best,
+                   optimism, optimism_low, optimism_high, best_kept, null_mean, null_p, best_score  (S8, S13, S22)
 learned.py       learned_policy(outcomes, *, features=..., weight=1.0, folds=5, seed=1000, router=None) -> policy
                    ("learned", "router", "random at its quota", "M0", "fixed-K"), n, loss, metric, ha, rolled_back;
-                   made has interval of learned - router and the verdict  (S5)
+                   made has estimate, low, high (learned - router), verdict, constant, z_chance, p_chance  (S5)
 balance.py       label_free_balance(holdout, stream, *, features=..., step=None) -> quantity ("prediction-powered",
-                   "quantified", "holdout"), estimate, low, high, n_holdout, n_stream, reason  (S3)
-audit.py         audit(methods, *, deployment, accounting, helphurt, ladder=None) -> list[Mismatch]; check(...)
-                   raises  (P3, Q5, Q7-Q10)
+                   "quantified", "holdout"), estimate, low, high, n_holdout, n_stream, reason;  made has identifiable,
+                   tpr, fpr, gap, gap_low  (S3)
+audit.py         audit(methods, *, deployment=None, accounting=None, helphurt=None, decomposition=None) ->
+                   list[Disagreement], empty when all is well; check_audit(same) raises Refused  (P3, Q5-Q11)
 ===============  =====================================================================================================
 
 Shared by all: ``finding.py`` (the result), ``resample.py`` (the bootstrap: one index matrix, A8), ``ranks.py`` (exact
-weighted average ranks), ``pairs.py`` (wins, Wilcoxon, Holm). ``oracles.py``: per-case best states.
+weighted average ranks), ``pairs.py`` (wins, Wilcoxon, Holm), ``chance.py`` (random assignment in closed form),
+``trajectories.py`` (``labelled``: drop unlabelled cases first; ``deployed_at(outcomes, State)``: a fixed state as a
+deployed frame). ``oracles.py``: per-case best states.
 """

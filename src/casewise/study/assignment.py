@@ -14,7 +14,8 @@ from casewise.core.errors import BadInput
 from casewise.core.records import State
 from casewise.measure.signals import SIGNALS
 from casewise.study.chance import ChanceMoments, chance_moments
-from casewise.study.trajectories import deployed_at, horizon, mean_or_nan, unshrunk
+from casewise.study.oracles import change_oracle_scores, ha_oracle_scores
+from casewise.study.trajectories import deployed_at, mean_or_nan, unshrunk
 
 Arms = Mapping[str, pd.DataFrame]
 Floats = NDArray[np.float64]
@@ -67,9 +68,8 @@ def selector_scores(
     for name in SIGNALS:
         if name in first.columns and name != coordinate and first[name].notna().all():
             scores[name] = _oriented(first, name)
-    metric = frame.pivot(index="case", columns="step", values="metric").sort_index()
-    scores["oracle HA"] = first["ha"].astype(float)
-    scores["oracle metric"] = metric[0] - metric[horizon(outcomes) if budget is None else budget]
+    scores["oracle HA"] = ha_oracle_scores(frame)
+    scores["oracle metric"] = change_oracle_scores(frame, step=budget)
     return pd.DataFrame(scores).dropna(axis="columns")
 
 

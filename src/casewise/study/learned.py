@@ -35,9 +35,9 @@ def learned_policy(
     resamples: int = RESAMPLES,
     seed: int = RESAMPLING_SEED,
 ) -> Finding:
-    r"""Cross-fitted tree of depth 2 on step-1 signals, beside the tertile router, chance at its quota, M0 and fixed-K.
+    r"""Cross-fitted tree on step-1 signals, beside the tertile router, chance at its quota, M0 and fixed-K.
 
-    .. math:: \ell_i(a) = HA_i(a) + \kappa\,(\max_b Dice_i(b) - Dice_i(a)), \quad a \in \{0, 1, \dots, K, \text{shrunk}\}
+    .. math:: \ell_i(a) = HA_i(a) + \kappa\,(\max_b Dice_i(b) - Dice_i(a)), \quad a \in \{0, \dots, K, \text{shrunk}\}
 
     Outer folds score, inner folds choose the depth; clusters stay together. All numbers are out of fold. A rollback
     has HA 0, so with a small weight the best tree is a leaf that rolls everybody back; that is said, not called better.

@@ -38,11 +38,6 @@ class Design:
             f"{self.coordinate}, low {self.low}, mid {self.mid}, cuts {self.percentiles[0]:g}/{self.percentiles[1]:g}"
         )
 
-    def cuts(self, frame: pd.DataFrame) -> tuple[float, float]:
-        """Cut-points of a split; no label is read."""
-        low, high = np.percentile(_coordinate(frame, self.coordinate), self.percentiles)
-        return float(low), float(high)
-
 
 def default_designs(
     outcomes: pd.DataFrame,
@@ -76,13 +71,13 @@ def design_search(
     the split that chose; its interval resamples both splits. The winner's-curse null deals the coordinate to the cases
     at random and takes the best of m again: null_p is how often that is at least as good as the best that was found.
     """
-    splits = [labelled(frame) for frame in (design, calibration, evaluation)]
+    splits = [_Split(labelled(frame)) for frame in (design, calibration, evaluation)]
     _check_disjoint(splits)
     asked = list(default_designs(design) if designs is None else designs)
     if len(asked) < 2:
         raise BadInput(f"a search needs at least two designs whose states were recorded, got {len(asked)}")
-    apparent = [_Scored(one, splits[0], one.cuts(splits[0]), weight) for one in asked]
-    held_out = [_Scored(one, splits[2], one.cuts(splits[1]), weight) for one in asked]
+    apparent = [_Scored(one, splits[0], splits[0].cuts(one), weight) for one in asked]
+    held_out = [_Scored(one, splits[2], splits[1].cuts(one), weight) for one in asked]
     best = int(np.argmin([scored.score for scored in apparent]))
     records = [
         _row(one, scored, number == best, held_out[number])
@@ -97,16 +92,40 @@ def design_search(
     return Finding("search", rows(records, columns), held_out[best].n, "S8, S13, S22", made, _notes(made))
 
 
+class _Split:
+    """One split: what each state deploys and what each coordinate says, looked up once."""
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        self.frame = frame
+        self.first = unshrunk(frame)[lambda part: part["step"] == 1].reset_index(drop=True)
+        self.cases = set(self.first["case"])
+        self.units = clusters_of(self.first)
+        self._arms: dict[State, pd.DataFrame] = {}
+
+    def arm(self, state: State) -> pd.DataFrame:
+        if state not in self._arms:
+            self._arms[state] = deployed_at(self.frame, state)
+        return self._arms[state]
+
+    def coordinate(self, design: Design) -> Floats:
+        return np.asarray(self.first[design.coordinate], dtype=np.float64)
+
+    def cuts(self, design: Design) -> tuple[float, float]:
+        """Cut-points of a design on this split; no label is read."""
+        low, high = np.percentile(self.coordinate(design), design.percentiles)
+        return float(low), float(high)
+
+
 class _Scored:
     """One design with cut-points on one split: per-case losses, and what the other buckets would have given."""
 
-    def __init__(self, design: Design, frame: pd.DataFrame, cuts: tuple[float, float], weight: float) -> None:
-        arms = [deployed_at(frame, state) for state in (SOURCE, design.mid, design.low)]
+    def __init__(self, design: Design, split: _Split, cuts: tuple[float, float], weight: float) -> None:
+        arms = [split.arm(state) for state in (SOURCE, design.mid, design.low)]
         self.harm = np.column_stack([arm["ha"].to_numpy(float) for arm in arms])
         self.change = np.column_stack([np.nan_to_num(arm["change"].to_numpy(float)) for arm in arms])
         self.metric = np.column_stack([arm["metric"].to_numpy(float) for arm in arms])
         self.values = self.harm - weight * self.change
-        self.buckets = buckets_at(_coordinate(frame, design.coordinate), *cuts)[0]
+        self.buckets = buckets_at(split.coordinate(design), *cuts)[0]
         self.n = len(self.buckets)
         self.losses = self.values[np.arange(self.n), self.buckets]
         self.score = float(self.losses.mean())
@@ -115,19 +134,14 @@ class _Scored:
         return float(np.nanmean(values[np.arange(self.n), self.buckets]))
 
 
-def _coordinate(frame: pd.DataFrame, name: str) -> Floats:
-    ladder = unshrunk(frame)
-    return ladder.loc[ladder["step"] == 1].sort_values("case", kind="stable")[name].to_numpy(float)
-
-
-def _check_disjoint(splits: Sequence[pd.DataFrame]) -> None:
+def _check_disjoint(splits: Sequence[_Split]) -> None:
     names = ("design", "calibration", "evaluation")
-    cases = [set(frame["case"]) for frame in splits]
+    cases = [split.cases for split in splits]
     for first, second in ((0, 1), (0, 2), (1, 2)):
         shared = cases[first] & cases[second]
         if shared:
             raise Overlap(
-                f"{names[first]} and {names[second]} share {len(shared)} cases, such as {sorted(shared)[:3]}; split them"
+                f"{names[first]} and {names[second]} share {len(shared)} cases, such as {min(shared)}; split them"
             )
 
 
@@ -163,8 +177,8 @@ def _chance_row(held_out: _Scored) -> dict[str, Any]:
     }
 
 
-def _frozen_row(frozen: Design, splits: Sequence[pd.DataFrame], weight: float) -> dict[str, Any]:
-    scored = _Scored(frozen, splits[2], frozen.cuts(splits[1]), weight)
+def _frozen_row(frozen: Design, splits: Sequence[_Split], weight: float) -> dict[str, Any]:
+    scored = _Scored(frozen, splits[2], splits[1].cuts(frozen), weight)
     return {"design": f"frozen router: {frozen}", "chosen": False, **_scores(scored), "n": scored.n, "reason": ""}
 
 
@@ -172,15 +186,15 @@ def _optimism(
     apparent: Sequence[_Scored],
     held_out: Sequence[_Scored],
     best: int,
-    splits: Sequence[pd.DataFrame],
+    splits: Sequence[_Split],
     resamples: int,
     seed: int,
 ) -> dict[str, float]:
     """Evaluation minus design score of whichever design wins the resampled design split; cut-points stay as fitted."""
     drawn = []
-    for scored, frame, number in ((apparent, splits[0], seed), (held_out, splits[2], seed + 1)):
-        units = clusters_of(frame.drop_duplicates("case").sort_values("case", kind="stable"))
-        weights = draws(int(units.max()) + 1, resamples, number).counts[:, units].astype(np.float64)
+    for scored, split, number in ((apparent, splits[0], seed), (held_out, splits[2], seed + 1)):
+        counts = draws(int(split.units.max()) + 1, resamples, number).counts
+        weights = counts[:, split.units].astype(np.float64)
         losses = np.column_stack([one.losses for one in scored])
         drawn.append(weights @ losses / weights.sum(axis=1, keepdims=True))
     winner, each = drawn[0].argmin(axis=1), np.arange(resamples)
@@ -213,5 +227,6 @@ def _notes(made: dict[str, Any]) -> tuple[str, ...]:
     return (
         f"chosen: {made['best']} of {made['designs']} designs",
         f"optimism {made['optimism']:+.4f} [{made['optimism_low']:+.4f}, {made['optimism_high']:+.4f}]",
-        f"best of {made['designs']} under chance scores {made['null_mean']:.4f}, found {made['best_score']:.4f}, p = {made['null_p']:.3f}",
+        f"best of {made['designs']} by chance {made['null_mean']:.4f}, found {made['best_score']:.4f}, "
+        f"p = {made['null_p']:.3f}",
     )

@@ -1,4 +1,4 @@
-"""Shallow decision trees over full-information losses: every action's loss is known for every case, so fitting is a search (S5)."""
+"""Shallow decision trees over full-information losses: with every action known, fitting is a search (S5)."""
 
 from __future__ import annotations
 
