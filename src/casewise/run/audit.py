@@ -20,7 +20,7 @@ BEGINNING = "0" * 64
 
 
 def append_event(path: Path, event: str, facts: Mapping[str, Any]) -> str:
-    """Append one line under a lock and fsync it; returns its hash. A torn last line of a killed run is cut off and told."""
+    """Append one line under a lock, fsync it, and return its hash; the torn last line of a killed run is cut off."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

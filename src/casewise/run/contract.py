@@ -34,7 +34,7 @@ class Finding:
 
 def check_contract(case: Case, expects: Expectation) -> tuple[Finding, ...]:
     """Everything about a case that does not fit what the model saw in training."""
-    return tuple([*_spacing(case, expects), *_intensity(case, expects)])
+    return (*_spacing(case, expects), *_intensity(case, expects))
 
 
 def _spacing(case: Case, expects: Expectation) -> Iterator[Finding]:

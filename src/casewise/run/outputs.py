@@ -81,4 +81,8 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Bytes, whole or not there."""
-    write_whole(path, lambda temporary: temporary.write_bytes(content) and None)
+
+    def write(temporary: Path) -> None:
+        temporary.write_bytes(content)
+
+    write_whole(path, write)

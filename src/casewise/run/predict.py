@@ -1,4 +1,4 @@
-"""Guarded prediction of one case: read, check the contract, guard, write; M0 where adaptation fails, nothing stale ever.
+"""Guarded prediction of one case: read, check the contract, guard, write; M0 where adaptation fails.
 
 ``PredictCase`` is what an engine maps over case ids. It is picklable, loads its model once a process, and writes the
 case's entry last, so a case whose entry is there is whole.
@@ -24,7 +24,7 @@ from casewise.data.folders import CaseFiles
 from casewise.guard import guard
 from casewise.judge.policy import controller_of
 from casewise.measure.regions import regions_of
-from casewise.run.contract import check_contract
+from casewise.run.contract import Finding, check_contract
 from casewise.run.entry import DONE, FAILED, FALLBACK, SCHEMA, as_json, input_hashes, signals_of, versions
 from casewise.run.local import in_one_line
 from casewise.run.memory import estimate_bytes
@@ -57,7 +57,7 @@ class PredictCase:
     max_ram: int | None = None
     save_candidates: bool = False
     draw: Draw | None = None
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    known: Mapping[str, Finding] = field(default_factory=dict)  # findings from the headers of the whole folder
 
     def prepare(self) -> None:
         """Load the model; engines call it before the clock of a case starts."""
@@ -68,7 +68,7 @@ class PredictCase:
         began = time.monotonic()
         files = self.cases[case_id]
         self.layout.forget(case_id)
-        entry = self._blank(files)
+        entry = self.blank(files)
         try:
             entry |= self._predicted(files, began)
         except (CasewiseError, MemoryError, RuntimeError, OSError) as error:
@@ -78,7 +78,8 @@ class PredictCase:
         write_bytes(self.layout.entry(case_id), as_json(entry))
         return entry
 
-    def _blank(self, files: CaseFiles) -> dict[str, Any]:
+    def blank(self, files: CaseFiles) -> dict[str, Any]:
+        """An entry before anything is known of the case."""
         return {
             "schema": SCHEMA,
             "case": files.id,
@@ -92,7 +93,6 @@ class PredictCase:
             "outputs": {},
             "inputs": {},
             "error": None,
-            **self.notes,
         }
 
     def _predicted(self, files: CaseFiles, began: float) -> dict[str, Any]:
@@ -131,7 +131,9 @@ class PredictCase:
     def _check_contract(self, backbone: Backbone, case: Case) -> list[dict[str, Any]]:
         if self.contract == "off":
             return []
-        findings = check_contract(case, backbone.expects)
+        findings = list(check_contract(case, backbone.expects))
+        if case.id in self.known:
+            findings.append(self.known[case.id])
         refusals = [finding.message for finding in findings if finding.level == "refusal"]
         if refusals and self.contract == "refuse":
             raise Refused(f"case {case.id}: {'; '.join(refusals)}; correct the file, or pass --contract warn")
@@ -191,13 +193,13 @@ class PredictCase:
         """The largest regions of the edit that is deployed: number, voxels, whether it counts, first voxel."""
         found = regions_of(source, mask, min_area=self.adaptation.min_area, foreground=self.adaptation.foreground)
         order = np.argsort(-found.sizes, kind="stable")[:REGIONS_LISTED]
-        first = {int(number): int(found.voxels[np.flatnonzero(found.number == number)[0]]) for number in order}
+        first = found.voxels[np.unique(found.number, return_index=True)[1]]
         return [
             {
                 "number": int(number),
                 "voxels": int(found.sizes[number]),
                 "counts": bool(found.kept[number]),
-                "at": [int(place) for place in np.unravel_index(first[int(number)], found.shape)],
+                "at": [int(place) for place in np.unravel_index(first[number], found.shape)],
             }
             for number in order
         ]

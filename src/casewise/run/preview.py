@@ -34,9 +34,9 @@ def preview_of(case: Case, source: Mask, adapted: Mask, deployed: Mask) -> Previ
 
 
 def _greys(image: NDArray[Any]) -> NDArray[np.uint8]:
-    """(channel, rows, columns) to 8 bits: three channels are colors, else the first between its 1st and 99th percentile."""
+    """(channel, rows, columns) to 8 bits: three byte channels are colors, else the first, 1st to 99th percentile."""
     if image.shape[0] == 3 and image.dtype == np.uint8:
         return np.ascontiguousarray(np.moveaxis(image, 0, -1))
     first = np.asarray(image[0], np.float32)
     low, high = np.percentile(first, (1, 99))
-    return (np.clip((first - low) / max(high - low, 1e-6), 0, 1) * 255).astype(np.uint8)
+    return np.asarray(np.clip((first - low) / max(high - low, 1e-6), 0, 1) * 255, np.uint8)

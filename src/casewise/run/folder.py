@@ -1,0 +1,131 @@
+"""A whole folder: what is there already, what is to do, and the stream of entries with an audit line for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from casewise.adapt.backbones import Backbone
+from casewise.archive.layout import file_sha256
+from casewise.core.errors import CasewiseError
+from casewise.data import nifti
+from casewise.data.folders import CaseFiles
+from casewise.run.audit import append_event
+from casewise.run.contract import Finding, check_orientations
+from casewise.run.entry import DONE, FAILED, as_json, is_complete, read_entry
+from casewise.run.local import Engine, Result
+from casewise.run.memory import estimate_bytes, shape_of
+from casewise.run.outputs import Layout, write_bytes
+from casewise.run.predict import PredictCase
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One row of a dry run."""
+
+    case_id: str
+    shape: tuple[int, ...] | None  # (channel, *space), None where the header cannot be read
+    bytes: int | None
+    complete: bool
+
+
+def plan_folder(work: PredictCase, *, resume: bool) -> tuple[Planned, ...]:
+    """What a run would do, from headers and hashes alone."""
+    backbone = work.model.load()
+    return tuple(_planned(work, files, backbone, resume=resume) for files in work.cases.values())
+
+
+def _planned(work: PredictCase, files: CaseFiles, backbone: Backbone, *, resume: bool) -> Planned:
+    shape = shape_of(files)
+    slices = work.adaptation.max_slices
+    need = None if shape is None else estimate_bytes(backbone, shape, adapts=work.adapts, max_slices=slices)
+    return Planned(files.id, shape, need, resume and is_complete(work.layout, files, work.key))
+
+
+def predict_folder(work: PredictCase, engine: Engine, *, resume: bool = False) -> Iterator[dict[str, Any]]:
+    """Predict every case and stream the entries: those kept from an earlier run first.
+
+    Outputs of all cases that are to be done are removed before the first one starts, so that nothing old can be taken
+    for the result of this run, whatever happens to it.
+    """
+    layout = work.layout
+    layout.out.mkdir(parents=True, exist_ok=True)
+    layout.sweep()
+    kept = [files.id for files in work.cases.values() if resume and is_complete(layout, files, work.key)]
+    waiting = [case_id for case_id in work.cases if case_id not in kept]
+    append_event(layout.audit, "run-started", _facts(work, kept=len(kept), waiting=len(waiting)))
+    for case_id in waiting:
+        layout.forget(case_id)
+    for case_id in kept:
+        entry = read_entry(layout.entry(case_id)) or {}
+        append_event(layout.audit, "case-kept", _line(layout, entry))
+        yield entry
+    failed = 0
+    for result in engine.map(work, waiting):
+        entry = _entry_of(work, result)
+        failed += entry["status"] != DONE
+        append_event(layout.audit, "case", _line(layout, entry))
+        yield entry
+    append_event(layout.audit, "run-finished", {"cases": len(work.cases), "not_done": failed})
+
+
+def _entry_of(work: PredictCase, result: Result) -> dict[str, Any]:
+    """The entry that the work wrote, or one for a case whose process died."""
+    if result.value is not None:
+        entry: dict[str, Any] = result.value
+        return entry
+    work.layout.forget(result.case_id)
+    entry = {
+        **work.blank(work.cases[result.case_id]),
+        "status": FAILED,
+        "error": result.error,
+        "error_kind": result.kind,
+        "timing": {"total_s": round(result.seconds, 3)},
+    }
+    write_bytes(work.layout.entry(result.case_id), as_json(entry))
+    return entry
+
+
+def _facts(work: PredictCase, **more: int) -> dict[str, Any]:
+    return {
+        "key": work.key,
+        "model": work.model.load().fingerprint,
+        "trusted_checkpoint": work.model.trust,
+        "trusted_bundle": work.model.trust_bundle,
+        "policy": work.policy.name,
+        "calibration_id": work.policy.calibration_id,
+        "adaptation": asdict(work.adaptation),
+        **more,
+    }
+
+
+def _line(layout: Layout, entry: Mapping[str, Any]) -> dict[str, Any]:
+    decision = entry.get("decision") or {}
+    return {
+        "case": entry.get("case"),
+        "status": entry.get("status"),
+        "error": entry.get("error"),
+        "action": decision.get("action"),
+        "outputs": entry.get("outputs", {}),
+        "entry": file_sha256(layout.entry(str(entry.get("case")))),
+    }
+
+
+def orientation_findings(cases: Sequence[CaseFiles], backbone: Backbone) -> dict[str, Finding]:
+    """Cases that lie otherwise than the rest of their folder, for readers that do not reorient."""
+    if backbone.expects.reorients:
+        return {}
+    import nibabel
+
+    found: dict[str, str] = {}
+    for files in cases:
+        path = files.images[0]
+        if not path.name.lower().endswith((".nii", ".nii.gz")):
+            continue
+        try:
+            nifti.check_header(path)
+            found[files.id] = "".join(str(code) for code in nibabel.aff2axcodes(nibabel.load(path).affine))
+        except (CasewiseError, OSError, EOFError, nibabel.filebasedimages.ImageFileError):
+            continue
+    return check_orientations(found)

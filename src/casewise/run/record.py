@@ -1,0 +1,119 @@
+"""Record trajectories: every candidate of every case into an archive, to calibrate, replay and study without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from casewise.adapt.backbones import Backbone
+from casewise.adapt.episode import run_episode
+from casewise.adapt.objectives import objective_of
+from casewise.archive.store import Archive, create_archive
+from casewise.core.records import Case, State, Trajectory
+from casewise.data.folders import CaseFiles
+from casewise.run.local import Engine, Result
+from casewise.run.model import Adaptation, Model
+
+SHRUNK = (State(2, 0.5),)
+"""The interpolated state that the paper's mid bucket asks for, materialized for every case (D15)."""
+
+
+@dataclass(frozen=True)
+class RecordCase:
+    """Adapts one case, whole horizon; never sees a label."""
+
+    model: Model
+    adaptation: Adaptation
+    cases: Mapping[str, CaseFiles]
+    shrink: tuple[State, ...] = SHRUNK
+    signals: tuple[str, ...] = ()
+
+    def prepare(self) -> None:
+        """Load the model before the clock of a case starts."""
+        self.model.load()
+
+    def __call__(self, case_id: str) -> tuple[Case, Trajectory]:
+        """The case and its trajectory."""
+        backbone = self.model.load()
+        case = backbone.read(self.cases[case_id]).case
+        prepared = backbone.prepare(case)
+        how = self.adaptation
+        trajectory = run_episode(
+            backbone.network,
+            prepared.inputs,
+            objective_of(how.objective),
+            steps=how.steps,
+            shrink=[state for state in self.shrink if state.step <= how.steps],
+            case_id=case.id,
+            learning_rate=how.learning_rate,
+            parameters=how.parameters,
+            seed=how.seed,
+            min_area=how.min_area,
+            foreground=how.foreground,
+            max_slices=how.max_slices,
+            signals=self.signals,
+            head=backbone.head,
+            forward=prepared.forward,
+            predict=prepared.predict,
+        )
+        return case, trajectory
+
+
+def record_folder(
+    work: RecordCase, engine: Engine, path: Path, *, metric: str = "dice", dataset: str = ""
+) -> tuple[Archive, Iterator[Result]]:
+    """Open or resume the archive at ``path``, and stream the results of the cases that it does not hold yet.
+
+    The iterator adds each case to the archive (whole or not at all) before it yields, and seals the archive at its end.
+    """
+    backbone = work.model.load()
+    archive = create_archive(
+        path,
+        binding=work.adaptation.binding(backbone),
+        steps=work.adaptation.steps,
+        configuration=_configuration(work, backbone, metric, dataset),
+    )
+    waiting = [case_id for case_id in work.cases if case_id not in archive.entries]
+    return archive, _recorded(work, engine, archive, backbone, waiting)
+
+
+def _recorded(
+    work: RecordCase, engine: Engine, archive: Archive, backbone: Backbone, waiting: Sequence[str]
+) -> Iterator[Result]:
+    for result in engine.map(work, waiting):
+        if result.error is None:
+            case, trajectory = result.value
+            label = work.cases[case.id].label
+            try:
+                archive.add(case, trajectory, None if label is None else backbone.read_label(label))
+            except ValueError as error:
+                result = replace(result, error=str(error), kind=type(error).__name__)
+        yield replace(result, value=None)
+    archive.seal()
+
+
+def _configuration(work: RecordCase, backbone: Backbone, metric: str, dataset: str) -> dict[str, Any]:
+    how = work.adaptation
+    return {
+        "objective": repr(objective_of(how.objective)),
+        "learning_rate": how.learning_rate,
+        "parameters": how.parameters,
+        "seed": how.seed,
+        "metric": metric,
+        "min_area": how.min_area,
+        "foreground": how.foreground,
+        "ignore": backbone.ignore,
+        "classes": sorted(value for value in backbone.labels if value > 0) or None,
+        "dataset": dataset,
+        "model": backbone.name,
+        "shrink": [str(state) for state in work.shrink],
+        "adaptation": asdict(how),
+    }
+
+
+def adaptation_of(configuration: Mapping[str, Any]) -> Adaptation | None:
+    """How an archive was recorded, so that a prediction with its policy adapts in the same way; None if it is unknown."""
+    plain = configuration.get("adaptation")
+    return None if plain is None else Adaptation(**plain)

@@ -1,0 +1,148 @@
+"""summary.json as ``nnUNetv2_evaluate_folder`` writes it, so that users' scripts keep working, plus an ``adapt`` block.
+
+Dice and IoU are NaN where a class is neither predicted nor there; means are nanmeans (nnU-Net's convention, which differs
+from the study's: classes absent from the label are skipped there, A10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from casewise.adapt.backbones import Backbone
+from casewise.core.errors import BadInput
+from casewise.core.records import Mask
+from casewise.data.folders import CaseFiles
+from casewise.measure.metrics.harm import harm
+from casewise.run.entry import FAILED
+from casewise.run.model import Adaptation
+from casewise.run.outputs import Layout
+
+Region = int | tuple[int, ...]
+METRICS = ("Dice", "FN", "FP", "IoU", "TN", "TP", "n_pred", "n_ref")
+
+
+def summarize(
+    layout: Layout,
+    cases: Sequence[CaseFiles],
+    entries: Mapping[str, Mapping[str, Any]],
+    backbone: Backbone,
+    adaptation: Adaptation,
+) -> dict[str, Any]:
+    """Score every output that has a label; M0 beside it."""
+    scored = [files for files in cases if files.label is not None and _has_output(entries.get(files.id))]
+    rows: list[dict[str, Any]] = []
+    effects: dict[str, dict[str, Any]] = {}
+    regions = _regions(backbone, scored)
+    for files in scored:
+        assert files.label is not None
+        label, mask = backbone.read_label(files.label), backbone.read_label(layout.mask(files.id))
+        if label.shape != mask.shape:
+            raise BadInput(
+                f"label {files.label.name} has shape {label.shape}, its mask {mask.shape}; is it another case's?"
+            )
+        kept_source = layout.source(files.id)
+        source = backbone.read_label(kept_source) if kept_source.is_file() else mask
+        metrics = _metrics(mask, label, regions, backbone.ignore)
+        before = _metrics(source, label, regions, backbone.ignore)
+        rows.append(_row(files.label, layout.mask(files.id), metrics))
+        effects[files.id] = _effect(entries[files.id], source, mask, label, before, metrics, backbone, adaptation)
+    mean = {str(region): _means(rows, str(region)) for region in regions} if rows else {}
+    return {
+        "foreground_mean": {name: _mean([mean[key][name] for key in mean]) for name in METRICS} if mean else {},
+        "mean": mean,
+        "metric_per_case": rows,
+        "adapt": {"cases": effects, "unscored": sorted(set(entries) - set(effects)), **_cohort(effects)},
+    }
+
+
+def _has_output(entry: Mapping[str, Any] | None) -> bool:
+    return entry is not None and entry.get("status") != FAILED
+
+
+def _regions(backbone: Backbone, scored: Sequence[CaseFiles]) -> tuple[Region, ...]:
+    """What is evaluated: nnU-Net's own regions, else every named label, else what the labels hold."""
+    own = getattr(backbone, "regions", None)
+    if own is not None:
+        return tuple(own)
+    if backbone.labels:
+        return tuple(sorted(value for value in backbone.labels if value > 0))
+    found = {int(value) for files in scored if files.label for value in np.unique(backbone.read_label(files.label))}
+    return tuple(sorted(found - {0, backbone.ignore}))
+
+
+def _metrics(mask: Mask, label: Mask, regions: Sequence[Region], ignore: int | None) -> dict[str, dict[str, float]]:
+    valid = np.ones(label.shape, bool) if ignore is None else label != ignore
+    return {str(region): _counts(_in(mask, region), _in(label, region), valid) for region in regions}
+
+
+def _in(mask: Mask, region: Region) -> NDArray[np.bool_]:
+    return np.isin(mask, region) if isinstance(region, tuple) else np.asarray(mask == region)
+
+
+def _counts(found: NDArray[np.bool_], truth: NDArray[np.bool_], valid: NDArray[np.bool_]) -> dict[str, float]:
+    tp, fp = int((found & truth & valid).sum()), int((found & ~truth & valid).sum())
+    fn, tn = int((~found & truth & valid).sum()), int((~found & ~truth & valid).sum())
+    some = tp + fp + fn > 0
+    return {
+        "Dice": 2 * tp / (2 * tp + fp + fn) if some else float("nan"),
+        "IoU": tp / (tp + fp + fn) if some else float("nan"),
+        "FP": fp, "TP": tp, "FN": fn, "TN": tn, "n_pred": fp + tp, "n_ref": fn + tp,
+    }  # fmt: skip
+
+
+def _row(label: Path, mask: Path, metrics: dict[str, dict[str, float]]) -> dict[str, Any]:
+    return {"reference_file": str(label), "prediction_file": str(mask), "metrics": metrics}
+
+
+def _means(rows: Sequence[Mapping[str, Any]], region: str) -> dict[str, float]:
+    return {name: _nanmean([row["metrics"][region][name] for row in rows]) for name in METRICS}
+
+
+def _nanmean(values: Sequence[float]) -> float:
+    known = [value for value in values if value == value]
+    return fmean(known) if known else float("nan")
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else float("nan")
+
+
+def _effect(
+    entry: Mapping[str, Any],
+    source: Mask,
+    mask: Mask,
+    label: Mask,
+    before: dict[str, dict[str, float]],
+    after: dict[str, dict[str, float]],
+    backbone: Backbone,
+    adaptation: Adaptation,
+) -> dict[str, Any]:
+    done = harm(
+        source, mask, label, min_area=adaptation.min_area, foreground=adaptation.foreground, ignore=backbone.ignore
+    )
+    dice = [_nanmean([values["Dice"] for values in metrics.values()]) for metrics in (before, after)]
+    decision = entry.get("decision") or {}
+    return {
+        "status": entry["status"], "action": decision.get("action"), "deployed": decision.get("deployed"),
+        "source_Dice": dice[0], "Dice": dice[1], "change": dice[1] - dice[0],
+        "ha": done.ha, "ba": done.ba, "neutral_scored": done.neutral_scored, "unscored": done.unscored,
+        "regions": done.regions, "delta": done.delta,
+    }  # fmt: skip
+
+
+def _cohort(effects: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    rows = list(effects.values())
+    names = ("source_Dice", "Dice", "change", "ha", "ba")
+    actions = [str(row["action"]) for row in rows]
+    return {
+        "mean": {name: _nanmean([float(row[name]) for row in rows]) for name in names},
+        "actions": {action: actions.count(action) for action in sorted(set(actions))},
+        "harmed": sum(row["change"] < 0 for row in rows),
+        "helped": sum(row["change"] > 0 for row in rows),
+    }

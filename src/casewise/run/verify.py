@@ -1,0 +1,51 @@
+"""A prediction folder against its own records: the audit chain, each entry, and the bytes of each output."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from casewise.archive.layout import file_sha256
+from casewise.run.audit import verify_audit
+from casewise.run.entry import read_entry
+
+
+def verify_predictions(out: Path) -> list[str]:
+    """What is wrong with a prediction folder; an empty list where nothing is."""
+    audit = out / "audit.jsonl"
+    if not audit.is_file():
+        return [f"{out} has no audit.jsonl; it is no prediction folder"]
+    problems = verify_audit(audit)
+    for path in sorted((out / "casewise").glob("*.json")):
+        entry = read_entry(path)
+        if entry is None:
+            problems.append(f"{path.name} cannot be read")
+            continue
+        problems += [f"{name} {fault}" for name, fault in _faults(out, entry.get("outputs", {}))]
+    return [*problems, *_against_log(out, audit)]
+
+
+def _faults(out: Path, outputs: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for name, digest in outputs.items():
+        if not (out / name).is_file():
+            yield name, "is missing"
+        elif file_sha256(out / name) != digest:
+            yield name, "was changed after it was written"
+
+
+def _against_log(out: Path, audit: Path) -> list[str]:
+    logged: dict[str, str] = {}
+    for line in audit.read_text(encoding="utf-8").splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if event.get("event") in ("case", "case-kept"):
+            logged[str(event.get("case"))] = str(event.get("entry"))
+    return [
+        f"casewise/{case_id}.json is not the entry that the audit log saw"
+        for case_id, digest in sorted(logged.items())
+        if not (out / "casewise" / f"{case_id}.json").is_file()
+        or file_sha256(out / "casewise" / f"{case_id}.json") != digest
+    ]
