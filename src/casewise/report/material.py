@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import pandas as pd
 
 from casewise.archive.store import Archive
-from casewise.core.errors import CasewiseError, Overlap
 from casewise.core.records import Controller, Decision, Policy
 from casewise.core.seeds import RESAMPLING_SEED
-from casewise.judge.controllers import CONTROLLERS
-from casewise.judge.outcomes import deployed, outcomes
-from casewise.judge.policy import check_binding, controller_of
-from casewise.replay import replay
-from casewise.study.budget import ladder, selection
-from casewise.study.controls import arms_of, selector_scores
+from casewise.judge.certificates.certificate import Certificate
+from casewise.study.association import association
+from casewise.study.budget import ladder, ladder_shape, selection
+from casewise.study.assignment import arms_of, selector_scores
+from casewise.study.controls import attribution, matched_controls, random_control
 from casewise.study.deployment import Comparison, intervals, method_table, tiers
 from casewise.study.finding import Finding
+from casewise.study.prereg import Declaration
+from casewise.study.ranking import auroc_table
+from casewise.study.sensitivity import DRIVING, MEDICAL, calibration_sensitivity
 
 TITLES = {
     "m0": "M0 (no adaptation)",
@@ -33,11 +34,10 @@ TITLES = {
     "stop-router": "stop router",
     "region-gate": "region gate",
 }
-_STOPS = ("frag-stop", "entropy-stop", "msp-stop", "gradient-stop")
+PERCENTILES = {"medical": MEDICAL, "driving": DRIVING}
 _OURS = frozenset({"frag-stop", "tau-stop", "router", "stop-router", "region-gate"})
 
 Frames = Mapping[str, pd.DataFrame]
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +50,8 @@ class Extras:
     backbones: Mapping[str, Archive] = field(default_factory=dict)
     away: Archive | None = None  # another modality, for the scale probe (O13)
     frozen: Policy | None = None  # the policy whose design was frozen (E14)
-    criteria: Any = None  # a prereg.Declaration
-    certificate: Mapping[str, Any] | None = None  # certificate.json of the calibration archive
+    criteria: Declaration | None = None
+    certificate: Certificate | None = None  # certificate.json of the calibration archive
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +173,45 @@ class Material:
     @cached_property
     def arms(self) -> Frames:
         """What every case would have become in each bucket."""
-        return arms_of(self.evaluation, next(iter(self.routers.values())), self.outcomes)
+        return arms_of(self.evaluation, self.controller, self.outcomes)
+
+    @cached_property
+    def shape(self) -> Finding:
+        """Whether the ladder dips before it rises (G6)."""
+        return ladder_shape(self.outcomes, by_group=bool(self.groups))
+
+    @cached_property
+    def association(self) -> Finding:
+        """Correlation of every signal with HA (I1-I3)."""
+        return association(self.outcomes, by_group=bool(self.groups), resamples=self.resamples, seed=self.seed)
+
+    @cached_property
+    def ranking(self) -> Finding:
+        """How well each signal ranks the cases (I8)."""
+        return auroc_table(self.outcomes, resamples=self.resamples, seed=self.seed)
+
+    @cached_property
+    def matched(self) -> Finding:
+        """Every selector at the router's quota (J2)."""
+        return matched_controls(self.arms, self.router, self.scores, by_group=bool(self.groups), seed=self.seed)
+
+    @cached_property
+    def chance(self) -> Finding:
+        """Random assignment at the router's quota (J4)."""
+        return random_control(self.arms, self.router, by_group=bool(self.groups), seed=self.seed)
+
+    @cached_property
+    def attribution(self) -> Finding:
+        """What the HA cut is due to (P2)."""
+        return attribution(self.arms, self.router, self.uncontrolled, self.scores)
+
+    @cached_property
+    def refit(self) -> Finding:
+        """The router with cut-points from fewer calibration cases (K)."""
+        values = [step_one(frame, self.coordinate) for frame in (self.holdout, self.outcomes)]
+        sizes = tuple(size for size in (5, 10, 15) if size < len(values[0]))
+        options = {"sizes": sizes, "percentiles": self.percentiles, "seed": self.seed}
+        return calibration_sensitivity(*values, self.arms, reference=self.methods[self.retrospective], **options)
 
     @cached_property
     def scores(self) -> pd.DataFrame:
@@ -192,6 +230,11 @@ class Material:
         return dict(by_group) if by_group else {self.policy.name: self.controller}
 
     @property
+    def percentiles(self) -> tuple[float, float]:
+        """The convention that the policy's cut-points were fitted with (F1)."""
+        return PERCENTILES[str(self.policy.preflight.get("convention", "medical"))]
+
+    @property
     def calibration_size(self) -> int:
         """The number of cases that the policy was fitted on."""
         return len(self.policy.calibration_cases) or len(self.calibration.ids)
@@ -203,65 +246,7 @@ class Material:
         return None if found.empty else dict(found.iloc[0])
 
 
-def gather(
-    evaluation: Archive,
-    calibration: Archive,
-    policy: Policy,
-    *,
-    extras: Extras | None = None,
-    resamples: int = 5000,
-    seed: int = RESAMPLING_SEED,
-    progress: Progress = lambda _: None,
-) -> Material:
-    """Check that the three belong together, read the outcomes, and replay every method."""
-    check_disjoint(evaluation, calibration)
-    check_binding(policy, evaluation.binding)
-    progress("outcomes of the evaluation cases")
-    scored = outcomes(evaluation)
-    progress("outcomes of the calibration cases")
-    holdout = outcomes(calibration)
-    controller = controller_of(policy)
-    progress("replaying every method")
-    decisions: dict[str, tuple[Decision, ...]] = {}
-    skipped: dict[str, str] = {}
-    for name, method in _methods(controller, evaluation.steps):
-        try:
-            decisions[name] = tuple(replay(evaluation, method))
-        except CasewiseError as error:
-            skipped[name] = str(error)
-    methods = {name: deployed(scored, made) for name, made in decisions.items()}
-    material = Material(
-        evaluation, calibration, policy, controller, scored, holdout, decisions, methods, skipped, extras or Extras(),
-        resamples, seed,
-    )  # fmt: skip
-    return with_others(material)
-
-
-def _methods(controller: Controller, steps: int) -> Iterator[tuple[str, Controller]]:
-    """Methods in the order of the paper's tables: M0, the ladder, the stop rules, the policy."""
-    yield "m0", CONTROLLERS.build("m0")
-    for step in range(1, steps + 1):
-        yield f"fixed-{step}", CONTROLLERS.build("fixed-k", step=step)
-    for name in _STOPS:
-        if name != controller.name:
-            yield name, CONTROLLERS.build(name, cap=steps)
-    yield ("router" if "router" in controller.name else controller.name), controller
-
-
-def with_others(material: Material) -> Material:
-    """Add the fixed horizon of other objectives on the same cases (MEMO and CoTTA in the paper's tables)."""
-    methods = dict(material.methods)
-    for name, archive in material.extras.others.items():
-        fixed = CONTROLLERS.build("fixed-k", step=archive.steps)
-        methods[name] = deployed(outcomes(archive), replay(archive, fixed))
-    return replace(material, methods=methods)
-
-
-def check_disjoint(evaluation: Archive, calibration: Archive) -> None:
-    """Refuse calibration cases among the evaluation cases (A3)."""
-    shared = sorted(set(evaluation.ids) & set(calibration.ids))
-    if shared:
-        raise Overlap(
-            f"calibration and evaluation share {len(shared)} cases ({', '.join(shared[:5])}); "
-            f"select disjoint splits before studying"
-        )
+def step_one(outcomes: pd.DataFrame, coordinate: str) -> pd.Series:
+    """The coordinate after the probe, by case."""
+    first = outcomes[(outcomes["step"] == 1) & (outcomes["shrink"] == 0)].sort_values("case")
+    return first.set_index("case")[coordinate].astype(float)

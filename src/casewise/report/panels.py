@@ -73,13 +73,14 @@ def edits(source: Mask, adapted: Mask, label: Mask, *, measure: Mapping[str, Any
     return Edits(*(plane.reshape(source.shape) for plane in (flat[1], flat[-1], changed)), found)
 
 
-def view_of(change: Edits, *masks: Mask, margin: int = 6) -> View:
-    """The slice with the most worse voxels (then most changed, then most mask), cropped to what is in the masks."""
+def view_of(change: Edits, *masks: Mask, index: int | None = None, margin: int = 6) -> View:
+    """The given slice, or the one with the most worse voxels (then changed, then mask), cropped to what is in it."""
     present = np.logical_or.reduce([(mask > 0) & (mask != 255) for mask in masks])
     if present.ndim == 2:
         return View(None, *_window(present | change.changed, margin))
-    chosen = next((planes for planes in (change.worse, change.changed, present) if planes.any()), present)
-    index = int(np.argmax(chosen.sum(axis=(1, 2))))
+    if index is None:
+        shown = next((planes for planes in (change.worse, change.changed, present) if planes.any()), present)
+        index = int(np.argmax(shown.sum(axis=(1, 2))))
     return View(index, *_window(present[index] | change.changed[index], margin))
 
 

@@ -90,7 +90,8 @@ def _cell(row: Mapping[str, Any], column: Column) -> Cell:
     if column.key not in row or isinstance(value, str | bool | np.bool_ | NotRun | NotApplicable):
         return value
     if value is None or (isinstance(value, float) and math.isnan(value)):
-        return Undefined(int(row.get("n", 0) or 0))
+        n = row.get("n", 0)
+        return Undefined(0 if n is None or math.isnan(n) else int(n))
     if column.interval and not math.isnan(row[column.interval[0]]):
         return Estimate(float(value), float(row[column.interval[0]]), float(row[column.interval[1]]))
     return value if isinstance(value, int | float | np.integer | np.floating | Estimate | Pair | Undefined) else str(value)

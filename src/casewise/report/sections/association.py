@@ -9,18 +9,15 @@ from casewise.report.figures.forest import draw_forest
 from casewise.report.material import Material
 from casewise.report.section import Picture, Section
 from casewise.report.tables import Column, Table, rows_of, table
-from casewise.study.association import association as associate
 from casewise.study.association import per_step, signal_signal, signal_summary
 from casewise.study.finding import Finding
-from casewise.study.ranking import auroc_table
 
 
 def association(material: Material) -> Section:
     """tab:signal-ha, tab:app-clustered-ci, tab:app-perstep, tab:app-auroc (P 2, 17, 18, 19)."""
     drawn = {"resamples": material.resamples, "seed": material.seed}
-    pooled = associate(material.outcomes, by_group=bool(material.groups), **drawn)
+    pooled, ranked = material.association, material.ranking
     steps = per_step(material.outcomes, **drawn)
-    ranked = auroc_table(material.outcomes, **drawn)
     pairs, summary = signal_signal(material.outcomes), signal_summary(pooled)
     tables = (
         _summary_table(summary),
@@ -39,8 +36,8 @@ def _lead(pooled: Finding) -> str:
     if levels.empty:
         return "No signal has a defined correlation with HA here."
     best = levels.loc[levels["rho"].abs().idxmax()]
-    inverted = [str(name) for name in levels.loc[levels["negative"].astype(bool), "signal"]]
-    warning = f" Negative, which is a limit of validity: {', '.join(inverted)}." if inverted else ""
+    inverted = [str(name) for name in levels.loc[levels["against"].astype(bool), "signal"]]
+    warning = f" Against its orientation, which is a limit of validity: {', '.join(inverted)}." if inverted else ""
     return (
         f"The strongest association with HA is {best['signal']}: Spearman ρ = {number(best['rho'])} "
         f"[{number(best['low'])}, {number(best['high'])}] over {int(best['rows'])} rows of {int(best['n'])} cases, "

@@ -9,14 +9,13 @@ from casewise.report.figures.teaser import draw_teaser
 from casewise.report.material import Material
 from casewise.report.section import Picture, Section
 from casewise.report.tables import Column, Table, rows_of, table
-from casewise.study.budget import group_agreement, ladder_shape, oracle_plateau, selection_agreement, selection_stability
+from casewise.study.budget import group_agreement, oracle_plateau, selection_agreement, selection_stability
 from casewise.study.finding import Finding
 
 
 def budget(material: Material) -> Section:
     """Ladders, selection on the holdout, its regret and its stability (G1-G7)."""
-    ladder, chosen = material.ladder, material.selection
-    shape = ladder_shape(material.outcomes, by_group=bool(material.groups))
+    ladder, chosen, shape = material.ladder, material.selection, material.shape
     stability = selection_stability(material.holdout, material.outcomes, resamples=material.resamples, seed=material.seed)
     agreement = selection_agreement(material.holdout, material.outcomes, resamples=material.resamples, seed=material.seed)
     groups = group_agreement(material.holdout, material.outcomes)

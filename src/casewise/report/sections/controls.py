@@ -9,7 +9,7 @@ from casewise.report.figures.quota import draw_quota
 from casewise.report.material import Material
 from casewise.report.section import Picture, Section
 from casewise.report.tables import Column, Table, lowest, rows_of, table
-from casewise.study.controls import attribution, matched_controls, overlap, random_control, selector_intervals
+from casewise.study.controls import overlap, selector_intervals
 from casewise.study.finding import Finding
 
 
@@ -19,12 +19,10 @@ def controls(material: Material) -> Section:
         reason = f"the policy is a {material.controller.name}; matched quotas need a router with buckets"
         return Section("controls", "Signal or quota?", missing={"matched-quota controls": reason})
     arms, router, scores = material.arms, material.router, material.scores
-    seeded = {"seed": material.seed}
-    matched = matched_controls(arms, router, scores, by_group=bool(material.groups), **seeded)
-    chance = random_control(arms, router, by_group=bool(material.groups), **seeded)
+    matched, chance, share = material.matched, material.chance, material.attribution
     own = str(scores.columns[0])
-    pairs = selector_intervals(arms, router, scores, against=own, resamples=material.resamples, **seeded)
-    shared, share = overlap(arms, router, scores), attribution(arms, router, material.uncontrolled, scores)
+    pairs = selector_intervals(arms, router, scores, against=own, resamples=material.resamples, seed=material.seed)
+    shared = overlap(arms, router, scores)
     tables = [_matched_table(material, matched), _attribution_table(material, share)]
     if material.groups:
         tables.append(_group_table(matched, chance, own))

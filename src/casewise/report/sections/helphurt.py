@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from casewise.report.cells import DASH, Cell, Pair, Undefined, number
@@ -16,7 +17,7 @@ def helphurt(material: Material) -> Section:
     """Helped, hurt, rolled back and unchanged for the uncontrolled budget and for the policy, overall and by group."""
     shown = (material.reference, material.ours)
     whole = help_hurt(material.methods)
-    groups = {group: help_hurt({name: material.of_group(group)[name] for name in shown}) for group in material.groups}
+    groups = {group: _group(material, group, shown) for group in material.groups}
     found: list[Finding] = [whole, *groups.values()]
     tables = [_table(material, "helphurt", "Helped and hurt", {"all cases": _only(whole, shown)}, "tab:helphurt")]
     if groups:
@@ -28,6 +29,11 @@ def helphurt(material: Material) -> Section:
         found += [weaker, helped]
         tables.append(_weaker_table(material, weaker))
     return Section("helphurt", "Helped and hurt", _lead(material, whole), tuple(tables), (), tuple(found), _notes(found))
+
+
+def _group(material: Material, group: str, shown: tuple[str, ...]) -> Finding:
+    found = help_hurt({name: material.of_group(group)[name] for name in shown})
+    return replace(found, name=f"{found.name}[{group}]")
 
 
 def _notes(found: list[Finding]) -> tuple[str, ...]:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from casewise.report.cells import Cell, number
 from casewise.report.figures.buckets import draw_buckets
-from casewise.report.material import Material
+from casewise.report.material import Material, step_one
 from casewise.report.section import Picture, Section
 from casewise.report.tables import Column, Table, rows_of, table
 from casewise.study.dispersion import depth_dispersion
@@ -34,19 +30,13 @@ def routing(material: Material) -> Section:
     depth = depth_dispersion(material.router)
     stability = cut_stability(
         *(step_one(frame, material.coordinate) for frame in (material.holdout, material.outcomes)),
-        resamples=material.resamples, seed=material.seed,
+        percentiles=material.percentiles, resamples=material.resamples, seed=material.seed,
     )  # fmt: skip
     tables = (_coordinates(material), _depths(depth), _cuts(material, stability), _algorithm())
     notes = tuple(dict.fromkeys((*depth.notes, *stability.notes)))
     return Section(
         "routing", "The router", _lead(material, stability), tables, (_picture(material),), (depth, stability), notes
     )  # fmt: skip
-
-
-def step_one(outcomes: Any, coordinate: str) -> np.ndarray:
-    """The coordinate after the probe, by case."""
-    first = outcomes[(outcomes["step"] == 1) & (outcomes["shrink"] == 0)].sort_values("case")
-    return np.asarray(first[coordinate].to_numpy(float))
 
 
 def _lead(material: Material, stability: Finding) -> str:

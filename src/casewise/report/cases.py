@@ -1,0 +1,168 @@
+"""The case table: every case, worst first, with small pictures of the worst ones and the facts of its decision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from casewise.core.records import Decision
+from casewise.report.cells import Cell, number
+from casewise.report.material import Material
+from casewise.report.panels import data_uri, edits, painted, view_of
+from casewise.report.recorded import recorded
+from casewise.report.tables import Column, Table, table
+
+PICTURES = 150  # cases with pictures; four panels are about 5 kB a case
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One case on the page."""
+
+    id: str
+    group: str
+    bucket: str
+    worse: bool
+    pictures: tuple[str, ...]
+    cells: tuple[Mapping[str, Any], ...]
+    facts: Mapping[str, Any]
+
+
+def panel_names(material: Material) -> list[str]:
+    """label | M0 | without control | deployed."""
+    return ["label", "M0", material.reference, f"deployed by the {material.title(material.ours)}"]
+
+
+def columns(material: Material) -> list[Column]:
+    """What the table shows beside the pictures."""
+    return [
+        Column("case", "Case", text=True),
+        Column("group", "Group", text=True),
+        Column("bucket", "Bucket", text=True),
+        Column("change_reference", f"Δ {material.metric}, {material.reference}", signed=True),
+        Column("ha_reference", f"HA, {material.reference}"),
+        Column("change", f"Δ {material.metric}, deployed", signed=True),
+        Column("ha", "HA, deployed"),
+        Column("value", material.coordinate if material.is_router else "value", 5),
+        Column("state", "Deployed", text=True),
+    ]
+
+
+def case_frame(material: Material) -> pd.DataFrame:
+    """One row a case, worst under the uncontrolled budget first, ties by more HA."""
+    reference = material.uncontrolled.set_index("case")
+    frame = material.router.copy()
+    frame["change_reference"] = frame["case"].map(reference["change"])
+    frame["ha_reference"] = frame["case"].map(reference["ha"])
+    frame["state"] = [_state(row) for row in frame.to_dict("records")]
+    return frame.sort_values(["change_reference", "ha_reference"], ascending=[True, False], kind="stable", na_position="last")
+
+
+def _state(row: Mapping[Any, Any]) -> str:
+    if row["rolled_back"]:
+        return "M0"
+    shrunk = f", {row['shrink']:.0%} back" if row.get("shrink") else ""
+    return f"step {int(row['deployed'])}{shrunk}"
+
+
+def case_table(material: Material) -> Table:
+    """tables/cases.csv: the same rows at full precision."""
+    made = columns(material)
+    rows: list[dict[str, Cell]] = [
+        {column.key: _plain(row[column.key], column) for column in made} for row in case_frame(material).to_dict("records")
+    ]
+    return table("cases", "Cases", made, rows)
+
+
+def _plain(value: Any, column: Column) -> Cell:
+    if column.text:
+        return "none" if value is None or value != value else str(value)
+    return float("nan") if value is None else float(value)
+
+
+def shown_cases(
+    material: Material, *, pictures: int = PICTURES, tick: Callable[[str], None] = lambda _: None
+) -> Iterator[Shown]:
+    """Every case for the page; the first ``pictures`` with panels."""
+    decisions = {name: {one.case_id: one for one in material.decisions[name]} for name in (material.reference, material.ours)}
+    for at, row in enumerate(case_frame(material).to_dict("records")):
+        case = str(row["case"])
+        pair = decisions[material.reference][case], decisions[material.ours][case]
+        painted_panels, captions, where = _pictures(material, pair) if at < pictures else ((), panel_names(material), "")
+        tick(case)
+        yield Shown(
+            case,
+            _word(row["group"]),
+            _word(row["bucket"]),
+            bool(row["change_reference"] < 0),
+            painted_panels,
+            tuple(_cells(material, row)),
+            {"panels": captions, "where": where, "facts": _facts(material, row, pair[1])},
+        )
+
+
+def _word(value: Any) -> str:
+    return "none" if value is None or value != value else str(value)
+
+
+def _cells(material: Material, row: Mapping[Any, Any]) -> Iterator[dict[str, Any]]:
+    for column in columns(material):
+        value = row[column.key]
+        if column.text:
+            word = _word(value)
+            kind = "text wide" if column.key == "case" else "text"
+            yield {"kind": kind, "text": word, "sort": word, "tag": word if column.key == "bucket" and word != "none" else "", "tone": ""}
+            continue
+        is_missing = value is None or value != value
+        text = "undefined" if is_missing else number(value, column.digits, signed=column.signed)
+        yield {"kind": "", "text": text, "sort": "" if is_missing else value, "tag": "", "tone": _tone(column.key, value)}
+
+
+def _tone(key: str, value: Any) -> str:
+    if value is None or value != value or not key.startswith("change"):
+        return ""
+    return "worse" if value < 0 else "better" if value > 0 else ""
+
+
+def _pictures(material: Material, pair: tuple[Decision, Decision]) -> tuple[tuple[str, ...], list[str], str]:
+    """Four small panels of the slice that shows most harm, their captions, and where they look."""
+    found = recorded(material, pair[0].case_id, reference=pair[0], deployed=pair[1])
+    if found is None:
+        return (), panel_names(material), "no label was recorded, so there is nothing to outline"
+    view = view_of(found.reference_edits, found.label, found.source, found.reference, found.deployed)
+    output = edits(found.source, found.deployed, found.label, measure=material.measure)
+    panels = (
+        painted(found.label, view),
+        painted(found.source, view),
+        painted(found.reference, view, change=found.reference_edits),
+        painted(found.deployed, view, change=output),
+    )
+    harms = ("", "", f", HA {found.reference_edits.found.ha:.2f}", f", HA {output.found.ha:.2f}")
+    captions = [f"{name}{harm}" for name, harm in zip(panel_names(material), harms, strict=True)]
+    return tuple(data_uri(panel) for panel in panels), captions, f"Shown: {view.words(found.label.shape)}."
+
+
+def _facts(material: Material, row: Mapping[Any, Any], decision: Decision) -> list[tuple[str, str]]:
+    measured = [
+        ("group", _word(row["group"])),
+        ("cluster", _word(row["cluster"])),
+        (f"{material.metric} of M0", number(row["metric_source"], 4)),
+        (f"Δ {material.metric}, {material.reference}", number(row["change_reference"], 4, signed=True)),
+        (f"HA, {material.reference}", number(row["ha_reference"], 4)),
+        (f"Δ {material.metric}, deployed", number(row["change"], 4, signed=True)),
+        ("HA, deployed", number(row["ha"], 4)),
+        ("BA, deployed", number(row["ba"], 4)),
+        ("regions of the deployed edit", f"{int(row['regions'])}"),
+        ("changed voxels deployed", f"{int(row['area'])}"),
+    ]
+    decided = [
+        ("decision", decision.reason or decision.action.value),
+        ("bucket", decision.bucket or "none"),
+        ("updates executed", f"{decision.executed}"),
+        ("state deployed", str(decision.state)),
+        ("sha256 of the deployed mask", decision.state_hash[:16] or "none"),
+    ]
+    return measured + decided

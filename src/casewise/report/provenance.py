@@ -1,0 +1,103 @@
+"""Where every number comes from: archives, policy, seeds, software, the exposure ledger, the preflight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from casewise import __version__
+from casewise.archive.store import Archive
+from casewise.judge.ledger import read_ledger
+from casewise.report.cells import Cell
+from casewise.report.material import Material
+from casewise.report.tables import Column, Table, table
+
+
+def provenance(material: Material) -> dict[str, Any]:
+    """The provenance block of results.json."""
+    return {
+        "casewise": __version__,
+        "evaluation": _archive(material.evaluation),
+        "calibration": _archive(material.calibration),
+        "policy": {
+            "name": material.policy.name,
+            "controller": material.policy.controller,
+            "options": material.policy.options,
+            "groups": material.policy.groups,
+            "calibration_id": material.policy.calibration_id,
+            "calibration_cases": len(material.policy.calibration_cases),
+        },
+        "bootstrap": {"resamples": material.resamples, "seed": material.seed, "stream": material.intervals.made.get("stream")},
+    }
+
+
+def _archive(archive: Archive) -> dict[str, Any]:
+    return {
+        "name": archive.path.name,
+        "id": archive.digest,
+        "cases": len(archive.ids),
+        "labelled": sum(entry.labelled for entry in archive.entries.values()),
+        "steps": archive.steps,
+        "binding": asdict(archive.binding),
+        "configuration": archive.configuration,
+        "software": archive.manifest.get("software", {}),
+    }
+
+
+def provenance_tables(material: Material) -> Iterator[Table]:
+    """What the page shows of it: provenance, the exposure ledger, the preflight."""
+    yield _named("provenance", "Archives, policy, seeds", flat(provenance(material)), "", collapsed=False)
+    yield ledger_table(material)
+    caption = "What calibrate found before anything was deployed; stored in policy.json."
+    yield _named("preflight", "Preflight of the policy", flat(material.policy.preflight), caption, collapsed=True)
+
+
+def ledger_table(material: Material) -> Table:
+    """Choices that were made while evaluation labels could be seen (F12)."""
+    columns = (
+        Column("choice", "Choice", text=True),
+        Column("seen", "What could be seen", text=True),
+        Column("when", "When", text=True),
+    )
+    rows: list[dict[str, Cell]] = [
+        {"choice": str(line.get("choice", "")), "seen": str(line.get("seen", "not said")), "when": "with the design"}
+        for line in material.policy.exposures
+    ]
+    rows += [
+        {
+            "choice": str(line.get("choice", "")),
+            "seen": "evaluation labels" if line.get("labels_visible", True) else "no label",
+            "when": str(line.get("when", "not said")),
+        }
+        for line in read_ledger(material.evaluation.path)
+    ]
+    caption = "Every reading of the evaluation labels is written down in the archive, this study included."
+    return table("exposures", "Exposure ledger", columns, rows, caption=caption)
+
+
+def _named(id: str, title: str, rows: Mapping[str, Cell], caption: str, *, collapsed: bool) -> Table:
+    columns = (Column("name", "Name", text=True), Column("value", "Value", 6, text=True))
+    listed = [{"name": name, "value": value} for name, value in rows.items()]
+    return table(id, title, columns, listed, caption=caption, collapsed=collapsed)
+
+
+def flat(plain: Any, prefix: str = "") -> dict[str, Cell]:
+    """Nested records as one list of dotted names."""
+    if isinstance(plain, Mapping):
+        return {key: value for name, one in plain.items() for key, value in flat(one, f"{prefix}.{name}" if prefix else str(name)).items()}
+    if isinstance(plain, list | tuple):
+        if any(isinstance(one, Mapping) for one in plain):
+            return {key: value for at, one in enumerate(plain) for key, value in flat(one, f"{prefix}.{at + 1}").items()}
+        return {prefix: ", ".join(str(one) for one in plain) or "none"}
+    return {prefix: "none" if plain is None else plain if isinstance(plain, int | float) else str(plain)}
+
+
+def without_folders(text: str, archives: Iterable[Archive]) -> str:
+    """The text without the machine's folders: of an archive's path only its name stays."""
+    parents = {str(form.parent) for archive in archives for form in (archive.path, archive.path.resolve())}
+    for parent in sorted({*parents, str(Path.home())}, key=len, reverse=True):
+        if len(parent) > 1:
+            text = text.replace(parent + "/", "").replace(parent, "")
+    return text

@@ -1,0 +1,160 @@
+"""Pictures chosen by a rule that was fixed before looking, with the number of slices that met each part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from casewise.measure.metrics.overlap import dice, miou
+from casewise.report.cells import Cell
+from casewise.report.figures.masks import draw_masks
+from casewise.report.material import Material
+from casewise.report.panels import Edits, View, edits, painted, view_of
+from casewise.report.recorded import Recorded, recorded
+from casewise.report.section import Picture, Section
+from casewise.report.tables import Column, Table, table
+from casewise.study.finding import Finding
+
+DESIDERATA = {
+    "harmful": "(i) HA of the slice ≥ 0.5 under the full horizon",
+    "flat": "(ii) the slice's metric moves by at most 0.02",
+    "mixed": "(iii) regions made worse and regions made better are both visible",
+    "good_source": "(iv) M0 is close to the label: the slice's metric ≥ 0.9",
+}
+
+
+def qualitative(material: Material) -> Section:
+    """fig:med-qual, fig:med-qual-prostate and fig:acdc-qual-supp in the shape that this archive allows."""
+    slices = pd.DataFrame(list(_slices(material)), columns=["case", "slice", "ha", "change", "source", "worse", "better", "area"])
+    if slices.empty:
+        return Section("qualitative", "Pictures", missing={"qualitative panels": "no slice has a change that counts"})
+    judged = slices.assign(**wanted(slices))
+    picks = chosen(judged)
+    pictures = tuple(_picture(material, row, at) for at, row in enumerate(picks))
+    finding = Finding(
+        "qualitative.selection",
+        pd.DataFrame(picks),
+        int(slices["case"].nunique()),
+        "sec:supp-qual-select",
+        {"slices": len(slices), **{name: int(judged[name].sum()) for name in DESIDERATA}, "all": _all(judged)},
+    )
+    lead = (
+        f"Of {len(slices)} slices with a change, {_all(judged)} meet all four desiderata; (i) and (ii) have priority, then (iii), "
+        "then (iv), then the larger HA. The second picture is the best slice of another case on which M0 is good."
+    )
+    return Section("qualitative", "Pictures", lead, (_table(judged),), pictures, (finding,))
+
+
+def wanted(slices: pd.DataFrame) -> dict[str, pd.Series]:
+    """Which slices meet which desideratum (sec:supp-qual-select)."""
+    return {
+        "harmful": slices["ha"] >= 0.5,
+        "flat": slices["change"].abs() <= 0.02,
+        "mixed": (slices["worse"] > 0) & (slices["better"] > 0),
+        "good_source": slices["source"] >= 0.9,
+    }
+
+
+def chosen(judged: pd.DataFrame) -> list[Mapping[str, Any]]:
+    """The best slice, and the best slice of another case among those with a good M0 (or simply the next case)."""
+    order = judged.assign(first=judged["harmful"] & judged["flat"]).sort_values(
+        ["first", "mixed", "good_source", "ha", "area"], ascending=False, kind="stable"
+    )
+    best = order.iloc[0]
+    others = order[order["case"] != best["case"]]
+    complement = others[others["good_source"]] if others["good_source"].any() else others
+    return [dict(best), *(dict(row) for _, row in complement.head(1).iterrows())]
+
+
+def _all(judged: pd.DataFrame) -> int:
+    return int(judged[list(DESIDERATA)].all(axis=1).sum())
+
+
+def _slices(material: Material) -> Iterator[tuple[Any, ...]]:
+    """Every slice that holds a region which counts, with slice-level HA and metric."""
+    reference = material.decisions[material.reference]
+    for decision in reference:
+        found = recorded(material, decision.case_id, reference=decision)
+        if found is None or not (found.reference_edits.worse.any() or found.reference_edits.better.any()):
+            continue
+        for index in _indices(found.reference_edits):
+            view = _whole(found.label, index)
+            worse, better, area = (
+                int(view.of(flags).sum())
+                for flags in (found.reference_edits.worse, found.reference_edits.better, found.reference_edits.changed)
+            )
+            source, adapted = (metric_of(material, view, mask, found.label) for mask in (found.source, found.reference))
+            yield found.case_id, index, worse / area, adapted - source, source, worse, better, area
+
+
+def _indices(change: Edits) -> list[int | None]:
+    if change.changed.ndim == 2:
+        return [None]
+    return [int(index) for index in np.flatnonzero((change.worse | change.better).any(axis=(1, 2)))]
+
+
+def _whole(mask: Any, index: int | None) -> View:
+    return View(index, slice(0, mask.shape[-2]), slice(0, mask.shape[-1]))
+
+
+def metric_of(material: Material, view: View, mask: Any, label: Any) -> float:
+    """The archive's metric on what is in view; NaN when the label has nothing there."""
+    shown, truth = view.of(mask), view.of(label)
+    if material.metric == "mIoU":
+        return float(miou(shown, truth, ignore=material.measure["ignore"]))
+    return float(dice(shown, truth))
+
+
+def _table(judged: pd.DataFrame) -> Table:
+    columns = (Column("what", "Desideratum", text=True), Column("met", "slices"), Column("cases", "cases"))
+    rows: list[dict[str, Cell]] = [
+        {"what": words, "met": int(judged[name].sum()), "cases": int(judged.loc[judged[name], "case"].nunique())}
+        for name, words in DESIDERATA.items()
+    ]
+    both = judged["harmful"] & judged["flat"]
+    rows.append({"what": "(i) and (ii)", "met": int(both.sum()), "cases": int(judged.loc[both, "case"].nunique())})
+    every = judged[list(DESIDERATA)].all(axis=1)
+    rows.append({"what": "all four", "met": int(every.sum()), "cases": int(judged.loc[every, "case"].nunique())})
+    caption = f"Of {len(judged)} slices of {judged['case'].nunique()} cases. The thresholds are part of the rule, not tuned."
+    return table("qualitative", "How many slices met the rule", columns, rows, caption=caption, rules={len(DESIDERATA)})
+
+
+def _picture(material: Material, row: Mapping[str, Any], at: int) -> Picture:
+    decisions = {name: {one.case_id: one for one in material.decisions[name]} for name in (material.reference, material.ours)}
+    case = str(row["case"])
+    found = recorded(
+        material, case, reference=decisions[material.reference][case], deployed=decisions[material.ours][case]
+    )
+    if found is None:
+        raise RuntimeError(f"case {case} had a label when the slices were judged")
+    index = None if row["slice"] is None or pd.isna(row["slice"]) else int(row["slice"])
+    view = view_of(found.reference_edits, found.label, found.source, found.reference, index=index)
+    figure = draw_masks(list(_panels(material, found, view)))
+    bucket = decisions[material.ours][case].bucket
+    routed = f" The router puts it into the {bucket} bucket." if bucket else ""
+    caption = (
+        f"Case {case}, {view.words(found.label.shape)}. HA and {material.metric} are those of the slice, not of the case. "
+        f"Red outlines: regions made worse; blue: made better.{routed}"
+    )
+    paper = ("fig:med-qual", "fig:med-qual-prostate")[at]
+    if not material.measure["foreground"]:
+        paper = "fig:acdc-qual-supp"
+    title = "Harm that the mean does not show" if at == 0 else "The same where M0 is good"
+    return Picture(f"qualitative-{at + 1}", title, figure, caption, paper, wide=True)
+
+
+def _panels(material: Material, found: Recorded, view: View) -> Iterator[tuple[str, Any]]:
+    whole = _whole(found.label, view.slice)
+    yield "label", painted(found.label, view, side=320)
+    yield f"M0\n{material.metric} {_number(metric_of(material, whole, found.source, found.label))}", painted(found.source, view, side=320)
+    for name, mask in ((material.reference, found.reference), (material.title(material.ours), found.deployed)):
+        change = edits(found.source, mask, found.label, measure=material.measure)
+        words = f"{name}\n{material.metric} {_number(metric_of(material, whole, mask, found.label))}  HA {change.ha_of(whole):.2f}"
+        yield words, painted(mask, view, change=change, side=320)
+
+
+def _number(value: float) -> str:
+    return "undefined" if value != value else f"{value:.2f}"
