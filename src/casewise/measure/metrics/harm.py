@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from casewise.measure.difference import changed_voxels
 from casewise.measure.geometry import geometry_of
-from casewise.measure.masks import Floats, Integers, checked_masks, checked_spacing, flat_values, least_voxels
+from casewise.measure.masks import Floats, Integers, checked_masks, checked_spacing, flat_values, least_voxels, on_host
 from casewise.measure.regions import Connectivity, Regions, components
 
 VERDICTS = ("beneficial", "neutral", "harmful")
@@ -113,6 +113,30 @@ def harm(
     lost, won = _judged(source, adapted, label, voxels, foreground=foreground, ignore=ignore)
     change = np.bincount(found.number, weights=lost.view(np.int8) - won.view(np.int8), minlength=found.sizes.size)
     return _summary(found, change.astype(np.int64), made_wrong=int(np.count_nonzero(lost)), spacing=spacing)
+
+
+def harm_by_class(
+    source: Any,
+    adapted: Any,
+    label: Any,
+    *,
+    classes: Sequence[int] | None = None,
+    ignore: int | None = None,
+    **options: Any,
+) -> dict[int, Harm]:
+    """HA of each foreground class against everything else, beside the binarized HA (S25).
+
+    An edit from one foreground class to another is invisible to the binarized HA and counts for both classes here.
+    Without ``classes``, those that any of the three masks holds. Other options are those of :func:`harm`.
+    """
+    source, adapted, label = checked_masks(source=source, adapted=adapted, label=label)
+    if classes is None:
+        held = {int(c) for mask in (source, adapted, label) for c in np.unique(on_host(mask))}
+        classes = sorted(held - {0, ignore})
+    return {
+        int(c): harm(source == c, adapted == c, (label == c) + 2 * (label == ignore), ignore=2, **options)
+        for c in classes
+    }
 
 
 def _judged(

@@ -1,0 +1,95 @@
+"""Overlap of a mask with its label: Dice (A10) and mean IoU, per image and micro (A11)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from casewise.core.errors import BadInput
+from casewise.measure.masks import Integers, checked_masks, on_host
+from casewise.measure.metrics.empty import NAN
+
+VOID = 255  # the label of driving scenes that is never scored (A11)
+
+
+def dice(mask: Any, label: Any, *, classes: Sequence[int] | None = None, ignore: int | None = None) -> float:
+    r"""Mean Dice of the foreground classes that the label holds (A10).
+
+    .. math:: \frac{1}{|C|} \sum_{c \in C} \frac{2 |m_c \cap y_c|}{|m_c| + |y_c|}, \qquad C = \{c > 0 : |y_c| > 0\}
+
+    ``classes`` narrows C. A class that the label lacks is skipped, whatever the mask says; no class left gives NaN.
+    Voxels whose label is ``ignore`` are left out. This is class-wise: HA, in contrast, binarizes.
+
+    >>> dice(np.array([[1, 1, 2]]), np.array([[1, 0, 0]]))
+    0.6666666666666666
+    """
+    values = list(dice_by_class(mask, label, classes=classes, ignore=ignore).values())
+    return float(np.mean(values)) if values else NAN
+
+
+def dice_by_class(
+    mask: Any, label: Any, *, classes: Sequence[int] | None = None, ignore: int | None = None
+) -> dict[int, float]:
+    """Dice of each foreground class that the label holds; absent classes have no entry (A10)."""
+    shared, in_mask, in_label = _counts(mask, label, ignore)
+    present = np.flatnonzero(in_label)
+    wanted = present[present > 0] if classes is None else [c for c in _checked(classes) if c in present]
+    return {int(c): float(2 * shared[c] / (in_mask[c] + in_label[c])) for c in wanted}
+
+
+def miou(mask: Any, label: Any, *, classes: Sequence[int] | None = None, ignore: int | None = VOID) -> float:
+    r"""Mean IoU of one image over the classes that mask or label hold (A11); background 0 is a class like any other.
+
+    .. math:: \frac{1}{|C|} \sum_{c \in C} \frac{|m_c \cap y_c|}{|m_c \cup y_c|}, \qquad C = \{c : |m_c \cup y_c| > 0\}
+
+    Voxels whose label is ``ignore`` are left out; NaN if none is left. A cohort takes the mean over images.
+
+    >>> miou(np.array([[0, 1, 1]]), np.array([[0, 0, 1]]))
+    0.5
+    """
+    return _mean_iou(np.stack(_counts(mask, label, ignore)), classes)
+
+
+def micro_miou(
+    pairs: Iterable[tuple[Any, Any]], *, classes: Sequence[int] | None = None, ignore: int | None = VOID
+) -> float:
+    """Mean IoU over all voxels of many (mask, label) pairs at once: counts are added before they are divided (A11)."""
+    total = np.zeros((3, 0), np.int64)
+    for mask, label in pairs:
+        counts = np.stack(_counts(mask, label, ignore))
+        size = max(total.shape[1], counts.shape[1])
+        total, counts = (np.pad(part, ((0, 0), (0, size - part.shape[1]))) for part in (total, counts))
+        total = total + counts
+    return _mean_iou(total, classes)
+
+
+def _mean_iou(counts: Integers, classes: Sequence[int] | None) -> float:
+    shared, in_mask, in_label = counts
+    union = in_mask + in_label - shared
+    held = np.flatnonzero(union)
+    if classes is not None:
+        held = np.intersect1d(held, _checked(classes))
+    return float(np.mean(shared[held] / union[held])) if held.size else NAN
+
+
+def _counts(mask: Any, label: Any, ignore: int | None) -> tuple[Integers, Integers, Integers]:
+    """Voxels of each class that mask and label share, that the mask has, that the label has."""
+    mask, label = (on_host(array).reshape(-1) for array in checked_masks(mask=mask, label=label))
+    if ignore is not None:
+        valid = label != ignore
+        mask, label = mask[valid], label[valid]
+    size = int(max(mask.max(initial=0), label.max(initial=0))) + 1
+    return _tally(mask[mask == label], size), _tally(mask, size), _tally(label, size)
+
+
+def _tally(values: NDArray[Any], size: int) -> Integers:
+    return np.bincount(values.astype(np.intp, copy=False), minlength=size)
+
+
+def _checked(classes: Sequence[int]) -> list[int]:
+    if any(c < 0 or c != int(c) for c in classes):
+        raise BadInput(f"classes are whole numbers from 0, got {list(classes)!r}; list the label values to score")
+    return [int(c) for c in classes]
