@@ -106,8 +106,6 @@ prereg.py        declare(path, criteria, *, declared_at), read_criteria(path) ->
                    and J10)
                  reconcile(declaration, facts, *, results_at=None) -> id, expectation, quantity, observed, verdict
                    ("held", "failed", "unresolved", "reported", "not run"), low, high, n, reason  (J10, O6-O10)
-facts.py         paper_facts(*, ladder, shape, association, intervals, router, default, attribution, random,
-                   matched, tent_first) -> {key: number, bool or Interval} for reconcile; every argument optional
 coherence.py     coherence(outcomes_by_backbone, *, source_metric=None, band=(0.60, 0.80), step=None) -> backbone,
                    n, in_band, metric_source, usable, largest, singleton_share, rho_regions, rho_delta, meets, reason
                    (O4, O5)
