@@ -1,4 +1,4 @@
-"""Record trajectories: every candidate of every case into an archive, to calibrate, replay and study without a network."""
+"""Record trajectories: every candidate of every case into an archive, for all that is done without a network."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from casewise.adapt.backbones import Backbone
 from casewise.adapt.episode import run_episode
 from casewise.adapt.objectives import objective_of
 from casewise.archive.store import Archive, create_archive
+from casewise.core.errors import BadInput
 from casewise.core.records import Case, State, Trajectory
 from casewise.data.folders import CaseFiles
 from casewise.run.local import Engine, Result
@@ -113,7 +114,20 @@ def _configuration(work: RecordCase, backbone: Backbone, metric: str, dataset: s
     }
 
 
+def parsed_states(text: str) -> tuple[State, ...]:
+    """Interpolated states from "2:0.5,3:0.25"; none from an empty text.
+
+    >>> parsed_states("2:0.5")
+    (State(step=2, shrink=0.5),)
+    """
+    try:
+        pairs = [part.split(":") for part in text.split(",") if part.strip()]
+        return tuple(State(int(step), float(alpha)) for step, alpha in pairs)
+    except ValueError as error:
+        raise BadInput(f"a shrunk state is step:alpha, such as 2:0.5, got {text!r}") from error
+
+
 def adaptation_of(configuration: Mapping[str, Any]) -> Adaptation | None:
-    """How an archive was recorded, so that a prediction with its policy adapts in the same way; None if it is unknown."""
+    """How an archive was recorded, so that a prediction with its policy adapts likewise; None if it is unknown."""
     plain = configuration.get("adaptation")
     return None if plain is None else Adaptation(**plain)

@@ -1,7 +1,7 @@
 """summary.json as ``nnUNetv2_evaluate_folder`` writes it, so that users' scripts keep working, plus an ``adapt`` block.
 
-Dice and IoU are NaN where a class is neither predicted nor there; means are nanmeans (nnU-Net's convention, which differs
-from the study's: classes absent from the label are skipped there, A10).
+Dice and IoU are NaN where a class is neither predicted nor there; means are nanmeans. This is nnU-Net's convention; the
+study's own differs (classes absent from the label are skipped, A10).
 """
 
 from __future__ import annotations

@@ -151,3 +151,18 @@ def load_weights(network: nn.Module, path: Path, *, trust: bool = False) -> None
 
 def _short(lines: Iterable[str]) -> str:
     return " ".join(line.strip() for line in list(lines)[1:4])[:300]
+
+
+def convert_checkpoint(path: Path, *, trust: bool = False) -> Path:
+    """Write ``path`` as safetensors beside it, with nnU-Net's few facts as JSON; the optimizer's state is left out."""
+    contents = read_checkpoint(path, trust=trust)
+    target = path.with_suffix(".safetensors")
+    facts = None
+    if "network_weights" in contents:
+        facts = {
+            "trainer_name": contents["trainer_name"],
+            "init_args": {"configuration": contents["init_args"]["configuration"]},
+            "inference_allowed_mirroring_axes": contents.get("inference_allowed_mirroring_axes"),
+        }
+    write_safetensors(target, weights_of(contents), facts)
+    return target
