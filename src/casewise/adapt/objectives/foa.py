@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,21 @@ from casewise.adapt.objective import Adaptable, Update
 from casewise.adapt.parameters import norm_layers
 from casewise.core.errors import BadInput, NotFinite
 
-Statistics = Mapping[str, tuple[Tensor, Tensor]]
+Moments = Mapping[str, tuple[Tensor, Tensor]]
 """(mean, standard deviation) of each channel of what goes into a normalization layer, by the layer's name."""
+
+
+@dataclass(frozen=True, repr=False)
+class Statistics:
+    """Moments that were measured on source images; its repr is a digest, so that archives can tell two of them apart."""
+
+    moments: Moments
+
+    def __repr__(self) -> str:
+        digest = hashlib.sha256()
+        for name, (mean, deviation) in sorted(self.moments.items()):
+            digest.update(name.encode() + mean.cpu().numpy().tobytes() + deviation.cpu().numpy().tobytes())
+        return f"Statistics(layers={len(self.moments)}, sha256={digest.hexdigest()[:12]})"
 
 
 @dataclass(frozen=True)
@@ -44,7 +58,7 @@ class Foa:
     tradeoff: float = 0.4  # lambda
     reference: str = "case"
     deploy: str = "mean"
-    statistics: Statistics | None = field(default=None, repr=False, compare=False)
+    statistics: Statistics | None = None
     learning_rate: float = 5e-3
 
     def __post_init__(self) -> None:
@@ -78,14 +92,14 @@ class Foa:
 
         return update
 
-    def _wanted(self, subject: Adaptable) -> Statistics:
+    def _wanted(self, subject: Adaptable) -> Moments:
         if self.statistics is not None:
-            return self.statistics
+            return self.statistics.moments
         if self.reference == "running":
             return _running_statistics(subject.network)
         return _statistics_of(subject.network, lambda: subject.logits(subject.inputs))[0]
 
-    def _fitness(self, subject: Adaptable, candidate: Tensor, wanted: Statistics) -> float:
+    def _fitness(self, subject: Adaptable, candidate: Tensor, wanted: Moments) -> float:
         try:
             with displaced(subject, _by_name(subject, candidate)):
                 seen, logits = _statistics_of(subject.network, lambda: subject.logits(subject.inputs))
@@ -98,10 +112,10 @@ class Foa:
 
 def activation_statistics(network: nn.Module, images: Tensor) -> Statistics:
     """Channel statistics of what goes into each normalization layer, over source images (n, channel, *space)."""
-    return _statistics_of(network, lambda: network(images))[0]
+    return Statistics(_statistics_of(network, lambda: network(images))[0])
 
 
-def discrepancy(seen: Statistics, wanted: Statistics) -> float:
+def discrepancy(seen: Moments, wanted: Moments) -> float:
     """Summed squared differences of means and standard deviations, over the layers that both know."""
     shared = [name for name in wanted if name in seen]
     return float(sum((s - w).square().sum() for name in shared for s, w in zip(seen[name], wanted[name], strict=True)))
