@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import click
+from typing import Any
+
 from typer.core import TyperCommand
 
 MANY = ("-f",)
@@ -11,7 +12,7 @@ MANY = ("-f",)
 class NnUNetStyle(TyperCommand):
     """A command whose ``-f`` takes all the values that follow it."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Join the values of ``-f`` into one before the options are parsed."""
         return super().parse_args(ctx, joined(args))
 

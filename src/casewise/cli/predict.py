@@ -88,11 +88,17 @@ def predict(
     if model is None and dataset is None:
         raise BadInput("name the model with -m FOLDER, or nnU-Net's -d DATASET -c CONFIGURATION")
     decided, recorded = chosen_policy("m0" if no_adapt else policy, steps=steps)
-    asked = {"objective": objective, "learning_rate": learning_rate, "seed": seed, "max_slices": max_slices}
+    asked: dict[str, Any] = {
+        "objective": objective,
+        "learning_rate": learning_rate,
+        "seed": seed,
+        "max_slices": max_slices,
+    }
     how = replace(recorded or Adaptation(), steps=decided.steps, **{k: v for k, v in asked.items() if v is not None})
     source = Model(
         model or str(model_folder(dataset, configuration, plans, trainer, os.environ)),
-        weights, folds_of(folds), checkpoint, device_of(device), step_size, not unmirrored, trust_checkpoint, trust_bundle,
+        weights, folds_of(folds), checkpoint, device_of(device), step_size, not unmirrored, trust_checkpoint,
+        trust_bundle,
     )  # fmt: skip
     cases = gathered_cases(
         source, images, labels=labels, groups=groups, parts=(num_parts, part_id), environment=os.environ
