@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from casewise import dice, miou
+from casewise.adapt.backbones.files import INTENSITIES
 from casewise.adapt.networks import WEIGHTS, PlainUNet, TinySegFormer
 from casewise.data.cohort import Cohort
 from casewise.data.phantom import cardiac_cohort, driving_cohort
@@ -25,10 +26,17 @@ def slices(cohort: Cohort) -> tuple[Tensor, Tensor]:
     """Every slice of every case: images (n, channel, rows, columns) and labels (n, rows, columns)."""
     images, labels = [], []
     for case_id in cohort.ids:
-        image, label = cohort.case(case_id).image, cohort.label(case_id)
-        images.append(np.moveaxis(image, 0, 1) if image.ndim == 4 else image[None])
+        label = cohort.label(case_id)
+        images.append(batch(cohort, case_id))
         labels.append(label if label.ndim == 3 else label[None])
-    return torch.from_numpy(np.concatenate(images)), torch.from_numpy(np.concatenate(labels).astype(np.int64))
+    return torch.cat(images), torch.from_numpy(np.concatenate(labels).astype(np.int64))
+
+
+def batch(cohort: Cohort, case_id: str) -> Tensor:
+    """The network's input, scaled as the backbone scales it: slices of a volume, or one picture."""
+    image = cohort.case(case_id).image
+    scaled = INTENSITIES["zscore" if image.ndim == 4 else "imagenet"](image)
+    return torch.from_numpy(np.asarray(np.moveaxis(scaled, 0, 1) if image.ndim == 4 else scaled[None], np.float32))
 
 
 def resized(logits: Tensor, labels: Tensor) -> Tensor:
@@ -74,10 +82,9 @@ def mean_metric(network: nn.Module, cohort: Cohort, metric: Callable[[np.ndarray
     """The cohort mean of a metric of M0."""
     values = []
     for case_id in cohort.ids:
-        image, label = cohort.case(case_id).image, cohort.label(case_id)
-        batch = torch.from_numpy(np.moveaxis(image, 0, 1) if image.ndim == 4 else image[None])
-        size = label if label.ndim == 3 else label[None]
-        mask = resized(network(batch), torch.from_numpy(size)).argmax(1).numpy().astype(np.uint8)
+        label = cohort.label(case_id)
+        size = torch.from_numpy(label if label.ndim == 3 else label[None])
+        mask = resized(network(batch(cohort, case_id)), size).argmax(1).numpy().astype(np.uint8)
         values.append(metric(mask.reshape(label.shape), label))
     return float(np.mean(values))
 

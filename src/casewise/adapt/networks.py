@@ -11,7 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from casewise.core.registry import Registry
+from casewise.adapt.backbones import Expectation
+from casewise.adapt.backbones.module import Module
+from casewise.data.phantom.cardiac import CLASSES as HEART
+from casewise.data.phantom.driving import CLASSES as STREET
+from casewise.data.phantom.driving import IGNORE
 
 WEIGHTS = Path(__file__).parent / "weights"
 
@@ -131,13 +135,36 @@ def _grid(tokens: Tensor, rows: int, columns: int) -> Tensor:
     return tokens.transpose(1, 2).reshape(len(tokens), -1, rows, columns)
 
 
-EMBEDDED = Registry("embedded model", {"phantom-cardiac": PlainUNet, "phantom-driving": TinySegFormer})
+def phantom_cardiac() -> Module:
+    """The embedded source model of the cardiac phantom; ``-m casewise.adapt.networks:phantom_cardiac``."""
+    return Module(
+        _trained(PlainUNet(), "phantom-cardiac"),
+        classes=4,
+        dimensions=2,
+        name="phantom-cardiac",
+        multiple=8,
+        labels=dict(enumerate(HEART)),
+        expects=Expectation(channels=1),
+    )
 
 
-def embedded(name: str) -> nn.Module:
-    """An embedded source model with its weights, in evaluation mode."""
+def phantom_driving() -> Module:
+    """The embedded source model of the driving phantom; ``-m casewise.adapt.networks:phantom_driving``."""
+    return Module(
+        _trained(TinySegFormer(), "phantom-driving"),
+        classes=19,
+        dimensions=2,
+        name="phantom-driving",
+        intensity="imagenet",
+        multiple=16,
+        labels=dict(enumerate(STREET)),
+        ignore=IGNORE,
+        expects=Expectation(channels=3),
+    )
+
+
+def _trained(network: nn.Module, name: str) -> nn.Module:
     from safetensors.torch import load_file
 
-    network: nn.Module = EMBEDDED.build(name)
     network.load_state_dict(load_file(WEIGHTS / f"{name}.safetensors"))
     return network.eval()

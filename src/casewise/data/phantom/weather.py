@@ -31,13 +31,12 @@ WEATHERS = Registry(
         "rain": Weather(light=(0.55, 0.85), fog=(0.1, 0.35), noise=(0.02, 0.05), streaks=0.25),
     },
 )
-_MEAN, _SPREAD = 0.45, 0.22  # fixed, as an image processor has them
 
 
 def expose(
     paint: NDArray[np.float64], depth: NDArray[np.float64], weather: Weather, rng: np.random.Generator
-) -> NDArray[np.float32]:
-    """(3, rows, columns) in [0, 1] to a normalized picture."""
+) -> NDArray[np.uint8]:
+    """Paint (3, rows, columns) in [0, 1] to an RGB picture in 0..255, as a camera gives it."""
     haze = rng.uniform(*weather.fog) * depth
     picture = paint * rng.uniform(*weather.light) * (1 - haze) + 0.75 * haze
     for _ in range(int(rng.integers(*weather.lamps))):
@@ -47,7 +46,7 @@ def expose(
     picture = ndimage.gaussian_filter(picture, (0, 0.5, 0.5)) + rng.uniform(*weather.noise) * rng.standard_normal(
         picture.shape
     )
-    return np.asarray((np.clip(picture, 0, 1) - _MEAN) / _SPREAD, np.float32)
+    return np.asarray(np.rint(255 * np.clip(picture, 0, 1)), np.uint8)
 
 
 def _lamp(shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.float64]:
