@@ -24,7 +24,7 @@ Moments = Mapping[str, tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, repr=False)
 class Statistics:
-    """Moments that were measured on source images; its repr is a digest, so that archives can tell two of them apart."""
+    """Moments measured on source images; its repr is a digest, so that archives can tell two of them apart."""
 
     moments: Moments
 

@@ -107,7 +107,7 @@ class Sar:
             if sharp is None:
                 return seen | {"loss": loss}
             optimizer.step()
-            reset = recovery.fires(sharp)
+            reset = recovery.fires(sharp / (subject.entropy_weight or 1.0))  # of the entropy itself
             if reset:
                 _return_to_source(subject)
                 optimizer = optimizer_of(subject, self.optimizer)
