@@ -90,13 +90,18 @@ def cluster_of(archive: Archive, case_id: str) -> str:
     return hashlib.sha256((archive.entry(case_id).cluster or case_id).encode()).hexdigest()
 
 
-def deployed_numbers(archive: Archive, policy: Policy) -> dict[str, float]:
-    """What a policy really does to these cases: mean HA, share harmed, metric lost and changed, share kept."""
+def deployed_losses(archive: Archive, policy: Policy) -> tuple[tuple[str, ...], dict[str, Floats]]:
+    """What a policy really does to each labelled case: ha, harmed, dice (lost), gain, kept."""
     ids, costs, _ = _scored(archive)
     controller = controller_of(policy)
     states = {case: verdict_of(archive, controller, case).state for case in ids}
-    numbers = {name: float(values.mean()) for name, values in _losses(costs, states).items()}
-    return {**numbers, "kept": float(np.mean([state.step > 0 for state in states.values()]))}
+    kept = np.array([float(state.step > 0) for state in states.values()])
+    return ids, {**_losses(costs, states), "kept": kept}
+
+
+def deployed_numbers(archive: Archive, policy: Policy) -> dict[str, float]:
+    """The means of :func:`deployed_losses`."""
+    return {name: float(values.mean()) for name, values in deployed_losses(archive, policy)[1].items()}
 
 
 def _scored(archive: Archive) -> tuple[tuple[str, ...], pd.DataFrame, int]:

@@ -184,7 +184,7 @@ def _about(
     )
     words = "surrogate" if loss == "surrogate" else "envelope"
     return {
-        "statement": promise(words, f"{alpha:g}", None, certified.name, "dice", unit),
+        "statement": promise((words,), (alpha,), None, certified.name, "", table.units, unit),
         "population": population_of(len(ids), table.units, 0, which),
         "units": table.units,
         "cases": len(ids),

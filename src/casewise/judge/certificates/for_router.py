@@ -53,11 +53,6 @@ class Promise:
         """The losses in one word."""
         return "+".join(self.losses)
 
-    @property
-    def bounds(self) -> str:
-        """The alphas in one word."""
-        return " and ".join(f"{alpha:g}" for alpha in self.alphas)
-
 
 def certify_router(
     archive: Archive, policy: Policy, asked: Promise, *, evaluation: Archive | None = None
@@ -97,7 +92,7 @@ def issued(
     advice = refusal(min(asked.alphas), units, *reach, unit) if cut is None else tightening(own, cut, after["kept"])
     certificate = Certificate(
         kind=KINDS[asked.label] if asked.delta is None else ("C6" if len(asked.losses) == 1 else "C8"),
-        statement=promise(asked.label, asked.bounds, asked.delta, certified.name, _metric(archive), unit),
+        statement=promise(asked.losses, asked.alphas, asked.delta, certified.name, _metric(archive), units, unit),
         loss=asked.label,
         method="crc" if asked.delta is None else "ltt",
         alpha=asked.alphas[0],

@@ -42,11 +42,13 @@ def gated(scores: Floats, sizes: Floats, harmful: Floats, area: int) -> Gated:
     ``deployed`` is exact when regions are compared as labels and sub-threshold voxels revert (the default of L3);
     for binarized HA the archive layer measures the gated mask itself.
     """
-    distinct = np.unique(np.asarray(scores, dtype=float))[::-1]
-    accepted = np.concatenate([[0.0], [sizes[scores >= s].sum() for s in distinct]])
-    harm = np.concatenate([[0.0], [(sizes * harmful)[scores >= s].sum() for s in distinct]])
+    order = np.argsort(-np.asarray(scores, dtype=float), kind="stable")
+    falling, area_by_score = np.asarray(scores, dtype=float)[order], np.cumsum(sizes[order])
+    last = np.flatnonzero(np.append(falling[1:] < falling[:-1], True)) if len(falling) else np.empty(0, int)
+    accepted = np.concatenate([[0.0], area_by_score[last]])
+    harm = np.concatenate([[0.0], np.cumsum((sizes * harmful)[order])[last]])
     deployed = np.divide(harm, accepted, out=np.zeros_like(harm), where=accepted > 0)
-    return Gated(distinct, harm / max(area, 1), deployed, accepted / max(float(np.sum(sizes)), 1.0))
+    return Gated(falling[last], harm / max(area, 1), deployed, accepted / max(accepted[-1], 1.0))
 
 
 def thresholds(cases: Sequence[Gated]) -> Floats:
@@ -75,8 +77,9 @@ def gate_table(
     if loss not in ("surrogate", "deployed", "envelope"):
         raise BadInput(f"a gate's loss is 'surrogate', 'deployed' or 'envelope', got {loss!r}")
     at = thresholds(cases) if at is None else np.sort(np.asarray(at, dtype=float))[::-1]
-    rows = np.stack([_curve(case, loss)[rungs(case, at)] for case in cases])
-    kept = np.stack([case.kept[rungs(case, at)] for case in cases])
+    steps = [rungs(case, at) for case in cases]
+    rows = np.stack([_curve(case, loss)[step] for case, step in zip(cases, steps, strict=True)])
+    kept = np.stack([case.kept[step] for case, step in zip(cases, steps, strict=True)])
     return LossTable(cluster_rows(rows, clusters, within), at, kept.mean(axis=0))
 
 

@@ -67,8 +67,8 @@ def betting(losses: ArrayLike, alpha: float, *, delta: float = 0.1, orders: int 
     table = check_losses(losses)
     if orders == 1:
         return _inverse(betting_process(table, alpha, delta).max(axis=0))
-    wealths = [betting_process(table[row], alpha, delta)[-1] for row in _orders(len(table), orders)]
-    return _inverse(np.mean(wealths, axis=0))
+    shuffled = np.stack([table[row] for row in _orders(len(table), orders)], axis=1)  # (unit, order, column)
+    return _inverse(betting_process(shuffled, alpha, delta)[-1].mean(axis=0))
 
 
 def clopper_pearson_upper(hits: int, n: int, confidence: float = 0.9) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 WHAT = {
     "ha": "the share of the changed area that made the segmentation worse (HA; a case that is rolled back counts 0)",
     "harmed": "the share of cases whose {metric} ends below that of the unadapted model",
@@ -11,15 +13,16 @@ WHAT = {
 }
 
 
-def promise(loss: str, alpha: str, delta: float | None, policy: str, metric: str, unit: str) -> str:
-    """The statement of a certificate."""
-    what = " and ".join(WHAT[name].format(metric=metric) for name in loss.split("+"))
-    whom = (
-        f"for new {unit}s like the calibration {unit}s, under policy '{policy}', the mean of {what} is at most {alpha}"
-    )
+def promise(
+    losses: Sequence[str], alphas: Sequence[float], delta: float | None, policy: str, metric: str, units: int, unit: str
+) -> str:
+    """The statement of a certificate: a mean over new units, in expectation or with probability 1 - delta."""
+    pairs = zip(losses, alphas, strict=True)
+    what = ", and ".join(f"{WHAT[name].format(metric=metric)} is at most {alpha:g}" for name, alpha in pairs)
+    whom = f"on average over new {unit}s like the {units} {unit}s that were used, and when policy '{policy}' decides"
     if delta is None:
-        return f"In expectation over the calibration {unit}s, {whom}."
-    return f"With probability at least {1 - delta:g} over the calibration {unit}s, {whom}."
+        return f"{whom[0].upper()}{whom[1:]}: {what}. This holds in expectation over the calibration {unit}s too."
+    return f"With probability at least {1 - delta:g} over the calibration {unit}s, {whom}: {what}."
 
 
 def refusal(alpha: float, units: int, floor: float, needed: int, unit: str) -> str:

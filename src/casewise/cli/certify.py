@@ -1,0 +1,118 @@
+"""``casewise certify``: a bound on the harm that is really deployed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from casewise.core.records import Policy
+    from casewise.judge.certificates.certificate import Certificate
+
+app = typer.Typer()
+
+
+@app.command()
+def certify(
+    archive: Path = typer.Argument(help="Labelled calibration archive."),
+    policy: str | None = typer.Option(
+        None, help="Policy file, archive folder, or 'region-gate'. Default: the archive's."
+    ),
+    loss: list[str] = typer.Option(["ha"], help="ha, harmed, dice or surrogate; several with --method ltt."),
+    alpha: list[float] = typer.Option([0.1], help="Promised risk; one for each loss."),
+    delta: float = typer.Option(0.1, help="Chance that the promise may fail (ltt)."),
+    method: str = typer.Option("crc", help="crc, ltt or envelope; inflated with --experimental."),
+    p_value: str = typer.Option("auto", help="auto, betting, hoeffding-bentkus or binomial (ltt)."),
+    grid: str | None = typer.Option(None, help="Search actions too (ltt): chains, holm or pareto."),
+    low_mid: str = typer.Option("envelope", help="envelope, or fixed if the low/mid cut comes from other cases."),
+    within: str = typer.Option("mean", help="Cases of one patient: their mean or their max."),
+    population: str = typer.Option("all", help="Region gate: all cases, or only scored ones (L8)."),
+    threshold: list[float] = typer.Option([], help="Fixed gate thresholds for --method inflated."),
+    evaluation: Path | None = typer.Option(None, help="Labelled archive of other cases for the reliability diagram."),
+    split: str | None = typer.Option(None, help="Use only the archive's cases of this split."),
+    experimental: bool = typer.Option(False, "--experimental", help="Allow inflated CRC (C7)."),
+    out: Path | None = typer.Option(None, help="Folder for certificate.json, .html and the certified policy."),
+) -> None:
+    """A bound on the harm that is really deployed, refused where it does not hold."""
+    from casewise.archive.store import open_archive
+    from casewise.core.errors import BadInput
+    from casewise.judge.certificates.for_gate import certify_gate
+    from casewise.judge.certificates.for_router import Promise, certify_router
+    from casewise.judge.certificates.grid import certify_grid
+
+    if method not in ("crc", "ltt", "envelope", "inflated"):
+        raise BadInput(f"a method is crc, ltt, envelope or inflated, got {method!r}")
+    if method == "inflated" and not experimental:
+        raise BadInput("inflated CRC (C7) is experimental; add --experimental to use it")
+    calibration = open_archive(archive).select(split=split)
+    judged = None if evaluation is None else open_archive(evaluation)
+    chosen = _policy(policy, archive, gate=method in ("envelope", "inflated") or loss == ["surrogate"])
+    if chosen.controller == "region-gate":
+        certificate, certified = certify_gate(
+            calibration, chosen, loss=_gate_loss(loss, method), alpha=_one(alpha), population=population, within=within,
+            thresholds=threshold, evaluation=judged,
+        )  # fmt: skip
+    else:
+        alphas = tuple(alpha) if len(alpha) == len(loss) else tuple(alpha) * len(loss)
+        asked = Promise(tuple(loss), alphas, delta if method == "ltt" else None, p_value, within, low_mid)
+        certificate, certified = (
+            certify_router(calibration, chosen, asked, evaluation=judged)
+            if grid is None
+            else certify_grid(calibration, chosen, asked, family=grid)
+        )
+    _written(out or archive, certificate, certified)
+    typer.echo(_summary(certificate))
+    raise typer.Exit(0 if certificate.feasible else 1)
+
+
+def _policy(given: str | None, archive: Path, *, gate: bool) -> Policy:
+    from casewise.judge.policy import READY, read_policy
+
+    if given is None:
+        return READY["region-gate"] if gate else read_policy(archive)
+    return READY[given] if given in READY and not Path(given).exists() else read_policy(given)
+
+
+def _gate_loss(loss: list[str], method: str) -> str:
+    from casewise.core.errors import BadInput
+
+    if loss == ["surrogate"] and method == "crc":
+        return "surrogate"
+    if loss == ["ha"] and method in ("envelope", "inflated"):
+        return "envelope" if method == "envelope" else "deployed"
+    raise BadInput(
+        f"a region gate is certified by --loss surrogate (method crc) or --loss ha with --method envelope, "
+        f"got loss {', '.join(loss)} and method {method}"
+    )
+
+
+def _one(alpha: list[float]) -> float:
+    from casewise.core.errors import BadInput
+
+    if len(alpha) != 1:
+        raise BadInput(f"a region gate is certified for one alpha, got {alpha}")
+    return alpha[0]
+
+
+def _written(folder: Path, certificate: Certificate, policy: Policy) -> None:
+    from casewise.judge.certificates.certificate import write_certificate
+    from casewise.judge.policy import write_policy
+    from casewise.report.certificate_page import certificate_page
+
+    folder.mkdir(parents=True, exist_ok=True)
+    typer.echo(f"wrote {write_certificate(folder, certificate)}")
+    (folder / "certificate.html").write_text(certificate_page(certificate), encoding="utf-8")
+    typer.echo(f"wrote {folder / 'certificate.html'}")
+    typer.echo(f"wrote {write_policy(folder / 'policy-certified.json', policy)}")
+
+
+def _summary(certificate: Certificate) -> str:
+    c = certificate
+    before, after = c.deployed["before"], c.deployed["certified"]
+    numbers = "; ".join(f"{name} {before[name]:.4f} -> {after[name]:.4f}" for name in after)
+    said = [c.advice] if c.cut is None else [c.statement, c.advice]
+    if c.bound is not None:
+        said.append(f"{'bound' if c.delta is None else 'p-value'} {c.bound:.4f} with n = {c.units}, kept {c.kept:.0%}")
+    return "\n".join([*said, f"deployed on the calibration cases, before -> certified: {numbers}"])

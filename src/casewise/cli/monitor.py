@@ -1,0 +1,93 @@
+"""``casewise monitor``: alarms over a stream of decisions."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from casewise.judge.monitors.state import Watch
+
+app = typer.Typer()
+
+
+@app.command()
+def monitor(
+    stream: Path = typer.Argument(help="decisions.jsonl, or a CSV with columns case, value and (audited cases) loss."),
+    state: Path = typer.Option(Path("watch.json"), help="What the monitors remember; continued if it is there."),
+    calibration: Path | None = typer.Option(None, help="Calibration archive, to start a new watch."),
+    policy: Path | None = typer.Option(None, help="Policy that decides the stream. Default: the archive's."),
+    certificate: Path | None = typer.Option(None, help="Certificate whose alpha the audits are held against."),
+    exchangeability: bool = typer.Option(True, help="Do coordinates still look like calibration? Suspends the policy."),
+    audit: bool = typer.Option(False, "--audit", help="Labelled audits against the promised risk."),
+    reference: bool = typer.Option(False, "--reference", help="Labelled audits against the calibration risk."),
+    proxy: bool = typer.Option(False, "--proxy", help="Label-free exceedances; an indication, not a certificate."),
+    delta: float = typer.Option(0.05, help="False-alarm probability of each monitor, for all time."),
+    limit: float | None = typer.Option(None, help="Promised risk for --audit."),
+    tolerance: float = typer.Option(0.0, help="Rise of the risk that --reference and --proxy tolerate."),
+    loss: str = typer.Option("ha", help="Calibration loss for --reference and --proxy: ha, harmed or dice."),
+) -> None:
+    """Watch a stream of decisions; alarm when calibration no longer applies. Exit code 1 means alarm."""
+    from casewise.archive.store import open_archive
+    from casewise.core.errors import BadInput
+    from casewise.judge.certificates.certificate import read_certificate
+    from casewise.judge.monitors.start import start_watch
+    from casewise.judge.monitors.state import read_watch, write_watch
+    from casewise.judge.policy import read_policy
+
+    asked = {"exchangeability": exchangeability, "audit": audit, "reference": reference, "proxy": proxy}
+    if state.exists():
+        watch = read_watch(state)
+    elif calibration is None:
+        raise BadInput(f"there is no watch at {state}; give --calibration ARCHIVE to start one")
+    else:
+        promised = read_certificate(certificate).alpha if certificate is not None else limit
+        watch = start_watch(
+            open_archive(calibration),
+            read_policy(policy or calibration),
+            [name for name, wanted in asked.items() if wanted],
+            delta=delta, limit=promised, tolerance=tolerance, loss=loss,
+        )  # fmt: skip
+    for row in _rows(stream):
+        watch = _taken(watch, row)
+    write_watch(state, watch)
+    typer.echo(_summary(watch))
+    raise typer.Exit(1 if watch.alarms else 0)
+
+
+def _rows(stream: Path) -> Iterator[dict[str, Any]]:
+    from casewise.core.errors import BadInput
+
+    if not stream.exists():
+        raise BadInput(f"there is no stream at {stream}; give decisions.jsonl of a prediction folder, or a CSV")
+    with stream.open(newline="", encoding="utf-8") as lines:
+        if stream.suffix == ".csv":
+            yield from csv.DictReader(lines)
+        else:
+            yield from (json.loads(line) for line in lines if line.strip())
+
+
+def _taken(watch: Watch, row: dict[str, Any]) -> Watch:
+    from casewise.core.errors import BadInput
+
+    case = row.get("case") or row.get("case_id")
+    if not case:
+        raise BadInput(f"a row of the stream needs 'case' or 'case_id', got {', '.join(row) or 'nothing'}")
+    if row.get("value") not in (None, ""):
+        watch = watch.decision(str(case), float(row["value"]))
+    return watch if row.get("loss") in (None, "") else watch.audit(str(case), float(row["loss"]))
+
+
+def _summary(watch: Watch) -> str:
+    from casewise.judge.monitors.exchangeability import SUSPENDED
+
+    lines = [f"{len(watch.decided)} decisions and {len(watch.audited)} audits seen"]
+    for name, one in watch.monitors.items():
+        said = "silent" if one.alarm_at is None else f"ALARM after {one.alarm_at} cases"
+        lines.append(f"  {name}: {said} (false with probability at most {one.delta:g})")
+    return "\n".join([*lines, SUSPENDED] if watch.suspended else lines)
