@@ -63,7 +63,7 @@ class RecordCase:
 
 
 def record_folder(
-    work: RecordCase, engine: Engine, path: Path, *, metric: str = "dice", dataset: str = ""
+    work: RecordCase, engine: Engine, path: Path, *, metric: str = "dice", dataset: str = "", notice: str = ""
 ) -> tuple[Archive, Iterator[Result]]:
     """Open or resume the archive at ``path``, and stream the results of the cases that it does not hold yet.
 
@@ -74,7 +74,7 @@ def record_folder(
         path,
         binding=work.adaptation.binding(backbone),
         steps=work.adaptation.steps,
-        configuration=_configuration(work, backbone, metric, dataset),
+        configuration={**_configuration(work, backbone, metric, dataset), **({"notice": notice} if notice else {})},
     )
     waiting = [case_id for case_id in work.cases if case_id not in archive.entries]
     return archive, _recorded(work, engine, archive, backbone, waiting)
