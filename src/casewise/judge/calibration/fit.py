@@ -12,7 +12,7 @@ import pandas as pd
 
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, Mismatch, Overlap, TooFewCases
-from casewise.core.records import SOURCE, Policy
+from casewise.core.records import Policy
 from casewise.judge.calibration.budget import budget, tau
 from casewise.judge.calibration.coordinate import recommended
 from casewise.judge.calibration.cuts import FEWEST, Floats, bucket_counts, checked, warn_if_degenerate
@@ -22,7 +22,7 @@ from casewise.judge.calibration.preflight import concerns, preflight
 from casewise.judge.calibration.stability import stability
 from casewise.judge.calibration.statistics import statistics
 from casewise.judge.controllers.bucket import bucket_of
-from casewise.judge.controllers.reading import RISK
+from casewise.judge.controllers.reading import RISK, Statistics
 from casewise.judge.ledger import PAPER
 from casewise.judge.outcomes import outcomes
 from casewise.judge.policy import MODULATIONS, READY, check_disjoint, controller_of
@@ -57,13 +57,15 @@ def calibrate(
     """
     design = READY[design] if isinstance(design, str) else design
     holdout = _holdout(archive)
+    if evaluation is not None:
+        check_disjoint(replace(design, calibration_cases=holdout.ids), evaluation.ids)
     convention = percentiles or ("driving" if design.name == "driving" else "medical")
     frame = outcomes(holdout)
     options = _design_options(holdout, design, coordinate=coordinate, unshrunk=unshrunk)
     fitted: dict[str, Any] = {"options": options, "groups": {}}
     examined: dict[str, Any] = {}
     if design.controller in _ROUTERS:
-        fitted, examined = _routed(holdout, frame, options, mode, convention, evaluation)
+        fitted, examined = _routed(holdout, options, mode, convention, evaluation)
     elif design.controller == "fixed-k":
         fitted["options"] = {"step": budget(frame, budget_rule)}
         examined = {"budget_rule": budget_rule}
@@ -79,8 +81,6 @@ def calibrate(
         calibration_id=calibration_id(holdout),
         exposures=tuple(line for line in PAPER if line["design"] == design.name),
     )
-    if evaluation is not None:
-        check_disjoint(policy, evaluation.ids)
     found = {
         **examined,
         **preflight(holdout, controller_of(policy), frame, reviews=reviews, source_metric=source_metric),
@@ -156,15 +156,10 @@ def _bucket(archive: Archive, design: Policy, plain: dict[str, Any], unshrunk: b
 
 
 def _routed(
-    archive: Archive,
-    frame: pd.DataFrame,
-    options: dict[str, Any],
-    mode: str,
-    convention: str,
-    evaluation: Archive | None,
+    archive: Archive, options: dict[str, Any], mode: str, convention: str, evaluation: Archive | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Cut-points of a router and what the calibration values say about them."""
-    first = _step(frame, 1)
+    first = _step(archive, 1)
     coordinate = options["coordinate"]
     if coordinate == RISK:
         options = {**options, "statistics": vars(statistics(_column(first, "regions"), _column(first, "delta")))}
@@ -174,7 +169,7 @@ def _routed(
     low, high = fitted["options"]["cut_low"], fitted["options"]["cut_high"]
     warn_if_degenerate(coordinate, values, low, high, best if best != coordinate else None)
     if mode == "inferred":
-        fitted["options"]["inference"] = inference(_step(frame, SOURCE.step))
+        fitted["options"]["inference"] = inference(_step(archive, 0))
     counts = bucket_counts(values, low, high)
     judged = None if evaluation is None else _evaluation_values(evaluation, coordinate, options)
     examined = {
@@ -192,12 +187,14 @@ def _routed(
     return {"options": {**options, **fitted["options"]}, "groups": fitted["groups"]}, examined
 
 
-def coordinate_values(first: pd.DataFrame, coordinate: str, options: Mapping[str, Any] | None = None) -> Floats:
+def coordinate_values(
+    first: pd.DataFrame, coordinate: str, options: Mapping[str, Any] | None = None, *, fewest: int = FEWEST
+) -> Floats:
     """The coordinate of each calibration case, higher being riskier; refuses one that is turned the wrong way (C12)."""
     if coordinate == RISK:
         known = (options or {})["statistics"]
-        z_regions = (_column(first, "regions") - known["mean_regions"]) / known["sigma_regions"]
-        return np.asarray((z_regions + (_column(first, "delta") - known["mean_delta"]) / known["sigma_delta"]) / 2)
+        regions, delta = _column(first, "regions", fewest), _column(first, "delta", fewest)
+        return np.asarray(Statistics(**known).risk(regions, delta))
     name = coordinate.removeprefix("-")
     if name in SIGNALS and SIGNALS[name].higher_is_riskier == coordinate.startswith("-"):
         turned = name if coordinate.startswith("-") else f"-{name}"
@@ -205,10 +202,10 @@ def coordinate_values(first: pd.DataFrame, coordinate: str, options: Mapping[str
             f"coordinate {coordinate!r} falls when risk rises, so a router on it would roll back the safe "
             f"cases; route on {turned!r}"
         )
-    return _column(first, name) * (-1 if coordinate.startswith("-") else 1)
+    return _column(first, name, fewest) * (-1 if coordinate.startswith("-") else 1)
 
 
-def _column(rows: pd.DataFrame, name: str) -> Floats:
+def _column(rows: pd.DataFrame, name: str, fewest: int = FEWEST) -> Floats:
     if name not in rows:
         SIGNALS[name]
         raise BadInput(f"this archive has no signal {name!r}; record with it, or choose another coordinate")
@@ -219,16 +216,19 @@ def _column(rows: pd.DataFrame, name: str) -> Floats:
             f"signal {name!r} is not computable at step 1 for {len(missing)} of {len(rows)} calibration cases "
             f"({', '.join(missing[:3])}); choose another coordinate or leave those cases out"
         )
-    return checked(values)
+    return checked(values, fewest=fewest)
 
 
 def _evaluation_values(evaluation: Archive, coordinate: str, options: Mapping[str, Any]) -> Floats:
-    signals = evaluation.signals()
-    return coordinate_values(_step(signals, 1), coordinate, options)
+    return coordinate_values(_step(evaluation, 1), coordinate, options, fewest=1)
 
 
-def _step(frame: pd.DataFrame, step: int) -> pd.DataFrame:
-    return frame.loc[(frame["step"] == step) & (frame["shrink"] == 0)]
+def _step(archive: Archive, step: int) -> pd.DataFrame:
+    """The recorded signals of one step, which are what a controller sees, with the group of each case."""
+    signals = archive.signals()
+    rows = signals.loc[(signals["step"] == step) & (signals["shrink"] == 0)].copy()
+    rows["group"] = [archive.entries[case_id].group for case_id in rows["case"]]
+    return rows
 
 
 def _hybrid(policy: Policy, archive: Archive, convention: str, window: int | None) -> Policy:
@@ -236,7 +236,7 @@ def _hybrid(policy: Policy, archive: Archive, convention: str, window: int | Non
         raise BadInput(
             "hybrid calibration is for a router with one pair of cut-points; use mode union, pooled or robust"
         )
-    first = _step(archive.signals(), 1)
+    first = _step(archive, 1)
     pool = coordinate_values(first, policy.options["coordinate"], policy.options).tolist()
     hybrid = {"pool": pool, "convention": convention, "window": window, "warm_up": WARM_UP}
     return replace(policy, options={**policy.options, "hybrid": hybrid})

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from casewise.archive.store import Archive
-from casewise.core.errors import CasewiseError, TooFewCases
+from casewise.core.errors import CasewiseError
 from casewise.core.records import Controller, Decision
 from casewise.judge.calibration.budget import budgets, shape
 from casewise.judge.calibration.statistics import statistics
@@ -42,7 +42,7 @@ def preflight(
         "coherence": coherence(frame),
         "source": usability(frame, source_metric),
         "conformal": conformal_floor(labelled),
-        "statistics": _or_reason(lambda: vars(_statistics(frame))),
+        "statistics": _or_reason(lambda: vars(_statistics(archive))),
     }
 
 
@@ -131,8 +131,9 @@ def concerns(found: Mapping[str, Any]) -> list[str]:
     return said
 
 
-def _statistics(frame: pd.DataFrame) -> Any:
-    first = frame.loc[(frame["step"] == 1) & (frame["shrink"] == 0)]
+def _statistics(archive: Archive) -> Any:
+    signals = archive.signals()
+    first = signals.loc[(signals["step"] == 1) & (signals["shrink"] == 0)]
     return statistics(first["regions"].to_numpy(float), first["delta"].to_numpy(float))
 
 
@@ -140,7 +141,7 @@ def _or_reason(make: Any) -> dict[str, Any]:
     """A result, or the reason why there is none; a missing label is no reason to refuse a label-free policy."""
     try:
         return dict(make())
-    except (TooFewCases, CasewiseError) as error:
+    except (CasewiseError, KeyError) as error:
         return {"not_computed": str(error)}
 
 

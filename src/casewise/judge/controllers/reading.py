@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from casewise.core.errors import BadInput, DegenerateStatistic, NotFinite
 from casewise.core.records import Observation
@@ -29,7 +30,7 @@ class Statistics:
                 f"use a coordinate that varies on the calibration cases"
             )
 
-    def risk(self, regions: float, delta: float) -> float:
+    def risk(self, regions: Any, delta: Any) -> Any:
         """r = z(n)/2 + z(delta)/2 (C6).
 
         >>> round(Statistics(0.70, 0.781, 0.00028, 0.00020).risk(0, 0), 3)
@@ -45,7 +46,7 @@ def value_at(seen: Observation, step: int, name: str, statistics: Statistics | N
     if name == RISK:
         if statistics is None:
             raise BadInput("the coordinate 'risk' needs z-statistics; calibrate first")
-        return statistics.risk(value_at(seen, step, "regions"), value_at(seen, step, "delta"))
+        return float(statistics.risk(value_at(seen, step, "regions"), value_at(seen, step, "delta")))
     value = seen.signals[step].get(name)
     if value is None:
         have = ", ".join(sorted(key for key, known in seen.signals[step].items() if known is not None))

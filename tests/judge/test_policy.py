@@ -1,0 +1,112 @@
+"""A policy is data: it comes back as it was, and belongs to what it was fitted on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+from casewise.core.errors import BadInput, Mismatch, Overlap, UnknownName
+from casewise.core.records import Binding, Policy, State
+from casewise.judge.calibration.fit import calibrate
+from casewise.judge.controllers.bucket import Bucket
+from casewise.judge.controllers.router import Router
+from casewise.judge.policy import (
+    READY,
+    check_binding,
+    check_disjoint,
+    controller_of,
+    read_policy,
+    uncalibrated,
+    write_policy,
+)
+from casewise.judge.synthetic import synthetic_archive
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    return synthetic_archive(tmp_path_factory.mktemp("archive") / "a", cases=12)
+
+
+def with_cuts(name):
+    design = READY[name]
+    return controller_of(replace(design, options={**design.options, "cut_low": 1.0, "cut_high": 2.0}))
+
+
+def test_ready_policies_have_the_papers_numbers():
+    """E7."""
+    rollback = Bucket("rollback")
+    assert with_cuts("cardiac") == Router("delta", 1, 2, Bucket("depth", 3), Bucket("depth", 2, shrink=0.5), rollback)
+    assert with_cuts("prostate") == Router("regions", 1, 2, Bucket("depth", 1), Bucket("depth", 1), rollback)
+    assert with_cuts("driving") == Router("delta", 1, 2, Bucket("stop", 8), Bucket("stop", 4), rollback)
+    assert with_cuts("cardiac").states == {State(2, 0.5)}
+    assert with_cuts("default").low == Bucket("depth", 3)
+
+
+def test_a_policy_survives_its_file(archive, tmp_path):
+    policy = calibrate(archive, "cardiac", mode="inferred")
+    again = read_policy(write_policy(tmp_path / "policy.json", policy))
+    assert json.dumps(asdict(again), default=dict) == json.dumps(asdict(policy), default=dict)
+    assert controller_of(again) == controller_of(policy)
+
+
+def test_a_policy_is_found_in_the_folder_that_holds_it(archive, tmp_path):
+    policy = calibrate(archive, "cardiac")
+    assert write_policy(tmp_path, policy) == tmp_path / "policy.json"
+    assert read_policy(tmp_path).calibration_id == policy.calibration_id
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"schema": 1, "name": "x"}', "\x00"])
+def test_a_file_that_is_no_policy_is_refused(tmp_path, content):
+    (tmp_path / "policy.json").write_text(content)
+    with pytest.raises(BadInput, match="is not a policy"):
+        read_policy(tmp_path)
+
+
+def test_a_policy_of_another_schema_or_none_at_all_is_refused(tmp_path):
+    with pytest.raises(BadInput, match="run casewise calibrate first"):
+        read_policy(tmp_path)
+    (tmp_path / "policy.json").write_text('{"schema": 7}')
+    with pytest.raises(Mismatch, match="schema 7"):
+        read_policy(tmp_path)
+
+
+@pytest.mark.parametrize("field", ["model", "objective", "loader", "measure"])
+def test_a_policy_is_refused_by_another_model_objective_loader_or_measure(archive, field):
+    policy = calibrate(archive, "cardiac")
+    check_binding(policy, archive.binding)
+    with pytest.raises(Mismatch, match=f"fitted on another {field} .*calibrate again"):
+        check_binding(policy, replace(archive.binding, **{field: "other"}))
+
+
+def test_a_policy_without_calibration_fits_everything():
+    check_binding(READY["m0"], Binding("a", "b", "c", "d"))
+
+
+def test_cases_that_a_policy_was_fitted_on_are_refused_for_evaluation(archive):
+    policy = calibrate(archive, "cardiac")
+    check_disjoint(policy, ["new-1", "new-2"])
+    with pytest.raises(Overlap, match=r"1 of 2 evaluation cases .* case-0003"):
+        check_disjoint(policy, ["new-1", "case-0003"])
+
+
+def test_a_design_that_was_not_calibrated_makes_no_controller():
+    with pytest.raises(BadInput, match="'cardiac' is not calibrated"):
+        controller_of(READY["cardiac"])
+    with pytest.raises(UnknownName, match="Did you mean 'cardiac'"):
+        READY["cardic"]
+
+
+def test_a_hybrid_policy_has_no_single_controller(archive):
+    with pytest.raises(BadInput, match="function of the stream"):
+        controller_of(calibrate(archive, "cardiac", hybrid=True))
+
+
+def test_a_stop_rule_without_calibration_runs_to_the_horizon():
+    assert controller_of(uncalibrated("frag-stop", 4, {})).cap == 4
+    assert controller_of(uncalibrated("fixed-k", 4, {"step": 2})).step == 2
+
+
+def test_every_ready_design_names_a_controller():
+    assert all(isinstance(policy, Policy) and policy.name == name for name, policy in READY.items())
