@@ -66,6 +66,6 @@ def test_looking_leaves_weights_where_they_are():
     network, image = subject_parts()
     with Episode(network, image, Grata()) as episode:
         before = {name: value.clone() for name, value in network.state_dict().items()}
-        ahead, along, _ = Grata().gradient_pair(episode, reuse=False)
+        ahead, along, _ = Grata().gradient_pair(episode)
         assert set(ahead) == set(along) == set(episode.parameters)
         assert all(torch.equal(network.state_dict()[name], value) for name, value in before.items())

@@ -28,6 +28,8 @@ from casewise.adapt.styles import sampled_style
 from casewise.adapt.views import light_view
 from casewise.core.seeds import seed_of
 
+torch.set_num_threads(1)  # tiny networks: threads only wait for each other
+
 STEPS, RATE, CASE = 3, 5e-4, "toy"
 NORMS = (nn.BatchNorm2d, nn.InstanceNorm2d, nn.GroupNorm, nn.InstanceNorm3d)
 
@@ -290,12 +292,25 @@ def test_sar_by_slice():
     compare(Sar(sample="slice", margin=0.4), second, "instance", "softmax")
 
 
+def test_sar_that_recovers_once():
+    network, image = toy("instance", "softmax")
+    seen = run_episode(network, image, Sar(), steps=2, learning_rate=0.05, case_id=CASE).diagnostics
+    first, second = seen[0]["sharp_loss"], 0.9 * seen[0]["sharp_loss"] + 0.1 * seen[1]["sharp_loss"]
+    threshold = (first + second) / 2  # below the average after one update, above it after two
+    assert second < first
+
+    def stated(*arguments):
+        return sar(*arguments, threshold=threshold)
+
+    compare(Sar(recovery="relative", kappa=1.0, reference_entropy=threshold), stated, "instance", "softmax", rate=0.05)
+
+
 # -- GraTa: entropy gradient, one gradient ahead, six weak views, one strong view, Adam with 1/4 (cos + 1)^2 ----------
 
 
-def styled(x, dice):
+def styled(x, dice, official=False):
     """The strong view again, in NumPy and SciPy, from the same sampled numbers."""
-    s = sampled_style(x, dice)
+    s = sampled_style(x, dice, retain_statistics=not official, blur_by_channel=official, rescale=official)
     noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(s.seed)).numpy()
     out = x.numpy().astype(np.float64).copy()
     for i in range(out.shape[0]):
@@ -308,14 +323,17 @@ def styled(x, dice):
             if gamma != 1:
                 mean, spread, low, extent = plane.mean(), plane.std(ddof=1), plane.min(), np.ptp(plane)
                 plane = ((plane - low) / (extent + 1e-7)) ** gamma * extent + low
-                plane = (plane - plane.mean()) / (plane.std(ddof=1) + 1e-7) * spread + mean
+                if not official:
+                    plane = (plane - plane.mean()) / (plane.std(ddof=1) + 1e-7) * spread + mean
             plane = plane + float(s.noise[i, 0]) * noise[i, c]
             sigma = float(s.blur[i, c])
             out[i, c] = ndimage.gaussian_filter(plane, sigma, mode="nearest") if sigma else plane
+        if official:
+            out[i] = (out[i] - out[i].min()) / (np.ptp(out[i]) + 1e-7)
     return torch.from_numpy(out).float()
 
 
-def grata(network, x, head, rate):
+def grata(network, x, head, rate, official=False):
     parameters = affine(network)
     move = adam(parameters, rate)
     for step in range(1, STEPS + 1):
@@ -329,7 +347,7 @@ def grata(network, x, head, rate):
             maps += [prob(network(x.flip(a)), head).flip(a) for a in (-1, -2)]
             maps += [prob(network(x.rot90(t, (-2, -1))), head).rot90(4 - t, (-2, -1)) for t in (1, 2, 3)]
             target = sum(maps) / 6
-        z = network(styled(x, dice_of_fate(step)))
+        z = network(styled(x, dice_of_fate(step), official))
         if head == "softmax":
             loss = -(target * torch.log_softmax(z, 1)).sum(1).mean()
         else:
@@ -345,6 +363,13 @@ def grata(network, x, head, rate):
 @pytest.mark.parametrize(("norm", "head"), CONFIGURATIONS)
 def test_grata(norm, head):
     compare(Grata(), grata, norm, head, symmetric=True)  # views that disagree would bring the rate to 0
+
+
+def test_grata_as_released():
+    def second(*arguments):
+        return grata(*arguments, official=True)
+
+    compare(Grata.official(), second, "batch", "sigmoid", symmetric=True)
 
 
 # -- DeYO: slices that are sure and lose their foreground when blocks are shuffled ------------------------------------

@@ -75,12 +75,9 @@ class Grata:
 
         return update
 
-    def gradient_pair(self, subject: Adaptable, *, reuse: bool = True) -> tuple[Values, Values, dict[str, float]]:
-        """(entropy gradient at theta, consistency gradient at theta', losses); the second is left in ``.grad``.
-
-        ``reuse=False`` leaves the forward that predicted the mask alone, for a caller that only looks.
-        """
-        uncertain = subject.backward(_entropy_loss(subject), inputs=None if reuse else subject.inputs)
+    def gradient_pair(self, subject: Adaptable) -> tuple[Values, Values, dict[str, float]]:
+        """(entropy gradient at theta, consistency gradient at theta', losses); the second is left in ``.grad``."""
+        uncertain = subject.backward(_entropy_loss(subject))
         ahead = gradients(subject)
         with displaced(subject, shifted(subject, ahead, -1.0)):
             inconsistent = subject.backward(self._consistency(subject), inputs=self._strong(subject))
