@@ -1,0 +1,89 @@
+"""Phantoms: the same voxels on every machine, anatomy that holds together, and a shift that is a shift."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from scipy import ndimage
+
+from casewise.core.errors import BadInput, UnknownName
+from casewise.data.phantom import cardiac_cohort, driving_cohort
+
+
+def test_a_case_is_the_same_each_time_and_does_not_depend_on_the_cohorts_size() -> None:
+    small, large = cardiac_cohort("B", 2, split="target"), cardiac_cohort("B", 9, split="target")
+    first, again = small.case("target_B_001"), large.case("target_B_001")
+    assert np.array_equal(first.image, again.image)
+    assert np.array_equal(small.label("target_B_001"), large.label("target_B_001"))
+
+
+def test_splits_vendors_and_runs_give_other_hearts() -> None:
+    images = [
+        cardiac_cohort("B", 1, split="target").case("target_B_000").image,
+        cardiac_cohort("B", 1, split="target", run=1).case("target_B_000").image,
+        cardiac_cohort("B", 1, split="calibration").case("calibration_B_000").image,
+    ]
+    assert len({hashlib.sha256(image.tobytes()).hexdigest() for image in images}) == 3
+
+
+def test_the_left_ventricle_lies_inside_the_myocardium() -> None:
+    cohort = cardiac_cohort("A", 6, split="anatomy")
+    for case_id in cohort.ids:
+        label = cohort.label(case_id)
+        around = np.stack([ndimage.binary_dilation(piece == 1) for piece in label]) & (label != 1)
+        touched = np.bincount(label[around], minlength=4)
+        assert touched[2] > 10 * touched[[0, 3]].sum(), f"the cavity of {case_id} leaks: {touched}"
+        assert set(np.unique(label[0])) == {0, 1, 2, 3}, "the base shows all three"
+
+
+def test_vendor_b_is_noisier_than_vendor_a() -> None:
+    def roughness(vendor: str) -> float:
+        cohort = cardiac_cohort(vendor, 6, split="noise")
+        return float(np.mean([np.abs(np.diff(case.image, n=2, axis=-1)).mean() for case in cohort]))
+
+    assert roughness("B") > 1.3 * roughness("A")
+
+
+def test_images_are_normalized_and_finite() -> None:
+    for case in cardiac_cohort("B", 3, split="range"):
+        assert case.image.dtype == np.float32
+        assert case.image.mean() == pytest.approx(0, abs=1e-4)
+        assert case.image.std() == pytest.approx(1, abs=1e-4)
+
+
+def test_frames_of_one_street_share_a_cluster() -> None:
+    cohort = driving_cohort("fog", 8, split="calibration")
+    clusters = [member.cluster for member in cohort.members.values()]
+    assert clusters == ["calibration_fog_s00"] * 4 + ["calibration_fog_s01"] * 4
+
+
+def test_streets_show_many_classes_and_ignored_borders() -> None:
+    cohort = driving_cohort("clear", 24, split="classes")
+    seen = set().union(*(np.unique(cohort.label(case_id)).tolist() for case_id in cohort.ids))
+    assert seen >= {0, 1, 2, 8, 10, 13, 255}
+    assert len(seen - {255}) == 19
+
+
+def test_night_is_dark_and_fog_is_flat() -> None:
+    def pictures(weather: str) -> np.ndarray:
+        return np.stack([case.image for case in driving_cohort(weather, 4, split="look")]).astype(float)
+
+    clear, night, fog = pictures("clear"), pictures("night"), pictures("fog")
+    assert night.mean() < 0.6 * clear.mean()
+    assert fog.std() < 0.8 * clear.std()
+
+
+def test_an_unknown_vendor_is_named_when_a_case_is_asked_for() -> None:
+    with pytest.raises(UnknownName, match="no vendor is called 'C'"):
+        cardiac_cohort("C", 1, split="x").case("x_C_000")
+
+
+def test_a_cohort_says_what_it_has() -> None:
+    cohort = cardiac_cohort("A", 2, split="source")
+    with pytest.raises(BadInput, match="has no case 'nobody'"):
+        cohort.case("nobody")
+    with pytest.raises(BadInput, match=r"splits: \['source'\]"):
+        cohort.select(split="target")
+    assert len(cohort.select(group="vendor A")) == 2
