@@ -8,6 +8,7 @@ from itertools import pairwise
 from casewise.judge.certificates.certificate import Certificate
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 460, 260, 52, 40
+_RIGHT = 0.4  # of the reliability diagram
 
 
 def curve_svg(certificate: Certificate) -> str:
@@ -31,18 +32,18 @@ def curve_svg(certificate: Certificate) -> str:
 
 def reliability_svg(certificate: Certificate) -> str:
     """Promised alpha against the risk that was found; the safe half-plane is shaded (L10)."""
-    top = max(0.35, *(max(p["risk"], p["deployed"]) * 1.1 for p in certificate.reliability))
-    parts = _axes("promised risk (alpha)", "risk found", top, right=0.35)
-    corner = [(0.0, 0.0), (min(top, 0.35), min(top, 0.35)), (0.35, min(top, 0.35)), (0.35, 0.0)]
-    spots = " ".join(f"{_x(x, 0.35):.1f},{_y(y, top):.1f}" for x, y in corner)
+    top = max(_RIGHT, *(max(p["risk"], p["deployed"]) * 1.1 for p in certificate.reliability))
+    parts = _axes("promised risk (alpha)", "risk found", top, right=_RIGHT)
+    corner = [(0.0, 0.0), (min(top, _RIGHT), min(top, _RIGHT)), (_RIGHT, min(top, _RIGHT)), (_RIGHT, 0.0)]
+    spots = " ".join(f"{_x(x, _RIGHT):.1f},{_y(y, top):.1f}" for x, y in corner)
     parts.insert(0, f'<polygon points="{spots}" fill="var(--soft)"/>')
-    parts.append(_line([(0, 0), (min(top, 0.35),) * 2], top, "var(--muted)", right=0.35, dash="4 3"))
+    parts.append(_line([(0, 0), (min(top, _RIGHT),) * 2], top, "var(--muted)", right=_RIGHT, dash="4 3"))
     for name, color, hollow in (("risk", "var(--good)", False), ("deployed", "var(--bad)", True)):
         spots_of = [(p["alpha"], p[name]) for p in certificate.reliability]
-        parts.append(_line(spots_of, top, color, right=0.35))
-        parts += [_dot(x, y, top, color, 4.5, hollow=hollow, right=0.35) for x, y in spots_of]
-    parts.append(_text(_x(0.02, 0.35), 22, "● certified quantity", color="var(--good)"))
-    parts.append(_text(_x(0.02, 0.35), 40, "○ really deployed", color="var(--bad)"))
+        parts.append(_line(spots_of, top, color, right=_RIGHT))
+        parts += [_dot(x, y, top, color, 4.5, hollow=hollow, right=_RIGHT) for x, y in spots_of]
+    parts.append(_text(_x(0.02, _RIGHT), 22, "● certified quantity", color="var(--good)"))
+    parts.append(_text(_x(0.02, _RIGHT), 40, "○ really deployed", color="var(--bad)"))
     return _svg(parts, "promised risk against the risk that was found")
 
 

@@ -27,6 +27,19 @@ NAMES = {
     "surrogate": "Surrogate: harmful share of the un-gated edit",
     "kept": "Cases (or area) that keep the adaptation",
 }
+DETAILS = {
+    "low_mid": "Which action of a kept case counts (envelope: the worse of low and mid)",
+    "within_cluster": "How several scans of one patient count",
+    "excluded": "Labelled cases without a defined accuracy",
+    "p_value": "Statistical test",
+    "family_wise": "How choosing among cuts is paid for",
+    "orders": "Fixed orders that the test averages over",
+    "order_seed": "Seed of those orders",
+    "alphas": "Promised risks",
+    "population": "Cases that the promise is about",
+    "inflation": "Price of choosing among thresholds",
+    "stability_estimated_not_guaranteed": "Stability (estimated, not guaranteed)",
+}
 
 
 def certificate_page(certificate: Certificate) -> str:
@@ -80,7 +93,7 @@ def _facts(certificate: Certificate, unit: str) -> list[tuple[str, str]]:
         ("Bound reached" if c.delta is None else "p-value reached", bound),
         ("Share that keeps the adaptation", f"{c.kept:.0%}"),
     ]
-    return [*facts, *((key.replace("_", " "), str(value)) for key, value in c.details.items())]
+    return [*facts, *((DETAILS.get(key, key.replace("_", " ")), str(value)) for key, value in c.details.items())]
 
 
 def _cut_words(certificate: Certificate) -> str:

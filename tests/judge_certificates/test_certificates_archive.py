@@ -1,0 +1,242 @@
+"""From a recorded archive to a certificate, and to the policy that it holds for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from casewise.core.errors import BadInput, Mismatch, Overlap, Refused, TooFewCases
+from casewise.core.records import Binding
+from casewise.judge.certificates.certificate import (
+    check_certificate,
+    check_feasible,
+    policy_digest,
+    read_certificate,
+    write_certificate,
+)
+from casewise.judge.certificates.evidence import deployed_numbers, router_evidence
+from casewise.judge.certificates.for_gate import certify_gate, gated_case, gated_cases
+from casewise.judge.certificates.for_router import Promise, certify_router, loss_table
+from casewise.judge.certificates.grid import action_pairs, certify_grid
+from casewise.judge.policy import READY, read_policy, write_policy
+from casewise.judge.synthetic import synthetic_archive
+from casewise.replay import replay
+
+HA_TEN = Promise(("ha",), (0.1,))
+
+
+def test_the_certified_router_never_keeps_more_than_its_router(site):
+    for alpha in (0.05, 0.08, 0.1, 0.2, 0.3):
+        certificate, certified = certify_router(site.archive, site.policy, Promise(("ha",), (alpha,)))
+        assert certified.name == "cardiac-certified"
+        assert certified.options["cut_high"] == min(site.policy.options["cut_high"], certificate.cut)
+        assert certified.options["cut_low"] <= certified.options["cut_high"]
+        assert certificate.bound <= alpha + 1e-12
+
+
+def test_a_certified_cut_below_the_tertile_tightens_it(tmp_path):
+    from casewise.judge.calibration.fit import calibrate
+
+    archive = synthetic_archive(tmp_path / "harsh", cases=40, harmful=0.9, seed=3)
+    policy = calibrate(archive, "cardiac")
+    certificate, certified = certify_router(archive, policy, Promise(("harmed",), (0.06,)))
+    assert certificate.cut < policy.options["cut_high"]
+    assert certified.options["cut_high"] == certificate.cut
+    assert certificate.deployed["certified"]["kept"] < certificate.deployed["before"]["kept"]
+
+
+def test_the_bound_is_the_formula_over_patients(site):
+    certificate, _ = certify_router(site.archive, site.policy, HA_TEN)
+    evidence = router_evidence(site.archive, site.policy)
+    kept = evidence.values < certificate.cut
+    by_patient: dict[str, list[float]] = {}
+    for patient, loss in zip(evidence.clusters, evidence.loss("ha") * kept, strict=True):
+        by_patient.setdefault(patient, []).append(float(loss))
+    assert certificate.units == len(by_patient) == 20
+    assert certificate.cases == 40
+    assert certificate.bound == pytest.approx((sum(map(np.mean, by_patient.values())) + 1) / 21)
+
+
+def test_the_deployed_number_stands_beside_the_certified_one(site):
+    certificate, certified = certify_router(site.archive, site.policy, HA_TEN)
+    decisions = replay(site.archive, certified)
+    kept = np.mean([not decision.rolled_back for decision in decisions])
+    assert certificate.deployed["certified"]["kept"] == pytest.approx(kept) == pytest.approx(certificate.kept)
+    assert certificate.deployed["certified"]["ha"] <= certificate.bound
+
+
+def test_infeasible_is_none_and_rolls_everything_back(site):
+    certificate, certified = certify_router(site.archive, site.policy, Promise(("ha",), (0.02,)))
+    assert certificate.cut is None
+    assert certificate.bound is None
+    assert certificate.advice == (
+        "Nothing is certified: 20 labelled patients support alpha >= 0.048, asked was 0.02. "
+        "Every case is rolled back to M0. At least 49 labelled patients are needed for alpha = 0.02."
+    )
+    assert all(decision.rolled_back for decision in replay(site.archive, certified))
+    with pytest.raises(Refused, match="At least 49 labelled patients"):
+        check_feasible(certificate)
+
+
+def test_the_envelope_covers_any_low_mid_cut(site):
+    evidence = router_evidence(site.archive, site.policy)
+    for cut_low in np.quantile(evidence.values, [0, 0.3, 0.7, 1]):
+        assert (evidence.loss("ha") >= evidence.split_loss("ha", cut_low)).all()
+
+
+def test_a_fixed_low_mid_cut_must_come_from_other_cases(site, other):
+    asked = Promise(("ha",), (0.2,), low_mid="fixed")
+    with pytest.raises(Overlap, match="take them out of one of the two"):
+        certify_router(site.archive, site.policy, asked)
+    certificate, _ = certify_router(other, site.policy, asked)
+    enveloped, _ = certify_router(other, site.policy, replace(asked, low_mid="envelope"))
+    assert certificate.feasible
+    assert certificate.cut >= enveloped.cut  # the envelope is never less careful
+
+
+def test_learn_then_test_needs_more_and_says_how_many(site):
+    tight, policy = certify_router(site.archive, site.policy, Promise(("ha",), (0.1,), delta=0.1))
+    assert tight.kind == "C6"
+    assert tight.cut is None
+    assert policy.controller == "m0"
+    assert tight.needed > tight.units
+    loose, _ = certify_router(site.archive, site.policy, Promise(("ha",), (0.3,), delta=0.1))
+    assert loose.bound <= 0.1
+    assert "With probability at least 0.9" in loose.statement
+
+
+def test_two_risks_at_once_are_c8_and_never_looser_than_one(site):
+    one, _ = certify_router(site.archive, site.policy, Promise(("ha",), (0.4,), delta=0.1))
+    both, _ = certify_router(site.archive, site.policy, Promise(("ha", "dice"), (0.4, 0.4), delta=0.1))
+    assert both.kind == "C8"
+    assert both.cut is None or both.cut <= one.cut
+    with pytest.raises(BadInput, match="CRC certifies one risk at a time"):
+        Promise(("ha", "harmed"), (0.1, 0.1))
+
+
+@pytest.mark.parametrize("family", ["chains", "pareto", "holm"])
+def test_a_grid_search_certifies_a_recorded_action(site, family):
+    certificate, certified = certify_grid(site.archive, site.policy, Promise(("ha",), (0.6,), delta=0.1), family=family)
+    assert certificate.details["action_pairs"] == len(action_pairs(site.policy, site.archive)) == 12
+    assert certificate.feasible
+    assert certificate.bound <= 0.1
+    replay(site.archive, certified)
+
+
+def test_other_policies_cannot_be_certified_by_a_cut(site):
+    with pytest.raises(BadInput, match="a router whose hard bucket rolls back, got policy 'fixed-k'"):
+        certify_router(site.archive, READY["fixed-k"], HA_TEN)
+
+
+def test_a_coordinate_standardized_on_the_same_cases_is_refused(site):
+    risky = replace(site.policy, options={**site.policy.options, "coordinate": "risk"})
+    with pytest.raises(Refused, match="standardized on these cases"):
+        certify_router(site.archive, risky, HA_TEN)
+
+
+def test_without_labels_nothing_is_certified(tmp_path, site):
+    blind = synthetic_archive(tmp_path / "blind", cases=6, labelled=False)
+    with pytest.raises(TooFewCases, match="no labelled case"):
+        certify_router(blind, site.policy, HA_TEN)
+
+
+def test_a_policy_of_another_model_is_refused(site):
+    foreign = replace(site.policy, binding=Binding("other", "synthetic", "synthetic", site.archive.binding.measure))
+    with pytest.raises(Mismatch, match="another model"):
+        certify_router(site.archive, foreign, HA_TEN)
+
+
+def test_a_certificate_binds_to_its_policy_and_model(site, tmp_path):
+    certificate, certified = certify_router(site.archive, site.policy, HA_TEN)
+    written = read_policy(write_policy(tmp_path / "policy-certified.json", certified))
+    check_certificate(certificate, written, site.archive.binding)
+    loosened = replace(certified, options={**certified.options, "cut_high": 1.0})
+    with pytest.raises(Mismatch, match="use the policy written with it"):
+        check_certificate(certificate, loosened)
+    for name in ("model", "objective", "loader", "measure"):
+        foreign = replace(site.archive.binding, **{name: "other"})
+        with pytest.raises(Mismatch, match=f"another {name}"):
+            check_certificate(certificate, certified, foreign)
+
+
+def test_a_renamed_policy_is_the_same_policy(site):
+    assert policy_digest(site.policy) == policy_digest(replace(site.policy, name="x", preflight={"note": 1}))
+
+
+@pytest.mark.parametrize("alpha", [0.02, 0.1, 0.9])
+def test_a_certificate_survives_its_file(site, tmp_path, alpha):
+    certificate, _ = certify_router(site.archive, site.policy, Promise(("ha",), (alpha,)))
+    again = read_certificate(write_certificate(tmp_path, certificate))
+    assert again.cut == certificate.cut  # None, a number, or infinity
+    assert (again.statement, again.binding, again.policy) == (
+        certificate.statement,
+        certificate.binding,
+        certificate.policy,
+    )
+    assert "Infinity" not in (tmp_path / "certificate.json").read_text()
+
+
+def test_a_damaged_certificate_says_so(tmp_path):
+    (tmp_path / "certificate.json").write_text("{")
+    with pytest.raises(BadInput, match="is not a certificate"):
+        read_certificate(tmp_path)
+    with pytest.raises(BadInput, match="run casewise certify first"):
+        read_certificate(tmp_path / "nowhere.json")
+
+
+def test_evaluation_cases_fill_the_reliability_diagram(site, other):
+    certificate, _ = certify_router(site.archive, site.policy, HA_TEN, evaluation=other)
+    assert certificate.reliability_from == "30 evaluation cases"
+    fresh = router_evidence(other, site.policy)
+    table = loss_table(fresh, site.policy, HA_TEN, "ha")
+    point = next(p for p in certificate.reliability if p["alpha"] == 0.1)
+    losses = fresh.loss("ha") * (fresh.values < certificate.cut)
+    by_patient = [np.mean(losses[np.array(fresh.clusters) == c]) for c in sorted(set(fresh.clusters))]
+    assert point["risk"] == pytest.approx(np.mean(by_patient))
+    assert len(by_patient) == table.units
+
+
+def test_the_gate_on_masks_agrees_with_the_formula(site):
+    # in two classes raw and binarized regions coincide, so the measured curve is the closed form
+    for case_id in site.archive.ids[:8]:
+        case = gated_case(site.archive, case_id)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            assert (case.deployed >= case.surrogate - 1e-12).all()
+        assert case.deployed[0] == 0
+
+
+def test_gate_certificates_print_surrogate_and_deployed(site, other):
+    surrogate, gate = certify_gate(site.archive, READY["region-gate"], loss="surrogate", alpha=0.1, evaluation=other)
+    envelope, _ = certify_gate(site.archive, READY["region-gate"], loss="envelope", alpha=0.1)
+    assert (surrogate.kind, envelope.kind) == ("C1", "C5")
+    assert envelope.cut >= surrogate.cut  # a higher threshold accepts less
+    for certificate in (surrogate, envelope):
+        assert {"ha", "surrogate"} <= set(certificate.deployed["certified"])
+        assert certificate.deployed["certified"]["ha"] >= certificate.deployed["certified"]["surrogate"]
+    assert "a surrogate: not the deployed HA" in surrogate.statement
+    decisions = replay(site.archive, gate)
+    assert 0 < sum(decision.rolled_back for decision in decisions) < len(decisions)
+
+
+def test_the_scored_population_is_smaller(site):
+    everybody, _ = gated_cases(site.archive)
+    scored, cases = gated_cases(site.archive, population="scored")
+    assert len(everybody) == 40
+    assert all(len(case.scores) for case in cases)
+    assert len(scored) <= len(everybody)
+
+
+def test_inflated_crc_wants_thresholds_in_advance(site):
+    with pytest.raises(BadInput, match="fixed in advance"):
+        certify_gate(site.archive, READY["region-gate"], loss="deployed", alpha=0.4)
+    found, _ = certify_gate(site.archive, READY["region-gate"], loss="deployed", alpha=0.5, thresholds=[0.0, 0.02])
+    assert found.kind == "C7"
+    assert found.bound <= 0.5
+    assert found.details["inflation"] == pytest.approx(np.sqrt(np.log(2) / 40))
+
+
+def test_deployed_numbers_of_m0_are_zero(site):
+    numbers = deployed_numbers(site.archive, READY["m0"])
+    assert numbers == {"ha": 0, "harmed": 0, "dice": 0, "gain": 0, "kept": 0}

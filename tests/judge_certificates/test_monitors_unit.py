@@ -1,0 +1,209 @@
+"""Monitors: alarms when they should, silence when not, and a state that survives restarts."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from casewise.cli import app
+from casewise.core.errors import BadInput, Mismatch, Refused, TooFewCases
+from casewise.judge.certificates.for_router import Promise, certify_router
+from casewise.judge.monitors.audit import Audit
+from casewise.judge.monitors.betting import agrapa_stake, exceeds, lower_bound
+from casewise.judge.monitors.exchangeability import Exchangeability
+from casewise.judge.monitors.online import online_cuts, rank_rollback
+from casewise.judge.monitors.proxy import Proxy, proxy_threshold
+from casewise.judge.monitors.reference import Reference, upper_bound
+from casewise.judge.monitors.start import coordinates, start_watch
+from casewise.judge.monitors.state import Watch, active_policy, read_watch, write_watch
+
+RUN = CliRunner()
+
+
+def fed(monitor, losses):
+    for loss in losses:
+        monitor = monitor.seen(loss)
+    return monitor
+
+
+def test_an_audit_alarms_when_every_case_is_harmed():
+    monitor = fed(Audit(0.1, 0.05), [1.0] * 10)
+    assert monitor.alarm
+    assert monitor.alarm_at == 5
+
+
+def test_an_audit_without_losses_never_alarms():
+    assert not fed(Audit(0.1, 0.05), [0.0] * 500).alarm
+
+
+def test_an_alarm_stays_raised():
+    first = fed(Audit(0.1, 0.05), [1.0] * 10)
+    assert fed(first, [0.0] * 200).alarm_at == first.alarm_at
+
+
+def test_stakes_come_from_the_past_only_and_are_truncated():
+    assert agrapa_stake([0.15] * 500, 0.1) == pytest.approx(0.5 / 0.1)
+    assert agrapa_stake([1.0] * 500, 0.1) == pytest.approx(1 / 0.9, rel=0.01)
+    assert agrapa_stake([0.0] * 50, 0.1) == 0.0
+
+
+def test_the_lower_bound_is_where_the_alarm_begins():
+    losses = np.random.default_rng(0).binomial(1, 0.6, 60).tolist()
+    low = lower_bound(losses, 0.05)
+    assert 0.2 < low < 0.6
+    assert exceeds(losses, low - 1e-6, 0.05)
+    assert not exceeds(losses, low + 1e-6, 0.05)
+    assert lower_bound([], 0.05) == 0.0
+    assert upper_bound([0.0] * 30, 0.05) < 0.2
+
+
+def test_a_reference_alarms_only_above_the_calibration_risk_and_its_tolerance():
+    calm = [0.0, 0.1, 0.0, 0.2] * 10
+    assert not fed(Reference.of(calm, delta=0.1), calm * 5).alarm
+    assert fed(Reference.of(calm, delta=0.1), [0.9] * 30).alarm
+    assert not fed(Reference.of(calm, delta=0.1, tolerance=0.5), [0.6] * 30).alarm
+
+
+def test_a_proxy_threshold_separates_harm_where_the_coordinate_does():
+    assert proxy_threshold([1, 2, 3, 4], [False, False, True, True]) == 2.0
+    assert proxy_threshold([1, 2, 3, 4], [False] * 4) == 4.0
+
+
+def test_a_proxy_alarms_when_exceedances_pile_up():
+    rng = np.random.default_rng(1)
+    values = rng.random(80)
+    proxy = Proxy.of(values.tolist(), (values > 0.9).tolist(), delta=0.05)
+    assert fed(proxy, [0.99] * 60).alarm
+    assert not fed(proxy, rng.random(200)).alarm
+    with pytest.raises(TooFewCases, match="at least 4 labelled cases, got 2"):
+        Proxy.of([1, 2], [False, True])
+
+
+@pytest.mark.parametrize("shift", [3.0, -3.0])
+def test_a_drifting_coordinate_suspends_in_both_directions(shift):
+    rng = np.random.default_rng(2)
+    monitor = Exchangeability(tuple(rng.normal(size=40)), 0.05)
+    for t in range(60):
+        monitor = monitor.seen(f"c{t}", rng.normal() + shift)
+    assert monitor.alarm
+    assert monitor.alarm_at < 40
+
+
+def test_conformal_p_values_count_what_is_larger():
+    monitor = Exchangeability((1.0, 2.0, 3.0))
+    assert 0 < monitor.p_value("a", 9.0) <= 0.25
+    assert 0.75 < monitor.p_value("a", 0.0) <= 1
+    assert 0.25 < monitor.p_value("a", 2.0) <= 0.75  # ties are broken by chance
+
+
+def test_all_coordinates_equal_is_no_alarm():
+    monitor = Exchangeability((0.0,) * 20, 0.05)
+    for t in range(200):
+        monitor = monitor.seen(f"c{t}", 0.0)
+    assert not monitor.alarm
+
+
+def test_the_same_case_has_the_same_luck():
+    one, two = (Exchangeability((1.0, 2.0), seed=3).p_value("case", 1.5) for _ in range(2))
+    assert one == two
+
+
+def test_online_quantiles_stop_with_the_alarm():
+    monitor = Exchangeability(tuple(np.linspace(0, 1, 30)), 0.05)
+    assert online_cuts(monitor) is None  # warm-up
+    assert not rank_rollback(monitor, 0.5)
+    assert rank_rollback(monitor, 0.95)
+    for t in range(15):
+        monitor = monitor.seen(f"c{t}", t / 15)
+    assert online_cuts(monitor, window=45) == pytest.approx(tuple(np.percentile(monitor.pool, [33.33, 66.67])))
+    for t in range(60):
+        monitor = monitor.seen(f"d{t}", 9.0 + t)
+    with pytest.raises(Refused, match="cut-points no longer apply"):
+        online_cuts(monitor)
+    with pytest.raises(Refused, match="recalibrate"):
+        rank_rollback(monitor, 0.5)
+
+
+def test_a_rank_rule_rolls_back_at_most_a_third():
+    rng = np.random.default_rng(4)
+    for n in (3, 10, 20):
+        hits = 0
+        for _ in range(600):
+            pool = rng.integers(0, 6, n + 1).astype(float)  # ties on purpose
+            hits += rank_rollback(Exchangeability(tuple(pool[:-1])), pool[-1])
+        assert hits / 600 <= 1 / 3 + 3 * np.sqrt(2 / 9 / 600)
+
+
+def test_impossible_observations_are_refused():
+    with pytest.raises(BadInput, match=r"lies in \[0, 1\], got 1.5"):
+        Audit(0.1).seen(1.5)
+    with pytest.raises(BadInput, match="must be finite"):
+        Exchangeability((1.0,)).seen("a", float("nan"))
+    with pytest.raises(BadInput, match="finite calibration coordinates"):
+        Exchangeability(())
+
+
+def test_a_watch_survives_a_restart_and_counts_a_case_once(site, tmp_path):
+    certificate, policy = certify_router(site.archive, site.policy, Promise(("ha",), (0.1,)))
+    kinds = ("exchangeability", "audit", "reference", "proxy")
+    watch = start_watch(site.archive, policy, kinds, limit=certificate.alpha)
+    for t in range(5):
+        watch = watch.decision(f"n{t}", 0.01 * t).audit(f"n{t}", 0.1)
+    again = read_watch(write_watch(tmp_path / "watch.json", watch))
+    assert again == watch
+    assert again.decision("n0", 5.0) is again
+    assert again.audit("n0", 1.0) is again
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_suspended_policy_deploys_m0(site):
+    watch = start_watch(site.archive, site.policy)
+    assert active_policy(site.policy, watch) is site.policy
+    for t in range(80):
+        watch = watch.decision(f"far{t}", 5.0 + t)
+    assert watch.suspended
+    fallen = active_policy(site.policy, watch)
+    assert fallen.controller == "m0"
+    assert "cut-points no longer apply" in fallen.preflight["suspended"]
+
+
+def test_a_watch_of_another_calibration_is_refused(site):
+    with pytest.raises(Mismatch, match="start a new watch after recalibration"):
+        active_policy(site.policy, Watch("another calibration"))
+
+
+def test_a_damaged_state_says_so(tmp_path):
+    (tmp_path / "w.json").write_text("[]")
+    with pytest.raises(BadInput, match="is not a watch"):
+        read_watch(tmp_path / "w.json")
+
+
+def test_the_audit_alarm_needs_a_promise(site):
+    with pytest.raises(BadInput, match="needs the promised risk"):
+        start_watch(site.archive, site.policy, ("audit",))
+
+
+def test_monitor_from_the_command_line_continues_where_it_stopped(site, tmp_path):
+    values = coordinates(site.archive, site.policy)
+    calm = tmp_path / "decisions.jsonl"
+    calm.write_text("".join(json.dumps({"case_id": f"a{t}", "value": values[t]}) + "\n" for t in range(20)))
+    words = ["--state", str(tmp_path / "w.json")]
+    first = RUN.invoke(app, ["monitor", str(calm), *words, "--calibration", str(site.path)], catch_exceptions=False)
+    assert first.exit_code == 0, first.output
+    assert "20 decisions and 0 audits" in first.output
+    drifted = tmp_path / "later.csv"
+    drifted.write_text("case,value,loss\n" + "".join(f"b{t},{1 + t},\n" for t in range(60)))
+    second = RUN.invoke(app, ["monitor", str(drifted), *words], catch_exceptions=False)
+    assert second.exit_code == 1
+    assert "80 decisions" in second.output
+    assert "ALARM after" in second.output
+    assert "Deploying M0" in second.output
+
+
+def test_monitor_without_a_state_or_calibration_says_what_is_missing(tmp_path):
+    (tmp_path / "s.csv").write_text("case,value\n")
+    with pytest.raises(BadInput, match="give --calibration ARCHIVE to start one"):
+        RUN.invoke(app, ["monitor", str(tmp_path / "s.csv"), "--state", str(tmp_path / "w")], catch_exceptions=False)

@@ -1,0 +1,174 @@
+"""Promises against worlds whose risk is known: never broken by more than three sigma of Monte Carlo error.
+
+The fast half runs 200 repetitions in a few cells; the slow half is the whole grid with 2,000 (docs/explanation has it).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from casewise.judge.certificates.gate import gate_table
+from casewise.judge.certificates.inflated import inflated_setting
+from casewise.judge.certificates.ltt import best_certified, holm, joint_p_values, p_values, pareto_order
+from casewise.judge.certificates.rollback import rollback_table
+from casewise.judge.certificates.simulated import (
+    SEVERITIES,
+    crc_cut,
+    empirical_cut,
+    gate_cases,
+    gate_outcomes,
+    ltt_cut,
+    router_cases,
+    router_outcome,
+    router_risk,
+)
+
+FEW, MANY = 200, 2000
+GRID = [(n, alpha) for n in (10, 20, 50) for alpha in (0.1, 0.15, 0.2, 0.3)]
+
+
+def certified_in_expectation(n, alpha, severity, repetitions):
+    return router_outcome(
+        lambda table: crc_cut(table, alpha), n=n, alpha=alpha, severity=severity, repetitions=repetitions
+    )
+
+
+def certified_with_probability(n, alpha, severity, kind, repetitions, *, delta=0.1, orders=1):
+    return router_outcome(
+        lambda table: ltt_cut(table, alpha, delta, kind, orders),
+        n=n,
+        alpha=alpha,
+        severity=severity,
+        repetitions=repetitions,
+    )
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+@pytest.mark.parametrize(("n", "alpha"), [(10, 0.15), (20, 0.1), (50, 0.2)])
+def test_crc_keeps_its_promise(n, alpha, severity):
+    assert certified_in_expectation(n, alpha, severity, FEW).holds_in_expectation(alpha)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("severity", SEVERITIES)
+@pytest.mark.parametrize(("n", "alpha"), GRID)
+def test_crc_keeps_its_promise_everywhere(n, alpha, severity):
+    assert certified_in_expectation(n, alpha, severity, MANY).holds_in_expectation(alpha)
+
+
+def test_the_empirical_cut_breaks_its_promise():
+    found = router_outcome(lambda table: empirical_cut(table, 0.1), n=20, alpha=0.1, severity="binary", repetitions=FEW)
+    assert not found.holds_in_expectation(0.1)
+
+
+@pytest.mark.parametrize(
+    ("severity", "kind"), [("binary", "binomial"), ("discrete", "betting"), ("continuous", "hoeffding-bentkus")]
+)
+def test_learn_then_test_keeps_its_promise(severity, kind):
+    assert certified_with_probability(20, 0.2, severity, kind, FEW).holds_with_probability(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["binomial", "betting", "hoeffding-bentkus"])
+@pytest.mark.parametrize("severity", SEVERITIES)
+@pytest.mark.parametrize(("n", "alpha"), [(10, 0.3), (20, 0.2), (20, 0.3), (50, 0.1), (50, 0.2)])
+def test_learn_then_test_keeps_its_promise_everywhere(n, alpha, severity, kind):
+    if kind == "binomial" and severity != "binary":
+        pytest.skip("the binomial test is for losses of 0 or 1")
+    for orders in (1, 25) if kind == "betting" else (1,):
+        found = certified_with_probability(n, alpha, severity, kind, MANY, orders=orders)
+        assert found.holds_with_probability(0.1)
+
+
+def gates(n, alpha, repetitions):
+    return gate_outcomes(n=n, alpha=alpha, repetitions=repetitions, population=4000)
+
+
+def test_the_envelope_bounds_the_deployed_harm_and_the_surrogate_does_not():
+    found = gates(50, 0.2, FEW)
+    assert found["envelope"].holds_in_expectation(0.2)
+    assert not found["surrogate"].holds_in_expectation(0.2)  # the paper's gate, read as deployed HA
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "alpha"), [(10, 0.15), (10, 0.3), (20, 0.1), (20, 0.2), (50, 0.1), (50, 0.2)])
+def test_the_envelope_bounds_the_deployed_harm_everywhere(n, alpha):
+    found = gates(n, alpha, MANY)
+    assert found["envelope"].holds_in_expectation(alpha)
+    if n >= 20:
+        assert not found["surrogate"].holds_in_expectation(alpha)
+
+
+def test_the_surrogate_is_bounded_by_its_own_certificate():
+    rng = np.random.default_rng(5)
+    truth = gate_table(gate_cases(rng, 4000), "surrogate", at=np.linspace(0, 1, 201))
+    risks = []
+    for _ in range(FEW):
+        cut = crc_cut(gate_table(gate_cases(rng, 20), "surrogate"), 0.1)
+        risks.append(truth.risks[np.argmin(np.abs(truth.settings - max(cut, 0.0)))])
+    assert np.mean(risks) <= 0.1 + 3 * np.std(risks) / np.sqrt(FEW)
+
+
+def clustered_risk(alpha, repetitions, *, by_patient):
+    """Every patient has three scans with one shared fate: 20 patients are 20 units, not 60."""
+    rng = np.random.default_rng(6)
+    broken = []
+    for _ in range(repetitions):
+        values, losses = router_cases(rng, 20, "binary")
+        patients = np.repeat(np.arange(20), 3) if by_patient else None
+        table = rollback_table(np.repeat(values, 3), np.repeat(losses, 3), clusters=patients)
+        cut = ltt_cut(table, alpha, 0.1, "binomial")
+        broken.append(router_risk(cut, "binary") > alpha)
+    return np.mean(broken)
+
+
+def test_counting_scans_as_patients_breaks_the_promise():
+    three_sigma = 3 * np.sqrt(0.1 * 0.9 / FEW)
+    assert clustered_risk(0.2, FEW, by_patient=True) <= 0.1 + three_sigma
+    assert clustered_risk(0.2, FEW, by_patient=False) > 0.1 + three_sigma
+
+
+def grid_violation(repetitions, family, *, n=60, alpha=0.25, delta=0.1):
+    """Three configurations around alpha in two risks; any certified one that is unsafe breaks the promise."""
+    rng = np.random.default_rng(7)
+    true = np.array([[0.05, 0.26, 0.24, 0.30], [0.10, 0.20, 0.27, 0.28]])  # (risk, configuration)
+    unsafe = (true > alpha).any(axis=0)
+    broken = 0
+    for _ in range(repetitions):
+        losses = (rng.random((2, n, 4)) < true[:, None, :]).astype(float)
+        if family == "holm":
+            p = joint_p_values([p_values(risk, alpha, kind="binomial") for risk in losses])
+            passed = holm(p, delta)
+        else:
+            learn, test = losses[:, : n // 2], losses[:, n // 2 :]
+            p = joint_p_values([p_values(risk, alpha, kind="binomial") for risk in test])
+            order = pareto_order(learn.mean(axis=1), [0.1, 0.5, 0.6, 0.9], [alpha, alpha])
+            stop = np.flatnonzero(p[order] > delta)
+            passed = order[: stop[0]] if stop.size else order
+        assert best_certified(passed, [0.1, 0.5, 0.6, 0.9]) in (None, 0, 1, 2, 3)
+        broken += bool(unsafe[passed].any())
+    return broken / repetitions
+
+
+@pytest.mark.parametrize("family", ["holm", "pareto"])
+def test_families_of_several_risks_keep_their_promise(family):
+    assert grid_violation(600, family) <= 0.1 + 3 * np.sqrt(0.09 / 600)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["holm", "pareto"])
+@pytest.mark.parametrize("n", [20, 50, 100])
+def test_families_of_several_risks_keep_their_promise_everywhere(family, n):
+    assert grid_violation(MANY, family, n=n) <= 0.1 + 3 * np.sqrt(0.09 / MANY)
+
+
+def test_inflated_crc_keeps_its_promise_on_a_fixed_grid():
+    rng = np.random.default_rng(8)
+    at = np.array([0.2, 0.4, 0.6, 0.8])
+    truth = gate_table(gate_cases(rng, 4000), "deployed", at=at)
+    risks = []
+    for _ in range(60):
+        chosen = inflated_setting(gate_table(gate_cases(rng, 100), "deployed", at=at), 0.25)
+        risks.append(0.0 if chosen is None else truth.risks[chosen])
+    assert 0 < np.mean(risks) <= 0.25
