@@ -10,12 +10,16 @@ app = typer.Typer()
 
 
 @app.command()
-def verify(folder: Path = typer.Argument(..., help="An archive.")) -> None:
-    """Check an archive against its hashes: every file, every mask, the case list and the exposure ledger."""
-    from casewise.archive.verify import verify as problems_of
+def verify(folder: Path = typer.Argument(..., help="An archive, or a folder of predictions.")) -> None:
+    """Check an archive or a prediction folder against its hashes and its audit log."""
+    from casewise.archive.verify import verify as archive_problems
     from casewise.judge.ledger import ledger_problems
+    from casewise.run.verify import verify_predictions
 
-    problems = [*problems_of(folder), *ledger_problems(folder)]
+    if (folder / "audit.jsonl").exists():
+        problems = verify_predictions(folder)
+    else:
+        problems = [*archive_problems(folder), *ledger_problems(folder)]
     for problem in problems:
         typer.echo(problem)
     if problems:

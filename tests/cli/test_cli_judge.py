@@ -1,0 +1,134 @@
+"""import, verify, calibrate and replay, as a person types them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from casewise.cli import app
+from casewise.core.errors import BadInput, CasewiseError, UnknownName
+from casewise.judge.ledger import read_ledger
+from casewise.judge.synthetic import synthetic_archive
+
+
+def said(*words):
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if isinstance(result.exception, CasewiseError):
+        raise result.exception
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    return result
+
+
+@pytest.fixture
+def archive(tmp_path):
+    return synthetic_archive(tmp_path / "a", cases=12).path
+
+
+def test_calibrate_prints_the_preflight_and_writes_the_policy_into_the_archive(archive):
+    output = said("calibrate", archive, "--policy", "cardiac").output
+    for words in ("cut-points of delta", "buckets: low", "under resampling", "helped", "HA by step", "conformal floor"):
+        assert words in output
+    policy = json.loads((archive / "policy.json").read_text())
+    assert policy["name"] == "cardiac"
+    assert policy["preflight"]["retained"]["go"] is True
+    assert "exposed: shrink 0.5 (never varied)" in output
+
+
+def test_a_degenerate_coordinate_is_said_out_loud(tmp_path):
+    archive = synthetic_archive(tmp_path, cases=24).path
+    assert "leave mid empty" in said("calibrate", archive, "--policy", "prostate").stderr
+
+
+def test_the_policy_is_replayed_from_its_folder_and_decisions_are_written(archive, tmp_path):
+    said("calibrate", archive, "--policy", "cardiac")
+    output = said("replay", archive, archive, "-o", tmp_path / "decisions.jsonl").output
+    assert output.startswith("12 cases: ")
+    assert "executed" in output
+    lines = [json.loads(line) for line in (tmp_path / "decisions.jsonl").read_text().splitlines()]
+    assert len(lines) == 12
+    assert {"value", "cut_low", "cut_high", "bucket", "action", "executed", "deployed", "state_hash"} <= set(lines[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "deployed"), [(["m0"], "0.000"), (["fixed-k", "--set", "step=2"], "2.000"), (["frag-stop"], "")]
+)
+def test_a_controller_without_calibration_is_replayed_by_name(archive, words, deployed):
+    assert f"mean steps deployed {deployed}" in said("replay", archive, *words).output
+
+
+def test_a_router_without_calibration_says_so(archive):
+    with pytest.raises(BadInput, match="run casewise calibrate first"):
+        said("replay", archive, "router")
+    with pytest.raises(UnknownName, match="Did you mean 'frag-stop'"):
+        said("replay", archive, "fragstop")
+    with pytest.raises(BadInput, match="--set takes name=value"):
+        said("replay", archive, "fixed-k", "--set", "step")
+
+
+def test_verify_says_whole_or_names_the_damage(archive):
+    assert "is whole" in said("verify", archive).output
+    (archive / "cases/case-0003/masks.npz").write_bytes(b"no")
+    result = said("verify", archive)
+    assert result.exit_code == 1
+    assert "case-0003: masks.npz was changed" in result.output
+
+
+def test_looking_at_an_evaluation_archive_is_written_into_its_ledger(archive, tmp_path):
+    evaluation = synthetic_archive(tmp_path / "e", cases=4, prefix="eval", split="evaluation").path
+    said("calibrate", archive, "--policy", "cardiac", "--evaluation", evaluation)
+    (line,) = read_ledger(evaluation)
+    assert (line["policy"], line["labels_visible"]) == ("cardiac", False)
+
+
+def test_reviews_are_read_from_a_file(archive, tmp_path):
+    rows = [json.dumps({"case": f"case-{n:04d}", "decision": "keep-m0"}) for n in range(12)]
+    (tmp_path / "reviews.jsonl").write_text("\n".join(rows))
+    output = said("calibrate", archive, "--policy", "cardiac", "--reviews", tmp_path / "reviews.jsonl").output
+    assert "unchanged by reviews: NO-GO" in output
+
+
+def blob(size):
+    mask = np.zeros((24, 24), np.uint8)
+    mask[4 : 4 + size, 4 : 4 + size] = 1
+    return mask
+
+
+@pytest.mark.parametrize("kind", ["npy", "png", "nii.gz"])
+def test_masks_of_every_kind_are_imported_calibrated_and_replayed(tmp_path, kind):
+    (tmp_path / "labels").mkdir()
+    for number in range(6):
+        folder = tmp_path / "masks" / f"c{number}"
+        folder.mkdir(parents=True)
+        for step in range(3):
+            save(folder / f"step_{step}.{kind}", blob(8 + step + number // 2), kind)
+        save(tmp_path / "labels" / f"c{number}.{kind}", blob(12), kind)
+    made = tmp_path / "archive"
+    output = said("import", "--masks", tmp_path / "masks", "--labels", tmp_path / "labels", "--out", made).output
+    assert "6 cases, 2 steps, 6 labelled" in output
+    assert "is whole" in said("verify", made).output
+    assert "GO" in said("calibrate", made, "--policy", "prostate", "--coordinate", "delta").output
+    assert said("replay", made, made).output.startswith("6 cases")
+
+
+def save(path, mask, kind):
+    if kind == "npy":
+        np.save(path, mask)
+    elif kind == "png":
+        Image.fromarray(mask).save(path)
+    else:
+        import nibabel
+
+        nibabel.save(nibabel.Nifti1Image(mask[..., None], np.diag([1.5, 1.5, 5.0, 1.0])), path)
+
+
+def test_a_file_with_a_pickle_inside_is_not_imported(tmp_path):
+    folder = tmp_path / "masks" / "c1"
+    folder.mkdir(parents=True)
+    for step in range(2):
+        np.save(folder / f"step_{step}.npy", np.array([{"a": 1}], dtype=object))
+    with pytest.raises(BadInput, match="not a plain NumPy array"):
+        said("import", "--masks", tmp_path / "masks", "--out", tmp_path / "archive")

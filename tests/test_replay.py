@@ -1,0 +1,70 @@
+"""The same decisions from disk; what cannot be replayed says why."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+import casewise
+from casewise.archive.layout import mask_sha256
+from casewise.core.errors import BadInput, Mismatch
+from casewise.core.records import State
+from casewise.judge.calibration.fit import calibrate
+from casewise.judge.controllers.bucket import Bucket
+from casewise.judge.controllers.fixed import FixedK
+from casewise.judge.controllers.router import Router
+from casewise.judge.deciding import deployed_mask
+from casewise.judge.synthetic import synthetic_archive
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    return synthetic_archive(tmp_path_factory.mktemp("a") / "a", cases=9)
+
+
+def test_one_decision_a_case_in_order_with_its_own_mask(archive):
+    controller = Router("delta", 0.016, 0.025, Bucket("depth", 3), Bucket("depth", 2, shrink=0.5))
+    decisions = casewise.replay(archive, controller)
+    assert [one.case_id for one in decisions] == list(archive.ids)
+    assert {one.bucket for one in decisions} == {"low", "mid", "hard"}
+    for one in decisions:
+        assert one.state_hash == mask_sha256(deployed_mask(archive, controller, one))
+
+
+def test_rollback_is_the_archived_m0(archive):
+    decision = casewise.replay(archive, Router("delta", 0, 0, Bucket("depth", 1), Bucket("depth", 1)))[0]
+    assert (decision.deployed, decision.executed, decision.rolled_back) == (0, 1, True)
+    assert decision.state_hash == mask_sha256(archive.mask(decision.case_id, State(0)))
+
+
+def test_a_policy_signs_its_decisions(archive):
+    policy = calibrate(archive, "cardiac")
+    assert {one.calibration_id for one in casewise.replay(archive, policy)} == {policy.calibration_id}
+
+
+def test_a_policy_of_another_model_is_refused(archive):
+    policy = calibrate(archive, "cardiac")
+    with pytest.raises(Mismatch, match="another model"):
+        casewise.replay(archive, replace(policy, binding=replace(archive.binding, model="other")))
+
+
+def test_a_step_or_a_state_that_was_not_recorded_is_named(archive):
+    with pytest.raises(BadInput, match="fixed-k asked for step 5 of case case-0000, the archive holds 4"):
+        casewise.replay(archive, FixedK(9))
+    quarter = Router("delta", -1, 9, Bucket("depth", 1), Bucket("depth", 2, shrink=0.25))
+    with pytest.raises(BadInput, match=r"deploys state 2~0.25 of case case-0000, which was not recorded"):
+        casewise.replay(archive, quarter)
+
+
+def test_replay_needs_no_torch(archive):
+    program = (
+        "import sys, casewise\n"
+        f"archive = casewise.open_archive({str(archive.path)!r})\n"
+        "from casewise.judge.controllers import CONTROLLERS\n"
+        "casewise.replay(archive, CONTROLLERS.build('frag-stop', cap=4))\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
