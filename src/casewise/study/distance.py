@@ -9,6 +9,7 @@ import pandas as pd
 
 from casewise.archive.store import Archive
 from casewise.core.records import SOURCE, State
+from casewise.measure.metrics.surface import hd95
 from casewise.study.finding import Finding
 from casewise.study.ranks import spearman, spearman_p
 from casewise.study.trajectories import horizon, unshrunk
@@ -25,19 +26,9 @@ def distances(archive: Archive, *, step: int | None = None) -> pd.DataFrame:
         if archive.entries[case].labelled:
             masks, label = archive.masks(case), archive.label(case)
             spacing = archive.entries[case].spacing_mm
-            pair = [_hd95(masks[which], label, spacing) for which in (SOURCE, state)]
+            pair = [hd95(masks[which], label, spacing_mm=spacing) for which in (SOURCE, state)]
             records.append({"case": case, "hd95_source": pair[0], "hd95": pair[1], "empty": bool(np.isnan(pair).any())})
     return pd.DataFrame(records, columns=["case", "hd95_source", "hd95", "empty"])
-
-
-def _hd95(mask: Any, label: Any, spacing_mm: tuple[float, ...] | None) -> float:
-    from casewise.measure.metrics.surface import hd95
-    from casewise.measure.surfaces import surface_gaps
-
-    first, second = np.asarray(mask) > 0, np.asarray(label) > 0
-    if not first.any() or not second.any():
-        return float("nan")
-    return float(hd95(surface_gaps(first, second, spacing_mm=spacing_mm)))
 
 
 def harm_and_distance(outcomes: pd.DataFrame, measured: pd.DataFrame, *, step: int | None = None) -> Finding:

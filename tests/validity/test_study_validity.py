@@ -1,0 +1,261 @@
+"""By simulation: planted effects are found, and where nothing is planted the study says so at the nominal rate."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from casewise.core.records import State
+from casewise.study.assignment import arms_at
+from casewise.study.balance import label_free_balance
+from casewise.study.controls import attribution, random_control
+from casewise.study.deployment import Comparison, intervals
+from casewise.study.pairs import wilcoxon
+from casewise.study.ranks import spearman, spearman_draws
+from casewise.study.resample import draws, mean_interval
+from casewise.study.search import Design, design_search
+from casewise.study.trajectories import deployed_at
+
+STATES = {"low": State(3), "mid": State(2), "hard": State(0)}
+
+
+def at_most(rate: float, repetitions: int, nominal: float) -> bool:
+    """The rate is not above nominal by more than three standard errors."""
+    return rate <= nominal + 3 * sqrt(nominal * (1 - nominal) / repetitions)
+
+
+def harm(rng: np.random.Generator, shape: tuple[int, ...] | int) -> np.ndarray:
+    """Half zeros, the rest skewed: what HA looks like."""
+    return np.where(rng.random(shape) < 0.5, 0.0, rng.beta(1, 4, shape))
+
+
+def cohort(rng: np.random.Generator, cases: int, *, effect: float, prefix: str = "c") -> pd.DataFrame:
+    """Ladders of four steps; ``effect`` is how much of a case's harm its step-1 delta knows."""
+    delta, toll = rng.random(cases), rng.random(cases)
+    fate = effect * delta + (1 - effect) * toll
+    parts = []
+    for step in range(5):
+        on = float(step > 0)
+        ha = np.clip(on * (0.1 * rng.random(cases) + 0.4 * fate), 0, 1)
+        parts.append(
+            pd.DataFrame(
+                {
+                    "case": [f"{prefix}{number:04d}" for number in range(cases)],
+                    "group": None,
+                    "cluster": None,
+                    "step": step,
+                    "shrink": 0.0,
+                    "metric": 0.8 + on * (0.01 * rng.standard_normal(cases) + 0.03 * (0.5 - fate)),
+                    "ha": ha,
+                    "ba": on * (1 - ha),
+                    "neutral_scored": 0.0,
+                    "unscored": 0.0,
+                    "regions": (10 * delta).astype(int) * on,
+                    "delta": delta * on,
+                    "area": 100 * on,
+                    "msp": rng.random(cases),
+                    "entropy": rng.random(cases),
+                }
+            )
+        )
+    return pd.concat(parts, ignore_index=True)
+
+
+def routed(frame: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], pd.DataFrame]:
+    """The tertile router on delta, and its arms."""
+    arms = arms_at(frame, STATES)
+    first = frame[frame["step"] == 1].set_index("case")["delta"].sort_index()
+    low, high = np.percentile(first, [33.33, 66.67])
+    bucket = pd.Series(np.where(first >= high, "hard", np.where(first > low, "mid", "low")), index=first.index)
+    parts = [arms[name][arms[name]["case"].map(bucket) == name] for name in STATES]
+    return arms, pd.concat(parts).sort_values("case").reset_index(drop=True)
+
+
+def coverage(repetitions: int, resamples: int) -> float:
+    rng = np.random.default_rng(1)
+    held = 0
+    for _ in range(repetitions):
+        found = mean_interval(harm(rng, 60) - harm(rng, 60), resamples=resamples)
+        held += found.holds_zero
+    return held / repetitions
+
+
+def test_the_paired_interval_misses_a_null_difference_at_about_the_nominal_rate():
+    assert at_most(1 - coverage(300, 500), 300, 0.06)
+
+
+@pytest.mark.slow
+def test_the_paired_interval_misses_a_null_difference_at_about_the_nominal_rate_over_many_draws():
+    assert at_most(1 - coverage(3000, 2000), 3000, 0.06)
+
+
+def cluster_false_positives(repetitions: int, *, clustered: bool) -> float:
+    """Eight alike cases a patient: a shared effect of mean zero."""
+    rng = np.random.default_rng(2)
+    units = np.repeat(np.arange(25), 8)
+    wrong = 0
+    for _ in range(repetitions):
+        values = rng.normal(size=25)[units] + 0.3 * rng.normal(size=200)
+        wrong += mean_interval(values, clusters=units if clustered else None, resamples=400).separated
+    return wrong / repetitions
+
+
+def test_drawing_clusters_keeps_the_level_that_drawing_cases_loses():
+    assert at_most(cluster_false_positives(200, clustered=True), 200, 0.08)
+    assert cluster_false_positives(200, clustered=False) > 0.3
+
+
+def spearman_false_positives(repetitions: int, *, by_case: bool) -> float:
+    """Signal and harm are unrelated, but each case's four steps are alike."""
+    rng = np.random.default_rng(3)
+    units = np.repeat(np.arange(50), 4)
+    rows = units if by_case else np.arange(200)
+    counts = draws(int(rows.max()) + 1, 300, 1000).counts
+    wrong = 0
+    for _ in range(repetitions):
+        signal, target = (rng.normal(size=50)[units] + 0.1 * rng.normal(size=200) for _ in range(2))
+        low, high = np.percentile(spearman_draws(signal[:, None], target, rows, counts)[:, 0], [2.5, 97.5])
+        wrong += low > 0 or high < 0
+    return wrong / repetitions
+
+
+def test_case_clustered_correlations_keep_the_level_that_pooled_rows_lose():
+    assert at_most(spearman_false_positives(150, by_case=True), 150, 0.08)
+    assert spearman_false_positives(150, by_case=False) > 0.2
+
+
+def test_the_signed_rank_test_rejects_a_null_at_the_nominal_rate():
+    rng = np.random.default_rng(4)
+    p = [wilcoxon(harm(rng, 40), harm(rng, 40)).p for _ in range(500)]
+    assert at_most(float(np.mean(np.array(p) <= 0.05)), 500, 0.05)
+
+
+def matched_p(repetitions: int, effect: float) -> np.ndarray:
+    rng = np.random.default_rng(5)
+    found = []
+    for _ in range(repetitions):
+        arms, router = routed(cohort(rng, 45, effect=effect))
+        row = random_control(arms, router, draws=200, seed=int(rng.integers(1 << 30))).row(scope="all", quantity="ha")
+        found.append((row["p_draws_corrected"], row["p_exact"]))
+    return np.array(found)
+
+
+def test_matched_quota_finds_the_planted_router_every_time():
+    assert (matched_p(8, effect=1.0) < 0.01).all()
+
+
+def test_matched_quota_rejects_at_the_nominal_rate_when_the_coordinate_knows_nothing():
+    rates = (matched_p(60, effect=0.0) <= 0.05).mean(axis=0)
+    assert at_most(rates[0], 60, 0.05)
+    assert at_most(rates[1], 60, 0.05)
+
+
+@pytest.mark.slow
+def test_matched_quota_p_values_are_uniform_under_the_null():
+    p = matched_p(1500, effect=0.0)
+    for level in (0.05, 0.2, 0.5):
+        rates = (p <= level).mean(axis=0)
+        assert rates == pytest.approx(level, abs=3 * sqrt(level * (1 - level) / 1500) + 0.01)
+
+
+def test_a_planted_gain_is_separated_and_its_attribution_is_below_one():
+    rng = np.random.default_rng(6)
+    frame = cohort(rng, 120, effect=1.0)
+    arms, router = routed(frame)
+    methods = {"router": router, "fixed-4": deployed_at(frame, State(4))}
+    found = intervals(methods, [Comparison("router", "fixed-4")], resamples=1000)
+    assert found.row(id="router~fixed-4:ha")["separated"]
+    assert attribution(arms, router, methods["fixed-4"]).number("share", control="random") < 0.9
+
+
+def test_without_a_planted_link_the_quota_explains_the_whole_cut():
+    rng = np.random.default_rng(7)
+    shares = []
+    for _ in range(12):
+        frame = cohort(rng, 90, effect=0.0)
+        arms, router = routed(frame)
+        shares.append(attribution(arms, router, deployed_at(frame, State(4))).number("share", control="random"))
+    assert np.mean(shares) == pytest.approx(1.0, abs=0.05)
+
+
+def curse_p(repetitions: int, effect: float) -> np.ndarray:
+    rng = np.random.default_rng(8)
+    designs = [Design(name, State(3), State(mid)) for name in ("delta", "msp", "entropy") for mid in (1, 2)]
+    found = []
+    for _ in range(repetitions):
+        splits = [cohort(rng, 36, effect=effect, prefix=name) for name in "dke"]
+        seed = int(rng.integers(1 << 30))
+        found.append(design_search(*splits, designs=designs, resamples=200, seed=seed).made["null_p"])
+    return np.array(found)
+
+
+def test_the_winners_curse_null_knows_chance_from_a_find():
+    assert at_most(float((curse_p(25, effect=0.0) <= 0.05).mean()), 25, 0.05)
+    assert (curse_p(5, effect=1.0) <= 0.05).all()
+
+
+@pytest.mark.slow
+def test_the_winners_curse_null_keeps_its_level_over_many_draws():
+    assert at_most(float((curse_p(400, effect=0.0) <= 0.05).mean()), 400, 0.05)
+
+
+def test_optimism_is_positive_on_average_when_nothing_is_there_to_find():
+    rng = np.random.default_rng(9)
+    coins = [f"coin-{number}" for number in range(8)]
+    designs = [Design(name, State(3), State(2)) for name in coins]
+    gaps = []
+    for _ in range(25):
+        splits = [cohort(rng, 45, effect=0.0, prefix=name) for name in "dke"]
+        splits = [frame.assign(**{name: rng.random(len(frame)) for name in coins}) for frame in splits]
+        gaps.append(design_search(*splits, designs=designs, resamples=20).made["optimism"])
+    assert np.mean(gaps) > 2 * np.std(gaps) / sqrt(len(gaps))
+
+
+def identifiable(repetitions: int, effect: float) -> float:
+    rng = np.random.default_rng(10)
+    options = {"features": ["delta", "msp", "entropy"], "resamples": 300}
+    pairs = ((cohort(rng, 60, effect=effect), cohort(rng, 60, effect=effect, prefix="s")) for _ in range(repetitions))
+    return float(np.mean([label_free_balance(*pair, **options).made["identifiable"] for pair in pairs]))
+
+
+def test_the_identifiability_guard_fires_when_signals_know_nothing_and_not_when_they_know():
+    assert at_most(identifiable(60, effect=0.0), 60, 0.05)
+    assert identifiable(10, effect=1.0) == 1.0
+
+
+def powered_coverage(repetitions: int) -> float:
+    rng = np.random.default_rng(11)
+    truth = float(np.mean(_hurt(cohort(rng, 50_000, effect=1.0))))
+    held = 0
+    for _ in range(repetitions):
+        holdout, stream = cohort(rng, 80, effect=1.0), cohort(rng, 300, effect=1.0, prefix="s")
+        found = label_free_balance(holdout, stream, features=["delta", "regions"], resamples=50)
+        held += (
+            found.number("low", quantity="prediction-powered")
+            <= truth
+            <= found.number("high", quantity="prediction-powered")
+        )
+    return held / repetitions
+
+
+def _hurt(frame: pd.DataFrame) -> np.ndarray:
+    first, last = (frame[frame["step"] == step]["metric"].to_numpy() for step in (0, 4))
+    return last < first
+
+
+def test_the_prediction_powered_interval_covers_the_streams_hurt_share():
+    assert at_most(1 - powered_coverage(60), 60, 0.08)
+
+
+@pytest.mark.slow
+def test_the_prediction_powered_interval_covers_over_many_draws():
+    assert at_most(1 - powered_coverage(600), 600, 0.07)
+
+
+def test_spearman_of_independent_columns_centers_on_zero():
+    rng = np.random.default_rng(12)
+    found = [spearman(harm(rng, 100), rng.random(100)) for _ in range(300)]
+    assert np.mean(found) == pytest.approx(0, abs=0.02)
