@@ -433,7 +433,7 @@ def test_deyo(norm, head, reduction):
 # -- the forward-only objective: one generation of a separable CMA-ES on FOA's fitness --------------------------------
 
 
-def foa(network, x, head, rate, population=6):
+def foa(network, x, head, rate, population=6, tradeoff=0.4):
     parameters = affine(network)
     start = torch.cat([p.detach().flatten() for p in parameters.values()]).double()
     d, lam, mu = len(start), population, population // 2
@@ -470,7 +470,9 @@ def foa(network, x, head, rate, population=6):
         scores = []
         for row in z:
             h, stats = look(m + sigma * np.sqrt(c) * row)
-            scores.append(h + 0.4 / 64 * sum(((s - t) ** 2).sum().item() for s, t in zip(stats, source, strict=True)))
+            scores.append(
+                h + tradeoff / 64 * sum(((s - t) ** 2).sum().item() for s, t in zip(stats, source, strict=True))
+            )
         best = np.argsort(scores)[:mu]
         zw = w @ z[best]
         y = np.sqrt(c) * z[best]
@@ -487,6 +489,14 @@ def foa(network, x, head, rate, population=6):
 @pytest.mark.parametrize(("norm", "head"), CONFIGURATIONS)
 def test_foa(norm, head):
     compare(Foa(population=6), foa, norm, head, rate=0.02)
+
+
+@pytest.mark.parametrize("tradeoff", [20.0, 60.0, 200.0])
+def test_foa_where_the_activations_decide_the_ranking_too(tradeoff):
+    def second(*arguments):
+        return foa(*arguments, tradeoff=tradeoff)
+
+    compare(Foa(population=6, tradeoff=tradeoff), second, "group", "softmax", rate=0.05)
 
 
 # -- TTT: which way up? -----------------------------------------------------------------------------------------------
