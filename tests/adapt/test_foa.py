@@ -88,6 +88,17 @@ def test_the_channels_of_a_layer_norm_are_its_last_axis():
     assert statistics.moments["norm"][0].shape == (5,)
 
 
+def test_moments_are_means_and_standard_deviations_of_what_enters_a_layer():
+    model = network(nn.InstanceNorm2d)
+    with torch.no_grad():
+        entering = model[0](IMAGE).transpose(0, 1).flatten(1)
+    mean, deviation = activation_statistics(model, IMAGE).moments["1"]
+    assert torch.allclose(mean, entering.mean(1))
+    assert torch.allclose(deviation, entering.std(1))
+    shifted = {"1": (mean + 1, deviation - 2)}
+    assert discrepancy(shifted, {"1": (mean, deviation)}) == pytest.approx(6 * (1 + 4), rel=1e-5)
+
+
 def test_what_makes_no_sense_is_refused():
     with pytest.raises(BadInput, match="at least 2 candidates, got 1"):
         Foa(population=1)
