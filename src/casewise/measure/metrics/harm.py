@@ -133,10 +133,8 @@ def harm_by_class(
     if classes is None:
         held = {int(c) for mask in (source, adapted, label) for c in np.unique(on_host(mask))}
         classes = sorted(held - {0, ignore})
-    return {
-        int(c): harm(source == c, adapted == c, (label == c) + 2 * (label == ignore), ignore=2, **options)
-        for c in classes
-    }
+    void = 0 if ignore is None else 2 * (label == ignore)  # 0 another class, 1 this class, 2 ignored
+    return {int(c): harm(source == c, adapted == c, (label == c) + void, ignore=2, **options) for c in classes}
 
 
 def _judged(

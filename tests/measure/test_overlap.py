@@ -1,0 +1,71 @@
+"""Dice and mean IoU with their conventions (A10, A11)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from casewise import BadInput, dice, miou
+from casewise.measure.metrics.overlap import dice_by_class, micro_miou
+
+
+def test_dice_is_the_mean_over_the_classes_of_the_label():
+    mask, label = np.array([[1, 1, 2, 2]]), np.array([[1, 1, 2, 0]])
+    assert dice_by_class(mask, label) == {1: 1.0, 2: pytest.approx(2 / 3)}
+    assert dice(mask, label) == pytest.approx((1 + 2 / 3) / 2)
+
+
+def test_a_false_positive_on_an_empty_class_does_not_move_dice():
+    label = np.array([[1, 1, 0, 0]])
+    assert dice(np.array([[1, 1, 0, 3]]), label) == dice(np.array([[1, 1, 0, 0]]), label) == 1
+
+
+def test_a_label_without_foreground_is_undefined():
+    assert math.isnan(dice(np.array([[1, 1]]), np.array([[0, 0]])))
+    assert math.isnan(dice(np.array([[0, 0]]), np.array([[0, 0]])))
+
+
+def test_a_missed_class_counts_zero():
+    assert dice(np.array([[1, 1, 0, 0]]), np.array([[1, 1, 2, 2]])) == 0.5
+
+
+def test_dice_may_be_narrowed_to_classes():
+    mask, label = np.array([[1, 1, 2, 2]]), np.array([[1, 1, 2, 0]])
+    assert dice(mask, label, classes=[1]) == 1
+    assert math.isnan(dice(mask, label, classes=[7]))
+    with pytest.raises(BadInput, match="classes are whole numbers from 0"):
+        dice(mask, label, classes=[-1])
+
+
+def test_dice_may_ignore_a_label():
+    assert dice(np.array([[1, 1]]), np.array([[1, 9]]), ignore=9) == 1
+
+
+def test_miou_counts_classes_of_mask_or_label():
+    assert miou(np.array([[0, 0, 1, 2]]), np.array([[0, 0, 1, 1]])) == pytest.approx((1 + 1 / 2 + 0) / 3)
+    assert miou(np.array([[0, 0, 1, 2]]), np.array([[0, 0, 1, 1]]), classes=[0, 1]) == pytest.approx((1 + 1 / 2) / 2)
+
+
+def test_miou_leaves_void_out():
+    assert miou(np.array([[0, 5, 1]]), np.array([[0, 255, 1]])) == 1
+    assert math.isnan(miou(np.array([[0, 5]]), np.array([[255, 255]])))
+    assert miou(np.array([[0, 5]]), np.array([[0, 255]]), ignore=None) == pytest.approx(1 / 3)
+
+
+def test_micro_and_per_image_miou_differ():
+    pairs = [
+        (np.array([[0, 0, 0, 0]]), np.array([[0, 0, 0, 0]])),
+        (np.array([[0, 1, 0, 0]]), np.array([[0, 1, 1, 1]])),
+    ]
+    per_image = np.mean([miou(*pair) for pair in pairs])
+    assert per_image == pytest.approx((1 + (1 / 3 + 1 / 3) / 2) / 2)
+    assert micro_miou(pairs) == pytest.approx((5 / 7 + 1 / 3) / 2)
+
+
+def test_micro_miou_adds_images_with_different_classes():
+    pairs = [(np.array([[1, 1]]), np.array([[1, 1]])), (np.array([[4, 4]]), np.array([[4, 0]]))]
+    assert micro_miou(pairs) == pytest.approx((0 + 1 + 1 / 2) / 3)
+    assert micro_miou(reversed(pairs)) == micro_miou(pairs)
+    assert math.isnan(micro_miou([]))
