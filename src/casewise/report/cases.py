@@ -58,7 +58,9 @@ def case_frame(material: Material) -> pd.DataFrame:
     frame["change_reference"] = frame["case"].map(reference["change"])
     frame["ha_reference"] = frame["case"].map(reference["ha"])
     frame["state"] = [_state(row) for row in frame.to_dict("records")]
-    return frame.sort_values(["change_reference", "ha_reference"], ascending=[True, False], kind="stable", na_position="last")
+    return frame.sort_values(
+        ["change_reference", "ha_reference"], ascending=[True, False], kind="stable", na_position="last"
+    )
 
 
 def _state(row: Mapping[Any, Any]) -> str:
@@ -72,7 +74,8 @@ def case_table(material: Material) -> Table:
     """tables/cases.csv: the same rows at full precision."""
     made = columns(material)
     rows: list[dict[str, Cell]] = [
-        {column.key: _plain(row[column.key], column) for column in made} for row in case_frame(material).to_dict("records")
+        {column.key: _plain(row[column.key], column) for column in made}
+        for row in case_frame(material).to_dict("records")
     ]
     return table("cases", "Cases", made, rows)
 
@@ -87,11 +90,15 @@ def shown_cases(
     material: Material, *, pictures: int = PICTURES, tick: Callable[[str], None] = lambda _: None
 ) -> Iterator[Shown]:
     """Every case for the page; the first ``pictures`` with panels."""
-    decisions = {name: {one.case_id: one for one in material.decisions[name]} for name in (material.reference, material.ours)}
+    decisions = {
+        name: {one.case_id: one for one in material.decisions[name]} for name in (material.reference, material.ours)
+    }
     for at, row in enumerate(case_frame(material).to_dict("records")):
         case = str(row["case"])
         pair = decisions[material.reference][case], decisions[material.ours][case]
-        painted_panels, captions, where = _pictures(material, pair) if at < pictures else ((), panel_names(material), "")
+        painted_panels, captions, where = (
+            _pictures(material, pair) if at < pictures else ((), panel_names(material), "")
+        )
         tick(case)
         yield Shown(
             case,
@@ -114,11 +121,23 @@ def _cells(material: Material, row: Mapping[Any, Any]) -> Iterator[dict[str, Any
         if column.text:
             word = _word(value)
             kind = "text wide" if column.key == "case" else "text"
-            yield {"kind": kind, "text": word, "sort": word, "tag": word if column.key == "bucket" and word != "none" else "", "tone": ""}
+            yield {
+                "kind": kind,
+                "text": word,
+                "sort": word,
+                "tag": word if column.key == "bucket" and word != "none" else "",
+                "tone": "",
+            }
             continue
         is_missing = value is None or value != value
         text = "undefined" if is_missing else number(value, column.digits, signed=column.signed)
-        yield {"kind": "", "text": text, "sort": "" if is_missing else value, "tag": "", "tone": _tone(column.key, value)}
+        yield {
+            "kind": "",
+            "text": text,
+            "sort": "" if is_missing else value,
+            "tag": "",
+            "tone": _tone(column.key, value),
+        }
 
 
 def _tone(key: str, value: Any) -> str:

@@ -90,26 +90,33 @@ def canvas(width: float = 6.4, height: float = 3.2, *, columns: int = 1, rows: i
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def svg_text(figure: Figure, *, salt: str) -> str:
-    """The figure as SVG with real text and no dates; ``salt`` keeps its ids apart from those of other figures."""
+def svg_text(figure: Figure, *, id: str) -> str:
+    """The figure as SVG with real text and no dates; ids inside it begin with ``id``, so figures can share a page."""
     buffer = io.StringIO()
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": salt}):
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": id}):
         FigureCanvasSVG(figure)
+        _lay_out(figure)
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return buffer.getvalue()
+    return re.sub(r"(\bid=\"|url\(#|href=\"#)", rf"\1{id}-", buffer.getvalue())
 
 
-def page_svg(figure: Figure, *, id: str, title: str) -> str:
-    """The figure for the page: inks become CSS variables, size follows the column, and a screen reader hears the title."""
-    drawn = svg_text(figure, salt=id)
+def _lay_out(figure: Figure) -> None:
+    """Arrange the axes once; every later drawing of the figure takes the places as they are."""
+    if figure.get_layout_engine() is not None:
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+
+
+def page_svg(drawn: str, *, title: str) -> str:
+    """An SVG for the page: inks become CSS variables, size follows the column, and a screen reader hears the title."""
     drawn = drawn[drawn.index("<svg") :]
     drawn = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", drawn, flags=re.DOTALL)
-    drawn = re.sub(r"(\bid=\"|url\(#|href=\"#)", rf"\1{id}-", drawn)
     opening = re.search(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', drawn)
     if opening is None:
         raise RuntimeError("matplotlib wrote an SVG without a viewBox")
-    label = html.escape(title, quote=True)
-    drawn = drawn.replace(opening[0], f'<svg viewBox="{opening[1]}" role="img" aria-label="{label}">', 1)
+    width = 1.5 * float(opening[1].split()[2])
+    begin = f'<svg viewBox="{opening[1]}" style="max-width:{width:.0f}px" role="img" aria-label="{html.escape(title)}">'
+    drawn = drawn.replace(opening[0], begin, 1)
     drawn = drawn.replace("font-family: 'DejaVu Sans', sans-serif", "font-family: var(--sans)")
     for color, variable in _VARIABLES.items():
         drawn = drawn.replace(color, variable)
@@ -117,17 +124,13 @@ def page_svg(figure: Figure, *, id: str, title: str) -> str:
 
 
 def _trimmed(drawn: str) -> str:
-    """Two decimals are a hundredth of a point: the file becomes half as large and looks the same."""
-    return re.sub(r"(\d+\.\d{2})\d+", r"\1", drawn)
-
-
-def write_svg(path: Path, figure: Figure, *, id: str) -> None:
-    """The figure as a file of its own, light colors."""
-    path.write_text(svg_text(figure, salt=id), encoding="utf-8")
+    """Coordinates with two decimals: a hundredth of a point, and half the size. Text between tags stays as it is."""
+    return re.sub(r"<[^>]+>", lambda tag: re.sub(r"(\d+\.\d{2})\d+", r"\1", tag[0]), drawn)
 
 
 def write_png(path: Path, figure: Figure, *, dots_per_inch: int = 160) -> None:
     """The figure on white, for slides."""
     with mpl.rc_context(_STYLE):
         FigureCanvasAgg(figure)
+        _lay_out(figure)
         figure.savefig(path, format="png", dpi=dots_per_inch, facecolor="white", metadata={"Software": None})

@@ -19,7 +19,7 @@ class Item:
     needs: str  # what has to be given when it is not there
 
 
-_OTHER = "needs archives of other objectives on the same cases (--other NAME=ARCHIVE) for its MEMO and CoTTA rows"
+_OTHER = "rows of MEMO, CoTTA not run: need --other NAME=ARCHIVE"
 
 ITEMS = (
     Item("tab:budget-sweep", "HA by fixed budget", ("budget-sweep",), "--only left it out"),
@@ -29,33 +29,75 @@ ITEMS = (
     Item("tab:helphurt", "helped and hurt", ("helphurt",), "--only left it out"),
     Item("tab:supp-routing-coord", "coordinate and actions", ("routing",), "needs a policy that is a router"),
     Item("tab:supp-depth-var", "depth by bucket", ("depth-variation",), "needs a policy that is a router"),
-    Item("tab:supp-edit-geometry", "geometry of the regions", ("edit-geometry",), "needs labels and regions of both kinds"),
+    Item(
+        "tab:supp-edit-geometry",
+        "geometry of the regions",
+        ("edit-geometry",),
+        "needs labels and regions of both kinds",
+    ),
     Item("tab:supp-helphurt", "helped and hurt by group", ("helphurt-by-group",), "needs cases of more than one group"),
     Item("tab:supp-oodhard", "methods on a subset", ("methods",), "run the study on that subset: same table"),
-    Item("tab:supp-acdc-lr", "learning rates", ("learning-rates",), "needs --sweep RATE=EVALUATION[,CALIBRATION] for each rate"),
+    Item(
+        "tab:supp-acdc-lr",
+        "learning rates",
+        ("learning-rates",),
+        "needs --sweep RATE=EVALUATION[,CALIBRATION] for each rate",
+    ),
     Item("tab:supp-acdc-fogsnow", "methods by group", ("methods-by-group",), "needs cases of more than one group"),
     Item("tab:app-matched-mnm", "matched-quota selectors", ("matched",), "needs a policy that is a router"),
-    Item("tab:app-matched-acdc", "matched quota by group", ("matched-by-group",), "needs a router and more than one group"),
-    Item("tab:app-prereg", "expectations and outcomes", ("prereg",), "needs a file of declared criteria (--criteria FILE)"),
+    Item(
+        "tab:app-matched-acdc",
+        "matched quota by group",
+        ("matched-by-group",),
+        "needs a router and more than one group",
+    ),
+    Item(
+        "tab:app-prereg",
+        "expectations and outcomes",
+        ("prereg",),
+        "needs a file of declared criteria (--criteria FILE)",
+    ),
     Item("tab:app-three-pillars", "three lines of evidence", ("three-lines",), "needs a policy that is a router"),
     Item("tab:app-clustered-ci", "clustered intervals", ("clustered-ci",), "--only left it out"),
     Item("tab:app-perstep", "correlation by step", ("per-step",), "--only left it out"),
     Item("tab:app-auroc", "ranking the cases", ("auroc",), "--only left it out"),
     Item("tab:app-accounting", "edit accounting", ("accounting",), "--only left it out"),
-    Item("tab:app-calibsens", "fewer calibration cases", ("calibration-sensitivity",), "needs a router and > 5 calibration cases"),
+    Item(
+        "tab:app-calibsens",
+        "fewer calibration cases",
+        ("calibration-sensitivity",),
+        "needs a router and > 5 calibration cases",
+    ),
     Item("tab:app-tau", "smallest region that counts", ("min-area",), "needs a policy that is a router"),
     Item("tab:app-algorithm", "the algorithm", ("algorithm",), "needs a policy that is a router"),
     Item("tab:app-compute", "cost of each signal", ("compute",), "--only left it out"),
-    Item("tab:app-frozen-p158", "frozen design", ("frozen",), "needs the policy whose design was frozen (--frozen POLICY)"),
+    Item(
+        "tab:app-frozen-p158",
+        "frozen design",
+        ("frozen",),
+        "needs the policy whose design was frozen (--frozen POLICY)",
+    ),
     Item("tab:newobj", "criteria by objective", ("objectives",), "needs a policy that is a router"),
     Item("fig:teaser", "budget and methods", ("teaser",), "--only left it out"),
     Item("fig:med-qual", "masks, main", ("qualitative-1",), "needs labels and a slice with a change that counts"),
     Item("fig:ha-hd95", "HA and HD95", ("ha-hd95",), "needs labels and masks that are not empty"),
     Item("fig:acdc-qual-supp", "masks, driving", ("driving-1",), "needs an archive of many classes (foreground off)"),
     Item("fig:pareto", "reliability and accuracy", ("pareto",), "--only left it out"),
-    Item("fig:crc", "reliability diagram", ("crc",), "needs certificate.json of a region gate beside the calibration archive"),
-    Item("fig:med-qual-prostate", "masks, M0 good", ("qualitative-2",), "needs a second case with a change that counts"),
-    Item("fig:swin-geom", "edits of two backbones", ("backbone-edits",), "needs an archive of another backbone (--backbone NAME=ARCHIVE)"),
+    Item(
+        "fig:crc",
+        "reliability diagram",
+        ("crc",),
+        "needs certificate.json of a region gate beside the calibration archive",
+    ),
+    Item(
+        "fig:med-qual-prostate", "masks, M0 good", ("qualitative-2",), "needs a second case with a change that counts"
+    ),
+    Item(
+        "fig:swin-geom",
+        "edits of two backbones",
+        ("backbone-edits",),
+        "needs an archive of another backbone (--backbone NAME=ARCHIVE)",
+    ),
 )
 TABLES, FIGURES = 26, 8
 

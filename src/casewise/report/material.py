@@ -13,9 +13,9 @@ from casewise.archive.store import Archive
 from casewise.core.records import Controller, Decision, Policy
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.judge.certificates.certificate import Certificate
+from casewise.study.assignment import arms_of, selector_scores
 from casewise.study.association import association
 from casewise.study.budget import ladder, ladder_shape, selection
-from casewise.study.assignment import arms_of, selector_scores
 from casewise.study.controls import attribution, matched_controls, random_control
 from casewise.study.deployment import Comparison, intervals, method_table, tiers
 from casewise.study.finding import Finding
@@ -208,10 +208,16 @@ class Material:
     @cached_property
     def refit(self) -> Finding:
         """The router with cut-points from fewer calibration cases (K)."""
-        values = [step_one(frame, self.coordinate) for frame in (self.holdout, self.outcomes)]
-        sizes = tuple(size for size in (5, 10, 15) if size < len(values[0]))
-        options = {"sizes": sizes, "percentiles": self.percentiles, "seed": self.seed}
-        return calibration_sensitivity(*values, self.arms, reference=self.methods[self.retrospective], **options)
+        pool, values = (step_one(frame, self.coordinate) for frame in (self.holdout, self.outcomes))
+        return calibration_sensitivity(
+            pool,
+            values,
+            self.arms,
+            reference=self.methods[self.retrospective],
+            sizes=tuple(size for size in (5, 10, 15) if size < len(pool)),
+            percentiles=self.percentiles,
+            seed=self.seed,
+        )
 
     @cached_property
     def scores(self) -> pd.DataFrame:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -24,32 +23,29 @@ def _template(name: str) -> str:
     return (resources.files("casewise.report") / "templates" / name).read_text(encoding="utf-8")
 
 
-def render(content: Mapping[str, Any], *, sections: Sequence[Section], hero: Sequence[Picture]) -> str:
-    """The page from its content; figures become inline SVG in the page's own colors."""
+def render(
+    content: Mapping[str, Any], *, sections: Sequence[Section], hero: Sequence[Picture], drawings: Mapping[str, str]
+) -> str:
+    """The page from its content; ``drawings`` (picture id to SVG) become inline SVG in the page's own colors."""
     return (
         _environment()
         .from_string(_template("report.html.j2"))
         .render(
             **content,
-            sections=[_drawn(section) for section in sections],
-            hero=[_svg(picture) for picture in hero],
+            sections=[_drawn(section, drawings) for section in sections],
+            hero=[_svg(picture, drawings) for picture in hero],
             style=Markup(_template("style.css")),
             script=Markup(_template("page.js")),
         )
     )
 
 
-def _drawn(section: Section) -> dict[str, Any]:
+def _drawn(section: Section, drawings: Mapping[str, str]) -> dict[str, Any]:
     fields = ("id", "title", "lead", "notes", "tables", "missing")
-    return {**{name: getattr(section, name) for name in fields}, "pictures": [_svg(one) for one in section.pictures]}
+    pictures = [_svg(one, drawings) for one in section.pictures]
+    return {**{name: getattr(section, name) for name in fields}, "pictures": pictures}
 
 
-def _svg(picture: Picture) -> dict[str, Any]:
-    drawn = Markup(page_svg(picture.figure, id=picture.id, title=picture.title))
-    return {**{name: getattr(picture, name) for name in ("id", "title", "caption", "paper", "wide")}, "svg": drawn}
-
-
-def provenance_rows(name: str, plain: Any) -> list[dict[str, str]]:
-    """A record as rows of name and value."""
-    values = plain if isinstance(plain, Mapping) else asdict(plain)
-    return [{"name": f"{name}.{key}" if name else str(key), "value": str(value)} for key, value in values.items()]
+def _svg(picture: Picture, drawings: Mapping[str, str]) -> dict[str, Any]:
+    drawn = Markup(page_svg(drawings[picture.id], title=picture.title))
+    return {**{name: getattr(picture, name) for name in ("id", "title", "caption", "paper")}, "svg": drawn}

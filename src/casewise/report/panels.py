@@ -30,18 +30,18 @@ Flags = NDArray[np.bool_]
 class View:
     """Which part of a case is shown: a slice (None in 2-D) and a window of it."""
 
-    slice: int | None
+    index: int | None
     rows: slice
     columns: slice
 
     def of(self, mask: Any) -> Any:
         """That part of an array over the case's space."""
-        plane = mask if self.slice is None else mask[self.slice]
+        plane = mask if self.index is None else mask[self.index]
         return plane[self.rows, self.columns]
 
     def words(self, shape: tuple[int, ...]) -> str:
         """Where the reader is looking."""
-        where = "" if self.slice is None else f"slice {self.slice + 1} of {shape[0]}, "
+        where = "" if self.index is None else f"slice {self.index + 1} of {shape[0]}, "
         rows, columns = (f"{part.start}–{part.stop}" for part in (self.rows, self.columns))
         return f"{where}rows {rows} of {shape[-2]}, columns {columns} of {shape[-1]}"
 
@@ -70,7 +70,8 @@ def edits(source: Mask, adapted: Mask, label: Mask, *, measure: Mapping[str, Any
         plane[found.found.voxels[side == sign]] = True
     changed = np.zeros(source.size, bool)
     changed[found.found.voxels] = True
-    return Edits(*(plane.reshape(source.shape) for plane in (flat[1], flat[-1], changed)), found)
+    worse, better, everything = (plane.reshape(source.shape) for plane in (flat[1], flat[-1], changed))
+    return Edits(worse, better, everything, found)
 
 
 def view_of(change: Edits, *masks: Mask, index: int | None = None, margin: int = 6) -> View:
@@ -109,7 +110,7 @@ def painted(mask: Mask, view: View, *, change: Edits | None = None, side: int = 
         for flags, color in ((change.better, BETTER), (change.worse, WORSE)):
             inside = _fitted(view.of(flags), side)
             picture[ndimage.binary_dilation(inside, iterations=2) & ~inside] = color
-    return picture
+    return np.asarray(picture)
 
 
 def _fitted(plane: NDArray[Any], side: int) -> NDArray[Any]:
@@ -124,7 +125,7 @@ def _fitted(plane: NDArray[Any], side: int) -> NDArray[Any]:
     rows, columns = (-(-length // stride) * stride for length in plane.shape)
     padded = np.zeros((rows, columns), bool)
     padded[: plane.shape[0], : plane.shape[1]] = plane
-    return padded.reshape(rows // stride, stride, columns // stride, stride).any(axis=(1, 3))
+    return np.asarray(padded.reshape(rows // stride, stride, columns // stride, stride).any(axis=(1, 3)))
 
 
 def _colors() -> Pixels:

@@ -29,7 +29,11 @@ def provenance(material: Material) -> dict[str, Any]:
             "calibration_id": material.policy.calibration_id,
             "calibration_cases": len(material.policy.calibration_cases),
         },
-        "bootstrap": {"resamples": material.resamples, "seed": material.seed, "stream": material.intervals.made.get("stream")},
+        "bootstrap": {
+            "resamples": material.resamples,
+            "seed": material.seed,
+            "stream": material.intervals.made.get("stream"),
+        },
     }
 
 
@@ -47,34 +51,52 @@ def _archive(archive: Archive) -> dict[str, Any]:
 
 
 def provenance_tables(material: Material) -> Iterator[Table]:
-    """What the page shows of it: provenance, the exposure ledger, the preflight."""
-    yield _named("provenance", "Archives, policy, seeds", flat(provenance(material)), "", collapsed=False)
+    """What the page shows of it: a summary, the exposure ledger, then everything and the preflight on request."""
+    yield _named("sources", "Sources", _summary(material), "Ids are sha256 digests, shortened.", collapsed=False)
     yield ledger_table(material)
+    yield _named("provenance", "Everything about the sources", flat(provenance(material)), "", collapsed=True)
     caption = "What calibrate found before anything was deployed; stored in policy.json."
     yield _named("preflight", "Preflight of the policy", flat(material.policy.preflight), caption, collapsed=True)
 
 
+def _summary(material: Material) -> dict[str, Cell]:
+    binding = material.evaluation.binding
+    return {
+        "evaluation archive": f"{material.evaluation.path.name} ({material.evaluation.digest[:12]})",
+        "evaluation cases": len(material.evaluation.ids),
+        "calibration archive": f"{material.calibration.path.name} ({material.calibration.digest[:12]})",
+        "calibration cases": material.calibration_size,
+        "policy": f"{material.policy.name}, calibration {material.policy.calibration_id[:12] or 'none'}",
+        "model": binding.model[:64],
+        "objective": binding.objective,
+        "measure": binding.measure,
+        "bootstrap": f"B = {material.resamples}, seed {material.seed}",
+        "casewise": __version__,
+    }
+
+
 def ledger_table(material: Material) -> Table:
-    """Choices that were made while evaluation labels could be seen (F12)."""
+    """Choices that were made while evaluation labels could be seen (F12); repeated readings are counted."""
     columns = (
         Column("choice", "Choice", text=True),
         Column("seen", "What could be seen", text=True),
-        Column("when", "When", text=True),
+        Column("times", "Times"),
+        Column("last", "Last", text=True),
     )
-    rows: list[dict[str, Cell]] = [
-        {"choice": str(line.get("choice", "")), "seen": str(line.get("seen", "not said")), "when": "with the design"}
-        for line in material.policy.exposures
-    ]
-    rows += [
-        {
-            "choice": str(line.get("choice", "")),
-            "seen": "evaluation labels" if line.get("labels_visible", True) else "no label",
-            "when": str(line.get("when", "not said")),
-        }
-        for line in read_ledger(material.evaluation.path)
-    ]
+    rows: dict[tuple[str, str], dict[str, Cell]] = {}
+    for choice, seen, when in _exposures(material):
+        row = rows.setdefault((choice, seen), {"choice": choice, "seen": seen, "times": 0})
+        row |= {"times": int(str(row["times"])) + 1, "last": when}
     caption = "Every reading of the evaluation labels is written down in the archive, this study included."
-    return table("exposures", "Exposure ledger", columns, rows, caption=caption)
+    return table("exposures", "Exposure ledger", columns, rows.values(), caption=caption)
+
+
+def _exposures(material: Material) -> Iterator[tuple[str, str, str]]:
+    for line in material.policy.exposures:
+        yield str(line.get("choice", "")), str(line.get("seen", "not said")), "with the design"
+    for line in read_ledger(material.evaluation.path):
+        seen = "evaluation labels" if line.get("labels_visible", True) else "no label"
+        yield str(line.get("choice", "")), seen, str(line.get("when", "not said"))
 
 
 def _named(id: str, title: str, rows: Mapping[str, Cell], caption: str, *, collapsed: bool) -> Table:
@@ -86,10 +108,16 @@ def _named(id: str, title: str, rows: Mapping[str, Cell], caption: str, *, colla
 def flat(plain: Any, prefix: str = "") -> dict[str, Cell]:
     """Nested records as one list of dotted names."""
     if isinstance(plain, Mapping):
-        return {key: value for name, one in plain.items() for key, value in flat(one, f"{prefix}.{name}" if prefix else str(name)).items()}
+        return {
+            key: value
+            for name, one in plain.items()
+            for key, value in flat(one, f"{prefix}.{name}" if prefix else str(name)).items()
+        }
     if isinstance(plain, list | tuple):
         if any(isinstance(one, Mapping) for one in plain):
-            return {key: value for at, one in enumerate(plain) for key, value in flat(one, f"{prefix}.{at + 1}").items()}
+            return {
+                key: value for at, one in enumerate(plain) for key, value in flat(one, f"{prefix}.{at + 1}").items()
+            }
         return {prefix: ", ".join(str(one) for one in plain) or "none"}
     return {prefix: "none" if plain is None else plain if isinstance(plain, int | float) else str(plain)}
 

@@ -19,7 +19,6 @@ class Picture:
     figure: Any
     caption: str = ""
     paper: str = ""  # the label of the figure that it has the shape of, such as fig:pareto
-    wide: bool = False
 
 
 @dataclass(frozen=True, eq=False)

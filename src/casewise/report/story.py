@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from casewise.report.cells import number
+from casewise.report.cells import Estimate, number, text_of
 from casewise.report.material import Material
 from casewise.study.finding import Finding
 
@@ -63,10 +63,13 @@ def _second(material: Material) -> str:
     row = material.interval(material.ours, material.reference, "ha")
     if row is None:
         return f"{did}, and HA is {number(after)}."
-    verdict = "an interval that excludes zero" if row["separated"] else "an interval that contains zero, so no cut is shown"
+    verdict = (
+        "an interval that excludes zero" if row["separated"] else "an interval that contains zero, so no cut is shown"
+    )
+    estimate = Estimate(float(row["estimate"]), float(row["low"]), float(row["high"]))
     return (
-        f"{did}, and harmful accepted area goes from {number(before)} to {number(after)}: {number(row['estimate'], signed=True)} "
-        f"[{number(row['low'], signed=True)}, {number(row['high'], signed=True)}] against {material.reference}, {verdict}."
+        f"{did}, and harmful accepted area goes from {number(before)} to {number(after)}: "
+        f"{text_of(estimate, signed=True)} against {material.reference}, {verdict}."
     )
 
 
@@ -77,8 +80,13 @@ def _attributed(attribution: Finding | None) -> str:
     share = float(row["share"])
     if share != share:
         return ""
-    ranked = "the ranking adds nothing to it" if share >= 1 else f"the remaining {100 * (1 - share):.0f} % to which cases it chose"
-    return f" Of that cut, {100 * share:.0f} % is due to the number of rollbacks alone (random choice at the same quota), {ranked}."
+    ranked = (
+        "the ranking adds nothing to it"
+        if share >= 1
+        else f"the remaining {100 * (1 - share):.0f} % to which cases it chose"
+    )
+    quota = "the number of rollbacks alone (random choice at the same quota)"
+    return f" Of that cut, {100 * share:.0f} % is due to {quota}, {ranked}."
 
 
 def keys(material: Material) -> list[Key]:
@@ -89,10 +97,18 @@ def keys(material: Material) -> list[Key]:
     kept = f"of {n} cases, {int((frame['change'] > 0).sum())} made better"
     return [
         Key(f"{worse}", f"cases made worse by {material.reference}", kept, "harm"),
-        _key_of(material, material.reference, "m0", "metric", f"mean change of {material.metric} against M0 ({number(source)})"),
+        _key_of(
+            material,
+            material.reference,
+            "m0",
+            "metric",
+            f"mean change of {material.metric} against M0 ({number(source)})",
+        ),
         Key(number(frame["ha"].mean()), f"HA of {material.reference}", f"mean over {len(frame)} cases", "harm"),
         Key(number(ours["ha"].mean()), f"HA of the {material.title(material.ours)}", _versus(material), "ours"),
-        Key(f"{int(ours['rolled_back'].sum())}", "cases rolled back to M0", f"of {len(ours)}; {_buckets(material)}", ""),
+        Key(
+            f"{int(ours['rolled_back'].sum())}", "cases rolled back to M0", f"of {len(ours)}; {_buckets(material)}", ""
+        ),
         Key(
             number(ours["executed"].mean(), 2),
             "updates executed a case",

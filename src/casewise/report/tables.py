@@ -1,4 +1,4 @@
-"""One table, written three times: on the page, as CSV at full precision, and as a booktabs tabular in the paper's shape."""
+"""One table, written three times: on the page, as CSV at full precision, and as booktabs in the paper's shape."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of named cells with everything that a reader needs to trust them: caption, n, provenance, the paper's label."""
+    """Rows of named cells, with the words that a reader needs and the label of the paper's table of that shape."""
 
     id: str
     title: str
@@ -94,7 +94,9 @@ def _cell(row: Mapping[str, Any], column: Column) -> Cell:
         return Undefined(0 if n is None or math.isnan(n) else int(n))
     if column.interval and not math.isnan(row[column.interval[0]]):
         return Estimate(float(value), float(row[column.interval[0]]), float(row[column.interval[1]]))
-    return value if isinstance(value, int | float | np.integer | np.floating | Estimate | Pair | Undefined) else str(value)
+    if isinstance(value, np.generic):
+        value = value.item()
+    return value if isinstance(value, int | float | Estimate | Pair | Undefined) else str(value)
 
 
 def lowest(rows: Sequence[Mapping[str, Cell]], key: str, *, among: Iterable[int]) -> set[tuple[int, str]]:
@@ -109,12 +111,8 @@ def highest(rows: Sequence[Mapping[str, Cell]], key: str, *, among: Iterable[int
 
 def _best(rows: Sequence[Mapping[str, Cell]], key: str, among: Iterable[int], pick: Any) -> set[tuple[int, str]]:
     numbers = {row: rows[row].get(key) for row in among}
-    values = {row: round(float(cell), 3) for row, cell in numbers.items() if _is_number(cell)}
+    values = {row: round(cell, 3) for row, cell in numbers.items() if isinstance(cell, float) and cell == cell}
     return {(row, key) for row, value in values.items() if value == pick(values.values())}
-
-
-def _is_number(cell: Any) -> bool:
-    return isinstance(sort_key(cell), float) and not isinstance(cell, Estimate | Pair)
 
 
 def write_csv(path: Path, made: Table) -> None:

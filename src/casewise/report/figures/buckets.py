@@ -1,4 +1,4 @@
-"""Where the router puts the cases: the coordinate of each, the two cut-points, and what fixed-K would have done to it."""
+"""Where the router puts the cases: the coordinate of each, the cut-points, and what fixed-K would have done to it."""
 
 from __future__ import annotations
 

@@ -33,7 +33,9 @@ def _panel(axis: Any, frame: pd.DataFrame, names: Sequence[str]) -> None:
         separated = row["low"] > 0 or row["high"] < 0
         color = OURS if separated else MUTED
         axis.plot([row["low"], row["high"]], [place, place], color=color, linewidth=1.6)
-        axis.plot(row["estimate"], place, "o", color=color, markersize=5.5, markerfacecolor=color if separated else "none")
+        axis.plot(
+            row["estimate"], place, "o", color=color, markersize=5.5, markerfacecolor=color if separated else "none"
+        )
     axis.axvline(0, color=INK, linewidth=0.8)
     axis.set_yticks(list(places.values()), list(places))
     axis.set_ylim(-0.7, len(names) - 0.3)

@@ -1,4 +1,4 @@
-"""fig:pareto. HA against the metric, one panel per deployment; right is safer, y is never shared; descriptive (tier C)."""
+"""fig:pareto. HA against the metric, one panel per deployment; right is safer, y is not shared (tier C)."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ _SHAPES = "osD^vP*X<>ph8dH"
 
 def draw_pareto(panels: Mapping[str, pd.DataFrame], *, ours: frozenset[str], metric: str) -> Figure:
     """``panels``: title to (method, metric, ha); ours colored, baselines grey, shape names the method, M0 dashed."""
-    columns = min(3, len(panels))
+    columns = len(panels) if len(panels) < 4 else 2 if len(panels) == 4 else 3
     rows = -(-len(panels) // columns)
     names = list(dict.fromkeys(name for frame in panels.values() for name in frame["method"] if name != "M0"))
     shapes = dict(zip(names, _SHAPES * 3, strict=False))
     with inked():
-        figure, axes = canvas(3.4 * max(columns, 2), 2.9 * rows + 0.7, columns=columns, rows=rows)
+        figure, axes = canvas(max(3.1 * columns, 6.2), 2.7 * rows + 0.9, columns=columns, rows=rows)
         for axis, (title, frame) in zip(axes.flat, panels.items(), strict=False):
             _panel(axis, frame, shapes, ours)
             axis.set_title(title)
+            axis.set(xlabel="HA (right is safer)", ylabel=metric)
         for axis in list(axes.flat)[len(panels) :]:
             axis.remove()
-        figure.supxlabel("HA (axis inverted: right is safer)", fontsize=9)
-        figure.supylabel(metric, fontsize=9)
         handles = _handles(axes.flat[0], shapes, ours)
         figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)))
     return figure
@@ -48,7 +47,7 @@ def _panel(axis: Any, frame: pd.DataFrame, shapes: Mapping[str, str], ours: froz
             zorder=3 if is_ours else 2,
         )
     axis.invert_xaxis()
-    axis.margins(0.14)
+    axis.margins(0.16)
 
 
 def _handles(axis: Any, shapes: Mapping[str, str], ours: frozenset[str]) -> list[Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from casewise.report.ink import FAINT, HARM, INK, MUTED, OURS, SOURCE, canvas, inked
+from casewise.report.ink import FAINT, HARM, MUTED, OURS, SOURCE, canvas, inked
 
 
-def draw_quota(selectors: pd.DataFrame, *, low: float, high: float, mean: float, reference: float) -> Figure:
-    """``selectors``: selector, ha at the deployed quota; the band is random assignment's 95 %, the dotted line fixed-K."""
+def draw_quota(selectors: pd.DataFrame, *, low: float, high: float, mean: float, reference: float, name: str) -> Figure:
+    """``selectors``: selector, ha at the deployed quota; the band is 95 % of random assignments, dotted is fixed-K."""
     frame = selectors.sort_values("ha", ascending=False, kind="stable").reset_index(drop=True)
     with inked():
         figure, axes = canvas(6.9, 0.9 + 0.3 * max(len(frame), 4))
@@ -22,8 +22,9 @@ def draw_quota(selectors: pd.DataFrame, *, low: float, high: float, mean: float,
         axis.set_yticks(range(len(frame)), list(frame["selector"]))
         axis.set_ylim(-0.7, len(frame) - 0.3)
         axis.set_xlabel("HA at the same bucket sizes and actions")
-        axis.set_xlim(left=0)
-        axis.annotate("random", (mean, len(frame) - 0.45), ha="center", fontsize=8, color=INK)
+        axis.set_xlim(left=-0.03 * axis.get_xlim()[1])
+        axis.annotate("random", (mean, len(frame) - 0.3), ha="center", va="bottom", fontsize=8, annotation_clip=False)
+        axis.annotate(name, (reference, len(frame) - 0.3), ha="center", va="bottom", fontsize=8, annotation_clip=False)
         axis.grid(visible=False, axis="y")
     return figure
 

@@ -14,7 +14,9 @@ _SHAPES = "osD^vP"
 
 def draw_reliability(curves: Mapping[str, pd.DataFrame]) -> Figure:
     """``curves``: name to (alpha, risk); levels that are infeasible are left out, never drawn at an end point (L6)."""
-    top = max((float(frame[["alpha", "risk"]].to_numpy().max()) for frame in curves.values() if len(frame)), default=0.3)
+    top = max(
+        (float(frame[["alpha", "risk"]].to_numpy().max()) for frame in curves.values() if len(frame)), default=0.3
+    )
     top = 1.1 * max(top, 0.05)
     with inked():
         figure, axes = canvas(5.4, 4.2)

@@ -33,9 +33,13 @@ def draw_min_area(frame: pd.DataFrame) -> Figure:
         axis = axes[0, 0]
         for method, part in frame.groupby("method", sort=False):
             ours = method == "router"
-            axis.plot(part["min_area"], part["ha"], marker="o", color=OURS if ours else MUTED, linewidth=2 if ours else 1.1)
+            axis.plot(
+                part["min_area"], part["ha"], marker="o", color=OURS if ours else MUTED, linewidth=2 if ours else 1.1
+            )
             last = part.iloc[-1]
-            axis.annotate(f" {method}", (last["min_area"], last["ha"]), fontsize=8, va="center")
+            axis.annotate(
+                str(method), (last["min_area"], last["ha"]), (7, 0), textcoords="offset points", fontsize=8, va="center"
+            )
         axis.set_xscale("log", base=2)
         ticks = sorted(set(frame["min_area"]))
         axis.set_xticks(ticks, [str(int(value)) for value in ticks])

@@ -29,7 +29,9 @@ def accounting(material: Material) -> Section:
         "HA over all cases; within: over the cases with a region that counts; coverage: mean share of voxels that the "
         "deployed edit touches. BA/HA is a ratio of cohort means."
     )
-    edits = table("accounting", "Edit accounting", columns, rows_of(named, columns), caption=caption, paper="tab:app-accounting")
+    edits = table(
+        "accounting", "Edit accounting", columns, rows_of(named, columns), caption=caption, paper="tab:app-accounting"
+    )
     spending = (
         Column("method", "Method", text=True),
         Column("n", "n"),
@@ -38,17 +40,21 @@ def accounting(material: Material) -> Section:
         Column("wasted", "discarded", 2),
     )
     paid = spent.table.assign(method=[material.title(name) for name in spent.table["method"]])
-    updates = table("cost", "Updates paid for", spending, rows_of(paid, spending), caption="Means over cases.", collapsed=True)
+    updates = table(
+        "cost", "Updates paid for", spending, rows_of(paid, spending), caption="Means over cases.", collapsed=True
+    )
     prices = (
         Column("signal", "Signal", text=True),
         Column("forwards", "extra forward passes"),
         Column("backwards", "backward passes"),
         Column("milliseconds", "measured (ms)", 1),
     )
-    shown = signals.table.drop(columns=["milliseconds"]) if signals.table["milliseconds"].isna().all() else signals.table
+    shown = (
+        signals.table.drop(columns=["milliseconds"]) if signals.table["milliseconds"].isna().all() else signals.table
+    )
     compute = table(
         "compute", "Decision-time cost of each signal", prices, rows_of(shown, prices),
-        caption="Over and above the adaptation step itself. An archive stores no clock for single signals; `make bench` measures them.",
+        caption="Over and above the adaptation step. An archive has no clock for signals; make bench measures them.",
         paper="tab:app-compute", collapsed=True,
     )  # fmt: skip
     lead = "Low HA can come from deploying little. Coverage and the cases with regions say how much is deployed at all."

@@ -1,4 +1,4 @@
-"""Sections that need a further archive: a rerun, a learning-rate sweep, another backbone, another modality, a frozen design."""
+"""Sections that need more than two archives: a rerun, a sweep, another backbone or modality, a frozen design."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.outcomes import deployed, outcomes
 from casewise.replay import replay
+from casewise.report.backbone_edits import BAND, backbone_picture
 from casewise.report.cells import Cell, Pair
 from casewise.report.material import Material
 from casewise.report.section import Section
@@ -22,7 +23,9 @@ from casewise.study.scale import scale_probe
 def rerun(material: Material) -> Section:
     """Does a second recording of the same cases give the same numbers? (N4-N7)"""
     if material.extras.rerun is None:
-        return Section("rerun", "Rerun", missing={"alignment of a rerun": "needs a second archive of the same cases; give --rerun"})
+        return Section(
+            "rerun", "Rerun", missing={"alignment of a rerun": "needs a second archive of the same cases; give --rerun"}
+        )
     second = outcomes(material.extras.rerun)
     aligned = alignment(material.outcomes, second, runs=("this", "rerun"))
     moved, shared = harm_moves(material.outcomes, second), shared_signals(material.outcomes, second)
@@ -70,8 +73,12 @@ def sweep(material: Material) -> Section:
         }
         for row in found.table.to_dict("records")
     ]
-    caption = "τ-stop where a calibration archive was given for the rate (refitted there), else FragStop, which needs none."
-    made = table("learning-rates", "Stop rule over learning rates", columns, rows, caption=caption, paper="tab:supp-acdc-lr")
+    caption = (
+        "τ-stop where a calibration archive was given for the rate (refitted there), else FragStop, which needs none."
+    )
+    made = table(
+        "learning-rates", "Stop rule over learning rates", columns, rows, caption=caption, paper="tab:supp-acdc-lr"
+    )
     return Section("sweep", "Learning rates", "", (made,), (), (found,), found.notes)
 
 
@@ -90,10 +97,17 @@ def backbones(material: Material) -> Section:
     if not material.extras.backbones:
         reason = "needs an archive of another backbone on the same cohort; give --backbone NAME=ARCHIVE"
         return Section("backbones", "Other backbones", missing={"edit coherence and fig:swin-geom": reason})
-    frames = {"this": material.outcomes, **{name: outcomes(archive) for name, archive in material.extras.backbones.items()}}
+    frames = {
+        "this": material.outcomes,
+        **{name: outcomes(archive) for name, archive in material.extras.backbones.items()},
+    }
     found = coherence(frames)
-    made = plain_table("coherence", "Coherence of the edits", found, caption="Cases with M0 in the band.")
-    return Section("backbones", "Other backbones", found.reason, (made,), (), (found,), found.notes)
+    made = plain_table("coherence", "Coherence of the edits", found, caption="Means over cases with M0 in the band.")
+    name, other = next(iter(material.extras.backbones.items()))
+    picture = backbone_picture(material, name, other)
+    missing = {} if picture else {"fig:swin-geom": f"no case has M0 in {BAND} under both backbones"}
+    pictures = (picture,) if picture else ()
+    return Section("backbones", "Other backbones", found.reason, (made,), pictures, (found,), found.notes, missing)
 
 
 def scale(material: Material) -> Section:

@@ -15,9 +15,8 @@ from casewise.study.finding import Finding
 
 def association(material: Material) -> Section:
     """tab:signal-ha, tab:app-clustered-ci, tab:app-perstep, tab:app-auroc (P 2, 17, 18, 19)."""
-    drawn = {"resamples": material.resamples, "seed": material.seed}
     pooled, ranked = material.association, material.ranking
-    steps = per_step(material.outcomes, **drawn)
+    steps = per_step(material.outcomes, resamples=material.resamples, seed=material.seed)
     pairs, summary = signal_signal(material.outcomes), signal_summary(pooled)
     tables = (
         _summary_table(summary),
@@ -60,13 +59,19 @@ def _summary_table(summary: Finding) -> Table:
     frame = summary.table.assign(
         backprop=[
             f"yes (×{int(back)})" if back else f"no ({int(ahead)}× forward)" if ahead else "no"
-            for back, ahead in zip(summary.table["backwards"].fillna(0), summary.table["forwards"].fillna(0), strict=True)
+            for back, ahead in zip(
+                summary.table["backwards"].fillna(0), summary.table["forwards"].fillna(0), strict=True
+            )
         ]
     )
     rows = rows_of(frame, columns)
-    best = {(int(frame[key].astype(float).argmax()), key) for key in ("rho", "rho_difference") if frame[key].notna().any()}
+    best = {
+        (int(frame[key].astype(float).argmax()), key) for key in ("rho", "rho_difference") if frame[key].notna().any()
+    }
     caption = "Pooled over (case, step ≥ 1); Δ is between consecutive steps of one case, from k = 2 on."
-    return table("signal-ha", "Which signal goes with HA", columns, rows, caption=caption, paper="tab:signal-ha", bold=best)
+    return table(
+        "signal-ha", "Which signal goes with HA", columns, rows, caption=caption, paper="tab:signal-ha", bold=best
+    )
 
 
 def _clustered_table(material: Material, pooled: Finding) -> Table:
@@ -96,9 +101,15 @@ def _clustered_table(material: Material, pooled: Finding) -> Table:
             )
     caption = f"Case-clustered bootstrap: a case carries all its steps. B = {material.resamples}, seed {material.seed}."
     return table(
-        "clustered-ci", "Clustered intervals", columns, rows, caption=caption, paper="tab:app-clustered-ci", rules=rules,
+        "clustered-ci",
+        "Clustered intervals",
+        columns,
+        rows,
+        caption=caption,
+        paper="tab:app-clustered-ci",
+        rules=rules,
         collapsed=True,
-    )  # fmt: skip
+    )
 
 
 def _rho(row: dict[str, object]) -> Cell:
@@ -118,7 +129,9 @@ def _step_table(steps: Finding) -> Table:
             rho = float(record["rho"])
             row[f"k{record['step']}"] = Undefined(int(record["n"])) if rho != rho else rho
         rows.append(row)
-    caption = "Spearman ρ with HA within each step; the pooled value can come from the steps rather than from the cases."
+    caption = (
+        "Spearman ρ with HA within each step; the pooled value can come from the steps rather than from the cases."
+    )
     return table("per-step", "Step by step", columns, rows, caption=caption, paper="tab:app-perstep", collapsed=True)
 
 
@@ -136,10 +149,14 @@ def _auroc_table(material: Material, ranked: Finding) -> Table:
             value = float(record["auroc"])
             undefined = value != value
             row[record["target"]] = (
-                Undefined(int(record["n"])) if undefined else Estimate(value, float(record["low"]), float(record["high"]))
+                Undefined(int(record["n"]))
+                if undefined
+                else Estimate(value, float(record["low"]), float(record["high"]))
             )
         rows.append(row)
-    caption = f"Targets at {material.reference}. Orientation is fixed: higher means riskier, MSP as it is (so it appears inverted)."
+    caption = (
+        f"Targets at {material.reference}. Higher means riskier for every signal; MSP is taken as it is, so it inverts."
+    )
     return table("auroc", "Ranking the cases", columns, rows, caption=caption, paper="tab:app-auroc")
 
 
@@ -162,4 +179,4 @@ def _forest(pooled: Finding) -> Picture:
         frame = _part(pooled, "all", kind)
         panels.append((title, frame.assign(name=frame["signal"], estimate=frame["rho"])))
     caption = f"Spearman ρ with 95 % case-clustered intervals, n = {pooled.n}. Filled where the interval excludes 0."
-    return Picture("association", "Signals and HA", draw_forest(panels), caption, wide=True)
+    return Picture("association", "Signals and HA", draw_forest(panels), caption)

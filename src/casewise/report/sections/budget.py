@@ -16,8 +16,12 @@ from casewise.study.finding import Finding
 def budget(material: Material) -> Section:
     """Ladders, selection on the holdout, its regret and its stability (G1-G7)."""
     ladder, chosen, shape = material.ladder, material.selection, material.shape
-    stability = selection_stability(material.holdout, material.outcomes, resamples=material.resamples, seed=material.seed)
-    agreement = selection_agreement(material.holdout, material.outcomes, resamples=material.resamples, seed=material.seed)
+    stability = selection_stability(
+        material.holdout, material.outcomes, resamples=material.resamples, seed=material.seed
+    )
+    agreement = selection_agreement(
+        material.holdout, material.outcomes, resamples=material.resamples, seed=material.seed
+    )
     groups = group_agreement(material.holdout, material.outcomes)
     plateau = oracle_plateau(material.outcomes)
     return Section(
@@ -40,11 +44,16 @@ def budget(material: Material) -> Section:
 def _lead(material: Material, agreement: Finding) -> str:
     first = material.selection.table.iloc[0]
     agree = float(agreement.table["agree"].iloc[0])
+    same = int(first["k_holdout"]) == int(first["k_best"])
+    outcome = (
+        "which is also the best budget in hindsight"
+        if same
+        else f"the best in hindsight is k = {int(first['k_best'])}, a difference of {number(first['regret'])} HA"
+    )
     return (
-        f"The {int(first['n_holdout'])} holdout cases choose k = {int(first['k_holdout'])} by lowest HA; the "
-        f"{int(first['n_eval'])} evaluation cases would have chosen k = {int(first['k_best'])}. The difference costs "
-        f"{number(first['regret'])} HA, and over {material.resamples} joint resamples the two agree in "
-        f"{100 * agree:.1f} % (seed {material.seed})."
+        f"By lowest HA the {int(first['n_holdout'])} holdout cases choose k = {int(first['k_holdout'])}; {outcome}. "
+        f"Over {material.resamples} joint resamples holdout and evaluation agree in {100 * agree:.1f} % (n = "
+        f"{int(first['n_eval'])}, seed {material.seed})."
     )
 
 
@@ -60,7 +69,9 @@ def _sweep(ladder: Finding) -> Table:
         rows[-1] |= {f"k{k}": float(by_step.loc[k, "ha"]) if k in by_step.index else NOT_RUN for k in steps}
         bold |= {(at, f"k{int(k)}") for k in part.loc[part["is_best"].astype(bool), "step"]}
     caption = "Cohort HA at each step of one trajectory; bold is the smallest of the row."
-    return table("budget-sweep", "HA by fixed budget", columns, rows, caption=caption, paper="tab:budget-sweep", bold=bold)
+    return table(
+        "budget-sweep", "HA by fixed budget", columns, rows, caption=caption, paper="tab:budget-sweep", bold=bold
+    )
 
 
 def _scope(group: str) -> str:
@@ -79,7 +90,9 @@ def _selection_table(chosen: Finding, metric: str) -> Table:
         Column("metric_eval", metric),
     )
     caption = f"Budget chosen on n = {int(chosen.table['n_holdout'].iloc[0])} holdout cases; ties go to the smallest k."
-    return table("budget-selection", "Choosing the budget on a holdout", columns, rows_of(chosen.table, columns), caption=caption)
+    return table(
+        "budget-selection", "Choosing the budget on a holdout", columns, rows_of(chosen.table, columns), caption=caption
+    )
 
 
 def _agreement_table(agreement: Finding) -> Table:
@@ -91,7 +104,13 @@ def _agreement_table(agreement: Finding) -> Table:
         Column("modal_share", "share of that pair (%)", 1, percent=True),
     )
     caption = "Holdout and evaluation cases resampled independently; how often both choose the same budget."
-    return table("budget-agreement", "Would the holdout have agreed?", columns, rows_of(agreement.table, columns), caption=caption)
+    return table(
+        "budget-agreement",
+        "Would the holdout have agreed?",
+        columns,
+        rows_of(agreement.table, columns),
+        caption=caption,
+    )
 
 
 def _shape_table(shape: Finding, metric: str) -> Table:
@@ -107,7 +126,9 @@ def _shape_table(shape: Finding, metric: str) -> Table:
         Column("metric_spread", f"spread of {metric}"),
     )
     caption = f"The spread of {metric} over k says how much of this the mean would have shown."
-    return table("budget-shape", "Shape of the ladder", columns, rows_of(shape.table, columns), caption=caption, collapsed=True)
+    return table(
+        "budget-shape", "Shape of the ladder", columns, rows_of(shape.table, columns), caption=caption, collapsed=True
+    )
 
 
 def _group_table(groups: Finding) -> Table:
@@ -134,4 +155,4 @@ def _teaser(material: Material) -> Picture:
         f"A: cohort HA (red) and mean {material.metric} (dashed) by step, case means, n = {material.ladder.n}. "
         f"B: HA that each method deploys, with its mean {material.metric}; our methods in green."
     )
-    return Picture("teaser", "From problem to payoff", figure, caption, "fig:teaser", wide=True)
+    return Picture("teaser", "From problem to payoff", figure, caption, "fig:teaser")

@@ -11,7 +11,21 @@ from casewise.report.material import Material
 from casewise.report.section import Picture, Section
 from casewise.report.tables import Column, Table, table
 
-_NUMBERS = ("kind", "loss", "method", "alpha", "delta", "population", "units", "cases", "floor", "needed", "cut", "bound", "kept")
+_NUMBERS = (
+    "kind",
+    "loss",
+    "method",
+    "alpha",
+    "delta",
+    "population",
+    "units",
+    "cases",
+    "floor",
+    "needed",
+    "cut",
+    "bound",
+    "kept",
+)
 
 
 def certificate(material: Material) -> Section:
@@ -24,10 +38,8 @@ def certificate(material: Material) -> Section:
     drawn = not curve.empty and {"alpha", "risk"} <= set(curve.columns)
     missing = {} if drawn else {"reliability diagram (fig:crc)": "the certificate holds no risks at several levels"}
     notes = tuple(f"It is void if {reason}." for reason in found.invalid_if)
-    return Section(
-        "certificate", "Certificate", _lead(found), (_table(found),), (_picture(found, curve),) if drawn else (), (), notes,
-        missing,
-    )  # fmt: skip
+    pictures = (_picture(found, curve),) if drawn else ()
+    return Section("certificate", "Certificate", _lead(found), (_table(found),), pictures, (), notes, missing)
 
 
 def _lead(found: Certificate) -> str:
@@ -52,8 +64,8 @@ def _value(found: Certificate, name: str) -> Cell:
 
 def _picture(found: Certificate, curve: pd.DataFrame) -> Picture:
     caption = (
-        f"Promised risk against risk ({found.reliability_from or 'origin not said'}); below the diagonal the promise held. "
-        "Levels that this many cases cannot certify are left out."
+        f"Promised risk against risk ({found.reliability_from or 'origin not said'}); below the diagonal it held. "
+        "that this many cases cannot certify are left out."
     )
     figure = draw_reliability({found.policy_name or "policy": curve[["alpha", "risk"]].dropna()})
     return Picture("crc", "Reliability diagram", figure, caption, "fig:crc")

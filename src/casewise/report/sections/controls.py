@@ -39,8 +39,8 @@ def lead(chance: Finding, share: Finding) -> str:
     better = round(float(row["p_draws"]) * draws)
     return (
         f"{share.table['sentence'].iloc[0]}. Random assignment at the same bucket sizes and actions gives HA "
-        f"{number(row['mean_exact'])} (exact mean; 95 % of {draws} draws in [{number(row['low'])}, {number(row['high'])}]), "
-        f"the router {number(row['deployed'])}; {better} of {draws} draws are at or below it."
+        f"{number(row['mean_exact'])} (exact mean; 95 % of {draws} draws in [{number(row['low'])}, "
+        f"{number(row['high'])}]), the router {number(row['deployed'])}; {better} of {draws} draws are at or below it."
     )
 
 
@@ -76,7 +76,9 @@ def _matched_table(material: Material, matched: Finding) -> Table:
 
 
 def _name(selector: str) -> str:
-    return {"deployed": "as deployed", "random": "random (exact mean)", "m0": "M0 (no adaptation)"}.get(selector, selector)
+    return {"deployed": "as deployed", "random": "random (exact mean)", "m0": "M0 (no adaptation)"}.get(
+        selector, selector
+    )
 
 
 def _attribution_table(material: Material, share: Finding) -> Table:
@@ -108,7 +110,11 @@ def _group_table(matched: Finding, chance: Finding, own: str) -> Table:
         by_selector = part.set_index("selector")
         if scope == "all" or own not in by_selector.index:
             continue
-        row: dict[str, Cell] = {"scope": str(scope), "n": int(part["n"].max()), "hard": int(by_selector.loc[own, "hard"])}
+        row: dict[str, Cell] = {
+            "scope": str(scope),
+            "n": int(part["n"].max()),
+            "hard": int(by_selector.loc[own, "hard"]),
+        }
         row["own"], row["oracle"] = float(by_selector.loc[own, "ha"]), float(by_selector.loc["oracle HA", "ha"])
         row |= _chance_of(chance, str(scope), by_selector, own)
         rows.append(row)
@@ -135,7 +141,7 @@ def _pair_table(material: Material, pairs: Finding, own: str) -> Table:
         Column("n", "n"),
     )
     frame = pairs.table.assign(quantity=pairs.table["quantity"].map({"ha": "HA", "metric": material.metric}))
-    caption = f"Each selector minus {own} at the same quota; paired bootstrap, B = {material.resamples}, seed {material.seed}."
+    caption = f"Each selector minus {own} at the same quota; B = {material.resamples}, seed {material.seed}."
     rows = rows_of(frame, columns)
     return table("selector-intervals", "Selector against selector", columns, rows, caption=caption, collapsed=True)
 
@@ -157,12 +163,11 @@ def _picture(material: Material, matched: Finding, chance: Finding) -> Picture:
     row = chance.row(scope="all", quantity="ha")
     reference = float(material.uncontrolled["ha"].mean())
     figure = draw_quota(
-        frame, low=float(row["low"]), high=float(row["high"]), mean=float(row["mean_exact"]), reference=reference
-    )
+        frame, low=float(row["low"]), high=float(row["high"]), mean=float(row["mean_exact"]), reference=reference,
+        name=material.reference,
+    )  # fmt: skip
     caption = (
         f"The grey band holds 95 % of random assignments at the router's quota, its line their exact mean; dotted: "
         f"{material.reference}. A selector inside the band is no better than chance. n = {matched.n}."
     )
     return Picture("quota", "Selectors against chance", figure, caption)
-
-

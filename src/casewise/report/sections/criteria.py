@@ -1,4 +1,4 @@
-"""Expectations against outcomes: the paper's criteria or the declared ones, and three lines of evidence side by side."""
+"""Expectations against outcomes: the paper's criteria or the declared ones, and three lines of evidence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ def criteria(material: Material) -> Section:
     declared = material.extras.criteria or Declaration(PAPER_CRITERIA, "1970-01-01T00:00:00+00:00")
     found = reconcile(declared, facts(material))
     tables = (_table(found), objectives_table(material, found), _lines(material))
-    missing = {} if material.extras.criteria else {"declared criteria": "needs a file that was declared before the run (--criteria)"}
+    missing = (
+        {}
+        if material.extras.criteria
+        else {"declared criteria": "needs a file that was declared before the run (--criteria)"}
+    )
     return Section("criteria", "Expectations", _lead(material, found), tables, (), (found,), (), missing)
 
 
@@ -58,7 +62,13 @@ def _turned(row: Any) -> Any:
     """The same interval seen from the other side."""
     if row is None:
         return None
-    return {**row, "estimate": -row["estimate"], "low": -row["high"], "high": -row["low"], "p_below": 1 - row["p_below"]}
+    return {
+        **row,
+        "estimate": -row["estimate"],
+        "low": -row["high"],
+        "high": -row["low"],
+        "p_below": 1 - row["p_below"],
+    }
 
 
 def _interval(row: Any, resamples: int) -> Interval | None:
@@ -79,7 +89,9 @@ def _rho(material: Material, signal: str) -> float | None:
 
 def _lead(material: Material, found: Finding) -> str:
     if material.extras.criteria is None:
-        return f"The paper's criteria on this archive ({found.notes[0]}). They were not declared for this run, so they describe it."
+        return (
+            f"The paper's criteria on this archive: {found.notes[0]}. They were not declared for it and only describe."
+        )
     return f"Declared {found.made['declared_at']} (sha256 {str(found.made['sha256'])[:12]}): {found.notes[0]}."
 
 
@@ -95,6 +107,9 @@ def _table(found: Finding) -> Table:
     for row in rows:
         if row["verdict"] == "not run":
             row["observed"] = NOT_RUN
+    for row, quantity in zip(rows, found.table["quantity"], strict=True):
+        if quantity == "ladder.non_monotone" and row["observed"] is not NOT_RUN:
+            row["observed"] = row["observed"] == 1
     return table("prereg", "Expectations and outcomes", columns, rows, paper="tab:app-prereg")
 
 
@@ -118,8 +133,10 @@ def objectives_table(material: Material, found: Finding) -> Table:
         "share": float(material.attribution.row(control="random")["share"]),
     }
     row |= {name: _joined([verdicts.get(f"{name}{part}", "not run") for part in "ab"]) for name in ("V1", "V2", "V3")}
-    caption = "V1: both ρ in [0.4, 0.6]. V2: non-monotone and HA(K) above its minimum. V3: lower HA at a bounded cost. V4 is reported."
-    return table("objectives", "Criteria by objective", columns, (row,), caption=caption, paper="tab:newobj", collapsed=True)
+    caption = "V1: both ρ in [0.4, 0.6]. V2: non-monotone, HA(K) above its minimum. V3: lower HA at a bounded cost."
+    return table(
+        "objectives", "Criteria by objective", columns, (row,), caption=caption, paper="tab:newobj", collapsed=True
+    )
 
 
 def _joined(parts: list[str]) -> str:
@@ -138,14 +155,17 @@ def _lines(material: Material) -> Table:
         {"analysis": "Calibration perturbation", "verdict": _perturbed(material)},
     ]
     caption = "Three analyses that share no method; agreement between them is evidence, disagreement a warning."
-    return table("three-lines", "Three lines of evidence", columns, rows, caption=caption, paper="tab:app-three-pillars")
+    return table(
+        "three-lines", "Three lines of evidence", columns, rows, caption=caption, paper="tab:app-three-pillars"
+    )
 
 
 def _replayed(material: Material) -> str:
     row = material.chance.row(scope="all", quantity="ha")
     draws, p = int(material.chance.made["draws"]), float(row["p_draws"])
     word = "better than random" if p <= 0.05 else "not better than random"
-    return f"{word}: HA {number(row['deployed'])} against {number(row['mean_exact'])}; {round(p * draws)} of {draws} draws at or below"
+    found = f"HA {number(row['deployed'])} against {number(row['mean_exact'])}"
+    return f"{word}: {found}; {round(p * draws)} of {draws} draws at or below"
 
 
 def _ranked(material: Material) -> str:
@@ -164,4 +184,5 @@ def _perturbed(material: Material) -> str:
     if drawn.empty:
         return "not run: too few calibration cases"
     row = drawn.loc[drawn["cases"].idxmin()]
-    return f"below {material.retrospective} in {100 * float(row['beats_reference']):.0f} % of refits on {int(row['cases'])} cases"
+    share = 100 * float(row["beats_reference"])
+    return f"below {material.retrospective} in {share:.0f} % of refits on {int(row['cases'])} cases"

@@ -61,11 +61,13 @@ def _estimate(row: object) -> Estimate:
 
 def role(material: Material, name: str) -> str:
     """deployable, retrospective or default, as the paper tags its budgets."""
-    tags = {material.deployable: "deployable", material.retrospective: "retrospective", material.reference: "default"}
-    roles = [word for budget, word in (*tags.items(),) if budget == name]
-    if name == material.deployable == material.retrospective:
-        roles = ["deployable = retrospective"]
-    return f" ({', '.join(roles)})" if roles else ""
+    tags = (
+        ("deployable", material.deployable),
+        ("retrospective", material.retrospective),
+        ("default", material.reference),
+    )
+    words = " = ".join(word for word, budget in tags if budget == name)
+    return f" ({words})" if words else ""
 
 
 def methods_table(material: Material) -> Table:
@@ -129,7 +131,9 @@ def _by_group(material: Material) -> list[Table]:
         row |= {name: Pair(float(means.loc[name, "metric"]), float(means.loc[name, "ha"])) for name in shown}
         rows.append(row)
     caption = f"{material.metric} / HA by group. M0 takes no step, so its HA is 0."
-    return [table("methods-by-group", "Methods by group", columns, rows, caption=caption, paper="tab:supp-acdc-fogsnow")]
+    return [
+        table("methods-by-group", "Methods by group", columns, rows, caption=caption, paper="tab:supp-acdc-fogsnow")
+    ]
 
 
 def _middle(material: Material, name: str) -> bool:
@@ -152,9 +156,9 @@ def interval_table(material: Material) -> Table:
         Column("n", "n"),
     )
     caption = (
-        f"Paired percentile bootstrap over cases (whole clusters where cases share one), B = {material.resamples}, seed "
-        f"{material.seed}. Tier A: against the deployable budget. A′: against the default. B: against the best budget in "
-        "hindsight. C: descriptive. Every interval in this report comes from this list."
+        f"Paired percentile bootstrap over cases (whole clusters where cases share one), B = {material.resamples}, "
+        f"seed {material.seed}. Tier A: against the deployable budget. A′: against the default. B: against the best "
+        "budget in hindsight. C: descriptive. Every interval in this report comes from this list."
     )
     rows = rows_of(material.intervals.table, columns)
     return table("intervals", "Every interval, once", columns, rows, caption=caption, collapsed=True)
@@ -179,8 +183,10 @@ def _forest(material: Material) -> Picture:
         ("difference of HA", named[named["quantity"] == "ha"]),
         (f"difference of {material.metric}", named[named["quantity"] == "metric"]),
     ]
-    caption = "Negative is safer on the left, positive is more accurate on the right. Filled where the interval excludes 0."
-    return Picture("intervals", f"{material.title(material.ours)} against each reference", draw_forest(panels), caption, wide=True)
+    caption = (
+        "Negative is safer on the left, positive is more accurate on the right. Filled where the interval excludes 0."
+    )
+    return Picture("intervals", f"{material.title(material.ours)} against each reference", draw_forest(panels), caption)
 
 
 def _pareto(material: Material) -> Picture:
@@ -188,8 +194,10 @@ def _pareto(material: Material) -> Picture:
     for group in material.groups[:5]:
         panels[group] = _points(material, method_table(material.of_group(group)).table)
     figure = draw_pareto(panels, ours=material.marked, metric=material.metric)
-    caption = f"Right is safer, up is more accurate; the scale of {material.metric} differs between panels. Descriptive."
-    return Picture("pareto", "Reliability and accuracy", figure, caption, "fig:pareto", wide=True)
+    caption = (
+        f"Right is safer, up is more accurate; the scale of {material.metric} differs between panels. Descriptive."
+    )
+    return Picture("pareto", "Reliability and accuracy", figure, caption, "fig:pareto")
 
 
 def _points(material: Material, frame: pd.DataFrame) -> pd.DataFrame:

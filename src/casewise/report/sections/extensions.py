@@ -1,4 +1,4 @@
-"""Analyses that go beyond the paper's tables, each beside the tertile router and chance, each allowed to come out null."""
+"""Analyses beyond the paper's tables, each beside the tertile router and chance, each allowed to come out null."""
 
 from __future__ import annotations
 
@@ -15,8 +15,14 @@ from casewise.study.search import design_search
 
 def early(material: Material) -> Section:
     """Is any early segment of the trajectory worth keeping? (O12)"""
-    drawn = {"resamples": material.resamples, "seed": material.seed}
-    found = early_segment(material.outcomes, material.methods, stop="frag-stop", reference=material.reference, **drawn)
+    found = early_segment(
+        material.outcomes,
+        material.methods,
+        stop="frag-stop",
+        reference=material.reference,
+        resamples=material.resamples,
+        seed=material.seed,
+    )
     columns = (
         Column("row", "Deployed", text=True),
         Column("metric", material.metric),
@@ -24,7 +30,13 @@ def early(material: Material) -> Section:
         Column("steps", "Steps", 2),
         Column("n", "n"),
     )
-    made = table("early", "Ladder, stop rule and oracle", columns, rows_of(found.table, columns), caption="The oracle stop sees labels.")
+    made = table(
+        "early",
+        "Ladder, stop rule and oracle",
+        columns,
+        rows_of(found.table, columns),
+        caption="The oracle stop sees labels.",
+    )
     return Section("early", "An early segment worth keeping?", found.notes[0], (made,), (), (found,), found.notes[1:])
 
 
@@ -45,14 +57,18 @@ def search(material: Material) -> Section:
         Column("ha", "HA"),
         Column("rolled_back", "rolled back"),
     )
-    caption = "Designs are chosen on half of the holdout, cut-points fitted on the other half, scored on the evaluation cases."
-    made = table("design-search", "Design search", columns, rows_of(found.table, columns), caption=caption, collapsed=True)
+    caption = "Chosen on half of the holdout, cut-points fitted on the other half, scored on the evaluation cases."
+    made = table(
+        "design-search", "Design search", columns, rows_of(found.table, columns), caption=caption, collapsed=True
+    )
     return Section("search", "Searching for a design", _sentence(found), (made,), (), (found,))
 
 
 def learned(material: Material) -> Section:
     """A small learned policy with nested cross-fitting, beside the router (S5)."""
-    found = learned_policy(material.outcomes, seed=material.seed, router=material.router if material.is_router else None)
+    found = learned_policy(
+        material.outcomes, seed=material.seed, router=material.router if material.is_router else None
+    )
     columns = (
         Column("policy", "Policy", text=True),
         Column("loss", "loss", 4),
@@ -91,5 +107,8 @@ def _sentence(found: Finding) -> str:
 
 def plain_table(id: str, title: str, finding: Finding, *, caption: str = "") -> Table:
     """Every column of a finding as it is, for analyses whose table needs no shape of its own."""
-    columns = [Column(str(name), str(name).replace("_", " "), text=finding.table[name].dtype == object) for name in finding.table]
+    columns = [
+        Column(str(name), str(name).replace("_", " "), text=finding.table[name].dtype == object)
+        for name in finding.table
+    ]
     return table(id, title, columns, rows_of(finding.table, columns), caption=caption)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pandas as pd
+
 from casewise.report.cells import number
 from casewise.report.figures.distance import draw_distance
 from casewise.report.material import Material
@@ -25,8 +27,8 @@ def geometry(material: Material) -> Section:
         Column("beneficial", "n beneficial"),
     )
     caption = (
-        f"Regions of {material.reference} against M0. Mann–Whitney U, two-sided, regions of one case are not independent; d is "
-        "harmful minus beneficial, so negative means that harmful regions score lower."
+        f"Regions of {material.reference} against M0. Mann–Whitney U, two-sided; regions of one case are not "
+        "independent. d is harmful minus beneficial, so negative means that harmful regions score lower."
     )
     made = table(
         "edit-geometry", "Harmful and beneficial regions", columns, rows_of(found.table, columns), caption=caption,
@@ -54,11 +56,10 @@ def distance(material: Material) -> Section:
     at = material.uncontrolled[["case", "ha"]].merge(measured, on="case")
     at = at[~at["empty"].astype(bool)].dropna(subset=["ha", "hd95", "hd95_source"])
     unit = "mm" if all(entry.spacing_mm for entry in material.evaluation.entries.values()) else "voxels"
-    pictures = (_picture(at, found, unit),) if len(at) else ()
+    pictures = (_picture(at, unit),) if len(at) else ()
     missing = {} if pictures else {"figure of HA and HD95": "no case has a surface in every mask"}
-    return Section(
-        "distance", "HA and surface distance", _lead(found, unit), (_table(found),), pictures, (found,), found.notes, missing
-    )  # fmt: skip
+    tables, lead = (_table(found),), _lead(found, unit)
+    return Section("distance", "HA and surface distance", lead, tables, pictures, (found,), found.notes, missing)
 
 
 def _lead(found: Finding, unit: str) -> str:
@@ -67,19 +68,23 @@ def _lead(found: Finding, unit: str) -> str:
         return found.reason
     return (
         f"HD95 changes by {number(made.get('mean_change'), 2, signed=True)} {unit} on average (median "
-        f"{number(made.get('median_change'), 2, signed=True)}), while {int(made.get('zero_ha', 0))} cases have HA 0 and "
-        f"{int(made.get('both_move', 0))} have both HA and a change of HD95; {int(made.get('excluded', 0))} are excluded because "
-        "a mask is empty."
+        f"{number(made.get('median_change'), 2, signed=True)}); {int(made.get('zero_ha', 0))} cases have HA 0, "
+        f"{int(made.get('both_move', 0))} have both HA and a change of HD95, and {int(made.get('excluded', 0))} are "
+        "excluded because a mask is empty."
     )
 
 
 def _table(found: Finding) -> Table:
     columns = (Column("pairing", "Pair", text=True), Column("rho", "Spearman ρ"), Column("p", "p", 4), Column("n", "n"))
-    caption = "HD95 pools the surface distances of both directions, uses each case's spacing, and is undefined for an empty mask."
+    caption = (
+        "HD95 pools the distances of both directions, uses each case's spacing, and is undefined for an empty mask."
+    )
     return table("ha-hd95", "HA and HD95", columns, rows_of(found.table, columns), caption=caption)
 
 
-def _picture(frame: object, found: Finding, unit: str) -> Picture:
-    caption = f"n = {len(frame)}; the line in A is a least-squares guide; in B solid is the cohort mean, dashed no change."  # type: ignore[arg-type]
-    figure = draw_distance(frame, unit=unit)  # type: ignore[arg-type]
-    return Picture("ha-hd95", "HA against a boundary metric", figure, caption, "fig:ha-hd95", wide=True)
+def _picture(frame: pd.DataFrame, unit: str) -> Picture:
+    caption = (
+        f"n = {len(frame)}; the line in A is a least-squares guide; in B solid is the cohort mean, dashed no change."
+    )
+    figure = draw_distance(frame, unit=unit)
+    return Picture("ha-hd95", "HA against a boundary metric", figure, caption, "fig:ha-hd95")

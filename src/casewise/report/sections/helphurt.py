@@ -28,7 +28,9 @@ def helphurt(material: Material) -> Section:
         weaker, helped = weaker_source(material.router), net_helped(material.router)
         found += [weaker, helped]
         tables.append(_weaker_table(material, weaker))
-    return Section("helphurt", "Helped and hurt", _lead(material, whole), tuple(tables), (), tuple(found), _notes(found))
+    return Section(
+        "helphurt", "Helped and hurt", _lead(material, whole), tuple(tables), (), tuple(found), _notes(found)
+    )
 
 
 def _group(material: Material, group: str, shown: tuple[str, ...]) -> Finding:
@@ -43,8 +45,8 @@ def _notes(found: list[Finding]) -> tuple[str, ...]:
 def _lead(material: Material, whole: Finding) -> str:
     before, after = whole.row(method=material.reference), whole.row(method=material.ours)
     return (
-        f"{material.reference} makes {int(before['hurt'])} of {int(before['n'])} cases worse and {int(before['helped'])} "
-        f"better; the mean change is {number(before['mean_change'], signed=True)}. Under the "
+        f"{material.reference} makes {int(before['hurt'])} of {int(before['n'])} cases worse and "
+        f"{int(before['helped'])} better; the mean change is {number(before['mean_change'], signed=True)}. Under the "
         f"{material.title(material.ours)} {int(after['hurt'])} are worse, {int(after['helped'])} better and "
         f"{int(after['rolled_back'])} rolled back."
     )
@@ -59,7 +61,13 @@ def _only(finding: Finding, names: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def _table(
-    material: Material, id: str, title: str, parts: dict[str, list[dict[str, Any]]], paper: str, *, collapsed: bool = False
+    material: Material,
+    id: str,
+    title: str,
+    parts: dict[str, list[dict[str, Any]]],
+    paper: str,
+    *,
+    collapsed: bool = False,
 ) -> Table:
     columns = (
         Column("split", "Split", text=True),
@@ -71,7 +79,8 @@ def _table(
         Column("mean_change", "overall mean Δ", signed=True),
         Column("n", "n"),
     )
-    rows, bold, rules = [], set(), set()
+    rows: list[dict[str, Cell]] = []
+    bold, rules = set(), set()
     for split, records in parts.items():
         rules.add(len(rows))
         for row in records:
@@ -79,7 +88,7 @@ def _table(
                 bold.add((len(rows), "helped" if row["helped"] > row["hurt"] else "hurt"))
             rows.append(_row(material, split, row))
     caption = (
-        f"Δ is {material.metric} of what is deployed minus {material.metric} of M0, without tolerance; shares of all cases. "
+        f"Δ is {material.metric} of what is deployed minus that of M0, without tolerance; shares are of all cases. "
         "Bold marks the larger of helped and hurt on the policy's rows."
     )
     return table(id, title, columns, rows, caption=caption, paper=paper, rules=rules, bold=bold, collapsed=collapsed)

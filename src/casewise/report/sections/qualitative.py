@@ -28,7 +28,9 @@ DESIDERATA = {
 
 def qualitative(material: Material) -> Section:
     """fig:med-qual, fig:med-qual-prostate and fig:acdc-qual-supp in the shape that this archive allows."""
-    slices = pd.DataFrame(list(_slices(material)), columns=["case", "slice", "ha", "change", "source", "worse", "better", "area"])
+    slices = pd.DataFrame(
+        list(_slices(material)), columns=["case", "slice", "ha", "change", "source", "worse", "better", "area"]
+    )
     if slices.empty:
         return Section("qualitative", "Pictures", missing={"qualitative panels": "no slice has a change that counts"})
     judged = slices.assign(**wanted(slices))
@@ -42,8 +44,9 @@ def qualitative(material: Material) -> Section:
         {"slices": len(slices), **{name: int(judged[name].sum()) for name in DESIDERATA}, "all": _all(judged)},
     )
     lead = (
-        f"Of {len(slices)} slices with a change, {_all(judged)} meet all four desiderata; (i) and (ii) have priority, then (iii), "
-        "then (iv), then the larger HA. The second picture is the best slice of another case on which M0 is good."
+        f"Of {len(slices)} slices with a change, {_all(judged)} meet all four desiderata; (i) and (ii) have priority, "
+        "then (iii), then (iv), then the larger HA. The second picture is the best slice of another case, one with a "
+        "good M0 where there is one."
     )
     return Section("qualitative", "Pictures", lead, (_table(judged),), pictures, (finding,))
 
@@ -118,12 +121,16 @@ def _table(judged: pd.DataFrame) -> Table:
     rows.append({"what": "(i) and (ii)", "met": int(both.sum()), "cases": int(judged.loc[both, "case"].nunique())})
     every = judged[list(DESIDERATA)].all(axis=1)
     rows.append({"what": "all four", "met": int(every.sum()), "cases": int(judged.loc[every, "case"].nunique())})
-    caption = f"Of {len(judged)} slices of {judged['case'].nunique()} cases. The thresholds are part of the rule, not tuned."
+    caption = (
+        f"Of {len(judged)} slices of {judged['case'].nunique()} cases. The thresholds are part of the rule, not tuned."
+    )
     return table("qualitative", "How many slices met the rule", columns, rows, caption=caption, rules={len(DESIDERATA)})
 
 
 def _picture(material: Material, row: Mapping[str, Any], at: int) -> Picture:
-    decisions = {name: {one.case_id: one for one in material.decisions[name]} for name in (material.reference, material.ours)}
+    decisions = {
+        name: {one.case_id: one for one in material.decisions[name]} for name in (material.reference, material.ours)
+    }
     case = str(row["case"])
     found = recorded(
         material, case, reference=decisions[material.reference][case], deployed=decisions[material.ours][case]
@@ -136,23 +143,28 @@ def _picture(material: Material, row: Mapping[str, Any], at: int) -> Picture:
     bucket = decisions[material.ours][case].bucket
     routed = f" The router puts it into the {bucket} bucket." if bucket else ""
     caption = (
-        f"Case {case}, {view.words(found.label.shape)}. HA and {material.metric} are those of the slice, not of the case. "
-        f"Red outlines: regions made worse; blue: made better.{routed}"
+        f"Case {case}, {view.words(found.label.shape)}. HA and {material.metric} are those of the slice, not of the "
+        f"case. Red outlines: regions made worse; blue: made better.{routed}"
     )
     paper = ("fig:med-qual", "fig:med-qual-prostate")[at]
     if not material.measure["foreground"]:
         paper = "fig:acdc-qual-supp"
-    title = "Harm that the mean does not show" if at == 0 else "The same where M0 is good"
-    return Picture(f"qualitative-{at + 1}", title, figure, caption, paper, wide=True)
+    title = "Harm that the mean does not show" if row["harmful"] and row["flat"] else "The best that the rule found"
+    id = f"{'qualitative' if material.measure['foreground'] else 'driving'}-{at + 1}"
+    return Picture(id, title, figure, caption, paper)
 
 
 def _panels(material: Material, found: Recorded, view: View) -> Iterator[tuple[str, Any]]:
-    whole = _whole(found.label, view.slice)
+    whole = _whole(found.label, view.index)
     yield "label", painted(found.label, view, side=320)
-    yield f"M0\n{material.metric} {_number(metric_of(material, whole, found.source, found.label))}", painted(found.source, view, side=320)
+    yield (
+        f"M0\n{material.metric} {_number(metric_of(material, whole, found.source, found.label))}",
+        painted(found.source, view, side=320),
+    )
     for name, mask in ((material.reference, found.reference), (material.title(material.ours), found.deployed)):
         change = edits(found.source, mask, found.label, measure=material.measure)
-        words = f"{name}\n{material.metric} {_number(metric_of(material, whole, mask, found.label))}  HA {change.ha_of(whole):.2f}"
+        value = _number(metric_of(material, whole, mask, found.label))
+        words = f"{name}\n{material.metric} {value} · HA {change.ha_of(whole):.2f}"
         yield words, painted(mask, view, change=change, side=320)
 
 

@@ -17,7 +17,7 @@ ALGORITHM = (
     "u ← the coordinate of (ŷ₀, ŷ₁): two masks, no label, no backward pass",
     "if u ≥ cut_high: restore M0 and return the cached ŷ₀ (rollback)",
     "bucket ← mid if u > cut_low, else low",
-    "run the bucket's action: a fixed depth, part of the way back to M0 where it says shrink, or a stop rule within a cap",
+    "run the bucket's action: a fixed depth (and part of the way back to M0 where it shrinks), or a stop rule in a cap",
     "return the deployed mask and the decision record",
 )
 
@@ -43,10 +43,15 @@ def _lead(material: Material, stability: Finding) -> str:
     counts = material.router["bucket"].value_counts()
     low, mid, hard = (int(counts.get(name, 0)) for name in ("low", "mid", "hard"))
     changed = stability.made.get("changed_median")
-    moved = "" if changed is None else f" Redrawing the calibration cases moves {100 * float(changed):.1f} % of cases (median)."
+    moved = (
+        ""
+        if changed is None
+        else f" Redrawing the calibration cases moves {100 * float(changed):.1f} % of cases (median)."
+    )
     return (
-        f"Of {len(material.router)} cases {low} fall low, {mid} mid and {hard} hard, read off {material.coordinate} after one "
-        f"update and cut-points fitted on {material.calibration_size} calibration cases.{moved}"
+        f"Of {len(material.router)} cases {low} fall low, {mid} mid and {hard} hard, read off "
+        f"{material.coordinate} after one update and cut-points fitted on {material.calibration_size} calibration "
+        f"cases.{moved}"
     )
 
 
@@ -64,7 +69,10 @@ def _coordinates(material: Material) -> Table:
     rows: list[dict[str, Cell]] = []
     for group, router in material.routers.items():
         row: dict[str, Cell] = {"group": group, "coordinate": material.coordinate, "n": material.calibration_size}
-        row |= {name: str(getattr(router, name)) if hasattr(router, name) else "stop rule" for name in ("low", "mid", "hard")}
+        row |= {
+            name: str(getattr(router, name)) if hasattr(router, name) else "stop rule"
+            for name in ("low", "mid", "hard")
+        }
         rows.append({**row, "cut_low": float(router.cut_low), "cut_high": float(router.cut_high)})
     caption = f"Policy “{material.policy.name}”: value ≥ cut_high rolls back, value > cut_low is mid."
     return table("routing", "Coordinate and actions", columns, rows, caption=caption, paper="tab:supp-routing-coord")
@@ -75,8 +83,8 @@ def _depths(depth: Finding) -> Table:
         Column("bucket", "Bucket", text=True),
         Column("n", "n"),
         Column("std", "std of depth", 2),
-        Column("low", "least"),
-        Column("high", "most"),
+        Column("low", "least", 0),
+        Column("high", "most", 0),
     )
     caption = "How much the deployed depth varies inside a bucket (population standard deviation)."
     rows = rows_of(depth.table, columns)
@@ -92,7 +100,9 @@ def _cuts(material: Material, stability: Finding) -> Table:
     high = stability.made.get("changed_high")
     tail = "" if high is None else f" In the upper tail {number(100 * float(high), 1)} % of cases change bucket."
     caption = f"Calibration cases drawn with replacement, B = {material.resamples}, seed {material.seed}.{tail}"
-    return table("cut-stability", "Stability of the cut-points", columns, rows_of(stability.table, columns), caption=caption)
+    return table(
+        "cut-stability", "Stability of the cut-points", columns, rows_of(stability.table, columns), caption=caption
+    )
 
 
 def _algorithm() -> Table:

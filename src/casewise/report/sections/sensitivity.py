@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from casewise.report.cells import NOT_RUN, Cell
+from casewise.report.cells import NOT_RUN, Cell, number
 from casewise.report.figures.sensitivity import draw_min_area, draw_sensitivity
 from casewise.report.material import Material
 from casewise.report.section import Picture, Section
@@ -25,9 +25,8 @@ def sensitivity(material: Material) -> Section:
     tables = (_refit_table(material, refit), _min_area_table(material, swept), _rank_table(material, ranks))
     pictures = (_refit_picture(material, refit), _min_area_picture(material, swept))
     notes = (*refit.notes, *swept.notes, *ranks.notes)
-    return Section(
-        "sensitivity", "How much depends on our choices", _lead(material, refit), tables, pictures, (refit, swept, ranks), notes
-    )  # fmt: skip
+    title, lead = "How much depends on our choices", _lead(material, refit)
+    return Section("sensitivity", title, lead, tables, pictures, (refit, swept, ranks), notes)
 
 
 def _swept(material: Material) -> Finding:
@@ -43,8 +42,9 @@ def _lead(material: Material, refit: Finding) -> str:
         return "There are too few calibration cases to leave some out."
     worst = drawn.iloc[0]
     return (
-        f"With cut-points refitted on {int(worst['cases'])} calibration cases, {100 * float(worst['beats_reference']):.0f} % of "
-        f"{int(worst['draws'])} draws stay below {material.retrospective} in HA; the worst draw has HA {float(worst['ha_worst']):.3f}."
+        f"With cut-points refitted on {int(worst['cases'])} calibration cases, "
+        f"{100 * float(worst['beats_reference']):.0f} % of {int(worst['draws'])} draws stay below "
+        f"{material.retrospective} in HA; the worst draw has HA {number(worst['ha_worst'])}."
     )
 
 
@@ -58,18 +58,24 @@ def _refit_table(material: Material, refit: Finding) -> Table:
         Column("draws", "draws"),
         Column("n", "n"),
     )
-    caption = "Cut-points refitted on subsamples without replacement; brackets hold 95 % of the draws. First row: as deployed."
-    return table(
-        "calibration-sensitivity", "Fewer calibration cases", columns, rows_of(refit.table, columns), caption=caption,
-        paper="tab:app-calibsens",
-    )  # fmt: skip
+    caption = (
+        "Cut-points refitted on subsamples without replacement; brackets hold 95 % of the draws. Last row: as deployed."
+    )
+    rows = rows_of(refit.table.sort_values("cases"), columns)
+    paper = "tab:app-calibsens"
+    return table("calibration-sensitivity", "Fewer calibration cases", columns, rows, caption=caption, paper=paper)
 
 
 def _min_area_table(material: Material, swept: Finding) -> Table:
-    methods = [name for name in swept.table["method"].unique() if str(name).startswith("fixed-") or name == material.ours]
+    methods = [
+        name for name in swept.table["method"].unique() if str(name).startswith("fixed-") or name == material.ours
+    ]
     columns = [Column("connectivity", "Connectivity", text=True), Column("min_area", "min_area")]
     columns += [Column(str(name), material.title(str(name))) for name in methods]
-    columns += [Column("difference", f"router − {material.retrospective}", signed=True), Column("scored", "cases with regions")]
+    columns += [
+        Column("difference", f"router − {material.retrospective}", signed=True),
+        Column("scored", "cases with regions"),
+    ]
     rows: list[dict[str, Cell]] = []
     for (connectivity, least), part in swept.table.groupby(["connectivity", "min_area"], sort=False):
         by_method = part.set_index("method")
@@ -77,7 +83,9 @@ def _min_area_table(material: Material, swept: Finding) -> Table:
         row |= {str(name): float(by_method.loc[name, "ha"]) if name in by_method.index else NOT_RUN for name in methods}
         ours = by_method.loc[material.ours]
         rows.append({**row, "difference": float(ours["difference"]), "scored": int(ours["scored"])})
-    caption = "HA recomputed from the stored masks. HA can only fall as min_area grows: |D| stays, the numerator shrinks."
+    caption = (
+        "HA recomputed from the stored masks. HA can only fall as min_area grows: |D| stays, the numerator shrinks."
+    )
     return table("min-area", "The smallest region that counts", columns, rows, caption=caption, paper="tab:app-tau")
 
 
@@ -90,7 +98,9 @@ def _rank_table(material: Material, ranks: Finding) -> Table:
     )
     named = ranks.table.assign(method=[material.title(name) for name in ranks.table["method"]])
     caption = "Does the order of the methods by HA depend on min_area?"
-    return table("rank-invariance", "Order of the methods", columns, rows_of(named, columns), caption=caption, collapsed=True)
+    return table(
+        "rank-invariance", "Order of the methods", columns, rows_of(named, columns), caption=caption, collapsed=True
+    )
 
 
 def _refit_picture(material: Material, refit: Finding) -> Picture:
@@ -107,4 +117,3 @@ def _min_area_picture(material: Material, swept: Finding) -> Picture:
     shown = pd.DataFrame(frame[kept]).replace({"method": {material.ours: "router"}})
     caption = f"n = {swept.n}; face connectivity."
     return Picture("min-area", "The smallest region that counts", draw_min_area(shown), caption)
-

@@ -1,0 +1,165 @@
+"""casewise study: every table and figure of the paper, on your own archive."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def study(
+    evaluation: Annotated[Path, typer.Argument(help="Archive of the evaluation cases, with labels.")],
+    calibration: Annotated[
+        Path, typer.Option("--calibration", "-c", help="Archive of the holdout that the policy was fitted on.")
+    ],
+    policy: Annotated[
+        Path | None,
+        typer.Option("--policy", "-p", help="policy.json, or the folder that holds it.  [default: CALIBRATION]"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Where the report goes.  [default: EVALUATION/report]")
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", help="Run this analysis only; repeat for more. A wrong name lists them all."),
+    ] = None,
+    other: Annotated[
+        list[str] | None,
+        typer.Option("--other", help="NAME=ARCHIVE of another objective on the same cases (MEMO, CoTTA)."),
+    ] = None,
+    rerun: Annotated[
+        Path | None, typer.Option("--rerun", help="A second recording of the same cases, to align.")
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option("--sweep", help="RATE=EVALUATION[,CALIBRATION] at another learning rate; repeat."),
+    ] = None,
+    backbone: Annotated[
+        list[str] | None,
+        typer.Option("--backbone", help="NAME=ARCHIVE of another backbone on the same cohort; repeat."),
+    ] = None,
+    away: Annotated[
+        Path | None, typer.Option("--away", help="Archive of another modality, for the scale probe.")
+    ] = None,
+    frozen: Annotated[
+        Path | None, typer.Option("--frozen", help="The policy whose design was frozen before this one.")
+    ] = None,
+    criteria: Annotated[
+        Path | None, typer.Option("--criteria", help="Criteria that were declared before the run.")
+    ] = None,
+    pictures: Annotated[
+        int, typer.Option("--pictures", min=0, help="Cases with pictures, worst first; bounds the page.")
+    ] = 150,
+    resamples: Annotated[int, typer.Option("--resamples", "-B", min=100, help="Bootstrap draws.")] = 5000,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the bootstrap and of the random controls.")] = 1000,
+    quiet: Annotated[bool, typer.Option("--disable_progress_bar", help="No progress bar.")] = False,
+) -> None:
+    """Every table and figure of the paper, on your own archive.
+
+    Reads two archives and a policy, replays every method, and writes one folder: report.html (one file, no network),
+    results.json (every number at full precision), tables/ (CSV and LaTeX) and figures/ (SVG and PNG). What cannot be
+    computed from what you gave says "not run", and what it needs. The report checks its own sums; if they disagree,
+    nothing is written and the exit code is 1.
+
+    Example, after `casewise record` and `casewise calibrate holdout`:
+
+        casewise study evaluation --calibration holdout
+
+    That a study was made is written into the evaluation archive's exposure ledger, because its labels were read.
+    """
+    from casewise.core.errors import Refused
+    from casewise.report.study_report import build
+
+    given = _extras(calibration, other, rerun, sweep, backbone, away, frozen, criteria)
+    place = out if out is not None else evaluation / "report"
+    bar = not quiet and sys.stderr.isatty()
+    try:
+        page = build(
+            evaluation,
+            calibration,
+            policy or calibration,
+            place,
+            extras=given,
+            only=only,
+            pictures=pictures,
+            resamples=resamples,
+            seed=seed,
+            progress=bar,
+        )
+    except Refused as error:
+        if type(error) is not Refused:  # Mismatch and Overlap are about the input
+            raise
+        typer.echo(f"casewise: {error}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(_summary(page))
+
+
+def _extras(
+    calibration: Path,
+    other: list[str] | None,
+    rerun: Path | None,
+    sweep: list[str] | None,
+    backbone: list[str] | None,
+    away: Path | None,
+    frozen: Path | None,
+    criteria: Path | None,
+) -> Any:
+    """The optional archives, opened; the certificate that lies beside the calibration archive."""
+    from casewise.archive.store import open_archive
+    from casewise.judge.certificates.certificate import CERTIFICATE, read_certificate
+    from casewise.judge.policy import read_policy
+    from casewise.report.material import Extras
+    from casewise.study.prereg import read_criteria
+
+    return Extras(
+        others={name: open_archive(path) for name, path in _pairs("--other", other)},
+        rerun=open_archive(rerun) if rerun else None,
+        sweep={_rate(name): _rates(path) for name, path in _pairs("--sweep", sweep)},
+        backbones={name: open_archive(path) for name, path in _pairs("--backbone", backbone)},
+        away=open_archive(away) if away else None,
+        frozen=read_policy(frozen) if frozen else None,
+        criteria=read_criteria(criteria) if criteria else None,
+        certificate=read_certificate(calibration) if (calibration / CERTIFICATE).exists() else None,
+    )
+
+
+def _pairs(option: str, given: list[str] | None) -> list[tuple[str, str]]:
+    """NAME=VALUE as two words."""
+    from casewise.core.errors import BadInput
+
+    pairs = [tuple(word.partition("=")[::2]) for word in given or ()]
+    for (name, value), word in zip(pairs, given or (), strict=True):
+        if not name or not value:
+            raise BadInput(f"{option} takes NAME=ARCHIVE, got {word!r}")
+    return [(name, value) for name, value in pairs]
+
+
+def _rate(name: str) -> float:
+    from casewise.core.errors import BadInput
+
+    try:
+        return float(name)
+    except ValueError:
+        raise BadInput(
+            f"--sweep takes RATE=ARCHIVE with a number as its rate, such as 5e-4=eval, got {name!r}"
+        ) from None
+
+
+def _rates(paths: str) -> Any:
+    from casewise.archive.store import open_archive
+
+    first, _, second = paths.partition(",")
+    return open_archive(first), open_archive(second) if second else None
+
+
+def _summary(page: Path) -> str:
+    """The story, and where to look."""
+    import json
+
+    results = json.loads((page.parent / "results.json").read_text(encoding="utf-8"))
+    return f"{results['story']['headline']}\n{results['story']['second']}\n\nOpen {page}"
