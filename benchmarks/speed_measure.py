@@ -182,10 +182,11 @@ def verdicts(scene: Scene, seconds: dict[str, float]) -> list[str]:
     for place, (name, textbook) in enumerate((("fragmentation", "textbook"), ("harm", "textbook harm"))):
         faster = seconds[textbook] / seconds[name]
         passes = seconds[name] / seconds["pass"]
-        held = faster >= scene.over_textbook[place] and passes <= scene.over_pass[place]
+        least, most = scene.over_textbook[place], scene.over_pass[place]
+        held = faster >= least and passes <= most
         lines.append(
             f"{scene.name:12} {name:14} {seconds[name] * 1e3:9.3f} {seconds[textbook] * 1e3:12.1f} {faster:9.0f} "
-            f"{scene.over_textbook[place]:7.0f} {seconds['pass'] * 1e3:9.3f} {passes:7.2f} {scene.over_pass[place]:6.0f} "
+            f"{least:7.0f} {seconds['pass'] * 1e3:9.3f} {passes:7.2f} {most:6.0f} "
             f"{seconds['cc3d'] * 1e3:10.2f} {seconds['skimage'] * 1e3:10.2f}  {'yes' if held else 'MISSED'}"
         )
     return lines

@@ -12,11 +12,7 @@ from casewise import BadInput, dice, fragmentation, harm, hd95
 
 torch = pytest.importorskip("torch")
 
-DEVICES = [
-    "cpu",
-    *(["cuda"] if torch.cuda.is_available() else []),
-    *(["mps"] if torch.backends.mps.is_available() else []),
-]
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 def triple(shape: tuple[int, ...]) -> list[np.ndarray]:
@@ -31,11 +27,11 @@ def triple(shape: tuple[int, ...]) -> list[np.ndarray]:
 def test_tensors_and_arrays_give_the_same(device, shape, dtype, foreground):
     tensors = [torch.from_numpy(mask).to(device, dtype) for mask in triple(shape)]
     arrays = [tensor.cpu().numpy() for tensor in tensors]
-    options = {"min_area": 2, "foreground": foreground}
+    options = {"min_area": 2, "foreground": foreground, "spacing_mm": (2.0,) * len(shape)}
     assert fragmentation(*tensors[:2], **options) == fragmentation(*arrays[:2], **options)
     there, here = harm(*tensors, **options), harm(*arrays, **options)
     assert (there.ha, there.ba, there.voxel_harm) == (here.ha, here.ba, here.voxel_harm)
-    assert (there.table == here.table).sum() == 0 or there.rows()[0]["area"] == here.rows()[0]["area"]
+    assert there.rows() == here.rows() != []
     assert dice(*tensors[:2]) == dice(*arrays[:2])
     assert hd95(*tensors[:2]) == hd95(*arrays[:2])
 
