@@ -1,0 +1,234 @@
+"""Speed and memory of an episode, in CPU time on one thread, against the two ways it is usually done.
+
+    python benchmarks/speed_adapt.py            # the whole table, one or two minutes
+    python benchmarks/speed_adapt.py --quick    # small, for a look
+
+One case of 12 slices at 256 x 256, K = 4, a 2-D U-Net like nnU-Net's (affine InstanceNorm). Contestants run interleaved
+and the median of the rounds is printed, so that a busy machine slows all of them alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from casewise.adapt.episode import Episode, run_episode
+from casewise.adapt.losses import entropy
+from casewise.adapt.networks import PlainUNet
+from casewise.adapt.objectives.tent import Tent
+from casewise.adapt.parameters import select
+from casewise.measure.signals.fragmentation import fragmentation
+
+RATE = 5e-4
+Masks = list[np.ndarray[Any, Any]]
+
+
+def naive(network: nn.Module, image: Tensor, steps: int) -> Masks:
+    """Deepcopy per case, gradients for all weights, a separate forward for every prediction."""
+    model = copy.deepcopy(network).eval()
+    optimizer = torch.optim.Adam(select(model).values(), lr=RATE)
+    masks = [_argmax(model, image)]
+    for _ in range(steps):
+        model.zero_grad()
+        entropy(model(image)).mean().backward()
+        optimizer.step()
+        masks.append(_argmax(model, image))
+    return masks
+
+
+class PublishedTent(nn.Module):
+    """The shape of the published wrapper, in our own words: only norm parameters have gradients, reset by state dict.
+
+    Its forward returns the logits from before the update, so a prediction must follow each step.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model.eval().requires_grad_(False)
+        affine = list(select(model).values())
+        for parameter in affine:
+            parameter.requires_grad_(True)
+        self.optimizer = torch.optim.Adam(affine, lr=RATE)
+        self.found = copy.deepcopy(model.state_dict()), copy.deepcopy(self.optimizer.state_dict())
+
+    def reset(self) -> None:
+        self.model.load_state_dict(self.found[0])
+        self.optimizer.load_state_dict(self.found[1])
+
+    def forward_and_adapt(self, image: Tensor) -> Tensor:
+        logits: Tensor = self.model(image)
+        entropy(logits).mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return logits.detach()
+
+
+def published(network: nn.Module, image: Tensor, steps: int) -> Masks:
+    """The published wrapper followed by a prediction after each step."""
+    wrapper = PublishedTent(copy.deepcopy(network))
+    wrapper.reset()
+    masks = [_argmax(wrapper.model, image)]
+    for _ in range(steps):
+        wrapper.forward_and_adapt(image)
+        masks.append(_argmax(wrapper.model, image))
+    return masks
+
+
+def ours(network: nn.Module, image: Tensor, steps: int, **options: Any) -> Masks:
+    """The episode, with every signal that it always records."""
+    return list(run_episode(network, image, Tent(), steps=steps, learning_rate=RATE, **options).masks)
+
+
+def _argmax(model: nn.Module, image: Tensor) -> np.ndarray[Any, Any]:
+    with torch.inference_mode():
+        return model(image).argmax(1).to(torch.uint8).numpy()
+
+
+def cpu_seconds(work: Callable[[], Any]) -> tuple[float, Any]:
+    began = time.process_time()
+    result = work()
+    return time.process_time() - began, result
+
+
+def interleaved(contestants: dict[str, Callable[[], Masks]], rounds: int) -> tuple[dict[str, float], dict[str, Masks]]:
+    """Median CPU seconds and the masks of each, taken in turns."""
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    masks: dict[str, Masks] = {}
+    for _ in range(rounds):
+        for name, work in contestants.items():
+            seconds, masks[name] = cpu_seconds(work)
+            times[name].append(seconds)
+    return {name: statistics.median(values) for name, values in times.items()}, masks
+
+
+def the_case(slices: int, side: int) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    network = PlainUNet(channels=1, classes=4, features=(16, 32, 64, 96))
+    coarse = torch.randn(slices, 1, side // 16, side // 16)
+    image = nn.functional.interpolate(coarse, size=(side, side), mode="bilinear") + 0.3 * torch.randn(
+        slices, 1, side, side
+    )
+    with torch.no_grad():
+        network.head.weight.mul_(8)
+    return network, image
+
+
+def speed(slices: int, side: int, steps: int, rounds: int) -> dict[str, Any]:
+    network, image = the_case(slices, side)
+    contestants: dict[str, Callable[[], Masks]] = {
+        "naive": lambda: naive(network, image, steps),
+        "published TENT": lambda: published(network, image, steps),
+        "casewise": lambda: ours(network, image, steps),
+        "casewise, max_slices=1": lambda: ours(network, image, steps, max_slices=1),
+        "casewise, group_instance_norm": lambda: ours(network, image, steps, group_instance_norm=True),
+        "casewise, decoder-norm": lambda: ours(network, image, steps, parameters="decoder-norm"),
+        "casewise, decoder-norm, cache_frozen": lambda: ours(
+            network, image, steps, parameters="decoder-norm", cache_frozen=True
+        ),
+    }
+    ours(network, image[:1], 1)  # the first optimizer of a process imports half of torch
+    times, masks = interleaved(contestants, rounds)
+    flipped = {n: int(sum((a != b).sum() for a, b in zip(m, masks["naive"], strict=True))) for n, m in masks.items()}
+    flipped["casewise, decoder-norm, cache_frozen"] = int(
+        sum(
+            (a != b).sum()
+            for a, b in zip(masks["casewise, decoder-norm, cache_frozen"], masks["casewise, decoder-norm"], strict=True)
+        )
+    )
+    return {"seconds": times, "voxels that differ": flipped, "voxels": int(image.numel()) * steps}
+
+
+def costs(slices: int, side: int, rounds: int) -> dict[str, float]:
+    """CPU milliseconds per step of the signals, beside one update (tab:app-compute)."""
+    network, image = the_case(slices, side)
+    found: dict[str, list[float]] = {}
+
+    def note(name: str, work: Callable[[], Any]) -> Any:
+        seconds, result = cpu_seconds(work)
+        found.setdefault(name, []).append(1000 * seconds)
+        return result
+
+    for _ in range(rounds):
+        with Episode(network, image, Tent(), learning_rate=1e-2) as episode:
+            note("update and prediction", lambda: episode.advance())
+            source, adapted = episode.masks
+            note("fragmentation", lambda: fragmentation(source, adapted))
+            note("gradient norm", lambda: episode.backward(lambda z, x, rows: (entropy(z).sum(), z[:, 0].numel())))
+            note("8-pass agreement", lambda: _agreement(episode))
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def _agreement(episode: Episode) -> float | None:
+    from casewise.adapt.probes import probes_of
+
+    value = probes_of(["augmentation_disagreement"])["augmentation_disagreement"](episode)
+    assert value is None or isinstance(value, float)
+    return value
+
+
+def peak_megabytes(slices: int, side: int, max_slices: int | None) -> float:
+    """Peak memory of one episode beyond what it began with, in a process of its own."""
+    command = [sys.executable, __file__, "--memory", json.dumps([slices, side, max_slices])]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def _measure_memory(slices: int, side: int, max_slices: int | None) -> float:
+    network, image = the_case(slices, side)
+    run_episode(network, image[:1, :, :32, :32], Tent(), steps=1)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    run_episode(network, image, Tent(), steps=2, max_slices=max_slices)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--memory", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    if chosen.memory:
+        print(_measure_memory(*json.loads(chosen.memory)))
+        return
+    slices, side, steps = (4, 128, 4) if chosen.quick else (12, 256, 4)
+    result = speed(slices, side, steps, chosen.rounds)
+    times, flipped = result["seconds"], result["voxels that differ"]
+    print(
+        f"{slices} slices at {side} x {side}, K = {steps}, one thread, median CPU seconds of {chosen.rounds} rounds\n"
+    )
+    print(f"{'':38} {'CPU s':>7} {'x naive':>8} {'x TENT':>7} {'voxels that differ':>19}")
+    for name, seconds in times.items():
+        ratios = f"{times['naive'] / seconds:8.2f} {times['published TENT'] / seconds:7.2f}"
+        print(f"{name:38} {seconds:7.2f} {ratios} {flipped[name]:>10} of {result['voxels']}")
+    print("\n(decoder-norm is another adaptation; its cached run is compared with its own uncached run)\n")
+    table = costs(slices, side, chosen.rounds)
+    forwards = {
+        "update and prediction": (1, 1),
+        "fragmentation": (0, 0),
+        "gradient norm": (0, 1),
+        "8-pass agreement": (8, 0),
+    }
+    print(f"{'per step':38} {'CPU ms':>9} {'share':>7} {'forwards':>9} {'backwards':>10}")
+    for name, milliseconds in table.items():
+        share = milliseconds / table["update and prediction"]
+        print(f"{name:38} {milliseconds:9.1f} {share:7.2%} {forwards[name][0]:>9} {forwards[name][1]:>10}")
+    whole, half, one = (peak_megabytes(slices, side, size) for size in (None, max(1, slices // 4), 1))
+    print(
+        f"\npeak memory beyond the start: whole batch {whole:.0f} MB, max_slices={max(1, slices // 4)} {half:.0f} MB, max_slices=1 {one:.0f} MB"
+    )
+
+
+if __name__ == "__main__":
+    main()

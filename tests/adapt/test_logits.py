@@ -1,0 +1,74 @@
+"""Whatever a network returns, as logits at the resolution of the mask."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from casewise.adapt.logits import at_resolution, check_finite, labels, logits_of
+from casewise.core.errors import BadInput, NotFinite
+
+FINE, COARSE = torch.zeros(1, 2, 8, 8), torch.zeros(1, 2, 4, 4)
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        FINE,
+        (FINE, COARSE),
+        [COARSE, FINE],
+        {"out": FINE, "aux": COARSE},
+        {"logits": FINE},
+        SimpleNamespace(logits=FINE),
+    ],
+)
+def test_the_finest_logits_are_found(output):
+    assert logits_of(output) is FINE
+
+
+def test_what_holds_no_logits_is_refused_with_a_way_out():
+    with pytest.raises(BadInput, match=r"one of the keys .*got \['other'\]; pass forward="):
+        logits_of({"other": FINE})
+    with pytest.raises(BadInput, match="got str; pass forward="):
+        logits_of("logits")
+
+
+def test_low_resolution_logits_are_resized_as_segformers_pipeline_does():
+    coarse = torch.randn(2, 3, 4, 4)
+    expected = functional.interpolate(coarse, size=(16, 16), mode="bilinear", align_corners=False)
+    assert torch.equal(at_resolution(coarse, (16, 16)), expected)
+    assert at_resolution(coarse, (4, 4)) is coarse
+
+
+def test_volumes_are_resized_in_three_axes():
+    assert at_resolution(torch.zeros(1, 2, 2, 4, 4), (4, 8, 8)).shape == (1, 2, 4, 8, 8)
+    with pytest.raises(BadInput, match="do not fit a mask"):
+        at_resolution(torch.zeros(1, 2, 4, 4), (2, 4, 4))
+
+
+def test_softmax_labels_are_the_argmax():
+    logits = torch.randn(2, 4, 3, 3)
+    assert np.array_equal(labels(logits, "softmax"), logits.argmax(1).numpy())
+    assert labels(logits, "softmax").dtype == np.uint8
+
+
+def test_sigmoid_labels_are_the_last_region_that_holds():
+    logits = torch.tensor([[-1.0, 1.0, 1.0, -1.0], [-1.0, -1.0, 2.0, 3.0]]).view(1, 2, 1, 4)
+    assert labels(logits, "sigmoid").tolist() == [[[0, 1, 2, 2]]]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_one_bad_logit_is_noticed(bad):
+    logits = torch.zeros(1, 2, 3, 3)
+    logits[0, 1, 2, 2] = bad
+    with pytest.raises(NotFinite, match="1 of 18 logits are NaN or infinite here"):
+        check_finite(logits, "here")
+
+
+def test_large_logits_are_not_mistaken_for_infinite_ones():
+    logits = torch.full((1, 2, 3, 3), 3e38)
+    assert check_finite(logits, "here") is logits
