@@ -171,9 +171,10 @@ def _predictor(folder: Path, contents: Mapping[str, Any], *, device: str, step_s
         tile_step_size=step_size, use_gaussian=True, use_mirroring=mirroring, perform_everything_on_device=True,
         device=torch.device(device), verbose=False, verbose_preprocessing=False, allow_tqdm=False,
     )  # fmt: skip
+    axes = contents.get("inference_allowed_mirroring_axes")
     predictor.manual_initialization(
         _architecture(contents["trainer_name"], plans, configuration, dataset), plans, configuration, [], dataset,
-        contents["trainer_name"], contents.get("inference_allowed_mirroring_axes"),
+        contents["trainer_name"], None if axes is None else tuple(axes),
     )  # fmt: skip
     return predictor
 

@@ -1,0 +1,87 @@
+"""Any module: slices as a batch, padding that is taken off again, a factory by its address."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from casewise.adapt.backbones import load_backbone
+from casewise.adapt.backbones.module import Module, of_network
+from casewise.adapt.snapshot import fingerprint
+from casewise.core.errors import BadInput, UnknownName
+from casewise.core.records import Case
+
+
+def flat() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.InstanceNorm2d(4, affine=True), nn.Conv2d(4, 3, 1))
+
+
+def test_slices_of_a_volume_are_a_batch_for_a_flat_network() -> None:
+    backbone = of_network(flat())
+    assert (backbone.dimensions, backbone.classes, backbone.expects.channels) == (2, 3, 1)
+    prepared = backbone.prepare(Case("a", np.random.default_rng(0).normal(size=(1, 5, 8, 6)).astype(np.float32)))
+    assert prepared.inputs.shape == (5, 1, 8, 6)
+
+
+def test_one_image_stays_one_image() -> None:
+    volume = of_network(nn.Sequential(nn.Conv3d(1, 2, 1)))
+    assert volume.prepare(Case("a", np.ones((1, 4, 8, 6)))).inputs.shape == (1, 1, 4, 8, 6)
+    assert of_network(flat()).prepare(Case("a", np.ones((1, 8, 6)))).inputs.shape == (1, 1, 8, 6)
+    with pytest.raises(BadInput, match="3-D network cannot take"):
+        volume.prepare(Case("a", np.ones((1, 8, 6))))
+
+
+def test_padding_is_taken_off_the_logits() -> None:
+    prepared = Module(flat(), classes=3, dimensions=2, multiple=8).prepare(Case("a", np.ones((1, 13, 6))))
+    assert prepared.inputs.shape == (1, 1, 16, 8)
+    assert prepared.forward is not None
+    assert prepared.forward(prepared.inputs).shape == (1, 3, 13, 6)
+
+
+def test_a_factory_is_loaded_by_its_address_with_weights(tmp_path: Path) -> None:
+    from casewise.adapt.backbones.checkpoints import write_safetensors
+    from casewise.adapt.networks import PlainUNet
+
+    network = PlainUNet()
+    write_safetensors(tmp_path / "w.safetensors", network.state_dict())
+    backbone = load_backbone("casewise.adapt.networks:PlainUNet", weights=tmp_path / "w.safetensors")
+    assert backbone.fingerprint == fingerprint(network)
+    assert not backbone.network.training
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("no.such.module:make", "cannot be imported"),
+        ("casewise.adapt.networks:nothing", "no function called nothing"),
+        ("casewise.core.seeds:seed_of", "missing"),
+        ("neither this nor that", "neither a folder"),
+    ],
+)
+def test_a_wrong_address_says_what_is_wrong(spec: str, message: str) -> None:
+    with pytest.raises((BadInput, TypeError), match=message):
+        load_backbone(spec)
+
+
+def test_an_unknown_intensity_names_the_known_ones() -> None:
+    with pytest.raises(UnknownName, match="imagenet"):
+        Module(flat(), classes=3, dimensions=2, intensity="imagnet")
+
+
+def test_nan_and_channels_are_refused() -> None:
+    backbone = of_network(flat())
+    with pytest.raises(BadInput, match="NaN or infinite"):
+        backbone.prepare(Case("a", np.full((1, 8, 8), np.nan)))
+    with pytest.raises(BadInput, match="takes 1 channels, case a has 2"):
+        backbone.prepare(Case("a", np.ones((2, 8, 8))))
+
+
+def test_a_folder_that_is_no_model_says_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "holiday.jpg").touch()
+    with pytest.raises(BadInput, match=r"no model folder.*holiday.jpg"):
+        load_backbone(str(tmp_path))

@@ -1,0 +1,126 @@
+"""nnU-Net as it is: what a rollback writes is what nnUNetv2_predict writes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from casewise.adapt.backbones import Backbone, load_backbone
+from casewise.adapt.episode import run_episode
+from casewise.adapt.snapshot import fingerprint
+from casewise.core.errors import BadInput
+from casewise.core.records import Case
+from casewise.data.folders import list_cases
+
+KINDS: dict[str, dict[str, Any]] = {
+    "2-D": {"dimensions": 2},
+    "3-D": {"dimensions": 3},
+    "regions": {"regions": True},
+    "ignore label, two folds, ITK": {"ignore": True, "folds": (0, 1), "reader": "SimpleITKIO"},
+    "reoriented": {"reader": "NibabelIOWithReorient", "mirroring": (0,)},
+}
+
+
+def nnunet_itself(model: Path, images: Path, out: Path, *, mirroring: bool = True, step_size: float = 0.5) -> None:
+    """nnU-Net's predictor in this process, loaded its own way."""
+    from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
+
+    out.mkdir()
+    with contextlib.redirect_stdout(io.StringIO()):
+        predictor = nnUNetPredictor(
+            device=torch.device("cpu"), allow_tqdm=False, use_mirroring=mirroring, tile_step_size=step_size
+        )
+        predictor.initialize_from_trained_model_folder(str(model), None)
+        pairs = [[str(path)] for path in sorted(images.iterdir())]
+        predictor.predict_from_files_sequential(pairs, str(out), folder_with_segs_from_prev_stage=None)
+
+
+def written(backbone: Backbone, images: Path, out: Path) -> dict[str, bytes]:
+    for files in list_cases(images, ending=backbone.ending):
+        reading = backbone.read(files)
+        predict = backbone.prepare(reading.case).predict
+        assert predict is not None
+        backbone.write(predict(), reading, out / f"{files.id}.nii.gz")
+    return {path.name: path.read_bytes() for path in sorted(out.glob("*.nii.gz"))}
+
+
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+def test_m0_is_the_file_that_nnunet_writes(options: dict[str, Any], model: Any, scans: Path, tmp_path: Path) -> None:
+    folder = model(**options)
+    nnunet_itself(folder, scans / "images", tmp_path / "theirs")
+    (tmp_path / "ours").mkdir()
+    ours = written(load_backbone(str(folder)), scans / "images", tmp_path / "ours")
+    assert len(ours) == 2
+    assert ours == {name: (tmp_path / "theirs" / name).read_bytes() for name in ours}
+
+
+def test_options_of_the_sliding_window_are_nnunets_own(model: Any, scans: Path, tmp_path: Path) -> None:
+    nnunet_itself(model(), scans / "images", tmp_path / "theirs", mirroring=False, step_size=1.0)
+    (tmp_path / "ours").mkdir()
+    ours = written(load_backbone(str(model()), step_size=1.0, mirroring=False), scans / "images", tmp_path / "ours")
+    assert ours == {name: (tmp_path / "theirs" / name).read_bytes() for name in ours}
+
+
+@pytest.mark.slow
+def test_m0_is_the_file_that_the_command_line_writes(model: Any, scans: Path, tmp_path: Path) -> None:
+    command = "from nnunetv2.inference.predict_from_raw_data import predict_entry_point_modelfolder as run; run()"
+    arguments = f"-i {scans / 'images'} -o {tmp_path / 'theirs'} -m {model()} -f 0 -device cpu -npp 1 -nps 1"
+    subprocess.run([sys.executable, "-c", command, *arguments.split()], check=True, capture_output=True)
+    (tmp_path / "ours").mkdir()
+    ours = written(load_backbone(str(model())), scans / "images", tmp_path / "ours")
+    assert ours == {name: (tmp_path / "theirs" / name).read_bytes() for name in ours}
+
+
+def episode(backbone: Backbone, case: Case, **options: Any) -> Any:
+    from casewise.adapt.objectives import objective_of
+
+    prepared = backbone.prepare(case)
+    return run_episode(
+        backbone.network, prepared.inputs, objective_of("tent"), steps=2, head=backbone.head,
+        forward=prepared.forward, predict=prepared.predict, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{}, {"dimensions": 3}, {"regions": True}, {"folds": (0, 1)}], ids=str)
+def test_an_update_is_not_lost_and_the_network_comes_back(options: dict[str, Any], model: Any, scans: Path) -> None:
+    backbone = load_backbone(str(model(**options)), mirroring=False)
+    case = backbone.read(list_cases(scans / "images")[0]).case
+    before = fingerprint(backbone.network)
+    trajectory = episode(backbone, case, learning_rate=0.05)
+    assert (trajectory.masks[0] != trajectory.masks[2]).any(), "nnU-Net reloaded the source weights"
+    assert trajectory.masks[0].shape == case.image.shape[1:]
+    assert fingerprint(backbone.network) == before == backbone.fingerprint
+    again = backbone.prepare(case).predict
+    assert again is not None
+    np.testing.assert_array_equal(again(), trajectory.masks[0])
+
+
+def test_what_the_folder_says_is_read(model: Any) -> None:
+    backbone = load_backbone(str(model(regions=True)))
+    assert (backbone.head, backbone.classes, backbone.ending) == ("sigmoid", 2, ".nii.gz")
+    assert backbone.labels == {0: "background", 1: "whole", 2: "core"}
+    assert backbone.expects.spacing_mm == (2.0, 1.0, 1.0)
+    assert load_backbone(str(model(ignore=True, folds=(0, 1), reader="SimpleITKIO"))).ignore == 3
+
+
+def test_another_number_of_channels_is_refused(model: Any, scans: Path) -> None:
+    backbone = load_backbone(str(model()))
+    image = next((scans / "images").iterdir())
+    files = list_cases(scans / "images")[0]
+    with pytest.raises(BadInput, match="takes 1 channels, case case_001 has 2"):
+        backbone.read(type(files)(files.id, (image, image)))
+
+
+def test_a_missing_checkpoint_is_named(model: Any) -> None:
+    with pytest.raises(BadInput, match=r"has checkpoint_best.pth; name another with -chk"):
+        load_backbone(str(model()), checkpoint="checkpoint_best.pth")
+    with pytest.raises(BadInput, match="fold_4"):
+        load_backbone(str(model()), fold=[4])
