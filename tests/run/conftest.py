@@ -1,0 +1,70 @@
+"""A small U-Net with weights on disk, and a handful of scans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+
+from casewise.adapt.backbones.checkpoints import write_safetensors
+from casewise.core.records import Policy
+from casewise.run.model import Adaptation, Model
+from casewise.run.predict import PredictCase
+from casewise.run.setup import gathered_cases, prediction_work
+
+FACTORY = "casewise.adapt.networks:PlainUNet"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A U-Net with fixed random weights: its masks are nonsense, and the same every time."""
+    from casewise.adapt.networks import PlainUNet
+
+    torch.manual_seed(3)
+    path = tmp_path_factory.mktemp("weights") / "unet.safetensors"
+    write_safetensors(path, PlainUNet(features=(16, 32, 64, 96)).state_dict())
+    return Model(FACTORY, weights=path)
+
+
+def write_scan(path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    image = rng.normal(size=(24, 24, 2)).cumsum(0).cumsum(1).astype(np.float32)
+    nibabel.save(nibabel.Nifti1Image(image, np.diag([1.0, 1.0, 5.0, 1.0])), path)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Three cases in nnU-Net's naming."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(3):
+        write_scan(folder / f"case_{number}_0000.nii.gz", number)
+    return folder
+
+
+FIXED = Policy("fixed-k", "fixed-k", {"step": 1}, 1)
+HOW = Adaptation(objective="tent", learning_rate=0.05, steps=1, min_area=4)
+
+Maker = Callable[..., PredictCase]
+
+
+@pytest.fixture
+def work(model: Model, images: Path, tmp_path: Path) -> Maker:
+    """``work(policy=..., contract="warn", ...)``: the work of a prediction of ``images`` into ``tmp_path / "out"``."""
+
+    def make(policy: Policy = FIXED, out: str = "out", **options: Any) -> PredictCase:
+        how = options.pop("adaptation", HOW)
+        cases = gathered_cases(model, images)
+        return prediction_work(model, how, policy, cases, tmp_path / out, **options)
+
+    return make

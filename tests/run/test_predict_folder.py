@@ -1,0 +1,202 @@
+"""Guarded predictions of a folder: outputs, failures, resuming, and nothing stale."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+
+from casewise.core.records import Policy
+from casewise.report.overlays import overlay_png
+from casewise.run.audit import verify_audit
+from casewise.run.folder import plan_folder, predict_folder
+from casewise.run.local import LocalEngine
+from casewise.run.predict import PredictCase
+from casewise.run.verify import verify_predictions
+
+Maker = Callable[..., PredictCase]
+M0 = Policy("m0", "m0", {}, 0)
+
+
+def run(work: PredictCase, **options: Any) -> dict[str, dict[str, Any]]:
+    return {entry["case"]: entry for entry in predict_folder(work, LocalEngine(), **options)}
+
+
+def tree(folder: Path) -> dict[str, Any]:
+    """Every file's content; entries without their timing, and no audit log (it tells of every run)."""
+    found: dict[str, Any] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_dir() or name == "audit.jsonl":
+            continue
+        found[name] = path.read_bytes()
+        if name.endswith(".json") and name.startswith("casewise/"):
+            found[name] = {key: value for key, value in json.loads(path.read_text()).items() if key != "timing"}
+    return found
+
+
+def test_every_case_has_a_mask_an_entry_and_a_line(work: Maker, tmp_path: Path, images: Path) -> None:
+    made = work(draw=overlay_png, save_candidates=True)
+    entries = run(made)
+    assert [entry["status"] for entry in entries.values()] == ["done"] * 3
+    entry = entries["case_0"]
+    assert entry["decision"]["action"] == "keep"
+    assert entry["decision"]["executed"] == 1
+    assert set(entry["signals"]) == {"0", "1"}
+    assert entry["inputs"].keys() == {"case_0_0000.nii.gz"}
+    mask = nibabel.load(tmp_path / "out" / "case_0.nii.gz")
+    np.testing.assert_array_equal(mask.affine, nibabel.load(images / "case_0_0000.nii.gz").affine)
+    assert {path.name for path in (tmp_path / "out/casewise/candidates/case_0").iterdir()} == {"0.nii.gz", "1.nii.gz"}
+    assert verify_predictions(tmp_path / "out") == []
+    events = [json.loads(line)["event"] for line in (tmp_path / "out" / "audit.jsonl").read_text().splitlines()]
+    assert events == ["run-started", "case", "case", "case", "run-finished"]
+
+
+def test_without_adaptation_the_mask_is_m0(work: Maker, tmp_path: Path) -> None:
+    run(work(save_candidates=True, out="adapted"))
+    entries = run(work(policy=M0, out="plain"))
+    for case_id, entry in entries.items():
+        assert entry["decision"]["action"] == "rollback"
+        theirs = tmp_path / "adapted/casewise/candidates" / case_id / "0.nii.gz"
+        assert (tmp_path / "plain" / f"{case_id}.nii.gz").read_bytes() == theirs.read_bytes()
+
+
+def test_the_result_of_a_case_does_not_depend_on_the_others(work: Maker, tmp_path: Path) -> None:
+    run(work(out="all"))
+    alone = work(out="alone")
+    run(replace(alone, cases={"case_2": alone.cases["case_2"]}))
+    reverse = work(out="reverse")
+    run(replace(reverse, cases=dict(reversed(list(reverse.cases.items())))))
+    files = [(tmp_path / name / "case_2.nii.gz").read_bytes() for name in ("all", "alone", "reverse")]
+    assert files[0] == files[1] == files[2]
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def not_a_number(path: Path) -> None:
+    nibabel.save(nibabel.Nifti1Image(np.full((24, 24, 2), np.nan, np.float32), np.eye(4)), path)
+
+
+def four_axes(path: Path) -> None:
+    nibabel.save(nibabel.Nifti1Image(np.zeros((24, 24, 2, 3), np.float32), np.eye(4)), path)
+
+
+def constant(path: Path) -> None:
+    nibabel.save(nibabel.Nifti1Image(np.ones((24, 24, 2), np.float32), np.eye(4)), path)
+
+
+@pytest.mark.parametrize("spoil", [truncate, not_a_number, four_axes, constant])
+def test_one_bad_case_fails_alone_and_leaves_nothing_old(
+    spoil: Callable[[Path], None], work: Maker, images: Path, tmp_path: Path
+) -> None:
+    run(work())
+    assert (tmp_path / "out" / "case_1.nii.gz").exists()
+    spoil(images / "case_1_0000.nii.gz")
+    entries = run(work())
+    assert {case: entry["status"] for case, entry in entries.items()} == {
+        "case_0": "done", "case_1": "failed", "case_2": "done",
+    }  # fmt: skip
+    assert not (tmp_path / "out" / "case_1.nii.gz").exists(), "an old output stands in for a failed new one"
+    assert entries["case_1"]["error"]
+    assert "\n" not in entries["case_1"]["error"]
+    assert verify_predictions(tmp_path / "out") == []
+
+
+@dataclass(frozen=True)
+class Breaks:
+    """An objective whose update fails in a chosen way."""
+
+    error: str
+
+    def begin(self, subject: Any) -> Any:
+        def update() -> Any:
+            if self.error == "memory":
+                raise torch.OutOfMemoryError("out of memory, injected")
+            subject.moving()[0].data.mul_(float("nan"))
+            return {}
+
+        return update
+
+
+@pytest.mark.parametrize("error", ["memory", "nan"])
+def test_where_adaptation_fails_m0_is_deployed(error: str, work: Maker, tmp_path: Path) -> None:
+    run(work(policy=M0, out="plain"))
+    made = work()
+    entries = run(replace(made, adaptation=replace(made.adaptation, objective=Breaks(error))))  # type: ignore[arg-type]
+    for case_id, entry in entries.items():
+        assert entry["status"] == "fallback"
+        assert entry["decision"]["action"] == "rollback"
+        assert "adaptation failed" in entry["decision"]["reason"]
+        ours = (tmp_path / "out" / f"{case_id}.nii.gz").read_bytes()
+        assert ours == (tmp_path / "plain" / f"{case_id}.nii.gz").read_bytes()
+
+
+def test_out_of_time_deploys_m0(work: Maker) -> None:
+    entries = run(work(timeout_s=1e-9))
+    assert {entry["error_kind"] for entry in entries.values()} == {"OutOfTime"}
+    assert {entry["status"] for entry in entries.values()} == {"fallback"}
+
+
+def test_a_case_above_max_ram_is_refused(work: Maker) -> None:
+    entries = run(work(max_ram=1000))
+    assert all("--max-ram allows" in entry["error"] for entry in entries.values())
+
+
+def test_resuming_trusts_hashes_and_not_file_names(work: Maker, images: Path, tmp_path: Path) -> None:
+    before = run(work())
+    (tmp_path / "out" / "case_0.nii.gz").write_bytes(b"something else")
+    nibabel.save(
+        nibabel.Nifti1Image(np.eye(24, dtype=np.float32)[:, :, None] * [1, 2], np.eye(4)), images / "case_1_0000.nii.gz"
+    )
+    plan = {row.case_id: row.complete for row in plan_folder(work(), resume=True)}
+    assert plan == {"case_0": False, "case_1": False, "case_2": True}
+    after = run(work(), resume=True)
+    assert after["case_2"]["timing"] == before["case_2"]["timing"], "a complete case was done again"
+    assert after["case_0"]["outputs"] == before["case_0"]["outputs"]
+    assert after["case_1"]["inputs"] != before["case_1"]["inputs"]
+    other = work(adaptation=replace(work().adaptation, seed=7))
+    assert not any(row.complete for row in plan_folder(other, resume=True))
+
+
+@pytest.mark.parametrize("written", range(1, 9))
+def test_a_run_that_stops_at_any_write_is_completed_by_the_next(
+    written: int, work: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault injection at the rename: the process stops there as if it were killed, temporary files and all."""
+    import casewise.run.outputs as outputs
+
+    run(work(draw=overlay_png, out="whole"))
+    left = [written]
+    rename = outputs.os.replace
+
+    def stops(source: Any, target: Any) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr(outputs.os, "replace", stops)
+    with pytest.raises(KeyboardInterrupt):
+        run(work(draw=overlay_png))
+    monkeypatch.undo()
+    run(work(draw=overlay_png), resume=True)
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_a_later_edit_of_an_output_or_an_entry_is_found(work: Maker, tmp_path: Path) -> None:
+    run(work())
+    entry = tmp_path / "out" / "casewise" / "case_0.json"
+    entry.write_text(entry.read_text().replace('"keep"', '"shrink"'))
+    (tmp_path / "out" / "case_1.nii.gz").unlink()
+    problems = verify_predictions(tmp_path / "out")
+    assert problems == ["case_1.nii.gz is missing", "casewise/case_0.json is not the entry that the audit log saw"]
+    assert verify_audit(tmp_path / "out" / "audit.jsonl") == []
