@@ -29,6 +29,7 @@ from casewise.adapt.losses import entropy
 from casewise.adapt.networks import PlainUNet
 from casewise.adapt.objectives.tent import Tent
 from casewise.adapt.parameters import select
+from casewise.adapt.probes import probes_of
 from casewise.measure.signals.fragmentation import fragmentation
 
 RATE = 5e-4
@@ -150,46 +151,85 @@ def speed(slices: int, side: int, steps: int, rounds: int) -> dict[str, Any]:
     return {"seconds": times, "voxels that differ": flipped, "voxels": int(image.numel()) * steps}
 
 
+def probe(name: str) -> Callable[[Episode], Any]:
+    return lambda episode: probes_of([name])[name](episode)
+
+
+def gradient_norm(episode: Episode) -> Any:
+    return episode.backward(lambda logits, inputs, rows: (entropy(logits).sum(), logits[:, 0].numel()))
+
+
+# What is measured after the first prediction: (forwards, backwards, the work).
+PARTS: dict[str, tuple[int, int, Callable[[Episode], Any]]] = {
+    "update and prediction": (1, 1, lambda episode: episode.advance()),
+    "fragmentation": (0, 0, lambda episode: fragmentation(episode.masks[0], episode.masks[-1])),
+    "gradient norm": (0, 1, gradient_norm),
+    "GraTa cosine": (8, 2, probe("grata_cosine")),
+    "8-pass agreement": (8, 0, probe("augmentation_disagreement")),
+    "8-pass dropout": (8, 0, probe("dropout_disagreement")),
+    "AETTA": (11, 0, probe("aetta")),
+    "ADIC": (11, 0, probe("adic")),
+}
+
+
 def costs(slices: int, side: int, rounds: int) -> dict[str, float]:
-    """CPU milliseconds per step of the signals, beside one update (tab:app-compute)."""
+    """CPU milliseconds of each part at step 1, medians."""
     network, image = the_case(slices, side)
-    found: dict[str, list[float]] = {}
-
-    def note(name: str, work: Callable[[], Any]) -> Any:
-        seconds, result = cpu_seconds(work)
-        found.setdefault(name, []).append(1000 * seconds)
-        return result
-
+    found: dict[str, list[float]] = {name: [] for name in PARTS}
     for _ in range(rounds):
         with Episode(network, image, Tent(), learning_rate=1e-2) as episode:
-            note("update and prediction", lambda: episode.advance())
-            source, adapted = episode.masks
-            note("fragmentation", lambda: fragmentation(source, adapted))
-            note("gradient norm", lambda: episode.backward(lambda z, x, rows: (entropy(z).sum(), z[:, 0].numel())))
-            note("8-pass agreement", lambda: _agreement(episode))
+            for name, (_, _, work) in PARTS.items():
+                found[name].append(1000 * cpu_seconds(lambda: work(episode))[0])  # noqa: B023
     return {name: statistics.median(values) for name, values in found.items()}
 
 
-def _agreement(episode: Episode) -> float | None:
-    from casewise.adapt.probes import probes_of
-
-    value = probes_of(["augmentation_disagreement"])["augmentation_disagreement"](episode)
-    assert value is None or isinstance(value, float)
-    return value
-
-
-def peak_megabytes(slices: int, side: int, max_slices: int | None) -> float:
-    """Peak memory of one episode beyond what it began with, in a process of its own."""
-    command = [sys.executable, __file__, "--memory", json.dumps([slices, side, max_slices])]
+def peak_megabytes(slices: int, side: int, max_slices: int | None, part: str) -> float:
+    """Peak memory of one part beyond that of predicting M0, in a process of its own."""
+    command = [sys.executable, __file__, "--memory", json.dumps([slices, side, max_slices, part])]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def _measure_memory(slices: int, side: int, max_slices: int | None) -> float:
+def _measure_memory(slices: int, side: int, max_slices: int | None, part: str) -> float:
     network, image = the_case(slices, side)
-    run_episode(network, image[:1, :, :32, :32], Tent(), steps=1)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    run_episode(network, image, Tent(), steps=2, max_slices=max_slices)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    run_episode(network, image[:1, :, :32, :32], Tent(), steps=1)  # imports
+    network.eval()
+    with torch.inference_mode():
+        for row in image:
+            network(row[None])
+    before = _peak()
+    with Episode(network, image, Tent(), max_slices=max_slices) as episode:
+        PARTS[part][2](episode)
+    return _peak() - before
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def print_speed(slices: int, side: int, steps: int, rounds: int) -> None:
+    result = speed(slices, side, steps, rounds)
+    times, flipped = result["seconds"], result["voxels that differ"]
+    print(f"{slices} slices at {side} x {side}, K = {steps}, one thread, median CPU seconds of {rounds} rounds\n")
+    print(f"{'':38} {'CPU s':>7} {'x naive':>8} {'x TENT':>7} {'voxels that differ':>19}")
+    for name, seconds in times.items():
+        ratios = f"{times['naive'] / seconds:8.2f} {times['published TENT'] / seconds:7.2f}"
+        print(f"{name:38} {seconds:7.2f} {ratios} {flipped[name]:>10} of {result['voxels']}")
+    print("(decoder-norm is another adaptation; its cached run is compared with its own uncached run)\n")
+
+
+def print_costs(slices: int, side: int, rounds: int) -> None:
+    """The paper's tab:app-compute, for this machine."""
+    table = costs(slices, side, rounds)
+    few = max(1, slices // 4)
+    print(
+        f"{'per step':38} {'CPU ms':>9} {'of update':>9} {'forwards':>9} {'backwards':>9} {'peak MB':>8} {few:>4} slices"
+    )
+    for name, milliseconds in table.items():
+        share = milliseconds / table["update and prediction"]
+        peaks = [peak_megabytes(slices, side, size, name) for size in (None, few)]
+        passes = f"{PARTS[name][0]:>9} {PARTS[name][1]:>9}"
+        print(f"{name:38} {milliseconds:9.1f} {share:9.2%} {passes} {peaks[0]:8.0f} {peaks[1]:11.0f}")
+    print(f"(peak MB: whole batch, and max_slices={few}; with M0 and its kept graph, beyond a forward of one slice)")
 
 
 def main() -> None:
@@ -203,31 +243,8 @@ def main() -> None:
         print(_measure_memory(*json.loads(chosen.memory)))
         return
     slices, side, steps = (4, 128, 4) if chosen.quick else (12, 256, 4)
-    result = speed(slices, side, steps, chosen.rounds)
-    times, flipped = result["seconds"], result["voxels that differ"]
-    print(
-        f"{slices} slices at {side} x {side}, K = {steps}, one thread, median CPU seconds of {chosen.rounds} rounds\n"
-    )
-    print(f"{'':38} {'CPU s':>7} {'x naive':>8} {'x TENT':>7} {'voxels that differ':>19}")
-    for name, seconds in times.items():
-        ratios = f"{times['naive'] / seconds:8.2f} {times['published TENT'] / seconds:7.2f}"
-        print(f"{name:38} {seconds:7.2f} {ratios} {flipped[name]:>10} of {result['voxels']}")
-    print("\n(decoder-norm is another adaptation; its cached run is compared with its own uncached run)\n")
-    table = costs(slices, side, chosen.rounds)
-    forwards = {
-        "update and prediction": (1, 1),
-        "fragmentation": (0, 0),
-        "gradient norm": (0, 1),
-        "8-pass agreement": (8, 0),
-    }
-    print(f"{'per step':38} {'CPU ms':>9} {'share':>7} {'forwards':>9} {'backwards':>10}")
-    for name, milliseconds in table.items():
-        share = milliseconds / table["update and prediction"]
-        print(f"{name:38} {milliseconds:9.1f} {share:7.2%} {forwards[name][0]:>9} {forwards[name][1]:>10}")
-    whole, half, one = (peak_megabytes(slices, side, size) for size in (None, max(1, slices // 4), 1))
-    print(
-        f"\npeak memory beyond the start: whole batch {whole:.0f} MB, max_slices={max(1, slices // 4)} {half:.0f} MB, max_slices=1 {one:.0f} MB"
-    )
+    print_speed(slices, side, steps, chosen.rounds)
+    print_costs(slices, side, chosen.rounds)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ def guard(
     *,
     steps: int,
     seed: int = 0,
+    calibration_id: str = "",  # which calibration the controller's cut-points came from; goes into the decision
     **options: Any,  # of adapt.episode.Episode
 ) -> Guarded:
     """Segment one case with adaptation, keeping only as much of it as the controller trusts.
@@ -42,8 +43,8 @@ def guard(
     with _episode(case, network, objective, controller, seed=seed, **options) as episode:
         seen, verdict = _decided(episode, case, controller, steps)
         mask = _deployed(episode, controller, verdict)
-        decision = Decision.of(seen, verdict, controller.name, state_hash=mask_sha256(mask))
-        return Guarded(mask, decision, episode.trajectory)
+        named = {"state_hash": mask_sha256(mask), "calibration_id": calibration_id}
+        return Guarded(mask, Decision.of(seen, verdict, controller.name, **named), episode.trajectory)
 
 
 def _decided(episode: Episode, case: Case, controller: Controller, steps: int) -> tuple[Observation, Verdict]:

@@ -256,6 +256,19 @@ def test_a_stale_forward_is_never_used_again(unet, slices):
     assert made.diagnostics[0]["loss"] == pytest.approx(made.signals[1]["entropy"], rel=1e-4)
 
 
+def test_forwards_without_a_graph_are_micro_batched_too(unet, slices):
+    sizes = []
+    unet.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
+
+    def probe(episode):
+        with torch.no_grad():
+            assert len(episode.logits(episode.inputs.flip(-1))) == 5
+        return None
+
+    run_episode(unet, slices, Tent(), steps=1, max_slices=2, signals=[probe])
+    assert max(sizes) == 2
+
+
 def test_deep_supervision_low_resolution_and_own_forward(unet, slices):
     class Deep(nn.Module):
         def __init__(self):

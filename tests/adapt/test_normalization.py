@@ -68,6 +68,8 @@ def test_m0_is_always_predicted_in_source_mode(net, slices, mode):
 def test_micro_batches_are_refused_where_they_would_change_the_step(net, slices):
     with pytest.raises(BadInput, match="micro-batches would change the batch statistics"):
         run_episode(net, slices, Tent(), steps=1, batch_statistics="batch", max_slices=2)
+    with pytest.raises(BadInput, match="micro-batches"):
+        run_episode(net, slices, BnStats(), steps=1, max_slices=2)
     for layer in net.modules():
         if isinstance(layer, nn.BatchNorm2d):
             layer.running_mean = layer.running_var = None

@@ -1,6 +1,7 @@
 """TENT and EATA for K = 3, against second statements of their formulas: no shared code, own Adam, own entropy.
 
-Entropy is written as p log p from an explicit softmax, Adam from its paper, the anchor's gradient as 2 (theta - theta_0).
+Entropy is written as p log p from an explicit softmax, Adam from its paper, the anchor's gradient as
+2 (theta - theta_0).
 """
 
 from __future__ import annotations

@@ -107,10 +107,11 @@ class Episode:
         if self.head not in ("", "softmax", "sigmoid"):
             raise BadInput(f"head is 'softmax', 'sigmoid' or None, got '{self.head}'")
         chunked = max_slices is not None and max_slices < len(self.inputs)
-        if chunked and depends_on_batch(self.network, self.batch_statistics):
+        whole = self._moves == "statistics" or depends_on_batch(self.network, self.batch_statistics)
+        if chunked and whole:
             raise BadInput(
-                "micro-batches would change the batch statistics of BatchNorm, and so the step; "
-                "use batch_statistics='source', or max_slices=None"
+                "micro-batches would change the batch statistics of BatchNorm, and so the step; use max_slices=None, "
+                "or an objective that moves parameters with batch_statistics='source'"
             )
 
     # ---- the loan ----
@@ -194,8 +195,13 @@ class Episode:
     # ---- what an objective may do (see adapt/objective.py) ----
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """A forward: (n, channel, *space) -> (n, classes, *space), at the resolution of the mask."""
-        return self._forwards(inputs, where=self._where)
+        """A forward: (n, channel, *space) -> (n, classes, *space), at the resolution of the mask.
+
+        Without a graph it runs in micro-batches; with one it cannot, ``backward`` does.
+        """
+        chunks = [slice(None)] if torch.is_grad_enabled() else self._forwards.chunks(inputs)
+        parts = [self._forwards(inputs[rows], where=self._where) for rows in chunks]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def backward(self, loss: ChunkLoss, *, inputs: Tensor | None = None) -> float | None:
         """Clear gradients, then accumulate the gradient of sum(numerator)/sum(weight) over the micro-batches.

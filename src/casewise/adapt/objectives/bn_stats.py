@@ -22,8 +22,8 @@ class BnStats:
         \sigma^2 = \frac{N}{N+n}\sigma_s^2 + \frac{n}{N+n}\sigma_b^2
 
     ``prior=0`` uses the case alone (AdaBN). It has no rate, and one update is all there is: further updates blend the
-    source with the case again and change nothing. The whole case is one forward, whatever ``max_slices`` says, because
-    statistics of micro-batches would not be those of the case; without a graph it needs little memory.
+    source with the case again and change nothing. The whole case is one forward, so ``max_slices`` is refused:
+    statistics of micro-batches would not be those of the case.
     """
 
     prior: float = PRIOR

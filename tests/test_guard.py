@@ -1,0 +1,190 @@
+"""The heart, live: adapt step by step, keep only as much as the controller trusts."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from casewise import Case, guard, replay, run_episode
+from casewise.adapt.objectives.tent import Tent
+from casewise.adapt.snapshot import fingerprint
+from casewise.archive.store import create_archive
+from casewise.core.errors import BadInput
+from casewise.core.records import Action, Binding, Controller, State
+from casewise.judge.controllers import CONTROLLERS
+from casewise.judge.controllers.bucket import Bucket
+from casewise.judge.controllers.router import Router
+
+torch.set_num_threads(1)
+RATE = 0.05
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(4)
+    net = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.InstanceNorm2d(8, affine=True), nn.LeakyReLU(), nn.Conv2d(8, 3, 1)
+    )
+    with torch.no_grad():
+        net[-1].weight.mul_(6)
+    return net
+
+
+@pytest.fixture
+def case():
+    return Case("heart-1", np.random.default_rng(0).normal(size=(1, 4, 24, 24)).astype("float32"), group="B")
+
+
+def forwards_and_updates(network):
+    count = SimpleNamespace(forwards=0, graphs=0)
+
+    def look(module, inputs, output):
+        count.forwards += 1
+        if output.requires_grad:
+            output.register_hook(lambda _: setattr(count, "graphs", count.graphs + 1))
+
+    network.register_forward_hook(look)
+    return count
+
+
+def router(low=None, mid=None, *, cut_low=0.0, cut_high=1.0):
+    return Router("delta", cut_low, cut_high, low or Bucket("depth", 3), mid or Bucket("depth", 2, shrink=0.5))
+
+
+CASES = {
+    "rollback": (router(cut_high=0.0), Action.ROLLBACK, 1),
+    "shrink": (router(), Action.SHRINK, 2),
+    "keep": (router(cut_low=1.0, cut_high=1.0), Action.KEEP, 3),
+    "m0": (CONTROLLERS.build("m0"), Action.ROLLBACK, 0),
+    "fixed": (CONTROLLERS.build("fixed-k", step=2), Action.KEEP, 2),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_update_is_made_that_the_decision_did_not_need(network, case, name):
+    controller, action, executed = CASES[name]
+    count = forwards_and_updates(network)
+    guarded = guard(case, network, Tent(), controller, steps=4, learning_rate=RATE, min_area=2)
+    assert guarded.decision.action is action
+    assert guarded.decision.executed == guarded.trajectory.steps == count.graphs == executed
+    assert count.forwards == executed + 1 + (action is Action.SHRINK)
+
+
+def test_a_rollback_is_the_cached_mask_itself(network, case):
+    guarded = guard(case, network, Tent(), router(cut_high=0.0), steps=4, learning_rate=RATE)
+    assert guarded.mask is guarded.trajectory.masks[0]
+    assert (guarded.decision.deployed, guarded.decision.executed) == (0, 1)
+
+
+def test_a_shrink_is_predicted_from_interpolated_weights(network, case):
+    guarded = guard(case, network, Tent(), router(), steps=4, learning_rate=RATE)
+    batch = torch.as_tensor(case.image).transpose(0, 1)
+    recorded = run_episode(network, batch, Tent(), steps=2, learning_rate=RATE, case_id=case.id, shrink=[State(2, 0.5)])
+    assert guarded.decision.state == State(2, 0.5)
+    assert np.array_equal(guarded.mask, recorded.mask(State(2, 0.5)))
+    assert not np.array_equal(guarded.mask, recorded.masks[2])
+
+
+@pytest.mark.parametrize("name", [*CASES, "gate"])
+def test_a_replay_of_the_recorded_case_gives_the_same_decision_field_by_field(network, case, name, tmp_path):
+    controller = CONTROLLERS.build("region-gate", threshold=0.0, min_area=2) if name == "gate" else CASES[name][0]
+    options = {"learning_rate": RATE, "min_area": 2, "seed": 3}
+    guarded = guard(case, network, Tent(), controller, steps=4, **options)
+    batch = torch.as_tensor(case.image).transpose(0, 1)
+    trajectory = run_episode(
+        network, batch, Tent(), steps=4, case_id=case.id, shrink=[State(2, 0.5)], signals=["drop"], **options
+    )
+    archive = create_archive(tmp_path / "a", binding=Binding("m", "o", "l", "s"), steps=4, configuration={})
+    archive.add(case, trajectory)
+    assert replay(archive, controller) == [guarded.decision]
+
+
+def test_a_gate_deploys_the_accepted_regions_alone(network, case):
+    gate = CONTROLLERS.build("region-gate", threshold=0.0, min_area=2)
+    guarded = guard(case, network, Tent(), gate, steps=1, learning_rate=RATE, min_area=2)
+    source, adapted = guarded.trajectory.masks
+    assert guarded.decision.action is Action.GATE
+    assert guarded.decision.accepted
+    changed = guarded.mask != source
+    assert changed.any()
+    assert np.array_equal(guarded.mask[changed], adapted[changed])
+
+
+@dataclass(frozen=True)
+class Insatiable:
+    name = "insatiable"
+    needs = frozenset()
+    states = frozenset()
+
+    def decide(self, seen):
+        return None
+
+
+def test_a_controller_that_never_decides_is_stopped_at_the_horizon(network, case):
+    before = fingerprint(network)
+    assert isinstance(Insatiable(), Controller)
+    with pytest.raises(BadInput, match="insatiable asked for step 3 of case heart-1, the horizon is steps=2"):
+        guard(case, network, Tent(), Insatiable(), steps=2)
+    assert fingerprint(network) == before
+
+
+def test_arrays_names_and_groups(network, case):
+    guarded = guard(case.image, network, "tent", CONTROLLERS.build("fixed-k", step=1), steps=1, calibration_id="c1")
+    assert (guarded.decision.case_id, guarded.decision.calibration_id) == ("case", "c1")
+    assert guarded.mask.shape == (4, 24, 24)
+    seen = guard(case, network, "tent", CONTROLLERS.build("m0"), steps=1)
+    assert seen.decision.group == "B"
+
+
+def test_signals_that_the_controller_needs_are_measured(network, case):
+    @dataclass(frozen=True)
+    class Wants(Insatiable):
+        needs = frozenset({"drop", "regions"})
+
+        def decide(self, seen):
+            assert all("drop" in signals for signals in seen.signals)
+            return CONTROLLERS.build("fixed-k", step=1).decide(seen)
+
+    guarded = guard(case, network, "tent", Wants(), steps=1, learning_rate=RATE)
+    assert guarded.trajectory.signals[1]["drop"] is not None
+
+
+def test_a_backbone_prepares_the_case_itself(network, case):
+    asked = []
+
+    def prepare(given):
+        asked.append(given.id)
+        inputs = torch.as_tensor(given.image).transpose(0, 1)
+        return SimpleNamespace(inputs=inputs, forward=lambda x: network(2 * x), predict=None)
+
+    backbone = SimpleNamespace(network=network, head="softmax", prepare=prepare)
+    guarded = guard(case, backbone, "tent", CONTROLLERS.build("m0"), steps=1)
+    assert asked == ["heart-1"]
+    doubled = 2 * torch.as_tensor(case.image).transpose(0, 1)
+    assert np.array_equal(guarded.mask, network(doubled).argmax(1).numpy())
+
+
+def test_importing_the_heart_costs_no_torch():
+    code = "import sys, casewise.guard; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("example", "said"), [("own_network", "mask (6, 64, 64)"), ("own_objective", "step 3: mean largest probability")]
+)
+def test_the_examples_run(example, said, capsys, request):
+    spec = importlib.util.spec_from_file_location(example, request.config.rootpath / "examples" / f"{example}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[example] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    module.main()
+    del sys.modules[example]
+    assert said in capsys.readouterr().out
