@@ -35,8 +35,8 @@ def content(
         ),
         "provenance": list(origin),
         "audit_lead": (
-            f"The report recomputed bucket sums, help and hurt sums and HA identities for {checked} methods; all agree. "
-            f"Archive {material.evaluation.digest[:12]}, seed {material.seed}, B = {material.resamples}."
+            f"The report recomputed bucket sums, help and hurt sums and HA identities for {checked} methods; all "
+            f"agree. Archive {material.evaluation.digest[:12]}, seed {material.seed}, B = {material.resamples}."
         ),
         "footer": f"casewise {__version__}. One file, no network. Every number is in results.json at full precision.",
     }

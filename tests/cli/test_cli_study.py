@@ -1,0 +1,115 @@
+"""casewise study on the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+
+import pytest
+from typer.testing import CliRunner
+
+from casewise.cli.study import app
+from casewise.core.errors import BadInput, DegenerateTertiles, Overlap, Refused
+from casewise.judge.calibration.fit import calibrate
+from casewise.judge.policy import write_policy
+from casewise.judge.synthetic import synthetic_archive
+
+FAST = ["--only", "helphurt", "--pictures", "2", "-B", "100"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("cli")
+    holdout = synthetic_archive(root / "holdout", cases=12, seed=1, prefix="held")
+    synthetic_archive(root / "stream", cases=10, seed=2, prefix="case", split="evaluation")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DegenerateTertiles)
+        write_policy(root / "holdout", calibrate(holdout, "cardiac"))
+    return root
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_two_folders_are_enough(folders):
+    outcome = run(folders / "stream", "--calibration", folders / "holdout", *FAST)
+    assert outcome.exit_code == 0, outcome.output
+    assert "cases individually worse" in outcome.output
+    assert f"Open {folders / 'stream' / 'report' / 'report.html'}" in outcome.output
+    assert (folders / "stream" / "report" / "results.json").exists()
+
+
+def test_a_second_study_takes_the_place_of_the_first(folders, tmp_path):
+    words = [folders / "stream", "-c", folders / "holdout", "-o", tmp_path / "report", *FAST]
+    for seed in (7, 8):
+        assert run(*words, "--seed", seed).exit_code == 0
+    results = json.loads((tmp_path / "report" / "results.json").read_text())
+    assert results["provenance"]["bootstrap"]["seed"] == 8
+    assert not list(tmp_path.glob(".report*"))
+
+
+def test_an_archive_of_another_objective_becomes_a_row(folders, tmp_path):
+    synthetic_archive(tmp_path / "memo", cases=10, seed=5, prefix="case", split="evaluation")
+    out = tmp_path / "report"
+    words = ["-c", folders / "holdout", "-o", out, "--other", f"MEMO={tmp_path / 'memo'}", "--only", "deployment"]
+    assert run(folders / "stream", *words, "-B", "100", "--pictures", "0").exit_code == 0
+    assert "MEMO" in (out / "tables" / "methods.csv").read_text()
+
+
+def test_further_archives_fill_their_sections(folders, tmp_path):
+    out = tmp_path / "report"
+    stream, holdout = folders / "stream", folders / "holdout"
+    words = ["-c", holdout, "-o", out, "-B", "100", "--pictures", "0"]
+    words += ["--rerun", stream, "--backbone", f"other={stream}", "--away", stream, "--frozen", holdout]
+    words += ["--sweep", f"1e-4={stream}", "--sweep", f"5e-4={stream},{holdout}"]
+    for name in ("rerun", "backbones", "scale", "frozen", "sweep"):
+        words += ["--only", name]
+    outcome = run(stream, *words)
+    assert outcome.exit_code == 0, outcome.output
+    tables = {file.stem for file in (out / "tables").glob("*.csv")}
+    assert {"alignment", "coherence", "scale-probe", "frozen", "learning-rates"} <= tables
+
+
+def test_a_report_that_contradicts_itself_ends_with_one(folders, tmp_path, monkeypatch):
+    def disagree(*_, **__):
+        raise Refused("the report contradicts itself in 1 places, first: HA x n = sum of HA")
+
+    monkeypatch.setattr("casewise.report.study_report.check_audit", disagree)
+    outcome = run(folders / "stream", "-c", folders / "holdout", "-o", tmp_path / "report", *FAST)
+    assert outcome.exit_code == 1
+    assert "contradicts itself" in outcome.output
+    assert not (tmp_path / "report").exists()
+
+
+def test_wrong_pairs_are_explained(folders):
+    with pytest.raises(BadInput, match=r"--other takes NAME=ARCHIVE, got 'memo'"):
+        raise run(folders / "stream", "-c", folders / "holdout", "--other", "memo").exception
+    with pytest.raises(BadInput, match="number as its rate"):
+        raise run(folders / "stream", "-c", folders / "holdout", "--sweep", "fast=x").exception
+
+
+def test_overlapping_archives_are_the_callers_mistake(folders):
+    with pytest.raises(Overlap):
+        raise run(folders / "holdout", "-c", folders / "holdout").exception
+
+
+def test_help_teaches(folders):
+    outcome = run("--help")
+    for words in (
+        "report.html",
+        "not run",
+        "exposure ledger",
+        "--only",
+        "casewise study evaluation --calibration holdout",
+    ):
+        assert words in " ".join(outcome.output.split())
+
+
+def test_the_program_knows_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "casewise", "study", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "EVALUATION" in done.stdout

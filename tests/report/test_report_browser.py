@@ -1,0 +1,130 @@
+"""The page in a real browser: it sorts, filters, opens cases, changes its theme, and asks the network for nothing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed on this machine")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def opened(browser: Any, page: Any) -> Iterator[Any]:
+    """The report at desktop size; at the end nothing may have gone wrong or outside."""
+    tab = browser.new_page(viewport={"width": 1300, "height": 900}, color_scheme="light")
+    wrong: list[str] = []
+    tab.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+    tab.on("pageerror", lambda error: wrong.append(str(error)))
+    tab.on("request", lambda request: None if _local(request.url) else wrong.append(request.url))
+    tab.goto(page.as_uri())
+    yield tab
+    tab.close()
+    assert wrong == []
+
+
+def _local(url: str) -> bool:
+    return url.startswith(("file:", "data:"))
+
+
+def column(tab: Any, table: str, number: int) -> list[str]:
+    return tab.locator(f"#{table} tbody tr td:nth-child({number})").all_inner_texts()
+
+
+def test_a_table_sorts_up_and_down(opened):
+    heading = opened.locator("#table-methods th:nth-child(3) button")
+    heading.click()
+    rising = [float(text) for text in column(opened, "table-methods", 3)]
+    assert rising == sorted(rising)
+    assert opened.locator("#table-methods th:nth-child(3)").get_attribute("aria-sort") == "ascending"
+    heading.click()
+    assert [float(text) for text in column(opened, "table-methods", 3)] == rising[::-1]
+
+
+def test_cells_without_a_number_sort_last(opened):
+    for _ in range(2):
+        opened.locator("#table-methods th:nth-child(5) button").click()
+        assert column(opened, "table-methods", 5)[-1] == "—"
+
+
+def test_the_bucket_filter_keeps_its_bucket(opened):
+    opened.select_option("#by-bucket", "hard")
+    rows = opened.locator("#case-table tbody tr:visible")
+    assert 0 < rows.count() < 26
+    assert set(rows.evaluate_all("rows => rows.map(row => row.dataset.bucket)")) == {"hard"}
+    assert opened.inner_text("#shown") == f"{rows.count()} of 26 cases"
+
+
+def test_filters_combine_with_a_hostile_group(opened):
+    opened.select_option("#by-group", "<img src=x onerror=alert(1)>")
+    assert opened.locator("#case-table tbody tr:visible").count() == 13
+    opened.fill("#by-id", "0001")
+    assert opened.locator("#case-table tbody tr:visible").count() == 1
+
+
+def test_only_cases_made_worse_can_be_shown(opened):
+    opened.check("#only-worse")
+    rows = opened.locator("#case-table tbody tr:visible")
+    assert set(rows.evaluate_all("rows => rows.map(row => row.dataset.worse)")) == {"1"}
+
+
+def test_a_case_opens_with_large_panels_and_moves_on(opened):
+    opened.locator("#case-table tbody tr").first.click()
+    dialog = opened.locator("#case-view")
+    assert dialog.is_visible()
+    assert dialog.locator("img").count() == 4
+    first = opened.inner_text("#case-name")
+    assert first == opened.locator("#case-table tbody tr").first.get_attribute("data-case")
+    assert "HA, deployed" in opened.inner_text("#case-list")
+    opened.keyboard.press("ArrowRight")
+    assert opened.inner_text("#case-name") != first
+    opened.keyboard.press("Escape")
+    assert not dialog.is_visible()
+
+
+def test_a_case_opens_from_the_keyboard(opened):
+    opened.locator("#case-table .open").nth(2).focus()
+    opened.keyboard.press("Enter")
+    assert opened.locator("#case-view").is_visible()
+
+
+def test_a_case_without_pictures_opens_too(opened):
+    opened.locator("#case-table tbody tr").last.click()
+    assert opened.locator("#case-panels .blank").count() == 4
+
+
+def test_the_theme_changes_the_page_and_its_figures(opened):
+    before = opened.evaluate("getComputedStyle(document.body).backgroundColor")
+    text = "document.querySelector('#story figure svg text')"
+    ink = opened.evaluate(f"getComputedStyle({text}).fill")
+    opened.click("#theme")
+    assert opened.evaluate("getComputedStyle(document.body).backgroundColor") != before
+    assert opened.evaluate(f"getComputedStyle({text}).fill") != ink
+
+
+def test_nothing_is_wider_than_a_phone(browser, page):
+    tab = browser.new_page(viewport={"width": 390, "height": 844})
+    tab.goto(page.as_uri())
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    tab.close()
+
+
+def test_dark_is_the_systems_choice(browser, page):
+    tab = browser.new_page(color_scheme="dark")
+    tab.goto(page.as_uri())
+    shade = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert sum(int(part) for part in shade.removeprefix("rgb(").removesuffix(")").split(",")) < 150
+    tab.close()

@@ -1,0 +1,160 @@
+"""The whole report: every part on disk, every number in results.json, nothing of this machine in it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from casewise.core.errors import BadInput, Overlap, Refused, UnknownName
+from casewise.report.gathering import gather
+from casewise.report.inventory import ITEMS
+from casewise.report.sections import SECTIONS
+from casewise.report.study_report import build, self_audit
+
+
+@pytest.fixture(scope="module")
+def results(page):
+    return json.loads((page.parent / "results.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_every_part_is_there(page):
+    assert {part.name for part in page.parent.iterdir()} == {"report.html", "results.json", "tables", "figures"}
+    tables, figures = page.parent / "tables", page.parent / "figures"
+    assert {file.stem for file in tables.glob("*.csv")} == {file.stem for file in tables.glob("*.tex")}
+    assert {file.stem for file in figures.glob("*.svg")} == {file.stem for file in figures.glob("*.png")}
+
+
+def test_most_of_the_paper_is_made_from_two_archives(results):
+    states = {row["paper"]: row["state"] for row in results["inventory"]}
+    missing = {paper for paper, state in states.items() if state.startswith("not run")}
+    assert missing == {
+        "tab:supp-acdc-lr",
+        "tab:app-frozen-p158",
+        "fig:acdc-qual-supp",
+        "fig:crc",
+        "fig:swin-geom",
+    }
+
+
+def test_everything_that_the_inventory_names_exists(page, results):
+    for item, row in zip(ITEMS, results["inventory"], strict=True):
+        if not row["state"].startswith("not run"):
+            kind = "tables" if item.paper.startswith("tab") else "figures"
+            assert list((page.parent / kind).glob(f"{item.ids[0]}.*")), item
+
+
+def test_numbers_are_at_full_precision(material, results):
+    row = next(one for one in results["findings"]["deployment.methods"]["rows"] if one["method"] == "router")
+    assert row["ha"] == float(material.router["ha"].mean())
+    written = {one["case"]: one["ha"] for one in results["cases"]}
+    assert written == dict(zip(material.router["case"], material.router["ha"].astype(float), strict=True))
+
+
+def test_every_interval_of_the_report_is_in_the_single_list(results):
+    ids = [row["id"] for row in results["findings"]["deployment.intervals"]["rows"]]
+    assert len(ids) == len(set(ids)) > 10
+
+
+def test_every_finding_says_its_n_and_spec(results):
+    for name, found in results["findings"].items():
+        assert found["n"] > 0 or name == "cost.signals", name  # a price list rests on no case
+        assert found["spec"], name
+
+
+def test_the_machine_stays_at_home(page, sources):
+    folder = str(sources.evaluation.path.parent)
+    for file in page.parent.rglob("*.*"):
+        if file.suffix in {".html", ".json", ".csv", ".tex", ".svg"}:
+            text = file.read_text()
+            assert folder not in text, file
+            assert str(Path.home()) + "/" not in text, file
+
+
+def test_the_page_fetches_nothing(page):
+    text = page.read_text()
+    assert "http://" not in text
+    assert "https://" not in text
+    assert not re.search(r'<(script|link|img|iframe)[^>]+(src|href)="(?!data:)', text)
+
+
+def test_hostile_group_names_are_escaped_everywhere(page):
+    text = page.read_text()
+    assert "<img src=x" not in text
+    assert "&lt;img src=x onerror=alert(1)&gt;" in text
+
+
+def test_the_notice_of_the_archive_is_shown(page):
+    assert '<p class="banner">Synthetic discs, not patients.</p>' in page.read_text()
+
+
+def test_no_table_has_a_blank_cell(page):
+    for file in (page.parent / "tables").glob("*.tex"):
+        for line in file.read_text().splitlines():
+            if line.endswith(r"\\") and "&" in line and not file.stem.startswith(("prereg", "balance")):
+                assert all(cell.strip() for cell in line.removesuffix(r"\\").split("&")), (file.name, line)
+
+
+def test_the_case_table_is_worst_first(page, material):
+    rows = list(csv.DictReader((page.parent / "tables" / "cases.csv").read_text().splitlines()))
+    change = [float(row["change_reference"]) for row in rows]
+    assert change == sorted(change)
+    assert len(rows) == len(material.router)
+
+
+def test_only_so_many_cases_have_pictures(page):
+    body = page.read_text().split('id="case-table"')[1].split("</table>")[0]
+    assert body.count('src="data:image/png') == 4 * 20
+    assert body.count("<tr data-case=") == 26
+
+
+def test_only_runs_what_is_asked_for(sources, tmp_path):
+    made = build(
+        sources.evaluation,
+        sources.calibration,
+        sources.policy,
+        tmp_path / "report",
+        only=["helphurt"],
+        pictures=0,
+        resamples=100,
+        progress=False,
+    )
+    results = json.loads((made.parent / "results.json").read_text())
+    assert {name.split(".")[0].split("[")[0] for name in results["findings"]} == {"helphurt"}
+    assert "not run: --only left it out" in {row["state"] for row in results["inventory"]}
+
+
+def test_a_wrong_analysis_is_named_with_its_neighbours(sources, tmp_path):
+    with pytest.raises(UnknownName, match=r"no analysis is called 'helphut'\. Did you mean 'helphurt'"):
+        build(sources.evaluation, sources.calibration, sources.policy, tmp_path / "report", only=["helphut"])
+
+
+def test_cases_may_not_be_in_both_archives(sources, tmp_path):
+    with pytest.raises(Overlap, match="share 16 cases"):
+        build(sources.calibration, sources.calibration, sources.policy, tmp_path / "report", progress=False)
+    assert not (tmp_path / "report").exists()
+
+
+def test_a_folder_with_something_else_is_left_alone(sources, tmp_path):
+    (tmp_path / "thesis.docx").write_text("years of work")
+    with pytest.raises(BadInput, match=r"holds thesis\.docx, which is no report"):
+        build(sources.evaluation, sources.calibration, sources.policy, tmp_path)
+    assert (tmp_path / "thesis.docx").exists()
+
+
+def test_a_report_that_contradicts_itself_is_refused(sources):
+    material = gather(sources.evaluation, sources.calibration, sources.policy, resamples=100)
+    assert self_audit(material) == len(material.methods)
+    broken = material.methods["router"].copy()
+    broken.loc[broken["rolled_back"], "ha"] = 0.25
+    object.__setattr__(material, "methods", {**material.methods, "router": broken})
+    with pytest.raises(Refused, match="contradicts itself"):
+        self_audit(material)
+
+
+def test_section_names_are_their_ids(material):
+    for name in ("deployment", "helphurt", "certificate", "rerun", "sweep", "frozen"):
+        assert SECTIONS[name](material).id == name
