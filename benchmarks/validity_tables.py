@@ -1,0 +1,117 @@
+"""Simulated validity of certificates and monitors, as the tables of docs/explanation/certificates.md.
+
+    python benchmarks/validity_tables.py [--repetitions 2000] [--write]
+
+Without --write the tables are printed. With it they replace what stands between the markers in the document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from casewise.judge.certificates.simulated import (
+    SEVERITIES,
+    crc_cut,
+    empirical_cut,
+    gate_outcomes,
+    ltt_cut,
+    router_outcome,
+)
+from casewise.judge.monitors.simulated import (
+    audit_alarms,
+    exchangeability_alarms,
+    fixed_pool_alarms,
+    proxy_alarms,
+    reference_alarms,
+)
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "explanation" / "certificates.md"
+CELLS = ((10, 0.15), (10, 0.30), (20, 0.10), (20, 0.20), (50, 0.10), (50, 0.20))
+
+
+def bold(text: str, broken: bool) -> str:
+    """Broken promises stand out."""
+    return f"**{text}**" if broken else text
+
+
+def router_table(repetitions: int) -> str:
+    """C2-C4 and C6 by the rollback cut."""
+    rows = [
+        "| n | alpha | losses | CRC: mean risk | kept | LTT betting: P(risk > alpha) | kept "
+        "| LTT HB / binomial: P(risk > alpha) | kept | naive cut (empirical risk <= alpha): mean risk |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for n, alpha in CELLS:
+        for severity in SEVERITIES:
+            same = {"n": n, "alpha": alpha, "severity": severity, "repetitions": repetitions}
+            kind = "binomial" if severity == "binary" else "hoeffding-bentkus"
+            crc = router_outcome(lambda t, a=alpha: crc_cut(t, a), **same)
+            bets = router_outcome(lambda t, a=alpha: ltt_cut(t, a, 0.1, "betting", 25), **same)
+            tests = router_outcome(lambda t, a=alpha, k=kind: ltt_cut(t, a, 0.1, k), **same)
+            naive = router_outcome(lambda t, a=alpha: empirical_cut(t, a), **same)
+            rows.append(
+                f"| {n} | {alpha:.2f} | {severity} | {bold(f'{crc.risk:.3f}', not crc.holds_in_expectation(alpha))} "
+                f"| {crc.kept:.2f} | {bold(f'{bets.violated:.3f}', not bets.holds_with_probability(0.1))} "
+                f"| {bets.kept:.2f} | {bold(f'{tests.violated:.3f}', not tests.holds_with_probability(0.1))} "
+                f"| {tests.kept:.2f} | {bold(f'{naive.risk:.3f}', not naive.holds_in_expectation(alpha))} |"
+            )
+    return "\n".join(rows)
+
+
+def gate_rows(repetitions: int) -> str:
+    """C1 and C5: the deployed HA of a gate certified on this or that."""
+    rows = [
+        "| n | alpha | certified on the surrogate (C1), read as deployed HA | certified on the envelope (C5) "
+        "| CRC on the raw HA (no guarantee) |",
+        "|---|---|---|---|---|",
+    ]
+    for n, alpha in CELLS:
+        found = gate_outcomes(n=n, alpha=alpha, repetitions=repetitions, population=10_000)
+        cells = [
+            bold(f"{found[name].risk:.3f}", not found[name].holds_in_expectation(alpha))
+            for name in ("surrogate", "envelope", "raw")
+        ]
+        rows.append(f"| {n} | {alpha:.2f} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def monitor_table(repetitions: int, length: int = 200, delta: float = 0.1) -> str:
+    """False alarms on healthy streams."""
+    rows = [
+        "| n | audit | reference | proxy | exchangeability | fixed pool (naive) |",
+        "|---|---|---|---|---|---|",
+    ]
+    limit = delta + 3 * (delta * (1 - delta) / repetitions) ** 0.5
+    for n in (10, 20, 50):
+        shares = [
+            monitor(n=n, length=length, repetitions=repetitions, delta=delta)
+            for monitor in (audit_alarms, reference_alarms, proxy_alarms, exchangeability_alarms, fixed_pool_alarms)
+        ]
+        rows.append(f"| {n} | {' | '.join(bold(f'{share:.3f}', share > limit) for share in shares)} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Print the tables, or put them into the document."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repetitions", type=int, default=2000)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--only", choices=["router", "gate", "monitors"], default=None)
+    options = parser.parse_args()
+    makers = {"router": router_table, "gate": gate_rows, "monitors": monitor_table}
+    for name, make in makers.items():
+        if options.only not in (None, name):
+            continue
+        table = f"{options.repetitions:,} repetitions.\n\n{make(options.repetitions)}"
+        if options.write:
+            text = DOCUMENT.read_text(encoding="utf-8")
+            block = rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)"
+            DOCUMENT.write_text(re.sub(block, rf"\g<1>{table}\g<2>", text, flags=re.DOTALL), encoding="utf-8")
+        else:
+            print(f"{name}\n{table}\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()
