@@ -1,6 +1,6 @@
 """Speed and memory of an episode, in CPU time on one thread, against the two ways it is usually done.
 
-    python benchmarks/speed_adapt.py            # the whole table, one or two minutes
+    python benchmarks/speed_adapt.py            # the whole table, a few minutes
     python benchmarks/speed_adapt.py --quick    # small, for a look
 
 One case of 12 slices at 256 x 256, K = 4, a 2-D U-Net like nnU-Net's (affine InstanceNorm). Contestants run interleaved
@@ -116,7 +116,7 @@ def interleaved(contestants: dict[str, Callable[[], Masks]], rounds: int) -> tup
 
 def the_case(slices: int, side: int) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
-    network = PlainUNet(channels=1, classes=4, features=(16, 32, 64, 96))
+    network = PlainUNet(channels=1, classes=4, features=(8, 16, 32, 64))
     coarse = torch.randn(slices, 1, side // 16, side // 16)
     image = nn.functional.interpolate(coarse, size=(side, side), mode="bilinear") + 0.3 * torch.randn(
         slices, 1, side, side
@@ -222,12 +222,12 @@ def print_costs(slices: int, side: int, rounds: int) -> None:
     table = costs(slices, side, rounds)
     few = max(1, slices // 4)
     print(
-        f"{'per step':38} {'CPU ms':>9} {'of update':>9} {'forwards':>9} {'backwards':>9} {'peak MB':>8} {few:>4} slices"
+        f"{'per step':38} {'CPU ms':>9} {'of update':>9} {'forward':>8} {'backward':>8} {'peak MB':>8} {few:>4} slices"
     )
     for name, milliseconds in table.items():
         share = milliseconds / table["update and prediction"]
         peaks = [peak_megabytes(slices, side, size, name) for size in (None, few)]
-        passes = f"{PARTS[name][0]:>9} {PARTS[name][1]:>9}"
+        passes = f"{PARTS[name][0]:>8} {PARTS[name][1]:>8}"
         print(f"{name:38} {milliseconds:9.1f} {share:9.2%} {passes} {peaks[0]:8.0f} {peaks[1]:11.0f}")
     print(f"(peak MB: whole batch, and max_slices={few}; with M0 and its kept graph, beyond a forward of one slice)")
 

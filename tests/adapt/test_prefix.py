@@ -79,3 +79,20 @@ def test_a_module_that_is_called_twice_hands_out_both_outputs(slices):
     torch.manual_seed(0)
     plain, cached = both(Twice(), slices, Tent())
     assert all(np.array_equal(plain.parameters[3][n], cached.parameters[3][n]) for n in plain.parameters[3])
+
+
+def test_parameters_that_are_used_out_of_sight_switch_it_off(slices):
+    class OutOfSight(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scales = nn.ParameterList([torch.ones(1)])
+            self.encoder = nn.Conv2d(1, 4, 1)
+            self.head = nn.Conv2d(4, 3, 1)
+
+        def forward(self, x):
+            return self.head(self.encoder(x * self.scales[0]))
+
+    torch.manual_seed(0)
+    plain, cached = both(OutOfSight(), slices, Tent(), parameters="scales.*")
+    assert not np.array_equal(plain.parameters[3]["scales.0"], plain.parameters[0]["scales.0"])
+    assert np.array_equal(plain.parameters[3]["scales.0"], cached.parameters[3]["scales.0"])

@@ -135,8 +135,7 @@ def compare(made, statement):
 
 
 def ours(net, image, objective, **options):
-    double = {"forward": lambda x: net(x.double()), "steps": STEPS, "learning_rate": RATE, "keep_parameters": True}
-    return run_episode(net, image, objective, **double, **options)
+    return run_episode(net, image, objective, steps=STEPS, learning_rate=RATE, keep_parameters=True, **options)
 
 
 def test_tent(net, image):

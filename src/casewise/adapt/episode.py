@@ -1,16 +1,15 @@
 """The only loop: reset, predict M0, then update and predict, one step at a time; and the network comes back untouched.
 
 K updates cost K backwards and K+1 forwards: the forward that predicts M_k is the forward whose loss drives update k+1.
-With micro-batches (``max_slices``) only the last of them keeps its graph, so that memory stays bounded; the others are
-run again for the update, without which K updates would need the memory of the whole batch.
+With micro-batches (``max_slices``) all but the last of them run again for the update; see docs/explanation/episodes.md.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
@@ -19,13 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from casewise.adapt.forwards import Forward, Forwards
-from casewise.adapt.logits import labels
-from casewise.adapt.losses import confidence
-from casewise.adapt.normalization import PRIOR, depends_on_batch, use_statistics
-from casewise.adapt.objective import ChunkLoss, Objective, Update
+from casewise.adapt.forwards import Forwards, channels_last
+from casewise.adapt.normalization import PRIOR, depends_on_batch, group_instance_norm, use_statistics
+from casewise.adapt.objective import ChunkLoss, Update
 from casewise.adapt.parameters import Selection, movable
-from casewise.adapt.prefix import FrozenPrefix
 from casewise.adapt.probes import Probe, probed, probes_of
 from casewise.adapt.recording import Prediction, Recording
 from casewise.adapt.snapshot import restored
@@ -38,7 +34,12 @@ DEFAULT_RATE = 5e-4  # the medical budget (A6)
 
 
 class Episode:
-    """A network on loan for one case, as a context manager; it is the ``Adaptable`` that an objective sees."""
+    """A network on loan for one case, as a context manager; it is the ``Adaptable`` that an objective sees.
+
+    Options beyond those named here are those of ``Forwards``: ``forward`` (logits at the resolution of the mask),
+    ``predict`` (the mask from a pipeline of the backbone's own), ``head`` ("softmax" or "sigmoid"; None: softmax, or
+    sigmoid where there is one channel), ``max_slices``, ``autocast``, ``channels_last``, ``compile``, ``cache_frozen``.
+    """
 
     def __init__(
         self,
@@ -52,50 +53,31 @@ class Episode:
         batch_statistics: str = "source",  # "source", "batch" or "blend"; M0 is always predicted in source mode
         blend_prior: float = PRIOR,
         seed: int = 0,
-        head: str | None = None,  # "softmax" or "sigmoid"; None: softmax, sigmoid where there is one channel
         min_area: int = 16,
         foreground: bool = True,
         signals: Sequence[str | Probe] = (),  # extra ones, see adapt/probes.py
         keep_parameters: bool = False,
         keep_entropy: bool = False,
-        max_slices: int | None = None,
-        autocast: str | None = None,
-        channels_last: bool = False,
-        compile: bool = False,
-        cache_frozen: bool = False,  # see adapt/prefix.py
         group_instance_norm: bool = False,  # see adapt/normalization.py
-        forward: Forward | None = None,  # logits at the resolution of the mask
-        predict: Callable[[], Mask] | None = None,  # the mask from a pipeline of the backbone's own
+        **options: Any,
     ) -> None:
         self.network, self.objective = network, as_objective(objective)
-        self.case_id, self.seed = case_id, seed
+        self.case_id, self.seed, self.step = case_id, seed, 0
         self._moves = getattr(self.objective, "moves", "parameters")
         self._movable = movable(network, parameters, self._moves)
         self.parameters = {name: t for name, t in self._movable.items() if isinstance(t, nn.Parameter)}
-        self.inputs = _batch(image, next(iter(self._movable.values())).device)
         own_rate = getattr(self.objective, "learning_rate", DEFAULT_RATE)
         self.learning_rate = float(own_rate if learning_rate is None else learning_rate)
-        self.batch_statistics, self.blend_prior = batch_statistics, blend_prior
-        self.head, self.classes = head or "", 0
-        self.step = 0
         self.active: frozenset[str] | None = None
         self.entropy_weight = 1.0
         self.anchor_weight: float | None = None
+        self.batch_statistics, self.blend_prior = batch_statistics, blend_prior
         self.keep_parameters, self.keep_entropy = keep_parameters, keep_entropy
-        self._forwards = Forwards(
-            network,
-            forward,
-            max_slices=max_slices,
-            autocast=autocast,
-            channels_last=channels_last,
-            compiled=compile,
-            prefix=FrozenPrefix(network, self._movable.values()) if cache_frozen else None,
-        )
-        self._check(max_slices)
-        self._grouped, self._own_predict = group_instance_norm, predict
+        self._layout = group_instance_norm, bool(options.get("channels_last"))
+        self._forwards = Forwards(network, _batch(image, self._movable), self._movable, **options)
+        self._check_micro_batches()
         self._probes = probes_of(signals)
-        self._record = Recording(min_area, foreground)
-        self._graph: tuple[Tensor, list[int]] | None = None
+        self.record = Recording(min_area, foreground)
         self._update: Update | None = None
         self._loan: ExitStack | None = None
         self._made_by = (
@@ -103,12 +85,9 @@ class Episode:
             f"batch_statistics={batch_statistics!r}"
         )
 
-    def _check(self, max_slices: int | None) -> None:
-        if self.head not in ("", "softmax", "sigmoid"):
-            raise BadInput(f"head is 'softmax', 'sigmoid' or None, got '{self.head}'")
-        chunked = max_slices is not None and max_slices < len(self.inputs)
+    def _check_micro_batches(self) -> None:
         whole = self._moves == "statistics" or depends_on_batch(self.network, self.batch_statistics)
-        if chunked and whole:
+        if whole and len(self._forwards.chunks(self.inputs)) > 1:
             raise BadInput(
                 "micro-batches would change the batch statistics of BatchNorm, and so the step; use max_slices=None, "
                 "or an objective that moves parameters with batch_statistics='source'"
@@ -120,17 +99,18 @@ class Episode:
         with ExitStack() as stack:
             changing = None if self._moves == "anything" else self._movable.keys()
             stack.enter_context(restored(self.network, changing))
-            self._borrow()
             began = time.perf_counter()
-            self._keep(self._predicted(keep_graph=True), {"gradient_norm": None})
-            self._record.seconds.append(time.perf_counter() - began)
+            self._seed()
+            self._borrow()
+            self._keep(self._predicted(last=False), {"gradient_norm": None}, began)
             self._loan = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        loan, self._loan, self._graph, self._update = self._loan, None, None, None
+        loan, self._loan, self._update = self._loan, None, None
+        self._forwards.forget()
         if loan is not None:
             loan.__exit__(kind, error, trace)
 
@@ -142,8 +122,12 @@ class Episode:
         for parameter in self.parameters.values():
             parameter.requires_grad_(True)
         self.clear_gradients()
+        grouped, last = self._layout
+        if grouped:
+            group_instance_norm(self.network)
+        for parameter in self.network.parameters() if last else ():
+            parameter.data = channels_last(parameter.data)
         self.source = {name: tensor.detach().clone() for name, tensor in self._movable.items()}
-        self._forwards.configure(self.network, grouped=self._grouped)
 
     # ---- one step ----
 
@@ -157,42 +141,59 @@ class Episode:
         if self._update is None:
             self._update = self._begin()
         self.clear_gradients()
-        diagnostics = dict(self._as_found(self._update) if self._moves == "anything" else self._update())
-        signals = {"gradient_norm": self._gradient_norm()}
+        update = self._as_found if self._moves == "anything" else self._update
+        self.record.diagnostics.append(dict(update()))
+        used = {"gradient_norm": self._gradient_norm()}
         self.clear_gradients()
-        self._record.diagnostics.append(diagnostics)
-        self._keep(self._predicted(keep_graph=not last), signals)
-        self._record.seconds.append(time.perf_counter() - began)
-        return self._record.signals[-1]
+        self._keep(self._predicted(last=last), used, began)
+        return self.record.signals[-1]
 
     def _begin(self) -> Update:
         if use_statistics(self.network, self.batch_statistics, self.blend_prior):
-            self._graph = None
             self._forwards.forget()
         return self.objective.begin(self)
 
-    def _as_found(self, update: Update) -> Mapping[str, float]:
+    def _as_found(self) -> Mapping[str, float]:
         """An update in the modes that the network was found in: for objects that configured it themselves."""
         for module, training in self._found_modes.items():
             module.training = training
         for parameter, required in self._found_gradients.items():
             parameter.requires_grad_(required)
-        report = update()
+        report = self._update() if self._update is not None else {}
         self.network.eval()
         return report
 
-    def _keep(self, seen: Prediction, more: Mapping[str, float | None]) -> None:
-        signals = {**self._record.measured(seen), **more}
-        self._record.masks.append(seen.mask)
-        self._record.signals.append(signals)
+    def _predicted(self, *, last: bool) -> Prediction:
+        return self._forwards.prediction(where=self._where, keep_graph=not last and self._moves == "parameters")
+
+    def _keep(self, seen: Prediction, used: Mapping[str, float | None], began: float) -> None:
+        signals = {**self.record.measured(seen), **used}
+        self.record.masks.append(seen.mask)
+        self.record.signals.append(signals)
         if self.keep_entropy or "drop" in self._probes:
-            self._record.entropies[f"entropy_{self.step}"] = seen.entropy
+            self.record.entropies[f"entropy_{self.step}"] = seen.entropy
         signals.update(probed(self._probes, self))
         self.clear_gradients()
         if self.keep_parameters:
-            self._record.parameters.append({n: t.detach().cpu().numpy().copy() for n, t in self._movable.items()})
+            self.record.parameters.append({n: t.detach().cpu().numpy().copy() for n, t in self._movable.items()})
+        self.record.seconds.append(time.perf_counter() - began)
 
     # ---- what an objective may do (see adapt/objective.py) ----
+
+    @property
+    def inputs(self) -> Tensor:
+        """The case: (n, channel, *space)."""
+        return self._forwards.inputs
+
+    @property
+    def classes(self) -> int:
+        """Channels of the logits."""
+        return self._forwards.classes
+
+    @property
+    def head(self) -> str:
+        """ "softmax" or "sigmoid"."""
+        return self._forwards.head
 
     def logits(self, inputs: Tensor) -> Tensor:
         """A forward: (n, channel, *space) -> (n, classes, *space), at the resolution of the mask.
@@ -200,7 +201,7 @@ class Episode:
         Without a graph it runs in micro-batches; with one it cannot, ``backward`` does.
         """
         chunks = [slice(None)] if torch.is_grad_enabled() else self._forwards.chunks(inputs)
-        parts = [self._forwards(inputs[rows], where=self._where) for rows in chunks]
+        parts = [self._forwards.logits(inputs[rows], where=self._where) for rows in chunks]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def backward(self, loss: ChunkLoss, *, inputs: Tensor | None = None) -> float | None:
@@ -211,9 +212,10 @@ class Episode:
         """
         self.clear_gradients()
         moving = self.moving()
-        whole = len(self._forwards.chunks(self.inputs if inputs is None else inputs)) == 1
+        batch = self.inputs if inputs is None else inputs
+        whole = len(self._forwards.chunks(batch)) == 1
         total = weights = 0.0
-        for rows, chunk, logits in self._with_graph(inputs):
+        for rows, chunk, logits in self._forwards.with_graph(batch, where=self._where):
             numerator, weight = loss(logits, chunk, rows)
             if float(weight):
                 torch.autograd.backward(numerator / weight if whole else numerator, inputs=moving)
@@ -238,109 +240,12 @@ class Episode:
 
     def changed(self) -> None:
         """Say that parameters were moved through ``.data``."""
-        self._graph = None
+        self._forwards.drop_graph()
 
     def clear_gradients(self) -> None:
         """No parameter has a gradient."""
         for parameter in self.parameters.values():
             parameter.grad = None
-
-    # ---- what came of it ----
-
-    @property
-    def signals(self) -> Sequence[Signals]:
-        """Signals of the steps so far, beginning with M0."""
-        return tuple(self._record.signals)
-
-    @property
-    def masks(self) -> Sequence[Mask]:
-        """Masks of the steps so far, beginning with M0: the very arrays that are recorded."""
-        return tuple(self._record.masks)
-
-    @property
-    def record(self) -> Recording:
-        """The steps so far, for probes."""
-        return self._record
-
-    @property
-    def trajectory(self) -> Trajectory:
-        """Everything so far."""
-        return self._record.trajectory(self.case_id, self._made_by, self.seed, with_entropies=self.keep_entropy)
-
-    def shrink(self, step: int, alpha: float) -> Mask:
-        """The mask of theta_0 + (1 - alpha)(theta_k - theta_0), predicted from those weights and recorded (D10).
-
-        Costs one forward. The current step can always be shrunk, an earlier one with ``keep_parameters=True``.
-        """
-        state = State(step, alpha)
-        if state not in self._record.shrunk:
-            values = self._values(step)
-            between = {name: torch.lerp(value, self.source[name], alpha) for name, value in values.items()}
-            seen = self._predicted_with(between)
-            self._record.shrunk[state] = seen.mask
-            self._record.shrunk_signals[state] = self._record.measured(seen)
-        return self._record.shrunk[state]
-
-    def _values(self, step: int) -> dict[str, Tensor]:
-        if step == self.step:
-            return {name: tensor.detach() for name, tensor in self._movable.items()}
-        if not self.keep_parameters or step > self.step:
-            raise BadInput(
-                f"step {step} cannot be shrunk now: {self.step} updates were made and only the last is kept; "
-                "shrink it before the next advance(), or use keep_parameters=True"
-            )
-        kept = self._record.parameters[step]
-        return {name: torch.as_tensor(kept[name]).to(tensor) for name, tensor in self._movable.items()}
-
-    # ---- forwards ----
-
-    def _predicted(self, *, keep_graph: bool) -> Prediction:
-        """The current weights' mask; the last micro-batch keeps its graph for the next update."""
-        masks, entropies, surest = [], [], 0.0
-        self._graph = None
-        chunks = self._forwards.chunks(self.inputs)
-        for rows in chunks:
-            keep = keep_graph and rows == chunks[-1] and self._moves == "parameters"
-            with nullcontext() if keep else self._forwards.quiet():
-                logits = self._forwards(self.inputs[rows], where=self._where, rows=rows)
-            self.classes = logits.shape[1]
-            self.head = self.head or ("softmax" if self.classes > 1 else "sigmoid")
-            self._graph = (logits, self._stamp()) if keep else None
-            voxels, probability = confidence(logits.detach(), self.head)
-            masks.append(labels(logits.detach(), self.head))
-            entropies.append(voxels.cpu().numpy())
-            surest += float(probability.mean()) * len(probability) / len(self.inputs)
-        mask = self._own_predict() if self._own_predict is not None else _joined(masks)
-        return Prediction(mask, _joined(entropies), surest)
-
-    def _predicted_with(self, values: Mapping[str, Tensor]) -> Prediction:
-        """A prediction with other weights, swapped in and out so that the kept graph stays valid."""
-        graph, current = self._graph, {name: tensor.data for name, tensor in self._movable.items()}
-        try:
-            for name, tensor in self._movable.items():
-                tensor.data = values[name]
-            return self._predicted(keep_graph=False)
-        finally:
-            for name, tensor in self._movable.items():
-                tensor.data = current[name]
-            self._graph = graph
-
-    def _with_graph(self, inputs: Tensor | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """(rows, inputs, logits) of each micro-batch; on the case itself the forward of the last mask is used again."""
-        batch = self.inputs if inputs is None else inputs
-        own = batch is self.inputs
-        chunks = self._forwards.chunks(batch)
-        kept, self._graph = self._graph, None
-        if own and kept is not None and kept[1] == self._stamp():
-            rows = chunks.pop()
-            yield rows, batch[rows], kept[0]
-            del kept
-        for rows in chunks:
-            yield rows, batch[rows], self._forwards(batch[rows], where=self._where, rows=rows if own else None)
-
-    def _stamp(self) -> list[int]:
-        """Counts every in-place change of a parameter, so that a stale graph is never used."""
-        return [tensor._version for tensor in self._movable.values()]
 
     def _gradient_norm(self) -> float | None:
         """L2 norm of the gradient that took the step (C8); None where the objective left none."""
@@ -357,9 +262,52 @@ class Episode:
     def _where(self) -> str:
         return f"at step {self.step} of case {self.case_id}"
 
+    # ---- what came of it ----
 
-def _batch(image: Tensor | NDArray[Any], device: torch.device) -> Tensor:
-    batch = torch.as_tensor(image).to(device, torch.float32)
+    @property
+    def signals(self) -> Sequence[Signals]:
+        """Signals of the steps so far, beginning with M0."""
+        return tuple(self.record.signals)
+
+    @property
+    def masks(self) -> Sequence[Mask]:
+        """Masks of the steps so far, beginning with M0: the very arrays that are recorded."""
+        return tuple(self.record.masks)
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """Everything so far."""
+        return self.record.trajectory(self.case_id, self._made_by, self.seed, with_entropies=self.keep_entropy)
+
+    def shrink(self, step: int, alpha: float) -> Mask:
+        """The mask of theta_0 + (1 - alpha)(theta_k - theta_0), predicted from those weights and recorded (D10).
+
+        Costs one forward. The current step can always be shrunk, an earlier one with ``keep_parameters=True``.
+        """
+        state = State(step, alpha)
+        if state not in self.record.shrunk:
+            between = {name: torch.lerp(v, self.source[name], alpha) for name, v in self._values(step).items()}
+            seen = self._forwards.prediction_with(between, where=self._where)
+            self.record.shrunk[state] = seen.mask
+            self.record.shrunk_signals[state] = self.record.measured(seen)
+        return self.record.shrunk[state]
+
+    def _values(self, step: int) -> dict[str, Tensor]:
+        if step == self.step:
+            return {name: tensor.detach() for name, tensor in self._movable.items()}
+        if not self.keep_parameters or step > self.step:
+            raise BadInput(
+                f"step {step} cannot be shrunk now: {self.step} updates were made and only the last is kept; "
+                "shrink it before the next advance(), or use keep_parameters=True"
+            )
+        kept = self.record.parameters[step]
+        return {name: torch.as_tensor(kept[name]).to(tensor) for name, tensor in self._movable.items()}
+
+
+def _batch(image: Tensor | NDArray[Any], like: Mapping[str, Tensor]) -> Tensor:
+    """The image where the network lies, in its precision."""
+    first = next(iter(like.values()))
+    batch = torch.as_tensor(image).to(first.device, first.dtype)
     if batch.ndim not in (4, 5) or not batch.numel():
         raise BadInput(
             f"an image is (n, channel, rows, columns) or (n, channel, slices, rows, columns), got {tuple(batch.shape)}"
@@ -367,16 +315,10 @@ def _batch(image: Tensor | NDArray[Any], device: torch.device) -> Tensor:
     return batch.detach()
 
 
-def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    """Chunks of (n, *space) as one array; a batch axis of one is dropped."""
-    whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return whole[0] if len(whole) == 1 else whole
-
-
 def run_episode(
     network: nn.Module,
     image: Tensor | NDArray[Any],
-    objective: Objective | Any,
+    objective: Any,
     *,
     steps: int,
     learning_rate: float | None = None,

@@ -1,84 +1,155 @@
-"""One way to run the network: resolution, precision, micro-batches, and a NaN that is noticed at once."""
+"""One way to run the network on a case: resolution, precision, micro-batches, and one forward for two purposes.
+
+The forward that predicts a mask keeps its graph, and ``with_graph`` hands it to the next update as long as no parameter
+moved in between. With micro-batches only the last one keeps its graph, so that memory stays bounded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from casewise.adapt.logits import at_resolution, check_finite, logits_of
-from casewise.adapt.normalization import group_instance_norm
+from casewise.adapt.logits import at_resolution, check_finite, labels, logits_of
+from casewise.adapt.losses import confidence
 from casewise.adapt.prefix import FrozenPrefix
+from casewise.adapt.recording import Prediction
 from casewise.core.errors import BadInput
+from casewise.core.records import Mask
 
 Forward = Callable[[Tensor], Tensor]
 
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+HEADS = ("softmax", "sigmoid")
 
 
 class Forwards:
-    """Logits (n, classes, *space) of the network for inputs (n, channel, *space), in float32."""
+    """Logits (n, classes, *space), in float32, of inputs (n, channel, *space); and the mask of the case."""
 
     def __init__(
         self,
         network: nn.Module,
-        forward: Forward | None,
+        inputs: Tensor,
+        moving: Mapping[str, Tensor],
         *,
-        max_slices: int | None,
-        autocast: str | None,
-        channels_last: bool,
-        compiled: bool,
-        prefix: FrozenPrefix | None,
+        forward: Forward | None = None,
+        predict: Callable[[], Mask] | None = None,
+        head: str | None = None,
+        max_slices: int | None = None,
+        autocast: str | None = None,
+        channels_last: bool = False,
+        compile: bool = False,
+        cache_frozen: bool = False,
     ) -> None:
-        if max_slices is not None and max_slices < 1:
-            raise BadInput(f"max_slices is at least 1, got {max_slices}")
-        if autocast is not None and autocast not in PRECISIONS:
-            raise BadInput(f"autocast is one of {', '.join(PRECISIONS)} or None, got '{autocast}'")
-        if compiled and prefix is not None:
-            raise BadInput("compile and cache_frozen exclude each other: caching watches modules that compiling fuses")
-        self._run: Forward = forward or _resized(torch.compile(network) if compiled else network)
-        self._max_slices = max_slices
-        self._autocast = autocast
-        self._channels_last = channels_last
-        self._prefix = prefix
-
-    def configure(self, network: nn.Module, *, grouped: bool) -> None:
-        """Memory layout and norm kernels; both are undone by the episode's snapshot."""
-        if self._channels_last:
-            for parameter in network.parameters():
-                parameter.data = _last(parameter.data)
-        if grouped:
-            group_instance_norm(network)
+        _check(head, max_slices, autocast, compile and cache_frozen)
+        self.inputs, self.head, self.classes = inputs, head or "", 0
+        self._moving = moving
+        self._run: Forward = forward or _resized(torch.compile(network) if compile else network)
+        self._own_predict = predict
+        self._max_slices, self._autocast, self._channels_last = max_slices, autocast, channels_last
+        self._prefix = FrozenPrefix(network, moving.values()) if cache_frozen else None
+        self._kept: tuple[Tensor, list[int]] | None = None
 
     def chunks(self, batch: Tensor) -> list[slice]:
         """Rows of each micro-batch."""
         size = self._max_slices or len(batch)
         return [slice(first, min(first + size, len(batch))) for first in range(0, len(batch), size)]
 
-    def __call__(self, inputs: Tensor, *, where: str, rows: slice | None = None) -> Tensor:
-        """The logits; ``rows`` says that these are the case's own rows, whose frozen features may be known."""
-        known = (
-            self._prefix((rows.start, rows.stop)) if self._prefix is not None and rows is not None else nullcontext()
-        )
+    def logits(self, inputs: Tensor, *, where: str, rows: slice | None = None) -> Tensor:
+        """One forward; ``rows`` says that these are the case's own, whose frozen features may be known."""
+        known = nullcontext() if self._prefix is None or rows is None else self._prefix((rows.start, rows.stop))
         with known, self._precision(inputs.device.type):
-            logits = self._run(_last(inputs) if self._channels_last else inputs)
+            logits = self._run(channels_last(inputs) if self._channels_last else inputs)
         return check_finite(logits.float(), where)
 
+    def prediction(self, *, where: str, keep_graph: bool) -> Prediction:
+        """The current weights' mask; the last micro-batch keeps its graph for the next update."""
+        self.drop_graph()
+        masks, entropies, surest = [], [], 0.0
+        chunks = self.chunks(self.inputs)
+        for rows in chunks:
+            keep = keep_graph and rows == chunks[-1]
+            with nullcontext() if keep else self._quiet():
+                logits = self.logits(self.inputs[rows], where=where, rows=rows)
+            if keep:
+                self._kept = logits, self._stamp()
+            self.classes = logits.shape[1]
+            self.head = self.head or HEADS[self.classes == 1]
+            voxels, probability = confidence(logits.detach(), self.head)
+            masks.append(labels(logits.detach(), self.head))
+            entropies.append(voxels.cpu().numpy())
+            surest += float(probability.mean()) * len(probability) / len(self.inputs)
+        mask = self._own_predict() if self._own_predict is not None else _joined(masks)
+        return Prediction(mask, _joined(entropies), surest)
+
+    def prediction_with(self, values: Mapping[str, Tensor], *, where: str) -> Prediction:
+        """A prediction with other weights, swapped in and out through ``.data`` so that the kept graph stays valid."""
+        kept, current = self._kept, {name: tensor.data for name, tensor in self._moving.items()}
+        try:
+            for name, tensor in self._moving.items():
+                tensor.data = values[name]
+            return self.prediction(where=where, keep_graph=False)
+        finally:
+            for name, tensor in self._moving.items():
+                tensor.data = current[name]
+            self._kept = kept
+
+    def with_graph(self, batch: Tensor, *, where: str) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """(rows, inputs, logits) of each micro-batch; on the case itself the forward of its mask is used again."""
+        own = batch is self.inputs
+        chunks = self.chunks(batch)
+        kept, self._kept = self._kept, None
+        if own and kept is not None and kept[1] == self._stamp():
+            rows = chunks.pop()
+            yield rows, batch[rows], kept[0]
+            del kept
+        for rows in chunks:
+            yield rows, batch[rows], self.logits(batch[rows], where=where, rows=rows if own else None)
+
+    def drop_graph(self) -> None:
+        """The kept forward is no longer that of the current weights."""
+        self._kept = None
+
     def forget(self) -> None:
-        """Frozen features are no longer valid."""
+        """Neither the kept forward nor the frozen features are valid any more."""
+        self.drop_graph()
         if self._prefix is not None:
             self._prefix.clear()
 
+    def _stamp(self) -> list[int]:
+        """Counts every in-place change of what may move, so that a stale graph is never used."""
+        return [tensor._version for tensor in self._moving.values()]
+
     @contextmanager
-    def quiet(self) -> Iterator[None]:
+    def _quiet(self) -> Iterator[None]:
         """No graph. Inference mode, except where features are kept that a later graph will need."""
         with torch.inference_mode() if self._prefix is None else torch.no_grad():
             yield
 
     def _precision(self, device: str) -> AbstractContextManager[None]:
         return torch.autocast(device, PRECISIONS[self._autocast]) if self._autocast else nullcontext()
+
+
+def channels_last(tensor: Tensor) -> Tensor:
+    """Images, volumes and their kernels with the channel as the fastest axis."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return tensor.contiguous(memory_format=formats[tensor.ndim]) if tensor.ndim in formats else tensor
+
+
+def _check(head: str | None, max_slices: int | None, autocast: str | None, contradiction: bool) -> None:
+    if head is not None and head not in HEADS:
+        raise BadInput(f"head is 'softmax', 'sigmoid' or None, got '{head}'")
+    if max_slices is not None and max_slices < 1:
+        raise BadInput(f"max_slices is at least 1, got {max_slices}")
+    if autocast is not None and autocast not in PRECISIONS:
+        raise BadInput(f"autocast is one of {', '.join(PRECISIONS)} or None, got '{autocast}'")
+    if contradiction:
+        raise BadInput("compile and cache_frozen exclude each other: caching watches modules that compiling fuses")
 
 
 def _resized(network: Callable[[Tensor], object]) -> Forward:
@@ -88,6 +159,7 @@ def _resized(network: Callable[[Tensor], object]) -> Forward:
     return forward
 
 
-def _last(tensor: Tensor) -> Tensor:
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return tensor.contiguous(memory_format=formats[tensor.ndim]) if tensor.ndim in formats else tensor
+def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """Chunks of (n, *space) as one array; a batch axis of one is dropped."""
+    whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return whole[0] if len(whole) == 1 else whole

@@ -41,14 +41,26 @@ class Adaptable(Protocol):
     """A network on loan for one case: everything that an objective may read or move."""
 
     network: nn.Module
-    inputs: Tensor  # (n, channel, *space): the slices of a volume, one image, or one 3-D window
-    classes: int  # channels of the logits
-    head: str  # "softmax" or "sigmoid"
     learning_rate: float
     step: int  # number of the update being made, from 1
     active: frozenset[str] | None  # names that may move in this update (param-subset); None means all
     entropy_weight: float  # 1 unless a modulation lowers it (D8); an objective with an entropy term multiplies it
     anchor_weight: float | None  # None: the objective's own; a number where a modulation sets it (D8)
+
+    @property
+    def inputs(self) -> Tensor:
+        """(n, channel, *space): the slices of a volume, one image, or one 3-D window."""
+        ...
+
+    @property
+    def classes(self) -> int:
+        """Channels of the logits."""
+        ...
+
+    @property
+    def head(self) -> str:
+        """softmax or sigmoid."""
+        ...
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:

@@ -47,10 +47,12 @@ class FrozenPrefix:
     def _watched(self) -> Iterator[Outputs]:
         found: Outputs = {}
         inside: list[nn.Module] = []
+        silent = set(self._owners)  # owners that never run: their parameters are used in ways that cannot be watched
         touched = False
 
         def enter(module: nn.Module, *_: Any) -> None:
             nonlocal touched
+            silent.discard(module)
             touched = touched or module in self._owners
             if module in self._frozen and not touched and not inside:
                 inside.append(module)
@@ -67,6 +69,8 @@ class FrozenPrefix:
         finally:
             for hook in hooks:
                 hook.remove()
+            if silent:
+                found.clear()
 
 
 @contextmanager
