@@ -30,12 +30,12 @@ VENDORS = Registry(
     {
         "A": Vendor(gamma=(0.9, 1.1), bias=(0.0, 0.15), noise=(0.01, 0.03), blur=(0.3, 0.7), ghost=(0.0, 0.03)),
         "B": Vendor(
-            gamma=(0.55, 1.5),
+            gamma=(0.55, 1.6),
             bias=(0.2, 0.55),
-            noise=(0.03, 0.07),
-            blur=(0.6, 1.3),
-            ghost=(0.0, 0.18),
-            washout=(0.1, 0.45),
+            noise=(0.015, 0.035),
+            blur=(0.3, 1.0),
+            ghost=(0.0, 0.12),
+            washout=(0.0, 0.12),
         ),
     },
 )
