@@ -1,0 +1,106 @@
+"""``casewise inspect``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from casewise.data.cohort import Cohort
+    from casewise.data.inspection import Inspection
+
+app = typer.Typer()
+
+SHOWN = 6
+
+
+@app.command()
+def inspect(
+    folder: Path = typer.Argument(..., help="A dataset as it was downloaded, an nnU-Net raw folder, or plain images."),
+    dataset: str = typer.Option(None, help="Take the folder for this dataset; default: what it looks like."),
+    option: list[str] = typer.Option([], help="Option of the loader as name=value, such as group=centre; repeatable."),
+    every: bool = typer.Option(False, "--all", help="Open every image and label, not a sample of 20."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    write: Path = typer.Option(None, help="Write the cases as plain files with cases.csv into this new folder."),
+    split: str = typer.Option(None, help="Only cases of this split."),
+    group: str = typer.Option(None, help="Only cases of this group."),
+    holdout: float = typer.Option(None, help="Draw this share of every group's clusters for calibration (A4: 0.2)."),
+    seed: int = typer.Option(1000, help="Seed of the draw."),
+) -> None:
+    """Say what is in a folder: layout, cases, groups, labels, geometry, and what would go wrong."""
+    import json
+
+    from casewise.data.datasets import load_dataset, recognize
+    from casewise.data.inspection import SAMPLE, inspect_cohort
+    from casewise.data.splits import holdout as drawn
+    from casewise.data.splits import with_split
+
+    cohort = load_dataset(folder, dataset, **_options(option))
+    if split is not None or group is not None:
+        cohort = cohort.select(split=split, group=group)
+    if holdout is not None:
+        cohort = with_split(cohort, drawn(cohort, share=holdout, seed=seed))
+    seen = inspect_cohort(cohort, layout=dataset or str(recognize(folder)), sample=None if every else SAMPLE)
+    typer.echo(json.dumps(seen.as_dict(), indent=2) if as_json else "\n".join(_lines(seen)))
+    if write is not None:
+        _write(cohort, write)
+
+
+def _options(pairs: list[str]) -> dict[str, object]:
+    from casewise.core.errors import BadInput
+
+    options: dict[str, object] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise BadInput(f"--option is name=value, got {pair!r}")
+        options[name] = {"true": True, "false": False}.get(value.lower(), int(value) if value.isdigit() else value)
+    return options
+
+
+def _lines(seen: Inspection) -> list[str]:
+    clusters = f", {seen.clusters} clusters" if seen.clusters is not None else ""
+    lines = [
+        f"{seen.name}: laid out like {seen.layout}",
+        f"cases       {seen.cases}, {seen.labelled} labelled{clusters}",
+    ]
+    lines += [
+        f"{name:<11} {_some(values)}" for name, values in (("groups", seen.groups), ("splits", seen.splits)) if values
+    ]
+    labels = {_label(seen, value): count for value, count in seen.labels_seen.items()}
+    lines += [f"labels      {_some(labels, 24)} (in {seen.labels_read} labels that were read)"] if labels else []
+    lines += [f"{name:<11} {_some(values)}" for name, values in seen.geometry.items()]
+    lines += [f"{name}: {text}" for name, text in seen.facts.items()]
+    lines += [f"note: {seen.notice}"] if seen.notice else []
+    if not seen.problems:
+        return [*lines, "no problem seen"]
+    return [*lines, f"problems    {len(seen.problems)}", *(f"  - {problem}" for problem in seen.problems)]
+
+
+def _label(seen: Inspection, value: int) -> str:
+    if value == seen.ignore:
+        return f"{value} (ignored)"
+    return f"{value} {seen.classes[value]}" if 0 <= value < len(seen.classes) else str(value)
+
+
+def _some(values: Mapping[str, int], shown: int = SHOWN) -> str:
+    """Values with their counts, the first few of them."""
+    listed = [f"{value} ({count})" for value, count in values.items()][:shown]
+    more = [f"and {len(values) - shown} more"] if len(values) > shown else []
+    return ", ".join([*listed, *more])
+
+
+def _write(cohort: Cohort, folder: Path) -> None:
+    from tqdm import tqdm
+
+    from casewise.data.datasets.written import write_plain
+
+    written = tqdm(write_plain(cohort, folder), total=len(cohort), unit="case", disable=not sys.stderr.isatty())
+    typer.echo(f"{sum(1 for _ in written)} cases written to {folder}", err=True)
+    labels = f" -l {folder}/labels" if any(member.labelled for member in cohort.members.values()) else ""
+    chain = f"casewise record -m MODEL -i {folder}/images{labels} --groups {folder}/cases.csv -o ARCHIVE"
+    typer.echo(f"next: {chain}", err=True)

@@ -1,0 +1,66 @@
+"""The public datasets in their official layouts, read without preprocessing: one file a dataset.
+
+``DATASETS`` is the list: name to loader ``(root, **options) -> Cohort``. ``recognize`` says which of them a folder is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from casewise.core.errors import BadInput
+from casewise.core.registry import Registry
+from casewise.data.cohort import Cohort
+from casewise.data.datasets.acdc_driving import acdc_driving, is_acdc_driving
+from casewise.data.datasets.cityscapes import cityscapes, is_cityscapes
+from casewise.data.datasets.dofe import dofe, is_dofe
+from casewise.data.datasets.mnms import is_mnms, mnms
+from casewise.data.datasets.nnunet_raw import is_nnunet_raw, nnunet_raw
+from casewise.data.datasets.plain import is_plain, plain
+from casewise.data.datasets.prostate158 import is_prostate158, prostate158
+from casewise.data.datasets.refuge import is_refuge, refuge
+from casewise.data.datasets.rimone_dl import is_rimone_dl, rimone_dl
+from casewise.data.datasets.saml_prostate import is_saml_prostate, saml_prostate
+
+DATASETS: Registry[Callable[..., Cohort]] = Registry(
+    "dataset",
+    {
+        "mnms": mnms,
+        "saml_prostate": saml_prostate,
+        "prostate158": prostate158,
+        "acdc_driving": acdc_driving,
+        "cityscapes": cityscapes,
+        "rimone_dl": rimone_dl,
+        "refuge": refuge,
+        "dofe": dofe,
+        "nnunet_raw": nnunet_raw,
+        "plain": plain,
+    },
+)
+
+_SIGNS: dict[str, Callable[[Path], bool]] = {
+    "nnunet_raw": is_nnunet_raw,
+    "mnms": is_mnms,
+    "saml_prostate": is_saml_prostate,
+    "prostate158": is_prostate158,
+    "acdc_driving": is_acdc_driving,
+    "cityscapes": is_cityscapes,
+    "rimone_dl": is_rimone_dl,
+    "dofe": is_dofe,
+    "refuge": is_refuge,
+    "plain": is_plain,
+}
+
+
+def recognize(path: Path) -> str | None:
+    """The name of the dataset that a folder is laid out like; None if it is like none of them."""
+    return next((name for name, is_here in _SIGNS.items() if is_here(path)), None)
+
+
+def load_dataset(path: Path, name: str | None = None, **options: Any) -> Cohort:
+    """The cohort in a folder, by name or by what the folder looks like."""
+    name = name or recognize(path)
+    if name is None:
+        raise BadInput(f"{path} is laid out like none of {', '.join(DATASETS)}; see docs/how-to/datasets.md")
+    return DATASETS[name](path, **options)

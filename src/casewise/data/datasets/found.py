@@ -1,0 +1,172 @@
+"""What a loader finds before anything is opened: a case's files, what the layout says of it, and a cohort of such."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from casewise.core.errors import BadInput, UnsafeInput
+from casewise.core.records import Case, Mask
+from casewise.data.cohort import Cohort, Member
+from casewise.data.nifti import Volume, check_header, read_volume
+from casewise.data.pictures import check_picture, read_label_picture, read_picture
+
+VOLUMES = (".nii.gz", ".nii")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A case that lies in files and has not been opened."""
+
+    id: str
+    images: tuple[Path, ...]  # one file a channel, or one color picture
+    labels: tuple[Path, ...] = ()  # empty: the case has no label
+    group: str | None = None
+    cluster: str | None = None
+    split: str | None = None
+    frame: int | None = None  # the time point of a 4-D file
+
+    @property
+    def member(self) -> Member:
+        """What a cohort knows of the case."""
+        return Member(self.id, self.group, self.cluster, self.split, bool(self.labels))
+
+
+LabelReader = Callable[[Found], Mask]
+
+
+@dataclass(frozen=True, eq=False)
+class Files:
+    """``Cohort.read_case`` of every dataset that lies in files, and the files themselves for those who ask."""
+
+    found: Mapping[str, Found] = field(repr=False)
+    color: bool = True  # a single picture is read as three colors; otherwise as one grey channel
+
+    def __call__(self, member: Member) -> Case:
+        found = self.found[member.id]
+        image, spacing_mm = (_volumes if is_volume(found.images[0]) else self._pictures)(found)
+        return Case(member.id, image, spacing_mm, member.group, member.cluster, member.split)
+
+    def _pictures(self, found: Found) -> tuple[NDArray[Any], None]:
+        if self.color and len(found.images) == 1:
+            return read_picture(found.images[0]), None
+        return _stacked(found, [read_label_picture(path) for path in found.images]), None
+
+
+def files_of(cohort: Cohort) -> Mapping[str, Found]:
+    """The files of each member, for cohorts that lie in files."""
+    if not isinstance(cohort.read_case, Files):
+        raise BadInput(f"{cohort.name} does not lie in files; only datasets that were read from a folder do")
+    return {case_id: cohort.read_case.found[case_id] for case_id in cohort.members}
+
+
+def cohort_of(
+    name: str,
+    root: Path,
+    found: Iterable[Found],
+    *,
+    label: LabelReader,
+    classes: tuple[str, ...] = (),
+    ignore: int | None = None,
+    color: bool = True,
+    notice: str = "",
+    facts: Mapping[str, str] | None = None,
+) -> Cohort:
+    """A cohort in the order of its ids; nothing is opened, but ids must be unique and files must lie under the root."""
+    by_id: dict[str, Found] = {}
+    for one in sorted(found, key=lambda one: one.id):
+        if one.id in by_id:
+            raise BadInput(f"{name}: {one.images[0]} and {by_id[one.id].images[0]} would both be case {one.id}")
+        by_id[one.id] = one
+    if not by_id:
+        raise BadInput(f"{root} is laid out like {name} but holds no image of it; is the download complete?")
+    _check_inside(by_id.values(), root)
+
+    def read_label(member: Member) -> Mask:
+        return _of_the_image(by_id[member.id], label(by_id[member.id]))
+
+    members = {case_id: one.member for case_id, one in by_id.items()}
+    return Cohort(name, members, Files(by_id, color), read_label, classes, ignore, notice, dict(facts or {}))
+
+
+def _check_inside(found: Iterable[Found], root: Path) -> None:
+    inside = root.resolve()
+    for path in (path for one in found for path in (*one.images, *one.labels)):
+        if inside not in path.resolve().parents:
+            raise UnsafeInput(f"{path} leads out of {root}; copy the file into the dataset")
+
+
+def _of_the_image(found: Found, label: Mask) -> Mask:
+    shape = shape_of(found)
+    if label.shape != shape:
+        raise BadInput(
+            f"case {found.id}: the label has shape {label.shape}, the image {shape}; they must share one grid"
+        )
+    return label
+
+
+def is_volume(path: Path) -> bool:
+    """Whether a file is named like a NIfTI file."""
+    return path.name.lower().endswith(VOLUMES)
+
+
+def shape_of(found: Found) -> tuple[int, ...]:
+    """Space of a case from the first bytes of its image: (slices, rows, columns) or (rows, columns)."""
+    if is_volume(found.images[0]):
+        return check_header(found.images[0]).shape[:3][::-1]
+    return check_picture(found.images[0])
+
+
+def volume_of(path: Path, frame: int | None) -> Volume:
+    """A volume; of a 4-D file only the frame, refused when the file ends before it."""
+    shape = check_header(path).shape
+    if frame is not None and len(shape) > 3 and not 0 <= frame < shape[3]:
+        raise BadInput(f"{path.name} has frames 0 to {shape[3] - 1}, frame {frame} was asked for; check the table")
+    return read_volume(path, frame=frame)
+
+
+def _volumes(found: Found) -> tuple[NDArray[Any], tuple[float, ...]]:
+    volumes = [volume_of(path, found.frame) for path in found.images]
+    return _stacked(found, [volume.voxels for volume in volumes]), volumes[0].spacing_mm
+
+
+def _stacked(found: Found, channels: list[NDArray[Any]]) -> NDArray[Any]:
+    shapes = {channel.shape for channel in channels}
+    if len(shapes) > 1:
+        raise BadInput(f"case {found.id}: the channels of a case share one grid, got {sorted(shapes)}; resample them")
+    return np.stack(channels)
+
+
+def safe_id(*parts: str) -> str:
+    """Parts of a name joined to a case id; what an id must not hold becomes an underscore.
+
+    >>> safe_id("BMC", "Case 05(1)")
+    'BMC_Case_05_1'
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", "_".join(parts)).strip("_.-")[:128]
+
+
+def visible(paths: Iterable[Path]) -> Iterator[Path]:
+    """Paths in order without hidden files and without what macOS leaves in archives."""
+    return (path for path in sorted(paths) if not path.name.startswith(".") and "__MACOSX" not in path.parts)
+
+
+def stem_of(path: Path) -> str:
+    """The name without its ending, .nii.gz being one ending."""
+    return path.name[:-7] if path.name.lower().endswith(".nii.gz") else path.stem
+
+
+def only_folder(root: Path, holds: Callable[[Path], bool]) -> Path | None:
+    """The folder itself or its only child that looks right: archives unpack one level deeper than one expects."""
+    if not root.is_dir():
+        return None
+    if holds(root):
+        return root
+    children = [path for path in visible(root.iterdir()) if path.is_dir() and holds(path)]
+    return children[0] if len(children) == 1 else None

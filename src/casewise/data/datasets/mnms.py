@@ -1,0 +1,136 @@
+"""M&Ms: cardiac cine MR of four vendors (Campello et al. 2021), the folder ``OpenDataset`` as it is downloaded."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from casewise.core.errors import BadInput
+from casewise.core.records import Mask
+from casewise.data.cohort import Cohort
+from casewise.data.datasets.found import Found, cohort_of, only_folder, safe_id, visible
+from casewise.data.datasets.labels import check_values, whole_label
+
+CLASSES = ("background", "LV blood pool", "LV myocardium", "RV")
+FOLDERS = {
+    "Training/Labeled": "training", "Training/Unlabeled": "unlabeled", "Validation": "validation", "Testing": "test",
+}  # fmt: skip
+CODE = "external code"
+GROUPS = {"vendor": "vendor", "vendor-name": "vendorname", "centre": "centre"}
+FAR_MORE = 5  # in 230 volumes of vendors A and B the smallest ratio of contacts was 118
+
+
+def is_mnms(root: Path) -> bool:
+    """Whether a folder is OpenDataset, or holds it."""
+    return only_folder(root, _holds) is not None
+
+
+def _holds(root: Path) -> bool:
+    return _table(root) is not None and any((root / name).is_dir() for name in FOLDERS)
+
+
+def mnms(root: Path, *, group: str = "vendor") -> Cohort:
+    """End-diastole and end-systole of every subject, as two cases of one cluster.
+
+    ``group`` is vendor (the letter), vendor-name or centre. Files named ``_gt`` in Training/Unlabeled carry no labels
+    and are not taken for labels. Subjects without ED and ES in the table (unlabeled ones) are counted in the facts.
+    """
+    home = only_folder(root, _holds)
+    if home is None:
+        raise BadInput(f"{root} is not M&Ms: OpenDataset holds Training/Labeled and a CSV with 'External code', ED, ES")
+    if group not in GROUPS:
+        raise BadInput(f"M&Ms is grouped by {', '.join(GROUPS)}, got {group!r}")
+    rows, skipped, found = _rows(home), [], []
+    for name, split in FOLDERS.items():
+        for folder in visible(home.glob(f"{name}/*/")):
+            cases = list(_frames(folder, split, rows, GROUPS[group]))
+            found += cases
+            skipped += [] if cases else [folder.name]
+    facts = {"skipped": f"no ED and ES in the table: {', '.join(skipped)}"} if skipped else {}
+    return cohort_of("mnms", home, found, label=_label, classes=CLASSES, facts=facts)
+
+
+def _table(root: Path) -> Path | None:
+    tables = [path for path in visible(root.glob("*.csv")) if CODE in _columns(path)]
+    return tables[-1] if tables else None  # names begin with the date: the newest
+
+
+def _columns(path: Path) -> list[str]:
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        return [name.strip().lower() for name in next(csv.reader(file), [])]
+
+
+def _rows(root: Path) -> dict[str, dict[str, str]]:
+    table = _table(root)
+    assert table is not None
+    with table.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        rows = [
+            {(key or "").strip().lower(): value or "" for key, value in row.items()} for row in csv.DictReader(file)
+        ]
+    missing = {"ed", "es", "vendor"} - set(rows[0] if rows else ())
+    if missing:
+        raise BadInput(f"{table.name} lacks the columns {sorted(missing)}; take the CSV of the download")
+    return {row[CODE].strip(): row for row in rows}
+
+
+def _frames(folder: Path, split: str, rows: dict[str, dict[str, str]], group: str) -> Iterator[Found]:
+    code = folder.name
+    if code not in rows:
+        raise BadInput(f"{folder} has no row in the M&Ms table; its first column after the index is External code")
+    image, label = folder / f"{code}_sa.nii.gz", folder / f"{code}_sa_gt.nii.gz"
+    labelled = split != "unlabeled" and label.is_file()
+    for phase in ("ED", "ES"):
+        frame = _frame(rows[code][phase.lower()], code, phase)
+        if frame is None and split != "unlabeled":
+            raise BadInput(f"subject {code} has no frame {phase} in the M&Ms table; it is in {split}, so it needs one")
+        if frame is not None:
+            where = rows[code].get(group, "").strip() or None
+            labels = (label,) if labelled else ()
+            yield Found(safe_id(code, phase), (image,), labels, where, safe_id(code), split, frame)
+
+
+def _frame(text: str, code: str, phase: str) -> int | None:
+    """The 0-based frame as it stands in the table, "9" or "9.0"; None where the field is empty."""
+    if text.strip().lower() in ("", "nan"):
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if number < 0 or number != int(number):
+        raise BadInput(f"subject {code}: {phase} is a frame number from 0, got {text!r}")
+    return int(number)
+
+
+def _label(found: Found) -> Mask:
+    return checked_order(check_values(whole_label(found.labels[0], frame=found.frame), 3, found.id), found.id)
+
+
+def checked_order(label: Mask, name: str) -> Mask:
+    """Refuse a label whose numbers cannot mean 1 = LV blood pool, 2 = LV myocardium, 3 = RV.
+
+    The myocardium wraps the blood pool: label 2 touches label 1 far more than label 3 does (else 2 and 3 are swapped),
+    and far more of it touches label 1 than label 3 (else 1 and 3 are, which is the order of ACDC-cardiac).
+    """
+    wrapped, leaked, septum = contacts(label, 1, 2), contacts(label, 1, 3), contacts(label, 2, 3)
+    if not label.any():
+        raise BadInput(f"{name}: the label is empty at this frame; ED and ES must be the frames of the M&Ms table")
+    if wrapped < FAR_MORE * leaked or wrapped < septum:
+        raise BadInput(
+            f"{name}: labels must be 1 LV blood pool, 2 myocardium, 3 RV, but label 1 touches label 2 {wrapped} times, "
+            f"label 3 {leaked} times, and 2 touches 3 {septum} times; the labels are in another order"
+        )
+    return label
+
+
+def contacts(label: Mask, one: int, other: int) -> int:
+    """Pairs of neighboring pixels within a slice of which one carries each label."""
+    count = 0
+    for axis in (-1, -2):
+        line = np.moveaxis(label, axis, -1)
+        ahead, behind = line[..., 1:], line[..., :-1]
+        count += int(((ahead == one) & (behind == other) | (ahead == other) & (behind == one)).sum())
+    return count

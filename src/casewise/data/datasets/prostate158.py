@@ -1,0 +1,81 @@
+"""Prostate158: biparametric prostate MR with zones and tumors (Adams et al. 2022), train and test downloads."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from casewise.core.errors import BadInput, UnsafeInput
+from casewise.core.records import Mask
+from casewise.data.cohort import Cohort
+from casewise.data.datasets.found import Found, cohort_of, safe_id, visible
+from casewise.data.datasets.labels import check_values, whole_label
+
+TABLES = {"train.csv": "training", "valid.csv": "validation", "test.csv": "test"}
+MODALITIES = ("t2", "adc", "dwi")
+ZONES = ("background", "central gland", "peripheral zone")
+TUMOR = ("background", "tumor")
+
+
+def is_prostate158(root: Path) -> bool:
+    """Whether a folder is one of the two downloads, or holds them."""
+    return root.is_dir() and bool(list(_tables(root)))
+
+
+def prostate158(
+    root: Path, *, modalities: tuple[str, ...] = ("t2",), target: str = "t2_anatomy", reader: int = 1
+) -> Cohort:
+    """Every row of train.csv, valid.csv and test.csv; columns are read by name, paths are relative to their table.
+
+    ``target`` is t2_anatomy (1 central gland, 2 peripheral zone), t2_tumor or adc_tumor. Cases that the asked reader
+    did not annotate (reader 2 is often empty) are unlabelled. Masks stored as floats are rounded and checked.
+    """
+    if unknown := set(modalities) - set(MODALITIES):
+        raise BadInput(f"Prostate158 has {', '.join(MODALITIES)}, got {sorted(unknown)}")
+    if target not in ("t2_anatomy", "t2_tumor", "adc_tumor") or reader not in (1, 2):
+        raise BadInput(f"target is t2_anatomy, t2_tumor or adc_tumor and reader 1 or 2, got {target!r} and {reader}")
+    tables = list(_tables(root))
+    if not tables:
+        raise BadInput(f"{root} is not Prostate158: expected train.csv, valid.csv or test.csv with the column t2")
+    column = f"{target}_reader{reader}"
+    found = [case for table in tables for case in _rows(table, modalities, column)]
+    label, classes = (_zones, ZONES) if target == "t2_anatomy" else (_tumor, TUMOR)
+    return cohort_of("prostate158", root, found, label=label, classes=classes, facts={"label": column})
+
+
+def _tables(root: Path) -> Iterator[Path]:
+    for name in TABLES:
+        for path in visible((*root.glob(name), *root.glob(f"prostate158_*/{name}"))):
+            with path.open(newline="", encoding="utf-8-sig") as file:
+                if {"id", "t2"} <= {column.strip().lower() for column in next(csv.reader(file), [])}:
+                    yield path
+
+
+def _rows(table: Path, modalities: tuple[str, ...], column: str) -> Iterator[Found]:
+    with table.open(newline="", encoding="utf-8-sig") as file:
+        for raw in csv.DictReader(file):
+            row = {(key or "").strip().lower(): (value or "").strip() for key, value in raw.items()}
+            images = tuple(_file(table, row.get(name, ""), row["id"], name) for name in modalities)
+            labels = (_file(table, row[column], row["id"], column),) if row.get(column) else ()
+            case_id = safe_id("P158", row["id"].split(".")[0].zfill(3))
+            yield Found(case_id, images, labels, "prostate158", case_id, TABLES[table.name])
+
+
+def _file(table: Path, name: str, row: str, column: str) -> Path:
+    path = table.parent / name
+    if not name or not path.is_file():
+        raise BadInput(f"{table.name}, ID {row}: {column} is {name!r}, which is no file beside the table")
+    if table.parent.resolve() not in path.resolve().parents:
+        raise UnsafeInput(f"{table.name}, ID {row}: {name} leads out of {table.parent}")
+    return path
+
+
+def _zones(found: Found) -> Mask:
+    return check_values(whole_label(found.labels[0]), 2, found.id)
+
+
+def _tumor(found: Found) -> Mask:
+    return (whole_label(found.labels[0]) > 0).astype(np.uint8)

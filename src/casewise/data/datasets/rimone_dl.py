@@ -1,0 +1,62 @@
+"""RIM-ONE DL (Fumero et al. 2020): fundus crops around the disc; disc and cup are two binary pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from casewise.core.errors import BadInput
+from casewise.core.records import Mask
+from casewise.data.cohort import Cohort
+from casewise.data.datasets.found import Found, cohort_of, safe_id, visible
+from casewise.data.datasets.fundus import CLASSES
+from casewise.data.datasets.labels import grey
+
+IMAGES, TRUTHS = "RIM-ONE_DL_images", "RIM-ONE_DL_reference_segmentations"
+PARTITIONS = {"by-hospital": "partitioned_by_hospital", "randomly": "partitioned_randomly"}
+SETS = {"training_set": "training", "test_set": "test"}
+HOSPITALS = {"training": "HUC", "test": "HUMS+HCSC"}
+NOTICE = "Patients are not published: two eyes of one patient may count as two. Research and education only."
+
+
+def is_rimone_dl(root: Path) -> bool:
+    """Whether a folder holds the images of RIM-ONE DL."""
+    return any((root / IMAGES / name).is_dir() for name in PARTITIONS.values())
+
+
+def rimone_dl(root: Path, *, partition: str = "by-hospital") -> Cohort:
+    """Every image of one partition as ``diagnosis_stem``; the group is the hospital where the partition says it."""
+    if partition not in PARTITIONS:
+        raise BadInput(f"RIM-ONE DL is partitioned {' or '.join(PARTITIONS)}, got {partition!r}")
+    folder = root / IMAGES / PARTITIONS[partition]
+    if not folder.is_dir():
+        raise BadInput(f"{root} is not RIM-ONE DL or lacks this partition: expected {IMAGES}/{PARTITIONS[partition]}")
+    found = [case for name in SETS for case in _set(root, folder / name, by_hospital=partition == "by-hospital")]
+    return cohort_of("rimone_dl", root, found, label=_label, classes=CLASSES, notice=NOTICE)
+
+
+def _set(root: Path, folder: Path, *, by_hospital: bool) -> Iterator[Found]:
+    split = SETS[folder.name]
+    for image in visible(folder.glob("*/*.png")):
+        diagnosis = image.parent.name
+        labels = _pair(root / TRUTHS / diagnosis, image.stem)
+        hospital = HOSPITALS[split] if by_hospital else None
+        yield Found(safe_id(diagnosis, image.stem), (image,), labels, hospital, None, split)
+
+
+def _pair(folder: Path, stem: str) -> tuple[Path, ...]:
+    pair = (folder / f"{stem}-1-Disc-T.png", folder / f"{stem}-1-Cup-T.png")
+    there = tuple(path for path in pair if path.is_file())
+    if len(there) == 1:
+        raise BadInput(f"{there[0].name} has no partner; RIM-ONE DL has a disc and a cup for every image")
+    return there
+
+
+def _label(found: Found) -> Mask:
+    """0 outside the disc, 1 in the disc, 2 in the part of the cup that lies in the disc."""
+    disc, cup = (grey(path) > 0 for path in found.labels)
+    if disc.shape != cup.shape:
+        raise BadInput(f"case {found.id}: disc {disc.shape} and cup {cup.shape} must share one grid")
+    return np.where(disc, np.where(cup, 2, 1), 0).astype(np.uint8)

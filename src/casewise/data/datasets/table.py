@@ -1,0 +1,69 @@
+"""``cases.csv``: which column says group, cluster and split, and the values for each case."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from casewise.core.errors import BadInput
+from casewise.data.datasets.found import Found
+
+NAME = "cases.csv"
+COLUMNS = {
+    "group": ("group", "site", "vendor", "condition", "domain", "centre", "center"),
+    "cluster": ("cluster", "patient", "subject", "sequence"),
+    "split": ("split",),
+}
+"""For each property the columns that may say it; the first that the table has is taken, and the facts name it."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of a table by case, and the column that each property is read from (None: no column says it)."""
+
+    rows: Mapping[str, Mapping[str, str]]
+    columns: Mapping[str, str | None]
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Where each property comes from, in words."""
+        return {name: f"column {column} of {NAME}" for name, column in self.columns.items() if column}
+
+
+def table_for(root: Path) -> Path | None:
+    """``cases.csv`` in a folder or one level above it."""
+    return next((path for path in (root / NAME, root.resolve().parent / NAME) if path.is_file()), None)
+
+
+def read_table(path: Path) -> Table:
+    """Read a table that has the column ``case``; every case may stand in it once."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = list(csv.DictReader(file))
+    if not rows or "case" not in rows[0]:
+        raise BadInput(f"{path} needs a header with case and any of group, cluster, split")
+    by_case = {row["case"]: row for row in rows}
+    if len(by_case) < len(rows):
+        twice = sorted(case for case in by_case if sum(row["case"] == case for row in rows) > 1)
+        raise BadInput(f"{path} has more than one row for {twice[:5]}; keep one a case")
+    columns = {name: next((column for column in known if column in rows[0]), None) for name, known in COLUMNS.items()}
+    return Table(by_case, columns)
+
+
+def with_table(found: Sequence[Found], table: Table) -> list[Found]:
+    """Cases with what the table says of them; what it leaves open stays as it was found."""
+    missing = [one.id for one in found if one.id not in table.rows]
+    if missing:
+        raise BadInput(f"{NAME} has no row for {missing[:5]} ({len(missing)} cases); add them")
+    return [_described(one, table) for one in found]
+
+
+def _described(one: Found, table: Table) -> Found:
+    def said(name: str, found: str | None) -> str | None:
+        column = table.columns[name]
+        return (table.rows[one.id][column] if column else None) or found
+
+    return replace(
+        one, group=said("group", one.group), cluster=said("cluster", one.cluster), split=said("split", one.split)
+    )

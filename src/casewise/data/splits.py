@@ -1,0 +1,103 @@
+"""Splits that hold: drawn by cluster within each group, recorded by id, and checked to be disjoint (A3, A4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from casewise.core.errors import BadInput, Overlap, TooFewCases
+from casewise.core.seeds import RESAMPLING_SEED, seed_of
+from casewise.data.cohort import Cohort, Member
+
+CALIBRATION, EVALUATION = "calibration", "evaluation"
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which cases calibrate and which evaluate, by id, and how they were drawn."""
+
+    calibration: tuple[str, ...]
+    evaluation: tuple[str, ...]
+    share: float
+    seed: int
+    per_group: bool
+
+    def __post_init__(self) -> None:
+        check_disjoint(self.calibration, self.evaluation)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON, the ids among it."""
+        return asdict(self)
+
+
+def holdout(cohort: Cohort, *, share: float = 0.2, seed: int = RESAMPLING_SEED, per_group: bool = True) -> Split:
+    r"""Hold out :math:`\mathrm{round}(0.2\, n)` of the n clusters of every group for calibration (A4).
+
+    A cluster is a patient or a sequence; all its cases go the same way. A case without a cluster is its own, so for
+    one volume a patient this is round(0.2 n) cases a site: 6 + 6 + 4 + 3 + 2 + 2 = 23 of the six prostate sites.
+    Clusters are drawn from their sorted names with a seed of (seed, group), so one site does not change another's
+    draw. A cluster that spans groups is drawn with the group of its first case. ``round`` takes halves to even.
+    """
+    if not 0 < share < 1:
+        raise BadInput(f"the share of the holdout lies between 0 and 1, got {share}")
+    drawn: set[str] = set()
+    for group, clusters in _clusters(cohort.members, per_group).items():
+        count = round(share * len(clusters))
+        if not 0 < count < len(clusters):
+            raise TooFewCases(
+                f"group {group or '(none)'} has {len(clusters)} clusters; a share of {share:g} is {count} of them, and "
+                f"both sides need one: choose another share, or draw from all groups together"
+            )
+        generator = np.random.default_rng(seed_of(seed, group))
+        drawn.update(str(name) for name in generator.choice(sorted(clusters), size=count, replace=False))
+    calibration = tuple(case_id for case_id, member in cohort.members.items() if cluster_of(member) in drawn)
+    evaluation = tuple(case_id for case_id, member in cohort.members.items() if cluster_of(member) not in drawn)
+    return Split(calibration, evaluation, share, seed, per_group)
+
+
+def cluster_of(member: Member) -> str:
+    """The cluster of a case; a case without one is its own."""
+    return member.cluster or member.id
+
+
+def _clusters(members: Mapping[str, Member], per_group: bool) -> dict[str, set[str]]:
+    group_of: dict[str, str] = {}
+    for case_id in sorted(members):
+        member = members[case_id]
+        group_of.setdefault(cluster_of(member), (member.group or "") if per_group else "")
+    groups: dict[str, set[str]] = {}
+    for cluster, group in group_of.items():
+        groups.setdefault(group, set()).add(cluster)
+    return dict(sorted(groups.items()))
+
+
+def with_split(cohort: Cohort, split: Split) -> Cohort:
+    """The cohort with ``split`` written into its members; both sides must name exactly its cases, clusters whole."""
+    named = {**dict.fromkeys(split.calibration, CALIBRATION), **dict.fromkeys(split.evaluation, EVALUATION)}
+    if set(named) != set(cohort.members):
+        strange = sorted(set(named) ^ set(cohort.members))
+        raise BadInput(f"the split and {cohort.name} disagree about {strange[:5]} ({len(strange)} cases)")
+    members = {case_id: replace(member, split=named[case_id]) for case_id, member in cohort.members.items()}
+    check_clusters_whole(members.values())
+    return replace(cohort, members=members)
+
+
+def check_disjoint(calibration: Iterable[str], evaluation: Iterable[str]) -> None:
+    """Refuse when a case would both calibrate and evaluate (A3)."""
+    shared = sorted(set(calibration) & set(evaluation))
+    if shared:
+        raise Overlap(f"calibration and evaluation share {len(shared)} cases, such as {shared[:3]}; remove them")
+
+
+def check_clusters_whole(members: Iterable[Member]) -> None:
+    """Refuse when cases of one patient or sequence lie in different splits."""
+    split_of: dict[str, str | None] = {}
+    for member in members:
+        if split_of.setdefault(cluster_of(member), member.split) != member.split:
+            raise Overlap(
+                f"cluster {cluster_of(member)} lies in the splits {split_of[cluster_of(member)]} and {member.split}; "
+                f"cases of one patient or sequence belong together"
+            )
