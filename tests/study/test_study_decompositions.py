@@ -10,7 +10,7 @@ from casewise.core.errors import DegenerateStatistic, Refused
 from casewise.study.accounting import accounting
 from casewise.study.audit import audit, check_audit
 from casewise.study.cost import cost, firing, signal_costs
-from casewise.study.deployment import bucket_decomposition, method_table
+from casewise.study.deployment import Comparison, bucket_decomposition, intervals, method_table
 from casewise.study.dispersion import depth_dispersion
 from casewise.study.helphurt import help_hurt, net_helped, weaker_source
 
@@ -123,6 +123,7 @@ def findings(methods):
         "accounting": accounting(methods, buckets_of=["router"]),
         "helphurt": help_hurt(methods),
         "decomposition": bucket_decomposition(methods["router"]),
+        "intervals": intervals(methods, [Comparison("router", "fixed-4")], resamples=20),
     }
 
 
@@ -141,6 +142,7 @@ def test_a_report_agrees_with_itself(methods):
         ("helphurt", "mean_hurt", "mean change = helped part"),
         ("helphurt", "helped", "helped \\+ hurt"),
         ("decomposition", "contribution", "bucket contributions"),
+        ("intervals", "estimate", "estimate = difference of means"),
     ],
 )
 def test_one_wrong_number_fails_the_report(methods, finding, column, identity):

@@ -70,8 +70,8 @@ sensitivity.py   calibration_sensitivity(calibration_values, evaluation_values, 
                    is the deployed one  (K)
                  cut_stability(calibration_values, evaluation_values, *, ...) -> cut, estimate, low, high, n  and
                    notes; made["changed_median"], made["changed_high"] are shares of evaluation cases  (F9)
-sweep.py         sweep_outcomes(archive, *, min_areas=(8, 16, 32, 64), connectivities=("face",)) -> DataFrame case,
-                   step, shrink, min_area, connectivity, ha, ba, regions, delta, area  (reads masks and labels)
+sweep.py         sweep_outcomes(archive, *, min_areas=(8, 16, 32, 64), connectivities=("face",),
+                   unit="voxels") -> DataFrame case, step, shrink, min_area, connectivity, ha, ba, regions, delta, area  (reads masks and labels)
                  min_area_sweep(sweep, methods, *, router, reference) -> connectivity, min_area, method, ha, scored,
                    n, rank, difference (router - reference)  (N1, N3)
                  rank_invariance(sweep_finding) -> connectivity, method, ranks, invariant  (N2)
@@ -122,8 +122,10 @@ learned.py       learned_policy(outcomes, *, features=..., weight=1.0, folds=5, 
 balance.py       label_free_balance(holdout, stream, *, features=..., step=None) -> quantity ("prediction-powered",
                    "quantified", "holdout"), estimate, low, high, n_holdout, n_stream, reason;  made has identifiable,
                    tpr, fpr, gap, gap_low  (S3)
-audit.py         audit(methods, *, deployment=None, accounting=None, helphurt=None, decomposition=None) ->
-                   list[Disagreement], empty when all is well; check_audit(same) raises Refused  (P3, Q5-Q11)
+classes.py       class_edits(binarized, raw) [outcomes with foreground=True and False] -> step, n, ha, ha_raw, ba,
+                   ba_raw, hidden_cases, hidden_share  (S25)
+audit.py         audit(methods, *, deployment=None, accounting=None, helphurt=None, decomposition=None,
+                   intervals=None) -> list[Disagreement]; check_audit(same) raises Refused  (P3, Q5-Q11, Q14)
 ===============  =====================================================================================================
 
 Shared by all: ``finding.py`` (the result), ``resample.py`` (the bootstrap: one index matrix, A8), ``ranks.py`` (exact

@@ -1,4 +1,4 @@
-"""The report checks its own arithmetic: sums and identities that must hold whatever the data say (P3, Q5, Q7-Q10)."""
+"""The report checks its own arithmetic: sums and identities that must hold whatever the data say (P3, Q5-Q11, Q14)."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def audit(
     accounting: Finding | None = None,
     helphurt: Finding | None = None,
     decomposition: Finding | None = None,
+    intervals: Finding | None = None,
     tolerance: float = TOLERANCE,
 ) -> list[Disagreement]:
     """Recompute every identity from the per-case frames; an empty list means that the report agrees with itself."""
@@ -47,6 +48,8 @@ def audit(
         checks += _helphurt(helphurt)
     if decomposition is not None:
         checks += _decomposition(decomposition)
+    if intervals is not None:
+        checks += _intervals(methods, intervals)
     return [one for one in checks if not np.isclose(one.got, one.expected, rtol=0, atol=tolerance, equal_nan=True)]
 
 
@@ -124,3 +127,12 @@ def _decomposition(found: Finding) -> Iterator[Disagreement]:
     yield Disagreement(
         "bucket contributions add up (Q11)", "router", found.number("contribution", bucket="all"), float(parts)
     )
+
+
+def _intervals(methods: Mapping[str, pd.DataFrame], found: Finding) -> Iterator[Disagreement]:
+    """Every point estimate is the difference of unrounded means over the cases that both methods have (H1, Q14)."""
+    for row in found.table.itertuples():
+        pair = [methods[name].set_index("case")[row.quantity] for name in (row.method, row.reference)]
+        gap = (pair[0] - pair[1]).dropna()
+        expected = float(gap.mean()) if len(gap) else float("nan")
+        yield Disagreement("estimate = difference of means (H1)", row.id, expected, row.estimate)

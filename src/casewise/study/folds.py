@@ -14,7 +14,7 @@ def folds_of(units: Integers, folds: int, seed: int) -> Integers:
     """A fold number for every row; rows of one unit share it, and folds differ by at most one unit.
 
     >>> folds_of(np.array([0, 0, 1, 2, 2, 3]), 2, seed=0).tolist()
-    [0, 0, 1, 0, 0, 1]
+    [1, 1, 0, 0, 0, 1]
     """
     names = np.unique(units)
     if len(names) < folds or folds < 2:

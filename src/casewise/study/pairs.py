@@ -55,8 +55,8 @@ def holm(p_values: Sequence[float], *, family: int | None = None) -> NDArray[np.
 
     ``family`` is the declared size m when not every member is at hand.
 
-    >>> [round(p, 6) for p in holm([0.01625], family=4)]
-    [0.065]
+    >>> holm([0.01625, 0.5], family=4).round(6).tolist()
+    [0.065, 1.0]
     """
     p = np.asarray(p_values, dtype=np.float64)
     size = len(p) if family is None else family

@@ -48,9 +48,9 @@ def auroc_table(
 def top_tertile(harm: NDArray[np.float64]) -> tuple[NDArray[np.bool_], float]:
     """HA above its 66.67th percentile; above zero when that percentile is zero (I8).
 
-    >>> flags, threshold = top_tertile(np.array([0.0, 0.0, 0.0, 0.4]))
+    >>> flags, threshold = top_tertile(np.array([0.0, 0.0, 0.0, 0.0, 0.4]))
     >>> flags.tolist(), threshold
-    ([False, False, False, True], 0.0)
+    ([False, False, False, False, True], 0.0)
     """
     threshold = float(np.percentile(harm, 66.67))
     return harm > threshold, threshold
