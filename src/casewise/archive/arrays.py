@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,15 @@ def unpacked(path: Path, *, largest_bytes: int = LARGEST_BYTES) -> dict[str, NDA
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
-        if size > largest_bytes:
-            raise UnsafeInput(
-                f"{path} would unpack to {size:,} bytes, more than the {largest_bytes:,} that are allowed"
-            )
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+            if size > largest_bytes:
+                raise UnsafeInput(f"{path} would unpack to {size:,} bytes, more than the allowed {largest_bytes:,}")
+            return {name.removesuffix(".npy"): _array(archive.read(name)) for name in archive.namelist()}
     except FileNotFoundError:
         raise DamagedArchive(f"{path} is missing; restore it or record the case again") from None
-    except (zipfile.BadZipFile, ValueError, EOFError, OSError, KeyError) as error:
+    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, KeyError) as error:
         raise DamagedArchive(f"{path} is damaged ({error}); restore it or record the case again") from error
+
+
+def _array(content: bytes) -> NDArray[Any]:
+    array: NDArray[Any] = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+    return array

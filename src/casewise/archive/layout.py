@@ -4,7 +4,7 @@
       manifest.json             schema, what produced it, horizon, configuration, software; the case list once sealed
       cases/<id>/entry.json     the case: group, cluster, split, geometry, seed, sha256 of every file and every mask
       cases/<id>/signals.parquet    one row for each state: step, shrink, then the label-free signals
-      cases/<id>/masks.npz      M0 whole; every other state as a sparse difference from M0
+      cases/<id>/masks.npz      M0 whole, as runs; every other state as a sparse difference from M0
       cases/<id>/label.npz      optional, apart from everything that a controller may see
       cases/<id>/extras.npz     optional arrays: entropies, probabilities on D
       cache/                    derived tables, named by the hash of what they were derived from; may be deleted
@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,9 @@ class Entry:
 
 def compact_mask(mask: Mask) -> Mask:
     """Labels as the smallest unsigned integers that hold them; refuses what is not a label map."""
-    if mask.dtype.kind not in "bui":
+    if mask.dtype in (np.uint8, np.bool_):
+        return np.ascontiguousarray(mask).view(np.uint8)
+    if mask.dtype.kind not in "ui":
         raise BadInput(f"a mask holds integers or booleans, got {mask.dtype}; take the argmax or threshold first")
     if mask.size and (mask.min() < 0 or mask.max() > 65535):
         raise BadInput(f"labels must lie in 0..65535, got {mask.min()}..{mask.max()}; map void labels to 255")
@@ -88,39 +90,51 @@ def compact_mask(mask: Mask) -> Mask:
 
 def mask_sha256(mask: Mask) -> str:
     """sha256 of a mask's shape and labels, the same for every integer type that holds them (E13)."""
-    compact = compact_mask(mask).astype("<u2")
-    return hashlib.sha256(repr(compact.shape).encode() + compact.tobytes()).hexdigest()
+    compact = compact_mask(mask)
+    digest = hashlib.sha256(repr(tuple(compact.shape)).encode())
+    digest.update((compact if compact.dtype == np.uint8 else compact.astype("<u2")).data)
+    return digest.hexdigest()
 
 
-def encode_masks(source: Mask, others: Mapping[State, Mask]) -> dict[str, NDArray[Any]]:
-    """M0 whole; the others, in order, where they differ from M0: gaps between positions, and labels there."""
-    whole = compact_mask(source)
-    gaps, labels = [np.empty(0, np.uint32)], [np.empty(0, np.uint8)]
-    for mask in others.values():
-        flat = compact_mask(mask).ravel()
-        at = np.flatnonzero(flat != whole.ravel())
-        gaps.append(np.diff(at, prepend=0).astype(np.uint32))
-        labels.append(flat[at])
+def encode_masks(masks: Sequence[Mask]) -> dict[str, NDArray[Any]]:
+    """M0 as runs of equal labels; every other mask where it differs from M0, as gaps between positions and labels."""
+    source, *others = (compact_mask(mask).ravel() for mask in masks)
+    starts = np.flatnonzero(np.diff(source, prepend=source[0] + 1)) if source.size else np.empty(0, np.int64)
+    parts = [(np.diff(starts, append=source.size), source[starts])]
+    for mask in others:
+        at = np.flatnonzero(mask != source)
+        parts.append((np.diff(at, prepend=0), mask[at]))
     return {
-        "source": whole,
-        "states": np.array([str(state) for state in others], dtype="<U16"),
-        "counts": np.array([len(part) for part in gaps[1:]], dtype=np.int64),
-        "gaps": np.concatenate(gaps),
-        "labels": np.concatenate(labels),
+        "counts": np.array([len(labels) for _, labels in parts], dtype=np.int64),
+        "lengths": np.concatenate([lengths for lengths, _ in parts]).astype(np.uint32),
+        "labels": np.concatenate([labels for _, labels in parts]),
     }
 
 
-def decode_masks(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Mask]:
-    """The inverse of :func:`encode_masks`: every mask by the name of its state."""
-    whole = arrays["source"]
-    masks: dict[str, Mask] = {"0": whole}
+def decode_masks(
+    arrays: Mapping[str, NDArray[Any]], shape: tuple[int, ...], wanted: Collection[int]
+) -> dict[int, Mask]:
+    """The inverse of :func:`encode_masks`: the wanted masks, and M0, by their place in the list."""
     ends = np.cumsum(arrays["counts"])
-    for name, end, count in zip(arrays["states"], ends, arrays["counts"], strict=True):
-        part = slice(end - count, end)
-        mask = whole.astype(np.promote_types(whole.dtype, arrays["labels"].dtype), copy=True)
-        mask.ravel()[np.cumsum(arrays["gaps"][part], dtype=np.int64)] = arrays["labels"][part]
-        masks[str(name)] = mask
+    runs = slice(0, ends[0])
+    source = np.repeat(arrays["labels"][runs], arrays["lengths"][runs]).reshape(shape)
+    masks = {0: source}
+    for place, end in enumerate(ends[1:], start=1):
+        if place in wanted:
+            part = slice(ends[place - 1], end)
+            masks[place] = mask = source.copy()
+            mask.reshape(-1)[np.cumsum(arrays["lengths"][part], dtype=np.int64)] = arrays["labels"][part]
     return masks
+
+
+def decode_edit(
+    arrays: Mapping[str, NDArray[Any]], shape: tuple[int, ...], place: int
+) -> tuple[Mask, NDArray[np.int64], NDArray[Any]]:
+    """M0, the flat positions at which another mask differs from it, and that mask's labels there."""
+    source = decode_masks(arrays, shape, ())[0]
+    ends = np.cumsum(arrays["counts"])
+    part = slice(ends[place - 1], ends[place])
+    return source, np.cumsum(arrays["lengths"][part], dtype=np.int64), arrays["labels"][part]
 
 
 def changed_anywhere(masks: Mapping[Any, Mask]) -> NDArray[np.bool_]:

@@ -89,29 +89,30 @@ class Archive:
             raise BadInput(f"archive {self.path} has no case {case_id!r}; it has {len(self.entries)} cases")
         return self.entries[case_id]
 
-    def masks(self, case_id: str) -> dict[State, Mask]:
-        """Every recorded mask of a case by its state."""
-        entry = self.entry(case_id)
-        found = layout.decode_masks(unpacked(self._file(case_id, layout.MASKS)))
-        try:
-            return {state: found[str(state)] for state in entry.states}
-        except KeyError as missing:
-            raise DamagedArchive(
-                f"state {missing} of case {case_id} in {self.path} is missing; record it again"
-            ) from None
+    def masks(self, case_id: str, states: Collection[State] | None = None) -> dict[State, Mask]:
+        """Recorded masks of a case by state: all of them, or M0 and the states asked for."""
+        known = self.entry(case_id).states
+        wanted = range(len(known)) if states is None else sorted({0, *(known.index(state) for state in states)})
+        found = self._decoded(case_id, layout.MASKS, wanted)
+        return {known[place]: found[place] for place in wanted}
 
     def mask(self, case_id: str, state: State) -> Mask:
         """One recorded mask."""
         if state not in self.entry(case_id).states:
             recorded = ", ".join(map(str, self.entry(case_id).states))
             raise BadInput(f"state {state} of case {case_id} was not recorded; recorded are {recorded}")
-        return self.masks(case_id)[state]
+        return self.masks(case_id, (state,))[state]
+
+    def edit(self, case_id: str, state: State) -> tuple[Mask, NDArray[np.int64], NDArray[Any]]:
+        """(M0, flat positions at which the state differs from M0, its labels there): what is stored, undecoded."""
+        place = self.entry(case_id).states.index(state)
+        return layout.decode_edit(unpacked(self._file(case_id, layout.MASKS)), self.entries[case_id].shape, place)
 
     def label(self, case_id: str) -> Mask:
         """The truth of a case; from the archive, or from ``labels`` after its hash was compared."""
         entry = self.entry(case_id)
         if layout.LABEL in entry.files:
-            return unpacked(self._file(case_id, layout.LABEL))["label"]
+            return self._decoded(case_id, layout.LABEL, (0,))[0]
         if not entry.labelled or self.labels is None:
             how = "is kept by hash; open the archive with labels=" if entry.labelled else "was never recorded"
             raise BadInput(f"the label of case {case_id} {how}")
@@ -205,6 +206,16 @@ class Archive:
     def _steps(self) -> dict[str, tuple[Signals, ...]]:
         plain = [State(step) for step in range(self.steps + 1)]
         return {name: tuple(ladder[state] for state in plain) for name, ladder in self._ladders.items()}
+
+    def _decoded(self, case_id: str, name: str, wanted: Collection[int]) -> dict[int, Mask]:
+        file = self._file(case_id, name)
+        try:
+            found = layout.decode_masks(unpacked(file), self.entries[case_id].shape, wanted)
+            return {place: found[place] for place in wanted}
+        except (KeyError, ValueError, IndexError) as error:
+            raise DamagedArchive(
+                f"{file} does not hold the masks of case {case_id} ({error}); record it again"
+            ) from error
 
     def _file(self, case_id: str, name: str) -> Path:
         return self.path / layout.CASES / case_id / name

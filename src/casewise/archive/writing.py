@@ -31,10 +31,10 @@ def write_case(
     masks = _masks(trajectory)
     if label is not None and label.shape != masks[State(0)].shape:
         raise BadInput(f"label of case {case.id} has shape {label.shape}, its masks {masks[State(0)].shape}; resample")
-    files = {layout.MASKS: packed(layout.encode_masks(masks[State(0)], _without_source(masks)))}
+    files = {layout.MASKS: packed(layout.encode_masks(list(masks.values())))}
     files[layout.SIGNALS] = _signals_parquet(case.id, _signals(trajectory))
     if label is not None and keep_label:
-        files[layout.LABEL] = packed({"label": layout.compact_mask(label)})
+        files[layout.LABEL] = packed(layout.encode_masks([label]))
     if trajectory.probabilities:
         files[layout.EXTRAS] = packed(layout.encode_extras(trajectory.probabilities, masks))
     entry = _entry(case, trajectory, masks, label, files)
@@ -46,10 +46,6 @@ def write_case(
 def _masks(trajectory: Trajectory) -> dict[State, Mask]:
     plain = {State(step): mask for step, mask in enumerate(trajectory.masks)}
     return {**plain, **trajectory.shrunk}
-
-
-def _without_source(masks: Mapping[State, Mask]) -> dict[State, Mask]:
-    return {state: mask for state, mask in masks.items() if state.step}
 
 
 def _signals(trajectory: Trajectory) -> dict[State, Signals]:

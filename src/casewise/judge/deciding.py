@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from casewise.archive.layout import mask_sha256
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput
-from casewise.core.records import SOURCE, Action, Controller, Decision, Mask, State
-from casewise.judge.controllers.region_gate import RegionGate
+from casewise.core.records import Action, Controller, Decision, Mask, State, Verdict
+from casewise.judge.controllers.region_gate import RegionGate, with_accepted
 
 
 def decision_of(archive: Archive, controller: Controller, case_id: str, *, calibration_id: str = "") -> Decision:
@@ -17,8 +15,8 @@ def decision_of(archive: Archive, controller: Controller, case_id: str, *, calib
         seen = archive.observation(case_id, step)
         verdict = controller.decide(seen)
         if verdict is not None:
-            decision = Decision.of(seen, verdict, controller.name, calibration_id=calibration_id)
-            return replace(decision, state_hash=_state_hash(archive, controller, decision))
+            state_hash = _state_hash(archive, controller, case_id, verdict)
+            return Decision.of(seen, verdict, controller.name, calibration_id=calibration_id, state_hash=state_hash)
     raise BadInput(
         f"{controller.name} asked for step {archive.steps + 1} of case {case_id}, the archive holds {archive.steps} "
         f"steps a case; lower its cap or depth, or record more steps"
@@ -31,17 +29,21 @@ def deployed_mask(archive: Archive, controller: Controller, decision: Decision) 
         return archive.mask(decision.case_id, decision.state)
     if not isinstance(controller, RegionGate):
         raise BadInput(f"case {decision.case_id} was gated, so its mask needs the gate, got {controller.name}")
-    masks = archive.masks(decision.case_id)
-    return controller.output(masks[SOURCE], masks[State(1)], decision)
+    return _gated(archive, controller, decision.case_id, decision.accepted or ())
 
 
-def _state_hash(archive: Archive, controller: Controller, decision: Decision) -> str:
-    if decision.action is Action.GATE:
-        return mask_sha256(deployed_mask(archive, controller, decision))
-    known = archive.entries[decision.case_id].mask_sha256
-    if str(decision.state) not in known:
+def _gated(archive: Archive, gate: RegionGate, case_id: str, accepted: tuple[int, ...]) -> Mask:
+    edit = archive.edit(case_id, State(1))
+    return with_accepted(*edit, accepted, min_area=gate.min_area, keep_small=gate.keep_small)
+
+
+def _state_hash(archive: Archive, controller: Controller, case_id: str, verdict: Verdict) -> str:
+    if verdict.action is Action.GATE and isinstance(controller, RegionGate):
+        return mask_sha256(_gated(archive, controller, case_id, verdict.accepted or ()))
+    known = archive.entries[case_id].mask_sha256
+    if str(verdict.state) not in known:
         raise BadInput(
-            f"{controller.name} deploys state {decision.state} of case {decision.case_id}, which was not recorded; "
-            f"recorded are {', '.join(known)}. Record with shrink {decision.state.shrink:g}, or calibrate unshrunk"
+            f"{controller.name} deploys state {verdict.state} of case {case_id}, which was not recorded; "
+            f"recorded are {', '.join(known)}. Record with shrink {verdict.state.shrink:g}, or calibrate unshrunk"
         )
-    return known[str(decision.state)]
+    return known[str(verdict.state)]

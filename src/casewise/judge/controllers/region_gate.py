@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, NotFinite
 from casewise.core.records import SOURCE, Action, Decision, Mask, Observation, State, Verdict
-from casewise.measure.regions import Regions, regions_of
+from casewise.measure.difference import changed_voxels
+from casewise.measure.regions import Regions, components, regions_of
 
 DROP = "drop."
 """Prefix of the region scores among the signals of step 1."""
@@ -95,11 +96,27 @@ def gated(
     source: Mask, adapted: Mask, accepted: tuple[int, ...], *, min_area: int = 16, keep_small: bool = False
 ) -> Mask:
     """M0 with the accepted regions of the edit (L3)."""
-    found = gate_regions(source, adapted, min_area=min_area)
+    voxels = changed_voxels(source, adapted, foreground=False)
+    return with_accepted(
+        source, voxels, adapted.reshape(-1)[voxels], accepted, min_area=min_area, keep_small=keep_small
+    )
+
+
+def with_accepted(
+    source: Mask,
+    voxels: NDArray[np.int64],
+    labels: NDArray[Any],
+    accepted: tuple[int, ...],
+    *,
+    min_area: int = 16,
+    keep_small: bool = False,
+) -> Mask:
+    """M0 with the accepted regions of an edit that is given as flat positions and their labels."""
+    found = components(voxels, tuple(source.shape), min_area=min_area)
     passes = np.zeros(len(found.sizes), bool)
     passes[np.flatnonzero(found.kept)[list(accepted)]] = True
     passes |= ~found.kept & keep_small
-    at = found.voxels[passes[found.number]]
+    chosen = passes[found.number]
     output = source.copy()
-    output.reshape(-1)[at] = adapted.reshape(-1)[at]
+    output.reshape(-1)[voxels[chosen]] = labels[chosen]
     return output
