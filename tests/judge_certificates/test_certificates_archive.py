@@ -83,7 +83,8 @@ def test_infeasible_is_none_and_rolls_everything_back(site):
 def test_the_envelope_covers_any_low_mid_cut(site):
     evidence = router_evidence(site.archive, site.policy)
     for cut_low in np.quantile(evidence.values, [0, 0.3, 0.7, 1]):
-        assert (evidence.loss("ha") >= evidence.split_loss("ha", cut_low)).all()
+        moved = replace(site.policy, options={**site.policy.options, "cut_low": cut_low, "cut_high": 9.0})
+        assert (evidence.loss("ha") >= router_evidence(site.archive, moved).own["ha"]).all()
 
 
 def test_a_fixed_low_mid_cut_must_come_from_other_cases(site, other):
@@ -105,6 +106,12 @@ def test_learn_then_test_needs_more_and_says_how_many(site):
     loose, _ = certify_router(site.archive, site.policy, Promise(("ha",), (0.3,), delta=0.1))
     assert loose.bound <= 0.1
     assert "With probability at least 0.9" in loose.statement
+
+
+def test_the_test_is_chosen_without_looking_at_a_loss(site):
+    for within, kind in (("mean", "betting"), ("max", "binomial")):
+        asked = Promise(("harmed",), (0.5,), delta=0.1, within=within)
+        assert certify_router(site.archive, site.policy, asked)[0].details["p_value"] == kind
 
 
 def test_two_risks_at_once_are_c8_and_never_looser_than_one(site):
@@ -134,6 +141,23 @@ def test_a_coordinate_standardized_on_the_same_cases_is_refused(site):
     risky = replace(site.policy, options={**site.policy.options, "coordinate": "risk"})
     with pytest.raises(Refused, match="standardized on these cases"):
         certify_router(site.archive, risky, HA_TEN)
+
+
+def test_a_hybrid_policy_cannot_be_certified(site):
+    hybrid = replace(site.policy, options={**site.policy.options, "hybrid": {"pool": [0.1]}})
+    with pytest.raises(Refused, match="function of the stream"):
+        certify_router(site.archive, hybrid, HA_TEN)
+
+
+def test_per_group_cuts_are_tightened_in_every_group(site):
+    from casewise.judge.calibration.fit import calibrate
+
+    policy = calibrate(site.archive, "cardiac", mode="per-group")
+    certificate, certified = certify_router(site.archive, policy, Promise(("ha",), (0.06,)))
+    assert set(certified.groups) == set(policy.groups) == {"A", "B"}
+    for group, options in certified.groups.items():
+        assert options["cut_high"] == min(policy.groups[group]["cut_high"], certificate.cut)
+    assert certificate.deployed["certified"]["kept"] <= certificate.deployed["before"]["kept"]
 
 
 def test_without_labels_nothing_is_certified(tmp_path, site):
@@ -190,7 +214,7 @@ def test_evaluation_cases_fill_the_reliability_diagram(site, other):
     certificate, _ = certify_router(site.archive, site.policy, HA_TEN, evaluation=other)
     assert certificate.reliability_from == "30 evaluation cases"
     fresh = router_evidence(other, site.policy)
-    table = loss_table(fresh, site.policy, HA_TEN, "ha")
+    table = loss_table(fresh, HA_TEN, "ha")
     point = next(p for p in certificate.reliability if p["alpha"] == 0.1)
     losses = fresh.loss("ha") * (fresh.values < certificate.cut)
     by_patient = [np.mean(losses[np.array(fresh.clusters) == c]) for c in sorted(set(fresh.clusters))]

@@ -31,15 +31,12 @@ class Evidence:
     values: Floats  # the coordinate u of the probe step
     low: Mapping[str, Floats]  # loss name -> loss of the low action, in [0, 1]; also "gain", the metric's change
     mid: Mapping[str, Floats]
+    own: Mapping[str, Floats]  # of the action that the policy's own low/mid cut (of the case's group) chooses
     excluded: int  # labelled cases without a defined metric (A10)
 
     def loss(self, name: str) -> Floats:
         """The policy envelope (2.3 b): the worse of the two actions that a kept case may get."""
         return policy_envelope(self.low[name], self.mid[name])
-
-    def split_loss(self, name: str, cut_low: float) -> Floats:
-        """The loss of the action that a kept case gets when the low/mid cut is fixed."""
-        return np.where(self.values > cut_low, self.mid[name], self.low[name])
 
 
 def router_evidence(archive: Archive, policy: Policy, *, overlap: bool = True) -> Evidence:
@@ -55,6 +52,7 @@ def router_evidence(archive: Archive, policy: Policy, *, overlap: bool = True) -
         )
     ids, costs, excluded = _scored(archive)
     low, mid = (_forced(policy, cut) for cut in (np.inf, -np.inf))
+    own = controller_of(_keeping(policy))
     verdicts = {case: verdict_of(archive, low, case) for case in ids}
     return Evidence(
         ids,
@@ -62,12 +60,18 @@ def router_evidence(archive: Archive, policy: Policy, *, overlap: bool = True) -
         np.array([_value(case, verdicts[case]) for case in ids]),
         _losses(costs, {case: verdict.state for case, verdict in verdicts.items()}),
         _losses(costs, {case: verdict_of(archive, mid, case).state for case in ids}),
+        _losses(costs, {case: verdict_of(archive, own, case).state for case in ids}),
         excluded,
     )
 
 
 def check_router(policy: Policy) -> None:
     """Only a policy that rolls back above a cut can be certified by its cut."""
+    if "hybrid" in policy.options:
+        raise Refused(
+            f"policy {policy.name!r} is hybrid: its cut-points are a function of the stream, so no calibration can "
+            f"certify them; certify the seed-only policy"
+        )
     hard = dict(policy.options.get("hard", {"action": "rollback"}))
     if policy.controller not in ROUTERS or hard.get("action") != "rollback":
         raise BadInput(
@@ -133,6 +137,12 @@ def _forced(policy: Policy, cut_low: float) -> Controller:
     options: dict[str, Any] = {**policy.options, "cut_low": cut_low, "cut_high": np.inf}
     options.pop("inference", None)
     return controller_of(replace(policy, options=options, groups={}))
+
+
+def _keeping(policy: Policy) -> Policy:
+    """The policy with its own low/mid cuts, that never rolls back."""
+    groups = {name: {**more, "cut_high": np.inf} for name, more in policy.groups.items()}
+    return replace(policy, options={**policy.options, "cut_high": np.inf}, groups=groups)
 
 
 def _value(case_id: str, verdict: Verdict) -> float:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput
 from casewise.core.records import Policy
@@ -62,15 +60,16 @@ def certify_router(
     Without a certified cut the policy is M0.
     """
     evidence = router_evidence(archive, policy, overlap=asked.low_mid == "envelope")
-    tables = tuple(loss_table(evidence, policy, asked, name) for name in asked.losses)
-    at, scores = _crc(tables, asked) if asked.delta is None else _ltt(tables, asked)
+    tables = tuple(loss_table(evidence, asked, name) for name in asked.losses)
+    kind = chosen_p_value(asked, evidence)
+    at, scores = _crc(tables, asked) if asked.delta is None else _ltt(tables, asked, kind)
     cut = None if at is None else float(tables[0].settings[at])
     bound = None if at is None else float(scores[at])
     certificate, certified = issued(
-        archive, policy, asked, evidence, cut, bound, limits(asked, tables[0].units), curve(tables[0], scores)
+        archive, policy, asked, evidence, cut, bound, limits(asked, tables[0].units, kind), curve(tables[0], scores)
     )
     more = _reliability(policy, asked, evidence, tables, evaluation)
-    return replace(certificate, details=_details(asked, tables, evidence), **more), certified
+    return replace(certificate, details=_details(asked, kind, evidence), **more), certified
 
 
 def issued(
@@ -118,20 +117,19 @@ def issued(
     return certificate, certified
 
 
-def limits(asked: Promise, units: int, delta: float | None = None) -> tuple[float, int]:
+def limits(asked: Promise, units: int, kind: str, delta: float | None = None) -> tuple[float, int]:
     """The smallest alpha that n units support, and the n that the asked alpha needs."""
     smallest, level = min(asked.alphas), delta or asked.delta
     if level is None:
         return conformal_floor(units), conformal_cases(smallest)
-    if asked.p_value in ("hoeffding-bentkus", "binomial") or (asked.p_value == "auto" and asked.losses == ("harmed",)):
-        return ltt_alpha(units, level), ltt_cases(smallest, level)
-    return betting_alpha(units, level), betting_cases(smallest, level)
+    if kind == "betting":
+        return betting_alpha(units, level), betting_cases(smallest, level)
+    return ltt_alpha(units, level), ltt_cases(smallest, level)
 
 
-def loss_table(evidence: Evidence, policy: Policy, asked: Promise, name: str) -> LossTable:
+def loss_table(evidence: Evidence, asked: Promise, name: str) -> LossTable:
     """The rollback table of one loss: by envelope, or with the policy's own low/mid cut."""
-    fixed = asked.low_mid == "fixed"
-    losses = evidence.split_loss(name, float(policy.options["cut_low"])) if fixed else evidence.loss(name)
+    losses = evidence.own[name] if asked.low_mid == "fixed" else evidence.loss(name)
     return rollback_table(evidence.values, losses, clusters=evidence.clusters, within=asked.within)
 
 
@@ -141,21 +139,20 @@ def curve(table: LossTable, scores: Floats) -> tuple[dict[str, float], ...]:
     return tuple({"setting": float(c), "kept": float(k), "risk": float(r), "bound": float(b)} for c, k, r, b in rows)
 
 
-def chosen_p_value(asked: Promise, tables: Sequence[LossTable]) -> str:
-    """'auto' is the exact binomial test for 0/1 losses and betting for the rest; fixed by the loss, not by the data."""
+def chosen_p_value(asked: Promise, evidence: Evidence) -> str:
+    """'auto' is the exact binomial test where units lose 0 or 1 by construction, else betting: no label is looked at."""
     if asked.p_value != "auto":
         return asked.p_value
-    binary = set(asked.losses) == {"harmed"} and all(np.isin(table.losses, (0.0, 1.0)).all() for table in tables)
-    return "binomial" if binary else "betting"
+    alone = len(set(evidence.clusters)) == len(evidence.ids) or asked.within == "max"
+    return "binomial" if asked.losses == ("harmed",) and alone else "betting"
 
 
 def _crc(tables: Sequence[LossTable], asked: Promise) -> tuple[int | None, Floats]:
     return conformal_setting(tables[0], asked.alphas[0]), conformal_bounds(tables[0])
 
 
-def _ltt(tables: Sequence[LossTable], asked: Promise) -> tuple[int | None, Floats]:
+def _ltt(tables: Sequence[LossTable], asked: Promise, kind: str) -> tuple[int | None, Floats]:
     delta = float(asked.delta or 0.0)
-    kind = chosen_p_value(asked, tables)
     each = [
         p_values(table.losses, alpha, kind=kind, delta=delta, orders=ORDERS)
         for table, alpha in zip(tables, asked.alphas, strict=True)
@@ -165,10 +162,10 @@ def _ltt(tables: Sequence[LossTable], asked: Promise) -> tuple[int | None, Float
     return (int(passed[-1]) if len(passed) else None), joint
 
 
-def _details(asked: Promise, tables: Sequence[LossTable], evidence: Evidence) -> dict[str, Any]:
+def _details(asked: Promise, kind: str, evidence: Evidence) -> dict[str, Any]:
     details: dict[str, Any] = {"low_mid": asked.low_mid, "within_cluster": asked.within, "excluded": evidence.excluded}
     if asked.delta is not None:
-        details |= {"p_value": chosen_p_value(asked, tables), "family_wise": "fixed sequence by kept share"}
+        details |= {"p_value": kind, "family_wise": "fixed sequence by kept share"}
         details |= {"alphas": list(asked.alphas), "orders": ORDERS, "order_seed": RESAMPLING_SEED}
     return details
 
@@ -184,14 +181,14 @@ def _reliability(
         return {}
     own = replace(asked, low_mid="fixed")
     if evaluation is None:
-        paid = loss_table(evidence, policy, own, asked.label)
+        paid = loss_table(evidence, own, asked.label)
         points = left_out_reliability(tables[0], paid)
         return {"reliability": points, "reliability_from": "leave-one-out on the calibration cases"}
     fresh = router_evidence(evaluation, policy, overlap=False)
     points = tested_reliability(
         tables[0],
-        loss_table(fresh, policy, asked, asked.label),
-        loss_table(fresh, policy, own, asked.label),
+        loss_table(fresh, asked, asked.label),
+        loss_table(fresh, own, asked.label),
     )
     return {"reliability": points, "reliability_from": f"{len(fresh.ids)} evaluation cases"}
 

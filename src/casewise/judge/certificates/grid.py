@@ -79,9 +79,9 @@ class Variant:
 
     def gains(self, cuts: Floats) -> Floats:
         """The metric that each cut gains over M0, with the router's own cuts where they are tighter."""
-        options = self.policy.options
-        kept = self.evidence.values[:, None] < np.minimum(cuts, float(options["cut_high"]))[None, :]
-        return np.asarray((self.evidence.split_loss("gain", float(options["cut_low"]))[:, None] * kept).mean(axis=0))
+        own = float(self.policy.options["cut_high"])
+        kept = self.evidence.values[:, None] < np.minimum(cuts, own)[None, :]
+        return np.asarray((self.evidence.own["gain"][:, None] * kept).mean(axis=0))
 
     def part(self, side: NDArray[np.bool_]) -> Variant:
         """The same router on some of the cases."""
@@ -93,6 +93,7 @@ class Variant:
             values=one.values[pick],
             low={name: values[pick] for name, values in one.low.items()},
             mid={name: values[pick] for name, values in one.mid.items()},
+            own={name: values[pick] for name, values in one.own.items()},
         )
         return replace(self, evidence=picked)
 
@@ -118,7 +119,7 @@ def _chains(grid: Sequence[Variant], asked: Promise) -> tuple[Found | None, tupl
         at = best_certified(fixed_sequence(p, by_kept_share(kept), level), gains)
         if at is not None and (best is None or gains[at] > best.gain):
             best = Found(variant, float(cuts[at]), float(p[at]), float(gains[at]))
-    return best, limits(asked, len(set(grid[0].evidence.clusters)), level)
+    return best, limits(asked, len(set(grid[0].evidence.clusters)), _kind(asked), level)
 
 
 def _halves(grid: Sequence[Variant], asked: Promise, family: str) -> tuple[Found | None, tuple[float, int]]:
@@ -140,7 +141,7 @@ def _halves(grid: Sequence[Variant], asked: Promise, family: str) -> tuple[Found
         )
     at = best_certified(passed, gains)
     tested = len(units) - len(units) // 2
-    floor, needed = limits(asked, tested, delta / len(p) if family == "holm" else delta)
+    floor, needed = limits(asked, tested, _kind(asked), delta / len(p) if family == "holm" else delta)
     reach = (floor, 2 * needed)
     if at is None:
         return None, reach
