@@ -140,7 +140,7 @@ def curve(table: LossTable, scores: Floats) -> tuple[dict[str, float], ...]:
 
 
 def chosen_p_value(asked: Promise, evidence: Evidence) -> str:
-    """'auto' is the exact binomial test where units lose 0 or 1 by construction, else betting: no label is looked at."""
+    """'auto' is the exact binomial test where units lose 0 or 1 by construction, else betting; no label is seen."""
     if asked.p_value != "auto":
         return asked.p_value
     alone = len(set(evidence.clusters)) == len(evidence.ids) or asked.within == "max"
