@@ -216,3 +216,14 @@ def test_a_run_that_is_killed_leaves_whole_cases_and_goes_on(tmp_path):
     fresh = synthetic_archive(tmp_path / "fresh", cases=6)
     assert whole.digest == fresh.digest
     assert not any(name.startswith(layout.HALF_WRITTEN) for name in os.listdir(tmp_path / "cases"))
+
+
+def test_two_writers_share_an_archive_and_the_first_one_keeps_the_case(tmp_path):
+    one = create_archive(tmp_path, binding=BINDING, steps=1)
+    two = create_archive(tmp_path, binding=BINDING, steps=1)
+    one.add(a_case(group="first"), a_trajectory())
+    two.add(a_case(group="second"), a_trajectory())
+    two.add(a_case("two"), a_trajectory("two"))
+    assert two.entries["one"].group == "first"
+    assert one.seal().ids == ("one", "two")
+    assert set(open_archive(tmp_path).manifest["cases"]) == {"one", "two"}

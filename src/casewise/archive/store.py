@@ -184,10 +184,12 @@ class Archive:
 
     def seal(self) -> Archive:
         """Write the list of cases, with their splits and digests, into the manifest; a lost case is then noticed."""
-        cases = {name: {"split": entry.split, "sha256": entry.digest} for name, entry in self.entries.items()}
+        there = _sorted({entry.id: entry for entry in _read_entries(self.path)})  # of every writer
+        cases = {name: {"split": entry.split, "sha256": entry.digest} for name, entry in there.items()}
         manifest = {**self.manifest, "cases": cases}
         _write_manifest(self.path, manifest)
-        self.manifest = MappingProxyType(manifest)
+        self.manifest, self.entries = MappingProxyType(manifest), there
+        self._forget()
         return self
 
     @cached_property

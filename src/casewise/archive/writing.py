@@ -27,7 +27,7 @@ from casewise.core.records import Case, Mask, Signals, State, Trajectory
 def write_case(
     path: Path, case: Case, trajectory: Trajectory, label: Mask | None = None, *, keep_label: bool = True
 ) -> Entry:
-    """Write one case, whole or not at all; returns its entry."""
+    """Write one case, whole or not at all; returns its entry, or that of a writer who was faster."""
     masks = _masks(trajectory)
     if label is not None and label.shape != masks[State(0)].shape:
         raise BadInput(f"label of case {case.id} has shape {label.shape}, its masks {masks[State(0)].shape}; resample")
@@ -39,8 +39,9 @@ def write_case(
         files[layout.EXTRAS] = packed(layout.encode_extras(trajectory.probabilities, masks))
     entry = _entry(case, trajectory, masks, label, files)
     files[layout.ENTRY] = json.dumps(entry.as_dict()).encode()
-    _write_folder(path / layout.CASES, case.id, files)
-    return entry
+    if _write_folder(path / layout.CASES, case.id, files):
+        return entry
+    return Entry.from_dict(layout.read_json(path / layout.CASES / case.id / layout.ENTRY))
 
 
 def _masks(trajectory: Trajectory) -> dict[State, Mask]:
@@ -120,7 +121,8 @@ def _alive(process: int) -> bool:
     return True
 
 
-def _write_folder(parent: Path, name: str, files: Mapping[str, bytes]) -> None:
+def _write_folder(parent: Path, name: str, files: Mapping[str, bytes]) -> bool:
+    """Whether this writer put the folder into place; False when another one was there first."""
     fresh = parent / f"{layout.HALF_WRITTEN}{_writer(os.getpid())}-{uuid.uuid4().hex}"
     fresh.mkdir(parents=True)
     try:
@@ -131,7 +133,10 @@ def _write_folder(parent: Path, name: str, files: Mapping[str, bytes]) -> None:
                 os.fsync(handle.fileno())
         layout.sync_folder(fresh)
         os.rename(fresh, parent / name)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(fresh, ignore_errors=True)
+        if isinstance(error, OSError) and (parent / name / layout.ENTRY).exists():
+            return False
         raise
     layout.sync_folder(parent)
+    return True
