@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,14 @@ def recognize(path: Path) -> str | None:
 
 
 def load_dataset(path: Path, name: str | None = None, **options: Any) -> Cohort:
-    """The cohort in a folder, by name or by what the folder looks like."""
+    """The cohort in a folder, by name or by what the folder looks like; an option that its loader lacks is refused."""
+    if not path.is_dir():
+        raise BadInput(f"{path} is not a folder")
     name = name or recognize(path)
     if name is None:
         raise BadInput(f"{path} is laid out like none of {', '.join(DATASETS)}; see docs/how-to/datasets.md")
-    return DATASETS[name](path, **options)
+    loader = DATASETS[name]
+    known = list(signature(loader).parameters)[1:]
+    if unknown := sorted(set(options) - set(known)):
+        raise BadInput(f"{name} has no option {unknown[0]!r}; it has {', '.join(known) or 'none'}")
+    return loader(path, **options)

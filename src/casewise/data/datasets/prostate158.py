@@ -25,23 +25,23 @@ def is_prostate158(root: Path) -> bool:
     return root.is_dir() and bool(list(_tables(root)))
 
 
-def prostate158(
-    root: Path, *, modalities: tuple[str, ...] = ("t2",), target: str = "t2_anatomy", reader: int = 1
-) -> Cohort:
+def prostate158(root: Path, *, modalities: str = "t2", target: str = "t2_anatomy", reader: int = 1) -> Cohort:
     """Every row of train.csv, valid.csv and test.csv; columns are read by name, paths are relative to their table.
 
+    ``modalities`` names the channels in order, with commas, such as adc,dwi; all modalities of a case share one grid.
     ``target`` is t2_anatomy (1 central gland, 2 peripheral zone), t2_tumor or adc_tumor. Cases that the asked reader
     did not annotate (reader 2 is often empty) are unlabelled. Masks stored as floats are rounded and checked.
     """
-    if unknown := set(modalities) - set(MODALITIES):
-        raise BadInput(f"Prostate158 has {', '.join(MODALITIES)}, got {sorted(unknown)}")
+    channels = tuple(modalities.split(","))
+    if not set(channels) <= set(MODALITIES):
+        raise BadInput(f"the modalities of Prostate158 are {', '.join(MODALITIES)}, got {modalities!r}")
     if target not in ("t2_anatomy", "t2_tumor", "adc_tumor") or reader not in (1, 2):
         raise BadInput(f"target is t2_anatomy, t2_tumor or adc_tumor and reader 1 or 2, got {target!r} and {reader}")
     tables = list(_tables(root))
     if not tables:
         raise BadInput(f"{root} is not Prostate158: expected train.csv, valid.csv or test.csv with the column t2")
     column = f"{target}_reader{reader}"
-    found = [case for table in tables for case in _rows(table, modalities, column)]
+    found = [case for table in tables for case in _rows(table, channels, column)]
     label, classes = (_zones, ZONES) if target == "t2_anatomy" else (_tumor, TUMOR)
     return cohort_of("prostate158", root, found, label=label, classes=classes, facts={"label": column})
 
