@@ -71,7 +71,8 @@ sensitivity.py   calibration_sensitivity(calibration_values, evaluation_values, 
                  cut_stability(calibration_values, evaluation_values, *, ...) -> cut, estimate, low, high, n  and
                    notes; made["changed_median"], made["changed_high"] are shares of evaluation cases  (F9)
 sweep.py         sweep_outcomes(archive, *, min_areas=(8, 16, 32, 64), connectivities=("face",),
-                   unit="voxels") -> DataFrame case, step, shrink, min_area, connectivity, ha, ba, regions, delta, area  (reads masks and labels)
+                   unit="voxels") -> DataFrame case, step, shrink, min_area, connectivity, ha, ba, regions, delta,
+                   area  (reads masks and labels)
                  min_area_sweep(sweep, methods, *, router, reference) -> connectivity, min_area, method, ha, scored,
                    n, rank, difference (router - reference)  (N1, N3)
                  rank_invariance(sweep_finding) -> connectivity, method, ranks, invariant  (N2)
