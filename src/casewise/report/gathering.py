@@ -50,7 +50,7 @@ def gather(
         try:
             decisions[name] = tuple(replay(evaluation, build()))
         except CasewiseError as error:
-            if name in ("m0", controller.name, f"fixed-{evaluation.steps}"):
+            if name in ("m0", "router", controller.name, f"fixed-{evaluation.steps}"):
                 raise
             skipped[name] = str(error)
     methods = {name: deployed(scored, made, archive=evaluation) for name, made in decisions.items()}

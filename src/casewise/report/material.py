@@ -33,6 +33,7 @@ TITLES = {
     "router": "COQR router",
     "stop-router": "stop router",
     "region-gate": "region gate",
+    "fixed-k": "fixed budget",
 }
 PERCENTILES = {"medical": MEDICAL, "driving": DRIVING}
 _OURS = frozenset({"frag-stop", "tau-stop", "router", "stop-router", "region-gate"})

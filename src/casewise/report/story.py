@@ -39,6 +39,8 @@ def _headline(material: Material) -> str:
     n, worse = int(frame["change"].notna().sum()), int((frame["change"] < 0).sum())
     moved = material.interval(material.reference, "m0", "metric")
     mean = f"the mean {material.metric} {_moved(moved)}" if moved else f"the mean {material.metric} is undefined"
+    if worse == 0:
+        return f"Adaptation made none of {n} cases worse, and {mean}."
     joint = "while" if moved is None or moved["matched"] else "and" if _fell(moved) else "although"
     return f"Adaptation made {worse} of {n} cases individually worse, {joint} {mean}."
 
@@ -59,7 +61,8 @@ def _second(material: Material) -> str:
     after, back = float(frame["ha"].mean()), int(frame["rolled_back"].sum())
     worse = int((frame["change"] < 0).sum())
     name = material.title(material.ours)
-    did = f"The {name} rolls {back} of {len(frame)} cases back to the source model; {worse} cases are then worse"
+    then = "no case is then worse" if worse == 0 else f"{worse} {'case is' if worse == 1 else 'cases are'} then worse"
+    did = f"The {name} rolls {back} of {len(frame)} cases back to the source model; {then}"
     row = material.interval(material.ours, material.reference, "ha")
     if row is None:
         return f"{did}, and HA is {number(after)}."

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from casewise.report.cells import (
+    DASH,
     Cell,
     Estimate,
     NotApplicable,
@@ -87,6 +88,8 @@ def rows_of(frame: pd.DataFrame, columns: Sequence[Column]) -> list[dict[str, Ce
 
 def _cell(row: Mapping[str, Any], column: Column) -> Cell:
     value = row.get(column.key)
+    if value == "":
+        return DASH
     if column.key not in row or isinstance(value, str | bool | np.bool_ | NotRun | NotApplicable):
         return value
     if value is None or (isinstance(value, float) and math.isnan(value)):

@@ -1,0 +1,87 @@
+"""Sections that depend on what else was given: a certificate, another backbone, other kinds of policies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from casewise.core.records import Policy
+from casewise.judge.certificates.certificate import Certificate
+from casewise.report import backbone_edits
+from casewise.report.gathering import gather
+from casewise.report.material import Extras
+from casewise.report.sections import SECTIONS
+
+PROMISE = "The mean harmful area of a new case is at most 0.10."
+
+
+def certificate(cut: float | None, reliability=()) -> Certificate:
+    return Certificate(
+        kind="C2",
+        statement=PROMISE,
+        loss="HA",
+        method="crc",
+        alpha=0.10,
+        delta=None,
+        population="all",
+        units=16,
+        cases=16,
+        floor=1 / 17,
+        needed=9,
+        cut=cut,
+        bound=0.08,
+        kept=0.5,
+        deployed={"certified": {"ha": 0.05}},
+        advice="nine cases would do",
+        reliability=reliability,
+        reliability_from="leave-one-out",
+    )
+
+
+def given(material, **extras):
+    return replace(material, extras=Extras(**extras))
+
+
+def test_a_certificate_speaks_in_its_own_words(material):
+    levels = ({"alpha": 0.1, "risk": 0.05}, {"alpha": 0.2, "risk": 0.12})
+    section = SECTIONS["certificate"](given(material, certificate=certificate(0.02, levels)))
+    assert section.lead == PROMISE
+    assert [picture.id for picture in section.pictures] == ["crc"]
+    assert {row["name"]: row["value"] for row in section.tables[0].rows}["certified: ha"] == 0.05
+
+
+def test_a_failed_attempt_is_not_shown_as_a_promise(material):
+    section = SECTIONS["certificate"](given(material, certificate=certificate(None)))
+    assert section.lead.startswith("Nothing is certified")
+    assert PROMISE not in section.lead
+    assert "reliability diagram (fig:crc)" in section.missing
+
+
+def test_without_a_certificate_the_section_says_what_it_needs(material):
+    assert "casewise certify" in str(SECTIONS["certificate"](material).missing)
+
+
+def test_the_case_of_two_backbones_has_the_median_change():
+    home = pd.DataFrame({"case": list("abcd"), "step": 0, "shrink": 0.0, "metric": [0.7, 0.7, 0.7, 0.9], "area": 0})
+    last = home.assign(step=4, area=[5, 90, 30, 40])
+    both = pd.concat([home, last])
+    assert backbone_edits.chosen_case(both, both) == "c"
+    assert backbone_edits.chosen_case(home.assign(metric=0.95), both) is None
+
+
+def test_two_backbones_are_drawn_in_two_rows(material, monkeypatch):
+    monkeypatch.setattr(backbone_edits, "BAND", (0.1, 1.0))
+    picture = backbone_edits.backbone_picture(material, "swin", material.evaluation)
+    assert picture is not None
+    assert len(picture.figure.axes) == 6
+    assert "median changed volume under swin" in picture.caption
+
+
+@pytest.mark.parametrize("name", ["routing", "controls", "sensitivity", "criteria"])
+def test_a_policy_without_buckets_is_refused_by_sections_about_buckets(sources, name):
+    fixed = Policy("fixed-k", "fixed-k", {"step": 2}, 4)
+    section = SECTIONS[name](gather(sources.evaluation, sources.calibration, fixed, resamples=100))
+    assert not section.tables
+    assert "fixed-k" in str(section.missing)
