@@ -27,16 +27,17 @@ def zones(dtype: type = np.uint8) -> NDArray[np.generic]:
 
 @pytest.fixture
 def sites(tmp_path: Path, volume: Write) -> Path:
+    root = tmp_path / "Processed"
     for site, numbers, spelling in (
         ("BMC", (5, 29), "Segmentation"),
         ("UCL", (1, 26), "segmentation"),
         ("BIDMC", (0, 2, 5), "segmentation"),
     ):
         for number in numbers:
-            volume(tmp_path / site / f"Case{number:02d}.nii.gz", np.full((6, 5, 4), number, np.int16))
-            volume(tmp_path / site / f"Case{number:02d}_{spelling}.nii.gz", zones())
-    (tmp_path / "BMC" / "._Case05.nii.gz").write_bytes(b"macOS")
-    return tmp_path
+            volume(root / site / f"Case{number:02d}.nii.gz", np.full((6, 5, 4), number, np.int16))
+            volume(root / site / f"Case{number:02d}_{spelling}.nii.gz", zones())
+    (root / "BMC" / "._Case05.nii.gz").write_bytes(b"macOS")
+    return root
 
 
 def test_numbers_with_gaps_and_a_capital_letter_are_found(sites: Path) -> None:

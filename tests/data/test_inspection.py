@@ -38,8 +38,11 @@ def test_a_clean_folder_has_no_problem(folder: Path) -> None:
     assert (seen.groups, seen.splits) == ({"x": 1, "y": 1}, {"s": 1, "t": 1})
     assert seen.labels_seen == {0: 2, 1: 2}
     assert seen.geometry == {
-        "shape": {"6 x 5 x 4": 2}, "dtype": {"float32": 2}, "spacing_mm": {"0.5 x 0.75 x 3": 2}, "orientation": {"RAS": 2},
-    }  # fmt: skip
+        "shape": {"6 x 5 x 4": 2},
+        "dtype": {"float32": 2},
+        "spacing_mm": {"0.5 x 0.75 x 3": 2},
+        "orientation": {"RAS": 2},
+    }
     assert seen.problems == ()
     json.dumps(seen.as_dict())
 
@@ -112,3 +115,9 @@ def test_only_a_sample_is_opened_but_every_header_is_read(folder: Path) -> None:
     seen = inspect_folder(folder, sample=1)
     assert seen.labels_read == 1
     assert seen.geometry["shape"] == {"6 x 5 x 4": 2}
+
+
+def test_labels_among_the_images_are_noticed(tmp_path: Path, volume: Write) -> None:
+    for name in ("Case05", "Case05_Segmentation"):
+        volume(tmp_path / f"{name}.nii.gz", image())
+    assert [text for text in inspect_folder(tmp_path).problems if "look like labels among the images" in text]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ from casewise.data.datasets.found import Found, files_of
 from casewise.data.headers import Grid, grid_of, grid_problems
 
 SAMPLE = 20
+LABEL_NAME = re.compile(r"[-_](gt|seg|segmentation|label|mask)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,9 @@ def _gaps(cohort: Cohort) -> list[str]:
             "nothing says which cases belong to one patient or sequence: each will count as its own "
             "(say it in cases.csv, or with the loader option cluster)"
         )
+    truths = [member.id for member in members if LABEL_NAME.search(member.id)]
+    if truths:
+        gaps.append(f"{len(truths)} files look like labels among the images, such as {truths[0]}: move them to labels/")
     splits: dict[str, set[str | None]] = {}
     for member in members:
         splits.setdefault(member.cluster or member.id, set()).add(member.split)
