@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -88,12 +88,13 @@ def test_help_answers_in_half_a_second_and_imports_no_torch() -> None:
     )
     times = []
     for _ in range(3):
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         shown = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout
-        times.append(time.perf_counter() - start)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert "predict" in shown
     assert shown.strip().endswith("False False")
-    assert min(times) < 0.5
+    assert min(times) < 0.5, "CPU seconds, so that a busy machine does not fail the test"
 
 
 @pytest.mark.parametrize("name", casewise.__all__)
