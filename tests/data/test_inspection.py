@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,6 +100,24 @@ def test_a_damaged_file_does_not_end_the_inspection(folder: Path) -> None:
     seen = inspect_folder(folder)
     assert seen.cases == 2
     assert [text for text in seen.problems if text.startswith("b: ")]
+
+
+@pytest.mark.parametrize(
+    ("offset", "form", "values", "problem"),
+    [
+        (70, "<h", [9999], "data code 9999"),
+        (280, "<12f", [0.0] * 12, "places no volume"),
+        (280, "<f", [np.nan], "no volume"),
+    ],
+)
+def test_a_damaged_header_does_not_either(
+    folder: Path, volume: Write, offset: int, form: str, values: list[float], problem: str
+) -> None:
+    (folder / "images" / "b.nii.gz").unlink()
+    content = bytearray(volume(folder / "images" / "b.nii", image()).read_bytes())
+    struct.pack_into(form, content, offset, *values)
+    (folder / "images" / "b.nii").write_bytes(content)
+    assert [text for text in inspect_folder(folder).problems if text.startswith("b: ") and problem in text]
 
 
 def test_missing_labels_and_clusters_and_torn_patients_are_named(folder: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from casewise.core.errors import CasewiseError
+from casewise.core.errors import BadInput, CasewiseError
 from casewise.data.datasets.found import Found, is_volume
 from casewise.data.nifti import check_header
 from casewise.data.pictures import check_picture
@@ -62,11 +62,18 @@ def grid_of(path: Path) -> Grid:
     if not is_volume(path):
         return Grid(check_picture(path))
     import nibabel
+    from nibabel.filebasedimages import ImageFileError
+    from nibabel.spatialimages import HeaderDataError
 
     header = check_header(path)
-    image = nibabel.load(path)
+    try:
+        image = nibabel.load(path)
+    except (ImageFileError, HeaderDataError) as error:
+        raise BadInput(f"{path.name} cannot be read ({error}); export it again") from error
     coded = bool(image.header["qform_code"]) or bool(image.header["sform_code"])
     affine = np.array(image.affine, dtype=np.float64)
+    if not np.isfinite(affine).all() or np.linalg.matrix_rank(affine) < 4:
+        raise BadInput(f"{path.name}: the affine places no volume (zero, flat or NaN axes); set qform or sform anew")
     return Grid(header.shape, header.zooms[:3], str(image.get_data_dtype()), affine, coded)
 
 
