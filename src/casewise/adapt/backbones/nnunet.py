@@ -12,7 +12,7 @@ import contextlib
 import inspect
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,7 +193,7 @@ def _member(
 
 
 def _architecture(trainer_name: str, plans: Any, configuration: Any, dataset: Mapping[str, Any]) -> nn.Module:
-    """Let the trainer build its network; the arguments of ``build_network_architecture`` changed in nnU-Net 2.3."""
+    """Let the trainer build its network; ``build_network_architecture`` had three signatures between 2.2 and 2.8."""
     import nnunetv2
     from nnunetv2.utilities.find_class_by_name import recursive_find_python_class
     from nnunetv2.utilities.label_handling.label_handling import determine_num_input_channels
@@ -202,16 +202,26 @@ def _architecture(trainer_name: str, plans: Any, configuration: Any, dataset: Ma
     trainer = recursive_find_python_class(home, trainer_name, "nnunetv2.training.nnUNetTrainer")
     if trainer is None:
         raise BadInput(f"nnU-Net has no trainer called {trainer_name}; install the package that defines it")
-    channels = determine_num_input_channels(plans, configuration, dataset)
-    if "plans_manager" in inspect.signature(trainer.build_network_architecture).parameters:
-        network = trainer.build_network_architecture(plans, dataset, configuration, channels, False)
-    else:
-        network = trainer.build_network_architecture(
-            configuration.network_arch_class_name, configuration.network_arch_init_kwargs,
-            configuration.network_arch_init_kwargs_req_import, channels,
-            plans.get_label_manager(dataset).num_segmentation_heads, enable_deep_supervision=False,
-        )  # fmt: skip
-    built: nn.Module = network
+    offered: dict[str, Callable[[], Any]] = {
+        "plans_manager": lambda: plans,
+        "dataset_json": lambda: dataset,
+        "configuration_manager": lambda: configuration,
+        "architecture_class_name": lambda: configuration.network_arch_class_name,
+        "arch_init_kwargs": lambda: configuration.network_arch_init_kwargs,
+        "arch_init_kwargs_req_import": lambda: configuration.network_arch_init_kwargs_req_import,
+        "num_input_channels": lambda: determine_num_input_channels(plans, configuration, dataset),
+        "num_output_channels": lambda: plans.get_label_manager(dataset).num_segmentation_heads,
+        "enable_deep_supervision": lambda: False,
+    }
+    wanted = inspect.signature(trainer.build_network_architecture).parameters
+    unknown = [name for name, facts in wanted.items() if name not in offered and facts.default is facts.empty]
+    if unknown:
+        raise BadInput(
+            f"trainer {trainer_name} wants {', '.join(unknown)} to build its network, which is not known here"
+        )
+    built: nn.Module = trainer.build_network_architecture(
+        **{name: offered[name]() for name in wanted if name in offered}
+    )
     return built
 
 
