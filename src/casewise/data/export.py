@@ -1,8 +1,7 @@
-"""A cohort as files: images, labels and a table of cases, in the plain layout that every command reads."""
+"""A made cohort (a phantom) as files, in the plain layout that every command reads; it has no geometry to keep."""
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import nibabel
@@ -12,8 +11,7 @@ from PIL import Image
 from casewise.core.errors import BadInput
 from casewise.core.records import Case, Mask
 from casewise.data.cohort import Cohort
-
-TABLE = "cases.csv"
+from casewise.data.datasets.table import write_table
 
 
 def write_cohort(cohort: Cohort, folder: Path) -> Path:
@@ -24,10 +22,7 @@ def write_cohort(cohort: Cohort, folder: Path) -> Path:
         _write_image(cohort.case(case_id), folder / "images")
         if member.labelled:
             _write_label(case_id, cohort.label(case_id), folder / "labels")
-    with (folder / TABLE).open("w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file)
-        rows.writerow(["case", "group", "cluster", "split"])
-        rows.writerows([m.id, m.group or "", m.cluster or "", m.split or ""] for m in cohort.members.values())
+    write_table(cohort, folder)
     return folder
 
 

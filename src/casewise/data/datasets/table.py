@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from casewise.core.errors import BadInput
+from casewise.data.cohort import Cohort
 from casewise.data.datasets.found import Found
 
 NAME = "cases.csv"
@@ -67,3 +68,12 @@ def _described(one: Found, table: Table) -> Found:
     return replace(
         one, group=said("group", one.group), cluster=said("cluster", one.cluster), split=said("split", one.split)
     )
+
+
+def write_table(cohort: Cohort, folder: Path) -> Path:
+    """Write ``cases.csv``: case, group, cluster, split."""
+    with (folder / NAME).open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(["case", "group", "cluster", "split"])
+        rows.writerows([m.id, m.group or "", m.cluster or "", m.split or ""] for m in cohort.members.values())
+    return folder / NAME

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from PIL import Image
 from casewise.core.errors import BadInput
 from casewise.data.cohort import Cohort
 from casewise.data.datasets.found import Found, files_of, is_volume, volume_of
-from casewise.data.datasets.table import NAME as TABLE
+from casewise.data.datasets.table import write_table
 from casewise.data.nifti import Geometry, write_mask
 from casewise.data.pictures import write_label_picture
 
@@ -33,10 +32,7 @@ def write_plain(cohort: Cohort, folder: Path) -> Iterator[str]:
     for case_id, found in files_of(cohort).items():
         (_write_volumes if is_volume(found.images[0]) else _write_picture)(cohort, found, folder)
         yield case_id
-    with (folder / TABLE).open("w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file)
-        rows.writerow(["case", "group", "cluster", "split"])
-        rows.writerows([m.id, m.group or "", m.cluster or "", m.split or ""] for m in cohort.members.values())
+    write_table(cohort, folder)
 
 
 def _write_volumes(cohort: Cohort, found: Found, folder: Path) -> None:
