@@ -26,25 +26,20 @@ def draw_sensitivity(frame: pd.DataFrame, *, reference: float, reference_name: s
     return figure
 
 
-def draw_min_area(frame: pd.DataFrame) -> Figure:
-    """``frame``: min_area, method, ha; one line a method, the router colored."""
+def draw_min_area(frame: pd.DataFrame, *, ours: str) -> Figure:
+    """``frame``: min_area, method, ha; one line a method, ours colored, the others told apart by their dashes."""
+    dashes = iter(((0, ()), (0, (5, 2)), (0, (1, 2)), (0, (5, 1, 1, 1))) * 4)
     with inked():
-        figure, axes = canvas(5.6, 3.0)
+        figure, axes = canvas(6.4, 3.0)
         axis = axes[0, 0]
         for method, part in frame.groupby("method", sort=False):
-            ours = method == "router"
-            axis.plot(
-                part["min_area"], part["ha"], marker="o", color=OURS if ours else MUTED, linewidth=2 if ours else 1.1
-            )
-            last = part.iloc[-1]
-            axis.annotate(
-                str(method), (last["min_area"], last["ha"]), (7, 0), textcoords="offset points", fontsize=8, va="center"
-            )
-        axis.set_xscale("log", base=2)
+            style = {"color": OURS, "linewidth": 2} if method == ours else {"color": MUTED, "linestyle": next(dashes)}
+            axis.plot(part["min_area"], part["ha"], marker="o", markersize=4.5, label=method, **style)
         ticks = sorted(set(frame["min_area"]))
+        axis.set_xscale("log", base=2)
         axis.set_xticks(ticks, [str(int(value)) for value in ticks])
         axis.minorticks_off()
-        axis.set_xlim(ticks[0] * 0.9, ticks[-1] * 1.8)
         axis.set(xlabel="smallest region that counts (voxels)", ylabel="HA")
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(bottom=-0.02 * float(frame["ha"].max() or 1))
+        figure.legend(loc="outside right center")
     return figure

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pandas as pd
+
+from casewise.judge.outcomes import deployed
+from casewise.replay import replay
 from casewise.report.cells import DASH, Cell, Pair, Undefined, number
 from casewise.report.material import Material
 from casewise.report.section import Section
@@ -25,12 +29,18 @@ def helphurt(material: Material) -> Section:
         tables.append(_table(material, "helphurt-by-group", "Helped and hurt by group", parts, "tab:supp-helphurt"))
     tables.append(_table(material, "helphurt-all", "Every method", {"all cases": _records(whole)}, "", collapsed=True))
     if material.is_router:
-        weaker, helped = weaker_source(material.router), net_helped(material.router)
+        weaker, helped = weaker_source(material.router), net_helped(_on_holdout(material))
         found += [weaker, helped]
         tables.append(_weaker_table(material, weaker))
     return Section(
         "helphurt", "Helped and hurt", _lead(material, whole), tuple(tables), (), tuple(found), _notes(found)
     )
+
+
+def _on_holdout(material: Material) -> pd.DataFrame:
+    """What the policy deploys on the cases that it was fitted on: a go or no-go before any deployment (M3)."""
+    holdout = material.calibration
+    return deployed(material.holdout, replay(holdout, material.controller), archive=holdout)
 
 
 def _group(material: Material, group: str, shown: tuple[str, ...]) -> Finding:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pandas as pd
-
 from casewise.report.cells import NOT_RUN, Cell, number
 from casewise.report.figures.sensitivity import draw_min_area, draw_sensitivity
 from casewise.report.material import Material
@@ -114,6 +112,8 @@ def _refit_picture(material: Material, refit: Finding) -> Picture:
 def _min_area_picture(material: Material, swept: Finding) -> Picture:
     frame = swept.table[swept.table["connectivity"] == "face"]
     kept = frame["method"].isin([material.ours, material.reference, material.retrospective, "frag-stop"])
-    shown = pd.DataFrame(frame[kept]).replace({"method": {material.ours: "router"}})
+    shown = frame[kept].assign(method=[material.title(name) for name in frame.loc[kept, "method"]])
     caption = f"n = {swept.n}; face connectivity."
-    return Picture("min-area", "The smallest region that counts", draw_min_area(shown), caption)
+    return Picture(
+        "min-area", "The smallest region that counts", draw_min_area(shown, ours=material.title(material.ours)), caption
+    )
