@@ -105,18 +105,18 @@ def gated(
 def with_accepted(
     source: Mask,
     voxels: NDArray[np.int64],
-    labels: NDArray[Any],
+    values: NDArray[Any],
     accepted: tuple[int, ...],
     *,
     min_area: int = 16,
     keep_small: bool = False,
 ) -> Mask:
-    """M0 with the accepted regions of an edit that is given as flat positions and their labels."""
+    """M0 with the accepted regions of an edit that is given as flat positions and what the adapted mask says there."""
     found = components(voxels, tuple(source.shape), min_area=min_area)
     passes = np.zeros(len(found.sizes), bool)
     passes[np.flatnonzero(found.kept)[list(accepted)]] = True
     passes |= ~found.kept & keep_small
     chosen = passes[found.number]
     output = source.copy()
-    output.reshape(-1)[voxels[chosen]] = labels[chosen]
+    output.reshape(-1)[voxels[chosen]] = values[chosen]
     return output
