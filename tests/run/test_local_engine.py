@@ -2,51 +2,54 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-from dataclasses import dataclass
+import importlib
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from casewise.core.errors import BadInput
 from casewise.run.local import LocalEngine
 
+TROUBLE = """
+import os, signal, time
 
-@dataclass(frozen=True)
-class Trouble:
-    """Does what the case's name says."""
-
-    def __call__(self, case_id: str) -> str:
-        if case_id == "raise":
-            raise ValueError("no\nsecond line")
-        if case_id == "hang":
-            time.sleep(600)
-        if case_id == "die":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return case_id.upper()
-
-
-def outcome(engine: LocalEngine, *cases: str) -> dict[str, tuple[object, str | None]]:
-    return {result.case_id: (result.value, result.kind) for result in engine.map(Trouble(), cases)}
+def trouble(case_id):
+    if case_id == "raise":
+        raise ValueError("no\\nsecond line")
+    if case_id == "hang":
+        time.sleep(600)
+    if case_id == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return case_id.upper()
+"""
 
 
-def test_an_exception_is_a_result_and_the_rest_goes_on() -> None:
-    assert outcome(LocalEngine(), "a", "raise", "b") == {
-        "a": ("A", None),
-        "raise": (None, "ValueError"),
-        "b": ("B", None),
-    }
+@pytest.fixture
+def trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function that does what the case's name says, in a module that spawned processes can import."""
+    (tmp_path / "troublesome.py").write_text(TROUBLE)
+    monkeypatch.syspath_prepend(tmp_path)
+    return importlib.import_module("troublesome").trouble
 
 
-def test_results_stream_before_the_last_case_starts() -> None:
-    results = LocalEngine().map(Trouble(), ["a", "hang"])
+def outcome(engine: LocalEngine, work: Any, *cases: str) -> dict[str, tuple[object, str | None]]:
+    return {result.case_id: (result.value, result.kind) for result in engine.map(work, cases)}
+
+
+def test_an_exception_is_a_result_and_the_rest_goes_on(trouble: Any) -> None:
+    found = outcome(LocalEngine(), trouble, "a", "raise", "b")
+    assert found == {"a": ("A", None), "raise": (None, "ValueError"), "b": ("B", None)}
+
+
+def test_results_stream_before_the_last_case_starts(trouble: Any) -> None:
+    results = LocalEngine().map(trouble, ["a", "hang"])
     assert next(results).value == "A"
 
 
 @pytest.mark.slow
-def test_a_hanging_and_a_dying_case_fail_alone() -> None:
-    found = outcome(LocalEngine(jobs=2, timeout_s=1, grace_s=1), "a", "hang", "die", "raise", "b")
+def test_a_hanging_and_a_dying_case_fail_alone(trouble: Any) -> None:
+    found = outcome(LocalEngine(jobs=2, timeout_s=1, grace_s=1), trouble, "a", "hang", "die", "raise", "b")
     kinds = {"a": None, "hang": "TimeOut", "die": "Killed", "raise": "ValueError", "b": None}
     assert {case: kind for case, (_, kind) in found.items()} == kinds
 

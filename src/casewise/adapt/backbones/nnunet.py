@@ -130,7 +130,7 @@ class NnUNet:
         properties: dict[str, Any] = {"spacing": list(case.spacing_mm or ())}
         preprocessor = predictor.configuration_manager.preprocessor_class(verbose=False)
         with _quiet():
-            data, _, properties = preprocessor.run_case_npy(
+            data, *_ = preprocessor.run_case_npy(  # fills in the properties
                 case.image, None, properties,
                 predictor.plans_manager, predictor.configuration_manager, predictor.dataset_json,
             )  # fmt: skip
