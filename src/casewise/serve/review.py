@@ -1,0 +1,122 @@
+"""The reviewer's page: a small server on 127.0.0.1 over a prediction folder or an archive. Standard library only.
+
+server = review_server("OUT", images="IMAGES")
+print(server.url)            # http://127.0.0.1:PORT/TOKEN/
+server.serve_forever()
+"""
+
+from __future__ import annotations
+
+import secrets
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from casewise.archive.layout import MANIFEST
+from casewise.archive.store import open_archive
+from casewise.core.errors import BadInput, CasewiseError, Refused, UnknownName
+from casewise.run.entry import as_json
+from casewise.serve.review_archive import Recorded
+from casewise.serve.review_cases import Reviewable
+from casewise.serve.review_desk import Answer, Desk, missing
+from casewise.serve.review_door import HEADERS, refusal
+from casewise.serve.review_log import REVIEWS, ReviewLog
+from casewise.serve.review_pictures import Images
+from casewise.serve.review_predictions import Predictions
+
+ADDRESS = "127.0.0.1"
+SLOW_CLIENT_S = 30
+
+
+def reviewable(path: Path) -> Reviewable:
+    """A folder by what is in it: a manifest makes an archive, an audit log and entries make predictions."""
+    if (path / MANIFEST).is_file():
+        folder: Reviewable = Recorded(open_archive(path))
+    elif (path / "audit.jsonl").is_file():
+        folder = Predictions(path)
+    else:
+        raise BadInput(f"{path} is neither what casewise predict wrote nor an archive; give the folder after -o")
+    if not folder.cases:
+        raise BadInput(f"{path} holds no case to review")
+    return folder
+
+
+def review_server(
+    path: str | Path, *, images: str | Path | None = None, reviewer: str = "", port: int = 0
+) -> ReviewServer:
+    """A server that is bound but does not answer yet; port 0 takes a free one."""
+    folder = reviewable(Path(path))
+    log = ReviewLog(folder.path / REVIEWS, folder.audit)
+    desk = Desk(folder, Images.of(None if images is None else Path(images)), log, reviewer=reviewer)
+    try:
+        return ReviewServer(desk, port)
+    except OSError as error:
+        raise BadInput(f"port {port} cannot be used ({error.strerror}); leave --port out to take a free one") from error
+
+
+class ReviewServer(ThreadingHTTPServer):
+    """Serves one desk to one machine."""
+
+    daemon_threads = True
+
+    def __init__(self, desk: Desk, port: int = 0) -> None:
+        self.desk = desk
+        self.token = secrets.token_urlsafe(24)
+        super().__init__((ADDRESS, port), _Visit)
+
+    @property
+    def url(self) -> str:
+        """The address of the page, with its token."""
+        return f"http://{ADDRESS}:{self.server_port}/{self.token}/"
+
+
+class _Visit(BaseHTTPRequestHandler):
+    """One request: the door, then the desk."""
+
+    server: ReviewServer
+    protocol_version = "HTTP/1.1"
+    timeout = SLOW_CLIENT_S
+    server_version, sys_version = "casewise", ""
+
+    def do_GET(self) -> None:
+        """Read something."""
+        self._answer("GET")
+
+    def do_POST(self) -> None:
+        """Decide something."""
+        self._answer("POST")
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Say nothing: addresses hold the token."""
+
+    def _answer(self, method: str) -> None:
+        parts = urlsplit(self.path)
+        closed = refusal(method, parts.path, self.headers, port=self.server.server_port, token=self.server.token)
+        if closed is not None:
+            self.close_connection = True  # an unread body must not be taken for the next request
+            self._send(Answer(as_json({"error": closed[1]}), status=closed[0]))
+            return
+        self._send(self._from_desk(method, unquote(parts.path), parts.query))
+
+    def _from_desk(self, method: str, path: str, query: str) -> Answer:
+        _, _, rest = path.lstrip("/").partition("/")
+        try:
+            if method == "POST":
+                return self.server.desk.write(rest, self.rfile.read(int(self.headers["Content-Length"])))
+            return self.server.desk.read(rest, dict(parse_qsl(query, max_num_fields=8)))
+        except UnknownName as error:
+            return missing(str(error))
+        except (CasewiseError, OSError, ValueError) as error:
+            return Answer(as_json({"error": str(error)}), status=409 if isinstance(error, Refused) else 400)
+
+    def _send(self, answer: Answer) -> None:
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.type)
+        self.send_header("Content-Length", str(len(answer.body)))
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        if answer.name is not None:
+            self.send_header("Content-Disposition", f'attachment; filename="{answer.name}"')
+        self.end_headers()
+        self.wfile.write(answer.body)

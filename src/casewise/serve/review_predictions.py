@@ -1,0 +1,173 @@
+"""What ``casewise predict`` left in a folder, for the reviewer; every mask is compared with its recorded hash first."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from casewise.archive.layout import file_sha256
+from casewise.core.errors import BadInput, CasewiseError, Refused, UnsafeInput
+from casewise.core.records import Mask, check_case_id
+from casewise.data import nifti, pictures
+from casewise.judge.controllers.region_gate import DROP
+from casewise.run.entry import FAILED, read_entry
+from casewise.run.outputs import Layout
+from casewise.serve.review_cases import Masks, ReviewCase, deepest, number_or_none, state_order
+
+ENDINGS = (".nii.gz", ".nii", *pictures.ENDINGS)
+_STATE = re.compile(r"\d{1,6}(~0?\.\d{1,6})?")
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """A prediction folder; entries are read once, when the page is started."""
+
+    path: Path
+    kind: str = "prediction folder"
+
+    @property
+    def audit(self) -> Path | None:
+        """The run's own audit log."""
+        return self.path / "audit.jsonl"
+
+    @cached_property
+    def entries(self) -> Mapping[str, Mapping[str, Any]]:
+        """Entries by case id."""
+        found = {}
+        for file in sorted((self.path / "casewise").glob("*.json")):
+            entry = read_entry(file)
+            case_id = check_case_id(file.stem)
+            if entry is None or entry.get("case") != case_id:
+                raise BadInput(f"{file} is not the entry of case {case_id}; run casewise verify {self.path}")
+            found[case_id] = entry
+        return found
+
+    @cached_property
+    def cases(self) -> Mapping[str, ReviewCase]:
+        """Every case of the folder."""
+        return {case_id: self._case(case_id, entry) for case_id, entry in self.entries.items()}
+
+    @cached_property
+    def min_area(self) -> int:
+        """As the last run measured."""
+        runs = [line for line in _lines(self.path / "audit.jsonl") if line.get("event") == "run-started"]
+        return int((runs[-1].get("adaptation") or {}).get("min_area", 16)) if runs else 16
+
+    def about(self, case_id: str) -> str:
+        """sha256 of the entry, and through it of every output."""
+        return file_sha256(Layout(self.path, "").entry(case_id))
+
+    def masks(self, case_id: str, state: str | None) -> Masks:
+        """Deployed, M0 (which is the deployed one after a rollback) and the adapted state that was asked for."""
+        case, layout = self.cases[case_id], self._layout(case_id)
+        if not case.has_masks:
+            raise BadInput(f"case {case_id} has no output: {case.error}")
+        deployed = self._read(case_id, layout.mask(case_id))
+        kept = layout.source(case_id)
+        source = self._read(case_id, kept) if self._names(case_id, kept) else deployed
+        candidate = None if state is None else layout.candidates(case_id) / f"{state}{layout.ending}"
+        if state is None:
+            adapted = None
+        elif candidate is not None and self._names(case_id, candidate):
+            adapted = self._read(case_id, candidate)
+        else:
+            adapted = deployed
+        return Masks(source, adapted, deployed, _spacing_mm(layout.mask(case_id)))
+
+    def drops(self, case_id: str, state: str) -> Mapping[int, float] | Mask | None:
+        """The region scores of the gate, where they were measured for this state."""
+        signals = (self.entries[case_id].get("signals") or {}).get(state) or {}
+        return drops_of(signals)
+
+    def overlay(self, case_id: str) -> Path | None:
+        """The overlay that was drawn, unless it was changed since."""
+        path = Layout(self.path, "").overlay(case_id)
+        return self._checked(case_id, path) if self._names(case_id, path) else None
+
+    def _case(self, case_id: str, entry: Mapping[str, Any]) -> ReviewCase:
+        decision = entry.get("decision") or {}
+        states = self._states(case_id, entry, decision)
+        adapted = deepest(states)
+        signals = entry.get("signals") or {}
+        last = deepest(tuple(name for name in signals if _STATE.fullmatch(name)))
+        return ReviewCase(
+            id=case_id,
+            about=self.about(case_id),
+            status=str(entry.get("status")),
+            group=entry.get("group"),
+            action=decision.get("action"),
+            reason=str(decision.get("reason") or ""),
+            error=str(entry.get("error") or ""),
+            warnings=tuple(str(finding.get("message")) for finding in entry.get("contract") or ()),
+            coordinate=decision.get("coordinate"),
+            value=number_or_none(decision.get("value")),
+            cut_low=number_or_none(decision.get("cut_low")),
+            cut_high=number_or_none(decision.get("cut_high")),
+            states=states,
+            adapted=adapted,
+            signals=dict(signals.get(adapted or last or "") or {}),
+            inputs=entry.get("inputs") or {},
+            has_deployed=entry.get("status") != FAILED,
+        )
+
+    def _states(self, case_id: str, entry: Mapping[str, Any], decision: Mapping[str, Any]) -> tuple[str, ...]:
+        """Saved candidates; without them the deployed state, where that is not M0."""
+        start = f"casewise/candidates/{case_id}/"
+        names = [name.removeprefix(start) for name in entry.get("outputs", {}) if name.startswith(start)]
+        stems = {name[: -len(end)] for name in names for end in ENDINGS if name.endswith(end)}
+        found = sorted((stem for stem in stems if _STATE.fullmatch(stem) and stem != "0"), key=state_order)
+        changed = any(name.startswith("casewise/source/") for name in entry.get("outputs", {}))
+        if found or not changed:
+            return tuple(found)
+        state = decision.get("state") or {}
+        shrink = float(state.get("shrink") or 0)
+        return (f"{int(state.get('step') or 0)}" + (f"~{shrink:g}" if shrink else ""),)
+
+    def _layout(self, case_id: str) -> Layout:
+        for ending in ENDINGS:
+            if f"{case_id}{ending}" in self.entries[case_id].get("outputs", {}):
+                return Layout(self.path, ending)
+        raise BadInput(f"the entry of case {case_id} names no mask; run casewise verify {self.path}")
+
+    def _names(self, case_id: str, path: Path) -> bool:
+        return path.relative_to(self.path).as_posix() in self.entries[case_id].get("outputs", {})
+
+    def _checked(self, case_id: str, path: Path) -> Path:
+        """The path, inside the folder and with the bytes that were recorded."""
+        name = path.relative_to(self.path).as_posix()
+        if self.path.resolve() not in path.resolve().parents:
+            raise UnsafeInput(f"{name} is a link that leaves {self.path}; copy the file into the folder")
+        if not path.is_file() or file_sha256(path) != self.entries[case_id]["outputs"].get(name):
+            raise Refused(f"{name} is missing or was changed after it was written; predict case {case_id} again")
+        return path
+
+    def _read(self, case_id: str, path: Path) -> Mask:
+        path = self._checked(case_id, path)
+        return pictures.read_label_picture(path) if _is_picture(path) else nifti.read_label(path)
+
+
+def drops_of(signals: Mapping[str, Any]) -> dict[int, float] | None:
+    """Entropy drops by region number from the signals ``drop.0``, ``drop.1``, ...; None where there are none."""
+    found = {int(name[len(DROP) :]): value for name, value in signals.items() if name.startswith(DROP)}
+    return {number: float(value) for number, value in found.items() if value is not None} or None
+
+
+def _is_picture(path: Path) -> bool:
+    return path.name.lower().endswith(pictures.ENDINGS)
+
+
+def _spacing_mm(path: Path) -> tuple[float, ...] | None:
+    return None if _is_picture(path) else tuple(abs(size) for size in nifti.check_header(path).zooms[:3][::-1])
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        lines = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines() if text.strip()]
+    except (OSError, ValueError) as error:
+        raise CasewiseError(f"{path} cannot be read ({error}); run casewise verify {path.parent}") from error
+    return [line for line in lines if isinstance(line, dict)]
