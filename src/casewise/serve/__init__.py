@@ -1,1 +1,1 @@
-"""TBD."""
+"""One case over HTTP, and the reviewer's page."""

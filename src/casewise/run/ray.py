@@ -1,0 +1,214 @@
+"""The same cases on a Ray cluster: one actor a worker, its model loaded once, one case at a time.
+
+The driver keeps the list of what is to do. A worker that dies, with its process or with its node, gives its case back
+to the list and is replaced, so nothing is lost; a case that takes its worker down again and again is given up after
+``retries`` further attempts and reported. What was already done is known to the caller's manifest, not to Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import RayError
+
+from casewise.core.errors import BadInput
+from casewise.run.local import GRACE_S, Result, Work, attempt, in_one_line
+
+ADDRESSES = ("CASEWISE_RAY_ADDRESS", "RAY_ADDRESS")
+WAIT_S = 0.5  # how often time limits are looked at
+
+
+@dataclass(frozen=True)
+class RayEngine:
+    """``jobs`` workers anywhere on a cluster; without an address, on a Ray of our own on this machine."""
+
+    jobs: int = 1
+    timeout_s: float | None = None
+    address: str | None = None  # None: the environment's, see ADDRESSES; where that is empty, this machine
+    retries: int = 3
+    grace_s: float = GRACE_S
+    threads: int | None = None  # of torch in each worker; None: this process's, or fewer where cores are fewer
+
+    def __post_init__(self) -> None:
+        if self.jobs < 1:
+            raise BadInput(f"-j counts workers, at least 1, got {self.jobs}")
+        if self.retries < 0:
+            raise BadInput(f"a lost case is tried again 0 or more times, got retries={self.retries}")
+
+    def map(self, work: Work, case_ids: Sequence[str]) -> Iterator[Result]:
+        """Stream results as they come; one a case, whatever happens to the workers."""
+        if not case_ids:
+            return
+        with connected(self.address or address_from(os.environ)):
+            yield from _Crew(self, work, list(case_ids)).results()
+
+
+def address_from(environment: Mapping[str, str]) -> str | None:
+    """The cluster that the environment names; casewise's own variable wins.
+
+    >>> address_from({"RAY_ADDRESS": "ray://head:10001", "CASEWISE_RAY_ADDRESS": ""})
+    'ray://head:10001'
+    """
+    return next((environment[name] for name in ADDRESSES if environment.get(name)), None)
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[None]:
+    """Join a cluster, or start one for as long as this lasts. A connection that was there before stays."""
+    if ray.is_initialized():
+        yield
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing about a run leaves the site
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    own = {} if address else {"num_cpus": os.cpu_count() or 1, "include_dashboard": False}
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+class Actor:
+    """What runs in a worker: the work, prepared once."""
+
+    def __init__(self, work: Work, threads: int, folder: str) -> None:
+        if not Path(folder).is_dir():
+            raise BadInput(f"this node has no folder {folder}; workers need the driver's files under the same path")
+        os.chdir(folder)
+        torch.set_num_threads(threads)
+        prepare = getattr(work, "prepare", None)
+        if prepare is not None:
+            prepare()
+        self._work = work
+
+    def ready(self) -> bool:
+        """Answers once the model is there."""
+        return True
+
+    def run(self, case_id: str) -> Result:
+        """One case; whatever it raises is its result."""
+        return attempt(self._work, case_id)
+
+
+@dataclass
+class _Worker:
+    """One actor, the answer that it owes, and the case that the answer is about (None: is it ready?)."""
+
+    actor: Any
+    owes: Any
+    case_id: str | None = None
+    began: float = field(default_factory=time.monotonic)
+
+    def give(self, case_id: str) -> None:
+        self.case_id, self.began = case_id, time.monotonic()
+        self.owes = self.actor.run.remote(case_id)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+
+class _Crew:
+    """Workers, the cases that wait, and how often each case was lost."""
+
+    def __init__(self, engine: RayEngine, work: Work, waiting: list[str]) -> None:
+        self.engine = engine
+        self.waiting = waiting
+        self.lost: dict[str, int] = {}
+        self.failed_starts = 0
+        self._threads = engine.threads or _threads(engine.jobs)
+        self._limit = None if engine.timeout_s is None else engine.timeout_s + engine.grace_s
+        self._work = ray.put(work)
+        options = {"num_cpus": self._threads, "num_gpus": _gpus(work), "max_restarts": 0}
+        self._kind = ray.remote(**options)(Actor)
+        self.workers = [self._hired() for _ in range(min(engine.jobs, len(waiting)))]
+        self.idle: list[_Worker] = []
+
+    def results(self) -> Iterator[Result]:
+        try:
+            while self.waiting or any(worker.case_id for worker in self.workers):
+                self._give()
+                owed = {worker.owes: worker for worker in self.workers if worker.owes is not None}
+                done, _ = ray.wait(list(owed), num_returns=1, timeout=WAIT_S)
+                for answer in done:
+                    yield from self._collected(owed[answer])
+                yield from self._overdue()
+        finally:
+            for worker in self.workers:
+                ray.kill(worker.actor)
+
+    def _hired(self) -> _Worker:
+        actor = self._kind.remote(self._work, self._threads, str(Path.cwd()))
+        return _Worker(actor, actor.ready.remote())
+
+    def _give(self) -> None:
+        while self.waiting and self.idle:
+            self.idle.pop().give(self.waiting.pop(0))
+
+    def _collected(self, worker: _Worker) -> Iterator[Result]:
+        try:
+            answer = ray.get(worker.owes)
+        except RayError as error:
+            yield from self._replaced(worker, error)
+            return
+        if worker.case_id is not None:
+            yield answer
+        worker.case_id, worker.owes = None, None
+        self.failed_starts = 0
+        self.idle.append(worker)
+
+    def _replaced(self, worker: _Worker, error: RayError) -> Iterator[Result]:
+        """A new worker; the case of the lost one waits again, unless it was lost too often."""
+        self.workers.remove(worker)
+        ray.kill(worker.actor)
+        case_id = worker.case_id
+        if case_id is None:
+            self.failed_starts += 1
+            if self.failed_starts > self.engine.retries + len(self.workers):
+                raise BadInput(f"workers cannot start: {_cause(error)}")
+        else:
+            self.lost[case_id] = self.lost.get(case_id, 0) + 1
+            if self.lost[case_id] <= self.engine.retries:
+                self.waiting.append(case_id)
+            else:
+                message = f"its worker was lost {self.lost[case_id]} times ({_cause(error)}); see --max-ram"
+                yield Result(case_id, error=message, kind="Killed", seconds=worker.seconds)
+        if self.waiting:
+            self.workers.append(self._hired())
+
+    def _overdue(self) -> Iterator[Result]:
+        if self._limit is None:
+            return
+        for worker in [one for one in self.workers if one.case_id and one.seconds > self._limit]:
+            ray.kill(worker.actor)
+            self.workers.remove(worker)
+            message = f"did not answer within {self._limit:g} s and was killed"
+            yield Result(str(worker.case_id), error=message, kind="TimeOut", seconds=worker.seconds)
+            if self.waiting:
+                self.workers.append(self._hired())
+
+
+def _threads(jobs: int) -> int:
+    """The local engine's rule, over the cores of the cluster: equal shares, never more than this process uses."""
+    cores = int(ray.cluster_resources().get("CPU", 1))
+    return max(1, min(torch.get_num_threads(), cores // jobs))
+
+
+def _gpus(work: Work) -> int:
+    """One GPU a worker where the model asks for one; Ray shows each worker only its own."""
+    device = getattr(getattr(work, "model", None), "device", "cpu")
+    return int(str(device).startswith("cuda"))
+
+
+def _cause(error: RayError) -> str:
+    """The line of a Ray error that says most: the last one that is not indented."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return in_one_line(error) if not lines else f"{type(error).__name__}: {lines[-1][:200]}"

@@ -1,0 +1,183 @@
+"""The service's paths: Open Inference Protocol v2, ``POST /segment`` for one file, ``/metrics``.
+
+A request takes its place before its body is read (429 where there is none), and parsing, segmenting and encoding all
+happen on the one lane to the model: the event loop stays free, and no two cases ever meet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Query, Request, Response
+from starlette.exceptions import HTTPException
+
+from casewise import __version__
+from casewise.core.errors import BadInput
+from casewise.serve import described
+from casewise.serve.doors import Doors
+from casewise.serve.lane import Lane
+from casewise.serve.numbers import TEXT, Counting, Numbers
+from casewise.serve.protocol import HEADER, VERSION, datatype_of, encoded, facts_of, named_after, parsed
+from casewise.serve.refusals import add_refusals
+from casewise.serve.schema import Live, ModelMetadata, Ready, Segmented, ServerMetadata, TensorKind
+from casewise.serve.segmenter import Answer, Segmenter
+from casewise.serve.settings import Settings
+from casewise.serve.uploads import MEDIA_TYPES, ending_of, opened, written
+
+FACTS = "Casewise-Facts"
+
+
+def create_app(segmenter: Segmenter, settings: Settings) -> FastAPI:
+    """An ASGI application that serves one model."""
+    return _Service(segmenter, settings).app
+
+
+class _Service:
+    def __init__(self, segmenter: Segmenter, settings: Settings) -> None:
+        self.segmenter = segmenter
+        self.settings = settings
+        self.name = segmenter.backbone.name.replace("/", "-").replace(":", "-")
+        self.lane = Lane(settings.places)
+        self.numbers = Numbers()
+        self.app = FastAPI(title="casewise", version=__version__, lifespan=self._life, docs_url=None, redoc_url=None)
+        self._add_paths()
+        add_refusals(self.app)
+        self.app.add_middleware(Doors, settings=settings)
+        self.app.add_middleware(Counting, numbers=self.numbers)
+        described.add_request_schema(self.app)
+
+    @asynccontextmanager
+    async def _life(self, app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(self.lane.close)
+
+    def _add_paths(self) -> None:
+        get, post = self.app.get, self.app.post
+        get("/v2", response_model=ServerMetadata, responses=described.ALWAYS)(self.server)
+        get("/v2/health/live", response_model=Live, responses=described.ALWAYS)(self.live)
+        get("/v2/health/ready", response_model=Ready, responses=described.READY)(self.ready)
+        get("/v2/models/{model}", response_model=ModelMetadata, responses=described.MODEL)(self.metadata)
+        get("/v2/models/{model}/ready", response_model=Ready, responses=described.MODEL)(self.model_ready)
+        post("/v2/models/{model}/infer", responses=described.INFER, openapi_extra=described.INFER_BODY)(self.infer)
+        post("/segment", responses=described.SEGMENT, openapi_extra=described.SEGMENT_BODY)(self.segment)
+        get("/metrics", responses=described.METRICS, response_class=Response)(self.metrics)
+
+    async def server(self) -> ServerMetadata:
+        """What this server is."""
+        return ServerMetadata(name="casewise", version=__version__, extensions=["binary_tensor_data"])
+
+    async def live(self) -> Live:
+        """The process answers."""
+        return Live(live=True)
+
+    async def ready(self) -> Ready:
+        """Requests are taken in; 503 while shutting down."""
+        if not self.lane.open:
+            raise HTTPException(503, "the service is shutting down")
+        return Ready(ready=True)
+
+    async def model_ready(self, model: str) -> Ready:
+        """The model is loaded."""
+        self._check_name(model)
+        return await self.ready()
+
+    async def metadata(self, model: str) -> ModelMetadata:
+        """Inputs, outputs, policy, certificate and the monitor's state."""
+        self._check_name(model)
+        backbone, policy = self.segmenter.backbone, self.segmenter.policy
+        channels = backbone.expects.channels or -1
+        space = [-1] * (2 if getattr(backbone, "dimensions", 2) == 2 and backbone.ending is None else 3)
+        kind = datatype_of(backbone)
+        return ModelMetadata(
+            name=self.name,
+            versions=[VERSION],
+            platform="casewise",
+            inputs=[TensorKind(name="image", datatype="FP32", shape=[channels, *space])],
+            outputs=[TensorKind(name=name, datatype=kind, shape=space) for name in ("mask", "source")],
+            parameters={
+                "fingerprint": backbone.fingerprint,
+                "labels": {str(value): name for value, name in backbone.labels.items()},
+                "policy": policy.name,
+                "calibration_id": policy.calibration_id,
+                "certificate": self.segmenter.promise,
+                "monitor": self.segmenter.monitor,
+            },
+        )
+
+    async def infer(self, model: str, request: Request) -> Response:
+        """Segment one image: tensors in, mask and decision out."""
+        self._check_name(model)
+        length = request.headers.get(HEADER)
+
+        def job(body: bytes, deadline: float | None) -> Response:
+            asked = parsed(body, length, max_json_bytes=self.settings.max_json_bytes)
+            answer = self._answered(asked.case, deadline)
+            facts = facts_of(answer, self.segmenter.promise)
+            kind = datatype_of(self.segmenter.backbone)
+            content, headers = encoded(asked, answer, facts, model=self.name, datatype=kind)
+            return Response(content, headers=headers)
+
+        return await self._on_lane(request, job)
+
+    async def segment(
+        self,
+        request: Request,
+        answer: Annotated[Literal["file", "json"], Query(description="The mask as a file, or inside JSON.")] = "file",
+        case_id: Annotated[str | None, Query(description="Default: named after the content.")] = None,
+        group: Annotated[str | None, Query(description="For policies that differ by group.")] = None,
+    ) -> Response:
+        """Segment one NIfTI or PNG file, sent as the body; the mask comes back as a file of the same kind."""
+
+        def job(body: bytes, deadline: float | None) -> Response:
+            limit = self.settings.max_unpacked_bytes
+            backbone, name = self.segmenter.backbone, case_id or named_after(body)
+            with opened(body, backbone, case_id=name, group=group, max_bytes=limit) as (reading, place):
+                found = self._answered(reading.case, deadline)
+                content = written(found.mask, reading, place, backbone)
+            return _file(content, MEDIA_TYPES[ending_of(body)], facts_of(found, self.segmenter.promise), answer)
+
+        return await self._on_lane(request, job)
+
+    async def metrics(self) -> Response:
+        """Prometheus text."""
+        gauges = {
+            "casewise_places_taken": self.lane.taken,
+            "casewise_places": self.lane.places,
+            "casewise_monitor_suspended": int(self.segmenter.suspended),
+        }
+        return Response(self.numbers.text(gauges), media_type=TEXT)
+
+    def _check_name(self, model: str) -> None:
+        if model != self.name:
+            raise HTTPException(404, f"the model here is called {self.name!r}")
+
+    def _answered(self, case: Any, deadline: float | None) -> Answer:
+        answer = self.segmenter.segment(case, deadline=deadline)
+        self.numbers.count("casewise_cases_total", action=answer.decision.action.value, status=answer.status)
+        self.numbers.case_took(answer.seconds)
+        return answer
+
+    async def _on_lane(self, request: Request, job: Callable[[bytes, float | None], Response]) -> Response:
+        with self.lane.place():
+            limit = self.settings.timeout_s
+            deadline = None if limit is None else time.monotonic() + limit
+            try:
+                body = await asyncio.wait_for(request.body(), self.settings.upload_s)
+            except asyncio.TimeoutError:
+                raise HTTPException(408, f"the body took longer than {self.settings.upload_s:g} s") from None
+            if not body:
+                raise BadInput("the body is empty")
+            return await self.lane.run(lambda: job(body, deadline))
+
+
+def _file(content: bytes, media_type: str, facts: dict[str, Any], answer: str) -> Response:
+    if answer == "file":
+        return Response(content, media_type=media_type, headers={FACTS: json.dumps(facts)})
+    plain = Segmented(mask=base64.b64encode(content).decode(), media_type=media_type, facts=facts)
+    return Response(plain.model_dump_json(), media_type="application/json")

@@ -1,0 +1,79 @@
+"""What /openapi.json says about bodies and refusals, which FastAPI cannot see in functions that read raw bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+
+from casewise.serve.schema import InferRequest, InferResponse, Problem, Segmented
+
+Responses = dict[int | str, dict[str, Any]]
+
+_BYTES: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
+_REFERENCE = "#/components/schemas/{model}"
+
+
+def _problems(**meanings: str) -> Responses:
+    return {int(code[1:]): {"model": Problem, "description": text} for code, text in meanings.items()}
+
+
+ALWAYS = _problems(
+    _400="The Host header names another machine.", _401="The token is missing.", _403="A page of another site asked."
+)
+READY: Responses = {**ALWAYS, **_problems(_503="Shutting down.")}
+MODEL: Responses = {**READY, **_problems(_404="There is no such model.", _422="A parameter is not valid.")}
+_WORK: Responses = {
+    **_problems(
+        _400="The body cannot be understood.",
+        _401="The token is missing.",
+        _403="A page of another site asked.",
+        _408="The body came too slowly.",
+        _413="The body is too large.",
+        _422="Understood, but not an image for this model.",
+        _503="Shutting down.",
+    ),
+    429: {
+        "model": Problem,
+        "description": "Every place is taken.",
+        "headers": {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}},
+    },
+}
+INFER: Responses = {
+    **_WORK,
+    **_problems(_404="There is no such model."),
+    200: {"model": InferResponse, "description": "Mask and decision.", "content": {"application/octet-stream": _BYTES}},
+}
+SEGMENT: Responses = {
+    **_WORK,
+    200: {
+        "model": Segmented,
+        "description": "The mask, as a file of the image's kind or inside JSON; facts in the header Casewise-Facts.",
+        "content": dict.fromkeys(("application/gzip", "application/octet-stream", "image/png"), _BYTES),
+    },
+}
+METRICS: Responses = {**ALWAYS, 200: {"description": "Prometheus text.", "content": {"text/plain": {}}}}
+
+INFER_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": {"$ref": _REFERENCE.format(model="InferRequest")}},
+            "application/octet-stream": _BYTES,
+        },
+    }
+}
+SEGMENT_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": dict.fromkeys(("application/octet-stream", "application/gzip", "image/png"), _BYTES),
+    }
+}
+
+
+def add_request_schema(app: FastAPI) -> None:
+    """Put InferRequest and its parts where INFER_BODY points."""
+    schema = app.openapi()
+    plain = InferRequest.model_json_schema(ref_template=_REFERENCE)
+    parts = plain.pop("$defs", {})
+    schema["components"]["schemas"] |= {**parts, "InferRequest": plain}

@@ -1,0 +1,105 @@
+"""What every request passes before a byte of its body is parsed: Host, Origin, token, size."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from casewise.serve.settings import Settings
+
+WITHOUT_TOKEN = ("/v2/health/live", "/v2/health/ready")
+"""Probes of a container platform have no token; these paths tell nothing else."""
+
+
+class Doors:
+    """ASGI middleware: 400 for a foreign Host, 403 for a foreign Origin, 401 without the token, 413 for too much."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or answer it here."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        refusal = self._refusal(scope["path"], headers)
+        body = Body(receive, send, self._settings.max_bytes, expected=_has_body(headers))
+        if refusal is None:
+            await self._app(scope, body.receive, body.send)
+            return
+        status, message = refusal
+        more = {"www-authenticate": "Bearer"} if status == 401 else None
+        await JSONResponse({"error": message}, status, headers=more)(scope, body.receive, body.send)
+
+    def _refusal(self, path: str, headers: Headers) -> tuple[int, str] | None:
+        settings = self._settings
+        if not _named(headers.get("host", ""), settings):
+            return 400, "the Host header names another machine; use the name that the service was started with"
+        origin = headers.get("origin")
+        if origin is not None and not _named(urlsplit(origin).netloc, settings):
+            return 403, "pages of other sites may not use this service"
+        if settings.token and path not in WITHOUT_TOKEN and not _bears(headers, settings.token):
+            return 401, "send the header Authorization: Bearer TOKEN"
+        length = headers.get("content-length", "0")
+        if length.isdigit() and int(length) > settings.max_bytes:
+            return 413, _too_much(settings.max_bytes)
+        return None
+
+
+def _named(netloc: str, settings: Settings) -> bool:
+    """Whether a Host or Origin, with or without its port, is one of ours."""
+    if settings.allowed_hosts is None:
+        return True
+    name, colon, port = netloc.rpartition(":")
+    host = name if colon and port.isdigit() else netloc
+    return host.lower() in settings.allowed_hosts
+
+
+def _bears(headers: Mapping[str, str], token: str) -> bool:
+    kind, _, given = headers.get("authorization", "").partition(" ")
+    return kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
+
+
+def _too_much(limit: int) -> str:
+    return f"the body may have {limit} bytes; send a smaller image, or start the service with a higher --max-body"
+
+
+def _has_body(headers: Mapping[str, str]) -> bool:
+    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+
+
+class Body:
+    """A request's body, counted as it comes: 413 as soon as there is too much, whatever length was announced.
+
+    A response that starts before the whole body came closes the connection: nobody listens to the rest.
+    """
+
+    def __init__(self, receive: Receive, send: Send, limit: int, *, expected: bool) -> None:
+        self._receive = receive
+        self._send = send
+        self._limit = limit
+        self._seen = 0
+        self._whole = not expected
+
+    async def receive(self) -> Message:
+        """The next part."""
+        message = await self._receive()
+        self._seen += len(message.get("body", b""))
+        if self._seen > self._limit:
+            raise HTTPException(413, _too_much(self._limit))
+        self._whole = self._whole or not message.get("more_body", False)
+        return message
+
+    async def send(self, message: Message) -> None:
+        """The response, which hangs up on a body that is still coming."""
+        if message["type"] == "http.response.start" and not self._whole:
+            message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
+        await self._send(message)

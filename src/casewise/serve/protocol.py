@@ -1,0 +1,204 @@
+"""Open Inference Protocol v2 with the binary tensor extension: bytes to a case, an answer to bytes.
+
+A request is JSON, or JSON followed by raw little-endian tensors where the header ``Inference-Header-Content-Length``
+says how long the JSON is. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from casewise.adapt.backbones import Backbone
+from casewise.core.errors import BadInput
+from casewise.core.records import Case, Mask
+from casewise.run.entry import as_json
+from casewise.serve.schema import InferRequest, InferResponse, InputTensor, OutputTensor
+from casewise.serve.segmenter import Answer
+
+HEADER = "Inference-Header-Content-Length"
+VERSION = "1"
+DTYPES = {
+    "BOOL": "?", "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8", "INT8": "i1", "INT16": "<i2",
+    "INT32": "<i4", "INT64": "<i8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A request, understood."""
+
+    case: Case
+    request_id: str | None
+    outputs: Mapping[str, bool]  # name -> whether as bytes
+
+
+def parsed(body: bytes, header_length: str | None, *, max_json_bytes: int) -> Asked:
+    """A case from a request's body; BadInput says what is wrong with it."""
+    text, rest = _halves(body, header_length)
+    if len(text) > max_json_bytes:
+        raise BadInput(f"JSON may have {max_json_bytes} bytes, got {len(text)}; send tensors as bytes, see {HEADER}")
+    try:
+        request = InferRequest.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        raise BadInput(f"{'.'.join(map(str, first['loc'])) or 'request'}: {first['msg']}") from error
+    tensors = _tensors(request, rest)
+    if "image" not in tensors:
+        raise BadInput("an input called image is needed, (channel, rows, columns) or (channel, slices, rows, columns)")
+    return Asked(_case(request, tensors), request.id, _wanted(request))
+
+
+def _halves(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
+    if header_length is None:
+        return body, memoryview(b"")
+    if not header_length.isascii() or not header_length.isdigit() or int(header_length) > len(body):
+        raise BadInput(f"{HEADER} must be a number up to the body's {len(body)} bytes, got {header_length[:20]!r}")
+    length = int(header_length)
+    return body[:length], memoryview(body)[length:]
+
+
+def _tensors(request: InferRequest, rest: memoryview) -> dict[str, NDArray[Any]]:
+    found: dict[str, NDArray[Any]] = {}
+    for tensor in request.inputs:
+        if tensor.name in found:
+            raise BadInput(f"input {tensor.name} was given twice")
+        if any(side < 1 for side in tensor.shape):
+            raise BadInput(f"every side of {tensor.name} must be at least 1, got {tensor.shape}")
+        size = tensor.parameters.get("binary_data_size")
+        if size is None:
+            found[tensor.name] = _from_json(tensor)
+        else:
+            found[tensor.name], rest = _from_bytes(tensor, size, rest)
+    if len(rest):
+        raise BadInput(f"{len(rest)} bytes follow the last tensor; binary_data_size and the body disagree")
+    return found
+
+
+def _from_bytes(tensor: InputTensor, size: Any, rest: memoryview) -> tuple[NDArray[Any], memoryview]:
+    dtype = np.dtype(DTYPES[tensor.datatype])
+    needed = math.prod(tensor.shape) * dtype.itemsize
+    if tensor.data is not None or isinstance(size, bool) or size != needed or needed > len(rest):
+        raise BadInput(
+            f"{tensor.name} of shape {tensor.shape} and type {tensor.datatype} takes {needed} bytes and no data; "
+            f"binary_data_size is {size!r}, {len(rest)} bytes are there"
+        )
+    values = np.frombuffer(rest[:needed], dtype).reshape(tensor.shape)
+    return values, rest[needed:]
+
+
+def _from_json(tensor: InputTensor) -> NDArray[Any]:
+    if tensor.data is None:
+        raise BadInput(f"{tensor.name} has neither data nor parameters.binary_data_size")
+    try:
+        values = np.asarray(tensor.data)
+        if values.dtype.kind not in "biuf" or values.size != math.prod(tensor.shape):
+            raise ValueError(f"it holds {values.size} values of kind {values.dtype}")
+        return _whole(values, np.dtype(DTYPES[tensor.datatype])).reshape(tensor.shape)
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise BadInput(f"data of {tensor.name} is not a {tensor.datatype} of shape {tensor.shape}: {error}") from error
+
+
+def _whole(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Converted without loss of anything but float precision: 300 is no UINT8, 1.5 is no integer."""
+    with np.errstate(all="ignore"):
+        converted = values.astype(dtype)
+    if dtype.kind != "f" and not np.array_equal(converted, values):
+        raise ValueError(f"some values do not fit into {dtype}")
+    return converted
+
+
+def _case(request: InferRequest, tensors: Mapping[str, NDArray[Any]]) -> Case:
+    image = tensors["image"]
+    if image.ndim not in (3, 4):
+        raise BadInput(f"image has 3 or 4 axes, channel first and no batch axis, got shape {image.shape}")
+    spacing = tensors.get("spacing_mm")
+    if spacing is not None and (spacing.shape != (image.ndim - 1,) or not (spacing.astype(float) > 0).all()):
+        raise BadInput(f"spacing_mm needs {image.ndim - 1} positive values, one a spatial axis")
+    case_id, group = request.parameters.get("case_id"), request.parameters.get("group")
+    for name, value in (("case_id", case_id), ("group", group)):
+        if value is not None and not isinstance(value, str):
+            raise BadInput(f"parameters.{name} is a text, got {type(value).__name__}")
+    millimetres = None if spacing is None else tuple(float(value) for value in spacing)
+    return Case(case_id or named_after(image.tobytes()), image.astype(np.float32), millimetres, group)
+
+
+def named_after(content: bytes) -> str:
+    """A case id for who gives none: equal images are one case, so equal requests get equal answers."""
+    return f"case-{hashlib.sha256(content).hexdigest()[:16]}"
+
+
+def _wanted(request: InferRequest) -> dict[str, bool]:
+    default = request.parameters.get("binary_data_output") is True
+    if not request.outputs:
+        return {"mask": default}
+    return {one.name: one.parameters.get("binary_data", default) is True for one in request.outputs}
+
+
+def datatype_of(backbone: Backbone) -> str:
+    """UINT8 unless a label needs more."""
+    largest = max((*backbone.labels, backbone.classes - 1, backbone.ignore or 0))
+    return "UINT8" if largest < 256 else "UINT16"
+
+
+def encoded(
+    asked: Asked, answer: Answer, facts: Mapping[str, Any], *, model: str, datatype: str
+) -> tuple[bytes, dict[str, str]]:
+    """The response's body and headers."""
+    masks = {"mask": answer.mask, "source": answer.source}
+    tensors, tail = [], b""
+    for name, binary in asked.outputs.items():
+        mask = masks[name]
+        if mask is None:
+            continue
+        tensor, content = _output(name, mask, datatype, binary=binary)
+        tensors.append(tensor)
+        tail += content
+    response = InferResponse(
+        model_name=model, model_version=VERSION, id=asked.request_id, parameters=scalars(facts), outputs=tensors
+    )
+    head = response.model_dump_json(exclude_none=True).encode()
+    if not any(asked.outputs.values()):
+        return head, {"content-type": "application/json"}
+    return head + tail, {"content-type": "application/octet-stream", HEADER: str(len(head))}
+
+
+def _output(name: str, mask: Mask, datatype: str, *, binary: bool) -> tuple[OutputTensor, bytes]:
+    values = np.ascontiguousarray(mask.astype(DTYPES[datatype]))
+    shape = list(values.shape)
+    if not binary:
+        return OutputTensor(name=name, shape=shape, datatype=datatype, data=values.ravel().tolist()), b""
+    size = {"binary_data_size": values.nbytes}
+    return OutputTensor(name=name, shape=shape, datatype=datatype, parameters=size), values.tobytes()
+
+
+def facts_of(answer: Answer, promise: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Everything about an answer besides the masks, as plain JSON."""
+    facts = {
+        "status": answer.status,
+        "error": answer.error,
+        "decision": answer.decision.as_dict(),
+        "warnings": list(answer.warnings),
+        "monitor": answer.monitor,
+        "certificate": promise,
+        "seconds": round(answer.seconds, 4),
+    }
+    plain: dict[str, Any] = json.loads(as_json(facts))
+    return plain
+
+
+def scalars(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The protocol's parameters are numbers, texts and booleans; what has parts goes in as JSON."""
+    decision = facts["decision"]
+    short = {name: decision[name] for name in ("action", "deployed", "executed", "bucket", "value", "reason")}
+    plain = {**short, **facts}
+    texts = {name: json.dumps(value) if isinstance(value, dict | list) else value for name, value in plain.items()}
+    return {name: value for name, value in texts.items() if value is not None}

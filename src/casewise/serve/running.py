@@ -1,0 +1,43 @@
+"""From choices to a service that listens, and back: a signal stops listening, and what was let in is finished."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+
+import uvicorn
+
+from casewise.serve.app import create_app
+from casewise.serve.segmenter import Segmenter
+from casewise.serve.settings import LOOPBACK_NAMES, Settings
+
+TOKEN = "CASEWISE_TOKEN"
+MANY = 256  # connections; more are answered 503 at once
+
+
+def token_for(host: str, environment: Mapping[str, str]) -> tuple[str | None, bool]:
+    """The token from the environment, or a fresh one where others can connect; and whether it is fresh."""
+    given = environment.get(TOKEN) or None
+    if given is not None or host in LOOPBACK_NAMES:
+        return given, False
+    return secrets.token_urlsafe(32), True
+
+
+def server(segmenter: Segmenter, settings: Settings) -> uvicorn.Server:
+    """A uvicorn server; ``run()`` blocks until SIGINT or SIGTERM and then until the last accepted request is done."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            create_app(segmenter, settings),
+            host=settings.host,
+            port=settings.port,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            http="h11",
+            ws="none",
+            lifespan="on",
+            limit_concurrency=MANY,
+            timeout_graceful_shutdown=None,
+        )
+    )
