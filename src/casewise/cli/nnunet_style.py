@@ -43,12 +43,3 @@ def folds_of(text: str | None) -> tuple[int | str, ...] | None:
     if text is None:
         return None
     return tuple(int(word) if word.isdigit() else word for word in text.split())
-
-
-def device_of(text: str | None) -> str:
-    """The device that was asked for, else the GPU where there is one."""
-    if text is not None:
-        return text
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from casewise.cli.nnunet_style import NnUNetStyle, device_of, folds_of
+from casewise.cli.nnunet_style import NnUNetStyle, folds_of
 
 if TYPE_CHECKING:
     from casewise.run.folder import Planned
@@ -81,7 +81,7 @@ def predict(
     from casewise.run.choice import chosen_engine, chosen_policy, model_folder
     from casewise.run.folder import plan_folder
     from casewise.run.memory import parse_size
-    from casewise.run.model import Adaptation, Model
+    from casewise.run.model import Adaptation, Model, device_of
     from casewise.run.setup import gathered_cases, prediction_work
 
     began = time.monotonic()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from casewise.cli.nnunet_style import NnUNetStyle, device_of, folds_of
+from casewise.cli.nnunet_style import NnUNetStyle, folds_of
 
 app = typer.Typer()
 
@@ -56,7 +56,7 @@ def record(
     from tqdm import tqdm
 
     from casewise.run.choice import chosen_engine
-    from casewise.run.model import Adaptation, Model
+    from casewise.run.model import Adaptation, Model, device_of
     from casewise.run.record import RecordCase, parsed_states, record_folder
     from casewise.run.setup import gathered_cases
 

@@ -68,3 +68,12 @@ class Adaptation:
         how = f"{objective!r} learning_rate={rate:g} parameters={self.parameters}"
         measure = f"min_area={self.min_area} foreground={self.foreground} connectivity=1"
         return Binding(backbone.fingerprint, how, backbone.loader, measure)
+
+
+def device_of(asked: str | None) -> str:
+    """The device that was asked for, else the GPU where there is one."""
+    if asked is not None:
+        return asked
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
