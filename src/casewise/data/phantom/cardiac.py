@@ -38,7 +38,7 @@ class Heart:
         """A random heart: one in four is dilated, one in four is hypertrophic, one in four has a scar."""
         pathology = rng.integers(4)
         return cls(
-            slices=int(rng.integers(7, 11)),
+            slices=int(rng.integers(5, 8)),
             center=(SIZE / 2 + rng.uniform(-6, 6), SIZE / 2 + rng.uniform(-6, 6)),
             radius=rng.uniform(10, 13) * (1.3 if pathology == 1 else 1.0) * (0.8 if pathology == 2 else 1.0),
             wall=rng.uniform(4.0, 5.5) * (1.6 if pathology == 2 else 1.0),
