@@ -245,7 +245,7 @@ def test_a_body_that_does_not_come_loses_its_place(serving: Any, scans: Scans) -
         ({"inputs": [tensor(np.zeros((1, 8, 8)), data=[float("nan")] * 64)]}, "NaN or infinite"),
         ({"inputs": [{**tensor(np.zeros((1, 1, 2)), data=[300, 1]), "datatype": "UINT8"}]}, "do not fit into uint8"),
         ({"inputs": [tensor(np.zeros(64), data=[0] * 64)]}, "3 or 4 axes"),
-        ({"inputs": [tensor(np.zeros((2, 8, 8)), data=[0] * 128)]}, "takes 1 channels"),
+        ({"inputs": [tensor(np.zeros((2, 8, 8)), data=list(range(128)))]}, "takes 1 channels"),
         ({"parameters": {"case_id": "../../etc/passwd"}}, "a case id holds"),
         ({"inputs": [tensor(np.zeros((1, 8, 8)), parameters={"binary_data_size": 256})]}, "0 bytes are there"),
     ],
@@ -258,6 +258,13 @@ def test_what_cannot_be_understood_is_a_400_that_says_why(
         answer = client.post(INFER, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert said in answer.json()["error"]
+
+
+def test_an_image_that_is_not_for_this_model_is_a_422(service: Any) -> None:
+    with service.client() as client:
+        answer = client.post(INFER, json=as_json(np.zeros((1, 8, 8), np.float32)))
+    assert answer.status_code == 422
+    assert "holds one value everywhere" in answer.json()["error"]
 
 
 def test_files_that_lie_or_are_no_images_are_refused(service: Any, tmp_path: Path) -> None:
@@ -305,7 +312,7 @@ def test_an_alarm_of_the_watch_suspends_adaptation_and_the_answer_says_so(
         {"coordinate": "delta", "cut_low": 0.9, "cut_high": 0.99, "low": {"action": "depth", "depth": 1},
          "mid": {"action": "depth", "depth": 1}, "hard": {"action": "rollback"}}, 1, calibration_id="c1",
     )  # fmt: skip
-    calm = Exchangeability(tuple(np.linspace(-2.0, -1.0, 200)), 0.3)
+    calm = Exchangeability(tuple(np.linspace(-2.0, -1.0, 200)), 0.001)
     write_watch(tmp_path / "watch.json", Watch("c1", {"exchangeability": calm}))
     with serving(policy=router, watch=tmp_path / "watch.json") as running, running.client() as client:
         rng = np.random.default_rng(0)

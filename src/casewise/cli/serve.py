@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from casewise.cli.nnunet_style import NnUNetStyle, device_of, folds_of
+from casewise.cli.nnunet_style import NnUNetStyle, folds_of
 
 app = typer.Typer()
 
@@ -48,7 +48,7 @@ def serve(
     from casewise.judge.certificates.certificate import read_certificate
     from casewise.run.choice import chosen_policy
     from casewise.run.memory import parse_size
-    from casewise.run.model import Adaptation, Model
+    from casewise.run.model import Adaptation, Model, device_of
 
     service = _service()
     decided, recorded = chosen_policy(policy, steps=steps)

@@ -1,0 +1,85 @@
+"""Harmful area inside torchmetrics and MONAI: the library's own number, batch by batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from casewise.core.errors import BadInput
+from casewise.measure.metrics.harm import harm
+
+Batch = tuple[Tensor, Tensor, Tensor]
+
+
+def batch(seed: int, *shape: int) -> Batch:
+    """Blocky source, adapted and label, of classes 0 to 2; case 0 is not changed at all."""
+    generator = torch.Generator().manual_seed(seed)
+    tiles = [torch.randint(0, 3, shape, generator=generator) for _ in range(3)]
+    source, adapted, label = (tile.repeat_interleave(4, -1).repeat_interleave(4, -2) for tile in tiles)
+    adapted[0] = source[0]
+    return source, adapted, label
+
+
+def areas(masks: Batch, **options: Any) -> list[float]:
+    return [harm(*(one.numpy() for one in case), **options).ha for case in zip(*masks, strict=True)]
+
+
+def test_torchmetrics_gives_the_mean_over_all_batches() -> None:
+    from casewise.adapt.integrations.torchmetrics import HarmfulArea
+
+    metric = HarmfulArea(min_area=8, foreground=False)
+    flat, deep = batch(0, 3, 4, 4), batch(1, 2, 2, 4, 4)
+    metric.update(*flat)
+    metric.update(*deep)
+    wanted = [*areas(flat, min_area=8, foreground=False), *areas(deep, min_area=8, foreground=False)]
+    assert 0 < np.mean(wanted) < 1
+    assert metric.compute().item() == pytest.approx(np.mean(wanted), abs=1e-12)
+    metric.reset()
+    metric.update(*(mask[:1] for mask in flat))
+    assert metric.compute().item() == 0
+
+
+def test_torchmetrics_adds_up_over_processes() -> None:
+    from casewise.adapt.integrations.torchmetrics import HarmfulArea
+
+    one, other, both = HarmfulArea(min_area=4), HarmfulArea(min_area=4), HarmfulArea(min_area=4)
+    first, second = batch(2, 1, 4, 4), batch(3, 3, 4, 4)
+    one.update(*first)
+    other.update(*second)
+    both.update(*first)
+    both.update(*second)
+    one.total, one.cases = one.total + other.total, one.cases + other.cases  # what dist_reduce_fx="sum" does
+    one._computed = None
+    assert one.compute() == both.compute()
+
+
+@pytest.mark.slow
+def test_monai_buffers_one_value_a_case_from_numbers_or_one_hot() -> None:
+    from casewise.adapt.integrations.monai import HarmfulArea
+
+    masks = batch(4, 3, 4, 4)
+    numbers, hot = HarmfulArea(min_area=4), HarmfulArea(min_area=4, reduction="none")
+    source, adapted, label = (mask[:, None] for mask in masks)
+    numbers(y_pred=adapted, y=label, source=source)
+    source, adapted, label = (torch.nn.functional.one_hot(mask, 3).movedim(-1, 1) for mask in masks)
+    hot(y_pred=adapted, y=label, source=source)
+    wanted = areas(masks, min_area=4)
+    assert numbers.aggregate().item() == pytest.approx(np.mean(wanted), abs=1e-6)
+    np.testing.assert_allclose(hot.aggregate().ravel().numpy(), wanted, atol=1e-6)
+    numbers.reset()
+    with pytest.raises(BadInput, match="before any case"):
+        numbers.aggregate()
+    with pytest.raises(BadInput, match="compares two masks with a label"):
+        numbers(y_pred=adapted, y=label)
+
+
+def test_logits_are_not_masks() -> None:
+    from casewise.adapt.integrations.torchmetrics import HarmfulArea
+
+    _, adapted, label = batch(0, 3, 4, 4)
+    with pytest.raises(BadInput, match="take the argmax of logits first"):
+        HarmfulArea().update(torch.zeros(3, 2, 16, 16), adapted, label)
