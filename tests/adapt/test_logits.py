@@ -56,6 +56,11 @@ def test_softmax_labels_are_the_argmax():
     assert labels(logits, "softmax").dtype == np.uint8
 
 
+def test_a_tie_goes_to_the_first_class_as_with_argmax():
+    logits = torch.randint(0, 2, (3, 5, 32, 32)).float()
+    assert np.array_equal(labels(logits, "softmax"), logits.argmax(1).numpy())
+
+
 def test_sigmoid_labels_are_the_last_region_that_holds():
     logits = torch.tensor([[-1.0, 1.0, 1.0, -1.0], [-1.0, -1.0, 2.0, 3.0]]).view(1, 2, 1, 4)
     assert labels(logits, "sigmoid").tolist() == [[[0, 1, 2, 2]]]
