@@ -12,7 +12,9 @@ from casewise.core.errors import BadInput, CasewiseError
 from casewise.data import nifti, pictures
 from casewise.data.folders import CaseFiles
 
-ACTIVATIONS_PER_VOXEL = 1200  # bytes kept for the backward, measured on a 6-stage U-Net; see docs/reference
+BYTES_PER_FEATURE = (
+    106  # a voxel's peak in forward and backward over the features of the first layer: 1686 / 16 measured
+)
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -38,8 +40,14 @@ def estimate_bytes(backbone: Backbone, shape: Sequence[int], *, adapts: bool, ma
     masks = space * 8
     slices = shape[1] if len(shape) == 4 else 1
     at_once = space if max_slices is None else space * min(max_slices, slices) // max(slices, 1)
-    activations = at_once * ACTIVATIONS_PER_VOXEL if adapts else at_once * ACTIVATIONS_PER_VOXEL // 8
+    activations = at_once * BYTES_PER_FEATURE * _width(backbone) // (1 if adapts else 8)
     return int(image + logits + masks + 3 * weights + activations)
+
+
+def _width(backbone: Backbone) -> int:
+    """Output channels of the first convolution; 16 where there is none."""
+    widths = (getattr(layer, "out_channels", None) for layer in backbone.network.modules())
+    return next((width for width in widths if isinstance(width, int)), 16)
 
 
 def parse_size(text: str) -> int:
