@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,7 +40,8 @@ class Folder:
         self.layout = Layout(out, ending)
         self.images = out.parent / "images"
         self.images.mkdir(parents=True, exist_ok=True)
-        append_event(self.layout.audit, "run-started", {"adaptation": {"min_area": 4, "foreground": True}})
+        if not self.layout.audit.exists():
+            append_event(self.layout.audit, "run-started", {"adaptation": {"min_area": 4}})
 
     def image(self, case_id: str, values: Any) -> Path:
         if self.layout.ending == ".png":
@@ -106,9 +108,19 @@ def hearts(out: Path) -> Folder:
     return folder
 
 
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The hearts and their images, written once."""
+    root = tmp_path_factory.mktemp("hearts")
+    hearts(root / "out")
+    return root
+
+
 @pytest.fixture
-def predictions(tmp_path: Path) -> Folder:
-    return hearts(tmp_path / "out")
+def predictions(written: Path, tmp_path: Path) -> Folder:
+    """A copy of the hearts for one test."""
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
+    return Folder(tmp_path / "out")
 
 
 @contextmanager

@@ -114,6 +114,9 @@ function showFacts() {
   if (!element("overlay").hidden) element("overlay").src = `overlay/${encodeURIComponent(detail.id)}`;
   element("signals").replaceChildren(...detail.signals.flatMap((signal) => [
     made("dt", { textContent: signal.name, title: signal.meaning }), made("dd", { textContent: number(signal.value) })]));
+  element("signal-title").hidden = detail.signals.length === 0;
+  element("signal-title").textContent = detail.adapted === null ? "Signals of the last step" : `Signals of step ${detail.adapted}`;
+  element("region-title").hidden = detail.shape === null;
   element("nothing").hidden = detail.shape !== null;
   element("nothing").textContent = detail.shape ? "" : `There is nothing to look at. ${detail.error}`;
   element("image-note").textContent = detail.shape && detail.image_problem ? detail.image_problem : "";
@@ -165,7 +168,7 @@ function showRegions() {
   const { detail } = state, regions = detail.regions || [];
   const note = detail.state == null
     ? (detail.shape ? "The adapted mask was not saved: predict with --save-candidates to compare it with M0." : "")
-    : `D has ${detail.area} voxels in ${detail.total} regions${detail.crumbs ? `, and ${detail.crumbs} voxels in smaller crumbs` : ""}.`
+    : `D has ${detail.area} voxels in ${detail.total} ${detail.total === 1 ? "region" : "regions"}${detail.crumbs ? `, and ${detail.crumbs} voxels in smaller crumbs` : ""}.`
       + (regions.length < detail.total ? ` The first ${regions.length} are listed.` : "");
   element("region-note").textContent = note;
   element("region-box").hidden = regions.length === 0;

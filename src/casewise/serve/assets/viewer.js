@@ -3,6 +3,7 @@ const PALETTE = [[230, 159, 0], [86, 180, 233], [0, 158, 115], [240, 228, 66], [
 const ADDED = [70, 140, 230], REMOVED = [232, 84, 48], RELABELED = [204, 121, 167];
 const CHANNEL = { m0: 0, adapted: 1, deployed: 2 };
 const OUTLINE = { m0: "#f0c64a", adapted: "#3fd6c2", deployed: "#ffffff" };
+const WIDTH = { deployed: 4.4, m0: 2.8, adapted: 1.3 }; // drawn in this order, so that all three can be seen on one line
 const REMEMBERED = 80;
 
 export class Viewer {
@@ -171,7 +172,7 @@ export class Viewer {
     path.addPath(this.outline(name), new DOMMatrix([place.x, 0, 0, place.y, place.left, place.top]));
     context.lineCap = "square";
     context.setLineDash([]);
-    context.lineWidth = (name === "deployed" ? 3.4 : 1.6) * ratio;
+    context.lineWidth = WIDTH[name] * ratio;
     context.strokeStyle = OUTLINE[name];
     context.globalAlpha = name === "deployed" ? 0.75 : 1;
     context.stroke(path);

@@ -1,0 +1,247 @@
+"""The page in a real browser: load, scroll, toggle, decide with the keyboard, reload, export; nothing from outside."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from casewise.judge.calibration.reviews import read_reviews
+
+playwright = pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed on this machine")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Any]:
+    """``open_page(server, case)``; at the end nothing may have gone wrong or outside."""
+    wrong: list[str] = []
+    tabs = []
+
+    def opened(server: Any, case: str | None = None, **options: Any) -> Any:
+        tab = browser.new_page(**{"viewport": {"width": 1300, "height": 850}, "color_scheme": "light", **options})
+        tab.set_default_timeout(60_000)
+        tab.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
+        tab.on("pageerror", lambda error: wrong.append(str(error)))
+        tab.on("request", lambda r: None if r.url.startswith(server.url) else wrong.append(r.url))
+        tab.goto(server.url + ("" if case is None else f"#{case}"))
+        tab.wait_for_selector("canvas[data-case]")
+        tabs.append(tab)
+        return tab
+
+    yield opened
+    for tab in tabs:
+        tab.close()
+    assert wrong == []
+
+
+def painted(tab: Any, slice: int, axis: int = 0) -> None:
+    tab.wait_for_selector(f'#canvas[data-painted="{axis}/{slice}"]')
+
+
+def measured(tab: Any, script: str) -> int:
+    """The result of a script over ``d``, the bytes of what the canvas shows."""
+    copy = "const c = document.getElementById('canvas'), o = new OffscreenCanvas(c.width, c.height);"
+    read = "const t = o.getContext('2d', { willReadFrequently: true }); t.drawImage(c, 0, 0);"
+    return tab.evaluate(f"() => {{ {copy} {read} const d = t.getImageData(0, 0, c.width, c.height).data; {script} }}")
+
+
+def pixels(tab: Any) -> int:
+    """A hash of what the canvas shows."""
+    return measured(tab, "let h = 7; for (const v of d) h = (Math.imul(h, 31) + v) | 0; return h;")
+
+
+def colored(tab: Any, color: tuple[int, int, int]) -> int:
+    """How many pixels of the canvas have exactly this color."""
+    test = " && ".join(f"d[i + {channel}] === {value}" for channel, value in enumerate(color))
+    return measured(tab, f"let n = 0; for (let i = 0; i < d.length; i += 4) if ({test}) n += 1; return n;")
+
+
+def colors(tab: Any) -> int:
+    """How many different colors the canvas shows."""
+    each = "for (let i = 0; i < d.length; i += 4) s.add(65536 * d[i] + 256 * d[i + 1] + d[i + 2]);"
+    return measured(tab, f"const s = new Set(); {each} return s.size;")
+
+
+def saved(tab: Any, name: str, folder: Path) -> str:
+    with tab.expect_download() as waiting:
+        tab.click(f'a[href="export/{name}"]')
+    path = folder / waiting.value.suggested_filename
+    waiting.value.save_as(path)
+    return path.read_text()
+
+
+def decide(tab: Any, key: str, decision: str) -> None:
+    tab.keyboard.press(key)
+    tab.wait_for_selector(f'[data-decision="{decision}"][aria-pressed="true"]')
+
+
+def test_a_reviewer_goes_through_the_folder_with_the_keyboard(predictions, serve, open_page, tmp_path):
+    out = predictions.layout.out
+    with serve(out, images=predictions.images) as server:
+        tab = open_page(server)
+        assert tab.locator("#cases .id").all_inner_texts() == ["broken", "undone", "unsaved", "kept"]
+        assert "<b>truncated</b>" in tab.inner_text("#nothing")
+        assert tab.locator('[data-decision="keep-m0"]').is_disabled()
+
+        tab.keyboard.press("f")
+        assert "your name first" in tab.inner_text("#said")
+        assert not (out / "reviews.jsonl").exists()
+        tab.keyboard.type("Ada <i>L</i>")
+        tab.keyboard.press("Escape")
+        decide(tab, "f", "flag")
+
+        tab.keyboard.press("j")
+        tab.wait_for_selector('#canvas[data-case="undone"]')
+        decide(tab, "k", "keep-m0")
+        tab.keyboard.press("n")
+        tab.wait_for_selector('#canvas[data-case="unsaved"]')
+        decide(tab, "a", "keep-adapted")
+        decide(tab, "f", "flag")
+        assert tab.inner_text("#progress") == "3 of 4 cases decided"
+
+        tab.reload()
+        tab.wait_for_selector('#canvas[data-case="unsaved"]')
+        assert tab.inner_text("#progress") == "3 of 4 cases decided"
+        assert tab.locator('[data-decision="flag"]').get_attribute("aria-pressed") == "true"
+        assert "Ada <i>L</i>" in tab.inner_text("#said")
+        assert tab.input_value("#reviewer") == "Ada <i>L</i>"
+
+        rows = list(csv.DictReader(saved(tab, "reviews.csv", tmp_path).splitlines()))
+        document = json.loads(saved(tab, "reviews.json", tmp_path))
+        saved(tab, "reviews.jsonl", tmp_path)
+    wanted = {"broken": "flag", "undone": "keep-m0", "unsaved": "flag"}
+    assert {row["case"]: row["decision"] for row in rows} == wanted
+    assert {row["case"]: row["decision"] for row in document["reviews"]} == wanted
+    assert {row["reviewer"] for row in document["reviews"]} == {"Ada <i>L</i>"}
+    assert read_reviews(tmp_path / "reviews.jsonl") == {"broken": 0.0, "undone": -1.0, "unsaved": 0.0}
+
+
+def test_slices_scroll_by_key_wheel_and_slider(predictions, serve, open_page):
+    with serve(predictions.layout.out, images=predictions.images) as server:
+        tab = open_page(server, "undone")
+        slices = int(tab.inner_text("#slice-number").split()[-1])
+        start = int(tab.inner_text("#slice-number").split()[0]) - 1
+        painted(tab, start)
+        first = pixels(tab)
+        tab.keyboard.press("ArrowDown")
+        painted(tab, start + 1)
+        assert pixels(tab) != first
+        tab.keyboard.press("ArrowUp")
+        painted(tab, start)
+        assert pixels(tab) == first
+        tab.hover("#canvas")
+        tab.mouse.wheel(0, -100)
+        painted(tab, start - 2)
+        tab.locator("#slice").fill(str(slices - 1))
+        painted(tab, slices - 1)
+        tab.keyboard.press("ArrowDown")
+        assert tab.inner_text("#slice-number") == f"{slices} of {slices}"
+        tab.select_option("#plane", "1")
+        tab.wait_for_selector('#canvas[data-painted^="1/"]')
+        assert tab.inner_text("#slice-number").endswith("of 96")
+
+
+def test_each_layer_can_be_switched_off_and_on(predictions, serve, open_page):
+    """Without images the ground is one color, so every layer's own color can be counted."""
+    m0, adapted, deployed = (240, 198, 74), (63, 214, 194), (255, 255, 255)
+    with serve(predictions.layout.out) as server:
+        tab = open_page(server, "undone")
+        tab.wait_for_selector("#canvas[data-painted]")
+        assert "no images" in tab.inner_text("#image-note")
+        tab.locator("#opacity").fill("100")
+        added = (70, 140, 230)
+        shown = [colored(tab, color) for color in (m0, adapted, added)]
+        assert min(shown) > 50
+        tab.keyboard.press("4")
+        assert colored(tab, added) == 0
+        tab.keyboard.press("2")
+        assert colored(tab, adapted) == 0
+        assert colored(tab, m0) > shown[0]
+        tab.keyboard.press("1")
+        assert colored(tab, m0) == 0
+        assert colors(tab) == 2
+        tab.click("label.deployed")
+        assert tab.locator("[data-layer=deployed]").is_checked()
+        assert colors(tab) > 2
+        tab.keyboard.press("5")
+        assert colored(tab, (86, 180, 233)) > 100, "label 2 in its palette color: labels arrive exactly"
+        for key in "124":
+            tab.keyboard.press(key)
+        assert colored(tab, deployed) == 0, "no region is selected, and the white outline is see-through"
+
+
+def test_a_region_is_jumped_to(predictions, serve, open_page):
+    with serve(predictions.layout.out, images=predictions.images) as server:
+        tab = open_page(server, "undone")
+        rows = tab.locator("#regions tbody tr")
+        areas = [int(text) for text in tab.locator("#regions tbody td:nth-child(2)").all_inner_texts()]
+        assert areas == sorted(areas, reverse=True)
+        last = rows.nth(rows.count() - 1)
+        tab.locator("#slice").fill("0")
+        painted(tab, 0)
+        last.click()
+        tab.wait_for_selector('#canvas:not([data-painted="0/0"])')
+        assert last.get_attribute("aria-selected") == "true"
+        tab.keyboard.press("r")
+        assert rows.first.get_attribute("aria-selected") == "true"
+
+
+def test_what_was_not_saved_cannot_be_kept(predictions, serve, open_page):
+    folder = predictions
+    source = np.zeros((3, 20, 20), np.uint8)
+    source[1, 4:9, 4:9] = 1
+    folder.add("lost", source.astype(float), source, 1 - source, value=0.7, candidates=False)
+    with serve(folder.layout.out, reviewer="Ada") as server:
+        tab = open_page(server, "lost")
+        assert "--save-candidates" in tab.inner_text("#region-note")
+        assert tab.locator("[data-layer=adapted]").is_disabled()
+        tab.keyboard.press("a")
+        assert "cannot be kept" in tab.inner_text("#said")
+        decide(tab, "k", "keep-m0")
+
+
+def test_a_picture_is_shown_without_slices(tmp_path, new_folder, serve, open_page):
+    folder = new_folder(tmp_path / "out", ".png")
+    source = np.zeros((40, 60), np.uint8)
+    source[5:12, 5:12] = 1
+    adapted = source.copy()
+    adapted[20:30, 30:50] = 2
+    folder.add("street", np.full((40, 60), 90, np.uint8), source, adapted, value=0.1)
+    with serve(folder.layout.out, images=folder.images) as server:
+        tab = open_page(server)
+        painted(tab, 0)
+        assert not tab.locator("#scroll").is_visible()
+        assert colored(tab, (90, 90, 90)) > 1000
+        before = pixels(tab)
+        tab.hover("#canvas")
+        tab.mouse.wheel(0, -100)
+        assert pixels(tab) != before, "the wheel zooms where there are no slices"
+        tab.keyboard.press("0")
+        assert pixels(tab) == before
+
+
+def test_dark_is_the_systems_choice_and_a_phone_is_wide_enough(predictions, serve, open_page):
+    with serve(predictions.layout.out) as server:
+        tab = open_page(server, "kept", color_scheme="dark", viewport={"width": 390, "height": 800})
+        shade = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert sum(int(part) for part in shade.removeprefix("rgb(").removesuffix(")").split(",")) < 150
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+        tab.click("#theme")
+        assert tab.evaluate("getComputedStyle(document.body).backgroundColor") != shade
