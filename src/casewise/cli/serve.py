@@ -74,7 +74,7 @@ def serve(
     typer.echo(
         f"casewise serves {segmenter.backbone.name} on http://{host}:{port} with policy {decided.name}", err=True
     )
-    service.server(segmenter, settings).run()
+    service.run(segmenter, settings)
 
 
 def _service() -> Any:

@@ -133,14 +133,15 @@ class _Crew:
         self.idle: list[_Worker] = []
 
     def results(self) -> Iterator[Result]:
+        """A worker gets its next case before the caller gets the last result, so writing does not keep it waiting."""
         try:
             while self.waiting or any(worker.case_id for worker in self.workers):
                 self._give()
                 owed = {worker.owes: worker for worker in self.workers if worker.owes is not None}
                 done, _ = ray.wait(list(owed), num_returns=1, timeout=WAIT_S)
-                for answer in done:
-                    yield from self._collected(owed[answer])
-                yield from self._overdue()
+                found = [self._collected(owed[answer]) for answer in done] + self._overdue()
+                self._give()
+                yield from (result for result in found if result is not None)
         finally:
             for worker in self.workers:
                 ray.kill(worker.actor)
@@ -153,47 +154,53 @@ class _Crew:
         while self.waiting and self.idle:
             self.idle.pop().give(self.waiting.pop(0))
 
-    def _collected(self, worker: _Worker) -> Iterator[Result]:
+    def _collected(self, worker: _Worker) -> Result | None:
+        """What a worker owed: the result of its case; None where it only became ready, or was lost and replaced."""
         try:
             answer = ray.get(worker.owes)
         except RayError as error:
-            yield from self._replaced(worker, error)
-            return
-        if worker.case_id is not None:
-            yield answer
+            return self._replaced(worker, error)
+        result: Result | None = None if worker.case_id is None else answer
         worker.case_id, worker.owes = None, None
         self.failed_starts = 0
         self.idle.append(worker)
+        return result
 
-    def _replaced(self, worker: _Worker, error: RayError) -> Iterator[Result]:
+    def _replaced(self, worker: _Worker, error: RayError) -> Result | None:
         """A new worker; the case of the lost one waits again, unless it was lost too often."""
-        self.workers.remove(worker)
-        ray.kill(worker.actor)
+        result = self._given_up(worker, error)
+        self._dismiss(worker)
+        return result
+
+    def _given_up(self, worker: _Worker, error: RayError) -> Result | None:
         case_id = worker.case_id
         if case_id is None:
             self.failed_starts += 1
             if self.failed_starts > self.engine.retries + len(self.workers):
                 raise BadInput(f"workers cannot start: {_cause(error)}")
-        else:
-            self.lost[case_id] = self.lost.get(case_id, 0) + 1
-            if self.lost[case_id] <= self.engine.retries:
-                self.waiting.append(case_id)
-            else:
-                message = f"its worker was lost {self.lost[case_id]} times ({_cause(error)}); see --max-ram"
-                yield Result(case_id, error=message, kind="Killed", seconds=worker.seconds)
+            return None
+        self.lost[case_id] = self.lost.get(case_id, 0) + 1
+        if self.lost[case_id] <= self.engine.retries:
+            self.waiting.append(case_id)
+            return None
+        message = f"its worker was lost {self.lost[case_id]} times ({_cause(error)}); see --max-ram"
+        return Result(case_id, error=message, kind="Killed", seconds=worker.seconds)
+
+    def _dismiss(self, worker: _Worker) -> None:
+        self.workers.remove(worker)
+        ray.kill(worker.actor)
         if self.waiting:
             self.workers.append(self._hired())
 
-    def _overdue(self) -> Iterator[Result]:
+    def _overdue(self) -> list[Result]:
+        """Cases that overstayed their time, each ended with its worker."""
         if self._limit is None:
-            return
-        for worker in [one for one in self.workers if one.case_id and one.seconds > self._limit]:
-            ray.kill(worker.actor)
-            self.workers.remove(worker)
-            message = f"did not answer within {self._limit:g} s and was killed"
-            yield Result(str(worker.case_id), error=message, kind="TimeOut", seconds=worker.seconds)
-            if self.waiting:
-                self.workers.append(self._hired())
+            return []
+        late = [one for one in self.workers if one.case_id and one.seconds > self._limit]
+        for worker in late:
+            self._dismiss(worker)
+        message = f"did not answer within {self._limit:g} s and was killed"
+        return [Result(str(one.case_id), error=message, kind="TimeOut", seconds=one.seconds) for one in late]
 
 
 def _threads(jobs: int) -> int:

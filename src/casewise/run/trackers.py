@@ -68,6 +68,8 @@ class Mlflow:
     """A run on an MLflow server or in a folder; a client of its own, so nothing global is set."""
 
     def __init__(self, uri: str) -> None:
+        if uri.startswith("file:"):
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # the user chose a folder; MLflow prefers sqlite
         client = _imported("mlflow").MlflowClient(tracking_uri=uri)
         there = client.get_experiment_by_name(PROJECT)
         experiment = client.create_experiment(PROJECT) if there is None else there.experiment_id
@@ -116,9 +118,9 @@ def tracker_at(address: str | None) -> Tracker | None:
         return None
     kind, plus, uri = address.partition("+")
     scheme = uri.partition("://")[0]
-    if not plus or scheme not in ("file", "http", "https"):
+    if not plus or scheme not in ("file", "sqlite", "http", "https"):
         raise BadInput(
-            f"a tracker is mlflow+URI or wandb+URI with file://, http:// or https://, such as "
+            f"a tracker is mlflow+URI or wandb+URI with file://, sqlite://, http:// or https://, such as "
             f"mlflow+file:///data/runs; got {address!r}"
         )
     return TRACKERS[kind](uri)

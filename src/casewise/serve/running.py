@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 from collections.abc import Mapping
 
 import uvicorn
@@ -21,6 +22,13 @@ def token_for(host: str, environment: Mapping[str, str]) -> tuple[str | None, bo
     if given is not None or host in LOOPBACK_NAMES:
         return given, False
     return secrets.token_urlsafe(32), True
+
+
+def run(segmenter: Segmenter, settings: Settings) -> None:
+    """Serve until SIGINT or SIGTERM, then until the last accepted request is answered; for the main thread."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)  # uvicorn raises the signal again once it is done: that is no failure
+    server(segmenter, settings).run()
 
 
 def server(segmenter: Segmenter, settings: Settings) -> uvicorn.Server:
