@@ -29,6 +29,8 @@ def predict(
     out: Path = typer.Option(..., "-o", help="Folder for the masks; made if it is not there."),
     model: str = typer.Option(None, "-m", "--model", help="Model folder, hub id or package.module:factory."),
     policy: str = typer.Option(None, help="policy.json, the archive that holds it, or m0."),
+    certificate: Path = typer.Option(None, help="Certificate that must hold for this policy; a mismatch is refused."),
+    watch: Path = typer.Option(None, help="State of casewise monitor: M0 once it is suspended; decisions are added."),
     labels: Path = typer.Option(None, "-l", "--labels", help="Labels, for summary.json; no decision sees them."),
     groups: Path = typer.Option(None, help="CSV with case and group, for policies that differ by group."),
     folds: str = typer.Option(None, "-f", help="Folds of an nnU-Net; default: all that are there."),
@@ -82,6 +84,7 @@ def predict(
     from casewise.run.folder import plan_folder
     from casewise.run.memory import parse_size
     from casewise.run.model import Adaptation, Model, device_of
+    from casewise.run.promise import policy_under_watch, promise_of, remember
     from casewise.run.setup import gathered_cases, prediction_work
 
     began = time.monotonic()
@@ -103,6 +106,8 @@ def predict(
     cases = gathered_cases(
         source, images, labels=labels, groups=groups, parts=(num_parts, part_id), environment=os.environ
     )
+    promised = promise_of(decided, policy, how.binding(source.load()), certificate)
+    decided = policy_under_watch(decided, watch)
     work = prediction_work(
         source, how, decided, cases, out, contract=contract, timeout_s=timeout, save_candidates=save_candidates,
         max_ram=parse_size(max_ram) if max_ram else None, draw=overlay_png if overlays else None,
@@ -115,14 +120,22 @@ def predict(
     entries = _run(
         work, chosen_engine(engine, jobs=jobs, timeout_s=timeout), resume=resume, quiet=quiet, verbose=verbose
     )
+    alarms = {} if watch is None else remember(watch, entries).alarms
     finish.copy_model_files(work)
     scores: Mapping[str, Any] = {}
     if labels is not None:
         scores = finish.write_summary(work, cases, entries)["adapt"]["mean"]
     _write_page(work, entries, scores)
     if report is not None:
-        finish.write_report(report, finish.run_report(work, images, entries, time.monotonic() - began, scores))
+        seconds = time.monotonic() - began
+        finish.write_report(report, finish.run_report(work, images, entries, seconds, scores, promised, alarms))
     _say_result(entries, out)
+    if promised is not None:
+        typer.echo(promised.statement)
+    for name, cases_seen in alarms.items():
+        typer.echo(
+            f"casewise: the {name} monitor raised an alarm after {cases_seen} cases; see casewise monitor", err=True
+        )
     if any(entry["status"] != "done" for entry in entries):
         raise typer.Exit(NOT_ALL_DONE)
 

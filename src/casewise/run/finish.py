@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from casewise.data.folders import CaseFiles
+from casewise.judge.certificates.certificate import Certificate
 from casewise.run.audit import last_hash
 from casewise.run.entry import DONE, as_json, versions
 from casewise.run.outputs import write_bytes
 from casewise.run.predict import PredictCase
+from casewise.run.promise import in_short
 from casewise.run.summary import summarize
 
 
@@ -36,7 +38,13 @@ def copy_model_files(work: PredictCase) -> None:
 
 
 def run_report(
-    work: PredictCase, images: Path, entries: Sequence[Mapping[str, Any]], seconds: float, scores: Mapping[str, Any]
+    work: PredictCase,
+    images: Path,
+    entries: Sequence[Mapping[str, Any]],
+    seconds: float,
+    scores: Mapping[str, Any],
+    certificate: Certificate | None = None,
+    alarms: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """The run for a machine, in the manner of TotalSegmentator's ``--report``."""
     backbone = work.model.load()
@@ -46,6 +54,8 @@ def run_report(
         "versions": versions(),
         "model": {"name": backbone.name, "sha256": backbone.fingerprint, "trusted": work.model.trust},
         "policy": {"name": work.policy.name, "calibration_id": work.policy.calibration_id},
+        "certificate": in_short(certificate),
+        "alarms": dict(alarms or {}),
         "device": work.model.device,
         "options": {**asdict(work.adaptation), "contract": work.contract, "timeout_s": work.timeout_s},
         "input": str(images),

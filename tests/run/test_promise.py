@@ -1,0 +1,94 @@
+"""A run stands under the certificate of its own policy and model, and under nobody else's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from casewise.core.errors import Mismatch, Refused
+from casewise.core.records import Policy
+from casewise.judge.calibration.fit import calibrate
+from casewise.judge.certificates.certificate import write_certificate
+from casewise.judge.certificates.for_router import Promise, certify_router
+from casewise.judge.monitors.start import start_watch
+from casewise.judge.monitors.state import write_watch
+from casewise.judge.policy import write_policy
+from casewise.judge.synthetic import SYNTHETIC, synthetic_archive
+from casewise.run.promise import policy_under_watch, promise_of, remember
+
+
+@dataclass(frozen=True)
+class Site:
+    folder: Path
+    plain: Policy
+    certified: Policy
+
+    @property
+    def file(self) -> str:
+        return str(self.folder / "policy-certified.json")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    archive = synthetic_archive(tmp_path_factory.mktemp("promise") / "site", cases=40, harmful=0.3)
+    plain = calibrate(archive, "cardiac")
+    certificate, certified = certify_router(archive, plain, Promise(alphas=(0.3,)))
+    assert certificate.feasible
+    write_certificate(archive.path, certificate)
+    write_policy(archive.path / "policy-certified.json", certified)
+    return Site(archive.path, plain, certified)
+
+
+def test_a_certified_policy_finds_its_certificate_beside_it(site: Site) -> None:
+    found = promise_of(site.certified, site.file, SYNTHETIC, None)
+    assert found is not None
+    assert found.alpha == 0.3
+
+
+def test_a_plain_policy_promises_nothing(site: Site) -> None:
+    assert promise_of(site.plain, str(site.folder), SYNTHETIC, None) is None
+
+
+def test_a_certificate_of_another_policy_is_refused(site: Site) -> None:
+    looser = replace(site.plain, options={**site.plain.options, "cut_high": 10 * site.plain.options["cut_high"]})
+    with pytest.raises(Mismatch, match="the certificate is for policy"):
+        promise_of(looser, None, SYNTHETIC, site.folder)
+
+
+def test_another_model_is_refused(site: Site) -> None:
+    with pytest.raises(Mismatch, match="issued for another model"):
+        promise_of(site.certified, site.file, replace(SYNTHETIC, model="another"), None)
+
+
+def test_a_certified_policy_without_its_certificate_is_refused(site: Site, tmp_path: Path) -> None:
+    with pytest.raises(Mismatch, match="keep the two together"):
+        promise_of(site.certified, str(tmp_path / "policy-certified.json"), SYNTHETIC, None)
+
+
+def test_a_failed_attempt_is_no_promise(tmp_path: Path) -> None:
+    archive = synthetic_archive(tmp_path / "small", cases=8, harmful=0.9)
+    certificate, certified = certify_router(archive, calibrate(archive, "cardiac"), Promise(alphas=(0.01,)))
+    write_certificate(archive.path, certificate)
+    file = str(archive.path / "policy-certified.json")
+    assert certified.controller == "m0"
+    assert promise_of(certified, file, SYNTHETIC, None) is None
+    with pytest.raises(Refused, match="nothing is certified"):
+        promise_of(certified, file, SYNTHETIC, archive.path)
+
+
+def test_a_stream_that_left_calibration_is_given_m0(tmp_path: Path) -> None:
+    archive = synthetic_archive(tmp_path / "site", cases=40)
+    policy = calibrate(archive, "cardiac")
+    watch = write_watch(tmp_path / "watch.json", start_watch(archive, policy))
+    assert policy_under_watch(policy, watch) is policy
+    strange = [{"case": f"case_{n}", "decision": {"value": 10.0 + n}} for n in range(60)]
+    assert remember(watch, strange).suspended
+    assert policy_under_watch(policy, watch).controller == "m0"
+
+
+def test_entries_without_a_decision_do_not_count(tmp_path: Path) -> None:
+    archive = synthetic_archive(tmp_path / "site", cases=40)
+    watch = write_watch(tmp_path / "watch.json", start_watch(archive, calibrate(archive, "cardiac")))
+    assert remember(watch, [{"case": "a", "decision": None}, {"case": "b"}]).decided == ()
