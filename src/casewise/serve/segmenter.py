@@ -11,12 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from casewise.adapt.backbones import Backbone
 from casewise.adapt.parameters import select
 from casewise.archive.layout import mask_sha256
-from casewise.core.errors import NotFinite, Refused
+from casewise.core.errors import BadInput, NotFinite, Refused
 from casewise.core.records import SOURCE, Action, Case, Decision, Mask, Policy
 from casewise.guard import guard
 from casewise.judge.certificates.certificate import Certificate, check_certificate, check_feasible
@@ -28,6 +26,9 @@ from casewise.run.local import in_one_line
 from casewise.run.memory import estimate_bytes
 from casewise.run.model import Adaptation, Model
 from casewise.run.predict import Limited, OutOfTime, source_mask
+
+FAILURES = (MemoryError, RuntimeError, ValueError)
+"""What torch raises when memory or an image does not suffice; BadInput, a ValueError too, is the client's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +146,9 @@ class Segmenter:
                 foreground=how.foreground,
                 max_slices=how.max_slices,
             )
-        except (OutOfTime, NotFinite, MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
+        except BadInput:
+            raise
+        except (OutOfTime, NotFinite, *FAILURES) as error:
             mask = self._source(case) if limited.source is None else limited.source
             return mask, mask, _source_decision(case, mask, f"adaptation failed: {in_one_line(error)}"), error
         return guarded.mask, guarded.trajectory.masks[0], guarded.decision, None
@@ -153,7 +156,9 @@ class Segmenter:
     def _source(self, case: Case) -> Mask:
         try:
             return source_mask(self.backbone, case)
-        except (MemoryError, RuntimeError) as error:
+        except BadInput:
+            raise
+        except FAILURES as error:
             raise Refused(
                 f"the model cannot segment an image of shape {case.image.shape}: {in_one_line(error)}"
             ) from error

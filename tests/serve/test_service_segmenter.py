@@ -1,0 +1,86 @@
+"""Behind the service: the clock in the middle of an adaptation, certificates that must fit, memory that suffices."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor, nn
+
+from casewise.adapt.snapshot import fingerprint
+from casewise.core.errors import Mismatch, Refused
+from casewise.core.records import Action, Case, Policy
+from casewise.judge.certificates.certificate import Certificate, policy_digest
+from casewise.run.model import Adaptation, Model
+from casewise.run.predict import source_mask
+from casewise.serve.segmenter import Segmenter
+
+HOW = Adaptation(objective="tent", learning_rate=0.05, steps=3, min_area=4)
+DEEP = Policy("fixed-k", "fixed-k", {"step": 3}, 3)
+
+
+class Sleepy(nn.Module):
+    """Sleeps over the deadline on its third forward, which is in the middle of adapting."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.calls = 0
+        self.deadline = float("inf")
+
+    def forward(self, image: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 3:
+            time.sleep(max(0.0, self.deadline - time.monotonic()) + 0.05)
+        out: Tensor = self.network(image)
+        return out
+
+
+def certificate(policy: Policy, **changes: Any) -> Certificate:
+    plain: dict[str, Any] = {
+        "kind": "C1", "statement": "on average at most 10 % of an edit is harmful", "loss": "ha", "method": "crc",
+        "alpha": 0.1, "delta": None, "population": "cases", "units": 50, "cases": 50, "floor": 0.02, "needed": 9,
+        "cut": 0.3, "bound": 0.09, "kept": 0.5, "deployed": {}, "policy": policy_digest(policy),
+    }  # fmt: skip
+    return Certificate(**{**plain, **changes})
+
+
+def test_a_deadline_in_the_middle_gives_m0_and_the_network_back(volumes_model: Model, scans: Any) -> None:
+    segmenter = Segmenter(volumes_model, HOW, DEEP)
+    segmenter.segment(Case("warm", scans[0]))  # lazy imports are done before the clock starts
+    network = Sleepy(segmenter.backbone.network)
+    segmenter.backbone = replace(segmenter.backbone, network=network)  # type: ignore[type-var]
+    before = fingerprint(network)
+    network.deadline = time.monotonic() + 2
+    answer = segmenter.segment(Case("slow", scans[0]), deadline=network.deadline)
+    assert network.calls >= 4, "adaptation had begun, and M0 was predicted afterwards"
+    assert (answer.status, answer.decision.action) == ("fallback", Action.ROLLBACK)
+    assert "time limit" in answer.decision.reason
+    np.testing.assert_array_equal(answer.mask, source_mask(segmenter.backbone, Case("slow", scans[0])))
+    assert fingerprint(network) == before
+
+
+def test_a_certificate_is_shown_and_must_be_this_policys_and_feasible(volumes_model: Model) -> None:
+    shown = Segmenter(volumes_model, HOW, DEEP, certificate=certificate(DEEP)).promise
+    assert shown is not None
+    assert (shown["kind"], shown["alpha"], shown["void"]) == ("C1", 0.1, False)
+    with pytest.raises(Mismatch, match="the certificate is for policy"):
+        Segmenter(volumes_model, HOW, DEEP, certificate=certificate(replace(DEEP, steps=4)))
+    with pytest.raises(Refused, match="nothing is certified"):
+        Segmenter(volumes_model, HOW, DEEP, certificate=certificate(DEEP, cut=None))
+
+
+def test_an_image_that_needs_more_memory_than_allowed_is_refused_before_a_forward(
+    volumes_model: Model, scans: Any
+) -> None:
+    with pytest.raises(Refused, match=r"the service may use 0\.0 GiB"):
+        Segmenter(volumes_model, HOW, DEEP, max_ram=1000).segment(Case("large", scans[0]))
+
+
+def test_an_image_that_the_network_cannot_take_is_refused_and_not_an_error_of_ours(volumes_model: Model) -> None:
+    tiny = np.arange(9, dtype=np.float32).reshape(1, 3, 3)
+    with pytest.raises(Refused, match=r"cannot segment an image of shape \(1, 3, 3\)"):
+        Segmenter(volumes_model, HOW, DEEP).segment(Case("tiny", tiny))
