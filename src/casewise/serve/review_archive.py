@@ -16,7 +16,7 @@ from casewise.core.errors import CasewiseError
 from casewise.core.records import SOURCE, Controller, Decision, Mask, State
 from casewise.judge.deciding import decision_of, deployed_mask
 from casewise.judge.policy import POLICY, controller_of, read_policy
-from casewise.serve.review_cases import Masks, ReviewCase, deepest
+from casewise.serve.review_cases import Masks, ReviewCase, deepest, state_order
 from casewise.serve.review_predictions import drops_of
 
 
@@ -101,7 +101,7 @@ class Recorded:
 
     def _case(self, case_id: str) -> ReviewCase:
         entry, decision = self.archive.entry(case_id), self.decisions.get(case_id)
-        states = tuple(self._states(case_id))
+        states = tuple(sorted(self._states(case_id), key=state_order))
         adapted = deepest(states)
         known = self._states(case_id)
         return ReviewCase(

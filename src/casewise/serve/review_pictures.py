@@ -84,7 +84,7 @@ def windowed(voxels: NDArray[Any], window: str, masks: Masks) -> Pixels:
     scale = 255.0 / max(high - low, 1e-12)
     shown = np.empty(voxels.shape, np.uint8)
     for row in range(len(voxels)):  # slice by slice: no second copy of the volume in floats
-        shown[row] = np.nan_to_num(np.clip((voxels[row] - low) * scale, 0, 255))
+        shown[row] = np.nan_to_num(np.clip(np.rint((voxels[row] - low) * scale), 0, 255))
     return shown
 
 

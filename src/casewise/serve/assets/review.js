@@ -168,7 +168,7 @@ function showRegions() {
   const { detail } = state, regions = detail.regions || [];
   const note = detail.state == null
     ? (detail.shape ? "The adapted mask was not saved: predict with --save-candidates to compare it with M0." : "")
-    : `D has ${detail.area} voxels in ${detail.total} ${detail.total === 1 ? "region" : "regions"}${detail.crumbs ? `, and ${detail.crumbs} voxels in smaller crumbs` : ""}.`
+    : `D, any change of label, has ${detail.area} voxels in ${detail.total} ${detail.total === 1 ? "region" : "regions"}${detail.crumbs ? `, and ${detail.crumbs} voxels in smaller crumbs` : ""}.`
       + (regions.length < detail.total ? ` The first ${regions.length} are listed.` : "");
   element("region-note").textContent = note;
   element("region-box").hidden = regions.length === 0;

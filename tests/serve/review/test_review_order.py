@@ -1,0 +1,117 @@
+"""Worst first and region by region, on numbers and masks that a person can check."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from casewise.serve.review_cases import Masks, ReviewCase, deepest, state_order
+from casewise.serve.review_pictures import mask_slice, windowed
+from casewise.serve.review_regions import changes_by_slice, listed_regions
+from casewise.serve.review_risk import position, risks, worst_first
+
+
+def case(name: str, *, delta: float | None = None, value: float | None = None, cuts=(None, None), **more) -> ReviewCase:
+    signals = {} if delta is None else {"delta_foreground": delta}
+    return ReviewCase(name, "hash", value=value, cut_low=cuts[0], cut_high=cuts[1], signals=signals, **more)
+
+
+def by_id(*cases: ReviewCase) -> dict[str, ReviewCase]:
+    return {one.id: one for one in cases}
+
+
+def test_the_position_is_zero_at_the_lower_cut_and_one_at_the_upper():
+    assert position(case("a", value=0.2, cuts=(0.2, 0.4))) == 0
+    assert position(case("a", value=0.4, cuts=(0.2, 0.4))) == pytest.approx(1)
+    assert position(case("a", value=-0.9, cuts=(-0.95, -0.85))) == pytest.approx(0.5)
+    assert position(case("a", value=0.4, cuts=(0.4, 0.4))) is None
+
+
+def test_groups_with_cut_points_of_their_own_compare_by_position():
+    small = case("small", delta=0.01, value=0.02, cuts=(0.01, 0.011))
+    large = case("large", delta=0.9, value=0.5, cuts=(0.4, 0.9))
+    assert worst_first(by_id(large, small)) == ["small", "large"]
+
+
+def test_without_cut_points_the_larger_edit_is_worse():
+    found = risks([case("a", delta=0.1), case("b", delta=0.3), case("c", delta=0.2), case("d")])
+    assert found == {"a": 0.0, "b": pytest.approx(2 / 3), "c": pytest.approx(1 / 3), "d": None}
+
+
+def test_no_output_comes_before_a_failed_adaptation_before_everything_else():
+    cases = by_id(
+        case("z-none"), case("risky", delta=0.9), case("fallback", status="fallback"), case("failed", status="failed")
+    )
+    assert worst_first(cases) == ["failed", "fallback", "risky", "z-none"]
+
+
+def test_states_sort_as_steps():
+    assert sorted(("10", "2~0.5", "2", "1"), key=state_order) == ["1", "2", "2~0.5", "10"]
+    assert deepest(("1", "2", "2~0.5")) == "2"
+    assert deepest(("2~0.5",)) == "2~0.5"
+    assert deepest(()) is None
+
+
+def volume() -> Masks:
+    source = np.zeros((4, 10, 10), np.uint8)
+    source[1, 2:6, 2:6] = 1
+    adapted = source.copy()
+    adapted[1, 2:6, 2:4] = 2  # 8 relabeled
+    adapted[2, 7:9, 7:9] = 1  # 4 added
+    adapted[3, 7:9, 7:9] = 1  # 4 more of the same region
+    adapted[0, 0, 0] = 1  # a crumb
+    deployed = source.copy()
+    deployed[2, 7:9, 7:9] = 1
+    return Masks(source, adapted, deployed, (4.0, 1.0, 1.0))
+
+
+def test_regions_say_what_changed_where_and_whether_it_is_deployed():
+    found = listed_regions(volume(), min_area=4)
+    assert (found["area"], found["total"], found["crumbs"]) == (17, 2, 1)
+    first, second = found["regions"]
+    assert (first["relabeled"], first["added"], first["removed"]) == (8, 0, 0)
+    assert (first["deployed"], first["box"]) == (0.0, [[1, 1], [2, 5], [2, 3]])
+    assert (second["added"], second["deployed"], second["share"]) == (8, 0.5, 8 / 17)
+    assert second["at"][0] in (2, 3)
+
+
+def test_regions_that_became_less_sure_come_first():
+    found = listed_regions(volume(), min_area=4, drops={0: 0.2, 1: -0.1})
+    assert [region["drop"] for region in found["regions"]] == [-0.1, 0.2]
+    drop = np.full((4, 10, 10), np.nan)
+    drop[1], drop[2:] = -0.5, 0.25
+    found = listed_regions(volume(), min_area=4, drops=drop)
+    assert [(region["drop"], region["relabeled"]) for region in found["regions"]] == [(-0.5, 8), (0.25, 0)]
+
+
+def test_slices_are_weighed_by_their_change_and_else_by_foreground():
+    masks = volume()
+    assert changes_by_slice(masks)[0] == [1, 8, 4, 4]
+    same = Masks(masks.source, masks.source, masks.source, None)
+    assert changes_by_slice(same)[0] == [0, 16, 0, 0]
+    unsaved = Masks(masks.source, None, masks.deployed, None)
+    assert changes_by_slice(unsaved)[0] == [0, 0, 4, 0]
+
+
+def test_a_window_around_the_masks_ignores_what_is_far_away():
+    voxels = np.zeros((4, 40, 40), np.float32)
+    voxels[:, 30:, 30:] = 4000
+    voxels[1, 2:6, 2:6] = 50
+    voxels[0, 0, 0], voxels[0, 0, 1] = np.nan, np.inf
+    source = np.zeros(voxels.shape, np.uint8)
+    source[1, 2:6, 2:6] = 1
+    masks = Masks(source, None, None, None)
+    assert windowed(voxels, "whole", masks)[1, 3, 3] < 10
+    near = windowed(voxels, "near", masks)
+    assert near[1, 3, 3] == 255
+    assert (near[0, 0, 0], near[0, 0, 1]) == (0, 255)
+
+
+def test_labels_above_255_keep_their_boundaries():
+    import io
+
+    from PIL import Image
+
+    mask = np.array([[0, 255, 256, 1000]], np.uint16)
+    read = np.asarray(Image.open(io.BytesIO(mask_slice(Masks(mask, None, None, None), None))))
+    assert read[0, :, 0].tolist() == [0, 255, 1, 235]

@@ -1,0 +1,72 @@
+"""What ``casewise predict`` really wrote, reviewed by a server that a user started."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+
+from casewise.core.records import Policy
+from casewise.judge.calibration.reviews import read_reviews
+from casewise.run.folder import predict_folder
+from casewise.run.local import LocalEngine
+from casewise.run.model import Adaptation, Model
+from casewise.run.setup import gathered_cases, prediction_work
+from casewise.run.verify import verify_predictions
+
+
+@pytest.fixture
+def predicted(tmp_path: Path) -> Path:
+    """Two scans, segmented by a U-Net with random weights under fixed-k."""
+    from casewise.adapt.backbones.checkpoints import write_safetensors
+    from casewise.adapt.networks import PlainUNet
+
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
+    write_safetensors(tmp_path / "unet.safetensors", PlainUNet(features=(16, 32, 64, 96)).state_dict())
+    model = Model("casewise.adapt.networks:PlainUNet", weights=tmp_path / "unet.safetensors")
+    (tmp_path / "images").mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(2):
+        image = rng.normal(size=(24, 24, 2)).cumsum(0).cumsum(1).astype(np.float32)
+        nibabel.save(nibabel.Nifti1Image(image, np.eye(4)), tmp_path / "images" / f"scan_{number}_0000.nii.gz")
+    how = Adaptation(objective="tent", learning_rate=0.05, steps=1, min_area=4)
+    cases = gathered_cases(model, tmp_path / "images")
+    fixed = Policy("fixed-k", "fixed-k", {"step": 1}, 1)
+    work = prediction_work(model, how, fixed, cases, tmp_path / "out", contract="off", save_candidates=True)
+    assert [entry["status"] for entry in predict_folder(work, LocalEngine())] == ["done", "done"]
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_a_user_reviews_what_predict_wrote_and_stops_with_control_c(predicted):
+    out = predicted / "out"
+    command = [sys.executable, "-m", "casewise", "review", out, "--images", predicted / "images", "--no-browser"]
+    with subprocess.Popen(
+        [*map(str, command), "--reviewer", "Ada"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1]
+        listed = json.load(urllib.request.urlopen(f"{url}cases"))
+        row = listed["cases"][0]
+        detail = json.load(urllib.request.urlopen(f"{url}case/{row['id']}"))
+        assert detail["image_problem"] is None
+        assert detail["states"] == ["1"]
+        assert detail["area"] > 0
+        said = {"case": row["id"], "decision": "keep-m0", "reviewer": "Ada", "about": row["about"], "adapted": "1"}
+        headers = {"Content-Type": "application/json", "Origin": url.split("/", 3)[0] + "//" + url.split("/")[2]}
+        urllib.request.urlopen(urllib.request.Request(f"{url}decide", json.dumps(said).encode(), headers))
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "1 cases are reviewed" in told
+    assert read_reviews(out / "reviews.jsonl") == {row["id"]: -1.0}
+    assert verify_predictions(out) == []
