@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor, nn
+from torch import nn
 
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import Mismatch, Refused
@@ -20,23 +20,6 @@ from casewise.serve.segmenter import Segmenter
 
 HOW = Adaptation(objective="tent", learning_rate=0.05, steps=3, min_area=4)
 DEEP = Policy("fixed-k", "fixed-k", {"step": 3}, 3)
-
-
-class Sleepy(nn.Module):
-    """Sleeps over the deadline on its third forward, which is in the middle of adapting."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-        self.calls = 0
-        self.deadline = float("inf")
-
-    def forward(self, image: Tensor) -> Tensor:
-        self.calls += 1
-        if self.calls == 3:
-            time.sleep(max(0.0, self.deadline - time.monotonic()) + 0.05)
-        out: Tensor = self.network(image)
-        return out
 
 
 def certificate(policy: Policy, **changes: Any) -> Certificate:
@@ -51,12 +34,18 @@ def certificate(policy: Policy, **changes: Any) -> Certificate:
 def test_a_deadline_in_the_middle_gives_m0_and_the_network_back(volumes_model: Model, scans: Any) -> None:
     segmenter = Segmenter(volumes_model, HOW, DEEP)
     segmenter.segment(Case("warm", scans[0]))  # lazy imports are done before the clock starts
-    network = Sleepy(segmenter.backbone.network)
-    segmenter.backbone = replace(segmenter.backbone, network=network)  # type: ignore[type-var]
-    before = fingerprint(network)
-    network.deadline = time.monotonic() + 2
-    answer = segmenter.segment(Case("slow", scans[0]), deadline=network.deadline)
-    assert network.calls >= 4, "adaptation had begun, and M0 was predicted afterwards"
+    network = segmenter.backbone.network
+    before, deadline, calls = fingerprint(network), time.monotonic() + 2, []
+
+    def sleepy(module: nn.Module, inputs: Any) -> None:
+        calls.append(module)
+        if len(calls) == 3:  # in the middle of adapting
+            time.sleep(max(0.0, deadline - time.monotonic()) + 0.05)
+
+    hook = network.register_forward_pre_hook(sleepy)
+    answer = segmenter.segment(Case("slow", scans[0]), deadline=deadline)
+    hook.remove()
+    assert len(calls) == 4, "two forwards in time, the one that slept, and M0 again"
     assert (answer.status, answer.decision.action) == ("fallback", Action.ROLLBACK)
     assert "time limit" in answer.decision.reason
     np.testing.assert_array_equal(answer.mask, source_mask(segmenter.backbone, Case("slow", scans[0])))
