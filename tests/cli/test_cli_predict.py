@@ -200,7 +200,6 @@ def test_a_wrong_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert done.stderr.startswith("casewise: ")
 
 
-@pytest.mark.slow
 def test_the_tutorial_runs_as_it_is_written(tmp_path: Path) -> None:
     """Every ``$`` line of docs/tutorial/nnunet.md, in order, in one folder."""
     text = (ROOT / "docs" / "tutorial" / "nnunet.md").read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import typer
@@ -21,9 +20,9 @@ def review(
     """A local page on which a person keeps M0, keeps the adaptation, or flags a case."""
     import webbrowser
 
-    # By name, as casewise serve does: cli and serve stand on one line of the layers and do not import each other.
-    served = importlib.import_module("casewise.serve.review")
-    server = served.review_server(folder, images=images, reviewer=reviewer, port=port)
+    from casewise.serve.review import review_server
+
+    server = review_server(folder, images=images, reviewer=reviewer, port=port)
     with server:
         typer.echo(f"{len(server.desk.folder.cases)} cases, worst first: {server.url}")
         typer.echo(f"decisions go to {server.desk.log.path}; stop with Ctrl-C", err=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -78,10 +77,11 @@ def serve(
 
 
 def _service() -> Any:
-    """The service, imported by name: the command line and the service stand side by side, neither on the other."""
+    """The service, whose libraries are an extra."""
     from casewise.core.errors import MissingExtra
 
     try:
-        return importlib.import_module("casewise.serve.running")
+        from casewise.serve import running
     except ImportError as error:
         raise MissingExtra(f"the service cannot be imported ({error}); pip install 'casewise[serve]'") from error
+    return running
