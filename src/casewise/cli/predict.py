@@ -63,6 +63,7 @@ def predict(
     max_ram: str = typer.Option(None, "--max-ram", help="Refuse cases that need more, such as 16G."),
     contract: str = typer.Option("refuse", help="Input contract: refuse, warn or off."),
     engine: str = typer.Option("local", help="local or ray."),
+    address: str = typer.Option(None, help="Ray cluster to join, with --engine ray; default: one of our own here."),
     jobs: int = typer.Option(1, "-j", help="Processes; 1 runs everything in this one."),
     trust_checkpoint: bool = typer.Option(False, "--trust-checkpoint", help="Let a pickled checkpoint run its code."),
     trust_bundle: bool = typer.Option(False, "--trust-bundle", help="Let a MONAI bundle run its code."),
@@ -118,7 +119,11 @@ def predict(
         return
     _warn_about_memory(planned, jobs)
     entries = _run(
-        work, chosen_engine(engine, jobs=jobs, timeout_s=timeout), resume=resume, quiet=quiet, verbose=verbose
+        work,
+        chosen_engine(engine, jobs=jobs, timeout_s=timeout, address=address),
+        resume=resume,
+        quiet=quiet,
+        verbose=verbose,
     )
     alarms = {} if watch is None else remember(watch, entries).alarms
     finish.copy_model_files(work)

@@ -44,6 +44,7 @@ def record(
     num_parts: int = typer.Option(None, "-num_parts", help="Number of parts; default: the SLURM array, else 1."),
     part_id: int = typer.Option(None, "-part_id", help="This part, from 0."),
     engine: str = typer.Option("local", help="local or ray."),
+    address: str = typer.Option(None, help="Ray cluster to join, with --engine ray; default: one of our own here."),
     jobs: int = typer.Option(1, "-j", help="Processes; 1 runs everything in this one."),
     timeout: float = typer.Option(None, help="Seconds for one case."),
     trust_checkpoint: bool = typer.Option(False, "--trust-checkpoint", help="Let a pickled checkpoint run its code."),
@@ -71,7 +72,11 @@ def record(
     asked = tuple(name for name in signals.split(",") if name)
     work = RecordCase(source, how, {files.id: files for files in cases}, parsed_states(shrink), asked)
     made, results = record_folder(
-        work, chosen_engine(engine, jobs=jobs, timeout_s=timeout), archive, metric=metric, dataset=images.name
+        work,
+        chosen_engine(engine, jobs=jobs, timeout_s=timeout, address=address),
+        archive,
+        metric=metric,
+        dataset=images.name,
     )
     before, failed = len(made.entries), 0
     with tqdm(total=len(cases), initial=before, unit="case", disable=not sys.stderr.isatty()) as bar:

@@ -58,6 +58,9 @@ def study(
     resamples: Annotated[int, typer.Option("--resamples", "-B", min=100, help="Bootstrap draws.")] = 5000,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the bootstrap and of the random controls.")] = 1000,
     quiet: Annotated[bool, typer.Option("--disable_progress_bar", help="No progress bar.")] = False,
+    engine: Annotated[str, typer.Option("--engine", help="Measures the cases: local or ray.")] = "local",
+    address: Annotated[str | None, typer.Option("--address", help="Ray cluster to join, with --engine ray.")] = None,
+    jobs: Annotated[int, typer.Option("-j", min=1, help="Processes or workers that measure the cases.")] = 1,
 ) -> None:
     """Every table and figure of the paper, on your own archive.
 
@@ -77,6 +80,8 @@ def study(
 
     given = _extras(calibration, other, rerun, sweep, backbone, away, frozen, criteria)
     place = out if out is not None else evaluation / "report"
+    if engine != "local" or jobs > 1:
+        _measure((evaluation, calibration), engine, jobs, address)
     bar = not quiet and sys.stderr.isatty()
     try:
         page = build(
@@ -97,6 +102,16 @@ def study(
         typer.echo(f"casewise: {error}", err=True)
         raise typer.Exit(1) from None
     typer.echo(_summary(page))
+
+
+def _measure(archives: tuple[Path, ...], engine: str, jobs: int, address: str | None) -> None:
+    """Score the cases on an engine first; the study finds the tables beside the archives."""
+    from casewise.archive.store import open_archive
+    from casewise.run.choice import chosen_engine
+    from casewise.run.scoring import scored
+
+    for path in archives:
+        scored(open_archive(path), chosen_engine(engine, jobs=jobs, address=address))
 
 
 def _extras(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -28,19 +28,35 @@ WHO = ["case", "group", "cluster", "split"]
 _VERSION = 1  # of the table; raise it when a column changes its meaning
 
 
+Rows = list[dict[str, Any]]
+Measured = Callable[[Archive, dict[str, Any]], Iterable[Rows]]
+"""Gives the rows of every case of an archive, in the order of its ids."""
+
+
+def case_by_case(archive: Archive, options: dict[str, Any]) -> Iterable[Rows]:
+    """The rows of every case, one after the other."""
+    return (case_outcomes(archive, options, case_id) for case_id in archive.ids)
+
+
 def outcomes(
-    archive: Archive, *, min_area: int | None = None, foreground: bool | None = None, ignore: int | None = None
+    archive: Archive,
+    *,
+    min_area: int | None = None,
+    foreground: bool | None = None,
+    ignore: int | None = None,
+    measured: Measured = case_by_case,
 ) -> pd.DataFrame:
     """One row for each (case, step, shrink); NaN metrics where a case has no label.
 
     ``min_area``, ``foreground`` and ``ignore`` default to the archive's configuration; regions, delta and area are
-    then those of the masks under these options.
+    then those of the masks under these options. ``measured`` may spread the cases over processes or
+    machines (``run/scoring.py``).
     """
     given = {"min_area": min_area, "foreground": foreground, "ignore": ignore}
     options = {**_options(archive), **{name: value for name, value in given.items() if value is not None}}
     key = json.dumps([_VERSION, archive.digest, options], sort_keys=True)
     name = f"outcomes-{hashlib.sha256(key.encode()).hexdigest()}"
-    return cached_table(archive.path, name, lambda: _table(archive, options))
+    return cached_table(archive.path, name, lambda: _table(archive, options, measured))
 
 
 def deployed(
@@ -94,15 +110,16 @@ def _options(archive: Archive) -> dict[str, Any]:
     }
 
 
-def _table(archive: Archive, options: dict[str, Any]) -> pd.DataFrame:
-    rows = [row for case_id in archive.ids for row in _case_rows(archive, case_id, options)]
+def _table(archive: Archive, options: dict[str, Any], measured: Measured) -> pd.DataFrame:
+    rows = [row for found in measured(archive, options) for row in found]
     derived = pd.DataFrame(rows, columns=[*WHO, "step", "shrink", *COLUMNS])
     stored = archive.signals()
     names = [name for name in stored.columns if name not in {*COLUMNS, *KEYS} and not name.startswith(DROP)]
     return derived.merge(stored[[*KEYS, *names]], on=KEYS, how="left")
 
 
-def _case_rows(archive: Archive, case_id: str, options: dict[str, Any]) -> list[dict[str, Any]]:
+def case_outcomes(archive: Archive, options: dict[str, Any], case_id: str) -> Rows:
+    """The rows of one case."""
     entry, masks = archive.entry(case_id), archive.masks(case_id)
     label = archive.label(case_id) if entry.labelled else None
     who = {"case": case_id, "group": entry.group, "cluster": entry.cluster, "split": entry.split}

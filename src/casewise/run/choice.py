@@ -76,9 +76,13 @@ def model_folder(dataset: str, configuration: str, plans: str, trainer: str, env
     return found[0]
 
 
-def chosen_engine(name: str, **options: Any) -> Any:
-    """An engine by name, imported when it is asked for."""
+def chosen_engine(name: str, *, address: str | None = None, **options: Any) -> Any:
+    """An engine by name, imported when it is asked for; only Ray has an address to join."""
     module, _, kind = ENGINES[name].partition(":")
+    if address is not None:
+        if name != "ray":
+            raise BadInput(f"--address {address} is a Ray cluster; add --engine ray")
+        options["address"] = address
     try:
         return getattr(importlib.import_module(module), kind)(**options)
     except ImportError as error:
