@@ -110,7 +110,7 @@ def driving() -> None:
     save_file(network.state_dict(), WEIGHTS / "phantom-driving.safetensors")
     for weather in ("clear", "fog", "night", "rain"):
         scenes = driving_cohort(weather, 20, split="held-out")
-        value = mean_metric(network, scenes, lambda mask, label: miou(mask, label, classes=19, ignore=255))
+        value = mean_metric(network, scenes, lambda mask, label: miou(mask, label, classes=range(19), ignore=255))
         print(f"  M0 mIoU, {weather}: {value:.3f}")
 
 
