@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+CODE := src tests benchmarks examples
 DATA ?= ../shared
 export CUBLAS_WORKSPACE_CONFIG = :4096:8
 
@@ -21,8 +22,8 @@ test-all: $(VENV)/.dev  ## All tests, the slow simulations too
 	$(BIN)/python -m pytest -m "not bench" -n 2 --dist worksteal
 
 check: $(VENV)/.dev  ## Format, lint, types
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy
 
 bench: $(VENV)/.dev  ## Speed, as ratios within one run

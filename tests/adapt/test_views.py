@@ -56,8 +56,10 @@ def test_light_views_stay_within_what_the_paper_states():
     views = light_views(range(500))
     brightness = [view.brightness for view in views]
     noise = [view.noise for view in views]
-    assert 0.9 <= min(brightness) < 0.91 and 1.09 < max(brightness) <= 1.1
-    assert 0 <= min(noise) < 0.002 and 0.048 < max(noise) <= 0.05
+    assert 0.9 <= min(brightness) < 0.91
+    assert 1.09 < max(brightness) <= 1.1
+    assert 0 <= min(noise) < 0.002
+    assert 0.048 < max(noise) <= 0.05
     for axis in (-2, -1):
         assert 0.4 < sum(axis in view.flips for view in views) / 500 < 0.6
 

@@ -17,7 +17,7 @@ app = typer.Typer()
 
 MODEL = "casewise.adapt.networks:phantom_cardiac"
 RATE = 2e-2
-"""Chosen on phantoms of another split, so that step 1 changes about three voxels in a thousand and edits form regions."""
+"""Chosen on phantoms of another split: step 1 changes about three voxels in a thousand, and edits form regions."""
 
 
 @app.command()
