@@ -19,6 +19,7 @@ from casewise.study.budget import ladder, ladder_shape, selection
 from casewise.study.controls import attribution, matched_controls, random_control
 from casewise.study.deployment import Comparison, intervals, method_table, tiers
 from casewise.study.finding import Finding
+from casewise.study.micro import micro_ladder
 from casewise.study.prereg import Declaration
 from casewise.study.ranking import auroc_table
 from casewise.study.sensitivity import DRIVING, MEDICAL, calibration_sensitivity
@@ -140,6 +141,11 @@ class Material:
     def ladder(self) -> Finding:
         """Cohort HA and metric by step (G1)."""
         return ladder(self.outcomes, by_group=bool(self.groups))
+
+    @cached_property
+    def micro(self) -> Finding | None:
+        """mIoU over all voxels by step, for the teaser only (A11); None where the metric is Dice."""
+        return micro_ladder(self.evaluation, by_group=bool(self.groups)) if self.metric == "mIoU" else None
 
     @cached_property
     def selection(self) -> Finding:

@@ -27,6 +27,7 @@ budget.py        ladder(outcomes, *, by_group=False) -> group, step, n, metric, 
                  learning_rate_sweep(stopped, fixed) [both {rate: deployed frame}] -> learning_rate, n, stop_metric,
                    stop_ha, fixed_metric, fixed_ha, ha_cut, steps  (G8)
                  oracle_plateau(outcomes, *, epsilon=0.002) -> case, k_best, k_first, width, metric  (S23)
+micro.py         micro_ladder(archive, *, by_group=False) -> group, step, n, micro_miou  (A11; reads masks and labels)
 deployment.py    method_table(methods) -> method, n, undefined, metric, ha, ba, neutral_scored, unscored, steps,
                    executed, rolled_back, best_metric, best_ha  (H, A12)
                  tiers(methods, *, ours, deployable=None, default=None, retrospective=None) -> list[Comparison]

@@ -11,16 +11,21 @@ from matplotlib.ticker import MaxNLocator
 from casewise.report.ink import HARM, INK, MUTED, OURS, canvas, inked
 
 
-def draw_teaser(ladder: pd.DataFrame, methods: pd.DataFrame, *, ours: frozenset[str], metric: str) -> Figure:
-    """``ladder``: step, metric, ha. ``methods``: method, metric, ha, in table order; M0 is left out of panel B."""
+def draw_teaser(
+    ladder: pd.DataFrame, methods: pd.DataFrame, *, ours: frozenset[str], metric: str, curve: str
+) -> Figure:
+    """``ladder``: step, metric, ha. ``methods``: method, metric, ha, in table order; M0 is left out of panel B.
+
+    ``curve`` names the metric of panel A, which may be averaged in another way (micro) than that of panel B (A11).
+    """
     with inked():
         figure, axes = canvas(9.2, 3.3, columns=2)
-        _panel_ladder(axes[0, 0], ladder, metric)
+        _panel_ladder(axes[0, 0], ladder, curve)
         _panel_methods(axes[0, 1], methods[methods["method"] != "M0"], ours, metric)
     return figure
 
 
-def _panel_ladder(axis: Any, ladder: pd.DataFrame, metric: str) -> None:
+def _panel_ladder(axis: Any, ladder: pd.DataFrame, curve: str) -> None:
     axis.plot(ladder["step"], ladder["ha"], color=HARM, marker="o", markersize=5)
     axis.set_xlabel("updates k")
     axis.set_ylabel("HA", color=HARM)
@@ -31,7 +36,7 @@ def _panel_ladder(axis: Any, ladder: pd.DataFrame, metric: str) -> None:
     other.grid(visible=False)
     other.spines["right"].set_visible(True)
     other.plot(ladder["step"], ladder["metric"], color=INK, marker="s", markersize=4, linestyle=(0, (4, 2)))
-    other.set_ylabel(f"mean {metric}", color=INK)
+    other.set_ylabel(curve, color=INK)
     middle = float(ladder["metric"].mean())
     spread = max(0.02, 2 * float((ladder["metric"] - middle).abs().max()))
     other.set_ylim(middle - spread, middle + spread)

@@ -24,6 +24,7 @@ def budget(material: Material) -> Section:
     )
     groups = group_agreement(material.holdout, material.outcomes)
     plateau = oracle_plateau(material.outcomes)
+    micro = (material.micro,) if material.micro else ()
     return Section(
         "budget",
         "One budget for all cases",
@@ -36,7 +37,7 @@ def budget(material: Material) -> Section:
             _group_table(groups),
         ),
         (_teaser(material),),
-        (ladder, chosen, shape, stability, agreement, groups, plateau),
+        (ladder, *micro, chosen, shape, stability, agreement, groups, plateau),
         (*agreement.notes, *stability.notes, *shape.notes, *plateau.notes),
     )
 
@@ -146,13 +147,23 @@ def _group_table(groups: Finding) -> Table:
 
 
 def _teaser(material: Material) -> Picture:
-    steps = material.ladder.table[material.ladder.table["group"] == "all"]
     shown = material.method_table.table
     shown = pd.DataFrame({**shown, "method": [material.title(name) for name in shown["method"]]})
     shown["method"] = shown["method"].replace(material.title("m0"), "M0")
-    figure = draw_teaser(steps, shown, ours=material.marked, metric=material.metric)
+    steps, curve, averaged = _curve(material)
+    figure = draw_teaser(steps, shown, ours=material.marked, metric=material.metric, curve=curve)
     caption = (
-        f"A: cohort HA (red) and mean {material.metric} (dashed) by step, case means, n = {material.ladder.n}. "
+        f"A: cohort HA (red) and {curve} (dashed) by step, {averaged}, n = {material.ladder.n}. "
         f"B: HA that each method deploys, with its mean {material.metric}; our methods in green."
     )
     return Picture("teaser", "From problem to payoff", figure, caption, "fig:teaser")
+
+
+def _curve(material: Material) -> tuple[pd.DataFrame, str, str]:
+    """Panel A: the ladder, the name of its metric, how both are averaged; mIoU is micro here and only here (A11)."""
+    steps = material.ladder.table[material.ladder.table["group"] == "all"]
+    if material.micro is None:
+        return steps, f"mean {material.metric}", "case means"
+    everything = material.micro.table[material.micro.table["group"] == "all"].set_index("step")["micro_miou"]
+    averaged = "HA as case mean, mIoU micro over all pixels (the tables print the mean over images)"
+    return steps.assign(metric=steps["step"].map(everything)), "micro-mIoU", averaged
