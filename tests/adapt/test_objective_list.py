@@ -10,7 +10,7 @@ import torch
 
 from casewise.adapt.episode import run_episode
 from casewise.adapt.objective import Objective
-from casewise.adapt.objectives import OBJECTIVES, objective_of
+from casewise.adapt.objectives import OBJECTIVES, PUBLISHED, objective_of
 from casewise.adapt.objectives.eata import Eata
 from casewise.adapt.objectives.eata_fisher import EataFisher, Fisher, fisher_information
 from casewise.adapt.objectives.tent import Tent
@@ -36,6 +36,13 @@ def test_names_options_and_objects():
     assert objective_of(Tent()) == Tent()
     with pytest.raises(UnknownName, match="Did you mean 'tent'"):
         objective_of("tnt")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_form_is_there_by_name_and_differs_from_the_papers(name):
+    made = objective_of(name)
+    assert isinstance(made, Objective)
+    assert made != objective_of(name.rpartition("-")[0])
 
 
 def test_an_objective_from_a_package_of_the_users(tmp_path: Path, monkeypatch):

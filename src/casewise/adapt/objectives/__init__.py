@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from casewise.adapt.objective import Objective
@@ -41,6 +42,20 @@ OBJECTIVES: Registry[type] = Registry(
         "ttt": Ttt,
     },
 )
+"""One class a method; built without options it is the paper's variant."""
+
+PUBLISHED: Registry[Callable[..., Objective]] = Registry(
+    "published form",
+    {
+        "memo-published": Memo.published,
+        "cotta-published": Cotta.published,
+        "sar-published": Sar.published,
+        "deyo-published": Deyo.published,
+        "grata-shared": Grata.shared,
+        "grata-official": Grata.official,
+    },
+)
+"""The forms that others released, beside the paper's; EATA's has a class of its own (``eata-fisher``)."""
 
 
 def objective_of(spec: Any, **options: Any) -> Objective:
@@ -48,7 +63,8 @@ def objective_of(spec: Any, **options: Any) -> Objective:
     if not isinstance(spec, str):
         return as_objective(spec)
     if ":" not in spec:
-        built: Objective = OBJECTIVES.build(spec, **options)
+        known: Registry[Callable[..., Objective]] = Registry("objective", {**OBJECTIVES, **PUBLISHED})
+        built: Objective = known.build(spec, **options)
         return built
     found = _imported(spec)
     return as_objective(found(**options) if inspect.isclass(found) or inspect.isfunction(found) else found)
