@@ -200,6 +200,12 @@ def test_a_wrong_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert done.stderr.startswith("casewise: ")
 
 
+def test_a_tracker_that_cannot_be_reached_is_refused_before_anything_is_written(data: Path, weights: Path) -> None:
+    with pytest.raises(BadInput, match="mlflow"):
+        predicted(data, weights, *FIXED, "--track", "somewhere")
+    assert not (data / "out").exists()
+
+
 def test_the_tutorial_runs_as_it_is_written(tmp_path: Path) -> None:
     """Every ``$`` line of docs/tutorial/nnunet.md, in order, in one folder."""
     text = (ROOT / "docs" / "tutorial" / "nnunet.md").read_text()

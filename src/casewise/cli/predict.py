@@ -17,6 +17,7 @@ from casewise.cli.nnunet_style import NnUNetStyle, folds_of
 if TYPE_CHECKING:
     from casewise.run.folder import Planned
     from casewise.run.predict import PredictCase
+    from casewise.run.trackers import Tracker
 
 app = typer.Typer()
 
@@ -68,6 +69,7 @@ def predict(
     trust_checkpoint: bool = typer.Option(False, "--trust-checkpoint", help="Let a pickled checkpoint run its code."),
     trust_bundle: bool = typer.Option(False, "--trust-bundle", help="Let a MONAI bundle run its code."),
     report: Path = typer.Option(None, help="Write a machine-readable report of the run."),
+    track: str = typer.Option(None, help="Tell a tracker, mlflow+URI or wandb+URI; no case name leaves."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Say what would be done; write nothing."),
     overlays: bool = typer.Option(True, help="Draw a PNG for each case."),
     npp: int = typer.Option(None, "-npp", hidden=True),
@@ -87,6 +89,7 @@ def predict(
     from casewise.run.model import Adaptation, Model, device_of
     from casewise.run.promise import policy_under_watch, promise_of, remember
     from casewise.run.setup import gathered_cases, prediction_work
+    from casewise.run.trackers import tracker_at
 
     began = time.monotonic()
     if model is None and dataset is None:
@@ -113,6 +116,7 @@ def predict(
         source, how, decided, cases, out, contract=contract, timeout_s=timeout, save_candidates=save_candidates,
         max_ram=parse_size(max_ram) if max_ram else None, draw=overlay_png if overlays else None,
     )  # fmt: skip
+    tracker = tracker_at(track)
     planned = plan_folder(work, resume=resume)
     if dry_run:
         _say_plan(planned)
@@ -124,6 +128,7 @@ def predict(
         resume=resume,
         quiet=quiet,
         verbose=verbose,
+        tracker=tracker,
     )
     alarms = {} if watch is None else remember(watch, entries).alarms
     finish.copy_model_files(work)
@@ -145,15 +150,18 @@ def predict(
         raise typer.Exit(NOT_ALL_DONE)
 
 
-def _run(work: PredictCase, engine: Any, *, resume: bool, quiet: bool, verbose: bool) -> list[dict[str, Any]]:
+def _run(
+    work: PredictCase, engine: Any, *, resume: bool, quiet: bool, verbose: bool, tracker: Tracker | None
+) -> list[Mapping[str, Any]]:
     from tqdm import tqdm
 
     from casewise.run.folder import predict_folder
+    from casewise.run.trackers import tracked
 
-    entries: list[dict[str, Any]] = []
+    entries: list[Mapping[str, Any]] = []
     silent = quiet or verbose or not sys.stderr.isatty()
     with tqdm(total=len(work.cases), unit="case", disable=silent) as bar:
-        for entry in predict_folder(work, engine, resume=resume):
+        for entry in tracked(predict_folder(work, engine, resume=resume), tracker):
             entries.append(entry)
             bar.update()
             if verbose or entry["status"] != "done":
