@@ -8,6 +8,7 @@ import sys
 import warnings
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from casewise.cli.study import app
@@ -71,6 +72,19 @@ def test_further_archives_fill_their_sections(folders, tmp_path):
     assert outcome.exit_code == 0, outcome.output
     tables = {file.stem for file in (out / "tables").glob("*.csv")}
     assert {"alignment", "coherence", "scale-probe", "frozen", "learning-rates"} <= tables
+
+
+def test_images_become_the_input_column(folders, tmp_path):
+    images, out = tmp_path / "images", tmp_path / "report"
+    images.mkdir()
+    for number in range(10):
+        Image.new("L", (48, 48), 90).save(images / f"case-{number:04d}.png")
+    words = ["-c", folders / "holdout", "-o", out, "--only", "qualitative", "-B", "100", "--pictures", "0"]
+    for extra, missing in ((["--images", images], False), ([], True)):
+        outcome = run(folders / "stream", *words, *extra)
+        assert outcome.exit_code == 0, outcome.output
+        results = json.loads((out / "results.json").read_text())
+        assert ("input column of the pictures" in results["not_run"]) == missing
 
 
 def test_a_report_that_contradicts_itself_ends_with_one(folders, tmp_path, monkeypatch):

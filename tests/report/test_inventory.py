@@ -12,8 +12,21 @@ def test_the_inventory_is_that_of_the_paper():
 
 
 def test_what_is_missing_says_what_it_needs():
-    rows = inventory_table((), others=False).rows
+    rows = inventory_table((), others=False, inputs=False).rows
     assert all(str(row["state"]).startswith("not run: ") and len(str(row["state"])) > 20 for row in rows)
+
+
+def test_driving_pictures_without_their_input_say_so():
+    states = {
+        inputs: next(
+            row["state"]
+            for row in inventory_table({"driving-1"}, others=True, inputs=inputs).rows
+            if row["paper"] == "fig:acdc-qual-supp"
+        )
+        for inputs in (True, False)
+    }
+    assert states[True] == "driving-1"
+    assert "need --images" in str(states[False])
 
 
 def test_what_is_there_is_counted():

@@ -52,6 +52,9 @@ def study(
     criteria: Annotated[
         Path | None, typer.Option("--criteria", help="Criteria that were declared before the run.")
     ] = None,
+    images: Annotated[
+        Path | None, typer.Option("--images", help="Images of the evaluation cases, for the pictures' input column.")
+    ] = None,
     pictures: Annotated[
         int, typer.Option("--pictures", min=0, help="Cases with pictures, worst first; bounds the page.")
     ] = 150,
@@ -78,7 +81,7 @@ def study(
     from casewise.core.errors import Refused
     from casewise.report.study_report import build
 
-    given = _extras(calibration, other, rerun, sweep, backbone, away, frozen, criteria)
+    given = _extras(calibration, other, rerun, sweep, backbone, away, frozen, criteria, images)
     place = out if out is not None else evaluation / "report"
     if engine != "local" or jobs > 1:
         _measure((evaluation, calibration), engine, jobs, address)
@@ -123,11 +126,13 @@ def _extras(
     away: Path | None,
     frozen: Path | None,
     criteria: Path | None,
+    images: Path | None,
 ) -> Any:
     """The optional archives, opened; the certificate that lies beside the calibration archive."""
     from casewise.archive.store import open_archive
     from casewise.judge.certificates.certificate import CERTIFICATE, read_certificate
     from casewise.judge.policy import read_policy
+    from casewise.report.inputs import images_of
     from casewise.report.material import Extras
     from casewise.study.prereg import read_criteria
 
@@ -140,6 +145,7 @@ def _extras(
         frozen=read_policy(frozen) if frozen else None,
         criteria=read_criteria(criteria) if criteria else None,
         certificate=read_certificate(calibration) if (calibration / CERTIFICATE).exists() else None,
+        images=images_of(images) if images else None,
     )
 
 

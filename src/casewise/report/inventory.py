@@ -20,6 +20,7 @@ class Item:
 
 
 _OTHER = "rows of MEMO, CoTTA not run: need --other NAME=ARCHIVE"
+INPUT_COLUMN = "input column of the pictures"
 
 ITEMS = (
     Item("tab:budget-sweep", "HA by fixed budget", ("budget-sweep",), "--only left it out"),
@@ -102,8 +103,11 @@ ITEMS = (
 TABLES, FIGURES = 26, 8
 
 
-def inventory_table(made: Collection[str], *, others: bool) -> Table:
-    """The 26 tables and 8 figures with their state: here, or "not run: needs ..."."""
+def inventory_table(made: Collection[str], *, others: bool, inputs: bool) -> Table:
+    """The 26 tables and 8 figures with their state: here, or "not run: needs ...".
+
+    ``others``: whether other objectives were given; ``inputs``: whether the pictures have their input column.
+    """
     columns = (
         Column("number", "#"),
         Column("paper", "In the paper", text=True),
@@ -113,15 +117,19 @@ def inventory_table(made: Collection[str], *, others: bool) -> Table:
     rows: list[dict[str, Cell]] = []
     for at, item in enumerate(ITEMS):
         name = f"table {at + 1}" if at < TABLES else f"figure {at + 1 - TABLES}"
-        rows.append({"number": name, "paper": item.paper, "what": item.what, "state": state_of(item, made, others)})
+        rows.append(
+            {"number": name, "paper": item.paper, "what": item.what, "state": state_of(item, made, others, inputs)}
+        )
     return table("inventory", "Inventory", columns, rows, rules={TABLES})
 
 
-def state_of(item: Item, made: Collection[str], others: bool) -> str:
+def state_of(item: Item, made: Collection[str], others: bool, inputs: bool) -> str:
     """Where an item is, or what it needs."""
     there = [id for id in item.ids if id in made]
     if not there:
         return f"not run: {item.needs}"
+    if item.paper == "fig:acdc-qual-supp" and not inputs:
+        return f"{there[0]}; {INPUT_COLUMN} and boxes not run: need --images DIR with the images that were recorded"
     partial = item.paper in ("tab:mnm", "tab:prostate", "tab:supp-oodhard", "tab:supp-acdc-fogsnow") and not others
     return f"{there[0]}; {_OTHER}" if partial else there[0]
 

@@ -12,6 +12,7 @@ import pandas as pd
 from casewise.archive.store import Archive
 from casewise.core.records import Controller, Decision, Policy
 from casewise.core.seeds import RESAMPLING_SEED
+from casewise.data.folders import CaseFiles
 from casewise.judge.certificates.certificate import Certificate
 from casewise.study.assignment import arms_of, selector_scores
 from casewise.study.association import association
@@ -54,6 +55,7 @@ class Extras:
     frozen: Policy | None = None  # the policy whose design was frozen (E14)
     criteria: Declaration | None = None
     certificate: Certificate | None = None  # certificate.json of the calibration archive
+    images: Mapping[str, CaseFiles] | None = None  # what was segmented, by case, for the pictures' input column
 
 
 @dataclass(frozen=True, eq=False)

@@ -103,19 +103,39 @@ def _start(where: NDArray[Any], side: int, length: int) -> int:
     return max(0, min(middle - side // 2, length - side))
 
 
-def painted(mask: Mask, view: View, *, change: Edits | None = None, side: int = 176) -> Pixels:
-    """A mask in its classes' colors, (rows, columns, 3), with the outlines of the change when there is one."""
+def painted(mask: Mask, view: View, *, change: Edits | None = None, side: int = 176, boxes: bool = False) -> Pixels:
+    """A mask in its classes' colors, (rows, columns, 3), with the outlines of the change when there is one.
+
+    ``boxes`` adds a rectangle around each region made worse, for scenes in which outlines are small.
+    """
     picture = _colors()[_fitted(np.asarray(view.of(mask)).astype(np.int64) % 256, side)]
     if change is not None:
         for flags, color in ((change.better, BETTER), (change.worse, WORSE)):
             inside = _fitted(view.of(flags), side)
             picture[ndimage.binary_dilation(inside, iterations=2) & ~inside] = color
+        if boxes:
+            _box(picture, _fitted(view.of(change.worse), side))
     return np.asarray(picture)
+
+
+def photographed(plane: Pixels, view: View, *, side: int = 176) -> Pixels:
+    """The image of the slice in view, (rows, columns) or with colors, cropped and scaled as the masks are."""
+    shown = _fitted(plane[view.rows, view.columns], side)
+    return np.asarray(shown if shown.ndim == 3 else np.repeat(shown[..., None], 3, axis=-1))
+
+
+def _box(picture: Pixels, inside: Flags, *, margin: int = 4, line: int = 2) -> None:
+    """Draw a rectangle around each connected part of the flags."""
+    for rows, columns in ndimage.find_objects(ndimage.label(inside, np.ones((3, 3)))[0]):
+        top, left = max(0, rows.start - margin), max(0, columns.start - margin)
+        frame = picture[top : rows.stop + margin, left : columns.stop + margin]
+        for edge in (frame[:line], frame[-line:], frame[:, :line], frame[:, -line:]):
+            edge[:] = WORSE
 
 
 def _fitted(plane: NDArray[Any], side: int) -> NDArray[Any]:
     """Enlarged by a whole factor, or thinned by a whole stride (flags keep every hit), to about ``side`` pixels."""
-    longest = max(plane.shape)
+    longest = max(plane.shape[:2])
     if longest <= side:
         factor = max(1, side // longest)
         return plane.repeat(factor, axis=0).repeat(factor, axis=1)

@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from casewise.measure.metrics.overlap import dice, miou
+from casewise.core.errors import CasewiseError
 from casewise.report.cells import Cell
 from casewise.report.figures.masks import draw_masks
+from casewise.report.inputs import input_plane
+from casewise.report.inventory import INPUT_COLUMN
+from casewise.report.mask_columns import mask_columns, metric_of, whole
 from casewise.report.material import Material
-from casewise.report.panels import Edits, View, edits, painted, view_of
-from casewise.report.recorded import Recorded, recorded
+from casewise.report.panels import Edits, Pixels, View, view_of
+from casewise.report.recorded import recorded
 from casewise.report.section import Picture, Section
 from casewise.report.tables import Column, Table, table
 from casewise.study.finding import Finding
@@ -35,7 +38,7 @@ def qualitative(material: Material) -> Section:
         return Section("qualitative", "Pictures", missing={"qualitative panels": "no slice has a change that counts"})
     judged = slices.assign(**wanted(slices))
     picks = chosen(judged)
-    pictures = tuple(_picture(material, row, at) for at, row in enumerate(picks))
+    drawn = [_picture(material, row, at) for at, row in enumerate(picks)]
     finding = Finding(
         "qualitative.selection",
         pd.DataFrame(picks),
@@ -48,7 +51,10 @@ def qualitative(material: Material) -> Section:
         "then (iii), then (iv), then the larger HA. The second picture is the best slice of another case, one with a "
         "good M0 where there is one."
     )
-    return Section("qualitative", "Pictures", lead, (_table(judged),), pictures, (finding,))
+    problems = dict.fromkeys(problem for _, problem in drawn if problem)
+    missing = {INPUT_COLUMN: "; ".join(problems)} if problems else {}
+    pictures = tuple(picture for picture, _ in drawn)
+    return Section("qualitative", "Pictures", lead, (_table(judged),), pictures, (finding,), missing=missing)
 
 
 def wanted(slices: pd.DataFrame) -> dict[str, pd.Series]:
@@ -84,7 +90,7 @@ def _slices(material: Material) -> Iterator[tuple[Any, ...]]:
         if found is None or not (found.reference_edits.worse.any() or found.reference_edits.better.any()):
             continue
         for index in _indices(found.reference_edits):
-            view = _whole(found.label, index)
+            view = whole(found.label, index)
             worse, better, area = (
                 int(view.of(flags).sum())
                 for flags in (found.reference_edits.worse, found.reference_edits.better, found.reference_edits.changed)
@@ -97,18 +103,6 @@ def _indices(change: Edits) -> list[int | None]:
     if change.changed.ndim == 2:
         return [None]
     return [int(index) for index in np.flatnonzero((change.worse | change.better).any(axis=(1, 2)))]
-
-
-def _whole(mask: Any, index: int | None) -> View:
-    return View(index, slice(0, mask.shape[-2]), slice(0, mask.shape[-1]))
-
-
-def metric_of(material: Material, view: View, mask: Any, label: Any) -> float:
-    """The archive's metric on what is in view; NaN when the label has nothing there."""
-    shown, truth = view.of(mask), view.of(label)
-    if material.metric == "mIoU":
-        return float(miou(shown, truth, ignore=material.measure["ignore"]))
-    return float(dice(shown, truth))
 
 
 def _table(judged: pd.DataFrame) -> Table:
@@ -127,7 +121,18 @@ def _table(judged: pd.DataFrame) -> Table:
     return table("qualitative", "How many slices met the rule", columns, rows, caption=caption, rules={len(DESIDERATA)})
 
 
-def _picture(material: Material, row: Mapping[str, Any], at: int) -> Picture:
+def _input(material: Material, case: str, view: View, shape: tuple[int, ...]) -> tuple[Pixels | None, str]:
+    """The image of a case, or None and why it is not shown."""
+    if material.extras.images is None:
+        return None, "needs the images that were recorded; give --images DIR"
+    try:
+        return input_plane(material.extras.images, case, shape, view.index), ""
+    except CasewiseError as error:
+        return None, str(error)
+
+
+def _picture(material: Material, row: Mapping[str, Any], at: int) -> tuple[Picture, str]:
+    """The picture of one slice, and why it has no input column ("" where it has one)."""
     decisions = {
         name: {one.case_id: one for one in material.decisions[name]} for name in (material.reference, material.ours)
     }
@@ -139,34 +144,18 @@ def _picture(material: Material, row: Mapping[str, Any], at: int) -> Picture:
         raise RuntimeError(f"case {case} had a label when the slices were judged")
     index = None if row["slice"] is None or pd.isna(row["slice"]) else int(row["slice"])
     view = view_of(found.reference_edits, found.label, found.source, found.reference, index=index)
-    figure = draw_masks(list(_panels(material, found, view)))
+    image, problem = _input(material, case, view, found.label.shape)
+    figure = draw_masks(list(mask_columns(material, found, view, image)))
     bucket = decisions[material.ours][case].bucket
     routed = f" The router puts it into the {bucket} bucket." if bucket else ""
+    driving = not material.measure["foreground"]
+    boxes = " Boxes: around the regions made worse." if driving and image is not None else ""
+    without = f" No input column: {problem}." if problem else ""
     caption = (
         f"Case {case}, {view.words(found.label.shape)}. HA and {material.metric} are those of the slice, not of the "
-        f"case. Red outlines: regions made worse; blue: made better.{routed}"
+        f"case. Red outlines: regions made worse; blue: made better.{boxes}{routed}{without}"
     )
-    paper = ("fig:med-qual", "fig:med-qual-prostate")[at]
-    if not material.measure["foreground"]:
-        paper = "fig:acdc-qual-supp"
+    paper = "fig:acdc-qual-supp" if driving else ("fig:med-qual", "fig:med-qual-prostate")[at]
     title = "Harm that the mean does not show" if row["harmful"] and row["flat"] else "The best that the rule found"
-    id = f"{'qualitative' if material.measure['foreground'] else 'driving'}-{at + 1}"
-    return Picture(id, title, figure, caption, paper)
-
-
-def _panels(material: Material, found: Recorded, view: View) -> Iterator[tuple[str, Any]]:
-    whole = _whole(found.label, view.index)
-    yield "label", painted(found.label, view, side=320)
-    yield (
-        f"M0\n{material.metric} {_number(metric_of(material, whole, found.source, found.label))}",
-        painted(found.source, view, side=320),
-    )
-    for name, mask in ((material.reference, found.reference), (material.title(material.ours), found.deployed)):
-        change = edits(found.source, mask, found.label, measure=material.measure)
-        value = _number(metric_of(material, whole, mask, found.label))
-        words = f"{name}\n{material.metric} {value} · HA {change.ha_of(whole):.2f}"
-        yield words, painted(mask, view, change=change, side=320)
-
-
-def _number(value: float) -> str:
-    return "undefined" if value != value else f"{value:.2f}"
+    id = f"{'driving' if driving else 'qualitative'}-{at + 1}"
+    return Picture(id, title, figure, caption, paper), problem
