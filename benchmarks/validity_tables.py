@@ -11,11 +11,15 @@ import argparse
 import re
 from pathlib import Path
 
+from casewise.judge.certificates.for_router import Promise
 from casewise.judge.certificates.simulated import (
     SEVERITIES,
+    Outcome,
     crc_cut,
     empirical_cut,
     gate_outcomes,
+    grid_outcome,
+    inflated_outcomes,
     ltt_cut,
     router_outcome,
 )
@@ -29,6 +33,13 @@ from casewise.judge.monitors.simulated import (
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "explanation" / "certificates.md"
 CELLS = ((10, 0.15), (10, 0.30), (20, 0.10), (20, 0.20), (50, 0.10), (50, 0.20))
+GRIDS = (
+    (10, 0.40, "binary", "hoeffding-bentkus"),
+    (20, 0.25, "discrete", "hoeffding-bentkus"),
+    (20, 0.25, "discrete", "betting"),
+    (50, 0.15, "continuous", "hoeffding-bentkus"),
+    (50, 0.30, "binary", "hoeffding-bentkus"),
+)
 
 
 def bold(text: str, broken: bool) -> str:
@@ -61,20 +72,65 @@ def router_table(repetitions: int) -> str:
 
 
 def gate_rows(repetitions: int) -> str:
-    """C1 and C5: the deployed HA of a gate certified on this or that."""
+    """C1 by its own measure, then C1 and C5: the deployed HA of a gate certified on this or that."""
     rows = [
-        "| n | alpha | certified on the surrogate (C1), read as deployed HA | certified on the envelope (C5) "
-        "| CRC on the raw HA (no guarantee) |",
-        "|---|---|---|---|---|",
+        "| n | alpha | C1: the surrogate itself | certified on the surrogate (C1), read as deployed HA "
+        "| certified on the envelope (C5) | CRC on the raw HA (no guarantee) |",
+        "|---|---|---|---|---|---|",
     ]
     for n, alpha in CELLS:
         found = gate_outcomes(n=n, alpha=alpha, repetitions=repetitions, population=10_000)
         cells = [
             bold(f"{found[name].risk:.3f}", not found[name].holds_in_expectation(alpha))
-            for name in ("surrogate", "envelope", "raw")
+            for name in ("own", "surrogate", "envelope", "raw")
         ]
         rows.append(f"| {n} | {alpha:.2f} | {' | '.join(cells)} |")
     return "\n".join(rows)
+
+
+def inflated_table(repetitions: int) -> str:
+    """C7: mean deployed risk, share of repetitions without a certificate, and what keeps within alpha by luck alone."""
+    rows = [
+        "| n | alpha | losses | inflated CRC (C7): mean risk | refused | kept "
+        "| naive (empirical risk <= alpha): mean risk |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for n in (10, 20, 50, 200, 500):
+        for alpha in (0.1, 0.2, 0.3):
+            for loss in ("continuous", "discrete"):
+                found = inflated_outcomes(n=n, alpha=alpha, loss=loss, repetitions=repetitions)
+                c7, naive = found["inflated"], found["naive"]
+                rows.append(
+                    f"| {n} | {alpha:.2f} | {loss} | {bold(f'{c7.risk:.3f}', not c7.holds_in_expectation(alpha))} "
+                    f"| {c7.refused:.3f} | {c7.kept:.2f} "
+                    f"| {bold(f'{naive.risk:.3f}', not naive.holds_in_expectation(alpha))} |"
+                )
+    return "\n".join(rows)
+
+
+def grid_table(repetitions: int, delta: float = 0.1) -> str:
+    """C6 and C8 over a grid: P(risk > alpha), and how often nothing is certified."""
+    rows = [
+        "| n | alpha | losses | p-value | C6 chains | C6 holm | C6 pareto | C8 chains | C8 pareto "
+        "| naive (empirical risk <= alpha) |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    both = ("ha", "harmed")
+    columns = [(family, ("ha",)) for family in ("chains", "holm", "pareto")]
+    columns += [("chains", both), ("pareto", both), ("naive", ("ha",))]
+    for n, alpha, severity, kind in GRIDS:
+        cells = []
+        for family, losses in columns:
+            asked = Promise(losses, (alpha,) * len(losses), delta, kind)
+            found = grid_outcome(family, asked, n=n, severity=severity, repetitions=repetitions)
+            cells.append(_grid_cell(found, delta))
+        rows.append(f"| {n} | {alpha:.2f} | {severity} | {kind} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _grid_cell(found: Outcome, delta: float) -> str:
+    broken = bold(f"{found.violated:.3f}", not found.holds_with_probability(delta))
+    return f"{broken} ({found.refused:.2f}; {found.kept:.2f})"
 
 
 def monitor_table(repetitions: int, length: int = 200, delta: float = 0.1) -> str:
@@ -93,15 +149,23 @@ def monitor_table(repetitions: int, length: int = 200, delta: float = 0.1) -> st
     return "\n".join(rows)
 
 
+TABLES = {
+    "router": router_table,
+    "gate": gate_rows,
+    "inflated": inflated_table,
+    "grid": grid_table,
+    "monitors": monitor_table,
+}
+
+
 def main() -> None:
     """Print the tables, or put them into the document."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repetitions", type=int, default=2000)
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--only", choices=["router", "gate", "monitors"], default=None)
+    parser.add_argument("--only", choices=list(TABLES), default=None)
     options = parser.parse_args()
-    makers = {"router": router_table, "gate": gate_rows, "monitors": monitor_table}
-    for name, make in makers.items():
+    for name, make in TABLES.items():
         if options.only not in (None, name):
             continue
         table = f"{options.repetitions:,} repetitions.\n\n{make(options.repetitions)}"

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.polynomial import Polynomial
 
+from casewise.core.records import Policy
 from casewise.judge.certificates.crc import conformal_setting
-from casewise.judge.certificates.gate import Gated, gate_table, gated
-from casewise.judge.certificates.ltt import by_kept_share, fixed_sequence, p_values
+from casewise.judge.certificates.evidence import Evidence
+from casewise.judge.certificates.for_router import Promise
+from casewise.judge.certificates.gate import Gated, gate_table, gated, rungs
+from casewise.judge.certificates.grid import Variant, _chains, _halves
+from casewise.judge.certificates.inflated import inflated_setting
+from casewise.judge.certificates.ltt import best_certified, by_kept_share, fixed_sequence, p_values
 from casewise.judge.certificates.rollback import rollback_table
 from casewise.judge.certificates.table import Floats, LossTable
 
@@ -32,6 +38,7 @@ class Outcome:
     violated: float  # share of repetitions whose true risk exceeds alpha
     kept: float  # mean share of cases kept
     repetitions: int
+    refused: float  # share of repetitions that certify nothing: M0 is deployed, at risk 0
 
     def holds_in_expectation(self, alpha: float) -> bool:
         """Within three standard errors."""
@@ -88,7 +95,8 @@ def router_outcome(
     risks, kept = np.empty(repetitions), np.empty(repetitions)
     for k in range(repetitions):
         cut = choose(rollback_table(*router_cases(rng, n, severity)))
-        risks[k], kept[k] = router_risk(cut, severity), 0.0 if cut is None else min(max(cut, 0.0), 1.0)
+        risks[k] = np.nan if cut is None else router_risk(cut, severity)
+        kept[k] = 0.0 if cut is None else min(max(cut, 0.0), 1.0)
     return _outcome(risks, kept, alpha)
 
 
@@ -106,20 +114,25 @@ def gate_cases(rng: Draw, n: int) -> list[Gated]:
 def gate_outcomes(
     *, n: int, alpha: float, repetitions: int, seed: int = 1000, population: int = 20_000
 ) -> dict[str, Outcome]:
-    """True *deployed* HA of a gate whose threshold was certified on the surrogate, the envelope, or the raw HA."""
+    """True *deployed* HA of a gate whose threshold was certified on the surrogate, the envelope, or the raw HA.
+
+    'own' is the promise of C1 itself: the true *surrogate* risk of the threshold that the surrogate certified.
+    """
     rng = np.random.default_rng(seed)
     at = np.linspace(-0.0025, 1.0025, 202)
-    truth = gate_table(gate_cases(rng, population), "deployed", at=at)
-    risks = {name: np.zeros(repetitions) for name in ("surrogate", "envelope", "raw")}
-    kept = {name: np.zeros(repetitions) for name in risks}
+    world = gate_cases(rng, population)
+    deployed, surrogate = (gate_table(world, loss, at=at) for loss in ("deployed", "surrogate"))
+    truth = {"surrogate": deployed, "envelope": deployed, "raw": deployed, "own": surrogate}
+    risks = {name: np.full(repetitions, np.nan) for name in truth}
+    kept = {name: np.zeros(repetitions) for name in truth}
     for k in range(repetitions):
         cases = gate_cases(rng, n)
-        for name in risks:
-            cut = _gate_cut(cases, name, alpha)
+        cuts = {name: _gate_cut(cases, name, alpha) for name in ("surrogate", "envelope", "raw")}
+        for name, cut in {**cuts, "own": cuts["surrogate"]}.items():
             if cut is not None:
-                column = int(np.argmin(np.abs(truth.settings - np.clip(cut, -0.0025, 1.0025))))
-                risks[name][k], kept[name][k] = truth.risks[column], truth.kept[column]
-    return {name: _outcome(risks[name], kept[name], alpha) for name in risks}
+                column = int(np.argmin(np.abs(truth[name].settings - np.clip(cut, -0.0025, 1.0025))))
+                risks[name][k], kept[name][k] = truth[name].risks[column], truth[name].kept[column]
+    return {name: _outcome(risks[name], kept[name], alpha) for name in truth}
 
 
 def _gate_cut(cases: list[Gated], name: str, alpha: float) -> float | None:
@@ -131,6 +144,126 @@ def _gate_cut(cases: list[Gated], name: str, alpha: float) -> float | None:
     return float(table.settings[safe[-1]]) if safe.size else None
 
 
+def inflated_outcomes(
+    *, n: int, alpha: float, loss: str, repetitions: int, seed: int = 1000, population: int = 4000
+) -> dict[str, Outcome]:
+    """C7 on four fixed thresholds: deployed HA ('continuous'), or whether it exceeds one half ('discrete').
+
+    Calibration cases are drawn from the population with replacement, so its means are the true risks exactly.
+    'naive' pays nothing for choosing: the threshold that keeps most among empirical risks <= alpha.
+    """
+    rng = np.random.default_rng(seed)
+    at = np.array([0.8, 0.6, 0.4, 0.2])
+    world = gate_cases(rng, population)
+    steps = [(case, rungs(case, at)) for case in world]
+    harm, kept = np.stack([case.deployed[j] for case, j in steps]), np.stack([case.kept[j] for case, j in steps])
+    losses = harm if loss == "continuous" else (harm > 0.5).astype(float)
+    truth = LossTable(losses, at, kept.mean(axis=0))
+    chosen: dict[str, list[int | None]] = {"inflated": [], "naive": []}
+    for _ in range(repetitions):
+        drawn = rng.integers(0, population, n)
+        table = LossTable(losses[drawn], at, kept[drawn].mean(axis=0))
+        chosen["inflated"].append(inflated_setting(table, alpha))
+        chosen["naive"].append(best_certified(np.flatnonzero(table.risks <= alpha), table.kept))
+    return {name: _looked_up(truth, columns, alpha) for name, columns in chosen.items()}
+
+
+def _looked_up(truth: LossTable, columns: Sequence[int | None], alpha: float) -> Outcome:
+    risks = np.array([np.nan if at is None else truth.risks[at] for at in columns])
+    kept = np.array([0.0 if at is None else truth.kept[at] for at in columns])
+    return _outcome(risks, kept, alpha)
+
+
+RISING = {1: 0.6, 2: 0.7}
+"""Depth -> slope r: that action harms with probability 0.2 + r u (HA) and 0.6 (0.2 + r u) (harmed)."""
+
+
+class Single(Variant):
+    """A variant whose cases are one patient each, in order: joining rows by patient would change nothing."""
+
+    def risks(self, cuts: Floats, asked: Promise) -> list[Floats]:
+        """(case, cut) losses of each risk, by envelope."""
+        kept = self.evidence.values[:, None] < cuts[None, :]
+        return [self.evidence.loss(name)[:, None] * kept for name in asked.losses]
+
+
+def grid_variants(rng: Draw, n: int, severity: str) -> list[Variant]:
+    """Routers of every (low, mid) depth on the same n cases; each depth harms by its own luck, deeper gains more."""
+    values, size = rng.random(n), SEVERITIES[severity][0](rng, n)
+    ids = tuple(f"{i:04d}" for i in range(n))
+    costs = {
+        depth: {
+            "ha": size * (rng.random(n) < 0.2 + slope * values),
+            "harmed": (rng.random(n) < 0.6 * (0.2 + slope * values)).astype(float),
+            "gain": np.full(n, _gain(depth)),
+        }
+        for depth, slope in RISING.items()
+    }
+    return [
+        Single(_router(low, mid), Evidence(ids, ids, values, costs[low], costs[mid], _own(values, low, mid), 0))
+        for low in RISING
+        for mid in RISING
+    ]
+
+
+def _router(low: int, mid: int) -> Policy:
+    actions = {name: {"action": "depth", "depth": depth} for name, depth in (("low", low), ("mid", mid))}
+    return Policy("simulated", "router", {**actions, "cut_high": np.inf}, steps=max(RISING))
+
+
+def _own(values: Floats, low: int, mid: int) -> dict[str, Floats]:
+    return {"gain": np.where(values < 0.5, _gain(low), _gain(mid))}
+
+
+def _gain(depth: int) -> float:
+    return 1.0 + 0.1 * depth
+
+
+def grid_risk(policy: Policy, cut: float, severity: str, loss: str) -> float:
+    """True risk of one configuration: a kept case loses the worse of two actions, so it is spared only by both."""
+    share, mean = (1.0, SEVERITIES[severity][1]) if loss == "ha" else (0.6, 1.0)
+    spared = Polynomial([1.0])
+    for depth in {policy.options[name]["depth"] for name in ("low", "mid")}:
+        spared = spared * Polynomial([1.0 - share * 0.2, -share * RISING[depth]])
+    c = min(max(cut, 0.0), 1.0)
+    return float(mean * (c - spared.integ()(c)))
+
+
+def grid_outcome(family: str, asked: Promise, *, n: int, severity: str, repetitions: int, seed: int = 1000) -> Outcome:
+    """What the search behind ``certify_grid`` deploys ('chains', 'holm', 'pareto'; or 'naive'); the worst risk counts.
+
+    One alpha for all risks. Only the archive is left out: evidence is drawn, the search and its choice are the real.
+    """
+    rng = np.random.default_rng(seed)
+    risks, kept = np.full(repetitions, np.nan), np.zeros(repetitions)
+    for k in range(repetitions):
+        found = _searched(grid_variants(rng, n, severity), asked, family)
+        if found is not None:
+            policy, cut = found
+            risks[k] = max(grid_risk(policy, cut, severity, loss) for loss in asked.losses)
+            kept[k] = min(max(cut, 0.0), 1.0)
+    return _outcome(risks, kept, asked.alphas[0])
+
+
+def _searched(grid: Sequence[Variant], asked: Promise, family: str) -> tuple[Policy, float] | None:
+    if family == "naive":
+        return _greedy(grid, asked)
+    found, _ = _chains(grid, asked) if family == "chains" else _halves(grid, asked, family)
+    return None if found is None else (found.variant.policy, found.cut)
+
+
+def _greedy(grid: Sequence[Variant], asked: Promise) -> tuple[Policy, float] | None:
+    """The naive alternative: the greatest gain among all whose *empirical* risks are at most alpha."""
+    cuts = np.append(np.unique(grid[0].evidence.values), np.inf)
+    risks = np.stack([[losses.mean(axis=0) for losses in one.risks(cuts, asked)] for one in grid])
+    safe = (risks <= np.reshape(asked.alphas, (1, -1, 1))).all(axis=1).ravel()
+    at = best_certified(np.flatnonzero(safe), np.concatenate([one.gains(cuts) for one in grid]))
+    return None if at is None else (grid[at // len(cuts)].policy, float(cuts[at % len(cuts)]))
+
+
 def _outcome(risks: Floats, kept: Floats, alpha: float) -> Outcome:
-    error = float(risks.std(ddof=1) / np.sqrt(len(risks)))
-    return Outcome(float(risks.mean()), error, float((risks > alpha + 1e-9).mean()), float(kept.mean()), len(risks))
+    """NaN is the risk of a repetition that certified nothing; what is deployed then harms nobody."""
+    paid = np.nan_to_num(risks, nan=0.0)
+    error = float(paid.std(ddof=1) / np.sqrt(len(paid)))
+    broken, refused = float((paid > alpha + 1e-9).mean()), float(np.isnan(risks).mean())
+    return Outcome(float(paid.mean()), error, broken, float(kept.mean()), len(paid), refused)
