@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from casewise.report.inventory import FIGURES, ITEMS, TABLES, counts, inventory_table
+import pytest
+
+from casewise.report.inventory import CLOCK, FIGURES, INPUT_COLUMN, ITEMS, TABLES, counts, inventory_table
 
 
 def test_the_inventory_is_that_of_the_paper():
@@ -12,21 +14,25 @@ def test_the_inventory_is_that_of_the_paper():
 
 
 def test_what_is_missing_says_what_it_needs():
-    rows = inventory_table((), others=False, inputs=False).rows
+    rows = inventory_table((), others=False).rows
     assert all(str(row["state"]).startswith("not run: ") and len(str(row["state"])) > 20 for row in rows)
 
 
-def test_driving_pictures_without_their_input_say_so():
-    states = {
-        inputs: next(
-            row["state"]
-            for row in inventory_table({"driving-1"}, others=True, inputs=inputs).rows
-            if row["paper"] == "fig:acdc-qual-supp"
-        )
-        for inputs in (True, False)
-    }
-    assert states[True] == "driving-1"
-    assert "need --images" in str(states[False])
+@pytest.mark.parametrize(
+    ("paper", "id", "part", "need"),
+    [
+        ("fig:acdc-qual-supp", "driving-1", INPUT_COLUMN, "--images"),
+        ("tab:app-compute", "compute", CLOCK, "recording"),
+    ],
+)
+def test_what_is_there_in_part_says_what_the_rest_needs(paper, id, part, need):
+    def state(missing):
+        rows = inventory_table({id}, others=True, missing=missing).rows
+        return str(next(row["state"] for row in rows if row["paper"] == paper))
+
+    assert state(()) == id
+    assert state({part}).startswith(f"{id}; {part} not run: needs")
+    assert need in state({part})
 
 
 def test_what_is_there_is_counted():

@@ -85,3 +85,25 @@ def test_a_policy_without_buckets_is_refused_by_sections_about_buckets(sources, 
     section = SECTIONS[name](gather(sources.evaluation, sources.calibration, fixed, resamples=100))
     assert not section.tables
     assert "fixed-k" in str(section.missing)
+
+
+def clocked(material, seconds):
+    entries = {case: replace(entry, seconds=seconds) for case, entry in material.evaluation.entries.items()}
+    return replace(material, evaluation=replace(material.evaluation, entries=entries))
+
+
+def test_the_cost_of_an_update_is_the_time_that_the_archive_stored(material):
+    section = SECTIONS["accounting"](clocked(material, (0.5, 1.5, 2.0, 2.5, 2.0)))
+    compute = next(one for one in section.tables if one.id == "compute")
+    assert [row["seconds"] for row in compute.rows[:2]] == [0.5, 2.0]
+    assert "median of 104 updates of 26 cases" in compute.caption
+    assert next(one for one in section.findings if one.name == "cost.seconds").n == 26
+    assert not section.missing
+
+
+def test_without_a_clock_the_cost_table_has_passes_only(material):
+    section = SECTIONS["accounting"](material)
+    compute = next(one for one in section.tables if one.id == "compute")
+    assert all(row["seconds"] is None and isinstance(row["forwards"], int) for row in compute.rows)
+    assert "no case stored how long" in compute.caption
+    assert "no case stored how long" in str(section.missing)

@@ -9,7 +9,7 @@ import pytest
 from casewise.core.errors import DegenerateStatistic, Refused
 from casewise.study.accounting import accounting
 from casewise.study.audit import audit, check_audit
-from casewise.study.cost import cost, firing, signal_costs
+from casewise.study.cost import cost, firing, signal_costs, step_seconds
 from casewise.study.deployment import Comparison, bucket_decomposition, intervals, method_table
 from casewise.study.dispersion import depth_dispersion
 from casewise.study.helphurt import help_hurt, net_helped, weaker_source
@@ -115,6 +115,20 @@ def test_unmeasured_time_is_said_not_zero():
     found = signal_costs({"delta": 37.0})
     assert found.number("milliseconds", signal="delta") == 37
     assert found.row(signal="entropy")["reason"] == "not measured"
+
+
+def test_the_first_time_is_the_source_and_the_others_are_updates():
+    found = step_seconds({"a": (9.0, 1.0, 2.0), "b": (7.0, 3.0, 10.0), "no clock": ()})
+    assert found.n == 2
+    assert found.number("median", part="m0") == 8
+    row = found.row(part="update")
+    assert (row["n"], row["steps"], row["mean"], row["median"], row["slowest"]) == (2, 4, 4.0, 2.5, 10.0)
+
+
+def test_an_archive_without_a_clock_says_so():
+    found = step_seconds({"a": (), "b": ()})
+    assert found.table.empty
+    assert found.reason == "no case stored how long its steps took"
 
 
 def findings(methods):

@@ -21,6 +21,11 @@ class Item:
 
 _OTHER = "rows of MEMO, CoTTA not run: need --other NAME=ARCHIVE"
 INPUT_COLUMN = "input column of the pictures"
+CLOCK = "measured seconds of an update"
+_PARTS = {
+    "fig:acdc-qual-supp": (INPUT_COLUMN, "needs --images DIR with the images that were recorded"),
+    "tab:app-compute": (CLOCK, "needs an archive whose recording stored them"),
+}  # what an item may lack although it is there: the name in Section.missing, and what it needs
 
 ITEMS = (
     Item("tab:budget-sweep", "HA by fixed budget", ("budget-sweep",), "--only left it out"),
@@ -103,10 +108,10 @@ ITEMS = (
 TABLES, FIGURES = 26, 8
 
 
-def inventory_table(made: Collection[str], *, others: bool, inputs: bool) -> Table:
+def inventory_table(made: Collection[str], *, others: bool, missing: Collection[str] = ()) -> Table:
     """The 26 tables and 8 figures with their state: here, or "not run: needs ...".
 
-    ``others``: whether other objectives were given; ``inputs``: whether the pictures have their input column.
+    ``others``: whether other objectives were given; ``missing``: what the sections say was not run.
     """
     columns = (
         Column("number", "#"),
@@ -118,18 +123,19 @@ def inventory_table(made: Collection[str], *, others: bool, inputs: bool) -> Tab
     for at, item in enumerate(ITEMS):
         name = f"table {at + 1}" if at < TABLES else f"figure {at + 1 - TABLES}"
         rows.append(
-            {"number": name, "paper": item.paper, "what": item.what, "state": state_of(item, made, others, inputs)}
+            {"number": name, "paper": item.paper, "what": item.what, "state": state_of(item, made, others, missing)}
         )
     return table("inventory", "Inventory", columns, rows, rules={TABLES})
 
 
-def state_of(item: Item, made: Collection[str], others: bool, inputs: bool) -> str:
+def state_of(item: Item, made: Collection[str], others: bool, missing: Collection[str]) -> str:
     """Where an item is, or what it needs."""
     there = [id for id in item.ids if id in made]
     if not there:
         return f"not run: {item.needs}"
-    if item.paper == "fig:acdc-qual-supp" and not inputs:
-        return f"{there[0]}; {INPUT_COLUMN} and boxes not run: need --images DIR with the images that were recorded"
+    part, needs = _PARTS.get(item.paper, ("", ""))
+    if part in missing:
+        return f"{there[0]}; {part} not run: {needs}"
     partial = item.paper in ("tab:mnm", "tab:prostate", "tab:supp-oodhard", "tab:supp-acdc-fogsnow") and not others
     return f"{there[0]}; {_OTHER}" if partial else there[0]
 

@@ -12,7 +12,7 @@ from casewise.core.errors import BadInput
 from casewise.report import cases
 from casewise.report.content import content, hero, the_story
 from casewise.report.ink import svg_text, write_png
-from casewise.report.inventory import INPUT_COLUMN, counts, inventory_table
+from casewise.report.inventory import counts, inventory_table
 from casewise.report.material import Material
 from casewise.report.page import render
 from casewise.report.provenance import provenance, provenance_tables, without_folders
@@ -53,8 +53,8 @@ def write_report(
     """Everything into one folder."""
     first = hero(material)
     made = {id for section in sections for id in _ids(section)}
-    inputs = not any(INPUT_COLUMN in section.missing for section in sections)
-    inventory = inventory_table(made, others=bool(material.extras.others), inputs=inputs)
+    missing = {name for section in sections for name in section.missing}
+    inventory = inventory_table(made, others=bool(material.extras.others), missing=missing)
     origin = list(provenance_tables(material))
     write_tables(folder / "tables", [cases.case_table(material), inventory, *origin, *_tables(sections)])
     drawings = write_pictures(folder / "figures", [first, *(one for part in sections for one in part.pictures)])

@@ -96,6 +96,8 @@ cost.py          cost(methods) -> method, n, deployed, executed, wasted
                  firing(outcomes, *, mean_regions, sd_regions, mean_delta, sd_delta) -> n, rows, fired, share,
                    lowest, floor
                  signal_costs(milliseconds=None) -> signal, forwards, backwards, milliseconds  (M12, C13)
+                 step_seconds({case: seconds of M0 and of each update}) -> part ("m0", "update"), n, steps, mean,
+                   median, slowest  (C13)
 alignment.py     alignment(first, second, *, runs=("first", "second")) -> layer, step, difference, relative, limit,
                    passed, gated, n  (N4)
                  harm_moves(first, second) -> case, step, change, cause; made has the cohort difference with and

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from casewise.core.errors import DegenerateStatistic
 from casewise.measure.signals import SIGNALS
@@ -69,3 +71,24 @@ def signal_costs(milliseconds: Mapping[str, float] | None = None) -> Finding:
         for name, info in SIGNALS.items()
     ]
     return Finding("cost.signals", pd.DataFrame(records), 0, "C13")
+
+
+def step_seconds(seconds: Mapping[str, Sequence[float]]) -> Finding:
+    """Wall time of M0 and of one update, by case as the archive stored it; the first of each case is M0 (C13).
+
+    A step's time holds the update, the prediction and the signals. Cases without a clock are left out.
+    """
+    timed = [np.asarray(times, float) for times in seconds.values() if len(times)]
+    parts = {"m0": [times[:1] for times in timed], "update": [times[1:] for times in timed]}
+    records = [_clocked(name, np.concatenate(times)) for name, times in parts.items() if timed]
+    reason = "" if timed else "no case stored how long its steps took"
+    columns = ("part", "n", "steps", "mean", "median", "slowest")
+    table = rows([{"n": len(timed), **one} for one in records], columns)
+    return Finding("cost.seconds", table, len(timed), "C13", reason=reason)
+
+
+def _clocked(part: str, times: NDArray[np.float64]) -> dict[str, Any]:
+    if not times.size:
+        return {"part": part, "steps": 0, "mean": np.nan, "median": np.nan, "slowest": np.nan}
+    middle, slowest = float(np.median(times)), float(times.max())
+    return {"part": part, "steps": times.size, "mean": float(times.mean()), "median": middle, "slowest": slowest}
