@@ -4,10 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 CODE := src tests benchmarks examples
-DATA ?= ../shared
 export CUBLAS_WORKSPACE_CONFIG = :4096:8
 
-.PHONY: demo test test-all check bench bench-real source-models docs-tables clean help
+.PHONY: demo test test-all check bench source-models clean help
 
 help:  ## What the targets do
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 16
@@ -28,9 +27,6 @@ check: $(VENV)/.dev  ## Format, lint, types
 
 bench: $(VENV)/.dev  ## Speed, as ratios within one run
 	@for script in benchmarks/speed_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
-
-bench-real: $(VENV)/.dev  ## Real data with real shift: make bench-real DATA=folder
-	$(BIN)/python benchmarks/real.py --data "$(DATA)" -o out/real
 
 source-models: $(VENV)/.adapt  ## Train the embedded source models again (deterministic)
 	$(BIN)/python benchmarks/source_models.py
