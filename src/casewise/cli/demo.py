@@ -125,14 +125,16 @@ def _sentence(archives: dict[str, Archive], policy: Policy) -> str:
 
 
 def _commands(out: Path) -> str:
-    data, archive = out / "data", out / "calibration-archive"
+    """The same chain as a user types it; it makes an archive of its own."""
+    data, target = out / "data", out / "target-archive"
+    holdout = f"-i {data}/calibration/images -l {data}/calibration/labels --groups {data}/calibration/cases.csv"
     return "\n".join(
         [
-            "The same on your own data:",
-            f"  casewise record -m {MODEL} -i {data}/calibration/images -l {data}/calibration/labels -o {archive}",
-            f"  casewise calibrate {archive} --policy cardiac",
-            f"  casewise certify {archive} --alpha 0.15",
-            f"  casewise study {out}/target-archive --calibration {archive}",
-            f"  casewise predict -m {MODEL} -i {data}/target/images -o {out}/predictions --policy {archive}",
+            "The same by hand, and on your own data:",
+            f"  casewise record -m {MODEL} {holdout} --lr {RATE:g} -o my-archive",
+            "  casewise calibrate my-archive --policy cardiac",
+            "  casewise certify my-archive --alpha 0.15",
+            f"  casewise study {target} --calibration my-archive -o my-report",
+            f"  casewise predict -m {MODEL} -i {data}/target/images -o my-predictions --policy my-archive",
         ]
     )
