@@ -31,6 +31,19 @@ COMMANDS = {
     "serve": "Guarded segmentation over HTTP (Open Inference Protocol v2).",
 }
 
+EXTRAS = {
+    "torch": "adapt",
+    "safetensors": "adapt",
+    "nnunetv2": "nnunet",
+    "transformers": "segformer",
+    "monai": "monai",
+    "ray": "ray",
+    "fastapi": "serve",
+    "starlette": "serve",
+    "uvicorn": "serve",
+}
+"""Which extra brings a library that is not there."""
+
 
 class _Commands(TyperGroup):
     """Commands that are imported when they are asked for."""
@@ -91,4 +104,10 @@ def main() -> None:
         app(prog_name="casewise")
     except CasewiseError as error:
         typer.echo(f"casewise: {error}", err=True)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        typer.echo(f"casewise: this command needs {error.name}; pip install 'casewise[{extra}]'", err=True)
         sys.exit(2)
