@@ -5,7 +5,7 @@ from __future__ import annotations
 from casewise.archive.layout import mask_sha256
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput
-from casewise.core.records import Action, Controller, Decision, Mask, State, Verdict
+from casewise.core.records import SOURCE, Action, Controller, Decision, Mask, State, Verdict
 from casewise.judge.controllers.region_gate import RegionGate, with_accepted
 
 
@@ -38,9 +38,11 @@ def _gated(archive: Archive, gate: RegionGate, case_id: str, accepted: tuple[int
 
 
 def _state_hash(archive: Archive, controller: Controller, case_id: str, verdict: Verdict) -> str:
-    if verdict.action is Action.GATE and isinstance(controller, RegionGate):
-        return mask_sha256(_gated(archive, controller, case_id, verdict.accepted or ()))
     known = archive.entries[case_id].mask_sha256
+    if verdict.action is Action.GATE and isinstance(controller, RegionGate):
+        if not verdict.accepted and not controller.keep_small:
+            return known[str(SOURCE)]  # a gate that accepts nothing deploys M0
+        return mask_sha256(_gated(archive, controller, case_id, verdict.accepted or ()))
     if str(verdict.state) not in known:
         raise BadInput(
             f"{controller.name} deploys state {verdict.state} of case {case_id}, which was not recorded; "

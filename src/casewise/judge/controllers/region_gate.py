@@ -98,7 +98,7 @@ def gated(
     """M0 with the accepted regions of the edit (L3)."""
     voxels = changed_voxels(source, adapted, foreground=False)
     return with_accepted(
-        source, voxels, adapted.reshape(-1)[voxels], accepted, min_area=min_area, keep_small=keep_small
+        source.copy(), voxels, adapted.reshape(-1)[voxels], accepted, min_area=min_area, keep_small=keep_small
     )
 
 
@@ -111,12 +111,11 @@ def with_accepted(
     min_area: int = 16,
     keep_small: bool = False,
 ) -> Mask:
-    """M0 with the accepted regions of an edit that is given as flat positions and what the adapted mask says there."""
+    """M0 with the accepted regions of an edit (flat positions, and the labels there), written onto ``source``."""
     found = components(voxels, tuple(source.shape), min_area=min_area)
     passes = np.zeros(len(found.sizes), bool)
     passes[np.flatnonzero(found.kept)[list(accepted)]] = True
     passes |= ~found.kept & keep_small
     chosen = passes[found.number]
-    output = source.copy()
-    output.reshape(-1)[voxels[chosen]] = values[chosen]
-    return output
+    source.reshape(-1)[voxels[chosen]] = values[chosen]
+    return source
