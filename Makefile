@@ -11,7 +11,7 @@ export CUBLAS_WORKSPACE_CONFIG = :4096:8
 help:  ## What the targets do
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 16
 
-demo: $(VENV)/.adapt  ## The whole system on an embedded phantom cohort; leaves demo-report/report.html
+demo: $(VENV)/.adapt  ## The whole system on an embedded phantom cohort; leaves demo-report/report/report.html
 	$(BIN)/casewise demo -o demo-report
 
 test: $(VENV)/.dev  ## The fast tests
