@@ -9,16 +9,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import nibabel
 import numpy as np
 import pytest
 import torch
 
 from casewise.adapt.backbones import Backbone, load_backbone
+from casewise.adapt.backbones.miniature import scan
 from casewise.adapt.episode import run_episode
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput
-from casewise.core.records import Case
+from casewise.core.records import Case, Policy
 from casewise.data.folders import list_cases
+from casewise.run.model import Adaptation, Model
+from casewise.run.setup import gathered_cases, prediction_work
 
 KINDS: dict[str, dict[str, Any]] = {
     "2-D": {"dimensions": 2},
@@ -124,3 +128,36 @@ def test_a_missing_checkpoint_is_named(model: Any) -> None:
         load_backbone(str(model()), checkpoint="checkpoint_best.pth")
     with pytest.raises(BadInput, match="fold_4"):
         load_backbone(str(model()), fold=[4])
+
+
+@pytest.mark.parametrize("reader", ["NibabelIO", "SimpleITKIO", "NibabelIOWithReorient"])
+def test_headers_are_kept_exactly_where_that_is_asked_for(reader: str, model: Any, tmp_path: Path) -> None:
+    """nnU-Net writes codes of its own; --keep-header copies the image's, voxels unchanged."""
+    image, _ = scan(1, shift=0.3)
+    lies = np.array([[-0.8, 0, 0, 31], [0, 0, 2.5, -7], [0, 1.1, 0, 5], [0, 0, 0, 1.0]])  # another orientation
+    source = tmp_path / "images" / "case_001_0000.nii.gz"
+    source.parent.mkdir()
+    nifti = nibabel.Nifti1Image(image.T, lies)
+    nifti.set_sform(lies, code=2)
+    nifti.set_qform(lies, code=3)
+    nibabel.save(nifti, source)
+    spec = Model(str(model(reader=reader)))
+    cases, policy = gathered_cases(spec, source.parent), Policy("m0", "m0", {}, 0)
+    for name, keep in (("plain", False), ("kept", True)):
+        work = prediction_work(spec, Adaptation(), policy, cases, tmp_path / name, keep_header=keep, contract="off")
+        assert work("case_001")["status"] == "done"
+    plain, kept = (nibabel.load(tmp_path / name / "case_001.nii.gz") for name in ("plain", "kept"))
+    nnunet_itself(Path(spec.spec), source.parent, tmp_path / "theirs")
+    theirs = (tmp_path / "theirs" / "case_001.nii.gz").read_bytes()
+    assert (tmp_path / "plain" / "case_001.nii.gz").read_bytes() == theirs
+    assert codes(plain) != (2, 3)
+    assert codes(kept) == (2, 3)
+    np.testing.assert_array_equal(np.asarray(kept.dataobj), np.asarray(plain.dataobj))
+    found = nibabel.load(source)
+    np.testing.assert_array_equal(kept.affine, found.affine)
+    for field in ("pixdim", "xyzt_units", "srow_x", "srow_y", "srow_z", "quatern_b", "quatern_c", "quatern_d"):
+        np.testing.assert_array_equal(kept.header[field], found.header[field])
+
+
+def codes(image: Any) -> tuple[int, int]:
+    return int(image.header["sform_code"]), int(image.header["qform_code"])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from casewise.core.errors import BadInput, UnsafeInput
-from casewise.data.nifti import check_header, read_label, read_volume, write_mask
+from casewise.data.nifti import check_header, place_like, read_label, read_volume, write_mask
 
 TURN = np.array([[0.0, -1, 0], [0.8, 0, 0.6], [-0.6, 0, 0.8]])
 AFFINES = {
@@ -138,3 +138,23 @@ def test_a_picture_is_no_nifti(tmp_path: Path) -> None:
     (tmp_path / "a.nii").write_bytes(b"\x89PNG" + bytes(400))
     with pytest.raises(BadInput, match="not a NIfTI file"):
         check_header(tmp_path / "a.nii")
+
+
+def test_a_header_that_nibabel_refuses_is_said_in_a_sentence(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.nii", np.zeros((3, 3, 3), np.int16), np.eye(4))
+    content = bytearray(path.read_bytes())
+    content[70:72] = struct.pack("<h", 4096)  # a datatype that does not exist
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match=r"a\.nii: its header makes no sense .*; export the file again"):
+        read_volume(path)
+
+
+def test_a_mask_file_is_placed_like_its_image_and_keeps_its_voxels(tmp_path: Path) -> None:
+    image = write(tmp_path / "a.nii.gz", np.zeros((4, 5, 6), np.int16), AFFINES["oblique"], sform=2, qform=3)
+    labels = np.arange(120, dtype=np.uint8).reshape(4, 5, 6) % 3
+    mask = write(tmp_path / "m.nii.gz", labels, AFFINES["plain"])
+    place_like(mask, image)
+    placed, found = nibabel.load(mask), nibabel.load(image)
+    np.testing.assert_array_equal(np.asarray(placed.dataobj), labels)
+    np.testing.assert_array_equal(placed.affine, found.affine)
+    assert (int(placed.header["sform_code"]), int(placed.header["qform_code"])) == (2, 3)

@@ -61,6 +61,19 @@ def test_labels_and_groups_are_found_by_case(tmp_path: Path) -> None:
         with_groups(cases, tmp_path / "g.csv")
 
 
+def test_groups_are_read_from_the_columns_that_people_have(tmp_path: Path) -> None:
+    cases = list_cases(touch(tmp_path / "i", "a_0000.nii.gz", "b_0000.nii.gz"))
+    (tmp_path / "g.csv").write_text("case,vendor,subject\na,siemens,p1\nb,philips,p2\n", encoding="utf-8-sig")
+    grouped = with_groups(cases, tmp_path / "g.csv")
+    assert [(case.group, case.cluster) for case in grouped] == [("siemens", "p1"), ("philips", "p2")]
+    (tmp_path / "g.csv").write_text("case,vendor\na,siemens\na,philips\nb,philips\n")
+    with pytest.raises(BadInput, match=r"more than one row for \['a'\]"):
+        with_groups(cases, tmp_path / "g.csv")
+    (tmp_path / "g.csv").write_text("name,vendor\na,siemens\n")
+    with pytest.raises(BadInput, match="needs a header with case and any of group, site, vendor"):
+        with_groups(cases, tmp_path / "g.csv")
+
+
 def test_parts_go_by_stride_as_in_nnunet(tmp_path: Path) -> None:
     cases = list_cases(touch(tmp_path / "i", *(f"c{n}_0000.nii.gz" for n in range(7))))
     parts = [part_of(cases, parts=3, part=part) for part in range(3)]

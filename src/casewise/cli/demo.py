@@ -61,9 +61,9 @@ def _recorded(out: Path, split: str, cases: int, steps: int, jobs: int) -> Archi
     """Write phantoms of vendor B as files, then record them exactly as ``casewise record`` does."""
     from tqdm import tqdm
 
-    from casewise.data.datasets.table import NAME as TABLE
     from casewise.data.export import write_cohort
     from casewise.data.phantom import cardiac_cohort
+    from casewise.data.table import NAME as TABLE
     from casewise.run.local import LocalEngine
     from casewise.run.model import Adaptation, Model
     from casewise.run.record import RecordCase, record_folder

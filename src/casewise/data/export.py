@@ -11,7 +11,7 @@ from PIL import Image
 from casewise.core.errors import BadInput
 from casewise.core.records import Case, Mask
 from casewise.data.cohort import Cohort
-from casewise.data.datasets.table import write_table
+from casewise.data.table import write_table
 
 
 def write_cohort(cohort: Cohort, folder: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from casewise.core.errors import BadInput, UnsafeInput
 from casewise.core.records import check_case_id
 from casewise.data.pictures import ENDINGS
+from casewise.data.table import read_table, with_table
 
 READABLE = (".nii.gz", ".nii", *ENDINGS)
 _CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
@@ -83,22 +83,8 @@ def with_labels(cases: Sequence[CaseFiles], folder: Path) -> tuple[CaseFiles, ..
 
 
 def with_groups(cases: Sequence[CaseFiles], table: Path) -> tuple[CaseFiles, ...]:
-    """Add group, cluster and split from a CSV with the columns case and any of group, cluster, split."""
-    with table.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    if not rows or "case" not in rows[0]:
-        raise BadInput(f"{table.name} needs a header with case and any of group, cluster, split")
-    known = {row["case"]: row for row in rows}
-    missing = [case.id for case in cases if case.id not in known]
-    if missing:
-        raise BadInput(f"{table.name} has no row for {missing[:5]} ({len(missing)} cases); add them")
-    return tuple(_grouped(case, known[case.id]) for case in cases)
-
-
-def _grouped(case: CaseFiles, row: dict[str, str]) -> CaseFiles:
-    return replace(
-        case, group=row.get("group") or None, cluster=row.get("cluster") or None, split=row.get("split") or None
-    )
+    """Add group, cluster and split from a CSV with the column case and those that ``data/table.py`` knows."""
+    return tuple(with_table(cases, read_table(table)))
 
 
 def part_of(cases: Iterable[CaseFiles], *, parts: int, part: int) -> tuple[CaseFiles, ...]:

@@ -141,17 +141,28 @@ def _header(path: Path, dims: tuple[int, ...], bits: int, offset: float, zooms: 
 
 def read_volume(path: Path, *, frame: int | None = None, max_bytes: int = MAX_BYTES) -> Volume:
     """Read a volume behind the gate; ``frame`` picks one time point of a 4-D file without unpacking the others."""
-    import nibabel
-    from nibabel.filebasedimages import ImageFileError
-
     header = check_header(path, max_bytes=max_bytes)
+    image = _opened(path)
     try:
-        image = nibabel.load(path)
         voxels = _voxels(path, image, header, frame)
-    except (OSError, EOFError, zlib.error, ImageFileError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise BadInput(f"{path.name} cannot be read ({error}); it is truncated or damaged") from error
     zooms = tuple(abs(float(zoom)) for zoom in image.header.get_zooms()[: voxels.ndim])
     return Volume(voxels.T, zooms[::-1], _geometry(image, voxels.shape))
+
+
+def _opened(path: Path) -> Any:
+    """The image with its header, voxels still packed; what nibabel cannot make sense of is said in a sentence."""
+    import nibabel
+    from nibabel.filebasedimages import ImageFileError
+    from nibabel.spatialimages import HeaderDataError
+
+    try:
+        return nibabel.load(path)
+    except (OSError, EOFError, zlib.error, ImageFileError) as error:
+        raise BadInput(f"{path.name} cannot be read ({error}); it is truncated or damaged") from error
+    except HeaderDataError as error:
+        raise BadInput(f"{path.name}: its header makes no sense ({error}); export the file again") from error
 
 
 def _voxels(path: Path, image: Any, header: Header, frame: int | None) -> NDArray[Any]:
@@ -171,6 +182,12 @@ def read_label(path: Path, *, frame: int | None = None) -> Mask:
             raise BadInput(f"{path.name} holds values that are not whole numbers; it is not a label")
         voxels = np.rint(voxels).astype(np.int32)
     return voxels
+
+
+def read_geometry(path: Path) -> Geometry:
+    """Where a volume lies, from its header alone."""
+    header = check_header(path)
+    return _geometry(_opened(path), header.shape)
 
 
 def _geometry(image: Any, shape: tuple[int, ...]) -> Geometry:
@@ -198,3 +215,8 @@ def write_mask(path: Path, mask: Mask, geometry: Geometry) -> None:
     header["pixdim"] = zooms
     image = nibabel.Nifti1Image(mask.T.astype(dtype), None, header)
     nibabel.save(image, path)
+
+
+def place_like(path: Path, image: Path) -> None:
+    """Write a mask file again with the affine, codes, zooms and units of its image, exactly (decision 0011)."""
+    write_mask(path, read_label(path), read_geometry(image))

@@ -65,6 +65,8 @@ def prediction_work(
         known=orientation_findings(cases, backbone),
         **options,
     )
+    if work.keep_header and not work.layout.ending.endswith((".nii", ".nii.gz")):
+        raise BadInput(f"--keep-header is for NIfTI, the masks of this model are {work.layout.ending}; leave it out")
     settings = {
         "seed": adaptation.seed,
         "steps": policy.steps,
@@ -72,6 +74,7 @@ def prediction_work(
         "candidates": work.save_candidates,
         "overlays": work.draw is not None,
         "contract": work.contract,
+        "keep_header": work.keep_header,
     }
     return replace(work, key=run_key(binding, policy, settings))
 

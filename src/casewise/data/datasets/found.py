@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from nibabel.spatialimages import HeaderDataError
 from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, UnsafeInput
@@ -129,10 +128,7 @@ def volume_of(path: Path, frame: int | None) -> Volume:
     shape = check_header(path).shape
     if frame is not None and len(shape) > 3 and not 0 <= frame < shape[3]:
         raise BadInput(f"{path.name} has frames 0 to {shape[3] - 1}, frame {frame} was asked for; check the table")
-    try:
-        return read_volume(path, frame=frame)
-    except HeaderDataError as error:
-        raise BadInput(f"{path.name} cannot be read ({error}); export it again") from error
+    return read_volume(path, frame=frame)
 
 
 def _volumes(found: Found) -> tuple[NDArray[Any], tuple[float, ...]]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import Field, dataclass, replace
 from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from casewise.core.errors import BadInput
 from casewise.data.cohort import Cohort
-from casewise.data.datasets.found import Found
 
 NAME = "cases.csv"
 COLUMNS = {
@@ -20,17 +20,47 @@ COLUMNS = {
 """For each property the columns that may say it; the first that the table has is taken, and the facts name it."""
 
 
+class Unopened(Protocol):
+    """A case whose files are known and not yet opened: a loader's or an input folder's."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def id(self) -> str:
+        """The case."""
+        ...
+
+    @property
+    def group(self) -> str | None:
+        """Site, vendor, condition."""
+        ...
+
+    @property
+    def cluster(self) -> str | None:
+        """Patient, sequence."""
+        ...
+
+    @property
+    def split(self) -> str | None:
+        """Calibration, evaluation."""
+        ...
+
+
+Found = TypeVar("Found", bound=Unopened)
+
+
 @dataclass(frozen=True)
 class Table:
     """The rows of a table by case, and the column that each property is read from (None: no column says it)."""
 
+    name: str  # of the file
     rows: Mapping[str, Mapping[str, str]]
     columns: Mapping[str, str | None]
 
     @property
     def facts(self) -> dict[str, str]:
         """Where each property comes from, in words."""
-        return {name: f"column {column} of {NAME}" for name, column in self.columns.items() if column}
+        return {name: f"column {column} of {self.name}" for name, column in self.columns.items() if column}
 
 
 def table_for(root: Path) -> Path | None:
@@ -43,20 +73,21 @@ def read_table(path: Path) -> Table:
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
     if not rows or "case" not in rows[0]:
-        raise BadInput(f"{path} needs a header with case and any of group, cluster, split")
+        known = ", ".join(column for names in COLUMNS.values() for column in names)
+        raise BadInput(f"{path} needs a header with case and any of {known}")
     by_case = {row["case"]: row for row in rows}
     if len(by_case) < len(rows):
         twice = sorted(case for case in by_case if sum(row["case"] == case for row in rows) > 1)
         raise BadInput(f"{path} has more than one row for {twice[:5]}; keep one a case")
     columns = {name: next((column for column in known if column in rows[0]), None) for name, known in COLUMNS.items()}
-    return Table(by_case, columns)
+    return Table(path.name, by_case, columns)
 
 
 def with_table(found: Sequence[Found], table: Table) -> list[Found]:
     """Cases with what the table says of them; what it leaves open stays as it was found."""
     missing = [one.id for one in found if one.id not in table.rows]
     if missing:
-        raise BadInput(f"{NAME} has no row for {missing[:5]} ({len(missing)} cases); add them")
+        raise BadInput(f"{table.name} has no row for {missing[:5]} ({len(missing)} cases); add them")
     return [_described(one, table) for one in found]
 
 
