@@ -61,6 +61,9 @@ def predict(
     no_adapt: bool = typer.Option(False, "--no-adapt", help="The same as --policy m0."),
     save_candidates: bool = typer.Option(False, "--save-candidates", help="Keep the mask of every step."),
     timeout: float = typer.Option(None, help="Seconds for one case; then M0 is deployed."),
+    keep_header: bool = typer.Option(
+        False, "--keep-header", help="Copy affine, sform/qform codes and zooms from the image, with nnU-Net models too."
+    ),
     max_ram: str = typer.Option(None, "--max-ram", help="Refuse cases that need more, such as 16G."),
     contract: str = typer.Option("refuse", help="Input contract: refuse, warn or off."),
     engine: str = typer.Option("local", help="local or ray."),
@@ -117,6 +120,7 @@ def predict(
         max_ram=parse_size(max_ram) if max_ram else None, draw=overlay_png if overlays else None,
     )  # fmt: skip
     tracker = tracker_at(track)
+        keep_header=keep_header,
     planned = plan_folder(work, resume=resume)
     if dry_run:
         _say_plan(planned)

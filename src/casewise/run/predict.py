@@ -21,6 +21,7 @@ from casewise.archive.layout import file_sha256, mask_sha256
 from casewise.core.errors import CasewiseError, NotFinite, Refused
 from casewise.core.records import SOURCE, Action, Case, Decision, Mask, Policy, Trajectory
 from casewise.data.folders import CaseFiles
+from casewise.data.nifti import place_like
 from casewise.guard import guard
 from casewise.judge.policy import controller_of
 from casewise.measure.regions import regions_of
@@ -56,6 +57,7 @@ class PredictCase:
     timeout_s: float | None = None
     max_ram: int | None = None
     save_candidates: bool = False
+    keep_header: bool = False  # every NIfTI output gets the header geometry of its image, exactly
     draw: Draw | None = None
     known: Mapping[str, Finding] = field(default_factory=dict)  # findings from the headers of the whole folder
 
@@ -181,7 +183,7 @@ class PredictCase:
             states |= {str(state): candidate for state, candidate in trajectory.shrunk.items()}
             wanted |= {folder / f"{name}{self.layout.ending}": candidate for name, candidate in states.items()}
         for path, candidate in wanted.items():
-            write_whole(path, lambda temporary, values=candidate: backbone.write(values, reading, temporary))  # type: ignore[misc]
+            write_whole(path, lambda temporary, values=candidate: self._put(backbone, values, reading, temporary))  # type: ignore[misc]
         paths = list(wanted)
         if self.draw is not None:
             picture = self.draw(preview_of(reading.case, source, trajectory.masks[-1], mask))
@@ -190,6 +192,11 @@ class PredictCase:
         return {str(path.relative_to(self.layout.out)): file_sha256(path) for path in paths}
 
     def _regions(self, source: Mask, mask: Mask) -> list[dict[str, Any]]:
+    def _put(self, backbone: Backbone, mask: Mask, reading: Reading, path: Path) -> None:
+        backbone.write(mask, reading, path)
+        if self.keep_header:
+            place_like(path, self.cases[reading.case.id].images[0])
+
         """The largest regions of the edit that is deployed: number, voxels, whether it counts, first voxel."""
         found = regions_of(source, mask, min_area=self.adaptation.min_area, foreground=self.adaptation.foreground)
         order = np.argsort(-found.sizes, kind="stable")[:REGIONS_LISTED]
