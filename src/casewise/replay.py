@@ -18,20 +18,20 @@ def replay(archive: Archive, controller: Controller | Policy) -> list[Decision]:
     """
     from casewise.core.records import Policy
     from casewise.judge.deciding import decision_of
-    from casewise.judge.policy import check_binding, controller_of
+    from casewise.judge.policy import check_binding, controller_of, is_hybrid
 
     if not isinstance(controller, Policy):
         return [decision_of(archive, controller, case_id) for case_id in archive.ids]
     policy = controller
     check_binding(policy, archive.binding)
-    if "hybrid" in policy.options:
+    if is_hybrid(policy):
         return _streamed(archive, policy)
     decides = controller_of(policy)
     return [decision_of(archive, decides, case_id, calibration_id=policy.calibration_id) for case_id in archive.ids]
 
 
 def _streamed(archive: Archive, policy: Policy) -> list[Decision]:
-    """Each decision moves the cut-points of the next (E10)."""
+    """Each decision moves the cut-points of the next (E10), until the stream's alarm suspends them all."""
     from casewise.judge.calibration.hybrid import stream_of
     from casewise.judge.deciding import decision_of
 
@@ -40,5 +40,5 @@ def _streamed(archive: Archive, policy: Policy) -> list[Decision]:
         decision = decision_of(archive, stream.controller, case_id, calibration_id=policy.calibration_id)
         decisions.append(decision)
         if decision.value is not None:
-            stream = stream.after(decision.value)
+            stream = stream.after(case_id, decision.value)
     return decisions

@@ -345,15 +345,16 @@ def test_hybrid_cut_points_move_with_the_stream_and_seed_only_ones_do_not(archiv
     assert decisions[15].cut_high != decisions[14].cut_high
     stream = stream_of(hybrid)
     for one in decisions[:-1]:
-        stream = stream.after(one.value)
+        stream = stream.after(one.case_id, one.value)
     assert stream.controller.cut_high == decisions[-1].cut_high
     assert any("function of the stream" in line for line in in_words(hybrid))
 
 
 def test_a_sliding_window_forgets(archive):
     stream = stream_of(calibrate(archive, "cardiac", hybrid=True, window=5))
-    for _ in range(20):
-        stream = stream.after(0.5)
+    values = stream.monitor.calibration[:15]
+    for t, value in enumerate((*values, *[0.5] * 5)):
+        stream = stream.after(f"new-{t}", value)
     assert stream.controller.cut_low == stream.controller.cut_high == 0.5
 
 

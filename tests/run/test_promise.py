@@ -12,11 +12,9 @@ from casewise.core.records import Policy
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.certificates.certificate import write_certificate
 from casewise.judge.certificates.for_router import Promise, certify_router
-from casewise.judge.monitors.start import start_watch
-from casewise.judge.monitors.state import write_watch
 from casewise.judge.policy import write_policy
 from casewise.judge.synthetic import SYNTHETIC, synthetic_archive
-from casewise.run.promise import policy_under_watch, promise_of, remember
+from casewise.run.promise import promise_of
 
 
 @dataclass(frozen=True)
@@ -76,19 +74,3 @@ def test_a_failed_attempt_is_no_promise(tmp_path: Path) -> None:
     assert promise_of(certified, file, SYNTHETIC, None) is None
     with pytest.raises(Refused, match="nothing is certified"):
         promise_of(certified, file, SYNTHETIC, archive.path)
-
-
-def test_a_stream_that_left_calibration_is_given_m0(tmp_path: Path) -> None:
-    archive = synthetic_archive(tmp_path / "site", cases=40)
-    policy = calibrate(archive, "cardiac")
-    watch = write_watch(tmp_path / "watch.json", start_watch(archive, policy))
-    assert policy_under_watch(policy, watch) is policy
-    strange = [{"case": f"case_{n}", "decision": {"value": 10.0 + n}} for n in range(60)]
-    assert remember(watch, strange).suspended
-    assert policy_under_watch(policy, watch).controller == "m0"
-
-
-def test_entries_without_a_decision_do_not_count(tmp_path: Path) -> None:
-    archive = synthetic_archive(tmp_path / "site", cases=40)
-    watch = write_watch(tmp_path / "watch.json", start_watch(archive, calibrate(archive, "cardiac")))
-    assert remember(watch, [{"case": "a", "decision": None}, {"case": "b"}]).decided == ()

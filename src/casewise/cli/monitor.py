@@ -18,7 +18,9 @@ app = typer.Typer()
 
 @app.command()
 def monitor(
-    stream: Path = typer.Argument(help="decisions.jsonl, or a CSV with columns case, value and (audited cases) loss."),
+    stream: Path = typer.Argument(
+        None, help="decisions.jsonl, or a CSV with columns case, value and (audited cases) loss; none only starts."
+    ),
     state: Path = typer.Option(Path("watch.json"), help="What the monitors remember; continued if it is there."),
     calibration: Path | None = typer.Option(None, help="Calibration archive, to start a new watch."),
     policy: Path | None = typer.Option(None, help="Policy that decides the stream. Default: the archive's."),
@@ -53,7 +55,7 @@ def monitor(
             [name for name, wanted in asked.items() if wanted],
             delta=delta, limit=promised, tolerance=tolerance, loss=loss,
         )  # fmt: skip
-    for row in _rows(stream):
+    for row in _rows(stream) if stream is not None else ():
         watch = _taken(watch, row)
     write_watch(state, watch)
     typer.echo(_summary(watch))

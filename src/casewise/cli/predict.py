@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from casewise.run.folder import Planned
     from casewise.run.predict import PredictCase
     from casewise.run.trackers import Tracker
+    from casewise.run.watched import Watching
 
 app = typer.Typer()
 
@@ -60,10 +61,10 @@ def predict(
     max_slices: int = typer.Option(None, help="Slices or patches at once: less memory, same result."),
     no_adapt: bool = typer.Option(False, "--no-adapt", help="The same as --policy m0."),
     save_candidates: bool = typer.Option(False, "--save-candidates", help="Keep the mask of every step."),
-    timeout: float = typer.Option(None, help="Seconds for one case; then M0 is deployed."),
     keep_header: bool = typer.Option(
         False, "--keep-header", help="Copy affine, sform/qform codes and zooms from the image, with nnU-Net models too."
     ),
+    timeout: float = typer.Option(None, help="Seconds for one case; then M0 is deployed."),
     max_ram: str = typer.Option(None, "--max-ram", help="Refuse cases that need more, such as 16G."),
     contract: str = typer.Option("refuse", help="Input contract: refuse, warn or off."),
     engine: str = typer.Option("local", help="local or ray."),
@@ -90,9 +91,10 @@ def predict(
     from casewise.run.folder import plan_folder
     from casewise.run.memory import parse_size
     from casewise.run.model import Adaptation, Model, device_of
-    from casewise.run.promise import policy_under_watch, promise_of, remember
+    from casewise.run.promise import promise_of
     from casewise.run.setup import gathered_cases, prediction_work
     from casewise.run.trackers import tracker_at
+    from casewise.run.watched import watching
 
     began = time.monotonic()
     if model is None and dataset is None:
@@ -114,13 +116,13 @@ def predict(
         source, images, labels=labels, groups=groups, parts=(num_parts, part_id), environment=os.environ
     )
     promised = promise_of(decided, policy, how.binding(source.load()), certificate)
-    decided = policy_under_watch(decided, watch)
+    watched = watching(watch, decided)
     work = prediction_work(
         source, how, decided, cases, out, contract=contract, timeout_s=timeout, save_candidates=save_candidates,
         max_ram=parse_size(max_ram) if max_ram else None, draw=overlay_png if overlays else None,
+        keep_header=keep_header,
     )  # fmt: skip
     tracker = tracker_at(track)
-        keep_header=keep_header,
     planned = plan_folder(work, resume=resume)
     if dry_run:
         _say_plan(planned)
@@ -133,8 +135,9 @@ def predict(
         quiet=quiet,
         verbose=verbose,
         tracker=tracker,
+        watch=watched,
     )
-    alarms = {} if watch is None else remember(watch, entries).alarms
+    alarms = {} if watched is None else watched.state.alarms
     finish.copy_model_files(work)
     scores: Mapping[str, Any] = {}
     if labels is not None:
@@ -155,7 +158,14 @@ def predict(
 
 
 def _run(
-    work: PredictCase, engine: Any, *, resume: bool, quiet: bool, verbose: bool, tracker: Tracker | None
+    work: PredictCase,
+    engine: Any,
+    *,
+    resume: bool,
+    quiet: bool,
+    verbose: bool,
+    tracker: Tracker | None,
+    watch: Watching | None,
 ) -> list[Mapping[str, Any]]:
     from tqdm import tqdm
 
@@ -165,7 +175,7 @@ def _run(
     entries: list[Mapping[str, Any]] = []
     silent = quiet or verbose or not sys.stderr.isatty()
     with tqdm(total=len(work.cases), unit="case", disable=silent) as bar:
-        for entry in tracked(predict_folder(work, engine, resume=resume), tracker):
+        for entry in tracked(predict_folder(work, engine, resume=resume, watch=watch), tracker):
             entries.append(entry)
             bar.update()
             if verbose or entry["status"] != "done":

@@ -96,12 +96,18 @@ def uncalibrated(name: str, steps: int, options: Mapping[str, Any]) -> Policy:
     return Policy(name, name, {**capped, **options}, steps)
 
 
+def is_hybrid(policy: Policy) -> bool:
+    """Whether cut-points follow the stream (E10); then only ``judge.calibration.hybrid.Stream`` decides."""
+    return "hybrid" in policy.options
+
+
 def controller_of(policy: Policy) -> Controller:
     """The controller that a policy describes, cut-points of all groups included."""
-    if "hybrid" in policy.options:
+    if is_hybrid(policy):
         raise BadInput(
             f"policy {policy.name!r} is hybrid: its cut-points are a function of the stream, so no single controller "
-            f"stands for it; replay it as a stream, or calibrate seed-only"
+            f"stands for it; replay it as a stream, give --watch (casewise monitor --calibration starts one), or "
+            f"calibrate seed-only"
         )
     if not policy.groups:
         return _built(policy, {})

@@ -12,7 +12,7 @@ from casewise.archive.store import open_archive
 from casewise.core.errors import BadInput, CasewiseError, MissingExtra, Refused
 from casewise.core.records import Policy
 from casewise.core.registry import Registry
-from casewise.judge.policy import READY, controller_of, read_policy
+from casewise.judge.policy import READY, controller_of, is_hybrid, read_policy
 from casewise.run.model import Adaptation
 from casewise.run.record import adaptation_of
 
@@ -37,7 +37,8 @@ def chosen_policy(text: str | None, *, steps: int | None = None) -> tuple[Policy
         raise Refused(
             f"policy {policy.name!r} was fitted on {policy.steps} steps, --steps {steps} was asked; leave it out"
         )
-    controller_of(policy)
+    if not is_hybrid(policy):  # which decides only under a watch
+        controller_of(policy)
     return policy, _recorded(path if path.is_dir() else path.parent)
 
 

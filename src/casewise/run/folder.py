@@ -18,6 +18,7 @@ from casewise.run.local import Engine, Result
 from casewise.run.memory import estimate_bytes, shape_of
 from casewise.run.outputs import Layout, write_bytes
 from casewise.run.predict import PredictCase
+from casewise.run.watched import Watching, watched_results
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,13 @@ def _planned(work: PredictCase, files: CaseFiles, backbone: Backbone, *, resume:
     return Planned(files.id, shape, need, resume and is_complete(work.layout, files, work.key))
 
 
-def predict_folder(work: PredictCase, engine: Engine, *, resume: bool = False) -> Iterator[dict[str, Any]]:
+def predict_folder(
+    work: PredictCase, engine: Engine, *, resume: bool = False, watch: Watching | None = None
+) -> Iterator[dict[str, Any]]:
     """Predict every case and stream the entries: those kept from an earlier run first.
 
     Outputs of all cases that are to be done are removed before the first one starts, so that nothing old can be taken
-    for the result of this run, whatever happens to it.
+    for the result of this run, whatever happens to it. A ``watch`` sees every decision and may suspend the policy.
     """
     layout = work.layout
     layout.out.mkdir(parents=True, exist_ok=True)
@@ -60,9 +63,11 @@ def predict_folder(work: PredictCase, engine: Engine, *, resume: bool = False) -
     for case_id in kept:
         entry = read_entry(layout.entry(case_id)) or {}
         append_event(layout.audit, "case-kept", _line(layout, entry))
+        if watch is not None:
+            watch.show(entry)
         yield entry
     failed = 0
-    for result in engine.map(work, waiting):
+    for result in engine.map(work, waiting) if watch is None else watched_results(work, engine, waiting, watch):
         entry = _entry_of(work, result)
         failed += entry["status"] != DONE
         append_event(layout.audit, "case", _line(layout, entry))

@@ -150,7 +150,8 @@ class PredictCase:
         self, backbone: Backbone, case: Case, began: float
     ) -> tuple[Mask, Decision, Trajectory, Exception | None]:
         if not self.adapts:
-            return *_source_only(backbone, case, "no adaptation was asked for"), None
+            reason = str(self.policy.options.get("reason", "no adaptation was asked for"))
+            return *_source_only(backbone, case, reason), None
         limited = Limited(backbone, None if self.timeout_s is None else began + self.timeout_s)
         try:
             guarded = guard(
@@ -191,12 +192,12 @@ class PredictCase:
             paths.append(self.layout.overlay(case_id))
         return {str(path.relative_to(self.layout.out)): file_sha256(path) for path in paths}
 
-    def _regions(self, source: Mask, mask: Mask) -> list[dict[str, Any]]:
     def _put(self, backbone: Backbone, mask: Mask, reading: Reading, path: Path) -> None:
         backbone.write(mask, reading, path)
         if self.keep_header:
             place_like(path, self.cases[reading.case.id].images[0])
 
+    def _regions(self, source: Mask, mask: Mask) -> list[dict[str, Any]]:
         """The largest regions of the edit that is deployed: number, voxels, whether it counts, first voxel."""
         found = regions_of(source, mask, min_area=self.adaptation.min_area, foreground=self.adaptation.foreground)
         order = np.argsort(-found.sizes, kind="stable")[:REGIONS_LISTED]

@@ -1,8 +1,7 @@
-"""What a run promises, and whether it still may: the certificate of its policy, and the watch over its stream."""
+"""What a run promises: the certificate of its policy, compared with everything that it is bound to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from casewise.judge.certificates.certificate import (
     check_feasible,
     read_certificate,
 )
-from casewise.judge.monitors.state import Watch, active_policy, read_watch, write_watch
 
 CERTIFIED = "-certified"
 
@@ -41,22 +39,6 @@ def promise_of(policy: Policy, file: str | None, binding: Binding, certificate: 
     found = read_certificate(beside)
     check_certificate(found, policy, binding)
     return found if found.feasible else None
-
-
-def policy_under_watch(policy: Policy, watch: Path | None) -> Policy:
-    """The policy, or M0 for everyone once the watch says that its cut-points no longer apply."""
-    return policy if watch is None else active_policy(policy, read_watch(watch))
-
-
-def remember(watch: Path, entries: Iterable[Mapping[str, Any]]) -> Watch:
-    """Show the decisions of a run to the watch, in order of their cases, and keep its state."""
-    state = read_watch(watch)
-    for entry in entries:
-        value = (entry.get("decision") or {}).get("value")
-        if value is not None:
-            state = state.decision(str(entry["case"]), float(value))
-    write_watch(watch, state)
-    return state
 
 
 def in_short(certificate: Certificate | None) -> dict[str, Any] | None:

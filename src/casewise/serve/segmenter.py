@@ -75,12 +75,13 @@ class Segmenter:
         if self.policy.controller != "m0":
             check_binding(self.policy, binding)
             select(self.backbone.network, self._adaptation.parameters)
-        controller_of(self.policy)
+        controller_of(self._policy_now())
         if self.certificate is not None:
             check_certificate(self.certificate, self.policy, binding)
             check_feasible(self.certificate)
-        if self._watch is not None:
-            active_policy(self.policy, self._watch)
+
+    def _policy_now(self) -> Policy:
+        return self.policy if self._watch is None else active_policy(self.policy, self._watch)
 
     @property
     def suspended(self) -> bool:
@@ -108,7 +109,7 @@ class Segmenter:
         began = time.monotonic()
         self._check_memory(case)
         warnings = self._checked_contract(case)
-        policy = self.policy if self._watch is None else active_policy(self.policy, self._watch)
+        policy = self._policy_now()
         mask, source, decision, error = self._decided(case, policy, deadline)
         self._watched(decision)
         return Answer(

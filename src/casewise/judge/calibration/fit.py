@@ -17,7 +17,7 @@ from casewise.judge.calibration.budget import budget, tau
 from casewise.judge.calibration.coordinate import recommended
 from casewise.judge.calibration.cuts import FEWEST, Floats, bucket_counts, checked, warn_if_degenerate
 from casewise.judge.calibration.groups import fitted_cuts, inference
-from casewise.judge.calibration.hybrid import WARM_UP
+from casewise.judge.calibration.hybrid import DELTA, WARM_UP
 from casewise.judge.calibration.preflight import concerns, preflight
 from casewise.judge.calibration.stability import stability
 from casewise.judge.calibration.statistics import statistics
@@ -238,5 +238,5 @@ def _hybrid(policy: Policy, archive: Archive, convention: str, window: int | Non
         )
     first = _step(archive, 1)
     pool = coordinate_values(first, policy.options["coordinate"], policy.options).tolist()
-    hybrid = {"pool": pool, "convention": convention, "window": window, "warm_up": WARM_UP}
+    hybrid = {"pool": pool, "convention": convention, "window": window, "warm_up": WARM_UP, "delta": DELTA}
     return replace(policy, options={**policy.options, "hybrid": hybrid})

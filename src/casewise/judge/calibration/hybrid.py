@@ -1,52 +1,57 @@
-"""Hybrid calibration: the pool grows with the stream, so the cut-points become a function of the stream (E10, S12).
+"""Hybrid calibration: the pool grows with the stream and cut-points follow it, only under the alarm on it (E10, S12).
 
-Off unless asked for by name. Nothing that was promised for seed-only cut-points holds here; run the exchangeability
-alarm beside it.
+Off unless asked for by name. The pool of the cut-points *is* that of the exchangeability martingale, so one cannot run
+without the other; once it alarms, cut-points no longer apply and every case gets M0. Nothing that was promised for
+seed-only cut-points holds here. Replay begins with :func:`stream_of`; live, the monitor comes from the watch's file.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from casewise.core.errors import BadInput
-from casewise.core.records import Policy
+from casewise.core.records import Controller, Policy
 from casewise.judge.calibration.cuts import cut_points
-from casewise.judge.controllers.router import Router
+from casewise.judge.monitors.exchangeability import Exchangeability, suspended_policy
+from casewise.judge.policy import controller_of, is_hybrid
 
-WARM_UP = 15
+WARM_UP = 15  # cases of the stream before refitted cut-points replace the calibrated ones
+DELTA = 0.05  # chance that the alarm is ever false
 
 
 @dataclass(frozen=True)
 class Stream:
-    """A router whose cut-points are refitted on the latest ``window`` values once ``warm_up`` cases came by."""
+    """A hybrid policy somewhere in its stream, and the martingale that it hangs on."""
 
-    seed_only: Router
-    pool: tuple[float, ...]
-    convention: str = "medical"
-    window: int | None = None  # None: everything so far
-    warm_up: int = WARM_UP
-    came: int = 0
+    hybrid: Policy  # as calibrated
+    monitor: Exchangeability  # calibration pool, the stream so far, and the alarm
 
     @property
-    def controller(self) -> Router:
-        """The router for the next case."""
-        if self.came < self.warm_up:
-            return self.seed_only
-        values = np.array(self.pool if self.window is None else self.pool[-self.window :])
-        low, high = cut_points(values, self.convention)
-        return replace(self.seed_only, cut_low=low, cut_high=high)
+    def policy(self) -> Policy:
+        """What decides the next case: calibrated cut-points in the warm-up, then refitted ones; M0 after an alarm."""
+        if self.monitor.alarm:
+            return suspended_policy(self.hybrid)
+        options = dict(self.hybrid.options)
+        settings = options.pop("hybrid")
+        if len(self.monitor.stream) >= settings["warm_up"]:
+            window = settings["window"] or len(self.monitor.pool)
+            low, high = cut_points(self.monitor.pool[-window:], settings["convention"])
+            options |= {"cut_low": low, "cut_high": high}
+        return replace(self.hybrid, options=options)
 
-    def after(self, value: float) -> Stream:
+    @property
+    def controller(self) -> Controller:
+        """The router, or M0, for the next case."""
+        return controller_of(self.policy)
+
+    def after(self, case_id: str, value: float) -> Stream:
         """The stream after a case with this coordinate."""
-        return replace(self, pool=(*self.pool, value), came=self.came + 1)
+        return replace(self, monitor=self.monitor.seen(case_id, value))
 
 
 def stream_of(policy: Policy) -> Stream:
     """The beginning of the stream of a hybrid policy."""
-    hybrid = policy.options.get("hybrid")
-    if hybrid is None:
+    if not is_hybrid(policy):
         raise BadInput(f"policy {policy.name!r} is seed-only; calibrate with hybrid by name for a stream")
-    router = Router(**{key: value for key, value in policy.options.items() if key != "hybrid"})
-    return Stream(router, **{**hybrid, "pool": tuple(hybrid["pool"])})
+    settings = policy.options["hybrid"]
+    return Stream(policy, Exchangeability(tuple(settings["pool"]), settings.get("delta", DELTA)))

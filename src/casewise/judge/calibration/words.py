@@ -37,7 +37,10 @@ def _numbers(policy: Policy) -> Iterator[str]:
             f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}" for name, value in options.items()
         )
     if "hybrid" in options:
-        yield "hybrid: cut-points become a function of the stream; nothing promised for seed-only cut-points holds"
+        yield (
+            "hybrid: cut-points become a function of the stream, under its exchangeability alarm (then M0 for every "
+            "case); nothing promised for seed-only cut-points holds"
+        )
 
 
 def _router_lines(found: Mapping[str, Any]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from casewise.core.records import Controller, Policy, State, Verdict
 from casewise.judge.certificates.rollback import policy_envelope
 from casewise.judge.certificates.table import Floats
 from casewise.judge.outcomes import outcomes
-from casewise.judge.policy import check_binding, check_disjoint, controller_of
+from casewise.judge.policy import check_binding, check_disjoint, controller_of, is_hybrid
 
 LOSSES = ("ha", "harmed", "dice")
 ROUTERS = ("router", "stop-router")
@@ -67,7 +67,7 @@ def router_evidence(archive: Archive, policy: Policy, *, overlap: bool = True) -
 
 def check_router(policy: Policy) -> None:
     """Only a policy that rolls back above a cut can be certified by its cut."""
-    if "hybrid" in policy.options:
+    if is_hybrid(policy):
         raise Refused(
             f"policy {policy.name!r} is hybrid: its cut-points are a function of the stream, so no calibration can "
             f"certify them; certify the seed-only policy"

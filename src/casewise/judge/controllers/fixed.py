@@ -12,13 +12,15 @@ from casewise.core.records import SOURCE, Action, Observation, State, Verdict
 class Source:
     """Never adapt: deploy M0, executing no update."""
 
+    reason: str = "the source model, without adaptation"
+
     name = "m0"
     needs = frozenset[str]()
     states = frozenset[State]()
 
     def decide(self, seen: Observation) -> Verdict | None:
         """M0, at once."""
-        return Verdict(SOURCE, Action.ROLLBACK, reason="the source model, without adaptation")
+        return Verdict(SOURCE, Action.ROLLBACK, reason=self.reason)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from casewise.core.errors import BadInput
+from casewise.core.records import Policy
 from casewise.core.seeds import seed_of
 from casewise.judge.certificates.table import check_level
 
@@ -75,3 +76,8 @@ class Exchangeability:
         grown = replace(self, stream=(*self.stream, float(value)), log_bets=bets)
         rings = not self.alarm and grown.log_wealth >= math.log(1.0 / self.delta)
         return replace(grown, alarm_at=len(grown.stream)) if rings else grown
+
+
+def suspended_policy(policy: Policy) -> Policy:
+    """What runs while a policy is suspended: M0 for every case, and each decision says why."""
+    return replace(policy, name=f"{policy.name}-suspended", controller="m0", options={"reason": SUSPENDED}, groups={})

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from casewise.archive.store import Archive
-from casewise.core.errors import BadInput
+from casewise.core.errors import BadInput, Refused
 from casewise.core.records import Policy
+from casewise.judge.calibration.hybrid import stream_of
 from casewise.judge.certificates.evidence import deployed_losses, router_evidence, verdict_of
 from casewise.judge.monitors.audit import Audit
 from casewise.judge.monitors.exchangeability import Exchangeability
 from casewise.judge.monitors.proxy import Proxy
 from casewise.judge.monitors.reference import Reference
 from casewise.judge.monitors.state import MONITORS, Monitor, Watch
-from casewise.judge.policy import check_binding, controller_of
+from casewise.judge.policy import check_binding, controller_of, is_hybrid
 
 
 def start_watch(
@@ -32,10 +33,13 @@ def start_watch(
     ``limit`` is the promised risk that audits are held against (alpha of the certificate).
     """
     check_binding(policy, archive.binding)
+    if is_hybrid(policy) and "exchangeability" not in kinds:
+        raise Refused(f"policy {policy.name!r} is hybrid: it runs only under the exchangeability alarm; leave it on")
 
     def built(kind: str) -> Monitor:
         if kind == "exchangeability":
-            return Exchangeability(coordinates(archive, policy), delta, seed)
+            pool = stream_of(policy).monitor.pool if is_hybrid(policy) else coordinates(archive, policy)
+            return Exchangeability(pool, delta, seed)
         if kind == "audit":
             if limit is None:
                 raise BadInput("the audit alarm needs the promised risk; give --limit or --certificate")

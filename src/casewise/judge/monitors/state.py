@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from casewise.archive.layout import write_durably
-from casewise.core.errors import BadInput, Mismatch
+from casewise.core.errors import BadInput, Mismatch, Refused
 from casewise.core.records import Policy
 from casewise.core.registry import Registry
+from casewise.judge.calibration.hybrid import Stream
 from casewise.judge.monitors.audit import Audit
-from casewise.judge.monitors.exchangeability import SUSPENDED, Exchangeability
+from casewise.judge.monitors.exchangeability import Exchangeability, suspended_policy
 from casewise.judge.monitors.proxy import Proxy
 from casewise.judge.monitors.reference import Reference
+from casewise.judge.policy import is_hybrid
 
 Monitor = Audit | Reference | Proxy | Exchangeability
 SCHEMA = 1
@@ -66,19 +68,21 @@ class Watch:
         return replace(self, monitors=after, audited=(*self.audited, case_id))
 
 
-def suspended_policy(policy: Policy) -> Policy:
-    """What runs while a policy is suspended: M0 for every case."""
-    preflight = {**policy.preflight, "suspended": SUSPENDED}
-    return replace(policy, name=f"{policy.name}-suspended", controller="m0", options={}, groups={}, preflight=preflight)
-
-
 def active_policy(policy: Policy, watch: Watch) -> Policy:
-    """The policy itself, or M0 once the exchangeability alarm was raised."""
+    """What decides the next case: the policy, or M0 once the exchangeability alarm was raised.
+
+    A hybrid policy gets the cut-points of its stream so far; it is refused where nobody watches the stream.
+    """
     if watch.calibration_id != policy.calibration_id:
         raise Mismatch(
             f"this watch belongs to calibration {watch.calibration_id[:12]!r}, policy {policy.name!r} to "
             f"{policy.calibration_id[:12]!r}; start a new watch after recalibration"
         )
+    if is_hybrid(policy):
+        monitor = watch.monitors.get("exchangeability")
+        if not isinstance(monitor, Exchangeability):
+            raise Refused(f"policy {policy.name!r} is hybrid and this watch has no exchangeability alarm; start one")
+        return Stream(policy, monitor).policy
     return suspended_policy(policy) if watch.suspended else policy
 
 
