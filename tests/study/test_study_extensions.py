@@ -149,7 +149,7 @@ def test_criteria_declared_after_the_results_are_marked():
         Declaration(PAPER_CRITERIA, NOW.isoformat()), {"rho.delta": 0.5}, results_at=NOW - timedelta(days=1)
     )
     assert not found.made["in_time"]
-    assert found.row(id="V1a")["reason"] == "declared after the results"
+    assert found.row(id="V1a")["reason"] == "declared too late: after the results"
 
 
 def test_a_criterion_asks_what_is_known():

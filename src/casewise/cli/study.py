@@ -30,7 +30,9 @@ def study(
     ] = None,
     other: Annotated[
         list[str] | None,
-        typer.Option("--other", help="NAME=ARCHIVE of another objective on the same cases (MEMO, CoTTA)."),
+        typer.Option(
+            "--other", help="NAME=EVALUATION[,CALIBRATION] of another objective on the same cases (TENT, MEMO); repeat."
+        ),
     ] = None,
     rerun: Annotated[
         Path | None, typer.Option("--rerun", help="A second recording of the same cases, to align.")
@@ -136,10 +138,12 @@ def _extras(
     from casewise.report.material import Extras
     from casewise.study.prereg import read_criteria
 
+    others = {name: _two(paths) for name, paths in _pairs("--other", other)}
     return Extras(
-        others={name: open_archive(path) for name, path in _pairs("--other", other)},
+        others={name: first for name, (first, _) in others.items()},
+        holdouts={name: second for name, (_, second) in others.items() if second is not None},
         rerun=open_archive(rerun) if rerun else None,
-        sweep={_rate(name): _rates(path) for name, path in _pairs("--sweep", sweep)},
+        sweep={_rate(name): _two(paths) for name, paths in _pairs("--sweep", sweep)},
         backbones={name: open_archive(path) for name, path in _pairs("--backbone", backbone)},
         away=open_archive(away) if away else None,
         frozen=read_policy(frozen) if frozen else None,
@@ -171,7 +175,8 @@ def _rate(name: str) -> float:
         ) from None
 
 
-def _rates(paths: str) -> Any:
+def _two(paths: str) -> Any:
+    """EVALUATION[,CALIBRATION], opened."""
     from casewise.archive.store import open_archive
 
     first, _, second = paths.partition(",")

@@ -91,7 +91,9 @@ def with_others(material: Material) -> Material:
     methods = dict(material.methods)
     for name, archive in material.extras.others.items():
         fixed = CONTROLLERS.build("fixed-k", step=archive.steps)
-        shared = archive.select(ids=material.evaluation.ids)
+        shared = unlock(
+            archive.select(ids=material.evaluation.ids), purpose=f"study of {material.evaluation.path.name}"
+        )
         methods[name] = deployed(outcomes(shared), replay(shared, fixed))
     return replace(material, methods=methods)
 

@@ -48,6 +48,7 @@ class Extras:
     """Further archives that some tables need; each is optional, and what needs a missing one says so."""
 
     others: Mapping[str, Archive] = field(default_factory=dict)  # MEMO, CoTTA, ... on the same cases
+    holdouts: Mapping[str, Archive] = field(default_factory=dict)  # calibration archives of the others, by name
     rerun: Archive | None = None
     sweep: Mapping[float, tuple[Archive, Archive | None]] = field(default_factory=dict)  # rate: evaluation, calibration
     backbones: Mapping[str, Archive] = field(default_factory=dict)

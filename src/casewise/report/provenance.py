@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from casewise import __version__
+from casewise.archive.layout import CASES, ENTRY
 from casewise.archive.store import Archive
 from casewise.judge.ledger import read_ledger
 from casewise.report.cells import Cell
@@ -89,6 +91,22 @@ def ledger_table(material: Material) -> Table:
         row |= {"times": int(str(row["times"])) + 1, "last": when}
     caption = "Every reading of the evaluation labels is written down in the archive, this study included."
     return table("exposures", "Exposure ledger", columns, rows.values(), caption=caption)
+
+
+def results_at(archive: Archive) -> tuple[datetime, str]:
+    """When results could first have been known, and why: the first case was recorded, or a label was read (J10, F12).
+
+    A recording is dated by its files, so a copy that did not keep their times looks younger; the ledger keeps its own.
+    """
+    times = [(_written(file), "the evaluation cases were recorded") for file in archive.path.glob(f"{CASES}/*/{ENTRY}")]
+    for line in read_ledger(archive.path):
+        if line.get("labels_visible", True):
+            times.append((datetime.fromisoformat(line["when"]), "evaluation labels were read"))
+    return min(times, default=(datetime.now(timezone.utc), "this study"))
+
+
+def _written(file: Path) -> datetime:
+    return datetime.fromtimestamp(file.stat().st_mtime, timezone.utc)
 
 
 def _exposures(material: Material) -> Iterator[tuple[str, str, str]]:

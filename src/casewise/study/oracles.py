@@ -11,6 +11,7 @@ from casewise.core.errors import BadInput
 from casewise.core.records import SOURCE, Action, Decision, State
 
 NEEDS_LABELS = True
+_NO_LABEL = "an oracle needs labels and no case has one; oracles are reference rows, never controllers"
 
 
 def replay_oracle(frame: pd.DataFrame, *, include_source: bool = True) -> list[Decision]:
@@ -23,7 +24,10 @@ def replay_oracle(frame: pd.DataFrame, *, include_source: bool = True) -> list[D
 
 def ha_oracle_scores(frame: pd.DataFrame) -> pd.Series:
     """HA of step 1 by case: rank it descending and roll back the top (E12b)."""
-    return _first(frame).set_index("case")["ha"].rename("oracle-ha")
+    first = frame.loc[(frame["step"] == 1) & (frame["shrink"] == 0) & frame["ha"].notna()]
+    if first.empty:
+        raise BadInput(_NO_LABEL)
+    return first.set_index("case")["ha"].rename("oracle-ha")
 
 
 def change_oracle_scores(frame: pd.DataFrame, *, step: int | None = None) -> pd.Series:
@@ -37,13 +41,8 @@ def change_oracle_scores(frame: pd.DataFrame, *, step: int | None = None) -> pd.
 
 def _labelled(frame: pd.DataFrame) -> pd.DataFrame:
     if frame["metric"].isna().all():
-        raise BadInput("an oracle needs labels and no case has one; oracles are reference rows, never controllers")
+        raise BadInput(_NO_LABEL)
     return frame.loc[frame["metric"].notna()]
-
-
-def _first(frame: pd.DataFrame) -> pd.DataFrame:
-    rows = _labelled(frame)
-    return rows.loc[(rows["step"] == 1) & (rows["shrink"] == 0)]
 
 
 def _decision(row: dict[str, object], name: str) -> Decision:

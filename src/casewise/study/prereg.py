@@ -127,32 +127,52 @@ def _criterion(plain: Mapping[str, Any]) -> Criterion:
     return Criterion(**{**plain, "bound": tuple(bound) if isinstance(bound, list) else bound})
 
 
-def reconcile(declaration: Declaration, facts: Mapping[str, Fact], *, results_at: datetime | None = None) -> Finding:
+def reconcile(
+    declaration: Declaration,
+    facts: Mapping[str, Fact],
+    *,
+    results_at: datetime | None = None,
+    event: str = "the results",
+    needs: Mapping[str, str] | None = None,
+) -> Finding:
     """Every criterion with what was observed: held, failed, unresolved, reported or not run (J10).
 
-    Criteria that were declared after ``results_at`` are reconciled too, and marked as not declared in time.
+    Criteria that were declared after ``results_at``, the time of ``event``, are reconciled too, and marked as declared
+    too late. ``needs`` says what a quantity that was not computed would have needed.
     """
     late = results_at is not None and datetime.fromisoformat(declaration.declared_at) > results_at
-    records = [_reconciled(one, facts.get(one.quantity), late) for one in declaration.criteria]
+    timing = f"declared too late: after {event}" if late else ""
+    records = [_reconciled(one, facts.get(one.quantity), timing, needs or {}) for one in declaration.criteria]
     columns = ("id", "expectation", "quantity", "observed", "low", "high", "n", "verdict", "reason")
     counts = {name: sum(record["verdict"] == name for record in records) for name in ("held", "failed", "unresolved")}
-    made = {"declared_at": declaration.declared_at, "sha256": declaration.sha256, "in_time": not late}
+    made = {
+        "declared_at": declaration.declared_at,
+        "sha256": declaration.sha256,
+        "results_at": results_at.isoformat() if results_at else None,
+        "event": event if results_at else None,
+        "in_time": not late,
+    }
     note = ", ".join(f"{count} {name}" for name, count in counts.items())
     n = max((fact.n for fact in facts.values() if isinstance(fact, Interval)), default=0)
     return Finding("prereg", rows(records, columns), n, "J10, O6-O10", made, (note,))
 
 
-def _reconciled(criterion: Criterion, fact: Fact | None, late: bool) -> dict[str, Any]:
+def _reconciled(criterion: Criterion, fact: Fact | None, timing: str, needs: Mapping[str, str]) -> dict[str, Any]:
     record = {"id": criterion.id, "expectation": criterion.expectation, "quantity": criterion.quantity}
-    timing = "declared after the results" if late else ""
     if fact is None or _value(fact) != _value(fact):
-        why = f"{criterion.quantity} was not computed" if fact is None else f"{criterion.quantity} is undefined"
-        return {**record, "observed": float("nan"), "verdict": "not run", "reason": why}
+        missing = needs.get(criterion.quantity, f"{criterion.quantity} was not computed")
+        why = missing if fact is None else f"{criterion.quantity} is undefined"
+        return {**record, "observed": float("nan"), "verdict": "not run", "reason": _joined(why, timing)}
     held, margin = TESTS[criterion.test](fact, criterion.bound)
     limits = {"low": fact.low, "high": fact.high, "n": fact.n} if isinstance(fact, Interval) else {}
     verdict, reason = "held" if held else "failed", timing
     if criterion.test == "report":
         verdict = "reported"
     elif abs(margin) < criterion.resolution:
-        verdict, reason = "unresolved", f"margin {margin:+.4f} is below the resolution {criterion.resolution:g}"
+        small = f"margin {margin:+.4f} is below the resolution {criterion.resolution:g}"
+        verdict, reason = "unresolved", _joined(small, timing)
     return {**record, "observed": _value(fact), **limits, "verdict": verdict, "reason": reason}
+
+
+def _joined(*reasons: str) -> str:
+    return "; ".join(reason for reason in reasons if reason)

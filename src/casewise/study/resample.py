@@ -110,6 +110,20 @@ def interval_of(
     return Interval(float(estimate), float(low), float(high), below, n, clusters, len(drawn), skipped, method)
 
 
+def interval_of_row(row: Mapping[str, Any], *, estimate: str = "estimate", resamples: int = 0) -> Interval:
+    """The interval that a row of a finding's table holds."""
+    return Interval(
+        float(row[estimate]),
+        float(row["low"]),
+        float(row["high"]),
+        float(row.get("p_below", np.nan)),
+        int(row["n"]),
+        int(row["clusters"]),
+        resamples,
+        method=str(row.get("interval", "percentile")),
+    )
+
+
 def clusters_of(frame: pd.DataFrame) -> NDArray[np.int64]:
     """Number of each row's cluster; a case without a cluster is its own, numbered in order of appearance."""
     if "cluster" not in frame.columns:

@@ -12,6 +12,8 @@ from casewise.report.tables import Column, Table, lowest, rows_of, table
 from casewise.study.controls import overlap, selector_intervals
 from casewise.study.finding import Finding
 
+_P_CAPTION = "p is (k + 1) / (B + 1) when k of B random assignments have an HA at or below the row's."
+
 
 def controls(material: Material) -> Section:
     """tab:app-matched-mnm, tab:app-matched-acdc, hard-bucket overlap, attribution (P 13, 14)."""
@@ -40,7 +42,8 @@ def lead(chance: Finding, share: Finding) -> str:
     return (
         f"{share.table['sentence'].iloc[0]}. Random assignment at the same bucket sizes and actions gives HA "
         f"{number(row['mean_exact'])} (exact mean; 95 % of {draws} draws in [{number(row['low'])}, "
-        f"{number(row['high'])}]), the router {number(row['deployed'])}; {better} of {draws} draws are at or below it."
+        f"{number(row['high'])}]), the router {number(row['deployed'])}; {better} of {draws} draws are at or below it "
+        f"(p = {number(row['p_draws_corrected'])}, n = {chance.n})."
     )
 
 
@@ -53,7 +56,7 @@ def _matched_table(material: Material, matched: Finding) -> Table:
         Column("metric", material.metric, 4),
         Column("ha", "HA", 4),
         Column("steps", "Steps"),
-        Column("p_random", "P(random ≤)"),
+        Column("p_random_corrected", "p (random ≤)"),
         Column("overlap_hard", "rolled back in common"),
     )
     rows: list[dict[str, Cell]] = []
@@ -61,13 +64,14 @@ def _matched_table(material: Material, matched: Finding) -> Table:
         is_reference = record["selector"] in ("deployed", "random", "m0")
         row: dict[str, Cell] = {"selector": _name(str(record["selector"]))}
         row |= {key: float(record[key]) for key in ("metric", "ha", "steps")}
-        row["p_random"] = DASH if record["selector"] in ("random", "m0") else float(record["p_random"])
+        is_drawn = record["selector"] not in ("random", "m0")
+        row["p_random_corrected"] = float(record["p_random_corrected"]) if is_drawn else DASH
         row["overlap_hard"] = DASH if is_reference else int(record["overlap_hard"])
         rows.append(row)
     real = [at for at, row in enumerate(frame["selector"]) if not str(row).startswith("oracle") and row != "m0"]
     caption = (
         "Every row rolls back the same number of cases and gives the same actions; only the score that ranks the cases "
-        "differs. Oracles see labels: each bounds only what it optimizes."
+        f"differs. Oracles see labels: each bounds only what it optimizes. {_P_CAPTION} n = {matched.n}."
     )
     return table(
         "matched", "Selectors at the router's quota", columns, rows, caption=caption, paper="tab:app-matched-mnm",
@@ -103,7 +107,7 @@ def _group_table(matched: Finding, chance: Finding, own: str) -> Table:
         Column("own", f"{own} HA"),
         Column("random", "random HA [95 %]"),
         Column("oracle", "oracle HA"),
-        Column("p", "P(random ≤)"),
+        Column("p", "p (random ≤)"),
     )
     rows: list[dict[str, Cell]] = []
     for scope, part in matched.table.groupby("scope", sort=False):
@@ -115,11 +119,15 @@ def _group_table(matched: Finding, chance: Finding, own: str) -> Table:
             "n": int(part["n"].max()),
             "hard": int(by_selector.loc[own, "hard"]),
         }
-        row["own"], row["oracle"] = float(by_selector.loc[own, "ha"]), float(by_selector.loc["oracle HA", "ha"])
+        row["own"], row["oracle"] = (_ha_of(by_selector, name) for name in (own, "oracle HA"))
         row |= _chance_of(chance, str(scope), by_selector, own)
         rows.append(row)
-    caption = "Quota matched inside each group; pooled is the plain mean over groups."
+    caption = f"Quota matched inside each group; pooled is the plain mean over groups. {_P_CAPTION}"
     return table("matched-by-group", "By group", columns, rows, caption=caption, paper="tab:app-matched-acdc")
+
+
+def _ha_of(by_selector: pd.DataFrame, name: str) -> float | None:
+    return float(by_selector.loc[name, "ha"]) if name in by_selector.index else None
 
 
 def _chance_of(chance: Finding, scope: str, by_selector: pd.DataFrame, own: str) -> dict[str, Cell]:
@@ -128,7 +136,7 @@ def _chance_of(chance: Finding, scope: str, by_selector: pd.DataFrame, own: str)
         return {"random": float(by_selector.loc["random", "ha"]), "p": DASH}
     row = found.iloc[0]
     estimate = Estimate(float(row["mean_exact"]), float(row["low"]), float(row["high"]))
-    return {"random": estimate, "p": float(by_selector.loc[own, "p_random"])}
+    return {"random": estimate, "p": float(by_selector.loc[own, "p_random_corrected"])}
 
 
 def _pair_table(material: Material, pairs: Finding, own: str) -> Table:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from casewise.report.cells import NOT_RUN, Cell, number
+from casewise.report.facts import NEEDS, facts
 from casewise.report.material import Material
+from casewise.report.objectives import objectives
+from casewise.report.provenance import results_at
 from casewise.report.section import Section
 from casewise.report.tables import Column, Table, rows_of, table
 from casewise.study.finding import Finding
 from casewise.study.prereg import PAPER_CRITERIA, Declaration, reconcile
-from casewise.study.resample import Interval
 
 
 def criteria(material: Material) -> Section:
@@ -18,73 +18,24 @@ def criteria(material: Material) -> Section:
     if not material.is_router:
         reason = f"the policy is a {material.controller.name}; the criteria are about a router"
         return Section("criteria", "Expectations", missing={"criteria": reason})
-    declared = material.extras.criteria or Declaration(PAPER_CRITERIA, "1970-01-01T00:00:00+00:00")
-    found = reconcile(declared, facts(material))
-    tables = (_table(found), objectives_table(material, found), _lines(material))
-    missing = (
-        {}
-        if material.extras.criteria
-        else {"declared criteria": "needs a file that was declared before the run (--criteria)"}
-    )
-    return Section("criteria", "Expectations", _lead(material, found), tables, (), (found,), (), missing)
+    found = _reconciled(material)
+    by_objective, finding, notes = objectives(material)
+    tables = (_table(found), *by_objective, _lines(material))
+    missing = {}
+    if material.extras.criteria is None:
+        missing["declared criteria"] = "needs a file that was declared before the run (--criteria)"
+    if not material.extras.others:
+        missing["other objectives (tab:newobj)"] = "need --other NAME=EVALUATION[,CALIBRATION] for each"
+    return Section("criteria", "Expectations", _lead(material, found), tables, (), (found, finding), notes, missing)
 
 
-def facts(material: Material) -> dict[str, Any]:
-    """The numbers that criteria are about, by the keys that declarations use."""
-    shape = material.shape.row(group="all")
-    cost = material.interval(material.reference, material.ours, "metric") or _turned(
-        material.interval(material.ours, material.reference, "metric")
-    )
-    harm = material.interval(material.ours, material.reference, "ha")
-    first = material.interval("fixed-1", "m0", "metric")
-    ha = material.matched.table[material.matched.table["scope"] == "all"].set_index("selector")["ha"]
-    found: dict[str, Any] = {
-        "rho.delta": _rho(material, "delta"),
-        "rho.regions": _rho(material, "regions"),
-        "ladder.non_monotone": bool(shape["non_monotone"]),
-        "ladder.last_minus_best": float(shape["ha_last"] - shape["ha_best"]),
-        "ha.router_minus_default": _interval(harm, material.resamples),
-        "metric.default_minus_router": _interval(cost, material.resamples),
-        "metric.first_minus_source": _interval(first, material.resamples) or _first_step(material),
-        "share.random": float(material.attribution.row(control="random")["share"]),
-        "p.random": float(material.chance.row(scope="all", quantity="ha")["p_draws"]),
-        "ha.oracle_minus_router": float(ha["oracle HA"] - ha["deployed"]),
-        "ha.entropy_minus_router": float(ha["entropy"] - ha["deployed"]) if "entropy" in ha.index else None,
-    }
-    return {key: value for key, value in found.items() if value is not None}
-
-
-def _first_step(material: Material) -> float:
-    return float(material.methods["fixed-1"]["change"].mean())
-
-
-def _turned(row: Any) -> Any:
-    """The same interval seen from the other side."""
-    if row is None:
-        return None
-    return {
-        **row,
-        "estimate": -row["estimate"],
-        "low": -row["high"],
-        "high": -row["low"],
-        "p_below": 1 - row["p_below"],
-    }
-
-
-def _interval(row: Any, resamples: int) -> Interval | None:
-    if row is None:
-        return None
-    return Interval(
-        **{name: row[name] for name in ("estimate", "low", "high", "p_below", "n", "clusters")},
-        resamples=resamples,
-        method=row["interval"],
-    )
-
-
-def _rho(material: Material, signal: str) -> float | None:
-    frame = material.association.table
-    found = frame[(frame["scope"] == "all") & (frame["kind"] == "level") & (frame["signal"] == signal)]
-    return None if found.empty else float(found["rho"].iloc[0])
+def _reconciled(material: Material) -> Finding:
+    """Declared criteria, judged for lateness too; without a declaration the paper's, which only describe."""
+    declared = material.extras.criteria
+    if declared is None:
+        return reconcile(Declaration(PAPER_CRITERIA, "1970-01-01T00:00:00+00:00"), facts(material), needs=NEEDS)
+    moment, event = results_at(material.evaluation)
+    return reconcile(declared, facts(material), results_at=moment, event=event, needs=NEEDS)
 
 
 def _lead(material: Material, found: Finding) -> str:
@@ -92,7 +43,10 @@ def _lead(material: Material, found: Finding) -> str:
         return (
             f"The paper's criteria on this archive: {found.notes[0]}. They were not declared for it and only describe."
         )
-    return f"Declared {found.made['declared_at']} (sha256 {str(found.made['sha256'])[:12]}): {found.notes[0]}."
+    when = f"{found.made['declared_at']} (sha256 {str(found.made['sha256'])[:12]})"
+    timing = "in time, before" if found.made["in_time"] else "too late, after"
+    known = f"{found.made['event']} ({str(found.made['results_at'])[:19]} UTC)"
+    return f"Declared {when}, {timing} {known}: {found.notes[0]}."
 
 
 def _table(found: Finding) -> Table:
@@ -113,39 +67,6 @@ def _table(found: Finding) -> Table:
     return table("prereg", "Expectations and outcomes", columns, rows, paper="tab:app-prereg")
 
 
-def objectives_table(material: Material, found: Finding) -> Table:
-    """tab:newobj: one row for this archive's objective; run the study on another archive for another row."""
-    verdicts = dict(zip(found.table["id"], found.table["verdict"], strict=True))
-    columns = (
-        Column("objective", "Objective", text=True),
-        Column("dataset", "Benchmark", text=True),
-        Column("delta", "ρ(δ)"),
-        Column("regions", "ρ(regions)"),
-        *(Column(name, name, text=True) for name in ("V1", "V2", "V3")),
-        Column("share", "V4 random"),
-    )
-    made = material.configuration
-    row: dict[str, Cell] = {
-        "objective": str(made.get("objective", "not said")),
-        "dataset": str(made.get("dataset", "this archive")),
-        "delta": _rho(material, "delta"),
-        "regions": _rho(material, "regions"),
-        "share": float(material.attribution.row(control="random")["share"]),
-    }
-    row |= {name: _joined([verdicts.get(f"{name}{part}", "not run") for part in "ab"]) for name in ("V1", "V2", "V3")}
-    caption = "V1: both ρ in [0.4, 0.6]. V2: non-monotone, HA(K) above its minimum. V3: lower HA at a bounded cost."
-    return table(
-        "objectives", "Criteria by objective", columns, (row,), caption=caption, paper="tab:newobj", collapsed=True
-    )
-
-
-def _joined(parts: list[str]) -> str:
-    for word in ("not run", "failed", "unresolved"):
-        if word in parts:
-            return word
-    return "held"
-
-
 def _lines(material: Material) -> Table:
     """tab:app-three-pillars: replay, ranking and calibration perturbation, said in words that follow from numbers."""
     columns = (Column("analysis", "Analysis", text=True), Column("verdict", "Here", text=True))
@@ -162,10 +83,11 @@ def _lines(material: Material) -> Table:
 
 def _replayed(material: Material) -> str:
     row = material.chance.row(scope="all", quantity="ha")
-    draws, p = int(material.chance.made["draws"]), float(row["p_draws"])
+    draws, p = int(material.chance.made["draws"]), float(row["p_draws_corrected"])
     word = "better than random" if p <= 0.05 else "not better than random"
     found = f"HA {number(row['deployed'])} against {number(row['mean_exact'])}"
-    return f"{word}: {found}; {round(p * draws)} of {draws} draws at or below"
+    below = round(float(row["p_draws"]) * draws)
+    return f"{word}: {found}; {below} of {draws} draws at or below, p = {number(p)}"
 
 
 def _ranked(material: Material) -> str:
