@@ -24,11 +24,11 @@ from casewise.archive.store import Archive, create_archive
 from casewise.core.records import Case, Controller, Mask, State, Trajectory
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.controllers.bucket import Bucket
-from casewise.judge.controllers.region_gate import region_drops
 from casewise.judge.controllers.router import Router
 from casewise.judge.outcomes import outcomes
 from casewise.judge.synthetic import SYNTHETIC
 from casewise.measure.metrics.harm import harm
+from casewise.measure.signals.drops import region_drops
 from casewise.measure.signals.fragmentation import fragmentation, summary
 
 PATTERNS = 16  # distinct trajectories; every case still has files of its own

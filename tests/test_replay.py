@@ -15,6 +15,7 @@ from casewise.core.records import State
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.controllers.bucket import Bucket
 from casewise.judge.controllers.fixed import FixedK
+from casewise.judge.controllers.region_gate import RegionGate
 from casewise.judge.controllers.router import Router
 from casewise.judge.deciding import deployed_mask
 from casewise.judge.synthetic import synthetic_archive
@@ -38,6 +39,19 @@ def test_rollback_is_the_archived_m0(archive):
     decision = casewise.replay(archive, Router("delta", 0, 0, Bucket("depth", 1), Bucket("depth", 1)))[0]
     assert (decision.deployed, decision.executed, decision.rolled_back) == (0, 1, True)
     assert decision.state_hash == mask_sha256(archive.mask(decision.case_id, State(0)))
+
+
+@pytest.mark.parametrize("keep_small", [False, True])
+@pytest.mark.parametrize("threshold", [-9.0, 0.0, 9.0])
+def test_a_gate_names_the_very_mask_that_it_deploys(archive, threshold, keep_small):
+    gate = RegionGate(threshold, keep_small=keep_small)
+    for one in casewise.replay(archive, gate):
+        assert one.state_hash == mask_sha256(deployed_mask(archive, gate, one))
+
+
+def test_a_gate_that_accepts_the_whole_edit_deploys_the_recorded_step(archive):
+    for one in casewise.replay(archive, RegionGate(-9.0, keep_small=True)):
+        assert one.state_hash == archive.entries[one.case_id].mask_sha256["1"]
 
 
 def test_a_policy_signs_its_decisions(archive):

@@ -14,11 +14,12 @@ from casewise.judge.controllers.bucket import Bucket
 from casewise.judge.controllers.by_group import ByGroup, InferredGroup
 from casewise.judge.controllers.fixed import FixedK, Source
 from casewise.judge.controllers.reading import Statistics
-from casewise.judge.controllers.region_gate import RegionGate, gated, region_drops
+from casewise.judge.controllers.region_gate import RegionGate, gated
 from casewise.judge.controllers.router import Router
 from casewise.judge.controllers.stop import Stop, entropy_stop, frag_stop, gradient_stop, msp_stop
 from casewise.judge.controllers.stop_router import StopRouter
 from casewise.judge.controllers.tau_stop import TauStop
+from casewise.measure.signals.drops import region_drops
 
 LOW, MID = Bucket("depth", 3), Bucket("depth", 2, shrink=0.5)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from casewise.archive.layout import mask_sha256
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput
-from casewise.core.records import SOURCE, Action, Controller, Decision, Mask, State, Verdict
-from casewise.judge.controllers.region_gate import RegionGate, with_accepted
+from casewise.core.records import SOURCE, Action, Controller, Decision, Mask, Verdict
+from casewise.judge.controllers.region_gate import RegionGate, accepted_voxels, edited
 
 
 def decision_of(archive: Archive, controller: Controller, case_id: str, *, calibration_id: str = "") -> Decision:
@@ -29,23 +29,27 @@ def deployed_mask(archive: Archive, controller: Controller, decision: Decision) 
         return archive.mask(decision.case_id, decision.state)
     if not isinstance(controller, RegionGate):
         raise BadInput(f"case {decision.case_id} was gated, so its mask needs the gate, got {controller.name}")
-    return _gated(archive, controller, decision.case_id, decision.accepted or ())
-
-
-def _gated(archive: Archive, gate: RegionGate, case_id: str, accepted: tuple[int, ...]) -> Mask:
-    edit = archive.edit(case_id, State(1))
-    return with_accepted(*edit, accepted, min_area=gate.min_area, keep_small=gate.keep_small)
+    masks = archive.masks(decision.case_id, (decision.state,))
+    return controller.output(masks[SOURCE], masks[decision.state], decision)
 
 
 def _state_hash(archive: Archive, controller: Controller, case_id: str, verdict: Verdict) -> str:
     known = archive.entries[case_id].mask_sha256
     if verdict.action is Action.GATE and isinstance(controller, RegionGate):
-        if not verdict.accepted and not controller.keep_small:
-            return known[str(SOURCE)]  # a gate that accepts nothing deploys M0
-        return mask_sha256(_gated(archive, controller, case_id, verdict.accepted or ()))
+        return _gated_hash(archive, controller, case_id, verdict)
     if str(verdict.state) not in known:
         raise BadInput(
             f"{controller.name} deploys state {verdict.state} of case {case_id}, which was not recorded; "
             f"recorded are {', '.join(known)}. Record with shrink {verdict.state.shrink:g}, or calibrate unshrunk"
         )
     return known[str(verdict.state)]
+
+
+def _gated_hash(archive: Archive, gate: RegionGate, case_id: str, verdict: Verdict) -> str:
+    """The hash of a gated mask; one that accepts all of the edit, or nothing of it, is a recorded state."""
+    source, voxels, values = archive.edit(case_id, verdict.state)
+    accepted = verdict.accepted or ()
+    passes = accepted_voxels(voxels, source.shape, accepted, min_area=gate.min_area, keep_small=gate.keep_small)
+    if passes.all() or not passes.any():
+        return archive.entries[case_id].mask_sha256[str(verdict.state if passes.any() else SOURCE)]
+    return mask_sha256(edited(source, voxels[passes], values[passes]))

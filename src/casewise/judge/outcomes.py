@@ -17,9 +17,10 @@ from casewise.archive.store import Archive
 from casewise.archive.tables import cached_table
 from casewise.core.errors import BadInput
 from casewise.core.records import SOURCE, Action, Decision, Mask, State
-from casewise.judge.controllers.region_gate import DROP, RegionGate
+from casewise.judge.controllers.region_gate import RegionGate
 from casewise.measure.metrics.harm import harm
 from casewise.measure.metrics.overlap import dice, miou
+from casewise.measure.signals.drops import DROP
 from casewise.measure.signals.fragmentation import fragmentation
 
 KEYS = ["case", "step", "shrink"]

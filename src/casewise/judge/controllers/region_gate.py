@@ -2,7 +2,7 @@
 
 Region scores are signals of step 1: ``drop.0``, ``drop.1``, ... are the mean entropy drops of the regions of the raw
 (multi-class) step-1 edit, in the order in which :func:`casewise.measure.regions.regions_of` numbers the kept ones.
-:func:`region_drops` makes them where masks and entropies are at hand; the gate itself reads numbers only.
+:func:`casewise.measure.signals.drops.region_drops` makes them; the gate itself reads numbers only.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from casewise.core.errors import BadInput, NotFinite
 from casewise.core.records import SOURCE, Action, Decision, Mask, Observation, State, Verdict
 from casewise.measure.difference import changed_voxels
 from casewise.measure.regions import Regions, components, regions_of
-
-DROP = "drop."
-"""Prefix of the region scores among the signals of step 1."""
+from casewise.measure.signals.drops import DROP
 
 
 @dataclass(frozen=True)
@@ -77,45 +75,32 @@ def gate_regions(source: Mask, adapted: Mask, *, min_area: int = 16) -> Regions:
     return regions_of(source, adapted, min_area=min_area, foreground=False)
 
 
-def region_drops(source: Mask, adapted: Mask, drop: NDArray[Any], *, min_area: int = 16) -> dict[str, float | None]:
-    """Region scores as signals of step 1: mean over each region of entropy(M0) - entropy(M_1) (L2).
-
-    ``drop`` holds entropy(M0) - entropy(M_1): of every voxel in the masks' shape, or of the voxels of D in C order.
-    """
-    found = gate_regions(source, adapted, min_area=min_area)
-    on_d = drop.reshape(-1)[found.voxels] if drop.shape == found.shape else np.asarray(drop)
-    if on_d.shape != found.voxels.shape:
-        raise BadInput(f"entropy drops need shape {found.shape} or ({found.area},), got {drop.shape}")
-    sums = np.bincount(found.number, weights=on_d, minlength=len(found.sizes))
-    means = (sums / found.sizes)[found.kept] if found.area else np.empty(0)
-    whole = float(on_d.mean()) if found.area else 0.0
-    return {"drop": whole, **{f"{DROP}{number}": float(score) for number, score in enumerate(means)}}
-
-
 def gated(
     source: Mask, adapted: Mask, accepted: tuple[int, ...], *, min_area: int = 16, keep_small: bool = False
 ) -> Mask:
     """M0 with the accepted regions of the edit (L3)."""
     voxels = changed_voxels(source, adapted, foreground=False)
-    return with_accepted(
-        source.copy(), voxels, adapted.reshape(-1)[voxels], accepted, min_area=min_area, keep_small=keep_small
-    )
+    passes = accepted_voxels(voxels, source.shape, accepted, min_area=min_area, keep_small=keep_small)
+    return edited(source.copy(), voxels[passes], adapted.reshape(-1)[voxels[passes]])
 
 
-def with_accepted(
-    source: Mask,
+def accepted_voxels(
     voxels: NDArray[np.int64],
-    values: NDArray[Any],
+    shape: tuple[int, ...],
     accepted: tuple[int, ...],
     *,
     min_area: int = 16,
     keep_small: bool = False,
-) -> Mask:
-    """M0 with the accepted regions of an edit (flat positions, and the labels there), written onto ``source``."""
-    found = components(voxels, tuple(source.shape), min_area=min_area)
+) -> NDArray[np.bool_]:
+    """Which voxels of an edit (ascending flat positions) lie in accepted regions, or in none if those are kept."""
+    found = components(voxels, shape, min_area=min_area)
     passes = np.zeros(len(found.sizes), bool)
     passes[np.flatnonzero(found.kept)[list(accepted)]] = True
     passes |= ~found.kept & keep_small
-    chosen = passes[found.number]
-    source.reshape(-1)[voxels[chosen]] = values[chosen]
-    return source
+    return np.asarray(passes[found.number])
+
+
+def edited(mask: Mask, voxels: NDArray[np.int64], values: NDArray[Any]) -> Mask:
+    """The mask itself, with other labels at some flat positions."""
+    mask.reshape(-1)[voxels] = values
+    return mask
