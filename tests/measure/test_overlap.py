@@ -31,6 +31,27 @@ def test_a_missed_class_counts_zero():
     assert dice(np.array([[1, 1, 0, 0]]), np.array([[1, 1, 2, 2]])) == 0.5
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int64, np.uint64])
+@pytest.mark.parametrize("top", [1, 3, 255, 256, 70000])
+@pytest.mark.parametrize("background", [0.0, 0.3, 0.9, 1.0])
+def test_counts_are_those_of_looking_at_every_class(dtype, top, background):
+    if top > np.iinfo(dtype).max:
+        return
+    rng = np.random.default_rng(top)
+    classes = np.unique([0, 1, top // 2, top])
+    mask, label = (np.where(rng.random((9, 40)) < background, 0, rng.choice(classes, (9, 40))) for _ in range(2))
+    mask, label = mask.astype(dtype), label.astype(dtype)
+    wanted = {
+        int(c): 2 * int(((mask == c) & (label == c)).sum()) / int((mask == c).sum() + (label == c).sum())
+        for c in classes[1:]
+        if (label == c).any()
+    }
+    assert dice_by_class(mask, label) == wanted
+    held = [c for c in classes if (mask == c).any() or (label == c).any()]
+    ratios = [((mask == c) & (label == c)).sum() / ((mask == c) | (label == c)).sum() for c in held]
+    assert miou(mask, label, ignore=None) == pytest.approx(float(np.mean(ratios)), abs=1e-15)
+
+
 def test_dice_may_be_narrowed_to_classes():
     mask, label = np.array([[1, 1, 2, 2]]), np.array([[1, 1, 2, 0]])
     assert dice(mask, label, classes=[1]) == 1

@@ -13,6 +13,7 @@ from casewise.measure.masks import Integers, checked_masks, on_host
 from casewise.measure.metrics.empty import NAN
 
 VOID = 255  # the label of driving scenes that is never scored (A11)
+_FEW = 256  # classes whose pairs fit 16 bits
 
 
 def dice(mask: Any, label: Any, *, classes: Sequence[int] | None = None, ignore: int | None = None) -> float:
@@ -81,8 +82,26 @@ def _counts(mask: Any, label: Any, ignore: int | None) -> tuple[Integers, Intege
     if ignore is not None:
         valid = label != ignore
         mask, label = mask[valid], label[valid]
+    held = (mask != 0) | (label != 0)
+    background = held.size - np.count_nonzero(held)
+    if 2 * background > held.size:  # most of a volume: left out here, added to class 0 below
+        mask, label = mask[held], label[held]
+    else:
+        background = 0
+    counts = _tallied(mask, label)
+    for count in counts:
+        count[0] += background
+    return counts
+
+
+def _tallied(mask: NDArray[Any], label: NDArray[Any]) -> tuple[Integers, Integers, Integers]:
+    """The three counts of flat arrays; from one table of (mask, label) pairs where classes are few."""
     size = int(max(mask.max(initial=0), label.max(initial=0))) + 1
-    return _tally(mask[mask == label], size), _tally(mask, size), _tally(label, size)
+    if size > _FEW:
+        return _tally(mask[mask == label], size), _tally(mask, size), _tally(label, size)
+    pairs = mask.astype(np.uint16) * np.uint16(size) + label.astype(np.uint16)
+    table = np.bincount(pairs, minlength=size * size).reshape(size, size)
+    return table.diagonal().copy(), table.sum(axis=1), table.sum(axis=0)
 
 
 def _tally(values: NDArray[Any], size: int) -> Integers:
