@@ -5,11 +5,16 @@ Names of modules follow the state dict of the weights, so that ``load_state_dict
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from casewise.adapt.backbones.module import Module
+
+CITYSCAPES = (
+    "road", "sidewalk", "building", "wall", "fence", "pole", "traffic light", "traffic sign", "vegetation", "terrain",
+    "sky", "person", "rider", "car", "truck", "bus", "train", "motorcycle", "bicycle",
+)  # fmt: skip
 
 
 class ConvLayer(nn.Module):
@@ -210,8 +215,15 @@ class EfficientViT(nn.Module):
         return self.head(self.backbone(image))
 
 
-def efficientvit_b0(weights: Path | str) -> EfficientViT:
-    """The published weights, loaded strictly, in evaluation mode."""
-    network = EfficientViT()
-    network.load_state_dict(torch.load(weights, weights_only=True, map_location="cpu"), strict=True)
-    return network.eval()
+def model() -> Module:
+    """For ``casewise record -m benchmarks.efficientvit:model --weights efficientvit_b0_cityscapes.pth``."""
+    return Module(
+        EfficientViT(),
+        classes=len(CITYSCAPES),
+        dimensions=2,
+        name="EfficientViT-B0 Cityscapes",
+        intensity="imagenet",
+        multiple=32,
+        labels=dict(enumerate(CITYSCAPES)),
+        ignore=255,
+    )

@@ -10,40 +10,48 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from casewise.adapt.backbones.module import Module
 from casewise.adapt.networks import PlainUNet
 
 FEATURES = (16, 32, 64, 96, 128)
 
 
-def network() -> nn.Module:
-    """The architecture of the fundus source model, untrained."""
-    return PlainUNet(channels=3, classes=3, features=FEATURES)
+class FundusUNet(PlainUNet):
+    """RGB crops in 0..255 -> logits of background, rim and cup; an image is z-scored over all its values."""
+
+    def __init__(self) -> None:
+        super().__init__(channels=3, classes=3, features=FEATURES)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Scale, then segment."""
+        every = (1, 2, 3)
+        mean, spread = image.mean(every, keepdim=True), image.std(every, correction=0, keepdim=True)
+        return super().forward((image - mean) / spread)
 
 
-def scaled(image: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """(rows, columns, 3) in 0..255 to (3, rows, columns), z-scored over the image."""
-    values = np.moveaxis(image.astype(np.float32), -1, 0)
-    return (values - values.mean()) / values.std()
+def model() -> Module:
+    """For ``casewise record -m benchmarks.fundus_source:model --weights fundus.safetensors``."""
+    names = {0: "background", 1: "disc rim", 2: "cup"}
+    return Module(FundusUNet(), classes=3, dimensions=2, name="RIM-ONE U-Net", intensity="as-is", labels=names)
 
 
 def read(folder: Path) -> tuple[Tensor, Tensor]:
     """Images (n, 3, rows, columns) and labels (n, rows, columns)."""
     names = sorted(path.name for path in (folder / "images").glob("*.png"))
-    images = [scaled(np.array(Image.open(folder / "images" / name).convert("RGB"))) for name in names]
+    pictures = [np.array(Image.open(folder / "images" / name).convert("RGB"), np.float32) for name in names]
     labels = [np.array(Image.open(folder / "labels" / name)).astype(np.int64) for name in names]
-    return torch.from_numpy(np.stack(images)), torch.from_numpy(np.stack(labels))
+    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(np.stack(labels))
 
 
 def train(images: Tensor, labels: Tensor, *, rounds: int) -> nn.Module:
     """Cross-entropy, AdamW with one cycle, random flips."""
     torch.manual_seed(0)
-    model, draw = network().train(), torch.Generator().manual_seed(0)
+    model, draw = FundusUNet().train(), torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=rounds)
     for step in range(rounds):

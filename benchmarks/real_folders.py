@@ -1,0 +1,73 @@
+"""The three real cohorts as plain folders (images, labels, cases.csv), one for calibration and one for development.
+
+Cardiac: M&Ms vendor B by subject, and fundus: Drishti-GS, as their cases.csv split them. Driving: ACDC
+fog and night at 1024x512, split by sequence, fixed before anything was measured: the smaller sequences calibrate.
+"""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from PIL import Image
+
+SPLITS = ("calibration", "development")
+DRIVING_SIZE = (1024, 512)
+DRIVING_CALIBRATION = {"fog": ("GP010476", "GP020475"), "night": ("GOPR0356",)}
+
+
+def write_cardiac(data: Path, out: Path) -> None:
+    """M&Ms vendor B through ``casewise inspect``, which knows subjects and splits."""
+    for split in SPLITS:
+        if not (out / split).exists():
+            source = data / "mnms_cardiac" / "vendorB"
+            command = [sys.executable, "-m", "casewise.cli", "inspect", str(source), "--split", split, "--write"]
+            subprocess.run([*command, str(out / split)], check=True, stdout=subprocess.DEVNULL)
+
+
+def write_fundus(data: Path, out: Path) -> None:
+    """Drishti-GS: one image a patient, as far as the file names say."""
+    home = data / "fundus_disc_cup" / "drishti_gs"
+    with (data / "fundus_disc_cup" / "cases.csv").open() as file:
+        listed = [row for row in csv.DictReader(file) if row["domain"] == "drishti_gs"]
+    for split in SPLITS:
+        names = [row["case"] for row in listed if row["split"] == split]
+        pairs = ((home / "images" / f"{name}.png", home / "labels" / f"{name}.png") for name in names)
+        _write(out / split, ((image, label, "drishti_gs", split) for image, label in pairs), None)
+
+
+def write_driving(data: Path, out: Path) -> None:
+    """ACDC fog and night; images are resized bilinearly, labels by nearest neighbour."""
+    for split in SPLITS:
+        _write(out / split, _driving_rows(data / "driving" / "acdc", split), DRIVING_SIZE)
+
+
+def _driving_rows(home: Path, split: str) -> Iterator[tuple[Path, Path, str, str]]:
+    for condition, calibrating in DRIVING_CALIBRATION.items():
+        for image in sorted((home / condition / "images").iterdir()):
+            calibrates = image.name.split("_frame_")[0] in calibrating
+            if calibrates == (split == "calibration"):
+                label = next((home / condition / "labels").glob(f"{image.stem}.*"))
+                yield image, label, condition, split
+
+
+def _write(folder: Path, rows: Iterable[tuple[Path, Path, str, str]], size: tuple[int, int] | None) -> None:
+    if (folder / "cases.csv").exists():
+        return
+    for name in ("images", "labels"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    lines = []
+    for image, label, group, split in rows:
+        _resized(image, size, Image.Resampling.BILINEAR).convert("RGB").save(folder / "images" / f"{image.stem}.png")
+        _resized(label, size, Image.Resampling.NEAREST).save(folder / "labels" / f"{image.stem}.png")
+        lines.append((image.stem, group, split))
+    with (folder / "cases.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("case", "group", "split"), *lines])
+
+
+def _resized(path: Path, size: tuple[int, int] | None, how: Image.Resampling) -> Image.Image:
+    picture = Image.open(path)
+    return picture if size is None else picture.resize(size, how)
