@@ -37,7 +37,9 @@ class Scene:
     sampled_regions: int | None = None  # time the textbook's region loop on so many regions and scale up
 
 
-HEART = (0,) * 48 + (1,) * 4 + (2,) * 2 + (3,)  # a third of D in single voxels, as the paper reports (O4)
+# A third of D in single voxels, as the paper reports (O4): 0.33 components an edited voxel. Recorded edits of the real
+# cardiac benchmark at the same coverage have more, 0.65 (16 volumes), so the textbook path has an easier time here.
+HEART = (0,) * 48 + (1,) * 4 + (2,) * 2 + (3,)
 PROSTATE = (0,) * 100 + (1,) * 15 + (2,) * 5 + (3, 3, 5, 8)
 BODY = (0, 0, 1, 2, 3, 5, 8)
 STREET = (0, 0, 1, 2, 4, 6, 9, 14, 20)
