@@ -20,7 +20,7 @@ from casewise.judge.certificates.simulated import (
     gate_outcomes,
     grid_outcome,
     inflated_outcomes,
-    ltt_cut,
+    ltt_cuts,
     router_outcome,
 )
 from casewise.judge.monitors.simulated import (
@@ -32,13 +32,13 @@ from casewise.judge.monitors.simulated import (
 )
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "explanation" / "certificates.md"
-CELLS = ((10, 0.15), (10, 0.30), (20, 0.10), (20, 0.20), (50, 0.10), (50, 0.20))
+CELLS = (
+    (10, 0.15), (10, 0.20), (10, 0.30), (20, 0.10), (20, 0.20), (20, 0.30), (50, 0.10), (50, 0.20), (50, 0.30),
+)  # fmt: skip
+GRID_ALPHAS = {10: (0.35, 0.40, 0.50), 20: (0.20, 0.25, 0.30), 50: (0.15, 0.20, 0.30)}
 GRIDS = (
-    (10, 0.40, "binary", "hoeffding-bentkus"),
-    (20, 0.25, "discrete", "hoeffding-bentkus"),
+    *((n, a, severity, "hoeffding-bentkus") for n in GRID_ALPHAS for a in GRID_ALPHAS[n] for severity in SEVERITIES),
     (20, 0.25, "discrete", "betting"),
-    (50, 0.15, "continuous", "hoeffding-bentkus"),
-    (50, 0.30, "binary", "hoeffding-bentkus"),
 )
 
 
@@ -58,10 +58,10 @@ def router_table(repetitions: int) -> str:
         for severity in SEVERITIES:
             same = {"n": n, "alpha": alpha, "severity": severity, "repetitions": repetitions}
             kind = "binomial" if severity == "binary" else "hoeffding-bentkus"
-            crc = router_outcome(lambda t, a=alpha: crc_cut(t, a), **same)
-            bets = router_outcome(lambda t, a=alpha: ltt_cut(t, a, 0.1, "betting", 25), **same)
-            tests = router_outcome(lambda t, a=alpha, k=kind: ltt_cut(t, a, 0.1, k), **same)
-            naive = router_outcome(lambda t, a=alpha: empirical_cut(t, a), **same)
+            crc = router_outcome(lambda ts, a=alpha: [crc_cut(t, a) for t in ts], **same)
+            bets = router_outcome(lambda ts, a=alpha: ltt_cuts(ts, a, 0.1, "betting", 25), **same)
+            tests = router_outcome(lambda ts, a=alpha, k=kind: ltt_cuts(ts, a, 0.1, k), **same)
+            naive = router_outcome(lambda ts, a=alpha: [empirical_cut(t, a) for t in ts], **same)
             rows.append(
                 f"| {n} | {alpha:.2f} | {severity} | {bold(f'{crc.risk:.3f}', not crc.holds_in_expectation(alpha))} "
                 f"| {crc.kept:.2f} | {bold(f'{bets.violated:.3f}', not bets.holds_with_probability(0.1))} "
@@ -133,19 +133,25 @@ def _grid_cell(found: Outcome, delta: float) -> str:
     return f"{broken} ({found.refused:.2f}; {found.kept:.2f})"
 
 
-def monitor_table(repetitions: int, length: int = 200, delta: float = 0.1) -> str:
+def monitor_table(repetitions: int, length: int = 200) -> str:
     """False alarms on healthy streams."""
     rows = [
-        "| n | audit | reference | proxy | exchangeability | fixed pool (naive) |",
-        "|---|---|---|---|---|---|",
+        "| n | delta | audit, continuous | discrete | reference, continuous | discrete | proxy "
+        "| exchangeability, ties | none | fixed pool (naive) |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    limit = delta + 3 * (delta * (1 - delta) / repetitions) ** 0.5
     for n in (10, 20, 50):
-        shares = [
-            monitor(n=n, length=length, repetitions=repetitions, delta=delta)
-            for monitor in (audit_alarms, reference_alarms, proxy_alarms, exchangeability_alarms, fixed_pool_alarms)
-        ]
-        rows.append(f"| {n} | {' | '.join(bold(f'{share:.3f}', share > limit) for share in shares)} |")
+        for delta in (0.05, 0.1, 0.2):
+            same = {"n": n, "length": length, "repetitions": repetitions, "delta": delta}
+            kinds = [
+                monitor(severity=severity, **same)
+                for monitor in (audit_alarms, reference_alarms)
+                for severity in ("continuous", "discrete")
+            ]
+            ranks = [exchangeability_alarms(severity=severity, **same) for severity in ("discrete", "continuous")]
+            shares = [*kinds, proxy_alarms(**same), *ranks, fixed_pool_alarms(**same)]
+            limit = delta + 3 * (delta * (1 - delta) / repetitions) ** 0.5
+            rows.append(f"| {n} | {delta} | {' | '.join(bold(f'{one:.3f}', one > limit) for one in shares)} |")
     return "\n".join(rows)
 
 

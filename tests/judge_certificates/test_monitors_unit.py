@@ -12,7 +12,7 @@ from casewise.cli import app
 from casewise.core.errors import BadInput, Mismatch, TooFewCases
 from casewise.judge.certificates.for_router import Promise, certify_router
 from casewise.judge.monitors.audit import Audit
-from casewise.judge.monitors.betting import agrapa_stake, exceeds, lower_bound
+from casewise.judge.monitors.betting import agrapa_stakes, exceeds, lower_bound
 from casewise.judge.monitors.exchangeability import Exchangeability
 from casewise.judge.monitors.proxy import Proxy, proxy_threshold
 from casewise.judge.monitors.reference import Reference, upper_bound
@@ -44,9 +44,9 @@ def test_an_alarm_stays_raised():
 
 
 def test_stakes_come_from_the_past_only_and_are_truncated():
-    assert agrapa_stake([0.15] * 500, 0.1) == pytest.approx(0.5 / 0.1)
-    assert agrapa_stake([1.0] * 500, 0.1) == pytest.approx(1 / 0.9, rel=0.01)
-    assert agrapa_stake([0.0] * 50, 0.1) == 0.0
+    assert agrapa_stakes([0.15] * 500, 0.1)[-1] == pytest.approx(0.5 / 0.1)
+    assert agrapa_stakes([1.0] * 500, 0.1)[-1] == pytest.approx(1 / 0.9, rel=0.01)
+    assert agrapa_stakes([0.0] * 50, 0.1)[-1] == 0.0
 
 
 def test_the_lower_bound_is_where_the_alarm_begins():

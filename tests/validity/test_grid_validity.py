@@ -1,6 +1,6 @@
 """Choosing among many settings (C6, C7, C8) in worlds whose risk is known: the price of the choice is really paid.
 
-Grids run the search behind ``certify_grid`` itself, with its own choice; only the archive is replaced by draws.
+Grids run ``searched``, the search of ``certify_grid``, with its own choice; only the archive is replaced by draws.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from casewise.judge.certificates.inflated import inflation
 from casewise.judge.certificates.simulated import grid_outcome, inflated_outcomes
 
 FEW, MANY, DELTA, THRESHOLDS = 60, 2000, 0.1, 4
-CELLS = [(10, 0.4, "binary"), (20, 0.25, "discrete"), (50, 0.3, "binary")]
+ALPHAS = {10: (0.35, 0.4, 0.5), 20: (0.2, 0.25, 0.3), 50: (0.15, 0.2, 0.3)}  # what half of n supports, about
+CELLS = [(n, alpha, severity) for n in ALPHAS for alpha in ALPHAS[n] for severity in ("binary", "continuous")]
 ONE, BOTH = ("ha",), ("ha", "harmed")
 
 
@@ -56,7 +57,13 @@ def test_a_grid_of_two_risks_keeps_its_promise_everywhere(family, n, alpha, seve
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "alpha", "severity", "p_value"),
-    [(20, 0.25, "discrete", "betting"), (50, 0.15, "continuous", "hoeffding-bentkus")],
+    [
+        (10, 0.4, "discrete", "betting"),
+        (20, 0.2, "discrete", "betting"),
+        (20, 0.25, "discrete", "betting"),
+        (20, 0.3, "discrete", "hoeffding-bentkus"),
+        (50, 0.15, "discrete", "hoeffding-bentkus"),
+    ],
 )
 def test_chains_keep_their_promise_for_other_losses_and_p_values(n, alpha, severity, p_value):
     assert searched("chains", n, alpha, severity, MANY, p_value=p_value).holds_with_probability(DELTA)

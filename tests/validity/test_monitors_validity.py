@@ -5,38 +5,97 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from casewise.judge.monitors.audit import Audit
+from casewise.judge.monitors.betting import exceeds, lower_bound, lower_bounds
+from casewise.judge.monitors.exchangeability import Exchangeability
+from casewise.judge.monitors.reference import Reference
 from casewise.judge.monitors.simulated import (
     audit_alarms,
+    audit_wealth,
     exchangeability_alarms,
+    exchangeability_wealth,
     fixed_pool_alarms,
+    growing_p_values,
+    losses,
     proxy_alarms,
     reference_alarms,
 )
 
 DELTA = 0.1
+WITH_LOSSES = [audit_alarms, reference_alarms]
+ALL = [*WITH_LOSSES, proxy_alarms, exchangeability_alarms]
 
 
 def within(share, repetitions, delta=DELTA):
     return share <= delta + 3 * np.sqrt(delta * (1 - delta) / repetitions)
 
 
-@pytest.mark.parametrize("monitor", [audit_alarms, reference_alarms, proxy_alarms, exchangeability_alarms])
+@pytest.mark.parametrize("monitor", ALL)
 def test_a_healthy_stream_is_seldom_accused(monitor):
-    assert within(monitor(n=20, length=40, repetitions=100, delta=DELTA), 100)
+    assert within(monitor(n=20, length=40, repetitions=200, delta=DELTA), 200)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delta", [0.05, 0.1, 0.2])
+@pytest.mark.parametrize("n", [10, 20, 50])
+@pytest.mark.parametrize("monitor", ALL)
+def test_healthy_streams_are_seldom_accused_however_long(monitor, n, delta):
+    assert within(monitor(n=n, length=200, repetitions=2000, delta=delta), 2000, delta)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [10, 20, 50])
-@pytest.mark.parametrize("monitor", [audit_alarms, reference_alarms, proxy_alarms, exchangeability_alarms])
-def test_healthy_streams_are_seldom_accused_however_long(monitor, n):
-    assert within(monitor(n=n, length=200, repetitions=2000, delta=DELTA), 2000)
+@pytest.mark.parametrize(
+    ("monitor", "severity"),
+    [(audit_alarms, "discrete"), (reference_alarms, "discrete"), (exchangeability_alarms, "continuous")],
+)
+def test_healthy_streams_of_the_other_kind_are_seldom_accused(monitor, severity, n):
+    assert within(monitor(n=n, length=200, repetitions=2000, delta=DELTA, severity=severity), 2000)
 
 
-@pytest.mark.parametrize("monitor", [audit_alarms, reference_alarms, proxy_alarms, exchangeability_alarms])
+@pytest.mark.parametrize("monitor", ALL)
 def test_a_sick_stream_is_found(monitor):
-    assert monitor(n=50, length=80, repetitions=15, delta=DELTA, sick=True) > 0.8
+    assert monitor(n=50, length=80, repetitions=50, delta=DELTA, sick=True) > 0.8
 
 
 def test_a_pool_that_does_not_grow_accuses_healthy_streams():
     # the formula with a fixed pool: p-values share the pool's luck, and the promise is broken
     assert not within(fixed_pool_alarms(n=20, length=200, repetitions=100, delta=DELTA), 100)
+
+
+def test_simulated_audits_are_those_of_the_monitor():
+    rng = np.random.default_rng(0)
+    found = losses(rng, (5, 30), 0.3)
+    for stream, path in zip(found, audit_wealth(found, 0.15), strict=True):
+        monitor = Audit(0.15, DELTA)
+        for loss, wealth in zip(stream, path, strict=True):
+            monitor = monitor.seen(float(loss))
+            assert monitor.log_wealth == pytest.approx(wealth)
+
+
+def test_simulated_references_are_those_of_the_monitor():
+    rng = np.random.default_rng(1)
+    found, calibration = losses(rng, (8, 40), 0.4), losses(rng, (8, 20), 0.15)
+    limits = 1 - lower_bounds(1 - calibration, DELTA / 2)
+    accused = exceeds(found, limits, DELTA / 2)
+    for stream, before, limit, alarm in zip(found, calibration, limits, accused, strict=True):
+        monitor = Reference.of(before.tolist(), delta=DELTA)
+        assert monitor.limit == pytest.approx(limit)
+        for loss in stream:
+            monitor = monitor.seen(float(loss))
+        assert monitor.alarm == alarm
+        assert monitor.lower == lower_bound(stream, DELTA / 2)
+    assert 0 < accused.sum() < len(accused)
+
+
+def test_simulated_martingales_are_those_of_the_monitor():
+    rng = np.random.default_rng(2)
+    values = np.floor(rng.exponential(4, 40))
+    monitor, luck, wealth = Exchangeability(tuple(values[:10])), [], []
+    for t, value in enumerate(values[10:]):
+        only_luck = Exchangeability((0.0,), seed=monitor.seed).p_value(f"c{t}", 0.0)  # U (1 + 1) / 2
+        luck.append(only_luck)
+        monitor = monitor.seen(f"c{t}", float(value))
+        wealth.append(monitor.log_wealth)
+    p = growing_p_values(values[None], 10, np.array([luck]))
+    np.testing.assert_allclose(exchangeability_wealth(p)[0], wealth, rtol=1e-9)

@@ -54,11 +54,11 @@ def certify_grid(
     if family not in FAMILIES or asked.delta is None:
         raise BadInput(f"a grid needs --delta and one of the families {', '.join(FAMILIES)}, got {family!r}")
     grid = [Variant(one, router_evidence(archive, one)) for one in action_pairs(policy, archive)]
-    found, reach = _chains(grid, asked) if family == "chains" else _halves(grid, asked, family)
+    found = searched(grid, asked, family)
     best = grid[0] if found is None else found.variant
     cut, p = (None, None) if found is None else (found.cut, found.p)
     chosen = policy if found is None else best.policy
-    certificate, certified = issued(archive, chosen, asked, best.evidence, cut, p, reach, ())
+    certificate, certified = issued(archive, chosen, asked, best.evidence, cut, p, reach(grid, asked, family), ())
     actions = {} if found is None else {name: str(bucket_of(chosen.options[name])) for name in ("low", "mid")}
     details = {"family_wise": family, "action_pairs": len(grid), "p_value": _kind(asked), **actions}
     return replace(certificate, details=details), certified
@@ -108,21 +108,36 @@ class Found:
     gain: float
 
 
-def _chains(grid: Sequence[Variant], asked: Promise) -> tuple[Found | None, tuple[float, int]]:
+def searched(grid: Sequence[Variant], asked: Promise, family: str) -> Found | None:
+    """The certified configuration of greatest gain over all variants of the same cases; None if there is none."""
+    return _chains(grid, asked) if family == "chains" else _halves(grid, asked, family)
+
+
+def reach(grid: Sequence[Variant], asked: Promise, family: str) -> tuple[float, int]:
+    """The smallest alpha that these units support by this family, and the n that the asked alpha needs."""
+    delta, units = float(asked.delta or 0), len(set(grid[0].evidence.clusters))
+    if family == "chains":
+        return limits(asked, units, _kind(asked), delta / len(grid))
+    most = len(grid) * _CUTS  # configurations; ties in the coordinate leave fewer
+    floor, needed = limits(asked, units - units // 2, _kind(asked), delta / most if family == "holm" else delta)
+    return floor, 2 * needed
+
+
+def _chains(grid: Sequence[Variant], asked: Promise) -> Found | None:
     level = float(asked.delta or 0) / len(grid)
     cuts = np.append(np.unique(grid[0].evidence.values), np.inf)
-    kept = (grid[0].evidence.values[:, None] < cuts[None, :]).mean(axis=0)
+    order = by_kept_share((grid[0].evidence.values[:, None] < cuts[None, :]).mean(axis=0))
+    each = np.split(_joint(_stacked(grid, cuts, asked), asked, level), len(grid))
     best: Found | None = None
-    for variant in grid:
-        p = _joint(variant.risks(cuts, asked), asked, level)
+    for variant, p in zip(grid, each, strict=True):
         gains = variant.gains(cuts)
-        at = best_certified(fixed_sequence(p, by_kept_share(kept), level), gains)
+        at = best_certified(fixed_sequence(p, order, level), gains)
         if at is not None and (best is None or gains[at] > best.gain):
             best = Found(variant, float(cuts[at]), float(p[at]), float(gains[at]))
-    return best, limits(asked, len(set(grid[0].evidence.clusters)), _kind(asked), level)
+    return best
 
 
-def _halves(grid: Sequence[Variant], asked: Promise, family: str) -> tuple[Found | None, tuple[float, int]]:
+def _halves(grid: Sequence[Variant], asked: Promise, family: str) -> Found | None:
     delta, clusters = float(asked.delta or 0), grid[0].evidence.clusters
     units = sorted(set(clusters))
     if len(units) < 4:
@@ -136,16 +151,12 @@ def _halves(grid: Sequence[Variant], asked: Promise, family: str) -> tuple[Found
         passed = holm(p, delta)
     else:
         risks = np.stack([losses.mean(axis=0) for losses in _stacked(learn, cuts, asked)])
-        passed = fixed_sequence(
-            p, pareto_order(risks, np.concatenate([v.gains(cuts) for v in learn]), asked.alphas), delta
-        )
+        learned = np.concatenate([one.gains(cuts) for one in learn])
+        passed = fixed_sequence(p, pareto_order(risks, learned, asked.alphas), delta)
     at = best_certified(passed, gains)
-    tested = len(units) - len(units) // 2
-    floor, needed = limits(asked, tested, _kind(asked), delta / len(p) if family == "holm" else delta)
-    reach = (floor, 2 * needed)
     if at is None:
-        return None, reach
-    return Found(grid[at // len(cuts)], float(cuts[at % len(cuts)]), float(p[at]), float(gains[at])), reach
+        return None
+    return Found(grid[at // len(cuts)], float(cuts[at % len(cuts)]), float(p[at]), float(gains[at]))
 
 
 def _stacked(variants: Sequence[Variant], cuts: Floats, asked: Promise) -> list[Floats]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import special
 
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.judge.certificates.table import Floats, check_level, check_losses
@@ -25,14 +25,14 @@ def hoeffding_bentkus(risk: ArrayLike, n: int, alpha: float) -> Floats:
     """
     r = np.asarray(risk, dtype=float)
     hoeffding = np.exp(-n * _divergence(np.minimum(r, alpha), check_level("alpha", alpha)))
-    bentkus = np.e * stats.binom.cdf(np.ceil(n * r - _CEIL_GUARD), n, alpha)
+    bentkus = np.e * special.bdtr(np.ceil(n * r - _CEIL_GUARD), n, alpha)
     return np.asarray(np.minimum(1.0, np.minimum(hoeffding, bentkus)))
 
 
 def exact_binomial(risk: ArrayLike, n: int, alpha: float) -> Floats:
     r"""For losses that are 0 or 1: :math:`p = P[Bin(n, \alpha) \le n \hat R]`, no factor e."""
     hits = np.rint(n * np.asarray(risk, dtype=float))
-    return np.asarray(stats.binom.cdf(hits, n, check_level("alpha", alpha)))
+    return np.asarray(special.bdtr(hits, n, check_level("alpha", alpha)))
 
 
 def betting_process(losses: ArrayLike, alpha: float, delta: float) -> Floats:
@@ -77,7 +77,7 @@ def clopper_pearson_upper(hits: int, n: int, confidence: float = 0.9) -> float:
     >>> round(clopper_pearson_upper(4, 20), 3)
     0.361
     """
-    return 1.0 if hits >= n else float(stats.beta.ppf(confidence, hits + 1, n - hits))
+    return 1.0 if hits >= n else float(special.betaincinv(hits + 1, n - hits, confidence))
 
 
 def _divergence(r: Floats, alpha: float) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.polynomial import Polynomial
@@ -12,14 +13,15 @@ from casewise.core.records import Policy
 from casewise.judge.certificates.crc import conformal_setting
 from casewise.judge.certificates.evidence import Evidence
 from casewise.judge.certificates.for_router import Promise
-from casewise.judge.certificates.gate import Gated, gate_table, gated, rungs
-from casewise.judge.certificates.grid import Variant, _chains, _halves
+from casewise.judge.certificates.gate import Gated, envelope, gated, rungs
+from casewise.judge.certificates.grid import Variant, searched
 from casewise.judge.certificates.inflated import inflated_setting
 from casewise.judge.certificates.ltt import best_certified, by_kept_share, fixed_sequence, p_values
 from casewise.judge.certificates.rollback import rollback_table
-from casewise.judge.certificates.table import Floats, LossTable
+from casewise.judge.certificates.table import ACCEPT, Floats, LossTable
 
 Draw = np.random.Generator
+_AT_ONCE = 40  # tables whose p-values are computed together: memory, not time
 
 SEVERITIES: dict[str, tuple[Callable[[Draw, int], Floats], float]] = {
     "binary": (lambda rng, n: np.ones(n), 1.0),
@@ -68,9 +70,19 @@ def crc_cut(table: LossTable, alpha: float) -> float | None:
     return None if at is None else float(table.settings[at])
 
 
-def ltt_cut(table: LossTable, alpha: float, delta: float, kind: str, orders: int = 1) -> float | None:
-    """The cut that learn-then-test certifies."""
-    p = p_values(table.losses, alpha, kind=kind, delta=delta, orders=orders)
+def ltt_cuts(tables: Sequence[LossTable], alpha: float, delta: float, kind: str, orders: int = 1) -> list[float | None]:
+    """The cut that learn-then-test certifies in each table; p-values of many tables of n units at once."""
+    cuts: list[float | None] = []
+    for start in range(0, len(tables), _AT_ONCE):
+        part = tables[start : start + _AT_ONCE]
+        joined = np.concatenate([table.losses for table in part], axis=1)
+        p = p_values(joined, alpha, kind=kind, delta=delta, orders=orders)
+        each = np.split(p, np.cumsum([len(table.settings) for table in part])[:-1])
+        cuts += [_last_passed(table, own, delta) for table, own in zip(part, each, strict=True)]
+    return cuts
+
+
+def _last_passed(table: LossTable, p: Floats, delta: float) -> float | None:
     passed = fixed_sequence(p, by_kept_share(table.kept), delta)
     return float(table.settings[passed[-1]]) if len(passed) else None
 
@@ -82,7 +94,7 @@ def empirical_cut(table: LossTable, alpha: float) -> float | None:
 
 
 def router_outcome(
-    choose: Callable[[LossTable], float | None],
+    choose: Callable[[Sequence[LossTable]], Sequence[float | None]],
     *,
     n: int,
     alpha: float,
@@ -92,11 +104,9 @@ def router_outcome(
 ) -> Outcome:
     """Certify again and again on fresh calibration sets, and look up the true risk each time."""
     rng = np.random.default_rng(seed)
-    risks, kept = np.empty(repetitions), np.empty(repetitions)
-    for k in range(repetitions):
-        cut = choose(rollback_table(*router_cases(rng, n, severity)))
-        risks[k] = np.nan if cut is None else router_risk(cut, severity)
-        kept[k] = 0.0 if cut is None else min(max(cut, 0.0), 1.0)
+    cuts = choose([rollback_table(*router_cases(rng, n, severity)) for _ in range(repetitions)])
+    risks = np.array([np.nan if cut is None else router_risk(cut, severity) for cut in cuts])
+    kept = np.array([0.0 if cut is None else min(max(cut, 0.0), 1.0) for cut in cuts])
     return _outcome(risks, kept, alpha)
 
 
@@ -117,31 +127,56 @@ def gate_outcomes(
     """True *deployed* HA of a gate whose threshold was certified on the surrogate, the envelope, or the raw HA.
 
     'own' is the promise of C1 itself: the true *surrogate* risk of the threshold that the surrogate certified.
+    Calibration cases are drawn from the population with replacement, so its means are the true risks exactly.
     """
     rng = np.random.default_rng(seed)
-    at = np.linspace(-0.0025, 1.0025, 202)
-    world = gate_cases(rng, population)
-    deployed, surrogate = (gate_table(world, loss, at=at) for loss in ("deployed", "surrogate"))
-    truth = {"surrogate": deployed, "envelope": deployed, "raw": deployed, "own": surrogate}
-    risks = {name: np.full(repetitions, np.nan) for name in truth}
-    kept = {name: np.zeros(repetitions) for name in truth}
-    for k in range(repetitions):
-        cases = gate_cases(rng, n)
-        cuts = {name: _gate_cut(cases, name, alpha) for name in ("surrogate", "envelope", "raw")}
-        for name, cut in {**cuts, "own": cuts["surrogate"]}.items():
-            if cut is not None:
-                column = int(np.argmin(np.abs(truth[name].settings - np.clip(cut, -0.0025, 1.0025))))
-                risks[name][k], kept[name][k] = truth[name].risks[column], truth[name].kept[column]
-    return {name: _outcome(risks[name], kept[name], alpha) for name in truth}
+    scores, jumps = gate_jumps(gate_cases(rng, population))
+    drawn = rng.integers(0, population, (repetitions, n))
+    names = {"surrogate": "surrogate", "envelope": "envelope", "raw": "deployed", "own": "surrogate"}
+    found = {}
+    for name, certified in names.items():
+        cuts = gate_cuts(scores[drawn], jumps[certified][drawn], alpha)
+        paid = "surrogate" if name == "own" else "deployed"
+        risks, kept = (_mean_above(scores, jumps[of], cuts) for of in (paid, "kept"))
+        found[name] = _outcome(risks, np.nan_to_num(kept), alpha)
+    return found
 
 
-def _gate_cut(cases: list[Gated], name: str, alpha: float) -> float | None:
-    if name != "raw":
-        return crc_cut(gate_table(cases, name), alpha)
-    table = gate_table(cases, "deployed")
-    bounds = (table.losses.sum(axis=0) + 1) / (table.units + 1)
-    safe = np.flatnonzero(bounds <= alpha + 1e-12)
-    return float(table.settings[safe[-1]]) if safe.size else None
+def gate_jumps(cases: Sequence[Gated]) -> tuple[Floats, dict[str, Floats]]:
+    """(case, region) scores, falling, and the rise of each loss and of the kept share as the threshold passes them."""
+    most = max(len(case.scores) for case in cases)
+    scores = np.full((len(cases), most), -np.inf)
+    jumps = {name: np.zeros((len(cases), most)) for name in ("surrogate", "deployed", "envelope", "kept")}
+    for row, case in enumerate(cases):
+        scores[row, : len(case.scores)] = case.scores
+        curves = {name: getattr(case, name) for name in ("surrogate", "deployed", "kept")}
+        for name, curve in {**curves, "envelope": envelope(case.deployed)}.items():
+            jumps[name][row, : len(case.scores)] = np.diff(curve)
+    return scores, jumps
+
+
+def gate_cuts(scores: Floats, jumps: Floats, alpha: float) -> Floats:
+    """What ``crc_cut`` certifies in each (repetition, case, region) draw, all at once; NaN where it certifies nothing.
+
+    The bound is looked up at every score and at minus infinity, and need not be monotone; scores are distinct.
+    """
+    n, flat = scores.shape[1], (len(scores), -1)
+    order = np.argsort(-scores.reshape(flat), axis=1)
+    falling = np.take_along_axis(scores.reshape(flat), order, axis=1)
+    rising = np.cumsum(np.take_along_axis(jumps.reshape(flat), order, axis=1), axis=1)
+    settings = np.concatenate([falling, np.full((len(scores), 1), -np.inf)], axis=1)
+    bounds = (np.concatenate([np.zeros((len(scores), 1)), rising], axis=1) + 1) / (n + 1)
+    safe = bounds <= alpha + ACCEPT
+    last = safe.shape[1] - 1 - np.argmax(safe[:, ::-1], axis=1)
+    return np.where(safe.any(axis=1), settings[np.arange(len(settings)), last], np.nan)
+
+
+def _mean_above(scores: Floats, jumps: Floats, cuts: Floats) -> Floats:
+    """The population's mean at each cut: everything that jumps at a score above it."""
+    order = np.argsort(-scores.ravel())
+    total = np.concatenate([[0.0], np.cumsum(jumps.ravel()[order])]) / len(scores)
+    above = np.searchsorted(-scores.ravel()[order], -cuts, side="left")
+    return np.where(np.isnan(cuts), np.nan, total[np.minimum(above, len(total) - 1)])
 
 
 def inflated_outcomes(
@@ -221,12 +256,18 @@ def _gain(depth: int) -> float:
 
 def grid_risk(policy: Policy, cut: float, severity: str, loss: str) -> float:
     """True risk of one configuration: a kept case loses the worse of two actions, so it is spared only by both."""
-    share, mean = (1.0, SEVERITIES[severity][1]) if loss == "ha" else (0.6, 1.0)
-    spared = Polynomial([1.0])
-    for depth in {policy.options[name]["depth"] for name in ("low", "mid")}:
-        spared = spared * Polynomial([1.0 - share * 0.2, -share * RISING[depth]])
+    depths = frozenset(policy.options[name]["depth"] for name in ("low", "mid"))
     c = min(max(cut, 0.0), 1.0)
-    return float(mean * (c - spared.integ()(c)))
+    return float((SEVERITIES[severity][1] if loss == "ha" else 1.0) * (c - _spared(depths, loss)(c)))
+
+
+@cache
+def _spared(depths: frozenset[int], loss: str) -> Polynomial:
+    """The share of cases that lie below a cut and that no action of a router harms."""
+    share, spared = 1.0 if loss == "ha" else 0.6, Polynomial([1.0])
+    for depth in depths:
+        spared = spared * Polynomial([1.0 - share * 0.2, -share * RISING[depth]])
+    return spared.integ()
 
 
 def grid_outcome(family: str, asked: Promise, *, n: int, severity: str, repetitions: int, seed: int = 1000) -> Outcome:
@@ -237,7 +278,7 @@ def grid_outcome(family: str, asked: Promise, *, n: int, severity: str, repetiti
     rng = np.random.default_rng(seed)
     risks, kept = np.full(repetitions, np.nan), np.zeros(repetitions)
     for k in range(repetitions):
-        found = _searched(grid_variants(rng, n, severity), asked, family)
+        found = _chosen(grid_variants(rng, n, severity), asked, family)
         if found is not None:
             policy, cut = found
             risks[k] = max(grid_risk(policy, cut, severity, loss) for loss in asked.losses)
@@ -245,10 +286,10 @@ def grid_outcome(family: str, asked: Promise, *, n: int, severity: str, repetiti
     return _outcome(risks, kept, asked.alphas[0])
 
 
-def _searched(grid: Sequence[Variant], asked: Promise, family: str) -> tuple[Policy, float] | None:
+def _chosen(grid: Sequence[Variant], asked: Promise, family: str) -> tuple[Policy, float] | None:
     if family == "naive":
         return _greedy(grid, asked)
-    found, _ = _chains(grid, asked) if family == "chains" else _halves(grid, asked, family)
+    found = searched(grid, asked, family)
     return None if found is None else (found.variant.policy, found.cut)
 
 

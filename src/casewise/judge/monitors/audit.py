@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from casewise.judge.certificates.table import check_level
-from casewise.judge.monitors.betting import agrapa_stake, check_loss, lower_bound
+from casewise.judge.monitors.betting import agrapa_stakes, check_loss, lower_bound
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Audit:
 
     def seen(self, loss: float) -> Audit:
         """The monitor after one more audited case."""
-        growth = math.log1p(agrapa_stake(self.losses, self.limit) * (check_loss(loss) - self.limit))
-        wealth = self.log_wealth + growth
+        stake = float(agrapa_stakes(self.losses, self.limit)[-1])
+        wealth = self.log_wealth + math.log1p(stake * (check_loss(loss) - self.limit))
         losses = (*self.losses, float(loss))
         rings = self.alarm_at is None and wealth >= math.log(1.0 / self.delta)
         return replace(self, losses=losses, log_wealth=wealth, alarm_at=len(losses) if rings else self.alarm_at)

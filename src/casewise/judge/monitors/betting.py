@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from casewise.core.errors import BadInput
 from casewise.judge.certificates.table import Floats
@@ -12,45 +11,63 @@ from casewise.judge.certificates.table import Floats
 _TRUNCATION = 0.5  # c of aGRAPA: never stake more than c/m, so wealth never reaches zero
 
 
-def agrapa_stake(past: Sequence[float], limit: float) -> float:
+def agrapa_stakes(losses: ArrayLike, limit: float) -> Floats:
     r"""aGRAPA: :math:`(\hat\mu - m) / (\hat\sigma^2 + (\hat\mu - m)^2)` clipped to [0, c/m], from past losses only.
 
+    Losses run along the last axis; the answer is one longer, its last entry being the stake on the loss to come.
     Priors are one half and one quarter, each worth one observation.
     """
-    losses = np.asarray(past, dtype=float)
-    mean = (0.5 + losses.sum()) / (len(losses) + 1)
-    spread = (0.25 + ((losses - mean) ** 2).sum()) / (len(losses) + 1)
+    x = np.asarray(losses, dtype=float)
+    seen = np.arange(x.shape[-1] + 1)
+    total, squares = _before(x), _before(x**2)
+    mean = (0.5 + total) / (seen + 1)
+    spread = (0.25 + squares - 2 * mean * total + seen * mean**2) / (seen + 1)
     gap = mean - limit
-    return float(min(max(gap / (spread + gap * gap), 0.0), _TRUNCATION / limit))
+    return np.asarray(np.clip(gap / (spread + gap * gap), 0.0, _TRUNCATION / limit))
 
 
-def log_wealth(losses: Sequence[float], limit: float, delta: float) -> Floats:
+def log_wealth(losses: ArrayLike, limit: ArrayLike, delta: float) -> Floats:
     r"""Log wealth against "mean at most ``limit``" after each loss, with empirical-Bernstein mixture stakes.
 
     :math:`\lambda_t = \sqrt{2 \ln(1/\delta) / (\hat\sigma^2_{t-1} t \ln(1 + t))}`, truncated at c/m. Before
-    truncation stakes do not depend on the limit, so wealth falls as the limit grows and :func:`lower_bound` can bisect.
+    truncation stakes do not depend on the limit, so wealth falls as the limit grows and :func:`lower_bounds` can
+    bisect. Losses run along the last axis; there is one limit, or one for each stream.
     """
-    x = np.asarray(losses, dtype=float)
-    t = np.arange(1, len(x) + 1)
-    mean = (0.5 + np.cumsum(x)) / (t + 1)
-    spread = (0.25 + np.cumsum((x - mean) ** 2)) / (t + 1)
-    before = np.concatenate([[0.25], spread[:-1]])
+    x, m = np.asarray(losses, dtype=float), np.asarray(limit, dtype=float)[..., None]
+    t = np.arange(1, x.shape[-1] + 1)
+    mean = (0.5 + np.cumsum(x, axis=-1)) / (t + 1)
+    spread = (0.25 + np.cumsum((x - mean) ** 2, axis=-1)) / (t + 1)
+    before = np.concatenate([np.full((*x.shape[:-1], 1), 0.25), spread[..., :-1]], axis=-1)
     stakes = np.sqrt(2 * np.log(1 / delta) / (before * t * np.log(1 + t)))
-    return np.asarray(np.cumsum(np.log1p(np.minimum(stakes, _TRUNCATION / max(limit, 1e-12)) * (x - limit))))
+    growth = np.log1p(np.minimum(stakes, _TRUNCATION / np.maximum(m, 1e-12)) * (x - m))
+    return np.asarray(np.cumsum(growth, axis=-1))
 
 
-def exceeds(losses: Sequence[float], limit: float, delta: float) -> bool:
+def exceeds(losses: ArrayLike, limit: ArrayLike, delta: float) -> NDArray[np.bool_]:
     """Whether the wealth against "mean at most ``limit``" has ever reached 1/delta: the lower bound is above it."""
-    return bool(len(losses)) and limit < 1 and bool(log_wealth(losses, limit, delta).max() >= np.log(1.0 / delta))
+    highest = log_wealth(losses, limit, delta).max(axis=-1, initial=-np.inf)
+    return np.asarray((highest >= np.log(1.0 / delta)) & (np.asarray(limit) < 1))
 
 
-def lower_bound(losses: Sequence[float], delta: float) -> float:
-    """Time-uniform lower bound of the mean: the largest limit that the wealth has ever ruled out; 0 at the start."""
-    low, high = 0.0, 1.0
+def lower_bounds(losses: ArrayLike, delta: float) -> Floats:
+    """Time-uniform lower bound of each stream's mean: the largest limit that its wealth has ever ruled out."""
+    x = np.asarray(losses, dtype=float)
+    low, high = np.zeros(x.shape[:-1]), np.ones(x.shape[:-1])
     for _ in range(50):
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if exceeds(losses, middle, delta) else (low, middle)
-    return low
+        above = exceeds(x, middle, delta)
+        low, high = np.where(above, middle, low), np.where(above, high, middle)
+    return np.asarray(low)
+
+
+def lower_bound(losses: ArrayLike, delta: float) -> float:
+    """The lower bound of one stream; 0 at its start."""
+    return float(lower_bounds(losses, delta))
+
+
+def _before(x: Floats) -> Floats:
+    """Running sums, beginning with the sum of nothing."""
+    return np.concatenate([np.zeros((*x.shape[:-1], 1)), np.cumsum(x, axis=-1)], axis=-1)
 
 
 def check_loss(loss: float) -> float:

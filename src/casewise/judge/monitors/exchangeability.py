@@ -21,9 +21,9 @@ import numpy as np
 from casewise.core.errors import BadInput
 from casewise.core.records import Policy
 from casewise.core.seeds import seed_of
-from casewise.judge.certificates.table import check_level
+from casewise.judge.certificates.table import Floats, check_level
 
-_POWERS = tuple(k / 10 for k in range(1, 10))  # bets e p^(e-1): the smaller e, the more they like small p
+_POWERS = np.arange(1, 10) / 10  # bets e p^(e-1): the smaller e, the more they like small p
 SUSPENDED = "cut-points no longer apply: the stream differs from the calibration cases. Deploying M0; recalibrate."
 
 
@@ -56,8 +56,7 @@ class Exchangeability:
     @property
     def log_wealth(self) -> float:
         """Log of the mean wealth of all bets."""
-        top = max(self.log_bets)
-        return top + math.log(sum(math.exp(bet - top) for bet in self.log_bets) / len(self.log_bets))
+        return float(mean_log_wealth(np.array(self.log_bets)))
 
     def p_value(self, case_id: str, value: float) -> float:
         """Conformal p-value of a coordinate: small when it is larger than nearly all before it."""
@@ -69,13 +68,23 @@ class Exchangeability:
         """The monitor after one more case; the case joins the pool."""
         if not math.isfinite(value):
             raise BadInput(f"a coordinate must be finite, got {value} for case {case_id}")
-        p = self.p_value(case_id, value)
-        sides = (math.log(p), math.log(max(1.0 - p, 1e-12)))
-        gains = (math.log(power) + (power - 1) * side for side in sides for power in _POWERS)
-        bets = tuple(old + new for old, new in zip(self.log_bets, gains, strict=True))
-        grown = replace(self, stream=(*self.stream, float(value)), log_bets=bets)
+        bets = np.array(self.log_bets) + log_gains(np.array(self.p_value(case_id, value)))
+        grown = replace(self, stream=(*self.stream, float(value)), log_bets=tuple(bets.tolist()))
         rings = not self.alarm and grown.log_wealth >= math.log(1.0 / self.delta)
         return replace(grown, alarm_at=len(grown.stream)) if rings else grown
+
+
+def log_gains(p: Floats) -> Floats:
+    """What each bet makes of a p-value, along a new last axis: those for small p, then those for large p."""
+    sides = np.log(np.stack([p, np.maximum(1.0 - p, 1e-12)], axis=-1))[..., None]
+    gains = np.log(_POWERS) + (_POWERS - 1) * sides
+    return np.asarray(gains.reshape(*p.shape, -1))
+
+
+def mean_log_wealth(log_bets: Floats) -> Floats:
+    """Log of the mean wealth over the bets, the last axis."""
+    top = log_bets.max(axis=-1, keepdims=True)
+    return np.asarray(top[..., 0] + np.log(np.exp(log_bets - top).mean(axis=-1)))
 
 
 def suspended_policy(policy: Policy) -> Policy:

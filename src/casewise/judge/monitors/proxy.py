@@ -74,5 +74,5 @@ class Proxy:
         if not np.isfinite(value):
             raise BadInput(f"a coordinate must be finite, got {value}")
         exceeded = (*self.exceeded, int(value > self.threshold))
-        rings = not self.alarm and exceeds(exceeded, self.limit, self.delta / 2)
+        rings = not self.alarm and bool(exceeds(exceeded, self.limit, self.delta / 2))
         return replace(self, exceeded=exceeded, alarm_at=len(exceeded) if rings else self.alarm_at)

@@ -59,5 +59,5 @@ class Reference:
     def seen(self, loss: float) -> Reference:
         """The monitor after one more labelled case."""
         losses = (*self.losses, check_loss(loss))
-        rings = not self.alarm and exceeds(losses, self.limit, self.delta / 2)
+        rings = not self.alarm and bool(exceeds(losses, self.limit, self.delta / 2))
         return replace(self, losses=losses, alarm_at=len(losses) if rings else self.alarm_at)

@@ -1,98 +1,100 @@
-"""Streams whose health is known: the share of them that each monitor accuses, for the validity tests and the docs."""
+"""Streams whose health is known: the share of them that each monitor accuses, for the validity tests and the docs.
+
+All repetitions run at once, (stream, time), on the bets that the monitors themselves place; tests/validity compares the
+paths with the monitors case by case.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from casewise.judge.monitors.audit import Audit
-from casewise.judge.monitors.exchangeability import Exchangeability
+from casewise.judge.certificates.table import Floats
+from casewise.judge.monitors.betting import agrapa_stakes, exceeds, lower_bounds
+from casewise.judge.monitors.exchangeability import log_gains, mean_log_wealth
 from casewise.judge.monitors.proxy import Proxy
-from casewise.judge.monitors.reference import Reference
 
 _RISK = 0.15  # mean loss of a healthy case: 0.3 harmed, who lose a half on average
 _SICK = 0.45
+_AT_ONCE = 100  # streams whose ranks are counted together: memory, not time
+Draw = np.random.Generator
 
 
-def losses(rng: np.random.Generator, n: int, risk: float) -> list[float]:
-    """Many zeros, the rest uniform on (0, 1): mean ``risk``."""
-    return [float(x) for x in (rng.random(n) < 2 * risk) * rng.random(n)]
+def losses(rng: Draw, shape: tuple[int, ...], risk: float, severity: str = "continuous") -> Floats:
+    """Many zeros; a harmed case loses U(0, 1) ('continuous') or 0.25, 0.5, 0.75 ('discrete'): mean ``risk``."""
+    harmed = rng.random(shape) < 2 * risk
+    lost = rng.random(shape) if severity == "continuous" else rng.choice([0.25, 0.5, 0.75], shape)
+    return np.asarray(harmed * lost)
 
 
-def _share(stream: Callable[[np.random.Generator], bool], repetitions: int, seed: int = 1000) -> float:
-    rng = np.random.default_rng(seed)
-    return float(np.mean([stream(rng) for _ in range(repetitions)]))
-
-
-def audit_alarms(*, n: int, length: int, repetitions: int, delta: float, sick: bool = False) -> float:
+def audit_alarms(
+    *, n: int, length: int, repetitions: int, delta: float, sick: bool = False, severity: str = "continuous"
+) -> float:
     """Audits against a promise that holds with equality, the hardest healthy case; n plays no part."""
-
-    def stream(rng: np.random.Generator) -> bool:
-        monitor = Audit(_RISK, delta)
-        for loss in losses(rng, length, _SICK if sick else _RISK):
-            monitor = monitor.seen(loss)
-            if monitor.alarm:
-                return True
-        return False
-
-    return _share(stream, repetitions, seed=1000 + n)
+    rng = np.random.default_rng(1000 + n)
+    found = losses(rng, (repetitions, length), _SICK if sick else _RISK, severity)
+    return float((audit_wealth(found, _RISK).max(axis=-1) >= np.log(1 / delta)).mean())
 
 
-def reference_alarms(*, n: int, length: int, repetitions: int, delta: float, sick: bool = False) -> float:
+def audit_wealth(found: Floats, limit: float) -> Floats:
+    """Log wealth of the audit e-process after each loss of each stream."""
+    stakes = agrapa_stakes(found, limit)[..., :-1]
+    return np.asarray(np.cumsum(np.log1p(stakes * (found - limit)), axis=-1))
+
+
+def reference_alarms(
+    *, n: int, length: int, repetitions: int, delta: float, sick: bool = False, severity: str = "continuous"
+) -> float:
     """Audits against n calibration losses of the same distribution."""
-
-    def stream(rng: np.random.Generator) -> bool:
-        monitor = Reference.of(losses(rng, n, _RISK), delta=delta)
-        for loss in losses(rng, length, _SICK if sick else _RISK):
-            monitor = monitor.seen(loss)
-            if monitor.alarm:
-                return True
-        return False
-
-    return _share(stream, repetitions)
+    rng = np.random.default_rng(1000)
+    limit = 1.0 - lower_bounds(1.0 - losses(rng, (repetitions, n), _RISK, severity), delta / 2)
+    found = losses(rng, (repetitions, length), _SICK if sick else _RISK, severity)
+    return float(exceeds(found, limit, delta / 2).mean())
 
 
 def proxy_alarms(*, n: int, length: int, repetitions: int, delta: float, sick: bool = False) -> float:
     """A coordinate that ranks harm; sick streams have larger ones."""
-
-    def stream(rng: np.random.Generator) -> bool:
-        values = rng.random(n)
-        monitor = Proxy.of(values.tolist(), (rng.random(n) < values**3).tolist(), delta=delta)
-        for value in rng.random(length) + (1.0 if sick else 0.0):
-            monitor = monitor.seen(float(value))
-            if monitor.alarm:
-                return True
-        return False
-
-    return _share(stream, repetitions)
+    rng = np.random.default_rng(1000)
+    values = rng.random((repetitions, n))
+    harmed = rng.random((repetitions, n)) < values**3
+    watches = [Proxy.of(list(u), list(h), delta=delta) for u, h in zip(values, harmed, strict=True)]
+    threshold, limit = (np.array([getattr(one, name) for one in watches]) for name in ("threshold", "limit"))
+    exceeded = rng.random((repetitions, length)) + (1.0 if sick else 0.0) > threshold[:, None]
+    return float(exceeds(exceeded, limit, delta / 2).mean())
 
 
-def exchangeability_alarms(*, n: int, length: int, repetitions: int, delta: float, sick: bool = False) -> float:
-    """Coordinates with ties; sick streams are shifted."""
+def exchangeability_alarms(
+    *, n: int, length: int, repetitions: int, delta: float, sick: bool = False, severity: str = "discrete"
+) -> float:
+    """Coordinates with ties ('discrete') or without; sick streams are shifted."""
+    rng = np.random.default_rng(1000)
+    values = rng.exponential(4, (repetitions, n + length))
+    values[:, n:] += 6 if sick else 0
+    values = np.floor(values) if severity == "discrete" else values
+    p = growing_p_values(values, n, 1.0 - rng.random((repetitions, length)))
+    return float((exchangeability_wealth(p).max(axis=-1) >= np.log(1 / delta)).mean())
 
-    def stream(rng: np.random.Generator) -> bool:
-        run = int(rng.integers(2**31))
-        monitor = Exchangeability(tuple(np.floor(rng.exponential(4, n))), delta, seed=run)
-        for t, value in enumerate(np.floor(rng.exponential(4, length)) + (6 if sick else 0)):
-            monitor = monitor.seen(f"c{t}", float(value))
-            if monitor.alarm:
-                return True
-        return False
 
-    return _share(stream, repetitions)
+def growing_p_values(values: Floats, n: int, luck: Floats) -> Floats:
+    """Conformal p-value of every coordinate after the first n against all before it."""
+    earlier = np.tri(values.shape[1], k=-1, dtype=bool)[n:]  # (time, before)
+    found = np.empty(luck.shape)
+    for start in range(0, len(values), _AT_ONCE):
+        part = values[start : start + _AT_ONCE]
+        now, pool = part[:, n:, None], part[:, None, :]
+        larger, equal = ((pool > now) & earlier).sum(axis=2), ((pool == now) & earlier).sum(axis=2)
+        found[start : start + _AT_ONCE] = larger + luck[start : start + _AT_ONCE] * (equal + 1)
+    return found / (n + 1 + np.arange(luck.shape[1]))
+
+
+def exchangeability_wealth(p: Floats) -> Floats:
+    """Log wealth of the martingale after each p-value of each stream."""
+    return mean_log_wealth(np.cumsum(log_gains(p), axis=-2))
 
 
 def fixed_pool_alarms(*, n: int, length: int, repetitions: int, delta: float) -> float:
     """The naive alternative: the same bets, but the pool never grows."""
-    powers = np.arange(1, 10) / 10
-
-    def stream(rng: np.random.Generator) -> bool:
-        pool, arriving = np.sort(rng.random(n)), rng.random(length)
-        larger = n - np.searchsorted(pool, arriving, side="right")
-        p = (larger + 1.0 - rng.random(length)) / (n + 1)
-        sides = np.stack([p, np.maximum(1 - p, 1e-12)])[:, None, :]
-        logs = np.cumsum(np.log(powers)[None, :, None] + (powers - 1)[None, :, None] * np.log(sides), axis=2)
-        return bool((np.exp(logs).mean(axis=(0, 1)) >= 1 / delta).any())
-
-    return _share(stream, repetitions)
+    rng = np.random.default_rng(1000)
+    pool, arriving = rng.random((repetitions, n)), rng.random((repetitions, length))
+    larger = (pool[:, None, :] > arriving[:, :, None]).sum(axis=2)
+    p = (larger + 1.0 - rng.random((repetitions, length))) / (n + 1)
+    return float((exchangeability_wealth(p).max(axis=-1) >= np.log(1 / delta)).mean())
