@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 CODE := src tests benchmarks examples
 export CUBLAS_WORKSPACE_CONFIG = :4096:8
 
-.PHONY: demo test test-all check bench source-models clean help
+.PHONY: demo test test-all test-versions check bench source-models clean help
 
 help:  ## What the targets do
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 16
@@ -17,8 +17,11 @@ demo: $(VENV)/.adapt  ## The whole system on an embedded phantom cohort; leaves 
 test: $(VENV)/.dev  ## The fast tests
 	$(BIN)/python -m pytest -m "not slow and not bench" -n 2 --dist worksteal
 
-test-all: $(VENV)/.dev  ## All tests, the slow simulations too
-	$(BIN)/python -m pytest -m "not bench" -n 2 --dist worksteal
+test-all: $(VENV)/.dev test-versions  ## All tests, the slow simulations and other versions of nnU-Net too
+	$(BIN)/python -m pytest -m "not bench and not versions" -n 2 --dist worksteal
+
+test-versions: $(VENV)/.dev  ## The nnU-Net backbone with other versions of nnU-Net
+	$(BIN)/python -m pytest -m versions -rs tests/backbones
 
 check: $(VENV)/.dev  ## Format, lint, types
 	$(BIN)/ruff format --check $(CODE)
