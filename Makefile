@@ -6,7 +6,9 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 CODE := src tests benchmarks examples
 export CUBLAS_WORKSPACE_CONFIG = :4096:8
 
-.PHONY: demo test test-all test-versions check bench source-models clean help
+OUT ?= bench-real
+
+.PHONY: demo test test-all test-versions check bench bench-real source-models clean help
 
 help:  ## What the targets do
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 16
@@ -30,6 +32,12 @@ check: $(VENV)/.dev  ## Format, lint, types
 
 bench: $(VENV)/.dev  ## Speed, as ratios within one run
 	@for script in benchmarks/speed_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+bench-real: $(VENV)/.dev  ## Three real domain shifts, hours: make bench-real DATA=../shared/data [OUT=bench-real]
+	@test -d "$(DATA)" || { echo "say where the data lie: make bench-real DATA=FOLDER (see benchmarks/README.md)"; exit 2; }
+	$(BIN)/python benchmarks/real.py --data "$(DATA)" -o "$(OUT)"
+	$(BIN)/python benchmarks/real_tables.py -o "$(OUT)"
+	$(BIN)/python benchmarks/throughput.py --data "$(DATA)" -o "$(OUT)"
 
 source-models: $(VENV)/.adapt  ## Train the embedded source models again (deterministic)
 	$(BIN)/python benchmarks/source_models.py
