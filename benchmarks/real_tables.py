@@ -166,13 +166,22 @@ def print_table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]])
 
 
 def print_certificates(out: Path) -> None:
-    """What ``casewise certify`` said in each case."""
-    rows = []
-    for file in sorted(out.glob("*/*/certificate-*/certificate.json")):
-        facts = json.loads(file.read_text())
-        rows.append((f"{file.parts[-4]}, {file.parts[-3]}", file.parts[-2].removeprefix("certificate-"),
-                     facts.get("statement", "")))  # fmt: skip
-    print_table("Certificates from the calibration cases", ("loss and method", "statement"), rows)
+    """What ``casewise certify`` could promise from the calibration cases."""
+    rows = [certificate_row(file) for file in sorted(out.glob("*/*/certificate-*/certificate.json"))]
+    names = ("promise", "clusters", "bound", "cut", "kept before", "kept certified", "advice")
+    print_table("Certificates from the calibration cases", names, rows)
+
+
+def certificate_row(file: Path) -> Sequence[str]:
+    """One certificate."""
+    facts = json.loads(file.read_text())
+    delta = "" if facts["delta"] is None else f", δ {facts['delta']}"
+    kept = [facts["deployed"].get(when, {}).get("kept") for when in ("before", "certified")]
+    return (
+        f"{file.parts[-4]}, {file.parts[-3]}", f"{facts['loss']} ≤ {facts['alpha']} ({facts['method']}{delta})",
+        str(facts["units"]), number(facts["bound"], ".3f"), "none" if facts["cut"] is None else f"{facts['cut']:.3g}",
+        *(number(share, ".0%") for share in kept), facts["advice"],
+    )  # fmt: skip
 
 
 def main() -> None:
