@@ -21,6 +21,9 @@ from casewise.core.errors import BadInput, NotFinite
 Moments = Mapping[str, tuple[Tensor, Tensor]]
 """(mean, standard deviation) of each channel of what goes into a normalization layer, by the layer's name."""
 
+Part = tuple[int, Tensor, Tensor]
+"""(values a channel, mean, standard deviation) of one micro-batch."""
+
 
 @dataclass(frozen=True, repr=False)
 class Statistics:
@@ -51,7 +54,7 @@ class Foa:
 
     The learning rate is the spread of the first generation. ``deploy="mean"`` moves to the mean of the search;
     ``deploy="best"`` to the best candidate so far, as published. An update costs ``population`` (4 + 3 ln d unless
-    given) forwards without a graph, no backward; the whole case goes through at once.
+    given) forwards without a graph, no backward; with ``max_slices`` the moments of the micro-batches are pooled.
     """
 
     population: int | None = None
@@ -124,18 +127,18 @@ def discrepancy(seen: Moments, wanted: Moments) -> float:
 def _statistics_of(
     network: nn.Module, forward: Callable[[], Tensor]
 ) -> tuple[dict[str, tuple[Tensor, Tensor]], Tensor]:
-    seen: dict[str, tuple[Tensor, Tensor]] = {}
+    seen: dict[str, list[Part]] = {}
     with torch.no_grad(), _listening(norm_layers(network), seen):
         output = forward()
-    return seen, output
+    return {name: _pooled(parts) for name, parts in seen.items()}, output
 
 
 @contextmanager
-def _listening(layers: Iterable[tuple[str, nn.Module]], seen: dict[str, tuple[Tensor, Tensor]]) -> Iterator[None]:
+def _listening(layers: Iterable[tuple[str, nn.Module]], seen: dict[str, list[Part]]) -> Iterator[None]:
     def listener(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def listen(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             channels = _by_channel(layer, inputs[0])
-            seen[name] = channels.mean(1), channels.std(1)
+            seen.setdefault(name, []).append((channels.shape[1], channels.mean(1), channels.std(1)))
 
         return listen
 
@@ -145,6 +148,16 @@ def _listening(layers: Iterable[tuple[str, nn.Module]], seen: dict[str, tuple[Te
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _pooled(parts: list[Part]) -> tuple[Tensor, Tensor]:
+    r"""Moments of all micro-batches: :math:`(N-1)\sigma^2 = \sum_i (n_i-1)\sigma_i^2 + n_i(\mu_i-\mu)^2`."""
+    if len(parts) == 1:
+        return parts[0][1:]
+    total = sum(count for count, _, _ in parts)
+    mean = torch.stack([count * part for count, part, _ in parts]).sum(0) / total
+    squares = [(count - 1) * spread.square() + count * (part - mean).square() for count, part, spread in parts]
+    return mean, (torch.stack(squares).sum(0) / (total - 1)).sqrt()
 
 
 def _by_channel(layer: nn.Module, inputs: Tensor) -> Tensor:

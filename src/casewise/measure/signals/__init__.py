@@ -18,7 +18,7 @@ class SignalInfo:
     name: str
     meaning: str
     higher_is_riskier: bool
-    forwards: int = 0  # forward passes beyond the prediction M_k
+    forwards: int = 0  # forward passes beyond the prediction M_k, a plain one for comparison among them
     backwards: int = 0  # backward passes; gradient_norm shares the one that takes the step
     needs_gradient: bool = False  # can only be read while the network adapts
 
@@ -40,11 +40,11 @@ SIGNALS: Registry[SignalInfo] = Registry(
             SignalInfo("msp", "mean largest softmax probability of M_k over all voxels (C7)", False),
             SignalInfo("entropy_on_d", "mean entropy of M_k over D, in nats (C4)", True),
             SignalInfo("gradient_norm", "L2 norm of the gradient that took the step (C8)", True, 0, 1, True),
-            SignalInfo("grata_cosine", "cosine of entropy and consistency gradient (C9)", False, 2, 2, True),
-            SignalInfo("augmentation_disagreement", "1 - agreement under 8 augmentations (C10)", True, 8),
-            SignalInfo("dropout_disagreement", "1 - agreement under dropout (C11)", True, 8),
-            SignalInfo("aetta", "AETTA's estimate of the error, from ten dropout passes", True, 10),
-            SignalInfo("adic", "TEGDA's ADIC: agreement of ten dropout passes, weighted by their certainty", False, 10),
+            SignalInfo("grata_cosine", "cosine of entropy and consistency gradient (C9)", False, 8, 2, True),
+            SignalInfo("augmentation_disagreement", "1 - agreement under 8 augmentations (C10)", True, 9),
+            SignalInfo("dropout_disagreement", "1 - agreement under dropout (C11)", True, 9),
+            SignalInfo("aetta", "AETTA's estimate of the error, from ten dropout passes", True, 11),
+            SignalInfo("adic", "TEGDA's ADIC: agreement of ten dropout passes, weighted by their certainty", False, 11),
         )
     },
 )

@@ -1,0 +1,51 @@
+"""What the signals say they cost is what they cost: forwards and backwards counted in real episodes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from casewise.adapt.episode import run_episode
+from casewise.adapt.objectives.tent import Tent
+from casewise.measure.signals import SIGNALS
+
+STEPS = 2
+PROBES = ["augmentation_disagreement", "dropout_disagreement", "grata_cosine", "aetta", "adic"]
+SELF_TEST = {"augmentation_disagreement": 1}  # one forward at step 0: the identity view must agree
+
+
+def counted(network, image, monkeypatch, **options):
+    """(forwards, backwards) of one episode."""
+    passes = {"forwards": 0, "backwards": 0}
+    own = torch.autograd.backward
+
+    def backward(*arguments, **more):
+        passes["backwards"] += 1
+        return own(*arguments, **more)
+
+    def forward(module, inputs):
+        passes["forwards"] += 1
+
+    handle = network.register_forward_pre_hook(forward)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.autograd, "backward", backward)
+        run_episode(network, image, Tent(), steps=STEPS, **options)
+    handle.remove()
+    return passes["forwards"], passes["backwards"]
+
+
+def test_an_episode_costs_k_backwards_and_one_forward_more(unet, slices, monkeypatch):
+    assert counted(unet, slices, monkeypatch) == (STEPS + 1, STEPS)
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_a_signal_costs_what_it_says(name, unet, slices, monkeypatch):
+    forwards, backwards = counted(unet, slices, monkeypatch, signals=[name])
+    said, predictions = SIGNALS[name], STEPS + 1
+    assert forwards - (STEPS + 1) == said.forwards * predictions + SELF_TEST.get(name, 0)
+    assert backwards - STEPS == said.backwards * predictions
+
+
+def test_the_gradient_norm_shares_the_backward_of_the_step(unet, slices, monkeypatch):
+    assert SIGNALS["gradient_norm"].forwards == 0
+    assert counted(unet, slices, monkeypatch)[1] == STEPS * SIGNALS["gradient_norm"].backwards
