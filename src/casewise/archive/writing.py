@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import math
 import os
 import platform
@@ -22,6 +21,7 @@ from casewise.archive.arrays import packed
 from casewise.archive.layout import Entry
 from casewise.core.errors import BadInput, NotFinite
 from casewise.core.records import Case, Mask, Signals, State, Trajectory
+from casewise.core.strict_json import json_text
 
 
 def write_case(
@@ -38,7 +38,7 @@ def write_case(
     if trajectory.probabilities:
         files[layout.EXTRAS] = packed(layout.encode_extras(trajectory.probabilities, masks))
     entry = _entry(case, trajectory, masks, label, files)
-    files[layout.ENTRY] = json.dumps(entry.as_dict()).encode()
+    files[layout.ENTRY] = json_text(entry.as_dict()).encode()
     if _write_folder(path / layout.CASES, case.id, files):
         return entry
     return Entry.from_dict(layout.read_json(path / layout.CASES / case.id / layout.ENTRY))

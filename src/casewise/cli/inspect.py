@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from casewise.core.strict_json import json_text
+
 if TYPE_CHECKING:
     from casewise.data.cohort import Cohort
     from casewise.data.inspection import Inspection
@@ -32,7 +34,6 @@ def inspect(
     seed: int = typer.Option(1000, help="Seed of the draw."),
 ) -> None:
     """Say what is in a folder: layout, cases, groups, labels, geometry, and what would go wrong."""
-    import json
 
     from casewise.data.datasets import load_dataset, recognize
     from casewise.data.inspection import SAMPLE, inspect_cohort
@@ -45,7 +46,7 @@ def inspect(
     if holdout is not None:
         cohort = with_split(cohort, drawn(cohort, share=holdout, seed=seed))
     seen = inspect_cohort(cohort, layout=dataset or str(recognize(folder)), sample=None if every else SAMPLE)
-    typer.echo(json.dumps(seen.as_dict(), indent=2) if as_json else "\n".join(_lines(seen)))
+    typer.echo(json_text(seen.as_dict(), indent=2) if as_json else "\n".join(_lines(seen)))
     if write is not None:
         _write(cohort, write)
 

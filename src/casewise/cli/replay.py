@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from casewise.core.strict_json import json_text
+
 if TYPE_CHECKING:
     from casewise.archive.store import Archive
     from casewise.core.records import Controller, Decision, Policy
@@ -29,7 +31,7 @@ def replay(
     opened = casewise.open_archive(archive)
     decisions = casewise.replay(opened, _chosen(opened, controller, setting))
     if out is not None:
-        write_durably(out, "".join(json.dumps(one.as_dict()) + "\n" for one in decisions).encode())
+        write_durably(out, "".join(json_text(one.as_dict()) + "\n" for one in decisions).encode())
     typer.echo(_summary(decisions))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, is_dataclass
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from casewise.core.strict_json import json_text
 from casewise.report.section import Section
 from casewise.study.finding import Finding
 
@@ -57,4 +57,4 @@ def findings_of(sections: Iterable[Section]) -> dict[str, dict[str, Any]]:
 
 def write_results(path: Path, content: Mapping[str, Any]) -> None:
     """Strict JSON: no NaN, keys in the order in which they were made."""
-    path.write_text(json.dumps(plain(content), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(json_text(plain(content), indent=1) + "\n", encoding="utf-8")

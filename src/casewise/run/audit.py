@@ -16,6 +16,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from casewise.core.strict_json import json_text
+
 BEGINNING = "0" * 64
 
 
@@ -34,7 +36,7 @@ def _write(file: BinaryIO, previous: str, event: str, facts: Mapping[str, Any]) 
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     rest = {"event": event, "time": now, **facts}
     digest = chained(previous, rest)
-    line = json.dumps({**rest, "previous": previous, "hash": digest}, sort_keys=True)
+    line = json_text({**rest, "previous": previous, "hash": digest}, sort_keys=True)
     file.write(line.encode() + b"\n")
     file.flush()
     os.fsync(file.fileno())
@@ -43,7 +45,7 @@ def _write(file: BinaryIO, previous: str, event: str, facts: Mapping[str, Any]) 
 
 def chained(previous: str, rest: Mapping[str, Any]) -> str:
     """sha256 of the previous hash and this line's own content."""
-    return hashlib.sha256((previous + json.dumps(dict(rest), sort_keys=True)).encode()).hexdigest()
+    return hashlib.sha256((previous + json_text(dict(rest), sort_keys=True)).encode()).hexdigest()
 
 
 def _tail(file: BinaryIO) -> tuple[str, int]:

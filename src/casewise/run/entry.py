@@ -14,6 +14,7 @@ from typing import Any
 
 from casewise.archive.layout import file_sha256
 from casewise.core.records import Binding, Policy, Trajectory
+from casewise.core.strict_json import json_text
 from casewise.data.folders import CaseFiles
 from casewise.run.outputs import Layout
 
@@ -40,7 +41,7 @@ def run_key(binding: Binding, policy: Policy, options: Mapping[str, Any]) -> str
     """sha256 over everything besides the image that the output depends on: an entry with another key is redone."""
     software = {name: version for name, version in versions().items() if name != "python"}
     plain = {"binding": asdict(binding), "policy": asdict(policy), "options": dict(options), "versions": software}
-    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(json_text(plain, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def input_hashes(files: CaseFiles) -> dict[str, str]:
@@ -71,8 +72,8 @@ def read_entry(path: Path) -> dict[str, Any] | None:
 
 
 def as_json(entry: Mapping[str, Any]) -> bytes:
-    """Plain JSON: NaN and infinity become null, keys are in order."""
-    return (json.dumps(_finite(dict(entry)), indent=1, sort_keys=True) + "\n").encode()
+    """Strict JSON: what is not finite becomes null (a cut of null cuts nothing), keys are in order."""
+    return (json_text(_finite(dict(entry)), indent=1, sort_keys=True) + "\n").encode()
 
 
 def _finite(value: Any) -> Any:

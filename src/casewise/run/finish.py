@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from casewise.core.strict_json import json_text
 from casewise.data.folders import CaseFiles
 from casewise.judge.certificates.certificate import Certificate
 from casewise.run.audit import last_hash
@@ -22,10 +22,10 @@ from casewise.run.summary import summarize
 def write_summary(
     work: PredictCase, cases: Sequence[CaseFiles], entries: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """summary.json beside the masks; NaN stays NaN, as nnU-Net writes it."""
+    """summary.json beside the masks; null where nnU-Net writes NaN, which strict readers refuse."""
     by_id = {str(entry["case"]): entry for entry in entries}
     summary = summarize(work.layout, cases, by_id, work.model.load(), work.adaptation)
-    write_bytes(work.layout.out / "summary.json", (json.dumps(summary, indent=4, sort_keys=True) + "\n").encode())
+    write_bytes(work.layout.out / "summary.json", (json_text(summary, indent=4, sort_keys=True) + "\n").encode())
     return summary
 
 

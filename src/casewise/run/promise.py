@@ -7,6 +7,7 @@ from typing import Any
 
 from casewise.core.errors import Mismatch
 from casewise.core.records import Binding, Policy
+from casewise.core.strict_json import worded
 from casewise.judge.certificates.certificate import (
     CERTIFICATE,
     Certificate,
@@ -45,4 +46,4 @@ def in_short(certificate: Certificate | None) -> dict[str, Any] | None:
     """The promise for a machine-readable report."""
     if certificate is None:
         return None
-    return {"statement": certificate.statement, "alpha": certificate.alpha, "cut": certificate.cut}
+    return {"statement": certificate.statement, "alpha": certificate.alpha, "cut": worded(certificate.cut)}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ from starlette.exceptions import HTTPException
 
 from casewise import __version__
 from casewise.core.errors import BadInput
+from casewise.core.strict_json import json_text
 from casewise.serve import described
 from casewise.serve.doors import Doors
 from casewise.serve.lane import Lane
@@ -178,6 +178,6 @@ class _Service:
 
 def _file(content: bytes, media_type: str, facts: dict[str, Any], answer: str) -> Response:
     if answer == "file":
-        return Response(content, media_type=media_type, headers={FACTS: json.dumps(facts)})
+        return Response(content, media_type=media_type, headers={FACTS: json_text(facts)})
     plain = Segmented(mask=base64.b64encode(content).decode(), media_type=media_type, facts=facts)
     return Response(plain.model_dump_json(), media_type="application/json")

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from casewise.adapt.backbones import Backbone
 from casewise.core.errors import BadInput
 from casewise.core.records import Case, Mask
+from casewise.core.strict_json import json_text
 from casewise.run.entry import as_json
 from casewise.serve.schema import InferRequest, InferResponse, InputTensor, OutputTensor
 from casewise.serve.segmenter import Answer
@@ -200,5 +201,5 @@ def scalars(facts: Mapping[str, Any]) -> dict[str, Any]:
     decision = facts["decision"]
     short = {name: decision[name] for name in ("action", "deployed", "executed", "bucket", "value", "reason")}
     plain = {**short, **facts}
-    texts = {name: json.dumps(value) if isinstance(value, dict | list) else value for name, value in plain.items()}
+    texts = {name: json_text(value) if isinstance(value, dict | list) else value for name, value in plain.items()}
     return {name: value for name, value in texts.items() if value is not None}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import pandas as pd
 from casewise.archive.store import Archive
 from casewise.archive.tables import cached_table
 from casewise.core.records import Mask, State
+from casewise.core.strict_json import json_text
 from casewise.measure.metrics.overlap import micro_miou
 from casewise.study.finding import Finding, rows
 
@@ -24,7 +24,7 @@ def micro_ladder(archive: Archive, *, by_group: bool = False) -> Finding:
     Made from masks and labels once, then kept beside the archive. Cases without a label are left out.
     """
     ignore = archive.configuration.get("ignore")
-    key = json.dumps([_VERSION, archive.digest, ignore, by_group])
+    key = json_text([_VERSION, archive.digest, ignore, by_group])
     name = f"micro-{hashlib.sha256(key.encode()).hexdigest()}"
     table = cached_table(archive.path, name, lambda: _table(archive, ignore, by_group))
     labelled = sum(entry.labelled for entry in archive.entries.values())

@@ -12,6 +12,7 @@ from typing import Any
 
 from casewise.core.errors import BadInput, Refused
 from casewise.core.registry import Registry
+from casewise.core.strict_json import json_text
 from casewise.study.finding import Finding, rows
 from casewise.study.resample import Interval
 
@@ -104,7 +105,7 @@ def declare(path: str | Path, criteria: Iterable[Criterion] = PAPER_CRITERIA, *,
         "declared_at": declared_at.astimezone(timezone.utc).isoformat(),
         "criteria": [asdict(criterion) for criterion in criteria],
     }
-    target.write_text(json.dumps(plain, indent=1) + "\n")
+    target.write_text(json_text(plain, indent=1) + "\n")
     return read_criteria(target)
 
 

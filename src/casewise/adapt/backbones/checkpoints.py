@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from casewise.core.errors import BadInput, CasewiseWarning, UnsafeInput
+from casewise.core.strict_json import json_text
 
 SAFE_SINCE = (2, 10)  # CVE-2026-24747 in the weights-only reader was fixed here
 USABLE_SINCE = (2, 6)  # CVE-2025-32434 was fixed here
@@ -106,9 +107,9 @@ def write_safetensors(path: Path, weights: Mapping[str, Tensor], facts: Mapping[
     from safetensors.torch import save_file
 
     unique, aliases = _without_twins(weights)
-    metadata = {"aliases": json.dumps(aliases)}
+    metadata = {"aliases": json_text(aliases)}
     if facts is not None:
-        metadata["checkpoint"] = json.dumps(facts, sort_keys=True)
+        metadata["checkpoint"] = json_text(facts, sort_keys=True)
     save_file(unique, path, metadata=metadata)
 
 

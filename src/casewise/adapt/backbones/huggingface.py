@@ -7,7 +7,6 @@ Logits are low-resolution; they are resized bilinearly to the picture and then a
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from casewise.adapt.logits import at_resolution
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput, MissingExtra, UnsafeInput
 from casewise.core.records import Case, Decision, Mask
+from casewise.core.strict_json import json_text
 from casewise.data.folders import CaseFiles
 
 
@@ -116,7 +116,7 @@ def _picture(mask: NDArray[np.bool_]) -> Any:
 
 def _digest(processor: Any) -> str:
     plain = {key: value for key, value in processor.to_dict().items() if not key.startswith("_")}
-    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    return hashlib.sha256(json_text(plain, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def _transformers() -> tuple[Any, Any]:

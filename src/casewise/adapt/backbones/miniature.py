@@ -6,7 +6,6 @@ from the source's, so that there is something to adapt to. Everything follows fr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+
+from casewise.core.strict_json import json_text
 
 CONFIGURATIONS = {2: "2d", 3: "3d_fullres"}
 
@@ -63,8 +64,8 @@ def write_model(
     """Write and train a miniature model folder in nnU-Net's layout; ``steps=0`` leaves the weights random."""
     plans, dataset = _plans(dimensions, reader), _dataset(regions, ignore, reader)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "plans.json").write_text(json.dumps(plans, indent=1))
-    (folder / "dataset.json").write_text(json.dumps(dataset, indent=1))
+    (folder / "plans.json").write_text(json_text(plans, indent=1))
+    (folder / "dataset.json").write_text(json_text(dataset, indent=1))
     for fold in folds:
         with torch.random.fork_rng():
             torch.manual_seed(fold)

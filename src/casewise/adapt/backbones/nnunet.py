@@ -27,6 +27,7 @@ from casewise.adapt.backbones.tiles import patches
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput, MissingExtra
 from casewise.core.records import Case, Mask
+from casewise.core.strict_json import json_text
 from casewise.data import nifti, pictures
 from casewise.data.folders import CaseFiles
 
@@ -293,7 +294,7 @@ def _quiet() -> Iterator[None]:
 def _digest(plain: Any) -> str:
     import hashlib
 
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(json_text(plain, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _line(error: Exception) -> str:

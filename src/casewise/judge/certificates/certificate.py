@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,9 +12,11 @@ from typing import Any
 from casewise.archive.layout import write_durably
 from casewise.core.errors import BadInput, Mismatch, Refused
 from casewise.core.records import Binding, Policy
+from casewise.core.strict_json import json_text, numbered
 
 CERTIFICATE = "certificate.json"
 SCHEMA = 1
+_NUMBERS = ("cut", "bound", "deployed", "details")
 
 INVALID_IF = (
     "the model, its weights, the adaptation objective, the preprocessing or the region measure change",
@@ -70,7 +71,7 @@ def policy_digest(policy: Policy) -> str:
     """sha256 over everything that a policy's decisions depend on."""
     plain = asdict(policy)
     parts = {key: plain[key] for key in ("controller", "options", "groups", "steps", "binding", "calibration_id")}
-    return hashlib.sha256(json.dumps(_plain(parts), sort_keys=True, default=dict).encode()).hexdigest()
+    return hashlib.sha256(json_text(parts, sort_keys=True, default=dict).encode()).hexdigest()
 
 
 def check_certificate(certificate: Certificate, policy: Policy, binding: Binding | None = None) -> None:
@@ -96,7 +97,7 @@ def check_feasible(certificate: Certificate) -> None:
 def write_certificate(path: str | Path, certificate: Certificate) -> Path:
     """certificate.json, whole or not at all; an archive folder gets its own."""
     file = _file(path)
-    write_durably(file, (json.dumps(_plain(asdict(certificate)), indent=1, default=dict) + "\n").encode())
+    write_durably(file, (json_text(asdict(certificate), indent=1, default=dict) + "\n").encode())
     return file
 
 
@@ -110,7 +111,8 @@ def read_certificate(path: str | Path) -> Certificate:
         values: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()
         }
-        values["cut"] = None if plain["cut"] is None else float(plain["cut"])
+        values |= {name: numbered(values[name]) for name in _NUMBERS}
+        values |= {name: tuple(numbered(plain[name])) for name in ("curve", "reliability")}
         values["binding"] = None if plain["binding"] is None else Binding(**plain["binding"])
         return Certificate(**values)
     except FileNotFoundError:
@@ -122,12 +124,3 @@ def read_certificate(path: str | Path) -> Certificate:
 def _file(path: str | Path) -> Path:
     path = Path(path)
     return path / CERTIFICATE if path.is_dir() else path
-
-
-def _plain(value: Any) -> Any:
-    """JSON knows no infinity: a cut that keeps everything is written as the word "inf"."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
