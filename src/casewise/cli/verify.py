@@ -14,12 +14,13 @@ def verify(folder: Path = typer.Argument(..., help="An archive, or a folder of p
     """Check an archive or a prediction folder against its hashes and its audit log."""
     from casewise.archive.verify import verify as archive_problems
     from casewise.judge.ledger import ledger_problems
-    from casewise.run.verify import verify_predictions
+    from casewise.run.verify import review_problems, verify_predictions
 
     if (folder / "audit.jsonl").exists():
         problems = verify_predictions(folder)
     else:
         problems = [*archive_problems(folder), *ledger_problems(folder)]
+    problems = [*problems, *review_problems(folder)]
     for problem in problems:
         typer.echo(problem)
     if problems:

@@ -10,6 +10,8 @@ from casewise.archive.layout import file_sha256
 from casewise.run.audit import verify_audit
 from casewise.run.entry import read_entry
 
+_OWN = ("time", "previous", "hash")  # what a line has of its own log
+
 
 def verify_predictions(out: Path) -> list[str]:
     """What is wrong with a prediction folder; an empty list where nothing is."""
@@ -26,6 +28,32 @@ def verify_predictions(out: Path) -> list[str]:
     return [*problems, *_against_log(out, audit)]
 
 
+def review_problems(folder: Path) -> list[str]:
+    """What is wrong with the reviewers' decisions: a chain of their own, and the same ones in the audit log."""
+    reviews, audit = folder / "reviews.jsonl", folder / "audit.jsonl"
+    if not reviews.is_file():
+        return []
+    problems = verify_audit(reviews)
+    if audit.is_file() and _decisions(reviews) != _decisions(audit):
+        problems.append("reviews.jsonl and audit.jsonl do not hold the same reviews: added or removed")
+    return problems
+
+
+def _decisions(log: Path) -> list[dict[str, object]]:
+    events = [event for event in _events(log) if event.get("event") == "review"]
+    return [{name: value for name, value in event.items() if name not in _OWN} for event in events]
+
+
+def _events(log: Path) -> Iterator[dict[str, object]]:
+    for line in log.read_text(encoding="utf-8").splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict):
+            yield event
+
+
 def _faults(out: Path, outputs: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for name, digest in outputs.items():
         if not (out / name).is_file():
@@ -36,11 +64,7 @@ def _faults(out: Path, outputs: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 def _against_log(out: Path, audit: Path) -> list[str]:
     logged: dict[str, str] = {}
-    for line in audit.read_text(encoding="utf-8").splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
+    for event in _events(audit):
         if event.get("event") in ("case", "case-kept"):
             logged[str(event.get("case"))] = str(event.get("entry"))
     return [

@@ -20,7 +20,7 @@ from casewise.core.errors import BadInput
 from casewise.judge.calibration.reviews import read_reviews
 from casewise.judge.synthetic import synthetic_archive
 from casewise.run.audit import verify_audit
-from casewise.run.verify import verify_predictions
+from casewise.run.verify import review_problems, verify_predictions
 from casewise.serve.review import review_server
 
 
@@ -148,6 +148,18 @@ def test_an_edited_log_is_told_to_the_reviewer(predictions, serve):
     log.write_text(log.read_text().replace("keep-m0", "keep-adapted"))
     with serve(out) as server:
         assert got(server, "cases")["problems"] == ["reviews.jsonl line 1 was edited"]
+    assert "reviews.jsonl line 1 was edited" in review_problems(out)
+
+
+def test_a_review_that_was_cut_off_the_end_is_missed_by_verify(predictions, serve):
+    out = predictions.layout.out
+    with serve(out) as server:
+        for case in ("kept", "undone"):
+            request(server, "POST", "decide", decision(server, case, "keep-m0"))
+    assert review_problems(out) == []
+    log = out / "reviews.jsonl"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:1]))
+    assert review_problems(out) == ["reviews.jsonl and audit.jsonl do not hold the same reviews: added or removed"]
 
 
 def test_a_line_that_a_killed_writer_left_does_not_stop_the_next_one(predictions, serve):
