@@ -128,8 +128,29 @@ def test_only_the_calibration_cases_of_a_mixed_archive_are_used(tmp_path):
 
 def test_shared_cases_between_calibration_and_evaluation_are_refused(archive, tmp_path):
     shared = synthetic_archive(tmp_path, cases=3, split="evaluation")
-    with pytest.raises(Overlap, match="3 of 3 evaluation cases"):
+    with pytest.raises(Overlap, match=r"share 3 cases \(case-0000, case-0001, case-0002\)"):
         calibrate(archive, "cardiac", evaluation=shared)
+
+
+def torn_archive(path, split):
+    """Every patient's first visit calibrates, the second is of another split."""
+    archive = synthetic_archive(path, cases=12, split=None)
+    for number, name in enumerate(archive.ids):
+        entry = archive.path / "cases" / name / "entry.json"
+        marked = "calibration" if number % 2 == 0 else split
+        entry.write_text(json.dumps({**json.loads(entry.read_text()), "split": marked}))
+    return casewise.open_archive(path)
+
+
+def test_a_patient_in_both_splits_of_one_archive_is_refused(tmp_path):
+    with pytest.raises(Overlap, match=r"share 6 clusters \(case-cluster-0000, "):
+        calibrate(torn_archive(tmp_path, "evaluation"), "cardiac")
+
+
+def test_another_visit_of_a_calibration_patient_is_no_evaluation_case(tmp_path):
+    torn = torn_archive(tmp_path, "follow-up")
+    with pytest.raises(Overlap, match=r"'cardiac' and evaluation share 6 clusters \(case-cluster-0000, "):
+        calibrate(torn, "cardiac", evaluation=torn.select(split="follow-up"))
 
 
 def test_a_coordinate_without_spread_is_refused_and_a_fit_one_is_named(tmp_path):
@@ -288,6 +309,7 @@ def test_a_policy_that_hurts_more_than_it_helps_is_a_no_go(tmp_path):
     assert policy.preflight["retained"]["go"] is False
     assert policy.preflight["concerns"][0].startswith("NO-GO: of the retained cases 0 were helped and 4 were hurt")
     assert any(line.endswith("NO-GO") for line in in_words(policy))
+    assert any(line.startswith("HA is 0 at every step") for line in policy.preflight["concerns"])
 
 
 def test_reviews_stand_in_for_labels(tmp_path):

@@ -117,7 +117,12 @@ def concerns(found: Mapping[str, Any]) -> list[str]:
     if not kept["kept"]:
         said.append("every calibration case rolls back: this policy deploys M0 only")
     ladder = found["ladder"]
-    if ladder.get("argmin") == 1 and not ladder["dips_before_it_rises"]:
+    if "ha" in ladder and not any(ladder["ha"]):
+        said.append(
+            "HA is 0 at every step: no changed region reaches min_area, or none is harmful; look at a smaller min_area, "
+            "or adapt harder, before trusting this"
+        )
+    elif ladder.get("argmin") == 1 and not ladder["dips_before_it_rises"]:
         said.append("HA is lowest at step 1 and only rises: more steps buy harm here (G6)")
     if found["source"]["usable"] is False:
         said.append(f"M0 is not usable here: metric below the line {found['source']['line']:.3f} (O4)")
