@@ -36,7 +36,9 @@ def demo(
     """
     from casewise.judge.calibration.fit import calibrate
     from casewise.judge.policy import write_policy
+    from casewise.run.allocator import keep_freed_memory
 
+    keep_freed_memory()
     began = time.perf_counter()
     archives = {}
     for split, cases in (("calibration", calibration), ("target", target)):

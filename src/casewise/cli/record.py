@@ -56,11 +56,13 @@ def record(
     """
     from tqdm import tqdm
 
+    from casewise.run.allocator import keep_freed_memory
     from casewise.run.choice import chosen_engine
     from casewise.run.model import Adaptation, Model, device_of
     from casewise.run.record import RecordCase, parsed_states, record_folder
     from casewise.run.setup import gathered_cases
 
+    keep_freed_memory()
     source = Model(
         model, weights, folds_of(folds), checkpoint, device_of(device), step_size, not unmirrored, trust_checkpoint,
         trust_bundle,

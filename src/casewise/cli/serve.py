@@ -45,10 +45,12 @@ def serve(
     Without a token only this machine can ask. For others, set CASEWISE_TOKEN and send Authorization: Bearer TOKEN.
     """
     from casewise.judge.certificates.certificate import read_certificate
+    from casewise.run.allocator import keep_freed_memory
     from casewise.run.choice import chosen_policy
     from casewise.run.memory import parse_size
     from casewise.run.model import Adaptation, Model, device_of
 
+    keep_freed_memory()
     service = _service()
     decided, recorded = chosen_policy(policy, steps=steps)
     asked: dict[str, Any] = {
