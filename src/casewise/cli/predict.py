@@ -87,6 +87,7 @@ def predict(
     from casewise.core.errors import BadInput
     from casewise.report.overlays import overlay_png
     from casewise.run import finish
+    from casewise.run.allocator import keep_freed_memory
     from casewise.run.choice import chosen_engine, chosen_policy, model_folder
     from casewise.run.folder import plan_folder
     from casewise.run.memory import parse_size
@@ -96,6 +97,7 @@ def predict(
     from casewise.run.trackers import tracker_at
     from casewise.run.watched import watching
 
+    keep_freed_memory()
     began = time.monotonic()
     if model is None and dataset is None:
         raise BadInput("name the model with -m FOLDER, or nnU-Net's -d DATASET -c CONFIGURATION")
