@@ -10,13 +10,25 @@ from casewise.report import story as told
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"matched": True, "estimate": 0.0001}, "did not measurably move"),
-        ({"matched": False, "estimate": -0.012}, "fell by 0.012"),
-        ({"matched": False, "estimate": 0.023}, "rose by 0.023"),
+        ({"shown": False, "estimate": 0.0001}, "did not measurably move"),
+        ({"shown": True, "estimate": -0.012}, "fell by 0.012"),
+        ({"shown": True, "estimate": 0.023}, "rose by 0.023"),
     ],
 )
-def test_the_mean_moves_only_when_its_interval_says_so(row, words):
+def test_the_mean_moves_only_when_a_difference_is_shown(row, words):
     assert told._moved(row) == words
+
+
+@pytest.mark.parametrize(
+    ("separated", "shown", "words"),
+    [
+        (True, True, "an interval that excludes zero (sign-flip p = 0.060)"),
+        (True, False, "but sign-flip p = 0.060 does not tell it from chance at 0.05, so nothing is shown"),
+        (False, False, "an interval that contains zero (sign-flip p = 0.060), so no difference is shown"),
+    ],
+)
+def test_the_verdict_needs_the_interval_and_the_test(separated, shown, words):
+    assert words in told.verdict({"separated": separated, "shown": shown, "p_flip": 0.06})
 
 
 def test_the_headline_counts_the_cases_made_worse(material):

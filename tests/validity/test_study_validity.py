@@ -14,7 +14,7 @@ from casewise.study.balance import label_free_balance
 from casewise.study.controls import attribution, random_control
 from casewise.study.deployment import Comparison, intervals
 from casewise.study.pairs import wilcoxon
-from casewise.study.ranks import spearman, spearman_draws
+from casewise.study.ranks import shuffle_p, spearman, spearman_draws
 from casewise.study.resample import draws, mean_interval
 from casewise.study.search import Design, design_search
 from casewise.study.trajectories import deployed_at
@@ -74,57 +74,99 @@ def routed(frame: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], pd.DataFrame]:
     return arms, pd.concat(parts).sort_values("case").reset_index(drop=True)
 
 
-def coverage(repetitions: int, resamples: int) -> float:
-    rng = np.random.default_rng(1)
-    held = 0
-    for _ in range(repetitions):
-        found = mean_interval(harm(rng, 60) - harm(rng, 60), resamples=resamples)
-        held += found.holds_zero
-    return held / repetitions
+def false_verdicts(repetitions: int, cases: int, resamples: int) -> tuple[float, float]:
+    """How often two methods that do the same are told apart: by the report's verdict, and by the interval alone."""
+    rng = np.random.default_rng([1, cases])
+    found = [mean_interval(harm(rng, cases) - harm(rng, cases), resamples=resamples) for _ in range(repetitions)]
+    return float(np.mean([one.shown for one in found])), float(np.mean([one.separated for one in found]))
 
 
-def test_the_paired_interval_misses_a_null_difference_at_about_the_nominal_rate():
-    assert at_most(1 - coverage(300, 500), 300, 0.06)
+@pytest.mark.parametrize("cases", [8, 20, 60])
+def test_the_verdict_calls_a_null_difference_at_no_more_than_the_nominal_rate(cases):
+    assert at_most(false_verdicts(400, cases, 300)[0], 400, 0.05)
 
 
 @pytest.mark.slow
-def test_the_paired_interval_misses_a_null_difference_at_about_the_nominal_rate_over_many_draws():
-    assert at_most(1 - coverage(3000, 2000), 3000, 0.06)
+@pytest.mark.parametrize("cases", [20, 60])
+def test_the_verdict_is_at_the_nominal_rate_over_many_draws(cases):
+    verdict, interval = false_verdicts(3000, cases, 1000)
+    assert verdict == pytest.approx(0.05, abs=3 * sqrt(0.05 * 0.95 / 3000))
+    assert interval >= verdict  # the percentile interval alone is wrong more often
 
 
-def cluster_false_positives(repetitions: int, *, clustered: bool) -> float:
+@pytest.mark.slow
+def test_eight_cases_leave_few_sign_patterns_so_the_verdict_is_below_nominal_and_the_interval_above():
+    verdict, interval = false_verdicts(3000, 8, 1000)
+    assert 0.01 < verdict <= 0.05
+    assert interval > 0.06
+
+
+def cluster_false_verdicts(repetitions: int, *, clustered: bool, patients: int = 25) -> float:
     """Eight alike cases a patient: a shared effect of mean zero."""
-    rng = np.random.default_rng(2)
-    units = np.repeat(np.arange(25), 8)
+    rng = np.random.default_rng([2, patients])
+    units = np.repeat(np.arange(patients), 8)
     wrong = 0
     for _ in range(repetitions):
-        values = rng.normal(size=25)[units] + 0.3 * rng.normal(size=200)
-        wrong += mean_interval(values, clusters=units if clustered else None, resamples=400).separated
+        values = rng.normal(size=patients)[units] + 0.3 * rng.normal(size=len(units))
+        wrong += mean_interval(values, clusters=units if clustered else None, resamples=400).shown
     return wrong / repetitions
 
 
-def test_drawing_clusters_keeps_the_level_that_drawing_cases_loses():
-    assert at_most(cluster_false_positives(200, clustered=True), 200, 0.08)
-    assert cluster_false_positives(200, clustered=False) > 0.3
+@pytest.mark.parametrize("patients", [8, 25])
+def test_drawing_clusters_keeps_the_level_that_drawing_cases_loses(patients):
+    assert at_most(cluster_false_verdicts(300, clustered=True, patients=patients), 300, 0.05)
+    assert cluster_false_verdicts(150, clustered=False, patients=patients) > 0.3
 
 
-def spearman_false_positives(repetitions: int, *, by_case: bool) -> float:
+@pytest.mark.slow
+@pytest.mark.parametrize("patients", [8, 25])
+def test_the_verdict_on_clusters_is_at_the_nominal_rate_over_many_draws(patients):
+    rate = cluster_false_verdicts(3000, clustered=True, patients=patients)
+    assert rate == pytest.approx(0.05, abs=3 * sqrt(0.05 * 0.95 / 3000))
+
+
+def null_correlation(rng: np.random.Generator, cases: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Signal and harm are unrelated, but each case's four steps are alike."""
-    rng = np.random.default_rng(3)
-    units = np.repeat(np.arange(50), 4)
-    rows = units if by_case else np.arange(200)
-    counts = draws(int(rows.max()) + 1, 300, 1000).counts
+    units = np.repeat(np.arange(cases), 4)
+    signal, target = (rng.normal(size=cases)[units] + 0.1 * rng.normal(size=len(units)) for _ in range(2))
+    return signal, target, units
+
+
+def spearman_false_positives(repetitions: int, cases: int, *, by_case: bool) -> float:
+    rng = np.random.default_rng([3, cases])
     wrong = 0
     for _ in range(repetitions):
-        signal, target = (rng.normal(size=50)[units] + 0.1 * rng.normal(size=200) for _ in range(2))
-        low, high = np.percentile(spearman_draws(signal[:, None], target, rows, counts)[:, 0], [2.5, 97.5])
-        wrong += low > 0 or high < 0
+        signal, target, units = null_correlation(rng, cases)
+        rows = units if by_case else np.arange(len(units))
+        seed = int(rng.integers(1 << 30))
+        wrong += shuffle_p(signal[:, None], target, rows, shuffles=199, seed=seed)[0] <= 0.05
     return wrong / repetitions
 
 
-def test_case_clustered_correlations_keep_the_level_that_pooled_rows_lose():
-    assert at_most(spearman_false_positives(150, by_case=True), 150, 0.08)
-    assert spearman_false_positives(150, by_case=False) > 0.2
+@pytest.mark.parametrize("cases", [8, 50])
+def test_shuffling_whole_cases_keeps_the_level_that_shuffling_rows_loses(cases):
+    assert at_most(spearman_false_positives(300, cases, by_case=True), 300, 0.05)
+    assert spearman_false_positives(100, cases, by_case=False) > 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cases", [8, 50])
+def test_shuffled_correlations_are_at_the_nominal_rate_over_many_draws(cases):
+    rate = spearman_false_positives(2000, cases, by_case=True)
+    assert rate == pytest.approx(0.05, abs=3 * sqrt(0.05 * 0.95 / 2000))
+
+
+def test_case_clustered_intervals_are_wrong_far_less_often_than_pooled_rows():
+    rng = np.random.default_rng(3)
+    wrong = np.zeros(2)
+    for _ in range(150):
+        signal, target, units = null_correlation(rng, 50)
+        for way, rows in enumerate((units, np.arange(len(units)))):
+            counts = draws(int(rows.max()) + 1, 300, 1000).counts
+            low, high = np.percentile(spearman_draws(signal[:, None], target, rows, counts)[:, 0], [2.5, 97.5])
+            wrong[way] += low > 0 or high < 0
+    assert wrong[0] / 150 < 0.15
+    assert wrong[1] / 150 > 0.2
 
 
 def test_the_signed_rank_test_rejects_a_null_at_the_nominal_rate():
@@ -167,7 +209,7 @@ def test_a_planted_gain_is_separated_and_its_attribution_is_below_one():
     arms, router = routed(frame)
     methods = {"router": router, "fixed-4": deployed_at(frame, State(4))}
     found = intervals(methods, [Comparison("router", "fixed-4")], resamples=1000)
-    assert found.row(id="router~fixed-4:ha")["separated"]
+    assert found.row(id="router~fixed-4:ha")["shown"]
     assert attribution(arms, router, methods["fixed-4"]).number("share", control="random") < 0.9
 
 

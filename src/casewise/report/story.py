@@ -41,7 +41,7 @@ def _headline(material: Material) -> str:
     mean = f"the mean {material.metric} {_moved(moved)}" if moved else f"the mean {material.metric} is undefined"
     if worse == 0:
         return f"Adaptation made none of {n} cases worse, and {mean}."
-    joint = "while" if moved is None or moved["matched"] else "and" if _fell(moved) else "although"
+    joint = "while" if moved is None or not moved["shown"] else "and" if _fell(moved) else "although"
     return f"Adaptation made {worse} of {n} cases individually worse, {joint} {mean}."
 
 
@@ -50,8 +50,8 @@ def _fell(moved: Mapping[str, Any]) -> bool:
 
 
 def _moved(row: Mapping[str, Any]) -> str:
-    """Equality is never claimed: an interval that contains zero is "did not measurably move" (H7)."""
-    if row["matched"]:
+    """Equality is never claimed: what is not shown to differ "did not measurably move" (H7)."""
+    if not row["shown"]:
         return "did not measurably move"
     return f"{'fell' if _fell(row) else 'rose'} by {number(abs(float(row['estimate'])))}"
 
@@ -66,14 +66,21 @@ def _second(material: Material) -> str:
     row = material.interval(material.ours, material.reference, "ha")
     if row is None:
         return f"{did}, and HA is {number(after)}."
-    verdict = (
-        "an interval that excludes zero" if row["separated"] else "an interval that contains zero, so no cut is shown"
-    )
     estimate = Estimate(float(row["estimate"]), float(row["low"]), float(row["high"]))
     return (
         f"{did}, and harmful accepted area goes from {number(before)} to {number(after)}: "
-        f"{text_of(estimate, signed=True)} against {material.reference}, {verdict}."
+        f"{text_of(estimate, signed=True)} against {material.reference}, {verdict(row)}."
     )
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    """Whether a difference is shown: the interval excludes zero and the sign-flip test, exact at any n, rejects."""
+    p = f"sign-flip p = {number(row['p_flip'])}"
+    if row["shown"]:
+        return f"an interval that excludes zero ({p})"
+    if row["separated"]:
+        return f"an interval that excludes zero, but {p} does not tell it from chance at 0.05, so nothing is shown"
+    return f"an interval that contains zero ({p}), so no difference is shown"
 
 
 def _attributed(attribution: Finding | None) -> str:

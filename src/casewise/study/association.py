@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.measure.signals import SIGNALS
 from casewise.study.finding import Finding, need_columns, rows
-from casewise.study.ranks import spearman, spearman_draws, spearman_p
-from casewise.study.resample import RESAMPLES, clusters_of, draws, interval_of
+from casewise.study.ranks import shuffle_p, spearman, spearman_draws, spearman_p
+from casewise.study.resample import LEVEL, RESAMPLES, clusters_of, draws, interval_of
 from casewise.study.trajectories import unshrunk
 
 COLUMNS = (
-    *("scope", "kind", "step", "signal", "rho", "low", "high", "p", "rows", "n", "clusters", "skipped", "against"),
-    *("backwards", "reason"),
+    *("scope", "kind", "step", "signal", "rho", "low", "high", "p", "p_shuffled", "rows", "n", "clusters", "skipped"),
+    *("against", "backwards", "reason"),
 )
 
 
@@ -172,16 +172,19 @@ def _together(
     rhos = [spearman(column, harm) for column in columns.T]
     units = int(clusters_of(part).max()) + 1 if len(part) else 0
     drawn = _drawn(part, columns, harm, resamples, seed) if len(part) else None
+    shuffled = shuffle_p(columns, harm, clusters_of(part), seed=seed) if len(part) else np.full(len(names), np.nan)
     records = {}
     for number, (name, rho) in enumerate(zip(names, rhos, strict=True)):
         record: dict[str, Any] = {**sizes, "rho": rho, "p": spearman_p(rho, len(part))}
         if np.isnan(rho) or drawn is None:
-            nothing = {"low": np.nan, "high": np.nan, "clusters": 0, "skipped": 0, "against": False}
+            nothing = {**dict.fromkeys(("low", "high", "p_shuffled"), np.nan), "clusters": 0, "skipped": 0}
+            nothing |= {"against": False}
             records[name] = {**record, **nothing, "reason": _why_undefined(columns[:, number], harm)}
             continue
         interval = interval_of(rho, drawn[:, number], n=sizes["n"], clusters=units)
         fields = {field: getattr(interval, field) for field in ("low", "high", "clusters", "skipped")}
-        records[name] = {**record, **fields, "against": _expected_sign(name) * rho < 0, "reason": ""}
+        fields |= {"p_shuffled": float(shuffled[number]), "against": _expected_sign(name) * rho < 0}
+        records[name] = {**record, **fields, "reason": ""}
     return records
 
 
@@ -204,8 +207,8 @@ def _why_undefined(signal: NDArray[np.float64], harm: NDArray[np.float64]) -> st
 
 
 def _boundary(table: pd.DataFrame) -> tuple[str, ...]:
-    """Where a signal points the other way and its interval says so: outside its validity (I9)."""
-    excludes_zero = (table["low"] > 0) | (table["high"] < 0)
+    """Where a signal points the other way, and interval and test both say so: outside its validity (I9)."""
+    excludes_zero = ((table["low"] > 0) | (table["high"] < 0)) & (table["p_shuffled"] <= LEVEL)
     wrong = table[table["against"].astype(bool) & excludes_zero & (table["kind"] == "level")]
     return tuple(
         f"{row.signal} goes against HA in {row.scope} (rho {row.rho:.3f} [{row.low:.3f}, {row.high:.3f}], n={row.n})"

@@ -177,7 +177,8 @@ def selector_intervals(
             found = paired_interval(
                 *pair[:, defined], clusters=_renumbered(units[defined]), resamples=resamples, seed=seed
             )
-            fields = {name: getattr(found, name) for name in ("estimate", "low", "high", "p_below", "n", "separated")}
+            names = ("estimate", "low", "high", "p_below", "n", "separated", "p_flip", "shown")
+            fields = {name: getattr(found, name) for name in names}
             records.append({"selector": selector, "against": against, "quantity": quantity, **fields})
     return Finding("controls.selectors", pd.DataFrame(records), table.n, "J5", {"resamples": resamples, "seed": seed})
 

@@ -21,9 +21,10 @@ Methods = Mapping[str, pd.DataFrame]
 REPRODUCIBILITY_SCALE = 0.002  # of a cohort HA mean between two runs (H9)
 BUCKETS = ("low", "mid", "hard")
 _MEANS = ("metric", "ha", "ba", "neutral_scored", "unscored")
+_FIELDS = ("estimate", "low", "high", "p_below", "n", "clusters", "separated", "p_flip", "shown")
 INTERVAL_COLUMNS = (
     *("id", "tier", "method", "reference", "quantity", "estimate", "low", "high", "p_below", "n", "clusters"),
-    *("separated", "matched", "below_scale", "wins", "ties", "losses", "wilcoxon", "wilcoxon_p"),
+    *("separated", "p_flip", "shown", "matched", "below_scale", "wins", "ties", "losses", "wilcoxon", "wilcoxon_p"),
     *("family", "holm_p", "interval", "corrected", "reason"),
 )
 
@@ -131,7 +132,7 @@ def _interval_row(
         "method": one.method,
         "reference": one.reference,
         "quantity": quantity,
-        **{name: getattr(found, name) for name in ("estimate", "low", "high", "p_below", "n", "clusters", "separated")},
+        **{name: getattr(found, name) for name in _FIELDS},
         "matched": found.holds_zero,
         "below_scale": below,
         "wins": won,

@@ -82,8 +82,8 @@ def _oracle_row(ladder: pd.DataFrame) -> dict[str, Any]:
 
 def _verdict(better: list[str], source: float, stop: str, reference: str, cut: Interval) -> str:
     kept = f"{', '.join(better)} lie above the source" if better else "no step lies above the source: nothing to keep"
-    how = "is separated from zero" if cut.separated else "crosses zero"
+    how = "is separated from zero" if cut.shown else "is not told from zero"
     return (
         f"source {source:.4f}; {kept}; HA of {stop} against {reference} {cut.estimate:+.4f} "
-        f"[{cut.low:+.4f}, {cut.high:+.4f}] {how} (n={cut.n})"
+        f"[{cut.low:+.4f}, {cut.high:+.4f}] {how} (sign-flip p {cut.p_flip:.3f}, n={cut.n})"
     )

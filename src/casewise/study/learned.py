@@ -80,7 +80,7 @@ def learned_policy(
 def _verdict(gap: Interval, constant: str | None) -> str:
     if constant is not None:
         return f"degenerate: everybody gets state {constant}; no signal was used, raise the weight of the metric"
-    if not gap.separated:
+    if not gap.shown:
         return "not separated from the router"
     return "better than the router" if gap.high < 0 else "worse than the router"
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.study.association import signals_in
 from casewise.study.finding import Finding, rows
-from casewise.study.ranks import auroc, auroc_draws
+from casewise.study.ranks import auroc, auroc_draws, shuffle_p
 from casewise.study.resample import RESAMPLES, clusters_of, draws, interval_of
 from casewise.study.trajectories import horizon, unshrunk
 
-COLUMNS = ("signal", "target", "auroc", "low", "high", "positives", "n", "skipped", "threshold", "reason")
+COLUMNS = ("signal", "target", "auroc", "low", "high", "p_shuffled", "positives", "n", "skipped", "threshold", "reason")
 
 
 def auroc_table(
@@ -77,8 +77,11 @@ def _row(
     point = auroc(values, flags)
     if np.isnan(point):
         reason = f"all {len(part)} cases are on one side"
-        return {**record, "auroc": np.nan, "low": np.nan, "high": np.nan, "skipped": 0, "reason": reason}
+        nothing = dict.fromkeys(("auroc", "low", "high", "p_shuffled"), np.nan)
+        return {**record, **nothing, "skipped": 0, "reason": reason}
     units = clusters_of(part)
     drawn = auroc_draws(values, flags, units, draws(int(units.max()) + 1, resamples, seed).counts)
     found = interval_of(point, drawn, n=len(part), clusters=int(units.max()) + 1)
-    return {**record, "auroc": point, "low": found.low, "high": found.high, "skipped": found.skipped, "reason": ""}
+    p = float(shuffle_p(values[:, None], flags.astype(np.float64), units, seed=seed)[0])
+    fields = {"auroc": point, "low": found.low, "high": found.high, "p_shuffled": p, "skipped": found.skipped}
+    return {**record, **fields, "reason": ""}

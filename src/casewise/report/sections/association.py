@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from casewise.report.cells import Cell, Estimate, Undefined, number
@@ -80,6 +82,7 @@ def _clustered_table(material: Material, pooled: Finding) -> Table:
         Column("signal", "Signal", text=True),
         Column("level", "ρ vs HA [95 %]"),
         Column("difference", "ρ(Δ, Δ HA) [95 %]"),
+        Column("p", "p of ρ vs HA"),
         Column("n", "n"),
         Column("skipped", "draws without a value"),
     )
@@ -95,11 +98,15 @@ def _clustered_table(material: Material, pooled: Finding) -> Table:
                     "scope": "all cases" if scope == "all" else str(scope),
                     "signal": str(signal),
                     **{kind: _rho(kinds[kind]) if kind in kinds else None for kind in ("level", "difference")},
+                    "p": _p(first),
                     "n": int(first["n"]),
                     "skipped": int(first["skipped"]),
                 }
             )
-    caption = f"Case-clustered bootstrap: a case carries all its steps. B = {material.resamples}, seed {material.seed}."
+    caption = (
+        f"Case-clustered bootstrap: a case carries all its steps. B = {material.resamples}, seed {material.seed}. p: "
+        "999 shuffles of whole cases (or patients), exact at any n."
+    )
     return table(
         "clustered-ci",
         "Clustered intervals",
@@ -115,6 +122,11 @@ def _clustered_table(material: Material, pooled: Finding) -> Table:
 def _rho(row: dict[str, object]) -> Cell:
     rho, low, high = (float(row[key]) for key in ("rho", "low", "high"))  # type: ignore[arg-type]
     return Undefined(int(row["n"])) if rho != rho else Estimate(rho, low, high)  # type: ignore[call-overload]
+
+
+def _p(row: dict[str, Any]) -> Cell:
+    p = float(row["p_shuffled"])
+    return Undefined(int(row["n"])) if p != p else p
 
 
 def _step_table(steps: Finding) -> Table:

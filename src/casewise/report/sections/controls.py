@@ -146,6 +146,7 @@ def _pair_table(material: Material, pairs: Finding, own: str) -> Table:
         Column("estimate", "difference [95 %]", 4, signed=True, interval=("low", "high")),
         Column("p_below", "P(<0)"),
         Column("separated", "excludes 0"),
+        Column("p_flip", "sign-flip p"),
         Column("n", "n"),
     )
     frame = pairs.table.assign(quantity=pairs.table["quantity"].map({"ha": "HA", "metric": material.metric}))

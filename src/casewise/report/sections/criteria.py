@@ -11,6 +11,7 @@ from casewise.report.section import Section
 from casewise.report.tables import Column, Table, rows_of, table
 from casewise.study.finding import Finding
 from casewise.study.prereg import PAPER_CRITERIA, Declaration, reconcile
+from casewise.study.resample import LEVEL
 
 
 def criteria(material: Material) -> Section:
@@ -84,7 +85,7 @@ def _lines(material: Material) -> Table:
 def _replayed(material: Material) -> str:
     row = material.chance.row(scope="all", quantity="ha")
     draws, p = int(material.chance.made["draws"]), float(row["p_draws_corrected"])
-    word = "better than random" if p <= 0.05 else "not better than random"
+    word = "better than random" if p <= LEVEL else "not better than random"
     found = f"HA {number(row['deployed'])} against {number(row['mean_exact'])}"
     below = round(float(row["p_draws"]) * draws)
     return f"{word}: {found}; {below} of {draws} draws at or below, p = {number(p)}"
@@ -97,8 +98,10 @@ def _ranked(material: Material) -> str:
     if own.empty:
         return "undefined: one class only"
     row = own.iloc[0]
-    word = "above chance" if float(row["low"]) > 0.5 else "not separated from chance"
-    return f"{word}: {material.coordinate} {number(row['auroc'])} [{number(row['low'])}, {number(row['high'])}]"
+    p = float(row["p_shuffled"])
+    word = "above chance" if float(row["low"]) > 0.5 and p <= LEVEL else "not separated from chance"
+    interval = f"{number(row['auroc'])} [{number(row['low'])}, {number(row['high'])}]"
+    return f"{word}: {material.coordinate} {interval}, p = {number(p)} with cases shuffled, n = {int(row['n'])}"
 
 
 def _perturbed(material: Material) -> str:

@@ -9,6 +9,7 @@ from casewise.report.figures.forest import draw_forest
 from casewise.report.figures.pareto import draw_pareto
 from casewise.report.material import Material
 from casewise.report.section import Picture, Section
+from casewise.report.story import verdict
 from casewise.report.tables import Column, Table, highest, lowest, rows_of, table
 from casewise.study.deployment import bucket_decomposition, method_table
 
@@ -41,16 +42,14 @@ def _lead(material: Material) -> str:
     metric = material.interval(material.ours, material.deployable, "metric")
     if harm is None or metric is None:
         return f"The policy deploys what {material.deployable} deploys, so there is nothing to compare it with."
-    words = "excludes zero" if harm["separated"] else "contains zero"
-    moved = "contains zero" if metric["matched"] else "excludes zero"
     left, right = (_estimate(row) for row in (harm, metric))
     column = Column("x", "", signed=True)
     text = Table("", "", (column,), ({"x": left}, {"x": right}))
     return (
         f"Against the budget that could have been deployed ({material.deployable}), the "
-        f"{material.title(material.ours)} changes HA by {text.text(0, column)}, an interval that {words}, and "
-        f"{material.metric} by {text.text(1, column)}, which {moved} (n = {int(harm['n'])}, B = {material.resamples}, "
-        f"seed {material.seed})."
+        f"{material.title(material.ours)} changes HA by {text.text(0, column)}, {verdict(harm)}, and "
+        f"{material.metric} by {text.text(1, column)}, {verdict(metric)} (n = {int(harm['n'])}, "
+        f"B = {material.resamples}, seed {material.seed})."
     )
 
 
@@ -148,6 +147,8 @@ def interval_table(material: Material) -> Table:
         Column("estimate", "difference [95 %]", 4, signed=True, interval=("low", "high")),
         Column("p_below", "P(<0)"),
         Column("separated", "excludes 0"),
+        Column("p_flip", "sign-flip p"),
+        Column("shown", "shown"),
         Column("wins", "wins"),
         Column("ties", "ties"),
         Column("losses", "losses"),
@@ -158,7 +159,9 @@ def interval_table(material: Material) -> Table:
     caption = (
         f"Paired percentile bootstrap over cases (whole clusters where cases share one), B = {material.resamples}, "
         f"seed {material.seed}. Tier A: against the deployable budget. A′: against the default. B: against the best "
-        "budget in hindsight. C: descriptive. Every interval in this report comes from this list."
+        "budget in hindsight. C: descriptive. Every interval in this report comes from this list. A difference is "
+        "shown when its interval excludes 0 and the sign-flip test rejects at 0.05: with few cases the interval alone "
+        "calls chance a difference too often, the test does not."
     )
     rows = rows_of(material.intervals.table, columns)
     return table("intervals", "Every interval, once", columns, rows, caption=caption, collapsed=True)
