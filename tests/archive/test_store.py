@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from casewise.archive import layout
 from casewise.archive.store import create_archive, open_archive
+from casewise.archive.verify import verify
 from casewise.core.errors import BadInput, DamagedArchive, Mismatch, NotFinite, UnsafeInput
 from casewise.core.records import SOURCE, Binding, Case, State, Trajectory
 from casewise.judge.synthetic import SYNTHETIC, synthetic_archive, synthetic_trajectory
@@ -158,10 +160,27 @@ def test_a_broken_manifest_is_named(tmp_path, content):
 
 def test_another_schema_is_refused(tmp_path):
     synthetic_archive(tmp_path, cases=1)
-    manifest = (tmp_path / "manifest.json").read_text().replace('"schema": 1', '"schema": 9')
+    manifest = (tmp_path / "manifest.json").read_text().replace('"schema": 2', '"schema": 9')
     (tmp_path / "manifest.json").write_text(manifest)
-    with pytest.raises(Mismatch, match="schema 9, this casewise reads 1"):
+    with pytest.raises(Mismatch, match="schema 9, this casewise reads 1 and 2"):
         open_archive(tmp_path)
+
+
+def test_the_same_recording_has_the_same_digest_however_long_it_took(tmp_path):
+    for name, seconds in (("slow", (1.0, 9.0)), ("fast", (0.1, 0.2))):
+        create_archive(tmp_path / name, binding=BINDING, steps=1).add(a_case(), a_trajectory(seconds=seconds)).seal()
+    slow, fast = open_archive(tmp_path / "slow"), open_archive(tmp_path / "fast")
+    assert slow.entries["one"].seconds != fast.entries["one"].seconds
+    assert slow.digest == fast.digest
+
+
+def test_an_archive_of_the_first_schema_is_read_and_verified(tmp_path):
+    archive = create_archive(tmp_path, binding=BINDING, steps=1).add(a_case(), a_trajectory(seconds=(1.0, 2.0))).seal()
+    sealed = {"one": {"split": None, "sha256": archive.entries["one"].sealed(1)}}
+    assert archive.entries["one"].sealed(1) != archive.entries["one"].digest
+    (tmp_path / "manifest.json").write_text(json.dumps({**archive.manifest, "schema": 1, "cases": sealed}))
+    assert open_archive(tmp_path).ids == ("one",)
+    assert verify(tmp_path) == []
 
 
 def test_a_truncated_mask_file_names_the_file(tmp_path):

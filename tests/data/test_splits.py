@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from casewise.core.errors import BadInput, Overlap, TooFewCases
 from casewise.core.records import Case
 from casewise.data.cohort import Cohort, Member
-from casewise.data.splits import check_clusters_whole, check_disjoint, cluster_of, holdout, with_split
+from casewise.data.splits import check_disjoint, cluster_of, clusters_of, holdout, with_split
 
 SITES = {"A": 30, "B": 30, "C": 19, "D": 13, "E": 12, "F": 12}
 
@@ -57,7 +57,7 @@ def test_cases_of_one_cluster_stay_together(cases: list[tuple[int, str]], seed: 
     side = {made.members[case_id].cluster for case_id in split.calibration}
     assert not side & {made.members[case_id].cluster for case_id in split.evaluation}
     assert set(split.calibration) | set(split.evaluation) == set(made.ids)
-    check_clusters_whole(with_split(made, split).members.values())
+    assert with_split(made, split).ids == made.ids
 
 
 def test_two_phases_of_ten_patients_are_a_fifth_by_patient() -> None:
@@ -79,14 +79,22 @@ def test_groups_can_be_drawn_together() -> None:
 
 
 def test_overlap_is_refused_with_the_ids() -> None:
-    check_disjoint(["a"], ["b"])
-    with pytest.raises(Overlap, match=r"share 1 cases, such as \['a'\]"):
-        check_disjoint(["a", "c"], ["a", "b"])
+    check_disjoint({"a": "a"}, {"b": "b"})
+    with pytest.raises(Overlap, match=r"calibration and evaluation share 1 cases \(a\); .* take them out"):
+        check_disjoint({"a": "a", "c": "c"}, {"a": "a", "b": "b"})
 
 
-def test_a_torn_patient_is_refused() -> None:
-    with pytest.raises(Overlap, match="cluster p lies in the splits x and y"):
-        check_clusters_whole([Member("a", cluster="p", split="x"), Member("b", cluster="p", split="y")])
+def test_a_patient_on_both_sides_is_refused_by_name() -> None:
+    ed, es = Member("p1_ED", cluster="p1"), Member("p1_ES", cluster="p1")
+    with pytest.raises(Overlap, match=r"calibration and evaluation share 1 clusters \(p1\)"):
+        check_disjoint(clusters_of([ed]), clusters_of([es]))
+    with pytest.raises(Overlap, match=r"share 1 cases \(p1_ED\) and 1 clusters \(p1\)"):
+        check_disjoint(clusters_of([ed]), clusters_of([ed, es]))
+
+
+def test_a_case_without_a_cluster_may_be_the_cluster_of_others() -> None:
+    with pytest.raises(Overlap, match=r"share 1 clusters \(p1\)"):
+        check_disjoint(clusters_of([Member("p1")]), clusters_of([Member("p1_ES", cluster="p1")]))
 
 
 def test_a_split_is_written_into_the_members_and_into_json() -> None:

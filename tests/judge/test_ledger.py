@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
-from casewise.core.errors import BadInput, DamagedArchive, Overlap
+from casewise import replay
+from casewise.archive.store import create_archive, open_archive
+from casewise.core.errors import BadInput, DamagedArchive, Locked, Overlap
+from casewise.core.records import Case
 from casewise.judge.calibration.fit import calibrate
+from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.ledger import LEDGER, PAPER, expose, ledger_problems, read_ledger, unlock
-from casewise.judge.synthetic import synthetic_archive
+from casewise.judge.outcomes import outcomes
+from casewise.judge.synthetic import SYNTHETIC, synthetic_archive, synthetic_trajectory
 
 
 def test_the_papers_ledger_has_four_exposures_and_three_constants():
@@ -20,7 +26,8 @@ def test_the_papers_ledger_has_four_exposures_and_three_constants():
 def test_unlocking_is_written_down_with_its_policy(tmp_path):
     policy = calibrate(synthetic_archive(tmp_path / "a", cases=6), "cardiac")
     evaluation = synthetic_archive(tmp_path / "e", cases=2, prefix="eval", split="evaluation")
-    assert unlock(evaluation, purpose="study", policy=policy) is evaluation
+    unlocked = unlock(evaluation, purpose="study", policy=policy)
+    assert unlock(unlocked, purpose="study", policy=policy) is unlocked  # one reading, one line
     unlock(evaluation, purpose="study again")
     first, second = read_ledger(tmp_path / "e")
     assert (first["choice"], first["policy"], first["calibration_id"]) == ("study", "cardiac", policy.calibration_id)
@@ -29,9 +36,58 @@ def test_unlocking_is_written_down_with_its_policy(tmp_path):
 
 def test_a_policy_is_not_unlocked_on_its_own_cases_and_leaves_no_line(tmp_path):
     archive = synthetic_archive(tmp_path, cases=6)
-    with pytest.raises(Overlap, match="6 of 6"):
+    with pytest.raises(Overlap, match="share 6 cases"):
         unlock(archive, purpose="study", policy=calibrate(archive, "cardiac"))
     assert read_ledger(tmp_path) == []
+
+
+def test_evaluation_labels_are_locked_until_the_ledger_says_why(tmp_path):
+    evaluation = synthetic_archive(tmp_path, cases=2, split="evaluation")
+    with pytest.raises(Locked, match=r"labels of 1 evaluation cases .* are locked \(case-0000\); say why"):
+        evaluation.label("case-0000")
+    with pytest.raises(Locked, match="labels of 2 evaluation cases"):
+        outcomes(evaluation)
+    assert read_ledger(tmp_path) == []
+    unlocked = unlock(evaluation, purpose="a look")
+    assert unlocked.unlocked_by == read_ledger(tmp_path)[0]["hash"]
+    assert unlocked.label("case-0000").any()
+    assert len(outcomes(unlocked.select(ids=["case-0001"])))
+
+
+def test_a_table_that_was_scored_before_is_locked_too(tmp_path):
+    outcomes(unlock(synthetic_archive(tmp_path, cases=2, split="evaluation"), purpose="study"))
+    with pytest.raises(Locked):
+        outcomes(open_archive(tmp_path))
+
+
+def test_the_line_is_written_before_the_first_label_is_read(tmp_path):
+    label = np.ones((48, 48), np.uint8)
+    archive = create_archive(tmp_path, binding=SYNTHETIC, steps=4)
+    trajectory, _ = synthetic_trajectory("one", np.random.default_rng(0))
+    archive.add(Case("one", np.empty((1, 0)), split="evaluation"), trajectory, label, keep_label=False)
+    lines = []
+
+    def given(case_id):
+        lines.append(len(read_ledger(tmp_path)))
+        return label
+
+    unlock(open_archive(tmp_path, labels=given), purpose="study").label("one")
+    assert lines == [1]
+
+
+def test_an_archive_given_for_evaluation_is_locked_whatever_its_splits_say(tmp_path):
+    archive = synthetic_archive(tmp_path, cases=2)
+    assert archive.label("case-0000").any()
+    with pytest.raises(Locked):
+        archive.locked().label("case-0000")
+    with pytest.raises(Locked):
+        unlock(archive, purpose="study").locked().label("case-0000")
+
+
+def test_signals_and_decisions_need_no_key(tmp_path):
+    evaluation = synthetic_archive(tmp_path, cases=2, split="evaluation")
+    assert len(replay(evaluation, CONTROLLERS.build("frag-stop", cap=4))) == 2
+    assert not outcomes(synthetic_archive(tmp_path / "u", cases=1, split="evaluation", labelled=False)).empty
 
 
 def test_a_reason_must_be_given(tmp_path):

@@ -9,13 +9,14 @@ import pytest
 
 from casewise.core.errors import BadInput, Mismatch, Overlap, UnknownName
 from casewise.core.records import Binding, Policy, State
+from casewise.data.cohort import Member
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.controllers.bucket import Bucket
 from casewise.judge.controllers.router import Router
 from casewise.judge.policy import (
     READY,
     check_binding,
-    check_disjoint,
+    check_held_out,
     controller_of,
     read_policy,
     uncalibrated,
@@ -86,9 +87,27 @@ def test_a_policy_without_calibration_fits_everything():
 
 def test_cases_that_a_policy_was_fitted_on_are_refused_for_evaluation(archive):
     policy = calibrate(archive, "cardiac")
-    check_disjoint(policy, ["new-1", "new-2"])
-    with pytest.raises(Overlap, match=r"1 of 2 evaluation cases .* case-0003"):
-        check_disjoint(policy, ["new-1", "case-0003"])
+    check_held_out(policy, [Member("new-1"), Member("new-2")])
+    with pytest.raises(
+        Overlap, match=r"the calibration of policy 'cardiac' and evaluation share 1 cases \(case-0003\)"
+    ):
+        check_held_out(policy, [Member("new-1"), Member("case-0003")])
+
+
+def test_another_case_of_a_calibration_patient_is_refused_by_the_patients_name(archive, tmp_path):
+    policy = read_policy(write_policy(tmp_path / "policy.json", calibrate(archive, "cardiac")))
+    cluster = archive.entries["case-0003"].cluster
+    with pytest.raises(Overlap, match=rf"share 1 clusters \({cluster}\)"):
+        check_held_out(policy, [Member("new-1", cluster=cluster)])
+
+
+def test_a_policy_of_before_clusters_were_kept_still_compares_ids(archive, tmp_path):
+    file = write_policy(tmp_path / "policy.json", calibrate(archive, "cardiac"))
+    plain = json.loads(file.read_text())
+    del plain["calibration_clusters"]
+    file.write_text(json.dumps(plain))
+    with pytest.raises(Overlap, match=r"share 1 cases \(case-0003\)"):
+        check_held_out(read_policy(file), [Member("case-0003", cluster="p")])
 
 
 def test_a_design_that_was_not_calibrated_makes_no_controller():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 
-from casewise.run.audit import append_event, last_hash, verify_audit
+from casewise.run.audit import _tail, append_event, last_hash, verify_audit
 
 
 @pytest.fixture
@@ -51,3 +52,24 @@ def test_a_line_that_a_killed_run_did_not_finish_is_cut_off_and_told(log: Path) 
     append_event(log, "case", {"case": "c4"})
     assert verify_audit(log) == []
     assert [json.loads(line)["event"] for line in log.read_text().splitlines()[-2:]] == ["torn-line-removed", "case"]
+
+
+class CountedReads(io.BytesIO):
+    """How many bytes were read."""
+
+    amount = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        content = super().read(size)
+        self.amount += len(content)
+        return content
+
+
+@pytest.mark.parametrize("note", [10, 5_000, 50_000])
+def test_the_end_of_a_log_is_found_without_reading_all_of_it(log: Path, note: int) -> None:
+    for number in range(40):
+        append_event(log, "case", {"case": f"more{number}", "note": "x" * note})
+    file = CountedReads(log.read_bytes() + b'{"torn')
+    assert _tail(file) == (last_hash(log)[1], 6)
+    assert file.getvalue() == log.read_bytes()
+    assert file.amount < max(5_000, 8 * note)

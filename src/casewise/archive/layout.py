@@ -1,4 +1,4 @@
-"""What an archive looks like on disk (schema 1).
+"""What an archive looks like on disk (schema 2; archives of schema 1, whose case digests held the timing, are read).
 
     ARCHIVE/
       manifest.json             schema, what produced it, horizon, configuration, software; the case list once sealed
@@ -27,11 +27,13 @@ from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, DamagedArchive
 from casewise.core.records import Mask, State, check_case_id
+from casewise.core.strict_json import json_text, numbered
 
-SCHEMA = 1
+SCHEMA, READABLE = 2, (1, 2)
 MANIFEST, CASES, CACHE = "manifest.json", "cases", "cache"
 ENTRY, SIGNALS, MASKS, LABEL, EXTRAS = "entry.json", "signals.parquet", "masks.npz", "label.npz", "extras.npz"
 HALF_WRITTEN = ".new-"
+EVALUATION = "evaluation"  # the split whose labels are read through the exposure ledger only
 ON_D = "on_d:"
 
 
@@ -58,8 +60,13 @@ class Entry:
 
     @property
     def digest(self) -> str:
-        """sha256 of the whole entry, and through ``files`` of everything that the case holds."""
-        return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
+        """sha256 of the entry without its wall time, and through ``files`` of all that the case holds."""
+        return self.sealed(SCHEMA)
+
+    def sealed(self, schema: int) -> str:
+        """The digest with which an archive of this schema seals the case."""
+        plain = {name: value for name, value in self.as_dict().items() if name != "seconds" or schema == 1}
+        return hashlib.sha256(json_text(plain, sort_keys=True).encode()).hexdigest()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -71,7 +78,7 @@ class Entry:
         values = dict(plain)
         check_case_id(values["id"])
         for name in ("shape", "seconds", "diagnostics"):
-            values[name] = tuple(values[name])
+            values[name] = tuple(numbered(values[name]))
         values["states"] = tuple(State(**state) for state in values["states"])
         values["spacing_mm"] = None if values["spacing_mm"] is None else tuple(values["spacing_mm"])
         return cls(**values)

@@ -21,8 +21,9 @@ from casewise.archive import layout
 from casewise.archive.arrays import unpacked
 from casewise.archive.layout import Entry
 from casewise.archive.writing import sweep, write_case
-from casewise.core.errors import BadInput, DamagedArchive, Mismatch
+from casewise.core.errors import BadInput, DamagedArchive, Locked, Mismatch
 from casewise.core.records import Binding, Case, Mask, Observation, Signals, State, Trajectory
+from casewise.core.strict_json import json_text
 
 LabelSource = Callable[[str], Mask]
 """Gives the label of a case id, for archives that hold labels by hash only."""
@@ -36,6 +37,8 @@ class Archive:
     manifest: Mapping[str, Any]
     entries: Mapping[str, Entry]
     labels: LabelSource | None = field(default=None, repr=False)
+    evaluation: bool = False  # every case evaluates, whatever its split says
+    unlocked_by: str = ""  # hash of the line of the exposure ledger that says why evaluation labels are read (F12)
 
     @property
     def binding(self) -> Binding:
@@ -66,7 +69,7 @@ class Archive:
     @cached_property
     def digest(self) -> str:
         """sha256 over the manifest and every case in view: names what a derived table was derived from."""
-        words = [json.dumps(self.manifest["binding"], sort_keys=True)]
+        words = [json_text(self.manifest["binding"], sort_keys=True)]
         words += [f"{name} {entry.digest}" for name, entry in self.entries.items()]
         return hashlib.sha256("\n".join(words).encode()).hexdigest()
 
@@ -82,6 +85,24 @@ class Archive:
             if (ids is None or name in ids) and (split is None or entry.split == split)
         }
         return replace(self, entries=MappingProxyType(kept))
+
+    def marked(self, split: str) -> Archive:
+        """The cases of a split, or all where none is marked so."""
+        found = self.select(split=split)
+        return found if found.ids else self
+
+    def locked(self) -> Archive:
+        """The same cases for evaluation: no label is read before ``judge.ledger.unlock`` wrote down why (F12)."""
+        return replace(self, evaluation=True, unlocked_by="")
+
+    def check_unlocked(self, ids: Iterable[str]) -> None:
+        """Refuse the labels of evaluation cases as long as no line of the exposure ledger says why they are read."""
+        closed = [name for name in ids if self.evaluation or self.entry(name).split == layout.EVALUATION]
+        if closed and not self.unlocked_by and any(self.entry(name).labelled for name in closed):
+            raise Locked(
+                f"the labels of {len(closed)} evaluation cases of {self.path} are locked ({', '.join(closed[:3])}); "
+                f"say why they are read: casewise.judge.ledger.unlock(archive, purpose='...')"
+            )
 
     def entry(self, case_id: str) -> Entry:
         """The entry of one case."""
@@ -111,6 +132,7 @@ class Archive:
     def label(self, case_id: str) -> Mask:
         """The truth of a case; from the archive, or from ``labels`` after its hash was compared."""
         entry = self.entry(case_id)
+        self.check_unlocked((case_id,))
         if layout.LABEL in entry.files:
             return self._decoded(case_id, layout.LABEL, (0,))[0]
         if not entry.labelled or self.labels is None:
@@ -186,7 +208,7 @@ class Archive:
         """Write the list of cases, with their splits and digests, into the manifest; a lost case is then noticed."""
         there = _sorted({entry.id: entry for entry in _read_entries(self.path)})  # of every writer
         cases = {name: {"split": entry.split, "sha256": entry.digest} for name, entry in there.items()}
-        manifest = {**self.manifest, "cases": cases}
+        manifest = {**self.manifest, "schema": layout.SCHEMA, "cases": cases}
         _write_manifest(self.path, manifest)
         self.manifest, self.entries = MappingProxyType(manifest), there
         self._forget()
@@ -247,8 +269,9 @@ def open_archive(path: str | Path, *, labels: LabelSource | None = None) -> Arch
     """An archive that exists; half-written cases of a killed run are not in it."""
     path = Path(path)
     manifest = layout.read_json(path / layout.MANIFEST)
-    if manifest.get("schema") != layout.SCHEMA:
-        raise Mismatch(f"{path} has archive schema {manifest.get('schema')}, this casewise reads {layout.SCHEMA}")
+    if manifest.get("schema") not in layout.READABLE:
+        known = " and ".join(map(str, layout.READABLE))
+        raise Mismatch(f"{path} has archive schema {manifest.get('schema')}, this casewise reads {known}")
     entries = _sorted({entry.id: entry for entry in _read_entries(path)})
     lost = sorted(set(manifest.get("cases", {})) - set(entries))
     if lost:
@@ -281,7 +304,7 @@ def _manifest(binding: Binding, steps: int, configuration: Mapping[str, Any]) ->
         "schema": layout.SCHEMA,
         "binding": asdict(binding),
         "steps": steps,
-        "configuration": json.loads(json.dumps(dict(configuration), default=_plain)),
+        "configuration": json.loads(json_text(dict(configuration), default=_plain)),
         "software": _software(),
     }
 
@@ -313,4 +336,4 @@ def _check_same(path: Path, there: Mapping[str, Any], asked: Mapping[str, Any]) 
 
 
 def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
-    layout.write_durably(path / layout.MANIFEST, (json.dumps(dict(manifest), indent=1) + "\n").encode())
+    layout.write_durably(path / layout.MANIFEST, (json_text(dict(manifest), indent=1) + "\n").encode())

@@ -22,7 +22,7 @@ def verify(path: str | Path) -> list[str]:
 
 def _problems(archive: Archive) -> Iterator[str]:
     for case_id, sealed in archive.manifest.get("cases", {}).items():
-        if archive.entries[case_id].digest != sealed["sha256"]:
+        if archive.entries[case_id].sealed(archive.manifest["schema"]) != sealed["sha256"]:
             yield f"case {case_id}: entry.json is not the one that was sealed"
     for entry in archive.entries.values():
         folder = archive.path / layout.CASES / entry.id

@@ -31,13 +31,14 @@ def certify(
     population: str = typer.Option("all", help="Region gate: all cases, or only scored ones (L8)."),
     threshold: list[float] = typer.Option([], help="Fixed gate thresholds for --method inflated."),
     evaluation: Path | None = typer.Option(None, help="Labelled archive of other cases for the reliability diagram."),
-    split: str | None = typer.Option(None, help="Use only the archive's cases of this split."),
+    split: str | None = typer.Option(None, help="Use the archive's cases of this split; default: calibration."),
     experimental: bool = typer.Option(False, "--experimental", help="Allow inflated CRC (C7)."),
     out: Path | None = typer.Option(None, help="Folder for certificate.json, .html and the certified policy."),
 ) -> None:
     """A bound on the harm that is really deployed, refused where it does not hold."""
     from casewise.archive.store import open_archive
     from casewise.core.errors import BadInput
+    from casewise.data.splits import CALIBRATION
     from casewise.judge.certificates.for_gate import certify_gate
     from casewise.judge.certificates.for_router import Promise, certify_router
     from casewise.judge.certificates.grid import certify_grid
@@ -46,7 +47,8 @@ def certify(
         raise BadInput(f"a method is crc, ltt, envelope or inflated, got {method!r}")
     if method == "inflated" and not experimental:
         raise BadInput("inflated CRC (C7) is experimental; add --experimental to use it")
-    calibration = open_archive(archive).select(split=split)
+    opened = open_archive(archive)
+    calibration = opened.marked(CALIBRATION) if split is None else opened.select(split=split)
     judged = None if evaluation is None else open_archive(evaluation)
     chosen = _policy(policy, archive, gate=method in ("envelope", "inflated") or loss == ["surrogate"])
     if chosen.controller == "region-gate":

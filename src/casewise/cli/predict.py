@@ -85,6 +85,7 @@ def predict(
     back to M0 (which ones is in OUT/casewise and in the report).
     """
     from casewise.core.errors import BadInput
+    from casewise.judge.policy import check_held_out
     from casewise.report.overlays import overlay_png
     from casewise.run import finish
     from casewise.run.allocator import keep_freed_memory
@@ -117,6 +118,8 @@ def predict(
     cases = gathered_cases(
         source, images, labels=labels, groups=groups, parts=(num_parts, part_id), environment=os.environ
     )
+    if labels is not None:
+        check_held_out(decided, cases)
     promised = promise_of(decided, policy, how.binding(source.load()), certificate)
     watched = watching(watch, decided)
     work = prediction_work(

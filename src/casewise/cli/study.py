@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from casewise.archive.store import Archive
+    from casewise.core.records import Policy
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -80,19 +84,23 @@ def study(
 
     That a study was made is written into the evaluation archive's exposure ledger, because its labels were read.
     """
+    from casewise.archive.store import open_archive
     from casewise.core.errors import Refused
+    from casewise.judge.policy import read_policy
     from casewise.report.study_report import build
+    from casewise.run.choice import chosen_engine
 
     given = _extras(calibration, other, rerun, sweep, backbone, away, frozen, criteria, images)
     place = out if out is not None else evaluation / "report"
+    known, judged, holdout = read_policy(policy or calibration), open_archive(evaluation), open_archive(calibration)
     if engine != "local" or jobs > 1:
-        _measure((evaluation, calibration), engine, jobs, address)
+        judged = _measured(judged, holdout, known, chosen_engine(engine, jobs=jobs, address=address))
     bar = not quiet and sys.stderr.isatty()
     try:
         page = build(
-            evaluation,
-            calibration,
-            policy or calibration,
+            judged,
+            holdout,
+            known,
             place,
             extras=given,
             only=only,
@@ -109,14 +117,16 @@ def study(
     typer.echo(_summary(page))
 
 
-def _measure(archives: tuple[Path, ...], engine: str, jobs: int, address: str | None) -> None:
-    """Score the cases on an engine first; the study finds the tables beside the archives."""
-    from casewise.archive.store import open_archive
-    from casewise.run.choice import chosen_engine
+def _measured(evaluation: Archive, calibration: Archive, policy: Policy, engine: Any) -> Archive:
+    """The evaluation archive, unlocked, after an engine scored both; the study finds the tables beside them."""
+    from casewise.data.splits import CALIBRATION, EVALUATION
+    from casewise.judge.ledger import unlock
     from casewise.run.scoring import scored
 
-    for path in archives:
-        scored(open_archive(path), chosen_engine(engine, jobs=jobs, address=address))
+    judged = unlock(evaluation.marked(EVALUATION), purpose="study", policy=policy)
+    for archive in (judged, calibration.marked(CALIBRATION)):
+        scored(archive, engine)
+    return judged
 
 
 def _extras(

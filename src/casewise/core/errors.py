@@ -10,7 +10,8 @@
     ├── TooFewCases             calibration refused; says how many cases are needed
     ├── Refused                 right kind of thing, wrong thing
     │   ├── Mismatch            policy or certificate belongs to another model, objective, loader or calibration
-    │   └── Overlap             calibration and evaluation share cases
+    │   ├── Overlap             calibration and evaluation share cases, or cases of one patient or sequence
+    │   └── Locked              evaluation labels, before the exposure ledger says why they are read
     ├── DamagedArchive          truncated, edited or incomplete; says which file and which case
     └── MissingExtra            an optional dependency is not installed; says which extra to install
 
@@ -65,7 +66,11 @@ class Mismatch(Refused):
 
 
 class Overlap(Refused):
-    """Calibration and evaluation share cases."""
+    """Calibration and evaluation share cases, or cases of one patient or sequence."""
+
+
+class Locked(Refused):
+    """Evaluation labels are read through the exposure ledger only."""
 
 
 class DamagedArchive(CasewiseError):

@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput
+from casewise.core.strict_json import numbered
 
 Mask = NDArray[Any]
 """Integer or bool labels over space: (rows, columns) or (slices, rows, columns)."""
@@ -180,7 +181,7 @@ class Controller(Protocol):
 
 @dataclass(frozen=True)
 class Decision:
-    """What was deployed for one case, and why (E13). Goes to JSON as it is."""
+    """What was deployed for one case, and why (E13). Goes to JSON as it is, an infinite cut as the word "inf"."""
 
     case_id: str
     action: Action
@@ -226,6 +227,7 @@ class Decision:
     def from_dict(cls, plain: Mapping[str, Any]) -> Decision:
         """The inverse of :meth:`as_dict`."""
         values = {key: value for key, value in plain.items() if key != "deployed"}
+        values |= {name: numbered(values.get(name)) for name in ("value", "cut_low", "cut_high")}
         values["action"] = Action(values["action"])
         values["state"] = State(**values["state"])
         if values.get("accepted") is not None:
@@ -260,7 +262,15 @@ class Policy:
     binding: Binding | None = None  # None for policies that need no calibration (m0, fixed-k)
     calibration_id: str = ""  # sha256 over the calibration case ids and their archive
     calibration_cases: tuple[str, ...] = ()
+    calibration_clusters: tuple[str, ...] = ()  # patient or sequence of each of them
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # options that differ by group (S2)
     preflight: Mapping[str, Any] = field(default_factory=dict)
     exposures: tuple[Mapping[str, Any], ...] = ()  # the ledger (F12)
     schema: int = 1
+
+    def __post_init__(self) -> None:
+        if self.calibration_clusters and len(self.calibration_clusters) != len(self.calibration_cases):
+            raise BadInput(
+                f"policy {self.name!r} names {len(self.calibration_cases)} calibration cases and "
+                f"{len(self.calibration_clusters)} clusters of them; run casewise calibrate again"
+            )

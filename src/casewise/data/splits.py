@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,6 +13,16 @@ from casewise.core.seeds import RESAMPLING_SEED, seed_of
 from casewise.data.cohort import Cohort, Member
 
 CALIBRATION, EVALUATION = "calibration", "evaluation"
+
+
+class Clustered(Protocol):
+    """A case as a member of a cohort, an entry of an archive or a row of a folder knows it."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def cluster(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -26,7 +36,7 @@ class Split:
     per_group: bool
 
     def __post_init__(self) -> None:
-        check_disjoint(self.calibration, self.evaluation)
+        check_disjoint(_alone(self.calibration), _alone(self.evaluation))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON, the ids among it."""
@@ -58,9 +68,18 @@ def holdout(cohort: Cohort, *, share: float = 0.2, seed: int = RESAMPLING_SEED, 
     return Split(calibration, evaluation, share, seed, per_group)
 
 
-def cluster_of(member: Member) -> str:
+def cluster_of(case: Clustered) -> str:
     """The cluster of a case; a case without one is its own."""
-    return member.cluster or member.id
+    return case.cluster or case.id
+
+
+def clusters_of(cases: Iterable[Clustered]) -> dict[str, str]:
+    """The cluster of each case by its id."""
+    return {case.id: cluster_of(case) for case in cases}
+
+
+def _alone(ids: Iterable[str]) -> dict[str, str]:
+    return {case_id: case_id for case_id in ids}
 
 
 def _clusters(members: Mapping[str, Member], per_group: bool) -> dict[str, set[str]]:
@@ -80,24 +99,35 @@ def with_split(cohort: Cohort, split: Split) -> Cohort:
     if set(named) != set(cohort.members):
         strange = sorted(set(named) ^ set(cohort.members))
         raise BadInput(f"the split and {cohort.name} disagree about {strange[:5]} ({len(strange)} cases)")
+    sides = [clusters_of(cohort.members[case_id] for case_id in ids) for ids in (split.calibration, split.evaluation)]
+    check_disjoint(*sides)
     members = {case_id: replace(member, split=named[case_id]) for case_id, member in cohort.members.items()}
-    check_clusters_whole(members.values())
     return replace(cohort, members=members)
 
 
-def check_disjoint(calibration: Iterable[str], evaluation: Iterable[str]) -> None:
-    """Refuse when a case would both calibrate and evaluate (A3)."""
-    shared = sorted(set(calibration) & set(evaluation))
-    if shared:
-        raise Overlap(f"calibration and evaluation share {len(shared)} cases, such as {shared[:3]}; remove them")
+def check_disjoint(
+    calibration: Mapping[str, str],
+    evaluation: Mapping[str, str],
+    *,
+    names: tuple[str, str] = (CALIBRATION, EVALUATION),
+) -> None:
+    """Refuse when a case, or cases of one patient or sequence, would both calibrate and evaluate (A3).
+
+    Both map case ids to clusters (:func:`clusters_of`); this is the one rule, wherever two sides must be apart.
+    """
+    cases = sorted(calibration.keys() & evaluation.keys())
+    clusters = sorted({*calibration.values()} & {*evaluation.values()} - {*cases})
+    if cases or clusters:
+        shared = [
+            f"{len(found)} {kind} ({_few(found)})"
+            for kind, found in (("cases", cases), ("clusters", clusters))
+            if found
+        ]
+        raise Overlap(
+            f"{names[0]} and {names[1]} share {' and '.join(shared)}; cases of one patient or sequence lie on one "
+            f"side: take them out of one of the two"
+        )
 
 
-def check_clusters_whole(members: Iterable[Member]) -> None:
-    """Refuse when cases of one patient or sequence lie in different splits."""
-    split_of: dict[str, str | None] = {}
-    for member in members:
-        if split_of.setdefault(cluster_of(member), member.split) != member.split:
-            raise Overlap(
-                f"cluster {cluster_of(member)} lies in the splits {split_of[cluster_of(member)]} and {member.split}; "
-                f"cases of one patient or sequence belong together"
-            )
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

@@ -1,7 +1,8 @@
 """The exposure ledger: which choices were made while evaluation labels could be seen (F12).
 
 ``exposures.jsonl`` lies in the evaluation archive. Every line carries the hash of the line before, so a line that was
-taken out or edited is noticed. Reports print it.
+taken out or edited is noticed. Reports print it. Labels of the split "evaluation", and all labels of an archive that is
+given as ``--evaluation``, are locked: :func:`unlock` writes its line first and gives a view that reads them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ from typing import Any
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, DamagedArchive
 from casewise.core.records import Policy
-from casewise.judge.policy import check_binding, check_disjoint
+from casewise.core.strict_json import json_text
+from casewise.judge.policy import check_binding, check_held_out
 
 LEDGER = "exposures.jsonl"
 
@@ -42,17 +45,19 @@ PAPER: tuple[Mapping[str, Any], ...] = (
 
 
 def unlock(evaluation: Archive, *, purpose: str, policy: Policy | None = None) -> Archive:
-    """An evaluation archive whose labels may now be read; that it happened, why, and for which policy is written down.
+    """An evaluation archive whose labels can now be read; that it happened, why, and for which policy is written first.
 
-    Refused when the policy was fitted on any of its cases, or on another model.
+    Refused when the policy was fitted on any of its cases or their patients, or on another model. An archive that is
+    unlocked already is given back as it is.
     """
     if not purpose.strip():
         raise BadInput("say why the evaluation labels are read, e.g. purpose='study'; the ledger prints it")
     if policy is not None:
         check_binding(policy, evaluation.binding)
-        check_disjoint(policy, evaluation.ids)
-    expose(evaluation.path, choice=purpose, policy=policy)
-    return evaluation
+        check_held_out(policy, evaluation.entries.values())
+    if evaluation.unlocked_by:
+        return evaluation
+    return replace(evaluation, unlocked_by=expose(evaluation.path, choice=purpose, policy=policy)["hash"])
 
 
 def expose(folder: Path, *, choice: str, policy: Policy | None = None, labels_visible: bool = True) -> dict[str, Any]:
@@ -68,7 +73,7 @@ def expose(folder: Path, *, choice: str, policy: Policy | None = None, labels_vi
     }
     line["hash"] = _hash(line)
     with (folder / LEDGER).open("a") as handle:
-        handle.write(json.dumps(line) + "\n")
+        handle.write(json_text(line) + "\n")
         handle.flush()
         os.fsync(handle.fileno())
     return line
@@ -104,4 +109,4 @@ def ledger_problems(folder: str | Path) -> list[str]:
 
 def _hash(line: Mapping[str, Any]) -> str:
     content = {key: value for key, value in line.items() if key != "hash"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json_text(content, sort_keys=True).encode()).hexdigest()

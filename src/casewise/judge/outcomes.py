@@ -7,7 +7,6 @@ is derived from the masks once for each choice of min_area, foreground and ignor
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from casewise.archive.store import Archive
 from casewise.archive.tables import cached_table
 from casewise.core.errors import BadInput
 from casewise.core.records import SOURCE, Action, Decision, Mask, State
+from casewise.core.strict_json import json_text
 from casewise.judge.controllers.region_gate import RegionGate
 from casewise.measure.metrics.harm import harm
 from casewise.measure.metrics.overlap import dice, miou
@@ -53,9 +53,10 @@ def outcomes(
     then those of the masks under these options. ``measured`` may spread the cases over processes or
     machines (``run/scoring.py``).
     """
+    archive.check_unlocked(archive.ids)  # a cached table holds what labels said, too
     given = {"min_area": min_area, "foreground": foreground, "ignore": ignore}
     options = {**_options(archive), **{name: value for name, value in given.items() if value is not None}}
-    key = json.dumps([_VERSION, archive.digest, options], sort_keys=True)
+    key = json_text([_VERSION, archive.digest, options], sort_keys=True)
     name = f"outcomes-{hashlib.sha256(key.encode()).hexdigest()}"
     return cached_table(archive.path, name, lambda: _table(archive, options, measured))
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from casewise.archive.layout import write_durably
-from casewise.core.errors import BadInput, Mismatch, Overlap
+from casewise.core.errors import BadInput, Mismatch
 from casewise.core.records import Binding, Controller, Policy
 from casewise.core.registry import Registry
+from casewise.core.strict_json import json_text, numbered
+from casewise.data.splits import EVALUATION, Clustered, check_disjoint, clusters_of
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.controllers.by_group import ByGroup, InferredGroup
 
@@ -86,7 +88,7 @@ def write_policy(path: str | Path, policy: Policy) -> Path:
     """Write a policy as JSON, whole or not at all; an archive folder gets its policy.json."""
     path = Path(path)
     file = path / POLICY if path.is_dir() else path
-    write_durably(file, (json.dumps(asdict(policy), indent=1, default=dict) + "\n").encode())
+    write_durably(file, (json_text(asdict(policy), indent=1, default=dict) + "\n").encode())
     return file
 
 
@@ -133,14 +135,21 @@ def check_binding(policy: Policy, binding: Binding) -> None:
         )
 
 
-def check_disjoint(policy: Policy, evaluation: Collection[str]) -> None:
-    """Refuse to score a policy on the cases that it was fitted on (A3)."""
-    shared = sorted(set(policy.calibration_cases) & set(evaluation))
-    if shared:
-        raise Overlap(
-            f"{len(shared)} of {len(set(evaluation))} evaluation cases were used to calibrate policy {policy.name!r}: "
-            f"{', '.join(shared[:5])}{', ...' if len(shared) > 5 else ''}; take them out of one of the two"
-        )
+def fitted_on(policy: Policy, cases: Iterable[Clustered]) -> Policy:
+    """The policy with these cases, and their patients or sequences, among those that its numbers come from."""
+    clusters = {**_calibration_clusters(policy), **clusters_of(cases)}
+    return replace(policy, calibration_cases=tuple(clusters), calibration_clusters=tuple(clusters.values()))
+
+
+def check_held_out(policy: Policy, cases: Iterable[Clustered]) -> None:
+    """Refuse to score a policy on the cases that it was fitted on, or on other cases of the same patients (A3)."""
+    names = (f"the calibration of policy {policy.name!r}", EVALUATION)
+    check_disjoint(_calibration_clusters(policy), clusters_of(cases), names=names)
+
+
+def _calibration_clusters(policy: Policy) -> dict[str, str]:
+    clusters = policy.calibration_clusters or policy.calibration_cases  # a policy of before knows ids only
+    return dict(zip(policy.calibration_cases, clusters, strict=True))
 
 
 def _built(policy: Policy, more: Mapping[str, Any]) -> Controller:
@@ -156,5 +165,7 @@ def _from_plain(plain: Mapping[str, Any]) -> Policy:
     values = dict(plain)
     values["binding"] = None if plain["binding"] is None else Binding(**plain["binding"])
     values["calibration_cases"] = tuple(plain["calibration_cases"])
+    values |= {name: numbered(plain[name]) for name in ("options", "groups")}
+    values["calibration_clusters"] = tuple(plain.get("calibration_clusters", ()))
     values["exposures"] = tuple(plain["exposures"])
     return Policy(**values)

@@ -9,9 +9,10 @@ from functools import partial
 import pandas as pd
 
 from casewise.archive.store import Archive
-from casewise.core.errors import CasewiseError, Overlap
+from casewise.core.errors import CasewiseError
 from casewise.core.records import Controller, Decision, Policy
 from casewise.core.seeds import RESAMPLING_SEED
+from casewise.data.splits import CALIBRATION, EVALUATION, check_disjoint, clusters_of
 from casewise.judge.calibration.fit import calibrate, coordinate_values
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.ledger import unlock
@@ -36,8 +37,9 @@ def gather(
     progress: Progress = lambda _: None,
 ) -> Material:
     """Check that the three belong together, read the outcomes, and replay every method."""
-    check_disjoint(evaluation, calibration)
-    unlock(evaluation, purpose="study", policy=policy)
+    evaluation, calibration = evaluation.marked(EVALUATION), calibration.marked(CALIBRATION)
+    check_disjoint(clusters_of(calibration.entries.values()), clusters_of(evaluation.entries.values()))
+    evaluation = unlock(evaluation, purpose="study", policy=policy)
     progress("outcomes of the evaluation cases")
     scored = _with_coordinate(outcomes(evaluation), policy)
     progress("outcomes of the calibration cases")
@@ -55,8 +57,8 @@ def gather(
             skipped[name] = str(error)
     methods = {name: deployed(scored, made, archive=evaluation) for name, made in decisions.items()}
     material = Material(
-        evaluation, calibration, policy, controller, scored, holdout, decisions, methods, skipped, extras or Extras(),
-        resamples, seed,
+        evaluation, calibration, policy, controller, scored, holdout, decisions, methods, skipped,
+        unlocked(extras or Extras()), resamples, seed,
     )  # fmt: skip
     return with_others(material)
 
@@ -98,11 +100,14 @@ def with_others(material: Material) -> Material:
     return replace(material, methods=methods)
 
 
-def check_disjoint(evaluation: Archive, calibration: Archive) -> None:
-    """Refuse calibration cases among the evaluation cases (A3)."""
-    shared = sorted(set(evaluation.ids) & set(calibration.ids))
-    if shared:
-        raise Overlap(
-            f"calibration and evaluation share {len(shared)} cases ({', '.join(shared[:5])}); "
-            f"select disjoint splits before studying"
-        )
+def unlocked(extras: Extras) -> Extras:
+    """Further archives whose labels a study reads, each through its own exposure ledger (F12)."""
+    read = partial(unlock, purpose="study")
+    return replace(
+        extras,
+        others={name: read(archive) for name, archive in extras.others.items()},
+        rerun=extras.rerun and read(extras.rerun),
+        sweep={rate: (read(judged), holdout) for rate, (judged, holdout) in extras.sweep.items()},
+        backbones={name: read(archive) for name, archive in extras.backbones.items()},
+        away=extras.away and read(extras.away),
+    )

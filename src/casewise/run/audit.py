@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 from casewise.core.strict_json import json_text
 
 BEGINNING = "0" * 64
+_BLOCK = 4096  # bytes; a line and the one before it mostly fit
 
 
 def append_event(path: Path, event: str, facts: Mapping[str, Any]) -> str:
@@ -49,13 +50,20 @@ def chained(previous: str, rest: Mapping[str, Any]) -> str:
 
 
 def _tail(file: BinaryIO) -> tuple[str, int]:
-    """The last hash, after cutting off a line that was never finished; and how many bytes that were."""
-    file.seek(0)
-    content = file.read()
+    """The last hash, after cutting off a line that was never finished; and how many bytes that were.
+
+    Read from the end, so a line costs the same however long the log is.
+    """
+    size = begin = file.seek(0, os.SEEK_END)
+    content = b""
+    while begin and content.count(b"\n") < 2:
+        begin = max(0, size - max(_BLOCK, 2 * len(content)))
+        file.seek(begin)
+        content = file.read()
     whole = content[: content.rfind(b"\n") + 1]
     torn = len(content) - len(whole)
     if torn:
-        file.truncate(len(whole))
+        file.truncate(size - torn)
     lines = whole.splitlines()
     return (str(json.loads(lines[-1])["hash"]) if lines else BEGINNING), torn
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +22,24 @@ class ScoreCase:
 
     path: Path
     options: tuple[tuple[str, Any], ...]
+    unlocked_by: str = ""  # the ledger's line, where these are evaluation cases (F12)
 
     def __call__(self, case_id: str) -> Rows:
         """The rows of the case."""
-        return case_outcomes(_opened(self.path), dict(self.options), case_id)
+        return case_outcomes(_opened(self.path, self.unlocked_by), dict(self.options), case_id)
 
 
 @functools.lru_cache(maxsize=2)
-def _opened(path: Path) -> Archive:
-    return open_archive(path)
+def _opened(path: Path, unlocked_by: str) -> Archive:
+    return replace(open_archive(path), unlocked_by=unlocked_by)
 
 
 def scored(archive: Archive, engine: Engine) -> pd.DataFrame:
     """The outcomes of an archive, kept beside it, so that a study finds them."""
 
     def measured(archive: Archive, options: dict[str, Any]) -> Iterable[Rows]:
-        work = ScoreCase(archive.path.resolve(), tuple((k, _hashable(v)) for k, v in options.items()))
+        settings = tuple((k, _hashable(v)) for k, v in options.items())
+        work = ScoreCase(archive.path.resolve(), settings, archive.unlocked_by)
         found = {result.case_id: result for result in engine.map(work, archive.ids)}
         for result in found.values():
             if result.error is not None:

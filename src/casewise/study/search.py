@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from casewise.core.errors import BadInput, Overlap
+from casewise.core.errors import BadInput
 from casewise.core.records import SOURCE, State
 from casewise.core.seeds import RESAMPLING_SEED
+from casewise.data.splits import check_disjoint
 from casewise.study.chance import chance_moments
 from casewise.study.finding import Finding, rows
 from casewise.study.resample import clusters_of, draws
@@ -98,7 +99,7 @@ class _Split:
     def __init__(self, frame: pd.DataFrame) -> None:
         self.frame = frame
         self.first = unshrunk(frame)[lambda part: part["step"] == 1].reset_index(drop=True)
-        self.cases = set(self.first["case"])
+        self.clusters = _clusters(self.first)
         self.units = clusters_of(self.first)
         self._arms: dict[State, pd.DataFrame] = {}
 
@@ -134,15 +135,17 @@ class _Scored:
         return float(np.nanmean(values[np.arange(self.n), self.buckets]))
 
 
+def _clusters(first: pd.DataFrame) -> dict[str, str]:
+    """The cluster of each case; a case without one is its own."""
+    own = first["case"]
+    names = first["cluster"].where(first["cluster"].notna(), own) if "cluster" in first else own
+    return dict(zip(own.astype(str), names.astype(str), strict=True))
+
+
 def _check_disjoint(splits: Sequence[_Split]) -> None:
-    names = ("design", "calibration", "evaluation")
-    cases = [split.cases for split in splits]
-    for first, second in ((0, 1), (0, 2), (1, 2)):
-        shared = cases[first] & cases[second]
-        if shared:
-            raise Overlap(
-                f"{names[first]} and {names[second]} share {len(shared)} cases, such as {min(shared)}; split them"
-            )
+    named = zip(("design", "calibration", "evaluation"), splits, strict=True)
+    for (first, one), (second, other) in combinations(named, 2):
+        check_disjoint(one.clusters, other.clusters, names=(first, second))
 
 
 def _row(design: Design, scored: _Scored, chosen: bool, held_out: _Scored) -> dict[str, Any]:

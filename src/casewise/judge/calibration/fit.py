@@ -13,6 +13,7 @@ import pandas as pd
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, Mismatch, Overlap, TooFewCases
 from casewise.core.records import Policy
+from casewise.data.splits import CALIBRATION, EVALUATION, check_disjoint, clusters_of
 from casewise.judge.calibration.budget import budget, tau
 from casewise.judge.calibration.coordinate import recommended
 from casewise.judge.calibration.cuts import FEWEST, Floats, bucket_counts, checked, warn_if_degenerate
@@ -25,10 +26,9 @@ from casewise.judge.controllers.bucket import bucket_of
 from casewise.judge.controllers.reading import RISK, Statistics
 from casewise.judge.ledger import PAPER
 from casewise.judge.outcomes import outcomes
-from casewise.judge.policy import MODULATIONS, READY, check_disjoint, controller_of
+from casewise.judge.policy import MODULATIONS, READY, check_held_out, controller_of, fitted_on
 from casewise.measure.signals import SIGNALS
 
-CALIBRATION, EVALUATION = "calibration", "evaluation"
 _ROUTERS = frozenset({"router", "stop-router"})
 _STOPS = frozenset({"frag-stop", "entropy-stop", "msp-stop", "gradient-stop"})
 
@@ -57,8 +57,10 @@ def calibrate(
     """
     design = READY[design] if isinstance(design, str) else design
     holdout = _holdout(archive)
+    design = fitted_on(replace(design, calibration_cases=(), calibration_clusters=()), holdout.entries.values())
     if evaluation is not None:
-        check_disjoint(replace(design, calibration_cases=holdout.ids), evaluation.ids)
+        check_held_out(design, evaluation.entries.values())
+        evaluation = evaluation.locked()
     convention = percentiles or ("driving" if design.name == "driving" else "medical")
     frame = outcomes(holdout)
     options = _design_options(holdout, design, coordinate=coordinate, unshrunk=unshrunk)
@@ -77,7 +79,6 @@ def calibrate(
         groups=fitted["groups"],
         steps=holdout.steps,
         binding=holdout.binding,
-        calibration_cases=holdout.ids,
         calibration_id=calibration_id(holdout),
         exposures=tuple(line for line in PAPER if line["design"] == design.name),
     )
@@ -98,14 +99,15 @@ def calibration_id(archive: Archive) -> str:
 
 def _holdout(archive: Archive) -> Archive:
     """The calibration cases: those marked so, or all when none is marked; never evaluation cases (A3)."""
-    marked = archive.select(split=CALIBRATION)
-    holdout = marked if marked.ids else archive
+    holdout = archive.marked(CALIBRATION)
     wrong = [name for name, entry in holdout.entries.items() if entry.split == EVALUATION]
     if wrong:
         raise Overlap(
             f"{len(wrong)} of {len(holdout.ids)} cases are marked as evaluation ({', '.join(wrong[:3])}, ...) and "
             f"none as calibration; calibrate on a holdout that evaluation never sees"
         )
+    rest = archive.select(split=EVALUATION)
+    check_disjoint(clusters_of(holdout.entries.values()), clusters_of(rest.entries.values()))
     if len(holdout.ids) < FEWEST:
         raise TooFewCases(
             f"calibration needs at least {FEWEST} cases, {archive.path} has {len(holdout.ids)}; record {FEWEST} or "

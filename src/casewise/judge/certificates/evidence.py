@@ -16,7 +16,7 @@ from casewise.core.records import Controller, Policy, State, Verdict
 from casewise.judge.certificates.rollback import policy_envelope
 from casewise.judge.certificates.table import Floats
 from casewise.judge.outcomes import outcomes
-from casewise.judge.policy import check_binding, check_disjoint, controller_of, is_hybrid
+from casewise.judge.policy import check_binding, check_held_out, controller_of, is_hybrid
 
 LOSSES = ("ha", "harmed", "dice")
 ROUTERS = ("router", "stop-router")
@@ -44,7 +44,7 @@ def router_evidence(archive: Archive, policy: Policy, *, overlap: bool = True) -
     check_router(policy)
     check_binding(policy, archive.binding)
     if not overlap:
-        check_disjoint(policy, archive.ids)
+        check_held_out(policy, archive.entries.values())
     if policy.options.get("coordinate") == "risk" and set(policy.calibration_cases) & set(archive.ids):
         raise Refused(
             "the coordinate 'risk' was standardized on these cases, so they are not exchangeable with new ones; "

@@ -22,7 +22,8 @@ from casewise.judge.certificates.table import LossTable
 from casewise.judge.certificates.words import population_of, promise, refusal, unit_of
 from casewise.judge.controllers.region_gate import gated as gated_mask
 from casewise.judge.controllers.region_gate import region_scores
-from casewise.judge.policy import check_binding
+from casewise.judge.ledger import unlock
+from casewise.judge.policy import check_binding, fitted_on
 from casewise.measure.metrics.harm import harm
 
 POPULATIONS = ("all", "scored")
@@ -80,6 +81,8 @@ def certify_gate(
     if policy.controller != "region-gate":
         raise BadInput(f"a gate certificate needs the policy 'region-gate', got {policy.name!r} ({policy.controller})")
     check_binding(policy, archive.binding)
+    if evaluation is not None:
+        evaluation = unlock(evaluation, purpose="certify", policy=fitted_on(policy, archive.entries.values()))
     keep_small = bool(policy.options.get("keep_small", False))
     ids, cases = gated_cases(archive, population=population, keep_small=keep_small)
     clusters = [cluster_of(archive, case) for case in ids]
@@ -88,10 +91,14 @@ def certify_gate(
         name: gate_table(cases, name, at=at, clusters=clusters, within=within)
         for name in ("surrogate", "deployed", "envelope")
     }
+    ungated = {
+        name: gate_table(cases, name, at=np.array([-np.inf]), clusters=clusters, within=within) for name in tables
+    }
     table = tables[loss]
     chosen, bounds = _chosen(table, loss, alpha)
     cut = None if chosen is None else float(table.settings[chosen])
     certified = certified_gate(policy, cut, int(archive.configuration.get("min_area", 16)), archive.binding)
+    certified = fitted_on(certified, archive.entries.values())
     fresh = None
     if evaluation is not None:
         others, judged = gated_cases(evaluation, population=population, keep_small=keep_small)
@@ -111,7 +118,7 @@ def certify_gate(
         kept=0.0 if chosen is None else float(table.kept[chosen]),
         curve=curve(table, bounds),
         details=_details(tables, loss, alpha, population, within),
-        deployed=_deployed(tables, chosen),
+        deployed=_deployed(tables, chosen, ungated),
         **_reliability(tables, loss, fresh),
         **_about(archive, policy, certified, ids, table, loss, alpha, cut, population),
     )
@@ -130,15 +137,17 @@ def _chosen(table: LossTable, loss: str, alpha: float) -> tuple[int | None, Any]
     return conformal_setting(table, alpha), conformal_bounds(table)
 
 
-def _deployed(tables: dict[str, LossTable], chosen: int | None) -> dict[str, dict[str, float]]:
+def _deployed(
+    tables: dict[str, LossTable], chosen: int | None, ungated: dict[str, LossTable]
+) -> dict[str, dict[str, float]]:
     """Surrogate and deployed HA side by side, un-gated and gated; neither can be quoted alone (L7)."""
 
-    def at(column: int | None) -> dict[str, float]:
-        numbers = {name: 0.0 if column is None else float(tables[name].risks[column]) for name in tables}
-        kept = 0.0 if column is None else float(tables["deployed"].kept[column])
+    def at(found: dict[str, LossTable], column: int | None) -> dict[str, float]:
+        numbers = {name: 0.0 if column is None else float(found[name].risks[column]) for name in found}
+        kept = 0.0 if column is None else float(found["deployed"].kept[column])
         return {"ha": numbers["deployed"], "surrogate": numbers["surrogate"], "kept": kept}
 
-    return {"before": at(len(tables["deployed"].settings) - 1), "certified": at(chosen)}
+    return {"before": at(ungated, 0), "certified": at(tables, chosen)}
 
 
 def _details(tables: dict[str, LossTable], loss: str, alpha: float, population: str, within: str) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from casewise.judge.certificates.reliability import left_out_reliability, tested
 from casewise.judge.certificates.rollback import rollback_table
 from casewise.judge.certificates.table import Floats, LossTable
 from casewise.judge.certificates.words import population_of, promise, refusal, tightening, unit_of
+from casewise.judge.ledger import unlock
+from casewise.judge.policy import fitted_on
 
 KINDS = {"ha": "C2", "harmed": "C3", "dice": "C4"}
 ORDERS = 25  # fixed permutations over which betting averages the luck of the order away
@@ -57,8 +59,10 @@ def certify_router(
 ) -> tuple[Certificate, Policy]:
     """A certificate for the deployed harm of a router, and the router it holds for: cut_high = min(own, certified).
 
-    Without a certified cut the policy is M0.
+    Without a certified cut the policy is M0. Labels of ``evaluation`` are read through its exposure ledger.
     """
+    if evaluation is not None:
+        evaluation = unlock(evaluation, purpose="certify", policy=fitted_on(policy, archive.entries.values()))
     evidence = router_evidence(archive, policy, overlap=asked.low_mid == "envelope")
     tables = tuple(loss_table(evidence, asked, name) for name in asked.losses)
     kind = chosen_p_value(asked, evidence)
@@ -83,7 +87,7 @@ def issued(
     points: tuple[dict[str, float], ...],
 ) -> tuple[Certificate, Policy]:
     """The record of a search that found ``cut`` (or nothing), and the policy that it holds for."""
-    certified = certified_policy(policy, cut)
+    certified = fitted_on(certified_policy(policy, cut), archive.entries.values())
     units = len(set(evidence.clusters))
     unit = unit_of(len(evidence.ids), units)
     after = deployed_numbers(archive, certified)
