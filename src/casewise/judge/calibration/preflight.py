@@ -119,8 +119,8 @@ def concerns(found: Mapping[str, Any]) -> list[str]:
     ladder = found["ladder"]
     if "ha" in ladder and not any(ladder["ha"]):
         said.append(
-            "HA is 0 at every step: no changed region reaches min_area, or none is harmful; look at a smaller min_area, "
-            "or adapt harder, before trusting this"
+            "HA is 0 at every step: no changed region reaches min_area, or none is harmful; look at a smaller "
+            "min_area, or adapt harder, before trusting this"
         )
     elif ladder.get("argmin") == 1 and not ladder["dips_before_it_rises"]:
         said.append("HA is lowest at step 1 and only rises: more steps buy harm here (G6)")
