@@ -1,11 +1,13 @@
 """Speed and memory of an episode, in CPU time on one thread, against the two ways it is usually done.
 
-    python benchmarks/speed_adapt.py            # the whole table, a few minutes
+    python benchmarks/speed_adapt.py            # the whole table, under three minutes on an idle machine
     python benchmarks/speed_adapt.py --quick    # small, for a look
 
 One case of 12 slices at 256 x 256, K = 4, a 2-D U-Net like nnU-Net's (affine InstanceNorm). Contestants run interleaved
-and the median of the rounds is printed, so that a busy machine slows all of them alike. The script starts itself again
-with an allocator that keeps freed memory: otherwise a third of everybody's time is spent in the kernel, clearing pages.
+and ratios are medians of the rounds' own ratios, so that a busy machine slows all of them alike. Every round is run
+twice, in processes of their own: with the allocator as it is, and with one that keeps freed memory as casewise's
+commands do (``casewise.run.allocator``). Options and costs per step are measured on 3 of the 12 slices: everything in
+them is proportional to the slices.
 """
 
 from __future__ import annotations
@@ -32,11 +34,14 @@ from casewise.adapt.networks import PlainUNet
 from casewise.adapt.objectives.tent import Tent
 from casewise.adapt.parameters import select
 from casewise.adapt.probes import probes_of
+from casewise.measure.signals import SIGNALS
 from casewise.measure.signals.fragmentation import fragmentation
+from casewise.run.allocator import keep_freed_memory
 
 RATE = 5e-4
 DECODER, CACHED = "decoder-norm", "decoder-norm, cache_frozen"
-KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
+DEFAULT, KEEPING = "default allocator", "freed memory kept"
+FEW = 3  # slices for what is not the headline
 Masks = list[np.ndarray[Any, Any]]
 
 
@@ -107,15 +112,10 @@ def cpu_seconds(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.process_time() - began, result
 
 
-def interleaved(contestants: dict[str, Callable[[], Masks]], rounds: int) -> tuple[dict[str, float], dict[str, Masks]]:
-    """Median CPU seconds and the masks of each, taken in turns."""
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    masks: dict[str, Masks] = {}
-    for _ in range(rounds):
-        for name, work in contestants.items():
-            seconds, masks[name] = cpu_seconds(work)
-            times[name].append(seconds)
-    return {name: statistics.median(values) for name, values in times.items()}, masks
+def one_round(contestants: dict[str, Callable[[], Masks]]) -> tuple[dict[str, float], dict[str, Masks]]:
+    """CPU seconds and the masks of each, one after the other."""
+    done = {name: cpu_seconds(work) for name, work in contestants.items()}
+    return {name: seconds for name, (seconds, _) in done.items()}, {name: masks for name, (_, masks) in done.items()}
 
 
 def the_case(slices: int, side: int) -> tuple[nn.Module, Tensor]:
@@ -130,28 +130,36 @@ def the_case(slices: int, side: int) -> tuple[nn.Module, Tensor]:
     return network, image
 
 
-def speed(slices: int, side: int, steps: int, rounds: int) -> dict[str, Any]:
+def race(slices: int, side: int, steps: int) -> dict[str, Any]:
+    """One round of the headline: CPU seconds by contestant, and the voxels in which it differs from the naive loop."""
     network, image = the_case(slices, side)
-    decoder = {"parameters": "decoder-norm"}
-    contestants: dict[str, Callable[[], Masks]] = {
-        "naive": lambda: naive(network, image, steps),
-        "published TENT": lambda: published(network, image, steps),
-        "casewise": lambda: ours(network, image, steps),
-    }
-    options: dict[str, Callable[[], Masks]] = {
-        "max_slices=3": lambda: ours(network, image, steps, max_slices=3),
-        "max_slices=1": lambda: ours(network, image, steps, max_slices=1),
-        "group_instance_norm": lambda: ours(network, image, steps, group_instance_norm=True),
-        DECODER: lambda: ours(network, image, steps, **decoder),
-        CACHED: lambda: ours(network, image, steps, cache_frozen=True, **decoder),
-    }
     ours(network, image[:1], 1)  # the first optimizer of a process imports half of torch
-    times, masks = interleaved(contestants, rounds)
-    for found, more in zip((times, masks), interleaved(options, 1), strict=True):
-        found.update(more)  # type: ignore[arg-type]
-    flipped = {name: differences(made, masks["naive"]) for name, made in masks.items()}
-    flipped[CACHED] = differences(masks[CACHED], masks[DECODER])
-    return {"seconds": times, "voxels that differ": flipped, "voxels": int(image.numel()) * steps}
+    times, masks = one_round(
+        {
+            "naive": lambda: naive(network, image, steps),
+            "published TENT": lambda: published(network, image, steps),
+            "casewise": lambda: ours(network, image, steps),
+        }
+    )
+    return {"seconds": times, "differ": {name: differences(made, masks["naive"]) for name, made in masks.items()}}
+
+
+def options(side: int, steps: int) -> dict[str, Any]:
+    """The same for the options of an episode, beside the episode without them."""
+    network, image = the_case(FEW, side)
+    ours(network, image[:1], 1)
+    decoder = {"parameters": "decoder-norm"}
+    times, masks = one_round(
+        {
+            "casewise": lambda: ours(network, image, steps),
+            "max_slices=1": lambda: ours(network, image, steps, max_slices=1),
+            "group_instance_norm": lambda: ours(network, image, steps, group_instance_norm=True),
+            DECODER: lambda: ours(network, image, steps, **decoder),
+            CACHED: lambda: ours(network, image, steps, cache_frozen=True, **decoder),
+        }
+    )
+    differ = {name: differences(made, masks["casewise"]) for name, made in masks.items()}
+    return {"seconds": times, "differ": {**differ, CACHED: differences(masks[CACHED], masks[DECODER])}}
 
 
 def differences(one: Masks, other: Masks) -> int:
@@ -166,46 +174,62 @@ def gradient_norm(episode: Episode) -> Any:
     return episode.backward(lambda logits, inputs, rows: (entropy(logits).sum(), logits[:, 0].numel()))
 
 
-# What is measured after the first prediction: (forwards, backwards, the work).
-PARTS: dict[str, tuple[int, int, Callable[[Episode], Any]]] = {
-    "update and prediction": (1, 1, lambda episode: episode.advance()),
-    "fragmentation": (0, 0, lambda episode: fragmentation(episode.masks[0], episode.masks[-1])),
-    "gradient norm": (0, 1, gradient_norm),
-    "GraTa cosine": (8, 2, probe("grata_cosine")),
-    "8-pass agreement": (8, 0, probe("augmentation_disagreement")),
-    "8-pass dropout": (8, 0, probe("dropout_disagreement")),
-    "AETTA": (11, 0, probe("aetta")),
-    "ADIC": (11, 0, probe("adic")),
+PARTS: dict[str, Callable[[Episode], Any]] = {
+    "update and prediction": lambda episode: episode.advance(),
+    "fragmentation": lambda episode: fragmentation(episode.masks[0], episode.masks[-1]),
+    "gradient norm": gradient_norm,
+    "GraTa cosine": probe("grata_cosine"),
+    "8-pass agreement": probe("augmentation_disagreement"),
+    "8-pass dropout": probe("dropout_disagreement"),
+    "AETTA": probe("aetta"),
+    "ADIC": probe("adic"),
 }
+"""What is measured after the first prediction."""
+
+COSTS: dict[str, tuple[int, int]] = {
+    "update and prediction": (1, 1),
+    "fragmentation": (0, 0),
+    "gradient norm": (0, 1),
+    **{
+        part: (SIGNALS[name].forwards, SIGNALS[name].backwards)
+        for part, name in {
+            "GraTa cosine": "grata_cosine",
+            "8-pass agreement": "augmentation_disagreement",
+            "8-pass dropout": "dropout_disagreement",
+            "AETTA": "aetta",
+            "ADIC": "adic",
+        }.items()
+    },
+}
+"""(forwards, backwards) of each part; those of signals are counted in tests/adapt/test_signal_costs.py."""
 
 
-def costs(slices: int, side: int, rounds: int) -> dict[str, float]:
-    """CPU milliseconds of each part at step 1, medians."""
-    network, image = the_case(slices, side)
-    found: dict[str, list[float]] = {name: [] for name in PARTS}
-    for _ in range(rounds):
-        with Episode(network, image, Tent(), learning_rate=1e-2) as episode:
-            for name, (_, _, work) in PARTS.items():
-                found[name].append(1000 * cpu_seconds(lambda: work(episode))[0])  # noqa: B023
-    return {name: statistics.median(values) for name, values in found.items()}
+def costs(side: int) -> dict[str, float]:
+    """CPU milliseconds of each part at step 1."""
+    network, image = the_case(FEW, side)
+    ours(network, image[:1], 1)
+    with Episode(network, image, Tent(), learning_rate=1e-2) as episode:
+        return {name: 1000 * cpu_seconds(lambda: work(episode))[0] for name, work in PARTS.items()}  # noqa: B023
+
+
+def apart(task: str, *arguments: Any, allocator: str = KEEPING) -> Any:
+    """Run one of TASKS in a process of its own, with one of the two allocators."""
+    command = [sys.executable, __file__, "--task", json.dumps([task, allocator, *arguments])]
+    plain = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
+    if task == "memory":
+        plain["MALLOC_MMAP_THRESHOLD_"] = "65536"  # freed tensors go back to the system at once
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=plain).stdout)
 
 
 def peak_megabytes(slices: int, side: int, max_slices: int | None, part: str) -> float:
-    """Peak memory of one part beyond what a prediction without a graph left behind, in a process of its own (Linux)."""
-    command = [sys.executable, __file__, "--memory", json.dumps([slices, side, max_slices, part])]
-    plain = {key: value for key, value in os.environ.items() if key not in KEEPING}
-    environment = {**plain, "MALLOC_MMAP_THRESHOLD_": "65536"}  # freed tensors go back to the system at once
-    return float(subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout)
-
-
-def _measure_memory(slices: int, side: int, max_slices: int | None, part: str) -> float:
+    """Peak memory of one part beyond what a prediction without a graph left behind (Linux)."""
     network, image = the_case(slices, side)
     run_episode(network, image[:1, :, :32, :32], Tent(), steps=1)  # imports
     with Episode(network, image, Tent(), max_slices=max_slices) as episode:
         episode.changed()  # drop the graph that M0 kept: each part pays for its own
         Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
         before = _megabytes("VmRSS")
-        PARTS[part][2](episode)
+        PARTS[part](episode)
         return _megabytes("VmHWM") - before
 
 
@@ -214,46 +238,68 @@ def _megabytes(key: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024
 
 
-def print_speed(slices: int, side: int, steps: int, rounds: int) -> None:
-    result = speed(slices, side, steps, rounds)
-    times, flipped = result["seconds"], result["voxels that differ"]
-    print(f"{slices} slices at {side} x {side}, K = {steps}, one thread, median CPU seconds of {rounds} rounds\n")
-    print(f"{'':38} {'CPU s':>7} {'x naive':>8} {'x TENT':>7} {'voxels that differ':>19}")
-    for name, seconds in times.items():
-        ratios = f"{times['naive'] / seconds:8.2f} {times['published TENT'] / seconds:7.2f}"
-        print(f"{name:38} {seconds:7.2f} {ratios} {flipped[name]:>10} of {result['voxels']}")
+def print_race(slices: int, side: int, steps: int, rounds: int) -> None:
+    print(f"{slices} slices at {side} x {side}, K = {steps}, one thread; medians of {rounds} rounds each\n")
+    print(f"{'':19} {'':18} {'CPU s':>7} {'x naive':>8} {'x TENT':>7}   voxels that differ")
+    done: dict[str, list[dict[str, Any]]] = {DEFAULT: [], KEEPING: []}
+    for _ in range(rounds):
+        for allocator, found in done.items():
+            found.append(apart("race", slices, side, steps, allocator=allocator))
+    for allocator, found in done.items():
+        for name in found[0]["seconds"]:
+            times = [one["seconds"] for one in found]
+            middle = statistics.median(one[name] for one in times)
+            ratios = [statistics.median(one[base] / one[name] for one in times) for base in ("naive", "published TENT")]
+            differ = f"{max(one['differ'][name] for one in found)} of {slices * side**2 * (steps + 1)}"
+            print(f"{allocator:19} {name:18} {middle:7.2f} {ratios[0]:8.2f} {ratios[1]:7.2f}   {differ}")
+        spread = sorted(one["seconds"]["published TENT"] / one["seconds"]["casewise"] for one in found)
+        print(f"{'':19} x TENT of each round: {' '.join(f'{ratio:.2f}' for ratio in spread)}")
+    print()
+
+
+def print_options(side: int, steps: int) -> None:
+    found = apart("options", side, steps)
+    print(f"{f'{FEW} slices, K = {steps}, {KEEPING}':38} {'CPU s':>7} {'x plain':>8}   voxels that differ")
+    for name, seconds in found["seconds"].items():
+        print(f"{name:38} {seconds:7.2f} {found['seconds']['casewise'] / seconds:8.2f}   {found['differ'][name]}")
     print("(decoder-norm is another adaptation; its cached run is compared with its own uncached run)\n")
 
 
-def print_costs(slices: int, side: int, rounds: int) -> None:
+def print_costs(slices: int, side: int) -> None:
     """The paper's tab:app-compute, for this machine."""
-    table = costs(slices, side, rounds)
-    print(f"{'per step':38} {'CPU ms':>9} {'of update':>9} {'forwards':>9} {'backwards':>9} {'peak MB':>8}")
+    table = apart("costs", side)
+    head = f"per step, {FEW} slices"
+    print(f"{head:38} {'CPU ms':>9} {'of update':>9} {'forwards':>9} {'backwards':>9} {'peak MB':>8}")
     for name, milliseconds in table.items():
         share = milliseconds / table["update and prediction"]
-        peak = peak_megabytes(slices, side, None, name)
-        print(f"{name:38} {milliseconds:9.1f} {share:9.2%} {PARTS[name][0]:>9} {PARTS[name][1]:>9} {peak:8.0f}")
-    few = max(1, slices // 4)
-    peak = peak_megabytes(slices, side, few, "update and prediction")
-    print(f"{f'update and prediction, max_slices={few}':38} {'':>39} {peak:8.0f}")
+        peak = apart("memory", FEW, side, None, name)
+        print(f"{name:38} {milliseconds:9.1f} {share:9.2%} {COSTS[name][0]:>9} {COSTS[name][1]:>9} {peak:8.0f}")
+    for few in (None, max(1, slices // 4)):
+        peak = apart("memory", slices, side, few, "update and prediction")
+        print(f"{f'update, {slices} slices, max_slices={few}':38} {'':>39} {peak:8.0f}")
     print("(peak MB: beyond a prediction without a graph; gradient norm and update pay for the graph they need)")
+
+
+TASKS: dict[str, Callable[..., Any]] = {"race": race, "options": options, "costs": costs, "memory": peak_megabytes}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--memory", help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=2, help="of each allocator")
+    parser.add_argument("--task", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    torch.set_num_threads(1)
-    if chosen.memory:
-        print(_measure_memory(*json.loads(chosen.memory)))
+    if chosen.task:
+        torch.set_num_threads(1)
+        task, allocator, *arguments = json.loads(chosen.task)
+        if allocator == KEEPING and task != "memory":
+            keep_freed_memory()
+        print(json.dumps(TASKS[task](*arguments)))
         return
-    if any(key not in os.environ for key in KEEPING):
-        os.execve(sys.executable, [sys.executable, "-u", *sys.argv], {**os.environ, **KEEPING})
     slices, side, steps = (4, 128, 4) if chosen.quick else (12, 256, 4)
-    print_speed(slices, side, steps, chosen.rounds)
-    print_costs(slices, side, chosen.rounds)
+    print_race(slices, side, steps, chosen.rounds)
+    print_options(side, steps)
+    print_costs(slices, side)
 
 
 if __name__ == "__main__":
