@@ -52,7 +52,28 @@ def _heading(material: Material) -> dict[str, Any]:
         "notices": list(dict.fromkeys(str(notice) for notice in notices if notice)),
         "story": the_story(material),
         "keys": keys(material),
+        "words": words(material),
     }
+
+
+def words(material: Material) -> list[tuple[str, str]]:
+    """The words that the story and every table use, each in a sentence."""
+    steps = material.evaluation.steps
+    known = [
+        ("M0", "the mask of the source model, without adaptation."),
+        (material.reference, f"every case adapted for all {steps} updates; fixed-k stops everywhere after k."),
+        ("HA", "harmful accepted area, the share of the changed voxels in regions that became worse than M0."),
+        ("BA", "the share in regions that became better."),
+        ("Deployable", "the budget k that the labelled calibration cases choose."),
+    ]
+    if material.is_router:
+        meaning = (
+            f"COQR, sorts cases by {material.coordinate} after one update: low adapt, mid less, hard roll back to M0."
+        )
+        known.append(("Router", meaning))
+    known.append(("[a, b]", "95 % bootstrap interval."))
+    known.append(("Sign-flip p", "how often chance differs as much when the two methods of a case could be swapped."))
+    return known
 
 
 def the_story(material: Material) -> Story:

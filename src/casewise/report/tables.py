@@ -138,14 +138,21 @@ def _parts(made: Table, column: Column) -> list[str]:
 
 
 def _values(cell: Any, width: int) -> list[Any]:
+    """What CSV holds of a cell; never blank, so a cell without an interval repeats its words or says "undefined"."""
     if isinstance(cell, Estimate):
-        return [repr(float(cell.value)), repr(float(cell.low)), repr(float(cell.high))]
+        return [_written(part) for part in (cell.value, cell.low, cell.high)]
     if isinstance(cell, Pair):
-        return [cell.first, cell.second]
+        return [_written(part) for part in (cell.first, cell.second)]
     key = sort_key(cell)
     is_whole = isinstance(key, float) and text_of(cell).isdigit()
     value = int(key) if is_whole and isinstance(key, float) else key
-    return [text_of(cell) if value is None or isinstance(cell, bool) else value] + [""] * (width - 1)
+    if value is None or isinstance(cell, bool):
+        return [text_of(cell)] * width
+    return [value] + ["undefined"] * (width - 1)
+
+
+def _written(part: float | None) -> str:
+    return text_of(part) if part is None or math.isnan(part) else repr(float(part))
 
 
 def write_tex(path: Path, made: Table) -> None:

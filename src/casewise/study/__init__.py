@@ -34,8 +34,8 @@ deployment.py    method_table(methods) -> method, n, undefined, metric, ha, ba, 
                    (H2)
                  intervals(methods, comparisons, *, resamples=5000, seed=1000, method="percentile", cluster="auto")
                    -> id, tier, method, reference, quantity ("ha", "metric"), estimate, low, high, p_below, n,
-                   clusters, separated, matched, below_scale, wins, ties, losses, wilcoxon, wilcoxon_p, family,
-                   holm_p, interval, corrected, reason  (H1-H9, H12)
+                   clusters, separated, p_flip, shown, matched, below_scale, wins, ties, losses, wilcoxon,
+                   wilcoxon_p, family, holm_p, interval, corrected, reason  (H1-H9, H12)
                  bucket_decomposition(router) -> bucket, n, mean_change, contribution, reason; last row "all"  (H10)
 association.py   association(outcomes, *, signals=None, by_group=False, differences=True, max_step=None,
                    resamples=5000, ...) -> scope ("all" or a group), kind ("level", "difference"), signal, rho, low,
@@ -59,7 +59,7 @@ controls.py      check_licence(arms, router) raises Refused when the arms do not
                    mean_exact, sd_exact, mean_draws, low, high, deployed, z, p_exact, p_draws, p_draws_corrected, n
                    (J4, P1)
                  selector_intervals(arms, router, scores, *, against) -> selector, against, quantity, estimate, low,
-                   high, p_below, n, separated  (J5)
+                   high, p_below, n, separated, p_flip, shown  (J5)
                  overlap(arms, router, scores) -> first, second, shared, hard  (J6)
                  attribution(arms, router, reference, scores=None) -> control, ha_reference, ha_control, ha_router,
                    share, sentence, n, reason  (P2, J11; row "random" is exact)
@@ -108,8 +108,9 @@ frozen.py        frozen_differences(original, refit) -> list[str] of what else t
                    coverage, cut, low, high, relative  (O1, O2)
 prereg.py        declare(path, criteria, *, declared_at), read_criteria(path) -> Declaration; PAPER_CRITERIA (V0-V4
                    and J10)
-                 reconcile(declaration, facts, *, results_at=None) -> id, expectation, quantity, observed, verdict
-                   ("held", "failed", "unresolved", "reported", "not run"), low, high, n, reason  (J10, O6-O10)
+                 reconcile(declaration, facts, *, results_at=None, event, needs) -> id, expectation, quantity,
+                   observed, verdict ("held", "failed", "unresolved", "reported", "not run"), low, high, n,
+                   reason  (J10, O6-O10)
 coherence.py     coherence(outcomes_by_backbone, *, source_metric=None, band=(0.60, 0.80), step=None) -> backbone,
                    n, in_band, metric_source, usable, largest, singleton_share, rho_regions, rho_delta, meets, reason
                    (O4, O5)

@@ -65,7 +65,8 @@ def _table(found: Finding) -> Table:
     for row, quantity in zip(rows, found.table["quantity"], strict=True):
         if quantity == "ladder.non_monotone" and row["observed"] is not NOT_RUN:
             row["observed"] = row["observed"] == 1
-    return table("prereg", "Expectations and outcomes", columns, rows, paper="tab:app-prereg")
+    caption = f"n = {found.n} cases. Brackets are 95 % intervals; a margin below its resolution is unresolved."
+    return table("prereg", "Expectations and outcomes", columns, rows, caption=caption, paper="tab:app-prereg")
 
 
 def _lines(material: Material) -> Table:
