@@ -31,6 +31,7 @@ class Arm:
     name: str
     options: tuple[str, ...]
     cases: tuple[int, int] | None = None  # None: all
+    policy: str | None = None  # None: the shift's
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,15 @@ def shifts(weights: Path, out: Path) -> dict[str, Shift]:
         _arm("grata-1e-4", "grata", "1e-4", cases=(10, 20)),
         _arm("grata-5e-4", "grata", "5e-4", cases=(10, 20)),
     )
-    fundus = (_arm("tent", "tent", "5e-4"), _arm("eata", "eata", "5e-4"))
+    fundus = (
+        _arm("tent", "tent", "5e-4"),
+        _arm("eata", "eata", "5e-4"),
+        _arm("tent-5e-3", "tent", "5e-3"),
+        _arm("tent-5e-3-classes", "tent", "5e-3", "--classes"),  # rim and cup apart, not the whole disc
+    )
     driving = (
-        _arm("tent-mild", "tent", "1e-4", "--steps", "4"),
         _arm("tent-aggressive", "tent", "2e-3", "--steps", "8"),
+        Arm("tent-mild", ("--objective", "tent", "--lr", "1e-4", "--steps", "4"), policy="default"),
     )
     vit = ("-m", "benchmarks.efficientvit:model", "--weights", str(weights / "efficientvit_b0_cityscapes.pth"))
     unet = ("-m", "benchmarks.fundus_source:model", "--weights", str(out / "fundus" / "fundus.safetensors"))
@@ -136,15 +142,16 @@ def judge(shift: Shift, arm: Arm, out: Path, others: Sequence[Arm]) -> Path:
     calibration, development = (home / split for split in SPLITS)
     more = [f"--other={other.name}={','.join(str(out / shift.name / other.name / s) for s in SPLITS[::-1])}"
             for other in others]  # fmt: skip
-    for policy in dict.fromkeys((shift.policy, "default")):
+    main_policy = arm.policy or shift.policy
+    for policy in dict.fromkeys((main_policy, "default")):
         file = home / f"policy-{policy}.json"
         (home / f"preflight-{policy}.txt").write_text(
             casewise("calibrate", calibration, "--policy", policy, "-o", file)
         )
         report = home / f"report-{policy}"
         study = ("study", development, "--calibration", calibration, "--policy", file, "-o", report)
-        casewise(*study, *(more if policy == shift.policy else ()), "--disable_progress_bar")
-    return home / f"report-{shift.policy}"
+        casewise(*study, *(more if policy == main_policy else ()), "--disable_progress_bar")
+    return home / f"report-{main_policy}"
 
 
 def certify(shift: Shift, arm: Arm, out: Path) -> None:
@@ -152,7 +159,7 @@ def certify(shift: Shift, arm: Arm, out: Path) -> None:
     home = out / shift.name / arm.name
     for loss, method, alpha in (("ha", "crc", "0.2"), ("harmed", "crc", "0.3"), ("ha", "ltt", "0.3")):
         where = home / f"certificate-{loss}-{method}"
-        policy = home / f"policy-{shift.policy}.json"
+        policy = home / f"policy-{arm.policy or shift.policy}.json"
         question = ("--loss", loss, "--method", method, "--alpha", alpha)
         where.mkdir(exist_ok=True)
         also = ("--evaluation", home / "development", "--out", where)

@@ -53,7 +53,7 @@ def studies(out: Path) -> Iterator[Study]:
 
 def number(value: Any, form: str = ".4f") -> str:
     """A cell; what was not computed says so."""
-    return "not run" if value is None else format(value, form)
+    return "not run" if value is None else value if isinstance(value, str) else format(value, form)
 
 
 def interval(row: Mapping[str, Any], form: str = "+.4f", name: str = "estimate") -> str:
@@ -179,9 +179,14 @@ def certificate_row(file: Path) -> Sequence[str]:
     kept = [facts["deployed"].get(when, {}).get("kept") for when in ("before", "certified")]
     return (
         f"{file.parts[-4]}, {file.parts[-3]}", f"{facts['loss']} ≤ {facts['alpha']} ({facts['method']}{delta})",
-        str(facts["units"]), number(facts["bound"], ".3f"), "none" if facts["cut"] is None else f"{facts['cut']:.3g}",
+        str(facts["units"]), number(facts["bound"], ".3f"), "none" if facts["cut"] is None else number(facts["cut"], ".3g"),
         *(number(share, ".0%") for share in kept), facts["advice"],
     )  # fmt: skip
+
+
+def alone(study: Study, made: Sequence[Study]) -> bool:
+    """Whether an arm was studied with one policy only."""
+    return sum((study.shift, study.arm) == (other.shift, other.arm) for other in made) == 1
 
 
 def main() -> None:
@@ -191,7 +196,7 @@ def main() -> None:
     out = parser.parse_args().out.resolve()
     made = list(studies(out))
     for title, (names, cells, paper_only) in TABLES.items():
-        shown = [study for study in made if not paper_only or study.policy != "default"]
+        shown = [study for study in made if not paper_only or study.policy != "default" or alone(study, made)]
         print_table(title, names, [(f"{study.shift}, {study.arm}", *cells(study)) for study in shown])
     print_certificates(out)
 
