@@ -38,3 +38,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 def other(tmp_path_factory: pytest.TempPathFactory) -> Archive:
     path = tmp_path_factory.mktemp("certify") / "other"
     return synthetic_archive(path, cases=30, harmful=0.4, seed=7, prefix="other", split="evaluation")
+
+
+@pytest.fixture(scope="session")
+def second(tmp_path_factory: pytest.TempPathFactory) -> Archive:
+    """Labelled cases that the policy was not fitted on and that no evaluation keeps to itself."""
+    return synthetic_archive(
+        tmp_path_factory.mktemp("certify") / "second", cases=30, harmful=0.4, seed=7, prefix="other"
+    )

@@ -20,6 +20,8 @@ from casewise.judge.certificates.evidence import deployed_numbers, router_eviden
 from casewise.judge.certificates.for_gate import certify_gate, gated_case, gated_cases
 from casewise.judge.certificates.for_router import Promise, certify_router, loss_table
 from casewise.judge.certificates.grid import action_pairs, certify_grid
+from casewise.judge.certificates.words import refusal
+from casewise.judge.ledger import unlock
 from casewise.judge.policy import READY, read_policy, write_policy
 from casewise.judge.synthetic import synthetic_archive
 from casewise.replay import replay
@@ -87,12 +89,12 @@ def test_the_envelope_covers_any_low_mid_cut(site):
         assert (evidence.loss("ha") >= router_evidence(site.archive, moved).own["ha"]).all()
 
 
-def test_a_fixed_low_mid_cut_must_come_from_other_cases(site, other):
+def test_a_fixed_low_mid_cut_must_come_from_other_cases(site, second):
     asked = Promise(("ha",), (0.2,), low_mid="fixed")
     with pytest.raises(Overlap, match="take them out of one of the two"):
         certify_router(site.archive, site.policy, asked)
-    certificate, _ = certify_router(other, site.policy, asked)
-    enveloped, _ = certify_router(other, site.policy, replace(asked, low_mid="envelope"))
+    certificate, _ = certify_router(second, site.policy, asked)
+    enveloped, _ = certify_router(second, site.policy, replace(asked, low_mid="envelope"))
     assert certificate.feasible
     assert certificate.cut >= enveloped.cut  # the envelope is never less careful
 
@@ -213,7 +215,7 @@ def test_a_damaged_certificate_says_so(tmp_path):
 def test_evaluation_cases_fill_the_reliability_diagram(site, other):
     certificate, _ = certify_router(site.archive, site.policy, HA_TEN, evaluation=other)
     assert certificate.reliability_from == "30 evaluation cases"
-    fresh = router_evidence(other, site.policy)
+    fresh = router_evidence(unlock(other, purpose="test"), site.policy)
     table = loss_table(fresh, HA_TEN, "ha")
     point = next(p for p in certificate.reliability if p["alpha"] == 0.1)
     losses = fresh.loss("ha") * (fresh.values < certificate.cut)
@@ -264,3 +266,26 @@ def test_inflated_crc_wants_thresholds_in_advance(site):
 def test_deployed_numbers_of_m0_are_zero(site):
     numbers = deployed_numbers(site.archive, READY["m0"])
     assert numbers == {"ha": 0, "harmed": 0, "dice": 0, "gain": 0, "kept": 0}
+
+
+def test_enough_cases_with_too_much_harm_are_not_told_that_they_are_too_few():
+    said = refusal(0.3, 30, 0.2, 22, "patient")
+    assert "the harm that they show leaves no room" in said
+    assert "At least" not in said
+    assert "At least 22 labelled patients are needed" in refusal(0.1, 20, 0.2, 22, "patient")
+
+
+def test_a_grid_stands_beside_the_policy_that_was_given(site):
+    asked = Promise(("ha",), (0.4,), 0.1)
+    certificate, certified = certify_grid(site.archive, site.policy, asked)
+    assert certificate.deployed["before"] == deployed_numbers(site.archive, site.policy)
+    assert certificate.policy_before == policy_digest(site.policy)
+    assert "The low action is now" in certificate.advice
+    check_certificate(certificate, certified)
+
+
+def test_fixed_thresholds_stand_beside_the_ungated_edit(site):
+    gate = READY["region-gate"]
+    fixed, _ = certify_gate(site.archive, gate, loss="deployed", alpha=0.4, thresholds=[0.0, 0.1])
+    free, _ = certify_gate(site.archive, gate, loss="envelope", alpha=0.4)
+    assert fixed.deployed["before"] == free.deployed["before"]

@@ -20,7 +20,7 @@ def curve_svg(certificate: Certificate) -> str:
     parts = _axes("share that keeps the adaptation", label, top)
     parts.append(_line([(0, level), (1, level)], top, "var(--bad)", dash="5 4"))
     parts.append(
-        _text(_x(1), _y(level, top) - 6, f"{'alpha' if certificate.delta is None else 'delta'} = {level:g}", "end")
+        _text(_x(0.01), _y(level, top) - 6, f"{'alpha' if certificate.delta is None else 'delta'} = {level:g}")
     )
     steps = [step for (x0, y0), (x1, _) in pairwise(points) for step in ((x0, y0), (x1, y0))]
     parts.append(_line([*steps, points[-1]], top, "var(--ink)"))

@@ -28,6 +28,9 @@ NAMES = {
     "kept": "Cases (or area) that keep the adaptation",
 }
 DETAILS = {
+    "low": "Action of cases that changed little",
+    "mid": "Action of cases that changed more",
+    "action_pairs": "Pairs of actions that were searched",
     "low_mid": "Which action of a kept case counts (envelope: the worse of low and mid)",
     "within_cluster": "How several scans of one patient count",
     "excluded": "Labelled cases without a defined accuracy",
@@ -87,7 +90,10 @@ def _facts(certificate: Certificate, unit: str) -> list[tuple[str, str]]:
         ("Population", c.population),
         (f"Labelled {unit}s (n)", f"{c.units}"),
         ("Promised risk (alpha)", f"{c.alpha:g}"),
-        ("Chance that the promise fails (delta)", "an expectation: none stated" if c.delta is None else f"{c.delta:g}"),
+        (
+            "Chance that the promise fails (delta)",
+            "none stated: the promise is an average" if c.delta is None else f"{c.delta:g}",
+        ),
         (f"Smallest risk that {c.units} {unit}s can promise", f"{c.floor:.4f}"),
         ("Certified cut", _cut_words(c)),
         ("Bound reached" if c.delta is None else "p-value reached", bound),
@@ -128,6 +134,8 @@ def _exposure(entry: Mapping[str, Any]) -> str:
 
 
 def _curve_caption(certificate: Certificate) -> str:
+    if not certificate.feasible:
+        return "Every possible cut, from keeping nothing (left) to keeping everything; none is certified."
     if certificate.delta is None:
         return "Every possible cut, from keeping nothing (left) to keeping everything; the ring is the certified one."
     return "Every possible cut, tested from left to right until the first p-value above delta; the ring is certified."

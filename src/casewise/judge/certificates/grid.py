@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,8 @@ from numpy.typing import NDArray
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import Policy
-from casewise.judge.certificates.certificate import Certificate
-from casewise.judge.certificates.evidence import Evidence, router_evidence
+from casewise.judge.certificates.certificate import Certificate, policy_digest
+from casewise.judge.certificates.evidence import Evidence, deployed_numbers, router_evidence
 from casewise.judge.certificates.for_router import ORDERS, Promise, issued, limits
 from casewise.judge.certificates.ltt import (
     best_certified,
@@ -60,8 +61,11 @@ def certify_grid(
     chosen = policy if found is None else best.policy
     certificate, certified = issued(archive, chosen, asked, best.evidence, cut, p, reach(grid, asked, family), ())
     actions = {} if found is None else {name: str(bucket_of(chosen.options[name])) for name in ("low", "mid")}
+    said = "".join(f" The {name} action is now: {action}." for name, action in actions.items())
     details = {"family_wise": family, "action_pairs": len(grid), "p_value": _kind(asked), **actions}
-    return replace(certificate, details=details), certified
+    before: dict[str, Any] = {"deployed": {**certificate.deployed, "before": deployed_numbers(archive, policy)}}
+    before |= {"policy_before": policy_digest(policy), "advice": certificate.advice + said}
+    return replace(certificate, details=details, **before), certified
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,12 +21,19 @@ def promise(
     what = ", and ".join(f"{WHAT[name].format(metric=metric)} is at most {alpha:g}" for name, alpha in pairs)
     whom = f"on average over new {unit}s like the {units} {unit}s that were used, and when policy '{policy}' decides"
     if delta is None:
-        return f"{whom[0].upper()}{whom[1:]}: {what}. This holds in expectation over the calibration {unit}s too."
+        luck = f"It is an average over the choice of calibration {unit}s too: one certificate may be unlucky."
+        return f"{whom[0].upper()}{whom[1:]}: {what}. {luck}"
     return f"With probability at least {1 - delta:g} over the calibration {unit}s, {whom}: {what}."
 
 
 def refusal(alpha: float, units: int, floor: float, needed: int, unit: str) -> str:
-    """Why nothing is certified, and how many would do."""
+    """Why nothing is certified, and how many would do; or that the harm is to blame, and not their number."""
+    if units >= needed:
+        return (
+            f"Nothing is certified: {units} labelled {unit}s could support alpha >= {floor:.3f}, but the harm that "
+            f"they show leaves no room for alpha = {alpha:g}. Every case is rolled back to M0. Choose a gentler "
+            f"adaptation, a larger alpha, or gather more than {units} {unit}s."
+        )
     return (
         f"Nothing is certified: {units} labelled {unit}s support alpha >= {floor:.3f}, asked was {alpha:g}. "
         f"Every case is rolled back to M0. At least {needed} labelled {unit}s are needed for alpha = {alpha:g}."
