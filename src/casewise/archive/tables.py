@@ -57,11 +57,12 @@ def ladders(table: pd.DataFrame) -> dict[str, dict[State, Signals]]:
 def _collected(path: Path, entries: Mapping[str, Entry]) -> pd.DataFrame:
     if not entries:
         return pd.DataFrame(columns=KEYS)
-    tables = [_read(path / layout.CASES / name / layout.SIGNALS, name) for name in entries]
+    tables = [case_table(path / layout.CASES / name / layout.SIGNALS, name) for name in entries]
     return pa.concat_tables(tables, promote_options="default").to_pandas()
 
 
-def _read(file: Path, case_id: str) -> pa.Table:
+def case_table(file: Path, case_id: str) -> pa.Table:
+    """The signals of one case, as they lie in its folder."""
     try:
         table = pq.ParquetFile(file).read()
     except FileNotFoundError:

@@ -8,6 +8,7 @@ from pathlib import Path
 from casewise.archive import layout
 from casewise.archive.layout import Entry
 from casewise.archive.store import Archive, open_archive
+from casewise.archive.tables import case_table, ladders
 from casewise.core.errors import CasewiseError
 
 
@@ -27,7 +28,7 @@ def _problems(archive: Archive) -> Iterator[str]:
     for entry in archive.entries.values():
         folder = archive.path / layout.CASES / entry.id
         found = list(_file_problems(folder, entry))
-        yield from found or _content_problems(archive, entry)
+        yield from found or _content_problems(archive, folder, entry)
 
 
 def _file_problems(folder: Path, entry: Entry) -> Iterator[str]:
@@ -42,10 +43,10 @@ def _file_problems(folder: Path, entry: Entry) -> Iterator[str]:
         yield f"case {entry.id}: {name} does not belong to the archive"
 
 
-def _content_problems(archive: Archive, entry: Entry) -> Iterator[str]:
+def _content_problems(archive: Archive, folder: Path, entry: Entry) -> Iterator[str]:
     try:
         masks = archive.masks(entry.id)
-        rows = set(archive.ladder(entry.id))
+        rows = set(ladders(case_table(folder / layout.SIGNALS, entry.id).to_pandas())[entry.id])
     except (CasewiseError, KeyError) as error:
         yield f"case {entry.id}: {error}"
         return
