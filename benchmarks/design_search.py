@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from casewise.archive.store import open_archive
 from casewise.core.records import SOURCE, State
+from casewise.judge.ledger import unlock
 from casewise.judge.outcomes import outcomes
 from casewise.measure.signals import SIGNALS
 from casewise.study.chance import chance_moments
@@ -64,7 +65,7 @@ class Cohort:
         self.name = f"{folder.parent.name}/{folder.name}"
         calibration = open_archive(folder / "calibration").signals()
         self.calibration = calibration[(calibration["step"] == 1) & (calibration["shrink"] == 0)]
-        frame = outcomes(open_archive(folder / "development"))
+        frame = outcomes(unlock(open_archive(folder / "development"), purpose="design search for the policy 'default'"))
         self.first = unshrunk(frame)[lambda part: part["step"] == 1].reset_index(drop=True)
         self.units = clusters_of(self.first)
         recorded = {State(int(k), float(a)) for k, a in zip(frame["step"], frame["shrink"], strict=True)}

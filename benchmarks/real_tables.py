@@ -177,10 +177,11 @@ def certificate_row(file: Path) -> Sequence[str]:
     facts = json.loads(file.read_text())
     delta = "" if facts["delta"] is None else f", δ {facts['delta']}"
     kept = [facts["deployed"].get(when, {}).get("kept") for when in ("before", "certified")]
+    cut = "none" if facts["cut"] is None else number(facts["cut"], ".3g")
     return (
         f"{file.parts[-4]}, {file.parts[-3]}", f"{facts['loss']} ≤ {facts['alpha']} ({facts['method']}{delta})",
-        str(facts["units"]), number(facts["bound"], ".3f"), "none" if facts["cut"] is None else number(facts["cut"], ".3g"),
-        *(number(share, ".0%") for share in kept), facts["advice"],
+        str(facts["units"]), number(facts["bound"], ".3f"), cut, *(number(share, ".0%") for share in kept),
+        facts["advice"],
     )  # fmt: skip
 
 
