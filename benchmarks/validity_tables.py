@@ -35,10 +35,22 @@ DOCUMENT = Path(__file__).parent.parent / "docs" / "explanation" / "certificates
 CELLS = (
     (10, 0.15), (10, 0.20), (10, 0.30), (20, 0.10), (20, 0.20), (20, 0.30), (50, 0.10), (50, 0.20), (50, 0.30),
 )  # fmt: skip
-GRID_ALPHAS = {10: (0.35, 0.40, 0.50), 20: (0.20, 0.25, 0.30), 50: (0.15, 0.20, 0.30)}
 GRIDS = (
-    *((n, a, severity, "hoeffding-bentkus") for n in GRID_ALPHAS for a in GRID_ALPHAS[n] for severity in SEVERITIES),
+    (10, 0.35, "binary", "hoeffding-bentkus"),
+    (10, 0.40, "binary", "hoeffding-bentkus"),
+    (10, 0.50, "binary", "hoeffding-bentkus"),
+    (10, 0.35, "continuous", "hoeffding-bentkus"),
+    (20, 0.20, "binary", "hoeffding-bentkus"),
+    (20, 0.25, "binary", "hoeffding-bentkus"),
+    (20, 0.30, "binary", "hoeffding-bentkus"),
+    (20, 0.20, "continuous", "hoeffding-bentkus"),
+    (20, 0.25, "discrete", "hoeffding-bentkus"),
     (20, 0.25, "discrete", "betting"),
+    (50, 0.15, "binary", "hoeffding-bentkus"),
+    (50, 0.20, "binary", "hoeffding-bentkus"),
+    (50, 0.30, "binary", "hoeffding-bentkus"),
+    (50, 0.15, "continuous", "hoeffding-bentkus"),
+    (50, 0.20, "continuous", "hoeffding-bentkus"),
 )
 
 
