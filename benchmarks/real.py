@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -104,14 +105,12 @@ def record(shift: Shift, arm: Arm, out: Path, *, rate: str | None, split: str) -
 
 
 def _first(folder: Path, limit: int | None, subset: Path) -> Path:
-    """The images of the first cases in sorted order, as links; ED and ES of a subject are neighbours."""
+    """The images of the first cases in sorted order, copied (links that leave a folder are refused)."""
     if limit is None:
         return folder / "images"
     subset.mkdir(parents=True, exist_ok=True)
     for image in sorted((folder / "images").iterdir())[:limit]:
-        link = subset / image.name
-        if not link.exists():
-            link.symlink_to(image.resolve())
+        shutil.copy(image, subset / image.name)
     return subset
 
 
