@@ -6,7 +6,8 @@ exposure, and the honest figures are those of cohorts and folds that did not cho
 
 score = mean over cohorts of z, where z = (chance - deployed) / sd of chance, for the harmful accepted area of a random
 assignment with the same quotas (exact moments, J4). Designs that lose more of the metric than TOLERANCE against M0 on
-any cohort that chooses are passed over.
+any cohort that chooses are passed over. Like the policy that is looked for, a design is worth M0 where its retained
+calibration cases are evidently hurt, and routes on delta where its own tertiles coincide.
 
     python benchmarks/design_search.py bench-real/cardiac/eata-chosen bench-real/fundus/tent ...
 """
@@ -14,6 +15,7 @@ any cohort that chooses are passed over.
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -25,6 +27,7 @@ from numpy.typing import NDArray
 
 from casewise.archive.store import open_archive
 from casewise.core.records import SOURCE, State
+from casewise.judge.calibration.hurt import EVIDENT, hurt_p
 from casewise.judge.ledger import unlock
 from casewise.judge.outcomes import outcomes
 from casewise.measure.signals import SIGNALS
@@ -41,7 +44,9 @@ COORDINATES = (
 )  # fmt: skip
 LOWS = (State(1), State(2), State(3), State(4))
 MIDS = (State(1), State(2), State(2, 0.5))
+FALLBACK = "delta"
 TOLERANCE = 0.001
+ALIKE = 0.1  # scores this near are alike: fewer steps win
 FOLDS = 5
 
 
@@ -51,11 +56,28 @@ class Worth:
 
     ha: float
     chance: float
-    z: float  # standard deviations of HA below chance at the same quota
+    sd: float  # of chance
     change: float  # of the metric against M0
     change_chance: float
     rolled_back: float
     n: int
+
+    @property
+    def z(self) -> float:
+        """Standard deviations of HA below chance at the same quota; 0 where every assignment gives the same."""
+        return (self.chance - self.ha) / self.sd if self.sd > 0 else 0.0
+
+
+def pooled(worths: Sequence[Worth]) -> Worth:
+    """Folds of one cohort as one: means weighted by cases, chance independent between folds."""
+    n = np.array([worth.n for worth in worths], float)
+    share = n / n.sum()
+    mean = {
+        name: float(share @ [getattr(worth, name) for worth in worths])
+        for name in ("ha", "chance", "change", "change_chance", "rolled_back")
+    }
+    sd = float(np.sqrt(sum((part * worth.sd) ** 2 for part, worth in zip(share, worths, strict=True))))
+    return Worth(sd=sd, n=int(n.sum()), **mean)
 
 
 class Cohort:
@@ -63,8 +85,8 @@ class Cohort:
 
     def __init__(self, folder: Path) -> None:
         self.name = f"{folder.parent.name}/{folder.name}"
-        calibration = open_archive(folder / "calibration").signals()
-        self.calibration = calibration[(calibration["step"] == 1) & (calibration["shrink"] == 0)]
+        self.holdout = outcomes(open_archive(folder / "calibration"))
+        self.calibration = unshrunk(self.holdout)[lambda part: part["step"] == 1].reset_index(drop=True)
         frame = outcomes(unlock(open_archive(folder / "development"), purpose="design search for the policy 'default'"))
         self.first = unshrunk(frame)[lambda part: part["step"] == 1].reset_index(drop=True)
         self.units = clusters_of(self.first)
@@ -74,18 +96,33 @@ class Cohort:
     def worth(self, design: Design, rows: NDArray[np.bool_] | None = None) -> Worth:
         """Score a design on some development cases."""
         kept = np.ones(len(self.first), bool) if rows is None else rows
-        cuts = np.percentile(_risk(self.calibration, design.coordinate), design.percentiles)
-        buckets = buckets_at(_risk(self.first, design.coordinate), *cuts)[0][kept]
+        buckets = self.buckets(design)[kept]
         arms = [self.arms[state] for state in (SOURCE, design.mid, design.low)]
         harm = np.column_stack([arm["ha"].to_numpy(float) for arm in arms])[kept]
         change = np.column_stack([np.nan_to_num(arm["change"].to_numpy(float)) for arm in arms])[kept]
         mine = np.arange(len(buckets)), buckets
         moments, ha = chance_moments(harm, buckets), float(harm[mine].mean())
-        z = -moments.z(ha)
         return Worth(
-            ha, moments.mean, 0.0 if np.isnan(z) else z, float(change[mine].mean()),
-            chance_moments(change, buckets).mean, float((buckets == 0).mean()), len(buckets),
+            ha, moments.mean, moments.sd, float(change[mine].mean()), chance_moments(change, buckets).mean,
+            float((buckets == 0).mean()), len(buckets),
         )  # fmt: skip
+
+    def buckets(self, design: Design) -> NDArray[np.int64]:
+        """Where calibration puts the development cases; all are rolled back where it saw evident harm."""
+        coordinate = design.coordinate
+        low, high = np.percentile(_risk(self.calibration, coordinate), design.percentiles)
+        if low == high:
+            coordinate = FALLBACK
+            low, high = np.percentile(_risk(self.calibration, coordinate), design.percentiles)
+        seen = buckets_at(_risk(self.calibration, coordinate), low, high)[0]
+        arms = [
+            deployed_at(self.holdout, state)["change"].to_numpy(float) for state in (SOURCE, design.mid, design.low)
+        ]
+        change, retained = np.column_stack(arms)[np.arange(len(seen)), seen], seen > 0
+        names = self.calibration["cluster"].where(self.calibration["cluster"].notna(), self.calibration["case"])
+        if hurt_p(change[retained], names[retained].tolist()) <= EVIDENT:
+            return np.zeros(len(self.first), np.int64)
+        return buckets_at(_risk(self.first, coordinate), low, high)[0]
 
 
 def _risk(frame: pd.DataFrame, coordinate: str) -> NDArray[np.float64]:
@@ -113,10 +150,12 @@ def score(worths: Sequence[Worth]) -> float:
 def chosen(
     cohorts: Sequence[Cohort], options: Sequence[Design], rows: Sequence[NDArray[np.bool_]] | None = None
 ) -> Design:
-    """The best design on these cohorts, or on these rows of them."""
+    """The cheapest design within ``ALIKE`` of the best score on these cohorts, or on these rows of them."""
     masks = rows if rows is not None else [None] * len(cohorts)
     scores = [score([c.worth(one, part) for c, part in zip(cohorts, masks, strict=True)]) for one in options]
-    return options[int(np.argmax(scores))]
+    best = max(scores)
+    near = [place for place, value in enumerate(scores) if value >= best - ALIKE]
+    return options[min(near, key=lambda place: (options[place].low.step + options[place].mid.step, -scores[place]))]
 
 
 def shift_of(cohort: Cohort) -> str:
@@ -133,17 +172,16 @@ def held_out_shifts(cohorts: Sequence[Cohort], options: Sequence[Design]) -> lis
     return found
 
 
-def held_out_folds(cohorts: Sequence[Cohort], options: Sequence[Design]) -> list[tuple[str, Design, Worth]]:
-    """Choose on four fifths of the clusters of every cohort, score on the fifth that is left."""
+def held_out_folds(cohorts: Sequence[Cohort], options: Sequence[Design]) -> list[tuple[str, str, Worth]]:
+    """Choose on four fifths of the clusters of every cohort, score on the fifth that is left; folds pooled."""
     numbers = [folds_of(cohort.units, FOLDS, seed=0) for cohort in cohorts]
-    found = []
-    for fold in range(FOLDS):
-        best = chosen(cohorts, options, [number != fold for number in numbers])
-        found += [(c.name, best, c.worth(best, number == fold)) for c, number in zip(cohorts, numbers, strict=True)]
-    return found
+    best = [chosen(cohorts, options, [number != fold for number in numbers]) for fold in range(FOLDS)]
+    names = ", ".join(f"{times}x {one}" for one, times in Counter(map(str, best)).items())
+    return [(c.name, names, pooled([c.worth(best[fold], number == fold) for fold in range(FOLDS)]))
+            for c, number in zip(cohorts, numbers, strict=True)]  # fmt: skip
 
 
-def report(title: str, found: Sequence[tuple[str, Design, Worth]]) -> None:
+def report(title: str, found: Sequence[tuple[str, Design | str, Worth]]) -> None:
     """Print rows as Markdown."""
     print(f"\n{title}\n\n| cohort | n | design | HA | chance | z | change of metric | by chance | rolled back |")
     print("|---|---|---|---|---|---|---|---|---|")
@@ -171,7 +209,8 @@ def main() -> None:
         worths = [cohort.worth(one) for cohort in cohorts]
         cells = " | ".join(f"z {w.z:+.2f}, change {w.change:+.4f}" for w in worths)
         print(f"| {one} | {score(worths):+.3f} | {cells} |")
-    report("Chosen on everything (apparent)", [(c.name, ranked[0], c.worth(ranked[0])) for c in cohorts])
+    best = chosen(cohorts, candidates)
+    report("Chosen on everything (apparent)", [(c.name, best, c.worth(best)) for c in cohorts])
     if len({shift_of(cohort) for cohort in cohorts}) > 1:
         report("Chosen on the other shifts", held_out_shifts(cohorts, candidates))
     report("Chosen on four fifths, scored on the fifth", held_out_folds(cohorts, candidates))

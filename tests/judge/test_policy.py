@@ -42,7 +42,6 @@ def test_ready_policies_have_the_papers_numbers():
     assert with_cuts("prostate") == Router("regions", 1, 2, Bucket("depth", 1), Bucket("depth", 1), rollback)
     assert with_cuts("driving") == Router("delta", 1, 2, Bucket("stop", 8), Bucket("stop", 4), rollback)
     assert with_cuts("cardiac").states == {State(2, 0.5)}
-    assert with_cuts("default").low == Bucket("depth", 3)
 
 
 def test_a_policy_survives_its_file(archive, tmp_path):

@@ -43,6 +43,14 @@ PAPER: tuple[Mapping[str, Any], ...] = (
 )
 """What the paper discloses of its own designs: four exposures and three unconsidered constants (F12)."""
 
+_SEARCHED = "development labels of M&Ms vendor B, Drishti-GS, ACDC fog and night"
+OURS: tuple[Mapping[str, Any], ...] = (
+    {"choice": "coordinate largest, of twelve", "seen": _SEARCHED, "design": "default"},
+    {"choice": "depths 2 and 1, of ten pairs", "seen": _SEARCHED, "design": "default"},
+    {"choice": "the guard, and delta as fallback", "seen": _SEARCHED, "design": "default"},
+)
+"""What was seen when the design ``default`` was searched (docs/decisions/0013)."""
+
 
 def unlock(evaluation: Archive, *, purpose: str, policy: Policy | None = None) -> Archive:
     """An evaluation archive whose labels can now be read; that it happened, why, and for which policy is written first.

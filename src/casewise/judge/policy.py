@@ -18,8 +18,21 @@ from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.controllers.by_group import ByGroup, InferredGroup
 
 POLICY = "policy.json"
-DEFAULT_COORDINATE = "delta_foreground"
-"""The coordinate of the design ``default``: |D| as a share of the source's foreground, free of image size (S4)."""
+
+DEFAULT = Policy(
+    "default",
+    "router",
+    {
+        "coordinate": "largest",
+        "low": {"action": "depth", "depth": 2},
+        "mid": {"action": "depth", "depth": 1},
+        "hard": {"action": "rollback"},
+        "fallback": "delta",  # routed on where the tertiles of the coordinate coincide (S11)
+        "guard": True,  # rolls back everything where the retained holdout cases are evidently hurt (M3)
+    },
+    4,
+)
+"""Found by a search on real cohorts (docs/decisions/0013): the size of the largest changed piece, and few steps."""
 
 
 MODULATIONS = {
@@ -40,13 +53,7 @@ def _router(name: str, coordinate: str, low: dict[str, Any], mid: dict[str, Any]
 READY: Registry[Policy] = Registry(
     "policy",
     {
-        "default": _router(
-            "default",
-            DEFAULT_COORDINATE,
-            {"action": "depth", "depth": 3},
-            {"action": "depth", "depth": 2, "shrink": 0.5},
-            4,
-        ),
+        "default": DEFAULT,
         "cardiac": _router(
             "cardiac", "delta", {"action": "depth", "depth": 3}, {"action": "depth", "depth": 2, "shrink": 0.5}, 4
         ),

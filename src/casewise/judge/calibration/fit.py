@@ -16,15 +16,16 @@ from casewise.core.records import Policy
 from casewise.data.splits import CALIBRATION, EVALUATION, check_disjoint, clusters_of
 from casewise.judge.calibration.budget import budget, tau
 from casewise.judge.calibration.coordinate import recommended
-from casewise.judge.calibration.cuts import FEWEST, Floats, bucket_counts, checked, warn_if_degenerate
+from casewise.judge.calibration.cuts import FEWEST, Floats, bucket_counts, checked, cut_points, warn_if_degenerate
 from casewise.judge.calibration.groups import fitted_cuts, inference
+from casewise.judge.calibration.hurt import EVIDENT
 from casewise.judge.calibration.hybrid import DELTA, WARM_UP
 from casewise.judge.calibration.preflight import concerns, preflight
 from casewise.judge.calibration.stability import stability
 from casewise.judge.calibration.statistics import statistics
 from casewise.judge.controllers.bucket import bucket_of
 from casewise.judge.controllers.reading import RISK, Statistics
-from casewise.judge.ledger import PAPER
+from casewise.judge.ledger import OURS, PAPER
 from casewise.judge.outcomes import outcomes
 from casewise.judge.policy import MODULATIONS, READY, check_held_out, controller_of, fitted_on
 from casewise.measure.signals import SIGNALS
@@ -64,6 +65,7 @@ def calibrate(
     convention = percentiles or ("driving" if design.name == "driving" else "medical")
     frame = outcomes(holdout)
     options = _design_options(holdout, design, coordinate=coordinate, unshrunk=unshrunk)
+    guarded = bool(options.pop("guard", False))
     fitted: dict[str, Any] = {"options": options, "groups": {}}
     examined: dict[str, Any] = {}
     if design.controller in _ROUTERS:
@@ -80,12 +82,14 @@ def calibrate(
         steps=holdout.steps,
         binding=holdout.binding,
         calibration_id=calibration_id(holdout),
-        exposures=tuple(line for line in PAPER if line["design"] == design.name),
+        exposures=tuple(line for line in (*PAPER, *OURS) if line["design"] == design.name),
     )
     found = {
         **examined,
         **preflight(holdout, controller_of(policy), frame, reviews=reviews, source_metric=source_metric),
     }
+    if guarded and found["retained"]["hurt_p"] <= EVIDENT:
+        policy, found["guard"] = _closed(policy), "closed"
     found["concerns"] = concerns(found)
     if hybrid:
         policy = _hybrid(policy, holdout, convention, window)
@@ -131,6 +135,7 @@ def _design_options(archive: Archive, design: Policy, *, coordinate: str | None,
         options["min_area"] = int(archive.configuration.get("min_area", 16))
     if coordinate is not None:
         options["coordinate"] = coordinate
+        options.pop("fallback", None)
     if design.controller == "router":
         for name in ("low", "mid", "hard"):
             options[name] = _bucket(archive, design, dict(options[name]), unshrunk)
@@ -162,6 +167,7 @@ def _routed(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Cut-points of a router and what the calibration values say about them."""
     first = _step(archive, 1)
+    asked, options = options["coordinate"], _settled(first, options, convention)
     coordinate = options["coordinate"]
     if coordinate == RISK:
         options = {**options, "statistics": vars(statistics(_column(first, "regions"), _column(first, "delta")))}
@@ -184,9 +190,28 @@ def _routed(
         "coordinates": table,
         "recommended_coordinate": best,
     }
+    if coordinate != asked:
+        examined["instead_of"] = asked
     if judged is not None:
         examined["evaluation_buckets"] = bucket_counts(judged, low, high)
     return {"options": {**options, **fitted["options"]}, "groups": fitted["groups"]}, examined
+
+
+def _settled(first: pd.DataFrame, options: Mapping[str, Any], convention: str) -> dict[str, Any]:
+    """The design with its own coordinate, or with its fallback where the tertiles of that coincide (S11)."""
+    settled = {name: value for name, value in options.items() if name != "fallback"}
+    if "fallback" in options:
+        low, high = cut_points(coordinate_values(first, settled["coordinate"]), convention)
+        if low == high:
+            settled["coordinate"] = options["fallback"]
+    return settled
+
+
+def _closed(policy: Policy) -> Policy:
+    """The same policy with cut-points that every case is above: all roll back, and policy.json says why."""
+    shut = {"cut_low": -np.inf, "cut_high": -np.inf}
+    groups = {name: {**own, **shut} for name, own in policy.groups.items()}
+    return replace(policy, options={**policy.options, **shut}, groups=groups)
 
 
 def coordinate_values(

@@ -13,6 +13,7 @@ from casewise.archive.store import Archive
 from casewise.core.errors import CasewiseError
 from casewise.core.records import Controller, Decision
 from casewise.judge.calibration.budget import budgets, shape
+from casewise.judge.calibration.hurt import hurt_p
 from casewise.judge.calibration.statistics import statistics
 from casewise.judge.deciding import decision_of
 from casewise.judge.outcomes import deployed
@@ -65,6 +66,7 @@ def retained(
         "unchanged": len(change) - helped - hurt,
         "mean_change": float(change.mean()) if reviews is None and len(change) else None,
         "go": bool(helped > hurt) if len(change) else None,
+        "hurt_p": hurt_p(change, rows.loc[change.index, "cluster"].fillna(rows["case"]).tolist()),
     }
 
 
@@ -110,12 +112,20 @@ def concerns(found: Mapping[str, Any]) -> list[str]:
     """What a person should read before deploying, as sentences; empty when nothing speaks against it."""
     said = []
     kept = found["retained"]
-    if kept["go"] is False:
-        said.append(f"NO-GO: of the retained cases {kept['helped']} were helped and {kept['hurt']} were hurt (M3)")
+    counted = f"of the retained cases {kept['helped']} were helped and {kept['hurt']} were hurt"
+    if found.get("guard"):
+        said.append(
+            f"GUARD: {counted} (sign test over clusters, p = {kept['hurt_p']:.3f}), so this policy rolls every case "
+            f"back to M0; adapt less, or choose a design without a guard, such as cardiac (M3)"
+        )
+    elif kept["go"] is False:
+        said.append(f"NO-GO: {counted} (M3)")
     if kept["go"] is None:
         said.append("no label or review says whether the retained cases were helped; helped/hurt is unknown (M3)")
     if not kept["kept"]:
         said.append("every calibration case rolls back: this policy deploys M0 only")
+    if "instead_of" in found:
+        said.append(f"the tertiles of {found['instead_of']} coincide here; routed on {found['coordinate']} (S11)")
     ladder = found["ladder"]
     if "ha" in ladder and not any(ladder["ha"]):
         said.append(
