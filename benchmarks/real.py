@@ -59,9 +59,9 @@ def shifts(weights: Path, out: Path) -> dict[str, Shift]:
         _arm("sar", "sar", "5e-4", cases=(20, 30)),
         _arm("deyo", "deyo", "5e-4", cases=(20, 30)),
         _arm("cotta", "cotta", "5e-4", cases=(20, 30)),
-        _arm("memo", "memo", "5e-4", cases=(10, 20)),
-        _arm("grata-1e-4", "grata", "1e-4", cases=(10, 20)),
-        _arm("grata-5e-4", "grata", "5e-4", cases=(10, 20)),
+        _arm("memo", "memo", "5e-4", cases=(10, 10)),
+        _arm("grata-1e-4", "grata", "1e-4", cases=(10, 10)),
+        _arm("grata-5e-4", "grata", "5e-4", cases=(10, 10)),
     )
     fundus = (
         _arm("tent", "tent", "5e-4"),
