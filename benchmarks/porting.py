@@ -1,0 +1,40 @@
+"""Do cut-points travel from the heart to the eye? The cardiac upper tertile of each coordinate, applied away (O13).
+
+No label is read. A coordinate that travels would roll back about a third away, as it does at home.
+
+    python benchmarks/porting.py bench-real/cardiac/tent bench-real/fundus/tent bench-real/fundus/tent-5e-3
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from casewise.archive.store import open_archive
+from casewise.study.scale import scale_probe
+
+COORDINATES = ("delta", "area", "largest", "regions", "delta_foreground", "effective_regions", "singleton_share")
+
+
+def main() -> None:
+    """Print one row a coordinate: ratio of means, and the share that the ported cut rolls back."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("home", type=Path, help="folder with a calibration archive")
+    parser.add_argument("away", type=Path, nargs="+", help="folders with development archives")
+    options = parser.parse_args()
+    home = open_archive(options.home / "calibration").signals()
+    cohorts = {
+        f"{folder.parent.name}/{folder.name}": open_archive(folder / "development").signals() for folder in options.away
+    }
+    print("| coordinate | " + " | ".join(f"{name}: times home, rolled back" for name in cohorts) + " |")
+    print("|---|" + "---|" * len(cohorts))
+    for coordinate in COORDINATES:
+        cells = []
+        for away in cohorts.values():
+            found = scale_probe(home, away, coordinate=coordinate).table.iloc[1]
+            cells.append(f"{found['ratio_mean']:.1f}x, {found['rolled_back']:.0%}")
+        print(f"| {coordinate} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()
