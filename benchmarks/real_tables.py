@@ -168,7 +168,7 @@ def print_table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]])
 def print_certificates(out: Path) -> None:
     """What ``casewise certify`` could promise from the calibration cases."""
     rows = [certificate_row(file) for file in sorted(out.glob("*/*/certificate-*/certificate.json"))]
-    names = ("promise", "clusters", "bound", "cut", "kept before", "kept certified", "advice")
+    names = ("promise", "clusters", "bound (crc) or p (ltt)", "cut", "kept before", "kept certified", "advice")
     print_table("Certificates from the calibration cases", names, rows)
 
 
