@@ -37,6 +37,7 @@ def monitor(
     """Watch a stream of decisions; alarm when calibration no longer applies. Exit code 1 means alarm."""
     from casewise.archive.store import open_archive
     from casewise.core.errors import BadInput
+    from casewise.data.splits import CALIBRATION
     from casewise.judge.certificates.certificate import read_certificate
     from casewise.judge.monitors.start import start_watch
     from casewise.judge.monitors.state import read_watch, write_watch
@@ -50,7 +51,7 @@ def monitor(
     else:
         promised = read_certificate(certificate).alpha if certificate is not None else limit
         watch = start_watch(
-            open_archive(calibration),
+            open_archive(calibration).marked(CALIBRATION),
             read_policy(policy or calibration),
             [name for name, wanted in asked.items() if wanted],
             delta=delta, limit=promised, tolerance=tolerance, loss=loss,
