@@ -58,11 +58,11 @@ def shifts(weights: Path, out: Path) -> dict[str, Shift]:
         _arm("eata-5e-4", "eata", "5e-4"),
         _arm("tent", "tent", "5e-4"),
         _arm("sar", "sar", "5e-4", cases=(20, 30)),
-        _arm("deyo", "deyo", "5e-4", cases=(20, 30)),
+        _arm("deyo", "deyo", "5e-4", cases=(20, 20)),
         _arm("cotta", "cotta", "5e-4", cases=(20, 30)),
-        _arm("memo", "memo", "5e-4", cases=(10, 10)),
-        _arm("grata-1e-4", "grata", "1e-4", cases=(10, 10)),
-        _arm("grata-5e-4", "grata", "5e-4", cases=(10, 10)),
+        _arm("memo", "memo", "5e-4", cases=(6, 10)),
+        _arm("grata-1e-4", "grata", "1e-4", cases=(6, 10)),
+        _arm("grata-5e-4", "grata", "5e-4", cases=(6, 10)),
     )
     fundus = (
         _arm("tent", "tent", "5e-4"),
@@ -213,7 +213,8 @@ def run(shift: Shift, data: Path, out: Path, only: Sequence[str] | None) -> None
             record(shift, arm, out, rate=rate, split=split)
     main_arm, *rest = arms
     for arm in arms:
-        report = judge(shift, arm, out, rest if arm is main_arm else ())
+        same_cases = [other for other in rest if other.cases is None and other.policy is None]
+        report = judge(shift, arm, out, same_cases if arm is main_arm else ())
         if shift.exchangeable:
             certify(shift, arm, out)
         print(f"{shift.name}: {arm.name}: {report / 'report.html'}", flush=True)
