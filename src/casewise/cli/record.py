@@ -78,7 +78,7 @@ def record(
         chosen_engine(engine, jobs=jobs, timeout_s=timeout, address=address),
         archive,
         metric=metric,
-        dataset=images.name,
+        dataset=_name(images),
     )
     before, failed = len(made.entries), 0
     with tqdm(total=len(cases), initial=before, unit="case", disable=not sys.stderr.isatty()) as bar:
@@ -90,3 +90,9 @@ def record(
     typer.echo(f"{archive}: {len(made.entries)} cases, {before} of them from before; {failed} failed")
     if failed:
         raise typer.Exit(NOT_ALL_DONE)
+
+
+def _name(images: Path) -> str:
+    """What reports call the data: the folder, or the one above it where it is only called images, imagesTs, ..."""
+    folder = images.resolve()
+    return folder.parent.name if folder.name.lower().startswith("images") else folder.name
