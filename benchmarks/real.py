@@ -108,7 +108,7 @@ def record(shift: Shift, arm: Arm, out: Path, *, rate: str | None, split: str) -
     limit = None if arm.cases is None else arm.cases[SPLITS.index(split)]
     images = _first(folder, limit, out / shift.name / "subsets" / f"{split}-{limit}")
     cases = ("-i", images, "-l", folder / "labels", "--groups", folder / "cases.csv")
-    casewise("record", *shift.model, *shift.common, *cases, "-o", archive, *options, "--disable_progress_bar")
+    casewise("record", *shift.model, *shift.common, *cases, "-o", archive, *options)
     return archive
 
 
@@ -128,7 +128,7 @@ def chosen_rate(shift: Shift, out: Path) -> str:
     for rate in RATES:
         archive = out / shift.name / "rates" / rate
         images = ("-i", folder / "images", "--groups", folder / "cases.csv", "-o", archive)
-        one = ("--objective", "eata", "--lr", rate, "--steps", "1", "--shrink", "", "--disable_progress_bar")
+        one = ("--objective", "eata", "--lr", rate, "--steps", "1", "--shrink", "")
         casewise("record", *shift.model, *shift.common, *images, *one)
         seen[rate] = _mean_delta(archive)
     best = min(seen, key=lambda rate: abs(np.log(seen[rate] / WANTED_DELTA)))
