@@ -343,7 +343,7 @@ def test_an_archive_is_reviewed_too_and_calibrates(tmp_path, serve):
     from casewise.judge.calibration.fit import calibrate
     from casewise.judge.policy import write_policy
 
-    write_policy(archive.path, calibrate(archive, "default"))
+    write_policy(archive.path, calibrate(archive, "cardiac"))
     with serve(archive.path) as server:
         rows = got(server, "cases")["cases"]
         assert {row["action"] for row in rows} == {"rollback", "keep", "shrink"}
