@@ -355,7 +355,7 @@ def test_an_archive_is_reviewed_too_and_calibrates(tmp_path, serve):
         for row in rows:
             word = "keep-m0" if row["action"] == "rollback" else "keep-adapted"
             assert request(server, "POST", "decide", decision(server, row["id"], word))[0].status == 200
-    policy = calibrate(archive, "default", reviews=read_reviews(archive.path / "reviews.jsonl"))
+    policy = calibrate(archive, "cardiac", reviews=read_reviews(archive.path / "reviews.jsonl"))
     kept = policy.preflight["retained"]
     assert (kept["judged_by"], kept["helped"], kept["hurt"]) == ("reviews", kept["kept"], 0)
     from casewise.archive.verify import verify

@@ -27,4 +27,4 @@ def hurt_p(changes: ArrayLike, clusters: Sequence[str]) -> float:
     _, units = np.unique(np.asarray(clusters, dtype=str), return_inverse=True)
     means = np.bincount(units, weights=values) / np.bincount(units)
     hurt, moved = int((means < 0).sum()), int((means != 0).sum())
-    return sum(comb(moved, more) for more in range(hurt, moved + 1)) / 2**moved
+    return float(sum(comb(moved, more) for more in range(hurt, moved + 1)) / 2**moved)
