@@ -68,7 +68,7 @@ def measured(shift: Shift, arm: str, out: Path, cases: int) -> Mapping[str, list
     assert how is not None
     backbone = backbone_of(shift)
     router = controller_of(read_policy(out / shift.name / arm / f"policy-{shift.policy}.json"))
-    contestants = {"M0": CONTROLLERS.build("m0"), f"fixed-{steps}": CONTROLLERS.build("fixed-k", k=steps)}
+    contestants = {"M0": CONTROLLERS.build("m0"), f"fixed-{steps}": CONTROLLERS.build("fixed-k", step=steps)}
     seconds: dict[str, list[float]] = {name: [] for name in (*contestants, "router", "deciding", "executed")}
     for files in list_cases(out / shift.name / "folders" / "development" / "images")[:cases]:
         for name, controller in contestants.items():
