@@ -1,7 +1,7 @@
 """Three real domain shifts from images to a report: record, calibrate, certify, study (``make bench-real DATA=...``).
 
 Every stage goes through the command line of the users, and a recording goes on where it was interrupted. Arms that
-cost more than a minute a volume are recorded on the first subjects only; the number is in the table below.
+cost most are recorded on the first subjects only; how many stands with each arm.
 """
 
 from __future__ import annotations
