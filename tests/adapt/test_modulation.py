@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from casewise.adapt.episode import run_episode
-from casewise.adapt.modulation import MODES, Modulated, RiskStatistics
+from casewise.adapt.modulation import MODES, Modulated
 from casewise.adapt.objectives.eata import Eata
 from casewise.adapt.objectives.tent import Tent
 from casewise.core.errors import BadInput, DegenerateStatistic, NothingToAdapt
+from casewise.measure.signals.risk import RiskStatistics
 
 CARDIAC = RiskStatistics(0.70, 0.78, 0.00028, 0.00020)  # F5
 CALM = RiskStatistics(1e6, 1.0, 1e6, 1.0)  # every edit is far below the mean: r << 0
@@ -29,18 +30,18 @@ def moved(made, step):
 
 
 def test_risk_is_the_mean_of_two_z_scores():
-    assert CARDIAC.risk({"regions": 0.0, "delta": 0.0}) == pytest.approx(-1.149, abs=5e-4)  # R1
-    assert CARDIAC.risk({"regions": 2.0, "delta": 5e-4}) == pytest.approx(1.38, abs=5e-3)
+    assert CARDIAC.risk(0.0, 0.0) == pytest.approx(-1.149, abs=5e-4)  # R1
+    assert CARDIAC.risk(2.0, 5e-4) == pytest.approx(1.38, abs=5e-3)
 
 
 def test_statistics_without_spread_are_refused():
-    with pytest.raises(DegenerateStatistic, match="regions 0 and delta 1"):
+    with pytest.raises(DegenerateStatistic, match="sigma 0 for regions and 1 for delta"):
         RiskStatistics(1.0, 0, 0.0, 1)
 
 
 def test_a_signal_that_is_missing_is_named():
     with pytest.raises(BadInput, match="not computable"):
-        CARDIAC.risk({"regions": None, "delta": 0.0})
+        Modulated(Eata(), "combo", CARDIAC).risk_after({"regions": None, "delta": 0.0})
 
 
 @pytest.mark.parametrize("risk", [-3.0, 0.0, 0.5, 9.0])
@@ -76,7 +77,9 @@ def test_the_risk_of_the_step_before_governs(unet, slices):
         min_area=1,
     )
     assert made.diagnostics[0]["risk"] < 0
-    assert made.diagnostics[1]["risk"] == pytest.approx(statistics.risk(made.signals[1]))
+    assert made.diagnostics[1]["risk"] == pytest.approx(
+        statistics.risk(made.signals[1]["regions"], made.signals[1]["delta"])
+    )
     assert made.diagnostics[1]["risk"] > 0
     assert moved(made, 1) == set(made.parameters[0])
     assert moved(made, 2) == {"decoder.1.weight", "decoder.1.bias"}
@@ -90,7 +93,7 @@ def test_the_anchor_alone_leaves_the_source_where_it_is(unet, slices):
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_runs_and_reports_its_risk(unet, slices, mode):
     made = steps_of(unet, slices, Modulated(Eata(margin=10), mode, CARDIAC))
-    assert made.diagnostics[0]["risk"] == pytest.approx(CARDIAC.risk({"regions": 0.0, "delta": 0.0}))
+    assert made.diagnostics[0]["risk"] == pytest.approx(CARDIAC.risk(0.0, 0.0))
     assert f"mode='{mode}'" in made.made_by
 
 

@@ -219,3 +219,26 @@ def test_the_tutorial_runs_as_it_is_written(tmp_path: Path) -> None:
         done = subprocess.run([*program, *words[1:]], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, f"{line}\n{done.stderr}"
     assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_frag_subset_from_images_to_masks(data: Path, weights: Path) -> None:
+    """E3 as a user types it: plain calibration cases, modulated ones, a policy, masks; a bare name is refused."""
+    shutil.copy(data / "images" / "case_1_0000.nii.gz", data / "images" / "case_4_0000.nii.gz")
+    shutil.copy(data / "labels" / "case_1.nii.gz", data / "labels" / "case_4.nii.gz")
+    model: Sequence[object] = ("-m", FACTORY, "--weights", weights, "-device", "cpu")
+    how = ("--objective", "tent", "--lr", 0.05, "--steps", 2, "--shrink", "", "--min-area", 4)
+    shown = ("record", *model, "-i", data / "images", "-l", data / "labels", *how)
+    assert call(*shown, "-o", data / "plain").exit_code == 0
+    with pytest.raises(BadInput, match="--statistics belongs to a modulation"):
+        call(*shown, "-o", data / "subset", "--statistics", data / "plain")
+    with pytest.raises(BadInput, match="name that archive with --statistics"):
+        call(*shown, "-o", data / "subset", "--modulation", "param-subset")
+    modulated = ("--modulation", "param-subset", "--statistics", data / "plain")
+    assert call(*shown, "-o", data / "subset", *modulated).exit_code == 0
+    assert call("calibrate", data / "subset", "--policy", "frag-subset").exit_code == 0
+    result = predicted(data, weights, "--policy", data / "subset", "--verbose")
+    assert result.exit_code == 0, result.output
+    with pytest.raises(BadInput, match="'frag-subset' is not calibrated"):
+        predicted(data, weights, "--policy", "frag-subset", out="bare")
+    with pytest.raises(Mismatch, match="modulation param-subset"):
+        call("calibrate", data / "plain", "--policy", "frag-subset")

@@ -16,9 +16,9 @@ from casewise.core.records import Binding, Case, State
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.controllers.bucket import Bucket
 from casewise.judge.controllers.by_group import ByGroup, InferredGroup
-from casewise.judge.controllers.reading import Statistics
 from casewise.judge.controllers.router import Router
 from casewise.judge.deciding import deployed_mask
+from casewise.measure.signals.risk import RiskStatistics
 from casewise.replay import replay
 
 STEPS, MIN_AREA, RATE = 4, 4, 0.1
@@ -85,7 +85,7 @@ def median(archive, name):
 def every_controller(archive):
     delta, regions = median(archive, "delta"), median(archive, "regions")
     router = {"coordinate": "delta", "cut_low": 0.8 * delta, "cut_high": 1.2 * delta}
-    statistics = Statistics(regions, 1.0, delta, delta)
+    statistics = RiskStatistics(regions, 1.0, delta, delta)
     mid = Bucket("depth", 2, shrink=0.5)
     narrow = Router(**{**router, "cut_high": delta}, low=Bucket("depth", 3), mid=mid)
     wide = Router(**router, low=Bucket("depth", 3), mid=mid)

@@ -13,13 +13,13 @@ from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.controllers.bucket import Bucket
 from casewise.judge.controllers.by_group import ByGroup, InferredGroup
 from casewise.judge.controllers.fixed import FixedK, Source
-from casewise.judge.controllers.reading import Statistics
 from casewise.judge.controllers.region_gate import RegionGate, gated
 from casewise.judge.controllers.router import Router
 from casewise.judge.controllers.stop import Stop, entropy_stop, frag_stop, gradient_stop, msp_stop
 from casewise.judge.controllers.stop_router import StopRouter
 from casewise.judge.controllers.tau_stop import TauStop
 from casewise.measure.signals.drops import region_drops
+from casewise.measure.signals.risk import RiskStatistics
 
 LOW, MID = Bucket("depth", 3), Bucket("depth", 2, shrink=0.5)
 
@@ -132,7 +132,7 @@ def test_the_routing_coordinate_can_be_turned_round(seen, decided):
 
 
 def test_the_two_term_risk_is_a_coordinate(seen, decided):
-    statistics = Statistics(0.70, 0.781, 0.00028, 0.00020)
+    statistics = RiskStatistics(0.70, 0.781, 0.00028, 0.00020)
     assert statistics.risk(0, 0) == pytest.approx(-1.148, abs=5e-4)  # R1: nothing can be lower
     assert statistics.risk(2, 5e-4) == pytest.approx(1.38, abs=5e-3)
     router = Router("risk", -0.5, 1.0, LOW, MID, statistics=statistics)

@@ -52,6 +52,14 @@ def images(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def five_images(images: Path) -> Path:
+    """Five cases: the fewest that anything is fitted on."""
+    for number in (3, 4):
+        write_scan(images / f"case_{number}_0000.nii.gz", number)
+    return images
+
+
 FIXED = Policy("fixed-k", "fixed-k", {"step": 1}, 1)
 HOW = Adaptation(objective="tent", learning_rate=0.05, steps=1, min_area=4)
 

@@ -18,7 +18,7 @@ from casewise.judge.controllers import CONTROLLERS
 from casewise.replay import replay
 from casewise.run.local import LocalEngine
 from casewise.run.model import Adaptation, Model
-from casewise.run.record import RecordCase, adaptation_of, parsed_states, record_folder
+from casewise.run.record import RecordCase, adaptation_of, parsed_states, record_folder, risk_statistics
 from casewise.run.setup import gathered_cases
 
 HOW = Adaptation(objective="tent", learning_rate=0.05, steps=2, min_area=4)
@@ -90,3 +90,45 @@ def test_states_are_written_as_step_and_alpha() -> None:
     assert parsed_states("2:0.5,3:0.25") == (State(2, 0.5), State(3, 0.25))
     with pytest.raises(BadInput, match=r"step:alpha, such as 2:0.5"):
         parsed_states("2")
+
+
+@pytest.fixture
+def five(model: Model, five_images: Path) -> RecordCase:
+    return RecordCase(model, HOW, {files.id: files for files in gathered_cases(model, five_images)})
+
+
+def test_a_modulated_recording_measures_risk_with_plain_calibration_cases(five: RecordCase, tmp_path: Path) -> None:
+    """C6 on step 1 of the plain archive; what comes back from the configuration modulates likewise (D8, E3)."""
+    plain, results = record_folder(five, LocalEngine(), tmp_path / "plain")
+    list(results)
+    known = risk_statistics(tmp_path / "plain", five.model, HOW)
+    first = plain.signals().query("step == 1")
+    assert known.mean_regions == pytest.approx(first["regions"].mean())
+    assert known.sigma_delta == pytest.approx(first["delta"].std(ddof=0))
+
+    how = replace(HOW, modulation="param-subset", statistics=known)
+    archive, results = record_folder(replace(five, adaptation=how), LocalEngine(), tmp_path / "subset")
+    assert [result.error for result in results] == [None] * 5
+    assert "param-subset" in archive.binding.objective
+    assert adaptation_of(open_archive(tmp_path / "subset").configuration) == how
+    controller, backbone = CONTROLLERS.build("fixed-k", step=2), five.model.load()
+    for decision in replay(archive, controller):
+        case = backbone.read(five.cases[decision.case_id]).case
+        live = guard(case, backbone, how.built(), controller, steps=2, learning_rate=0.05, min_area=4)
+        assert live.decision == decision
+    after_one = {name: known.risk(*first.set_index("case").loc[name, ["regions", "delta"]]) for name in plain.ids}
+    differ = {
+        step: {name for name in plain.ids if (archive.mask(name, State(step)) != plain.mask(name, State(step))).any()}
+        for step in (1, 2)
+    }
+    assert not differ[1], "update 1 reads r_0, below 0 for every case: nothing is held back yet (D9)"
+    assert differ[2]
+    assert differ[2] == {name for name, risk in after_one.items() if risk > 0}
+
+
+def test_risk_is_not_measured_with_other_trajectories(five: RecordCase, tmp_path: Path) -> None:
+    list(record_folder(five, LocalEngine(), tmp_path / "plain")[1])
+    with pytest.raises(Mismatch, match="without --modulation"):
+        risk_statistics(tmp_path / "plain", five.model, replace(HOW, learning_rate=0.1))
+    with pytest.raises(BadInput, match="name that archive with --statistics"):
+        replace(HOW, modulation="param-subset").built()

@@ -1,6 +1,6 @@
 """Updates that grow careful as the last edit grew risky: modulation by r_{k-1} (D8, D9).
 
-    r = (z(regions) + z(delta)) / 2,    z(x) = (x - mean) / spread
+    r = (z(regions) + z(delta)) / 2,    z(x) = (x - mean) / sigma
 
 with statistics of step 1 on the calibration cases (C6). Update k reads r_{k-1}, which is known before it; update 1
 reads r_0 with regions = delta = 0.
@@ -15,36 +15,11 @@ from typing import Any
 
 from casewise.adapt.objective import Adaptable, Objective, Update
 from casewise.adapt.parameters import in_decoder
-from casewise.core.errors import BadInput, DegenerateStatistic, NothingToAdapt
+from casewise.core.errors import BadInput, NothingToAdapt
 from casewise.core.records import Signals
+from casewise.measure.signals.risk import RiskStatistics
 
 MODES = ("param-subset", "entropy-weight", "anchor-weight", "combo", "loss-switch")
-
-
-@dataclass(frozen=True)
-class RiskStatistics:
-    """Mean and spread (population form) of regions and delta at step 1 on the calibration cases (C6, F5)."""
-
-    regions_mean: float
-    regions_spread: float
-    delta_mean: float
-    delta_spread: float
-
-    def __post_init__(self) -> None:
-        if not (self.regions_spread > 0 and self.delta_spread > 0):
-            raise DegenerateStatistic(
-                f"risk needs spreads above 0, got regions {self.regions_spread} and delta {self.delta_spread}; "
-                "calibrate on cases that differ"
-            )
-
-    def risk(self, signals: Signals) -> float:
-        """r of one step."""
-        regions, delta = signals["regions"], signals["delta"]
-        if regions is None or delta is None:
-            raise BadInput("risk needs the signals regions and delta, and one of them is not computable here")
-        z_regions = (regions - self.regions_mean) / self.regions_spread
-        z_delta = (delta - self.delta_mean) / self.delta_spread
-        return 0.5 * z_regions + 0.5 * z_delta
 
 
 @dataclass(frozen=True)
@@ -81,6 +56,13 @@ class Modulated:
         """The rate of the objective itself."""
         return float(self.objective.learning_rate)
 
+    def risk_after(self, signals: Signals) -> float:
+        """r of the step that has these signals."""
+        regions, delta = signals["regions"], signals["delta"]
+        if regions is None or delta is None:
+            raise BadInput("risk needs the signals regions and delta, and one of them is not computable here")
+        return float(self.statistics.risk(regions, delta))
+
     def entropy_weight_at(self, risk: float) -> float:
         """w of r; 1 where the mode does not lower it."""
         if self.mode == "loss-switch":
@@ -108,7 +90,7 @@ class Modulated:
             )
 
         def update() -> Mapping[str, float]:
-            risk = self.statistics.risk(subject.signals[subject.step - 1])
+            risk = self.risk_after(subject.signals[subject.step - 1])
             careful = risk > self.threshold
             subject.active = decoder if self.mode == "param-subset" and careful else None
             subject.entropy_weight = self.entropy_weight_at(risk)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -26,6 +27,12 @@ def record(
     steps: int = typer.Option(4, help="Updates for each case."),
     learning_rate: float = typer.Option(None, "--lr", help="Learning rate; default: the objective's."),
     parameters: str = typer.Option("all-norm", help="all-norm, decoder-norm, encoder-norm, all, or patterns."),
+    modulation: str = typer.Option(
+        None, help="Careful updates after risky edits: param-subset (FragSubset), entropy-weight, anchor-weight, ..."
+    ),
+    statistics: Path = typer.Option(
+        None, help="Archive of calibration cases without modulation, to measure that risk with; needs no labels."
+    ),
     shrink: str = typer.Option("2:0.5", help="Interpolated states to keep, as step:alpha with commas; '' for none."),
     signals: str = typer.Option("", help="Further signals, with commas, such as augmentation_disagreement."),
     min_area: int = typer.Option(16, help="Voxels of the smallest region that counts."),
@@ -56,10 +63,11 @@ def record(
     """
     from tqdm import tqdm
 
+    from casewise.core.errors import BadInput
     from casewise.run.allocator import keep_freed_memory
     from casewise.run.choice import chosen_engine
     from casewise.run.model import Adaptation, Model, device_of
-    from casewise.run.record import RecordCase, parsed_states, record_folder
+    from casewise.run.record import RecordCase, parsed_states, record_folder, risk_statistics
     from casewise.run.setup import gathered_cases
 
     keep_freed_memory()
@@ -68,6 +76,11 @@ def record(
         trust_bundle,
     )  # fmt: skip
     how = Adaptation(objective, learning_rate, parameters, steps, seed, min_area, foreground, max_slices)
+    if statistics is not None and modulation is None:
+        raise BadInput("--statistics belongs to a modulation; add --modulation param-subset, or leave it out")
+    if modulation is not None:
+        measured = None if statistics is None else risk_statistics(statistics, source, how)
+        how = replace(how, modulation=modulation, statistics=measured)
     cases = gathered_cases(
         source, images, labels=labels, groups=groups, parts=(num_parts, part_id), environment=os.environ
     )

@@ -128,7 +128,8 @@ def controller_of(policy: Policy) -> Controller:
 
 
 def check_binding(policy: Policy, binding: Binding) -> None:
-    """Refuse a policy that was fitted on another model, objective, loader or measure."""
+    """Refuse a policy that was fitted on another model, objective, loader or measure, or that needs a modulation."""
+    check_modulated(policy, binding)
     if policy.binding is None:
         return
     differing = policy.binding.differences(binding)
@@ -139,6 +140,16 @@ def check_binding(policy: Policy, binding: Binding) -> None:
         )
         raise Mismatch(
             f"policy {policy.name!r} was fitted on another {', '.join(differing)} ({pairs}); calibrate again"
+        )
+
+
+def check_modulated(policy: Policy, binding: Binding) -> None:
+    """Refuse a policy whose trajectories must be modulated where they are not (E3): it would decide on other edits."""
+    modulation = MODULATIONS.get(policy.name)
+    if modulation and modulation not in binding.objective.replace("_", "-"):
+        raise Mismatch(
+            f"policy {policy.name!r} decides on trajectories made with modulation {modulation}, these are made with "
+            f"{binding.objective}; record with --modulation {modulation} --statistics ARCHIVE and calibrate on that"
         )
 
 

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from casewise.adapt.backbones import Backbone, load_backbone
+from casewise.core.errors import BadInput
 from casewise.core.records import Binding
+from casewise.measure.signals.risk import RiskStatistics
+
+if TYPE_CHECKING:
+    from casewise.adapt.objective import Objective
+
+_MODULATED = ("modulation", "statistics")
 
 
 @dataclass(frozen=True)
@@ -56,13 +64,33 @@ class Adaptation:
     min_area: int = 16
     foreground: bool = True
     max_slices: int | None = None  # micro-batch: changes memory, not results
+    modulation: str | None = None  # a mode of adapt.modulation: updates that grow careful as edits grow risky (D8)
+    statistics: RiskStatistics | None = None  # what the risk of a modulation is measured with (C6)
+
+    def built(self) -> Objective:
+        """The objective, under its modulation where there is one."""
+        from casewise.adapt.modulation import Modulated
+        from casewise.adapt.objectives import objective_of
+
+        plain = objective_of(self.objective)
+        if self.modulation is None:
+            return plain
+        if self.statistics is None:
+            raise BadInput(
+                f"modulation {self.modulation} measures risk with the statistics of calibration cases; record them "
+                "without modulation first, and name that archive with --statistics"
+            )
+        return Modulated(plain, self.modulation, self.statistics)
+
+    def as_plain(self) -> dict[str, Any]:
+        """For JSON; a modulation only where there is one."""
+        return {name: value for name, value in asdict(self).items() if value is not None or name not in _MODULATED}
 
     def binding(self, backbone: Backbone) -> Binding:
         """What a policy that was fitted with this may be used with. The number of steps is the policy's own."""
         from casewise.adapt.episode import DEFAULT_RATE
-        from casewise.adapt.objectives import objective_of
 
-        objective = objective_of(self.objective)
+        objective = self.built()
         default = getattr(objective, "learning_rate", DEFAULT_RATE)
         rate = float(default if self.learning_rate is None else self.learning_rate)
         how = f"{objective!r} learning_rate={rate:g} parameters={self.parameters}"

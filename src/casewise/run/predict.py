@@ -157,7 +157,7 @@ class PredictCase:
             guarded = guard(
                 case,
                 limited,
-                self.adaptation.objective,
+                self.adaptation.built(),
                 controller_of(self.policy),
                 steps=self.policy.steps,
                 seed=self.adaptation.seed,

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from casewise.adapt.backbones import Backbone
 from casewise.adapt.episode import run_episode
-from casewise.adapt.objectives import objective_of
-from casewise.archive.store import Archive, create_archive
-from casewise.core.errors import BadInput
+from casewise.archive.store import Archive, create_archive, open_archive
+from casewise.core.errors import BadInput, Mismatch
 from casewise.core.records import Case, State, Trajectory
 from casewise.data.folders import CaseFiles
+from casewise.data.splits import CALIBRATION
+from casewise.judge.calibration.statistics import statistics
+from casewise.measure.signals.risk import RiskStatistics
 from casewise.run.local import Engine, Result
 from casewise.run.model import Adaptation, Model
 
@@ -44,7 +46,7 @@ class RecordCase:
         trajectory = run_episode(
             backbone.network,
             prepared.inputs,
-            objective_of(how.objective),
+            how.built(),
             steps=how.steps,
             shrink=[state for state in self.shrink if state.step <= how.steps],
             case_id=case.id,
@@ -98,7 +100,7 @@ def _recorded(
 def _configuration(work: RecordCase, backbone: Backbone, metric: str, dataset: str) -> dict[str, Any]:
     how = work.adaptation
     return {
-        "objective": repr(objective_of(how.objective)),
+        "objective": repr(how.built()),
         "learning_rate": how.learning_rate,
         "parameters": how.parameters,
         "seed": how.seed,
@@ -110,7 +112,7 @@ def _configuration(work: RecordCase, backbone: Backbone, metric: str, dataset: s
         "dataset": dataset,
         "model": backbone.name,
         "shrink": [str(state) for state in work.shrink],
-        "adaptation": asdict(how),
+        "adaptation": how.as_plain(),
     }
 
 
@@ -130,4 +132,24 @@ def parsed_states(text: str) -> tuple[State, ...]:
 def adaptation_of(configuration: Mapping[str, Any]) -> Adaptation | None:
     """How an archive was recorded, so that a prediction with its policy adapts likewise; None if it is unknown."""
     plain = configuration.get("adaptation")
-    return None if plain is None else Adaptation(**plain)
+    if plain is None:
+        return None
+    known = plain.get("statistics")
+    return Adaptation(**{**plain, "statistics": None if known is None else RiskStatistics(**known)})
+
+
+def risk_statistics(path: Path, model: Model, plain: Adaptation) -> RiskStatistics:
+    """What the risk of a modulation is measured with: step 1 of calibration cases that were recorded without it (C6).
+
+    No label is read. Trajectories of another model or objective have other edits, so they are refused.
+    """
+    archive = open_archive(path)
+    have, wanted = archive.binding, plain.binding(model.load())
+    if have != wanted:
+        raise Mismatch(
+            f"{path} was recorded with {have.objective} ({have.measure}), its statistics do not fit "
+            f"{wanted.objective} ({wanted.measure}) here; record the calibration cases so, without --modulation"
+        )
+    signals = archive.marked(CALIBRATION).signals()
+    first = signals[signals["step"] == 1]
+    return statistics(*(first[name].to_numpy(float) for name in ("regions", "delta")))

@@ -136,7 +136,7 @@ class Segmenter:
             guarded = guard(
                 case,
                 limited,
-                how.objective,
+                how.built(),
                 controller_of(policy),
                 steps=policy.steps,
                 seed=how.seed,

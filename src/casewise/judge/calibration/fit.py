@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from casewise.archive.store import Archive
-from casewise.core.errors import BadInput, Mismatch, Overlap, TooFewCases
+from casewise.core.errors import BadInput, Overlap, TooFewCases
 from casewise.core.records import Policy
 from casewise.data.splits import CALIBRATION, EVALUATION, check_disjoint, clusters_of
 from casewise.judge.calibration.budget import budget, tau
@@ -24,11 +24,12 @@ from casewise.judge.calibration.preflight import concerns, preflight
 from casewise.judge.calibration.stability import stability
 from casewise.judge.calibration.statistics import statistics
 from casewise.judge.controllers.bucket import bucket_of
-from casewise.judge.controllers.reading import RISK, Statistics
+from casewise.judge.controllers.reading import RISK
 from casewise.judge.ledger import OURS, PAPER
 from casewise.judge.outcomes import outcomes
-from casewise.judge.policy import MODULATIONS, READY, check_held_out, controller_of, fitted_on
+from casewise.judge.policy import READY, check_held_out, check_modulated, controller_of, fitted_on
 from casewise.measure.signals import SIGNALS
+from casewise.measure.signals.risk import RiskStatistics
 
 _ROUTERS = frozenset({"router", "stop-router"})
 _STOPS = frozenset({"frag-stop", "entropy-stop", "msp-stop", "gradient-stop"})
@@ -123,12 +124,7 @@ def _holdout(archive: Archive) -> Archive:
 def _design_options(archive: Archive, design: Policy, *, coordinate: str | None, unshrunk: bool) -> dict[str, Any]:
     """The design's options, checked against what the archive holds."""
     options = dict(design.options)
-    modulation = MODULATIONS.get(design.name)
-    if modulation and modulation not in archive.binding.objective.replace("_", "-"):
-        raise Mismatch(
-            f"design {design.name!r} decides on trajectories made with modulation {modulation}, this archive was made "
-            f"with {archive.binding.objective}; record with that modulation"
-        )
+    check_modulated(design, archive.binding)
     if design.controller in _STOPS:
         options["cap"] = archive.steps
     if design.controller == "region-gate":
@@ -221,7 +217,7 @@ def coordinate_values(
     if coordinate == RISK:
         known = (options or {})["statistics"]
         regions, delta = _column(first, "regions", fewest), _column(first, "delta", fewest)
-        return np.asarray(Statistics(**known).risk(regions, delta))
+        return np.asarray(RiskStatistics(**known).risk(regions, delta))
     name = coordinate.removeprefix("-")
     if name in SIGNALS and SIGNALS[name].higher_is_riskier == coordinate.startswith("-"):
         turned = name if coordinate.startswith("-") else f"-{name}"

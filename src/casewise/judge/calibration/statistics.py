@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from casewise.core.errors import DegenerateStatistic
 from casewise.judge.calibration.cuts import Floats, checked
-from casewise.judge.controllers.reading import Statistics
+from casewise.measure.signals.risk import RiskStatistics
 
 
 def mean_and_sigma(values: Floats, name: str) -> tuple[float, float]:
@@ -25,6 +25,6 @@ def mean_and_sigma(values: Floats, name: str) -> tuple[float, float]:
     return mean, sigma
 
 
-def statistics(regions: Floats, delta: Floats) -> Statistics:
+def statistics(regions: Floats, delta: Floats) -> RiskStatistics:
     """The statistics of the two-term risk r = z(n)/2 + z(delta)/2 (C6)."""
-    return Statistics(*mean_and_sigma(regions, "regions"), *mean_and_sigma(delta, "delta"))
+    return RiskStatistics(*mean_and_sigma(regions, "regions"), *mean_and_sigma(delta, "delta"))

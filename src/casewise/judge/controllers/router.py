@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from casewise.core.errors import BadInput
 from casewise.core.records import Observation, State, Verdict
 from casewise.judge.controllers.bucket import ROLLBACK, Bucket, bucket_of
-from casewise.judge.controllers.reading import Statistics, needed, statistics_of, value_at
+from casewise.judge.controllers.reading import needed, statistics_of, value_at
+from casewise.measure.signals.risk import RiskStatistics
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Router:
     low: Bucket
     mid: Bucket
     hard: Bucket = ROLLBACK
-    statistics: Statistics | None = None  # for the coordinate "risk" only (C6)
+    statistics: RiskStatistics | None = None  # for the coordinate "risk" only (C6)
 
     name: str = field(default="router", init=False, repr=False)
 
