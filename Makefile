@@ -36,6 +36,7 @@ bench: $(VENV)/.dev  ## Speed, as ratios within one run
 bench-real: $(VENV)/.dev  ## Three real domain shifts, hours: make bench-real DATA=../shared/data [OUT=bench-real]
 	@test -d "$(DATA)" || { echo "say where the data lie: make bench-real DATA=FOLDER (see benchmarks/README.md)"; exit 2; }
 	$(BIN)/python benchmarks/real.py --data "$(DATA)" -o "$(OUT)"
+	$(BIN)/python benchmarks/real_paper.py -o "$(OUT)"
 	$(BIN)/python benchmarks/real_tables.py -o "$(OUT)"
 	$(BIN)/python benchmarks/throughput.py --data "$(DATA)" -o "$(OUT)"
 

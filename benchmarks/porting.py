@@ -8,6 +8,7 @@ No label is read. A coordinate that travels would roll back about a third away, 
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 from casewise.archive.store import open_archive
@@ -32,7 +33,8 @@ def main() -> None:
         cells = []
         for away in cohorts.values():
             found = scale_probe(home, away, coordinate=coordinate).table.iloc[1]
-            cells.append(f"{found['ratio_mean']:.1f}x, {found['rolled_back']:.0%}")
+            times = f"{found['ratio_mean']:.1f}x" if math.isfinite(found["ratio_mean"]) else "0 at home"
+            cells.append(f"{times}, {found['rolled_back']:.0%}")
         print(f"| {coordinate} | {' | '.join(cells)} |")
 
 

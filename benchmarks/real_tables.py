@@ -158,9 +158,9 @@ TABLES: Mapping[str, tuple[Sequence[str], Callable[[Study], Sequence[str]], bool
 }  # fmt: skip
 
 
-def print_table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]], first: str = "shift, arm") -> None:
     """Markdown."""
-    print(f"\n### {title}\n\n| shift, arm | {' | '.join(names)} |\n|{'---|' * (len(names) + 1)}")
+    print(f"\n### {title}\n\n| {first} | {' | '.join(names)} |\n|{'---|' * (len(names) + 1)}")
     for row in rows:
         print(f"| {' | '.join(row)} |")
 

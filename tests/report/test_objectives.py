@@ -17,7 +17,7 @@ from casewise.judge.synthetic import SYNTHETIC, synthetic_archive
 from casewise.report.facts import facts
 from casewise.report.gathering import unlocked
 from casewise.report.material import Extras
-from casewise.report.objectives import objectives
+from casewise.report.objectives import _label, objectives
 from casewise.report.provenance import results_at
 from casewise.report.sections import SECTIONS
 from casewise.study.prereg import PAPER_CRITERIA, declare
@@ -130,3 +130,11 @@ def test_a_label_that_was_read_before_the_files_were_copied_counts(material, tmp
     for file in copy.path.glob("cases/*/entry.json"):
         os.utime(file, (read.timestamp() + 3600,) * 2)
     assert results_at(copy) == (read, "evaluation labels were read")
+
+
+def test_the_studied_objective_is_named_with_the_rate_that_made_its_trajectories():
+    """The rate of a recording is an option beside the objective, whose own rate would mislead the reader."""
+    recorded = {"objective": "Eata(margin=0.45, learning_rate=0.0005)", "learning_rate": 2e-3}
+    assert _label(recorded) == "Eata(margin=0.45, learning_rate=0.002)"
+    assert _label({**recorded, "learning_rate": None}) == recorded["objective"]
+    assert _label({}) == "this archive"

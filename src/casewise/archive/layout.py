@@ -33,7 +33,6 @@ SCHEMA, READABLE = 2, (1, 2)
 MANIFEST, CASES, CACHE = "manifest.json", "cases", "cache"
 ENTRY, SIGNALS, MASKS, LABEL, EXTRAS = "entry.json", "signals.parquet", "masks.npz", "label.npz", "extras.npz"
 HALF_WRITTEN = ".new-"
-EVALUATION = "evaluation"  # the split whose labels are read through the exposure ledger only
 ON_D = "on_d:"
 
 

@@ -22,7 +22,7 @@ from casewise.archive.arrays import unpacked
 from casewise.archive.layout import Entry
 from casewise.archive.writing import sweep, write_case
 from casewise.core.errors import BadInput, DamagedArchive, Locked, Mismatch
-from casewise.core.records import Binding, Case, Mask, Observation, Signals, State, Trajectory
+from casewise.core.records import EVALUATION, Binding, Case, Mask, Observation, Signals, State, Trajectory
 from casewise.core.strict_json import json_text
 
 LabelSource = Callable[[str], Mask]
@@ -97,7 +97,7 @@ class Archive:
 
     def check_unlocked(self, ids: Iterable[str]) -> None:
         """Refuse the labels of evaluation cases as long as no line of the exposure ledger says why they are read."""
-        closed = [name for name in ids if self.evaluation or self.entry(name).split == layout.EVALUATION]
+        closed = [name for name in ids if self.evaluation or self.entry(name).split == EVALUATION]
         if closed and not self.unlocked_by and any(self.entry(name).labelled for name in closed):
             raise Locked(
                 f"the labels of {len(closed)} evaluation cases of {self.path} are locked ({', '.join(closed[:3])}); "

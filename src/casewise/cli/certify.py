@@ -38,7 +38,7 @@ def certify(
     """A bound on the harm that is really deployed, refused where it does not hold."""
     from casewise.archive.store import open_archive
     from casewise.core.errors import BadInput
-    from casewise.data.splits import CALIBRATION
+    from casewise.core.records import CALIBRATION
     from casewise.judge.certificates.for_gate import certify_gate
     from casewise.judge.certificates.for_router import Promise, certify_router
     from casewise.judge.certificates.grid import certify_grid

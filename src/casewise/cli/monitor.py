@@ -37,7 +37,7 @@ def monitor(
     """Watch a stream of decisions; alarm when calibration no longer applies. Exit code 1 means alarm."""
     from casewise.archive.store import open_archive
     from casewise.core.errors import BadInput
-    from casewise.data.splits import CALIBRATION
+    from casewise.core.records import CALIBRATION
     from casewise.judge.certificates.certificate import read_certificate
     from casewise.judge.monitors.start import start_watch
     from casewise.judge.monitors.state import read_watch, write_watch

@@ -119,7 +119,7 @@ def study(
 
 def _measured(evaluation: Archive, calibration: Archive, policy: Policy, engine: Any) -> Archive:
     """The evaluation archive, unlocked, after an engine scored both; the study finds the tables beside them."""
-    from casewise.data.splits import CALIBRATION, EVALUATION
+    from casewise.core.records import CALIBRATION, EVALUATION
     from casewise.judge.ledger import unlock
     from casewise.run.scoring import scored
 

@@ -24,6 +24,9 @@ Mask = NDArray[Any]
 Signals = Mapping[str, float | None]
 """Label-free signals of one step by name; None means "not computable here", never a stand-in number."""
 
+CALIBRATION, EVALUATION = "calibration", "evaluation"
+"""Splits with a meaning: what is fitted on, and what is locked until the exposure ledger says why it is read (F12)."""
+
 _SAFE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
@@ -46,7 +49,7 @@ class Case:
     spacing_mm: tuple[float, ...] | None = None  # one per spatial axis; None where the header says nothing
     group: str | None = None  # site, vendor or condition: cut-points may differ by group
     cluster: str | None = None  # patient or sequence: cases of one cluster are resampled and split together
-    split: str | None = None  # "calibration", "evaluation", ...
+    split: str | None = None  # CALIBRATION, EVALUATION, or a name of your own
 
     def __post_init__(self) -> None:
         check_case_id(self.id)

@@ -9,10 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from casewise.core.errors import BadInput, Overlap, TooFewCases
+from casewise.core.records import CALIBRATION, EVALUATION
 from casewise.core.seeds import RESAMPLING_SEED, seed_of
 from casewise.data.cohort import Cohort, Member
-
-CALIBRATION, EVALUATION = "calibration", "evaluation"
 
 
 class Clustered(Protocol):

@@ -10,10 +10,10 @@ from typing import Any
 
 from casewise.archive.layout import write_durably
 from casewise.core.errors import BadInput, Mismatch
-from casewise.core.records import Binding, Controller, Policy
+from casewise.core.records import EVALUATION, Binding, Controller, Policy
 from casewise.core.registry import Registry
 from casewise.core.strict_json import json_text, numbered
-from casewise.data.splits import EVALUATION, Clustered, check_disjoint, clusters_of
+from casewise.data.splits import Clustered, check_disjoint, clusters_of
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.controllers.by_group import ByGroup, InferredGroup
 

@@ -10,9 +10,9 @@ import pandas as pd
 
 from casewise.archive.store import Archive
 from casewise.core.errors import CasewiseError
-from casewise.core.records import Controller, Decision, Policy
+from casewise.core.records import CALIBRATION, EVALUATION, Controller, Decision, Policy
 from casewise.core.seeds import RESAMPLING_SEED
-from casewise.data.splits import CALIBRATION, EVALUATION, check_disjoint, clusters_of
+from casewise.data.splits import check_disjoint, clusters_of
 from casewise.judge.calibration.fit import calibrate, coordinate_values
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.ledger import unlock

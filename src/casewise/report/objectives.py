@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -42,8 +43,13 @@ class Arm:
 
 def arms(material: Material) -> list[Arm]:
     """The studied objective first, then every other one."""
-    own = str(material.configuration.get("objective", "this archive"))
-    return [Arm(own, material.evaluation, material.outcomes, material), *_others(material)]
+    return [Arm(_label(material.configuration), material.evaluation, material.outcomes, material), *_others(material)]
+
+
+def _label(configuration: Mapping[str, Any]) -> str:
+    """The objective as it was recorded, with the rate that was asked for in place of its own."""
+    text, rate = str(configuration.get("objective", "this archive")), configuration.get("learning_rate")
+    return text if rate is None else re.sub(r"learning_rate=[^,)]+", f"learning_rate={rate:g}", text)
 
 
 def _others(material: Material) -> Iterator[Arm]:

@@ -11,9 +11,8 @@ from casewise.adapt.backbones import Backbone
 from casewise.adapt.episode import run_episode
 from casewise.archive.store import Archive, create_archive, open_archive
 from casewise.core.errors import BadInput, Mismatch
-from casewise.core.records import Case, State, Trajectory
+from casewise.core.records import CALIBRATION, Case, State, Trajectory
 from casewise.data.folders import CaseFiles
-from casewise.data.splits import CALIBRATION
 from casewise.judge.calibration.statistics import statistics
 from casewise.measure.signals.risk import RiskStatistics
 from casewise.run.local import Engine, Result

@@ -12,8 +12,8 @@ import pandas as pd
 
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, Overlap, TooFewCases
-from casewise.core.records import Policy
-from casewise.data.splits import CALIBRATION, EVALUATION, check_disjoint, clusters_of
+from casewise.core.records import CALIBRATION, EVALUATION, Policy
+from casewise.data.splits import check_disjoint, clusters_of
 from casewise.judge.calibration.budget import budget, tau
 from casewise.judge.calibration.coordinate import recommended
 from casewise.judge.calibration.cuts import FEWEST, Floats, bucket_counts, checked, cut_points, warn_if_degenerate
