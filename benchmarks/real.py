@@ -25,7 +25,7 @@ CHOSEN = "chosen"
 
 @dataclass(frozen=True)
 class Arm:
-    """One objective at one rate: its options for ``casewise record``, and what is judged with."""
+    """One objective at one rate: its options for ``casewise record``, and what it is judged with."""
 
     name: str
     options: tuple[str, ...]
@@ -42,6 +42,7 @@ class Shift:
     common: tuple[str, ...]
     policy: str
     arms: tuple[Arm, ...]
+    fitted: tuple[str, ...] = ()  # how the paper's policy is calibrated there, for ``casewise calibrate``
     exchangeable: bool = True  # frames of a few sequences are not, so nothing can be certified from them
 
 
@@ -87,6 +88,7 @@ def shifts(weights: Path, out: Path) -> dict[str, Shift]:
             ("--classes", "--metric", "miou", "--min-area", "51"),
             "driving",
             driving,
+            fitted=("--mode", "per-group"),  # cut-points of each condition, as in the paper
             exchangeable=False,
         ),
     }
@@ -140,9 +142,9 @@ def judge(shift: Shift, arm: Arm, out: Path, others: Sequence[Arm]) -> Path:
             for other in others]  # fmt: skip
     main_policy = arm.policy or shift.policy
     for policy in dict.fromkeys((main_policy, "default")):
-        file = home / f"policy-{policy}.json"
+        file, own = home / f"policy-{policy}.json", policy == shift.policy
         (home / f"preflight-{policy}.txt").write_text(
-            casewise("calibrate", calibration, "--policy", policy, "-o", file)
+            casewise("calibrate", calibration, "--policy", policy, *(shift.fitted if own else ()), "-o", file)
         )
         report = home / f"report-{policy}"
         study = ("study", development, "--calibration", calibration, "--policy", file, "-o", report)
@@ -168,7 +170,7 @@ def certify_gate(shift: Shift, arm: Arm, out: Path) -> None:
     for alpha in ("0.10", "0.15", "0.20", "0.30"):
         where = home / f"certificate-gate-{alpha}"
         where.mkdir(exist_ok=True)
-        question = ("--policy", "region-gate", "--loss", "surrogate", "--alpha", alpha)
+        question = ("--policy", "region-gate", "--loss", "surrogate", "--alpha", alpha, "--population", "scored")
         also = ("--evaluation", home / "development", "--out", where)
         casewise("certify", home / "calibration", *question, *also, allowed=(0, 1))  # 1: infeasible
 
@@ -206,15 +208,16 @@ def run(shift: Shift, data: Path, out: Path, only: Sequence[str] | None) -> None
     if shift.name == "fundus":
         train_fundus(data, out)
     arms = [arm for arm in shift.arms if not only or arm.name in only]
+    if not arms:
+        raise SystemExit(f"no arm of {shift.name} is asked for; it has {', '.join(arm.name for arm in shift.arms)}")
     rate = chosen_rate(shift, out) if any(CHOSEN in arm.options for arm in arms) else None
     for arm in arms:
         for split in SPLITS:
             print(f"{shift.name}: {arm.name}, {split}", flush=True)
             record(shift, arm, out, rate=rate, split=split)
-    main_arm, *rest = arms
+    alike = [arm for arm in arms if arm is not shift.arms[0] and arm.policy is None]
     for arm in arms:
-        alike = [other for other in rest if other.policy is None]
-        report = judge(shift, arm, out, alike if arm is main_arm else ())
+        report = judge(shift, arm, out, alike if arm is shift.arms[0] else ())
         if shift.exchangeable and arm.policy is None:  # what is certified is a router
             certify(shift, arm, out)
         if arm.gated:

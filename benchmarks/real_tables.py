@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SIGNALS = ("regions", "delta", "delta_foreground", "largest", "entropy", "msp", "entropy_on_d", "gradient_norm")
+SIGNALS = ("regions", "delta", "delta_foreground", "largest", "entropy", "msp", "entropy_on_d", "gradient_norm",
+           "augmentation_disagreement")  # fmt: skip
+STOPS = ("frag-stop", "tau-stop", "entropy-stop", "gradient-stop")
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def number(value: Any, form: str = ".4f") -> str:
 def interval(row: Mapping[str, Any], form: str = "+.4f", name: str = "estimate") -> str:
     """estimate [low, high]."""
     if row.get(name) is None:
-        return "undefined" if row else "not run"
+        return "undefined" if row else "not recorded"
     if row.get("low") is None:
         return f"{row[name]:{form}} [undefined]"
     return f"{row[name]:{form}} [{row['low']:{form}}, {row['high']:{form}}]"
@@ -94,6 +96,17 @@ def router(study: Study) -> Sequence[str]:
         f"{kept.get('helped')} helped, {kept.get('hurt')} hurt, {kept.get('rolled_back')} back",
         _holdout(study),
     )  # fmt: skip
+
+
+def controllers(study: Study) -> Sequence[str]:
+    """Metric minus M0 / HA / deployed steps: the horizon, the deployable budget, stop rules, the router."""
+    source = study.row("deployment.methods", method="m0")["metric"]
+    return [_controller(study, name, source) for name in (study.horizon, study.deployable, *STOPS, "router")]
+
+
+def _controller(study: Study, name: str, source: float) -> str:
+    row = study.row("deployment.methods", method=name)
+    return f"{row['metric'] - source:+.4f} / {row['ha']:.3f} / {row['steps']:.2f}" if row else "not run"
 
 
 def _holdout(study: Study) -> str:
@@ -150,6 +163,8 @@ TABLES: Mapping[str, tuple[Sequence[str], Callable[[Study], Sequence[str]], bool
     "What the router does about it": (
         ("policy", "HA fixed horizon", "HA deployable budget", "HA router", "router minus horizon",
          "HA random at its quota", "due to quota", "router's metric minus M0", "kept", "holdout said"), router, False),
+    "Controllers: metric minus M0 / HA / deployed steps": (
+        ("fixed horizon", "deployable budget", *STOPS, "router"), controllers, True),
     "Does a signal predict HA? (Spearman, pooled over steps, clustered intervals)": (SIGNALS, association, True),
     "Ladder, metric / HA at steps 0, 1, ...": (("steps",), ladder, True),
     "min_area sweep, HA": (("fixed horizon", "router"), areas, True),
@@ -198,6 +213,8 @@ def main() -> None:
     made = list(studies(out))
     for title, (names, cells, paper_only) in TABLES.items():
         shown = [study for study in made if not paper_only or study.policy != "default" or alone(study, made)]
+        if cells is router:
+            shown = [study for study in shown if study.row("deployment.methods", method="router")]
         print_table(title, names, [(f"{study.shift}, {study.arm}", *cells(study)) for study in shown])
     print_certificates(out)
 

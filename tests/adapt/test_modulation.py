@@ -34,6 +34,12 @@ def test_risk_is_the_mean_of_two_z_scores():
     assert CARDIAC.risk(2.0, 5e-4) == pytest.approx(1.38, abs=5e-3)
 
 
+@pytest.mark.parametrize("mode", ["anchor-weight", "combo", "loss-switch"])
+def test_a_mode_that_weighs_an_anchor_needs_one(mode):
+    with pytest.raises(BadInput, match=f"{mode} weighs an anchor .* Tent has none; use the objective eata"):
+        Modulated(Tent(), mode, CARDIAC)
+
+
 def test_statistics_without_spread_are_refused():
     with pytest.raises(DegenerateStatistic, match="sigma 0 for regions and 1 for delta"):
         RiskStatistics(1.0, 0, 0.0, 1)
@@ -122,4 +128,4 @@ def test_what_cannot_be_modulated_is_refused(unet, slices):
 
 
 def test_its_rate_is_the_objectives_own():
-    assert Modulated(Tent(learning_rate=0.25), "combo", CARDIAC).learning_rate == 0.25
+    assert Modulated(Eata(learning_rate=0.25), "combo", CARDIAC).learning_rate == 0.25

@@ -11,6 +11,8 @@ import pandas as pd
 import pytest
 
 import casewise
+from casewise.adapt.modulation import MODES, Modulated
+from casewise.adapt.objectives.eata import Eata
 from casewise.archive.store import create_archive
 from casewise.core.errors import (
     BadInput,
@@ -29,8 +31,9 @@ from casewise.judge.calibration.preflight import conformal_floor
 from casewise.judge.calibration.reviews import read_reviews
 from casewise.judge.calibration.words import in_words
 from casewise.judge.outcomes import outcomes
-from casewise.judge.policy import READY, controller_of
+from casewise.judge.policy import MODULATIONS, READY, controller_of
 from casewise.judge.synthetic import SYNTHETIC, synthetic_archive
+from casewise.measure.signals.risk import RiskStatistics
 
 
 @pytest.fixture(scope="module")
@@ -278,11 +281,16 @@ def test_fixed_budgets_and_tau_need_labels(tmp_path):
             calibrate(blind, design)
 
 
-def test_modulated_designs_need_trajectories_of_their_modulation(tmp_path, archive):
-    with pytest.raises(Mismatch, match="modulation param-subset"):
-        calibrate(archive, "frag-subset")
-    binding = replace(SYNTHETIC, objective="Modulated(mode='param_subset')")
-    policy = calibrate(synthetic_archive(tmp_path, cases=6, binding=binding), "frag-subset")
+@pytest.mark.parametrize("design", MODULATIONS)
+def test_modulated_designs_need_trajectories_of_their_modulation(tmp_path, design):
+    mode, statistics = MODULATIONS[design], RiskStatistics(0.7, 0.8, 3e-4, 2e-4)
+    others = [Modulated(Eata(), other, statistics) for other in MODES if other != mode]
+    for number, objective in enumerate([Eata(), *others]):
+        binding = replace(SYNTHETIC, objective=repr(objective))
+        with pytest.raises(Mismatch, match=f"modulation {mode}, .*--modulation {mode} --statistics"):
+            calibrate(synthetic_archive(tmp_path / str(number), cases=6, binding=binding), design)
+    binding = replace(SYNTHETIC, objective=repr(Modulated(Eata(), mode, statistics)))
+    policy = calibrate(synthetic_archive(tmp_path / "own", cases=6, binding=binding), design)
     assert controller_of(policy).name == "frag-stop"
 
 

@@ -113,3 +113,14 @@ def test_mean_iou_is_used_where_the_archive_says_so(tmp_path):
     assert frame.loc[1, "metric"] == 1.0
     assert frame.loc[0, "metric"] == pytest.approx((1 + 0.5 + 0) / 3)
     assert frame.loc[1, "ba"] == 1.0
+
+
+def test_voxels_that_a_label_ignores_are_no_class_of_its_dice(tmp_path):
+    masks = (np.array([[0, 1], [1, 1]]), np.array([[0, 1], [0, 1]]))
+    label = np.array([[0, 1], [0, 255]])
+    configuration = {"metric": "dice", "ignore": 255, "min_area": 1}
+    archive = create_archive(tmp_path, binding=SYNTHETIC, steps=1, configuration=configuration)
+    archive.add(Case("one", np.empty((1, 0))), Trajectory("one", masks, ({}, {})), label)
+    frame = outcomes(archive).set_index("step")
+    assert frame.loc[0, "metric"] == pytest.approx(2 / 3)
+    assert frame.loc[1, "metric"] == 1.0

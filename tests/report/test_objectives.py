@@ -17,7 +17,7 @@ from casewise.judge.synthetic import SYNTHETIC, synthetic_archive
 from casewise.report.facts import facts
 from casewise.report.gathering import unlocked
 from casewise.report.material import Extras
-from casewise.report.objectives import _label, objectives
+from casewise.report.objectives import label_of, objectives
 from casewise.report.provenance import results_at
 from casewise.report.sections import SECTIONS
 from casewise.study.prereg import PAPER_CRITERIA, declare
@@ -135,6 +135,7 @@ def test_a_label_that_was_read_before_the_files_were_copied_counts(material, tmp
 def test_the_studied_objective_is_named_with_the_rate_that_made_its_trajectories():
     """The rate of a recording is an option beside the objective, whose own rate would mislead the reader."""
     recorded = {"objective": "Eata(margin=0.45, learning_rate=0.0005)", "learning_rate": 2e-3}
-    assert _label(recorded) == "Eata(margin=0.45, learning_rate=0.002)"
-    assert _label({**recorded, "learning_rate": None}) == recorded["objective"]
-    assert _label({}) == "this archive"
+    assert label_of(recorded) == "Eata(margin=0.45, learning_rate=0.002)"
+    assert label_of({**recorded, "learning_rate": None}) == recorded["objective"]
+    assert label_of({}) == "this archive"
+    assert label_of({"objective": "mine()", "learning_rate": 0.1}) == "mine(), learning_rate=0.1"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from casewise.archive.store import open_archive
-from casewise.core.errors import BadInput, Mismatch
+from casewise.core.errors import BadInput, Mismatch, Overlap
 from casewise.core.records import State
 from casewise.data.folders import with_labels
 from casewise.guard import guard
@@ -65,6 +65,13 @@ def test_resuming_records_only_what_is_missing(recording: RecordCase, tmp_path: 
     assert [result.case_id for result in results] == ["case_0", "case_2"]
     with pytest.raises(Mismatch, match="another objective"):
         record_folder(replace(recording, adaptation=replace(HOW, learning_rate=0.1)), LocalEngine(), tmp_path / "a")
+
+
+def test_other_signals_are_another_archive(recording: RecordCase, tmp_path: Path) -> None:
+    """Half of the cases with a signal and half without would be no use to anybody."""
+    list(record_folder(recording, LocalEngine(), tmp_path / "a")[1])
+    with pytest.raises(Mismatch, match="signals"):
+        record_folder(replace(recording, signals=("drop",)), LocalEngine(), tmp_path / "a")
 
 
 def test_a_bad_case_is_left_out_and_told(recording: RecordCase, images: Path, tmp_path: Path) -> None:
@@ -128,7 +135,11 @@ def test_a_modulated_recording_measures_risk_with_plain_calibration_cases(five: 
 
 def test_risk_is_not_measured_with_other_trajectories(five: RecordCase, tmp_path: Path) -> None:
     list(record_folder(five, LocalEngine(), tmp_path / "plain")[1])
-    with pytest.raises(Mismatch, match="without --modulation"):
+    with pytest.raises(Mismatch, match=r"recorded with objective .*0.05.* instead of .*0.1.*; record .* without --mod"):
         risk_statistics(tmp_path / "plain", five.model, replace(HOW, learning_rate=0.1))
+    marked = {name: replace(files, split="evaluation") for name, files in five.cases.items()}
+    list(record_folder(replace(five, cases=marked), LocalEngine(), tmp_path / "evaluation")[1])
+    with pytest.raises(Overlap):
+        risk_statistics(tmp_path / "evaluation", five.model, HOW)
     with pytest.raises(BadInput, match="name that archive with --statistics"):
         replace(HOW, modulation="param-subset").built()

@@ -19,6 +19,7 @@ from casewise.core.errors import BadInput, NothingToAdapt
 from casewise.core.records import Signals
 from casewise.measure.signals.risk import RiskStatistics
 
+_ANCHORED = ("anchor-weight", "combo", "loss-switch")
 MODES = ("param-subset", "entropy-weight", "anchor-weight", "combo", "loss-switch")
 
 
@@ -50,6 +51,11 @@ class Modulated:
             raise BadInput(f"a modulation is one of {', '.join(MODES)}, got '{self.mode}'")
         if not isinstance(self.objective, Objective):
             raise BadInput(f"a modulation needs an objective with begin(subject), got {type(self.objective).__name__}")
+        if self.mode in _ANCHORED and not hasattr(self.objective, "anchor_weight"):
+            raise BadInput(
+                f"{self.mode} weighs an anchor to the source weights, and {type(self.objective).__name__} has none; "
+                "use the objective eata, or the mode param-subset"
+            )
 
     @property
     def learning_rate(self) -> float:

@@ -145,7 +145,7 @@ def _metric(mask: Mask, label: Mask, options: dict[str, Any]) -> float:
     if options["metric"] == "miou":
         return float(miou(mask, label, ignore=options["ignore"]))
     if options["metric"] == "dice":
-        return float(dice(mask, label))
+        return float(dice(mask, label, ignore=options["ignore"]))
     raise BadInput(f"an archive's metric is 'dice' or 'miou', got {options['metric']!r}")
 
 

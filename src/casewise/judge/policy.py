@@ -146,10 +146,11 @@ def check_binding(policy: Policy, binding: Binding) -> None:
 def check_modulated(policy: Policy, binding: Binding) -> None:
     """Refuse a policy whose trajectories must be modulated where they are not (E3): it would decide on other edits."""
     modulation = MODULATIONS.get(policy.name)
-    if modulation and modulation not in binding.objective.replace("_", "-"):
+    if modulation and f"mode={modulation!r}" not in binding.objective:
         raise Mismatch(
             f"policy {policy.name!r} decides on trajectories made with modulation {modulation}, these are made with "
-            f"{binding.objective}; record with --modulation {modulation} --statistics ARCHIVE and calibrate on that"
+            f"{binding.objective}; give the modulated archive itself as --policy, or make one: casewise record "
+            f"--modulation {modulation} --statistics PLAIN, then calibrate"
         )
 
 

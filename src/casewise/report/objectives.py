@@ -43,13 +43,16 @@ class Arm:
 
 def arms(material: Material) -> list[Arm]:
     """The studied objective first, then every other one."""
-    return [Arm(_label(material.configuration), material.evaluation, material.outcomes, material), *_others(material)]
+    return [Arm(label_of(material.configuration), material.evaluation, material.outcomes, material), *_others(material)]
 
 
-def _label(configuration: Mapping[str, Any]) -> str:
+def label_of(configuration: Mapping[str, Any]) -> str:
     """The objective as it was recorded, with the rate that was asked for in place of its own."""
     text, rate = str(configuration.get("objective", "this archive")), configuration.get("learning_rate")
-    return text if rate is None else re.sub(r"learning_rate=[^,)]+", f"learning_rate={rate:g}", text)
+    if rate is None:
+        return text
+    named, found = re.subn(r"learning_rate=[^,)]+", f"learning_rate={rate:g}", text)
+    return named if found else f"{text}, learning_rate={rate:g}"
 
 
 def _others(material: Material) -> Iterator[Arm]:

@@ -11,8 +11,9 @@ from casewise.adapt.backbones import Backbone
 from casewise.adapt.episode import run_episode
 from casewise.archive.store import Archive, create_archive, open_archive
 from casewise.core.errors import BadInput, Mismatch
-from casewise.core.records import CALIBRATION, Case, State, Trajectory
+from casewise.core.records import CALIBRATION, EVALUATION, Case, State, Trajectory
 from casewise.data.folders import CaseFiles
+from casewise.data.splits import check_disjoint, clusters_of
 from casewise.judge.calibration.statistics import statistics
 from casewise.measure.signals.risk import RiskStatistics
 from casewise.run.local import Engine, Result
@@ -112,6 +113,7 @@ def _configuration(work: RecordCase, backbone: Backbone, metric: str, dataset: s
         "model": backbone.name,
         "shrink": [str(state) for state in work.shrink],
         "adaptation": how.as_plain(),
+        **({"signals": list(work.signals)} if work.signals else {}),
     }
 
 
@@ -142,13 +144,18 @@ def risk_statistics(path: Path, model: Model, plain: Adaptation) -> RiskStatisti
 
     No label is read. Trajectories of another model or objective have other edits, so they are refused.
     """
-    archive = open_archive(path)
-    have, wanted = archive.binding, plain.binding(model.load())
-    if have != wanted:
+    archive, wanted = open_archive(path), plain.binding(model.load())
+    differing = [
+        f"{name} {getattr(archive.binding, name)!r} instead of {getattr(wanted, name)!r}"
+        for name in archive.binding.differences(wanted)
+    ]
+    if differing:
         raise Mismatch(
-            f"{path} was recorded with {have.objective} ({have.measure}), its statistics do not fit "
-            f"{wanted.objective} ({wanted.measure}) here; record the calibration cases so, without --modulation"
+            f"the statistics of {path} do not fit, it was recorded with {'; '.join(differing)}; record the calibration "
+            "cases with the same options, but without --modulation"
         )
-    signals = archive.marked(CALIBRATION).signals()
-    first = signals[signals["step"] == 1]
+    holdout, rest = archive.marked(CALIBRATION), archive.select(split=EVALUATION)
+    check_disjoint(clusters_of(holdout.entries.values()), clusters_of(rest.entries.values()))
+    signals = holdout.signals()
+    first = signals[(signals["step"] == 1) & (signals["shrink"] == 0)]
     return statistics(*(first[name].to_numpy(float) for name in ("regions", "delta")))

@@ -20,7 +20,8 @@ def mean_and_sigma(values: Floats, name: str) -> tuple[float, float]:
     if not sigma > 0:
         raise DegenerateStatistic(
             f"{name} is {mean:g} on all {len(array)} calibration cases, so it has no z-score; "
-            f"calibrate on more varied cases or use another signal"
+            f"calibrate on more varied cases, or choose what needs none (for more regions: a higher --lr, a smaller "
+            f"--min-area)"
         )
     return mean, sigma
 
