@@ -89,7 +89,7 @@ class Cohort:
         self.calibration = unshrunk(self.holdout)[lambda part: part["step"] == 1].reset_index(drop=True)
         frame = outcomes(unlock(open_archive(folder / "development"), purpose="design search for the policy 'default'"))
         self.first = unshrunk(frame)[lambda part: part["step"] == 1].reset_index(drop=True)
-        self.units = clusters_of(self.first)
+        self.units = _units(self.first)
         recorded = {State(int(k), float(a)) for k, a in zip(frame["step"], frame["shrink"], strict=True)}
         self.arms = {state: deployed_at(frame, state) for state in (SOURCE, *LOWS, *MIDS) if state in recorded}
 
@@ -123,6 +123,12 @@ class Cohort:
         if hurt_p(change[retained], names[retained].tolist()) <= EVIDENT:
             return np.zeros(len(self.first), np.int64)
         return buckets_at(_risk(self.first, coordinate), low, high)[0]
+
+
+def _units(first: pd.DataFrame) -> NDArray[np.int64]:
+    """What folds keep together: patients; and in driving the frames of one drive, which only their names tell."""
+    drives = first["case"].str.partition("_frame_")
+    return clusters_of(first.assign(cluster=drives[0]) if (drives[1] != "").all() else first)
 
 
 def _risk(frame: pd.DataFrame, coordinate: str) -> NDArray[np.float64]:
@@ -173,11 +179,14 @@ def held_out_shifts(cohorts: Sequence[Cohort], options: Sequence[Design]) -> lis
 
 
 def held_out_folds(cohorts: Sequence[Cohort], options: Sequence[Design]) -> list[tuple[str, str, Worth]]:
-    """Choose on four fifths of the clusters of every cohort, score on the fifth that is left; folds pooled."""
-    numbers = [folds_of(cohort.units, FOLDS, seed=0) for cohort in cohorts]
+    """Choose on four fifths of the clusters of every cohort, score on the fifth that is left; folds pooled.
+
+    A cohort of two drives has two folds: one drive chooses, with all other cohorts, and the other is scored.
+    """
+    numbers = [folds_of(cohort.units, min(FOLDS, len(set(cohort.units))), seed=0) for cohort in cohorts]
     best = [chosen(cohorts, options, [number != fold for number in numbers]) for fold in range(FOLDS)]
     names = ", ".join(f"{times}x {one}" for one, times in Counter(map(str, best)).items())
-    return [(c.name, names, pooled([c.worth(best[fold], number == fold) for fold in range(FOLDS)]))
+    return [(c.name, names, pooled([c.worth(best[fold], number == fold) for fold in sorted(set(number))]))
             for c, number in zip(cohorts, numbers, strict=True)]  # fmt: skip
 
 

@@ -65,7 +65,7 @@ def metric_of(material: Material, view: View, mask: Any, label: Any) -> float:
     shown, truth = view.of(mask), view.of(label)
     if material.metric == "mIoU":
         return float(miou(shown, truth, ignore=material.measure["ignore"]))
-    return float(dice(shown, truth))
+    return float(dice(shown, truth, ignore=material.measure["ignore"]))
 
 
 def _number(value: float) -> str:
