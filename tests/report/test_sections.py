@@ -107,3 +107,12 @@ def test_without_a_clock_the_cost_table_has_passes_only(material):
     assert all(row["seconds"] is None and isinstance(row["forwards"], int) for row in compute.rows)
     assert "no case stored how long" in compute.caption
     assert "no case stored how long" in str(section.missing)
+
+
+def test_refitted_cuts_say_where_the_deployed_ones_differ(sources, material):
+    """The table refits one pair of tertiles; a policy that was closed, or has cuts by group, deploys others (K)."""
+    assert material.refit.notes == ()
+    shut = replace(sources.policy, options={**sources.policy.options, "cut_low": -1.0, "cut_high": -1.0})
+    closed = gather(sources.evaluation, sources.calibration, shut, resamples=100)
+    section = SECTIONS["sensitivity"](closed)
+    assert any("refitted for all cases here" in note and note.endswith("HA 0.000.") for note in section.notes)

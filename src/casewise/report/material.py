@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from casewise.archive.store import Archive
@@ -24,6 +25,7 @@ from casewise.study.micro import micro_ladder
 from casewise.study.prereg import Declaration
 from casewise.study.ranking import auroc_table
 from casewise.study.sensitivity import DRIVING, MEDICAL, calibration_sensitivity
+from casewise.study.trajectories import mean_or_nan
 
 TITLES = {
     "m0": "M0 (no adaptation)",
@@ -219,7 +221,7 @@ class Material:
     def refit(self) -> Finding:
         """The router with cut-points from fewer calibration cases (K)."""
         pool, values = (step_one(frame, self.coordinate) for frame in (self.holdout, self.outcomes))
-        return calibration_sensitivity(
+        found = calibration_sensitivity(
             pool,
             values,
             self.arms,
@@ -228,6 +230,14 @@ class Material:
             percentiles=self.percentiles,
             seed=self.seed,
         )
+        refitted, deployed = float(found.table["ha"].iloc[0]), mean_or_nan(self.methods[self.ours]["ha"])
+        if np.isclose(refitted, deployed, rtol=0, atol=1e-12):
+            return found
+        note = (
+            f"One pair of tertiles is refitted for all cases here: HA {refitted:.3f} with all calibration cases. The "
+            f"deployed policy has other cut-points (of each group, or closed by its guard): HA {deployed:.3f}."
+        )
+        return replace(found, notes=(*found.notes, note))
 
     @cached_property
     def scores(self) -> pd.DataFrame:

@@ -56,9 +56,7 @@ def _refit_table(material: Material, refit: Finding) -> Table:
         Column("draws", "draws"),
         Column("n", "n"),
     )
-    caption = (
-        "Cut-points refitted on subsamples without replacement; brackets hold 95 % of the draws. Last row: as deployed."
-    )
+    caption = "Cut-points refitted on subsamples without replacement; brackets hold 95 % of the draws. Last row: all."
     rows = rows_of(refit.table.sort_values("cases"), columns)
     paper = "tab:app-calibsens"
     return table("calibration-sensitivity", "Fewer calibration cases", columns, rows, caption=caption, paper=paper)
