@@ -213,7 +213,7 @@ def main() -> None:
     made = list(studies(out))
     for title, (names, cells, paper_only) in TABLES.items():
         shown = [study for study in made if not paper_only or study.policy != "default" or alone(study, made)]
-        if cells is router:
+        if cells in (router, areas, accounting, calibration):
             shown = [study for study in shown if study.row("deployment.methods", method="router")]
         print_table(title, names, [(f"{study.shift}, {study.arm}", *cells(study)) for study in shown])
     print_certificates(out)

@@ -20,7 +20,7 @@ from real import Shift, shifts
 from casewise import fragmentation
 from casewise.adapt.backbones import Backbone, load_backbone
 from casewise.core.records import Controller, Observation
-from casewise.data.folders import CaseFiles, list_cases
+from casewise.data.folders import CaseFiles, list_cases, with_groups
 from casewise.guard import Guarded, guard
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.policy import controller_of, read_policy
@@ -48,14 +48,14 @@ def timed(
     return time.perf_counter() - began, guarded
 
 
-def deciding(guarded: Guarded, controller: Controller, how: Adaptation) -> float:
+def deciding(guarded: Guarded, controller: Controller, how: Adaptation, group: str | None) -> float:
     """Seconds for the fragmentation of every executed step and for the decision itself, timed again on the masks."""
     masks = guarded.trajectory.masks
     began = time.perf_counter()
     for mask in masks[1:]:
         fragmentation(masks[0], mask, min_area=how.min_area, foreground=how.foreground)
     for step in range(len(masks)):
-        controller.decide(Observation(guarded.trajectory.case_id, None, guarded.trajectory.signals[: step + 1]))
+        controller.decide(Observation(guarded.trajectory.case_id, group, guarded.trajectory.signals[: step + 1]))
     return time.perf_counter() - began
 
 
@@ -70,14 +70,20 @@ def measured(shift: Shift, arm: str, out: Path, cases: int) -> Mapping[str, list
     router = controller_of(read_policy(out / shift.name / arm / f"policy-{shift.policy}.json"))
     contestants = {"M0": CONTROLLERS.build("m0"), f"fixed-{steps}": CONTROLLERS.build("fixed-k", step=steps)}
     seconds: dict[str, list[float]] = {name: [] for name in (*contestants, "router", "deciding", "executed")}
-    for files in list_cases(out / shift.name / "folders" / "development" / "images")[:cases]:
+    folder = out / shift.name / "folders" / "development"
+    for files in with_groups(list_cases(folder / "images")[:cases], folder / "cases.csv"):
         for name, controller in contestants.items():
             seconds[name].append(timed(files, backbone, how, controller, steps)[0])
         took, guarded = timed(files, backbone, how, router, steps)
         seconds["router"].append(took)
-        seconds["deciding"].append(deciding(guarded, router, how))
+        seconds["deciding"].append(deciding(guarded, router, how, files.group))
         seconds["executed"].append(float(guarded.decision.executed))
     return seconds
+
+
+def spread(values: list[float]) -> str:
+    """mean [least, most]"""
+    return f"{np.mean(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
 
 
 def main() -> None:
@@ -89,7 +95,7 @@ def main() -> None:
     options = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent.parent))
     out = options.out.resolve()
-    print(f"{torch.get_num_threads()} threads, mean seconds a case")
+    print(f"{torch.get_num_threads()} threads, seconds a case: mean [least, most]")
     print(
         "| shift, arm | n | M0 | fixed horizon | router | steps the router executed | decision, share of the router |"
     )
@@ -100,8 +106,8 @@ def main() -> None:
             fixed = next(values for name, values in seconds.items() if name.startswith("fixed"))
             share = np.sum(seconds["deciding"]) / np.sum(seconds["router"])
             print(
-                f"| {shift.name}, {arm.name} | {len(fixed)} | {np.mean(seconds['M0']):.2f} | {np.mean(fixed):.2f} | "
-                f"{np.mean(seconds['router']):.2f} | {np.mean(seconds['executed']):.2f} | {share:.2%} |",
+                f"| {shift.name}, {arm.name} | {len(fixed)} | {spread(seconds['M0'])} | {spread(fixed)} | "
+                f"{spread(seconds['router'])} | {np.mean(seconds['executed']):.2f} | {share:.2%} |",
                 flush=True,
             )
 
