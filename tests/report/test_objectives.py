@@ -132,6 +132,15 @@ def test_a_label_that_was_read_before_the_files_were_copied_counts(material, tmp
     assert results_at(copy) == (read, "evaluation labels were read")
 
 
+def test_within_one_second_the_recording_came_before_the_reading(material, tmp_path):
+    """The ledger's seconds are whole: a file of 12:00:00.9 is not younger than its reading at 12:00:00."""
+    copy = open_archive(shutil.copytree(material.evaluation.path, tmp_path / "copy"))
+    read = datetime.fromisoformat(read_ledger(copy.path)[0]["when"])
+    for file in copy.path.glob("cases/*/entry.json"):
+        os.utime(file, (read.timestamp() + 0.9,) * 2)
+    assert results_at(copy) == (read, "the evaluation cases were recorded")
+
+
 def test_the_studied_objective_is_named_with_the_rate_that_made_its_trajectories():
     """The rate of a recording is an option beside the objective, whose own rate would mislead the reader."""
     recorded = {"objective": "Eata(margin=0.45, learning_rate=0.0005)", "learning_rate": 2e-3}

@@ -97,16 +97,17 @@ def results_at(archive: Archive) -> tuple[datetime, str]:
     """When results could first have been known, and why: the first case was recorded, or a label was read (J10, F12).
 
     A recording is dated by its files, so a copy that did not keep their times looks younger; the ledger keeps its own.
+    It counts whole seconds, so files do too: within one second the recording came first.
     """
     times = [(_written(file), "the evaluation cases were recorded") for file in archive.path.glob(f"{CASES}/*/{ENTRY}")]
     for line in read_ledger(archive.path):
         if line.get("labels_visible", True):
             times.append((datetime.fromisoformat(line["when"]), "evaluation labels were read"))
-    return min(times, default=(datetime.now(timezone.utc), "this study"))
+    return min(times, key=lambda found: found[0], default=(datetime.now(timezone.utc), "this study"))
 
 
 def _written(file: Path) -> datetime:
-    return datetime.fromtimestamp(file.stat().st_mtime, timezone.utc)
+    return datetime.fromtimestamp(int(file.stat().st_mtime), timezone.utc)
 
 
 def _exposures(material: Material) -> Iterator[tuple[str, str, str]]:
