@@ -17,7 +17,6 @@ from real_tables import Study, interval, number, print_table, studies
 
 ARMS = {"EATA 5e-4": "eata-5e-4", "EATA 2e-3": "eata-chosen", "TENT 5e-4": "tent"}
 STEPS = range(1, 5)
-Row = Mapping[str, Any]
 
 LADDER = (".186 · .164 · .129 · .177", "2, then 3")  # tab:budget-sweep; the budget of the holdout, of the evaluation
 

@@ -124,21 +124,16 @@ def test_criteria_declared_after_the_recording_are_too_late(material, tmp_path):
     assert all("declared too late" in str(row["reason"]) for row in section.tables[0].rows)
 
 
-def test_a_label_that_was_read_before_the_files_were_copied_counts(material, tmp_path):
+@pytest.mark.parametrize(
+    ("later", "what"), [(3600, "evaluation labels were read"), (0.9, "the evaluation cases were recorded")]
+)
+def test_results_are_as_old_as_the_first_reading_or_the_files(material, tmp_path, later, what):
+    """A copy looks younger than its ledger; the ledger's seconds are whole, so within one the files came first."""
     copy = open_archive(shutil.copytree(material.evaluation.path, tmp_path / "copy"))
     read = datetime.fromisoformat(read_ledger(copy.path)[0]["when"])
     for file in copy.path.glob("cases/*/entry.json"):
-        os.utime(file, (read.timestamp() + 3600,) * 2)
-    assert results_at(copy) == (read, "evaluation labels were read")
-
-
-def test_within_one_second_the_recording_came_before_the_reading(material, tmp_path):
-    """The ledger's seconds are whole: a file of 12:00:00.9 is not younger than its reading at 12:00:00."""
-    copy = open_archive(shutil.copytree(material.evaluation.path, tmp_path / "copy"))
-    read = datetime.fromisoformat(read_ledger(copy.path)[0]["when"])
-    for file in copy.path.glob("cases/*/entry.json"):
-        os.utime(file, (read.timestamp() + 0.9,) * 2)
-    assert results_at(copy) == (read, "the evaluation cases were recorded")
+        os.utime(file, (read.timestamp() + later,) * 2)
+    assert results_at(copy) == (read, what)
 
 
 def test_the_studied_objective_is_named_with_the_rate_that_made_its_trajectories():
