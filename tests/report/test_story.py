@@ -42,7 +42,7 @@ def test_the_headline_counts_the_cases_made_worse(material):
 def test_the_attribution_line_is_part_of_the_story(material):
     share = material.attribution.row(control="random")["share"]
     assert (
-        f"Of that cut, {100 * share:.0f} % is due to the number of rollbacks alone"
+        f"Of that cut, {100 * share:.0f} % is due to its quotas alone (as many cases for each action"
         in told.story(material, material.attribution).second
     )
 

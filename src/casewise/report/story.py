@@ -95,7 +95,7 @@ def _attributed(attribution: Finding | None) -> str:
         if share >= 1
         else f"the remaining {100 * (1 - share):.0f} % to which cases it chose"
     )
-    quota = "the number of rollbacks alone (random choice at the same quota)"
+    quota = "its quotas alone (as many cases for each action, drawn at random)"
     return f" Of that cut, {100 * share:.0f} % is due to {quota}, {ranked}."
 
 
