@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 CODE := src tests benchmarks examples
 export CUBLAS_WORKSPACE_CONFIG = :4096:8
+export PYTHONPATH = tests:examples  # simulated worlds, for benchmarks too
 
 OUT ?= bench-real
 

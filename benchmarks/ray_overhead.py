@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from casewise.data.export import write_cohort
+from casewise.data.phantom.as_files import write_cohort
 from casewise.data.phantom.cardiac import cardiac_cohort
 from casewise.run.local import LocalEngine
 from casewise.run.model import Adaptation, Model

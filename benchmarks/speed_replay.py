@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 from scipy import ndimage
+from worlds.cohorts import SYNTHETIC
 
 from casewise import open_archive, replay
 from casewise.archive.store import Archive, create_archive
@@ -26,9 +27,8 @@ from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.controllers.bucket import Bucket
 from casewise.judge.controllers.router import Router
 from casewise.judge.outcomes import outcomes
-from casewise.judge.synthetic import SYNTHETIC
 from casewise.measure.metrics.harm import harm
-from casewise.measure.signals.drops import region_drops
+from casewise.measure.signals.entropy_drops import region_drops
 from casewise.measure.signals.fragmentation import fragmentation, summary
 
 PATTERNS = 16  # distinct trajectories; every case still has files of its own

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 from speed_replay import PATTERNS, ragged
+from worlds.cohorts import SYNTHETIC
 
 from casewise.archive.store import Archive, create_archive
 from casewise.core.errors import DegenerateTertiles
 from casewise.core.records import Case
 from casewise.judge.calibration.fit import calibrate
-from casewise.judge.synthetic import SYNTHETIC
 from casewise.report.study_report import build
 
 SHAPE = (12, 192, 192)

@@ -11,8 +11,7 @@ import argparse
 import re
 from pathlib import Path
 
-from casewise.judge.certificates.for_router import Promise
-from casewise.judge.certificates.simulated import (
+from worlds.risks import (
     SEVERITIES,
     Outcome,
     crc_cut,
@@ -23,13 +22,15 @@ from casewise.judge.certificates.simulated import (
     ltt_cuts,
     router_outcome,
 )
-from casewise.judge.monitors.simulated import (
+from worlds.streams import (
     audit_alarms,
     exchangeability_alarms,
     fixed_pool_alarms,
     proxy_alarms,
     reference_alarms,
 )
+
+from casewise.judge.certificates.certify_router import Promise
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "explanation" / "certificates.md"
 CELLS = (

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from worlds.cohorts import synthetic_archive
 
 import casewise
 from casewise.archive.layout import mask_sha256
@@ -18,7 +19,6 @@ from casewise.judge.controllers.fixed import FixedK
 from casewise.judge.controllers.region_gate import RegionGate
 from casewise.judge.controllers.router import Router
 from casewise.judge.deciding import deployed_mask
-from casewise.judge.synthetic import synthetic_archive
 
 
 @pytest.fixture(scope="module")

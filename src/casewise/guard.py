@@ -76,8 +76,8 @@ def _episode(
     """The case on loan: through a backbone's own preparation, or straight into a module; with the signals needed."""
     from torch import nn
 
+    from casewise.adapt.batch import as_batch
     from casewise.adapt.episode import Episode
-    from casewise.adapt.inputs import as_batch
     from casewise.adapt.objectives import objective_of
     from casewise.adapt.probes import PROBES
 

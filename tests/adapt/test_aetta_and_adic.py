@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from casewise.adapt.adic import adic, dice_in_context
-from casewise.adapt.aetta import aetta, estimated_error, smoothed
-from casewise.adapt.dropout import SEEDS, dropped
 from casewise.adapt.episode import Episode
 from casewise.adapt.objectives.tent import Tent
+from casewise.adapt.probes.adic import adic, dice_in_context
+from casewise.adapt.probes.aetta import aetta, estimated_error, smoothed
+from casewise.adapt.probes.dropout import SEEDS, dropped
 
 
 def network(classes: int) -> nn.Module:

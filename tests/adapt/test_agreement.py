@@ -5,16 +5,16 @@ import pytest
 import torch
 from torch import nn
 
-from casewise.adapt.agreement import (
+from casewise.adapt.augmentations import IDENTITY, View
+from casewise.adapt.episode import Episode, run_episode
+from casewise.adapt.objectives.tent import Tent
+from casewise.adapt.probes.agreement import (
     augmentation_agreement,
     augmentation_disagreement,
     dropout_agreement,
     dropout_disagreement,
 )
-from casewise.adapt.dropout import dropped, segmentation_heads, stochastic_logits
-from casewise.adapt.episode import Episode, run_episode
-from casewise.adapt.objectives.tent import Tent
-from casewise.adapt.views import IDENTITY, View
+from casewise.adapt.probes.dropout import dropped, segmentation_heads, stochastic_logits
 from casewise.core.errors import BadInput
 
 

@@ -374,7 +374,7 @@ def test_extra_signals_do_not_change_the_steps(unet, slices):
 
 
 def test_region_drops_are_those_of_the_gate(unet, slices):
-    from casewise.measure.signals.drops import region_drops
+    from casewise.measure.signals.entropy_drops import region_drops
 
     made = run_episode(
         unet, slices, Tent(), steps=2, learning_rate=0.1, signals=["drop"], keep_entropy=True, min_area=2

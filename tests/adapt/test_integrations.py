@@ -29,7 +29,7 @@ def areas(masks: Batch, **options: Any) -> list[float]:
 
 
 def test_torchmetrics_gives_the_mean_over_all_batches() -> None:
-    from casewise.adapt.integrations.torchmetrics import HarmfulArea
+    from casewise.adapt.integrations.torchmetrics_metric import HarmfulArea
 
     metric = HarmfulArea(min_area=8, foreground=False)
     flat, deep = batch(0, 3, 4, 4), batch(1, 2, 2, 4, 4)
@@ -44,7 +44,7 @@ def test_torchmetrics_gives_the_mean_over_all_batches() -> None:
 
 
 def test_torchmetrics_adds_up_over_processes() -> None:
-    from casewise.adapt.integrations.torchmetrics import HarmfulArea
+    from casewise.adapt.integrations.torchmetrics_metric import HarmfulArea
 
     one, other, both = HarmfulArea(min_area=4), HarmfulArea(min_area=4), HarmfulArea(min_area=4)
     first, second = batch(2, 1, 4, 4), batch(3, 3, 4, 4)
@@ -59,7 +59,7 @@ def test_torchmetrics_adds_up_over_processes() -> None:
 
 @pytest.mark.slow
 def test_monai_buffers_one_value_a_case_from_numbers_or_one_hot() -> None:
-    from casewise.adapt.integrations.monai import HarmfulArea
+    from casewise.adapt.integrations.monai_metric import HarmfulArea
 
     masks = batch(4, 3, 4, 4)
     numbers, hot = HarmfulArea(min_area=4), HarmfulArea(min_area=4, reduction="none")
@@ -78,7 +78,7 @@ def test_monai_buffers_one_value_a_case_from_numbers_or_one_hot() -> None:
 
 
 def test_logits_are_not_masks() -> None:
-    from casewise.adapt.integrations.torchmetrics import HarmfulArea
+    from casewise.adapt.integrations.torchmetrics_metric import HarmfulArea
 
     _, adapted, label = batch(0, 3, 4, 4)
     with pytest.raises(BadInput, match="take the argmax of logits first"):

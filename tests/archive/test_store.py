@@ -11,13 +11,13 @@ import textwrap
 
 import numpy as np
 import pytest
+from worlds.cohorts import SYNTHETIC, synthetic_archive, synthetic_trajectory
 
 from casewise.archive import layout
 from casewise.archive.store import create_archive, open_archive
 from casewise.archive.verify import verify
 from casewise.core.errors import BadInput, DamagedArchive, Mismatch, NotFinite, UnsafeInput
 from casewise.core.records import SOURCE, Binding, Case, State, Trajectory
-from casewise.judge.synthetic import SYNTHETIC, synthetic_archive, synthetic_trajectory
 
 BINDING = Binding("model", "objective", "loader", "measure")
 
@@ -216,7 +216,7 @@ def test_a_run_that_is_killed_leaves_whole_cases_and_goes_on(tmp_path):
     program = textwrap.dedent(f"""
         import itertools, os, signal, sys
         import casewise.archive.layout as layout
-        from casewise.judge.synthetic import synthetic_archive
+        from worlds.cohorts import synthetic_archive
         writes = itertools.count()
         plain = layout.sync_folder
         def dies(folder):

@@ -7,10 +7,10 @@ import shutil
 
 import pandas as pd
 import pytest
+from worlds.cohorts import synthetic_archive
 
 from casewise.archive.layout import file_sha256
 from casewise.archive.verify import verify
-from casewise.judge.synthetic import synthetic_archive
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from casewise.adapt.backbones.miniature import write_model, write_scans
+from miniature_nnunet import write_model, write_scans
 
 os.environ.setdefault("nnUNet_compile", "f")
 os.environ.setdefault("nnUNet_def_n_proc", "1")

@@ -13,9 +13,9 @@ import nibabel
 import numpy as np
 import pytest
 import torch
+from miniature_nnunet import scan
 
 from casewise.adapt.backbones import Backbone, load_backbone
-from casewise.adapt.backbones.miniature import scan
 from casewise.adapt.episode import run_episode
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput

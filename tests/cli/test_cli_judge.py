@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
+from worlds.cohorts import synthetic_archive
 
 from casewise.cli import app
 from casewise.core.errors import BadInput, CasewiseError, UnknownName
 from casewise.judge.ledger import read_ledger
-from casewise.judge.synthetic import synthetic_archive
 
 
 def said(*words):

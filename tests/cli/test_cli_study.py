@@ -10,12 +10,12 @@ import warnings
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
+from worlds.cohorts import synthetic_archive
 
 from casewise.cli.study import app
 from casewise.core.errors import BadInput, DegenerateTertiles, Overlap, Refused
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.policy import write_policy
-from casewise.judge.synthetic import synthetic_archive
 
 FAST = ["--only", "helphurt", "--pictures", "2", "-B", "100"]
 

@@ -7,13 +7,13 @@ from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
+from worlds.cohorts import synthetic_archive
 
 import casewise
 from casewise.core.records import Action, Controller, Decision, Observation
 from casewise.judge import controllers
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.controllers.bucket import Bucket
-from casewise.judge.synthetic import synthetic_archive
 
 OPTIONS = {
     "m0": {},

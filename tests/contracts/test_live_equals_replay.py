@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import casewise
+from casewise.adapt.batch import as_batch
 from casewise.adapt.episode import run_episode
-from casewise.adapt.inputs import as_batch
 from casewise.adapt.objectives import OBJECTIVES
 from casewise.archive.store import create_archive
 from casewise.core.records import Binding, Case, State

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
+from worlds.cohorts import synthetic_archive
 
 import casewise
 from casewise.cli import app
@@ -17,10 +18,9 @@ from casewise.core.records import Decision, Policy
 from casewise.core.strict_json import json_text, numbered, worded
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.certificates.certificate import policy_digest, read_certificate, write_certificate
-from casewise.judge.certificates.for_gate import certify_gate
-from casewise.judge.certificates.for_router import Promise, certify_router
+from casewise.judge.certificates.certify_gate import certify_gate
+from casewise.judge.certificates.certify_router import Promise, certify_router
 from casewise.judge.policy import READY, read_policy, write_policy
-from casewise.judge.synthetic import synthetic_archive
 
 SOURCE = Path(casewise.__file__).parent
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from worlds.cohorts import SYNTHETIC, synthetic_archive
 
 import casewise
 from casewise.adapt.modulation import MODES, Modulated
@@ -24,15 +25,14 @@ from casewise.core.errors import (
     UnknownName,
 )
 from casewise.core.records import Case, Trajectory
-from casewise.judge.calibration.budget import budget, budgets, shape, tau
 from casewise.judge.calibration.fit import calibrate
+from casewise.judge.calibration.fixed_budget import budget, budgets, shape, tau
 from casewise.judge.calibration.hybrid import stream_of
+from casewise.judge.calibration.policy_sentences import in_words
 from casewise.judge.calibration.preflight import conformal_floor
 from casewise.judge.calibration.reviews import read_reviews
-from casewise.judge.calibration.words import in_words
 from casewise.judge.outcomes import outcomes
 from casewise.judge.policy import MODULATIONS, READY, controller_of
-from casewise.judge.synthetic import SYNTHETIC, synthetic_archive
 from casewise.measure.signals.risk import RiskStatistics
 
 

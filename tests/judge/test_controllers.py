@@ -18,7 +18,7 @@ from casewise.judge.controllers.router import Router
 from casewise.judge.controllers.stop import Stop, entropy_stop, frag_stop, gradient_stop, msp_stop
 from casewise.judge.controllers.stop_router import StopRouter
 from casewise.judge.controllers.tau_stop import TauStop
-from casewise.measure.signals.drops import region_drops
+from casewise.measure.signals.entropy_drops import region_drops
 from casewise.measure.signals.risk import RiskStatistics
 
 LOW, MID = Bucket("depth", 3), Bucket("depth", 2, shrink=0.5)

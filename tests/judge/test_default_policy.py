@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy import stats
+from worlds.cohorts import SYNTHETIC, synthetic_archive
 
 import casewise
 from casewise.archive.store import create_archive
 from casewise.core.records import Action, Case, Trajectory
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.calibration.hurt import hurt_p
-from casewise.judge.calibration.words import in_words
+from casewise.judge.calibration.policy_sentences import in_words
 from casewise.judge.policy import READY, read_policy, write_policy
-from casewise.judge.synthetic import SYNTHETIC, synthetic_archive
 
 
 def hurting(path, *, largest, cases=8, worse=True):

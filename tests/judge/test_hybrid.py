@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from worlds.cohorts import synthetic_archive
 
 import casewise
 from casewise.core.errors import BadInput, Refused
@@ -11,10 +12,9 @@ from casewise.core.records import Policy
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.calibration.hybrid import Stream, stream_of
 from casewise.judge.monitors.exchangeability import SUSPENDED
-from casewise.judge.monitors.start import start_watch
-from casewise.judge.monitors.state import Watch, active_policy, read_watch, write_watch
+from casewise.judge.monitors.new_watch import start_watch
+from casewise.judge.monitors.watch import Watch, active_policy, read_watch, write_watch
 from casewise.judge.policy import controller_of
-from casewise.judge.synthetic import synthetic_archive
 
 FEW = 200
 

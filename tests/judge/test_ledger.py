@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from worlds.cohorts import SYNTHETIC, synthetic_archive, synthetic_trajectory
 
 from casewise import replay
 from casewise.archive.store import create_archive, open_archive
@@ -15,7 +16,6 @@ from casewise.judge.calibration.fit import calibrate
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.ledger import LEDGER, PAPER, expose, ledger_problems, read_ledger, unlock
 from casewise.judge.outcomes import outcomes
-from casewise.judge.synthetic import SYNTHETIC, synthetic_archive, synthetic_trajectory
 
 
 def test_the_papers_ledger_has_four_exposures_and_three_constants():

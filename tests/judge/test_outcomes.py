@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from worlds.cohorts import SYNTHETIC, synthetic_archive
 
 from casewise.archive.store import create_archive, open_archive
 from casewise.core.errors import BadInput
@@ -11,7 +12,6 @@ from casewise.core.records import Action, Case, Decision, State, Trajectory
 from casewise.judge.controllers.region_gate import RegionGate
 from casewise.judge.deciding import decision_of
 from casewise.judge.outcomes import deployed, outcomes
-from casewise.judge.synthetic import SYNTHETIC, synthetic_archive
 from casewise.measure.metrics.harm import harm
 from casewise.measure.metrics.overlap import dice
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
+from worlds.cohorts import synthetic_archive
 
 from casewise.core.errors import BadInput, Mismatch, Overlap, UnknownName
 from casewise.core.records import Binding, Policy, State
@@ -22,7 +23,6 @@ from casewise.judge.policy import (
     uncalibrated,
     write_policy,
 )
-from casewise.judge.synthetic import synthetic_archive
 
 
 @pytest.fixture(scope="module")

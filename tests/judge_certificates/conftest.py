@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from worlds.cohorts import synthetic_archive
 
 from casewise.archive.store import Archive
 from casewise.core.records import Policy
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.policy import write_policy
-from casewise.judge.synthetic import synthetic_archive
 
 
 @dataclass(frozen=True)

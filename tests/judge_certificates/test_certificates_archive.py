@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from worlds.cohorts import synthetic_archive
 
 from casewise.core.errors import BadInput, Mismatch, Overlap, Refused, TooFewCases
 from casewise.core.records import Binding
@@ -16,14 +17,13 @@ from casewise.judge.certificates.certificate import (
     read_certificate,
     write_certificate,
 )
+from casewise.judge.certificates.certify_gate import certify_gate, gated_case, gated_cases
+from casewise.judge.certificates.certify_router import Promise, certify_router, loss_table
 from casewise.judge.certificates.evidence import deployed_numbers, router_evidence
-from casewise.judge.certificates.for_gate import certify_gate, gated_case, gated_cases
-from casewise.judge.certificates.for_router import Promise, certify_router, loss_table
 from casewise.judge.certificates.grid import action_pairs, certify_grid
-from casewise.judge.certificates.words import refusal
+from casewise.judge.certificates.statements import refusal
 from casewise.judge.ledger import unlock
 from casewise.judge.policy import READY, read_policy, write_policy
-from casewise.judge.synthetic import synthetic_archive
 from casewise.replay import replay
 
 HA_TEN = Promise(("ha",), (0.1,))

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from casewise.cli import app
 from casewise.core.errors import BadInput, UnknownName
-from casewise.judge.certificates.for_gate import certify_gate
-from casewise.judge.certificates.for_router import Promise, certify_router
+from casewise.judge.certificates.certify_gate import certify_gate
+from casewise.judge.certificates.certify_router import Promise, certify_router
 from casewise.judge.policy import READY, read_policy
 from casewise.report.certificate_page import certificate_page
 

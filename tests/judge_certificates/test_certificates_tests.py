@@ -16,7 +16,8 @@ from casewise.judge.certificates.ltt import (
     p_values,
     pareto_order,
 )
-from casewise.judge.certificates.plan import (
+from casewise.judge.certificates.pvalues import betting, clopper_pearson_upper, exact_binomial, hoeffding_bentkus
+from casewise.judge.certificates.sample_size import (
     betting_alpha,
     betting_cases,
     crc_budget,
@@ -25,7 +26,6 @@ from casewise.judge.certificates.plan import (
     ltt_cases,
     plan,
 )
-from casewise.judge.certificates.pvalues import betting, clopper_pearson_upper, exact_binomial, hoeffding_bentkus
 
 FEW_LOSSES = np.r_[np.zeros(17), 0.1, 0.2, 0.1]
 

@@ -10,14 +10,14 @@ from typer.testing import CliRunner
 
 from casewise.cli import app
 from casewise.core.errors import BadInput, Mismatch, TooFewCases
-from casewise.judge.certificates.for_router import Promise, certify_router
-from casewise.judge.monitors.audit import Audit
+from casewise.judge.certificates.certify_router import Promise, certify_router
+from casewise.judge.monitors.audit_process import Audit
 from casewise.judge.monitors.betting import agrapa_stakes, exceeds, lower_bound
 from casewise.judge.monitors.exchangeability import Exchangeability
+from casewise.judge.monitors.new_watch import coordinates, start_watch
 from casewise.judge.monitors.proxy import Proxy, proxy_threshold
 from casewise.judge.monitors.reference import Reference, upper_bound
-from casewise.judge.monitors.start import coordinates, start_watch
-from casewise.judge.monitors.state import Watch, active_policy, read_watch, write_watch
+from casewise.judge.monitors.watch import Watch, active_policy, read_watch, write_watch
 
 RUN = CliRunner()
 

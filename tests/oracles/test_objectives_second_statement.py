@@ -16,6 +16,7 @@ import torch
 from scipy import ndimage
 from torch import nn
 
+from casewise.adapt.augmentations import light_view
 from casewise.adapt.episode import run_episode
 from casewise.adapt.objectives.cotta import Cotta
 from casewise.adapt.objectives.deyo import Deyo
@@ -24,8 +25,7 @@ from casewise.adapt.objectives.grata import Grata
 from casewise.adapt.objectives.memo import Memo
 from casewise.adapt.objectives.sar import Sar
 from casewise.adapt.objectives.ttt import Ttt
-from casewise.adapt.styles import sampled_style
-from casewise.adapt.views import light_view
+from casewise.adapt.strong_view import sampled_style
 from casewise.core.seeds import seed_of
 
 torch.set_num_threads(1)  # tiny networks: threads only wait for each other

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from casewise.adapt.views import View, block_shuffle, light_view
+from casewise.adapt.augmentations import View, block_shuffle, light_view
 
 SPACES = st.one_of(st.tuples(*[st.integers(1, 9)] * 2), st.tuples(*[st.integers(1, 6)] * 3))
 SEEDS = st.integers(0, 2**32)

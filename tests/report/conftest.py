@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from worlds.cohorts import synthetic_archive
 
 from casewise.archive.store import Archive, open_archive
 from casewise.core.errors import DegenerateTertiles
 from casewise.core.records import Policy
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.policy import write_policy
-from casewise.judge.synthetic import synthetic_archive
 from casewise.report.gathering import gather
 from casewise.report.material import Material
 from casewise.report.study_report import build

@@ -8,12 +8,12 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from worlds.cohorts import SYNTHETIC, synthetic_archive
 
 from casewise.archive.store import open_archive
 from casewise.core.records import Binding
 from casewise.judge.ledger import read_ledger
 from casewise.judge.outcomes import outcomes
-from casewise.judge.synthetic import SYNTHETIC, synthetic_archive
 from casewise.report.facts import facts
 from casewise.report.gathering import unlocked
 from casewise.report.material import Extras

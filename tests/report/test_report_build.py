@@ -9,10 +9,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+from worlds.cohorts import synthetic_archive
 
 from casewise.core.errors import BadInput, Overlap, Refused, UnknownName
 from casewise.judge.certificates.certificate import Certificate
-from casewise.judge.synthetic import synthetic_archive
 from casewise.report import backbone_edits
 from casewise.report.gathering import gather
 from casewise.report.inventory import ITEMS

@@ -5,10 +5,10 @@ from __future__ import annotations
 import warnings
 
 import pytest
+from worlds.cohorts import synthetic_archive
 
 from casewise.core.errors import DegenerateTertiles
 from casewise.judge.calibration.fit import calibrate
-from casewise.judge.synthetic import synthetic_archive
 from casewise.report.gathering import gather
 from casewise.report.sections.budget import budget
 

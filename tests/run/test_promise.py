@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from worlds.cohorts import SYNTHETIC, synthetic_archive
 
 from casewise.core.errors import Mismatch, Refused
 from casewise.core.records import Policy
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.certificates.certificate import write_certificate
-from casewise.judge.certificates.for_router import Promise, certify_router
+from casewise.judge.certificates.certify_router import Promise, certify_router
 from casewise.judge.policy import write_policy
-from casewise.judge.synthetic import SYNTHETIC, synthetic_archive
 from casewise.run.promise import promise_of
 
 

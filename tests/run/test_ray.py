@@ -19,8 +19,8 @@ from casewise.archive.verify import verify
 from casewise.core.errors import BadInput
 from casewise.core.records import Case, Mask, Policy
 from casewise.data.cohort import Cohort, Member
-from casewise.data.export import write_cohort
 from casewise.data.folders import with_labels
+from casewise.data.phantom.as_files import write_cohort
 from casewise.data.phantom.cardiac import cardiac_cohort
 from casewise.run.audit import verify_audit
 from casewise.run.choice import chosen_engine

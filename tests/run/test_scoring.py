@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from worlds.cohorts import synthetic_archive
 
 from casewise.archive.store import open_archive
 from casewise.core.errors import BadInput, CasewiseError
 from casewise.judge.outcomes import outcomes
-from casewise.judge.synthetic import synthetic_archive
 from casewise.run.choice import chosen_engine
 from casewise.run.local import LocalEngine
 from casewise.run.scoring import scored

@@ -13,7 +13,7 @@ from casewise.core.errors import BadInput, Mismatch
 from casewise.core.records import Policy
 from casewise.judge.calibration.hybrid import stream_of
 from casewise.judge.monitors.exchangeability import SUSPENDED, Exchangeability
-from casewise.judge.monitors.state import Watch, read_watch, write_watch
+from casewise.judge.monitors.watch import Watch, read_watch, write_watch
 from casewise.run.folder import predict_folder
 from casewise.run.local import LocalEngine, Result
 from casewise.run.predict import PredictCase

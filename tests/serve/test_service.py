@@ -24,7 +24,7 @@ from casewise.core.records import Binding, Case, Policy
 from casewise.guard import guard
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.monitors.exchangeability import Exchangeability
-from casewise.judge.monitors.state import Watch, read_watch, write_watch
+from casewise.judge.monitors.watch import Watch, read_watch, write_watch
 from casewise.run.folder import predict_folder
 from casewise.run.local import LocalEngine
 from casewise.run.model import Adaptation, Model

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
+from worlds.cohorts import synthetic_archive
 
 from casewise.core.errors import BadInput
 from casewise.core.records import Action
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.outcomes import deployed, outcomes
-from casewise.judge.synthetic import synthetic_archive
 from casewise.study.oracles import change_oracle_scores, ha_oracle_scores, replay_oracle
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from worlds.cohorts import SYNTHETIC, synthetic_archive
 
 from casewise.archive.store import create_archive
 from casewise.core.errors import BadInput
@@ -13,7 +14,6 @@ from casewise.judge.controllers.bucket import Bucket
 from casewise.judge.controllers.by_group import ByGroup
 from casewise.judge.controllers.router import Router
 from casewise.judge.outcomes import deployed, outcomes
-from casewise.judge.synthetic import SYNTHETIC, synthetic_archive
 from casewise.measure.metrics.harm import harm
 from casewise.replay import replay
 from casewise.study.assignment import arms_of

@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from casewise.judge.certificates.gate import gate_table
-from casewise.judge.certificates.ltt import best_certified, holm, joint_p_values, p_values, pareto_order
-from casewise.judge.certificates.rollback import rollback_table
-from casewise.judge.certificates.simulated import (
+from worlds.risks import (
     SEVERITIES,
     crc_cut,
     empirical_cut,
@@ -24,6 +20,10 @@ from casewise.judge.certificates.simulated import (
     router_outcome,
     router_risk,
 )
+
+from casewise.judge.certificates.gate_losses import gate_table
+from casewise.judge.certificates.ltt import best_certified, holm, joint_p_values, p_values, pareto_order
+from casewise.judge.certificates.rollback import rollback_table
 
 FEW, MANY = 200, 2000
 GRID = [(n, alpha) for n in (10, 20, 50) for alpha in (0.1, 0.15, 0.2, 0.3)]

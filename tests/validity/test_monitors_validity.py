@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from casewise.judge.monitors.audit import Audit
-from casewise.judge.monitors.betting import exceeds, lower_bound, lower_bounds
-from casewise.judge.monitors.exchangeability import Exchangeability
-from casewise.judge.monitors.reference import Reference
-from casewise.judge.monitors.simulated import (
+from worlds.streams import (
     audit_alarms,
     audit_wealth,
     exchangeability_alarms,
@@ -20,6 +15,11 @@ from casewise.judge.monitors.simulated import (
     proxy_alarms,
     reference_alarms,
 )
+
+from casewise.judge.monitors.audit_process import Audit
+from casewise.judge.monitors.betting import exceeds, lower_bound, lower_bounds
+from casewise.judge.monitors.exchangeability import Exchangeability
+from casewise.judge.monitors.reference import Reference
 
 DELTA = 0.1
 WITH_LOSSES = [audit_alarms, reference_alarms]

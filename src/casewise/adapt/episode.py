@@ -23,9 +23,9 @@ from casewise.adapt.normalization import PRIOR, depends_on_batch, group_instance
 from casewise.adapt.objective import ChunkLoss, Update
 from casewise.adapt.parameters import Selection, movable
 from casewise.adapt.probes import Probe, probed, probes_of
+from casewise.adapt.published_object import as_objective
 from casewise.adapt.recording import Prediction, Recording
 from casewise.adapt.snapshot import restored
-from casewise.adapt.tentstyle import as_objective
 from casewise.core.errors import BadInput, NotFinite
 from casewise.core.records import Mask, Signals, State, Trajectory
 from casewise.core.seeds import seed_of
@@ -55,7 +55,7 @@ class Episode:
         seed: int = 0,
         min_area: int = 16,
         foreground: bool = True,
-        signals: Sequence[str | Probe] = (),  # extra ones, see adapt/probes.py
+        signals: Sequence[str | Probe] = (),  # extra ones, see adapt/probes/__init__.py
         keep_parameters: bool = False,
         keep_entropy: bool = False,
         group_instance_norm: bool = False,  # see adapt/normalization.py

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from casewise.archive import layout
 from casewise.archive.arrays import unpacked
 from casewise.archive.layout import Entry
-from casewise.archive.writing import sweep, write_case
+from casewise.archive.write_case import sweep, write_case
 from casewise.core.errors import BadInput, DamagedArchive, Locked, Mismatch
 from casewise.core.records import EVALUATION, Binding, Case, Mask, Observation, Signals, State, Trajectory
 from casewise.core.strict_json import json_text

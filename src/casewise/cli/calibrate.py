@@ -37,8 +37,8 @@ def calibrate(
     from casewise.archive.store import open_archive
     from casewise.core.errors import CasewiseWarning
     from casewise.judge.calibration.fit import calibrate as fitted
+    from casewise.judge.calibration.policy_sentences import in_words
     from casewise.judge.calibration.reviews import read_reviews
-    from casewise.judge.calibration.words import in_words
     from casewise.judge.ledger import expose
     from casewise.judge.policy import write_policy
 

@@ -39,8 +39,8 @@ def certify(
     from casewise.archive.store import open_archive
     from casewise.core.errors import BadInput
     from casewise.core.records import CALIBRATION
-    from casewise.judge.certificates.for_gate import certify_gate
-    from casewise.judge.certificates.for_router import Promise, certify_router
+    from casewise.judge.certificates.certify_gate import certify_gate
+    from casewise.judge.certificates.certify_router import Promise, certify_router
     from casewise.judge.certificates.grid import certify_grid
 
     if method not in ("crc", "ltt", "envelope", "inflated"):

@@ -63,9 +63,9 @@ def _recorded(out: Path, split: str, cases: int, steps: int, jobs: int) -> Archi
     """Write phantoms of vendor B as files, then record them exactly as ``casewise record`` does."""
     from tqdm import tqdm
 
-    from casewise.data.export import write_cohort
+    from casewise.data.cases_csv import NAME as TABLE
     from casewise.data.phantom import cardiac_cohort
-    from casewise.data.table import NAME as TABLE
+    from casewise.data.phantom.as_files import write_cohort
     from casewise.run.local import LocalEngine
     from casewise.run.model import Adaptation, Model
     from casewise.run.record import RecordCase, record_folder
@@ -88,7 +88,7 @@ def _recorded(out: Path, split: str, cases: int, steps: int, jobs: int) -> Archi
 def _certified(archive: Archive, policy: Policy, alpha: float) -> str:
     """Certificate, its page and the certified policy beside the archive; the promise in words."""
     from casewise.judge.certificates.certificate import write_certificate
-    from casewise.judge.certificates.for_router import Promise, certify_router
+    from casewise.judge.certificates.certify_router import Promise, certify_router
     from casewise.judge.policy import write_policy
     from casewise.report.certificate_page import certificate_page
 
@@ -107,7 +107,7 @@ def _studied(archives: dict[str, Archive], policy: Policy, out: Path) -> Path:
 
 def _sentence(archives: dict[str, Archive], policy: Policy) -> str:
     """What happened, in one sentence: the mean, the cases, the harm, and what was rolled back."""
-    from casewise.judge.calibration.budget import budget
+    from casewise.judge.calibration.fixed_budget import budget
     from casewise.judge.outcomes import deployed, outcomes
     from casewise.replay import replay
 

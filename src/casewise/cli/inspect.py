@@ -98,7 +98,7 @@ def _some(values: Mapping[str, int], shown: int = SHOWN) -> str:
 def _write(cohort: Cohort, folder: Path) -> None:
     from tqdm import tqdm
 
-    from casewise.data.datasets.written import write_plain
+    from casewise.data.datasets.write_plain import write_plain
 
     written = tqdm(write_plain(cohort, folder), total=len(cohort), unit="case", disable=not sys.stderr.isatty())
     typer.echo(f"{sum(1 for _ in written)} cases written to {folder}", err=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from casewise.judge.monitors.state import Watch
+    from casewise.judge.monitors.watch import Watch
 
 app = typer.Typer()
 
@@ -39,8 +39,8 @@ def monitor(
     from casewise.core.errors import BadInput
     from casewise.core.records import CALIBRATION
     from casewise.judge.certificates.certificate import read_certificate
-    from casewise.judge.monitors.start import start_watch
-    from casewise.judge.monitors.state import read_watch, write_watch
+    from casewise.judge.monitors.new_watch import start_watch
+    from casewise.judge.monitors.watch import read_watch, write_watch
     from casewise.judge.policy import read_policy
 
     asked = {"exchangeability": exchangeability, "audit": audit, "reference": reference, "proxy": proxy}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from casewise.judge.certificates.plan import Plan
+    from casewise.judge.certificates.sample_size import Plan
 
 app = typer.Typer()
 
@@ -19,7 +19,7 @@ def plan(
     cases: int | None = typer.Option(None, "-n", "--cases", min=1, help="Labelled cases (patients) at hand."),
 ) -> None:
     """How many labelled cases a certificate needs, and what the ones you have can buy."""
-    from casewise.judge.certificates import plan as planning
+    from casewise.judge.certificates import sample_size as planning
 
     found = planning.plan(alpha, delta, cases)
     typer.echo(f"To promise a risk of at most {alpha:g} you need at least")

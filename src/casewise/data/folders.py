@@ -9,8 +9,8 @@ from pathlib import Path
 
 from casewise.core.errors import BadInput, UnsafeInput
 from casewise.core.records import check_case_id
+from casewise.data.cases_csv import read_table, with_table
 from casewise.data.pictures import ENDINGS
-from casewise.data.table import read_table, with_table
 
 READABLE = (".nii.gz", ".nii", *ENDINGS)
 _CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
@@ -83,7 +83,7 @@ def with_labels(cases: Sequence[CaseFiles], folder: Path) -> tuple[CaseFiles, ..
 
 
 def with_groups(cases: Sequence[CaseFiles], table: Path) -> tuple[CaseFiles, ...]:
-    """Add group, cluster and split from a CSV with the column case and those that ``data/table.py`` knows."""
+    """Add group, cluster and split from a CSV with the column case and those that ``data/cases_csv.py`` knows."""
     return tuple(with_table(cases, read_table(table)))
 
 

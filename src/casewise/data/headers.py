@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, CasewiseError
-from casewise.data.datasets.found import Found, is_volume
+from casewise.data.datasets.located import Found, is_volume
 from casewise.data.nifti import check_header
 from casewise.data.pictures import check_picture
 

@@ -14,7 +14,7 @@ import numpy as np
 from casewise.core.errors import CasewiseError
 from casewise.data.cohort import Cohort
 from casewise.data.datasets import load_dataset, recognize
-from casewise.data.datasets.found import Found, files_of
+from casewise.data.datasets.located import Found, files_of
 from casewise.data.headers import Grid, grid_of, grid_problems
 
 SAMPLE = 20

@@ -20,7 +20,7 @@ from casewise.core.strict_json import json_text
 from casewise.judge.controllers.region_gate import RegionGate
 from casewise.measure.metrics.harm import harm
 from casewise.measure.metrics.overlap import dice, miou
-from casewise.measure.signals.drops import DROP
+from casewise.measure.signals.entropy_drops import DROP
 from casewise.measure.signals.fragmentation import fragmentation
 
 KEYS = ["case", "step", "shrink"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from casewise.core.records import Policy
-from casewise.judge.monitors.state import active_policy, read_watch, write_watch
+from casewise.judge.monitors.watch import active_policy, read_watch, write_watch
 from casewise.judge.policy import controller_of, is_hybrid
 from casewise.run.local import Engine, Result
 from casewise.run.predict import PredictCase

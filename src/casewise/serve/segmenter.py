@@ -18,7 +18,7 @@ from casewise.core.errors import BadInput, NotFinite, Refused
 from casewise.core.records import SOURCE, Action, Case, Decision, Mask, Policy
 from casewise.guard import guard
 from casewise.judge.certificates.certificate import Certificate, check_certificate, check_feasible
-from casewise.judge.monitors.state import Watch, active_policy, read_watch, write_watch
+from casewise.judge.monitors.watch import Watch, active_policy, read_watch, write_watch
 from casewise.judge.policy import check_binding, controller_of
 from casewise.run.contract import check_contract
 from casewise.run.entry import DONE, FALLBACK

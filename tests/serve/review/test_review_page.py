@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
+from worlds.cohorts import synthetic_archive
 
 from casewise.core.errors import BadInput
 from casewise.judge.calibration.reviews import read_reviews
-from casewise.judge.synthetic import synthetic_archive
 from casewise.run.audit import verify_audit
 from casewise.run.verify import review_problems, verify_predictions
 from casewise.serve.review import review_server

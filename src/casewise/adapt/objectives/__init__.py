@@ -22,7 +22,7 @@ from casewise.adapt.objectives.memo import Memo
 from casewise.adapt.objectives.sar import Sar
 from casewise.adapt.objectives.tent import Tent
 from casewise.adapt.objectives.ttt import Ttt
-from casewise.adapt.tentstyle import as_objective
+from casewise.adapt.published_object import as_objective
 from casewise.core.errors import BadInput
 from casewise.core.registry import Registry
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from casewise.adapt.augmentations import WEAK_VIEWS
 from casewise.adapt.displacement import Values, cosine, displaced, gradients, shifted
 from casewise.adapt.losses import cross_entropy, entropy, probabilities
 from casewise.adapt.objective import Adaptable, ChunkLoss, Update
 from casewise.adapt.optimizers import check_optimizer, optimizer_of
-from casewise.adapt.styles import sampled_style
-from casewise.adapt.views import WEAK_VIEWS
+from casewise.adapt.strong_view import sampled_style
 
 
 @dataclass(frozen=True)

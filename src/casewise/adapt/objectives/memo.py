@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from casewise.adapt.augmentations import light_view
 from casewise.adapt.objective import Adaptable, Update
 from casewise.adapt.optimizers import check_optimizer, optimizer_of
-from casewise.adapt.views import light_view
 from casewise.core.errors import BadInput
 
 

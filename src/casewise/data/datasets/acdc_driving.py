@@ -11,7 +11,7 @@ from casewise.core.errors import BadInput
 from casewise.core.records import Mask
 from casewise.data.cohort import Cohort
 from casewise.data.datasets.cityscapes import CLASSES, IGNORE, SPLITS, first_label, read_train_ids
-from casewise.data.datasets.found import Found, cohort_of, files_of, safe_id, visible
+from casewise.data.datasets.located import Found, cohort_of, files_of, safe_id, visible
 from casewise.data.pictures import read_label_picture
 
 CONDITIONS = ("fog", "night", "rain", "snow")

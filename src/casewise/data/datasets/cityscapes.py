@@ -10,7 +10,7 @@ import numpy as np
 from casewise.core.errors import BadInput
 from casewise.core.records import Mask
 from casewise.data.cohort import Cohort
-from casewise.data.datasets.found import Found, cohort_of, safe_id, visible
+from casewise.data.datasets.located import Found, cohort_of, safe_id, visible
 from casewise.data.pictures import read_label_picture
 
 CLASSES = (

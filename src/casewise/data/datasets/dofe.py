@@ -7,8 +7,8 @@ from pathlib import Path
 
 from casewise.core.errors import BadInput
 from casewise.data.cohort import Cohort
-from casewise.data.datasets.found import Found, cohort_of, only_folder, safe_id, visible
 from casewise.data.datasets.fundus import CLASSES, grey_label
+from casewise.data.datasets.located import Found, cohort_of, only_folder, safe_id, visible
 from casewise.data.pictures import ENDINGS
 
 DOMAINS = {

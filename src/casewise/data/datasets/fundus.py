@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from casewise.core.records import Mask
-from casewise.data.datasets.found import Found
-from casewise.data.datasets.labels import grey
+from casewise.data.datasets.label_files import grey
+from casewise.data.datasets.located import Found
 
 CLASSES = ("background", "disc rim", "cup")
 

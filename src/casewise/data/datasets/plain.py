@@ -9,12 +9,12 @@ from pathlib import Path
 
 from casewise.core.errors import BadInput
 from casewise.core.records import Mask
+from casewise.data.cases_csv import read_table, table_for, with_table
 from casewise.data.cohort import Cohort
-from casewise.data.datasets.found import Found, cohort_of, is_volume, visible
-from casewise.data.datasets.labels import whole_label
+from casewise.data.datasets.label_files import whole_label
+from casewise.data.datasets.located import Found, cohort_of, is_volume, visible
 from casewise.data.folders import READABLE, list_cases, with_labels
 from casewise.data.pictures import read_label_picture
-from casewise.data.table import read_table, table_for, with_table
 
 
 def is_plain(root: Path) -> bool:

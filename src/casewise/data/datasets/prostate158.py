@@ -11,8 +11,8 @@ import numpy as np
 from casewise.core.errors import BadInput, UnsafeInput
 from casewise.core.records import Mask
 from casewise.data.cohort import Cohort
-from casewise.data.datasets.found import Found, cohort_of, safe_id, visible
-from casewise.data.datasets.labels import check_values, whole_label
+from casewise.data.datasets.label_files import check_values, whole_label
+from casewise.data.datasets.located import Found, cohort_of, safe_id, visible
 
 TABLES = {"train.csv": "training", "valid.csv": "validation", "test.csv": "test"}
 MODALITIES = ("t2", "adc", "dwi")

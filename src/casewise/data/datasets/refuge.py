@@ -8,8 +8,8 @@ from pathlib import Path
 
 from casewise.core.errors import BadInput
 from casewise.data.cohort import Cohort
-from casewise.data.datasets.found import Found, cohort_of, safe_id, visible
 from casewise.data.datasets.fundus import CLASSES, grey_label
+from casewise.data.datasets.located import Found, cohort_of, safe_id, visible
 from casewise.data.pictures import ENDINGS
 
 SPLITS = {"train": "training", "valid": "validation", "val": "validation", "test": "test"}

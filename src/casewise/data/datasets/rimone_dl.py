@@ -10,9 +10,9 @@ import numpy as np
 from casewise.core.errors import BadInput
 from casewise.core.records import Mask
 from casewise.data.cohort import Cohort
-from casewise.data.datasets.found import Found, cohort_of, safe_id, visible
 from casewise.data.datasets.fundus import CLASSES
-from casewise.data.datasets.labels import grey
+from casewise.data.datasets.label_files import grey
+from casewise.data.datasets.located import Found, cohort_of, safe_id, visible
 
 IMAGES, TRUTHS = "RIM-ONE_DL_images", "RIM-ONE_DL_reference_segmentations"
 PARTITIONS = {"by-hospital": "partitioned_by_hospital", "randomly": "partitioned_randomly"}

@@ -11,8 +11,8 @@ import numpy as np
 from casewise.core.errors import BadInput
 from casewise.core.records import Mask
 from casewise.data.cohort import Cohort
-from casewise.data.datasets.found import Found, cohort_of, only_folder, safe_id, stem_of, visible
-from casewise.data.datasets.labels import check_values, whole_label
+from casewise.data.datasets.label_files import check_values, whole_label
+from casewise.data.datasets.located import Found, cohort_of, only_folder, safe_id, stem_of, visible
 
 SITES = ("RUNMC", "BMC", "I2CVB", "UCL", "BIDMC", "HK")
 """The benchmark's letters A to F, in order."""

@@ -14,9 +14,9 @@ from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, Overlap, TooFewCases
 from casewise.core.records import CALIBRATION, EVALUATION, Policy
 from casewise.data.splits import check_disjoint, clusters_of
-from casewise.judge.calibration.budget import budget, tau
 from casewise.judge.calibration.coordinate import recommended
 from casewise.judge.calibration.cuts import FEWEST, Floats, bucket_counts, checked, cut_points, warn_if_degenerate
+from casewise.judge.calibration.fixed_budget import budget, tau
 from casewise.judge.calibration.groups import fitted_cuts, inference
 from casewise.judge.calibration.hurt import EVIDENT
 from casewise.judge.calibration.hybrid import DELTA, WARM_UP
@@ -24,7 +24,7 @@ from casewise.judge.calibration.preflight import concerns, preflight
 from casewise.judge.calibration.stability import stability
 from casewise.judge.calibration.statistics import statistics
 from casewise.judge.controllers.bucket import bucket_of
-from casewise.judge.controllers.reading import RISK
+from casewise.judge.controllers.signal_value import RISK
 from casewise.judge.ledger import OURS, PAPER
 from casewise.judge.outcomes import outcomes
 from casewise.judge.policy import READY, check_held_out, check_modulated, controller_of, fitted_on

@@ -12,7 +12,7 @@ import pandas as pd
 from casewise.archive.store import Archive
 from casewise.core.errors import CasewiseError
 from casewise.core.records import Controller, Decision
-from casewise.judge.calibration.budget import budgets, shape
+from casewise.judge.calibration.fixed_budget import budgets, shape
 from casewise.judge.calibration.hurt import hurt_p
 from casewise.judge.calibration.statistics import statistics
 from casewise.judge.deciding import decision_of

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from casewise.core.errors import BadInput
-from casewise.judge.certificates.table import ACCEPT, Floats, LossTable, check_level
+from casewise.judge.certificates.loss_table import ACCEPT, Floats, LossTable, check_level
 
 
 def conformal_bounds(table: LossTable) -> Floats:
@@ -23,7 +23,7 @@ def conformal_setting(table: LossTable, alpha: float) -> int | None:
     r"""Column of the most permissive setting with :math:`(n \hat R + 1)/(n + 1) \le \alpha`; None if there is none.
 
     Losses must not fall from column to column, else the theorem does not apply: make them monotone per unit
-    (:func:`~casewise.judge.certificates.gate.envelope`) or use learn-then-test.
+    (:func:`~casewise.judge.certificates.gate_losses.envelope`) or use learn-then-test.
     """
     check_level("alpha", alpha)
     if not table.is_monotone:

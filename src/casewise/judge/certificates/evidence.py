@@ -13,8 +13,8 @@ import pandas as pd
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, Refused, TooFewCases
 from casewise.core.records import Controller, Policy, State, Verdict
+from casewise.judge.certificates.loss_table import Floats
 from casewise.judge.certificates.rollback import policy_envelope
-from casewise.judge.certificates.table import Floats
 from casewise.judge.outcomes import outcomes
 from casewise.judge.policy import check_binding, check_held_out, controller_of, is_hybrid
 

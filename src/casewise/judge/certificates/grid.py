@@ -18,8 +18,9 @@ from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import Policy
 from casewise.judge.certificates.certificate import Certificate, policy_digest
+from casewise.judge.certificates.certify_router import ORDERS, Promise, issued, limits
 from casewise.judge.certificates.evidence import Evidence, deployed_numbers, router_evidence
-from casewise.judge.certificates.for_router import ORDERS, Promise, issued, limits
+from casewise.judge.certificates.loss_table import Floats, cluster_rows
 from casewise.judge.certificates.ltt import (
     best_certified,
     by_kept_share,
@@ -29,7 +30,6 @@ from casewise.judge.certificates.ltt import (
     p_values,
     pareto_order,
 )
-from casewise.judge.certificates.table import Floats, cluster_rows
 from casewise.judge.controllers.bucket import bucket_of
 
 FAMILIES = ("chains", "holm", "pareto")

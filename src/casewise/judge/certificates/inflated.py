@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from casewise.judge.certificates.crc import conformal_bounds
-from casewise.judge.certificates.table import ACCEPT, Floats, LossTable, check_level
+from casewise.judge.certificates.loss_table import ACCEPT, Floats, LossTable, check_level
 
 
 def inflation(units: int, settings: int) -> float:

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from casewise.core.errors import BadInput
+from casewise.judge.certificates.loss_table import ACCEPT, Floats, check_level, check_losses
 from casewise.judge.certificates.pvalues import betting, exact_binomial, hoeffding_bentkus
-from casewise.judge.certificates.table import ACCEPT, Floats, check_level, check_losses
 
 Indices = NDArray[np.intp]
 P_VALUES = ("hoeffding-bentkus", "betting", "binomial")

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from casewise.core.seeds import RESAMPLING_SEED
-from casewise.judge.certificates.table import Floats, check_level, check_losses
+from casewise.judge.certificates.loss_table import Floats, check_level, check_losses
 
 _CEIL_GUARD = 1e-9  # n times a mean of counts is an integer up to rounding; do not let 3.0000000001 become 4
 

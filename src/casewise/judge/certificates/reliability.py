@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from casewise.judge.certificates.crc import conformal_setting, left_out_risk
-from casewise.judge.certificates.table import LossTable
+from casewise.judge.certificates.loss_table import LossTable
 
 ALPHAS = (0.05, 0.10, 0.15, 0.20, 0.25, 0.30)
 Points = tuple[dict[str, float], ...]

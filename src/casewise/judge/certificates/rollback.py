@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from casewise.core.errors import BadInput
-from casewise.judge.certificates.table import Floats, LossTable, check_losses, cluster_rows
+from casewise.judge.certificates.loss_table import Floats, LossTable, check_losses, cluster_rows
 
 
 def rollback_table(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from casewise.core.errors import BadInput
 from casewise.core.records import Observation, State, Verdict
 from casewise.judge.controllers.bucket import ROLLBACK, Bucket, bucket_of
-from casewise.judge.controllers.reading import needed, statistics_of, value_at
+from casewise.judge.controllers.signal_value import needed, statistics_of, value_at
 from casewise.measure.signals.risk import RiskStatistics
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from casewise.core.errors import BadInput
 from casewise.core.records import Action, Observation, State, Verdict
 from casewise.core.registry import Registry
-from casewise.judge.controllers.reading import value_at
+from casewise.judge.controllers.signal_value import value_at
 
 
 @dataclass(frozen=True)

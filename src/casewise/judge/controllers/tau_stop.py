@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from casewise.core.errors import BadInput, DegenerateStatistic
 from casewise.core.records import Action, Observation, State, Verdict
-from casewise.judge.controllers.reading import value_at
+from casewise.judge.controllers.signal_value import value_at
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from casewise.core.errors import BadInput
-from casewise.judge.certificates.table import Floats
+from casewise.judge.certificates.loss_table import Floats
 
 _TRUNCATION = 0.5  # c of aGRAPA: never stake more than c/m, so wealth never reaches zero
 

@@ -21,7 +21,7 @@ import numpy as np
 from casewise.core.errors import BadInput
 from casewise.core.records import Policy
 from casewise.core.seeds import seed_of
-from casewise.judge.certificates.table import Floats, check_level
+from casewise.judge.certificates.loss_table import Floats, check_level
 
 _POWERS = np.arange(1, 10) / 10  # bets e p^(e-1): the smaller e, the more they like small p
 SUSPENDED = "cut-points no longer apply: the stream differs from the calibration cases. Deploying M0; recalibrate."

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from casewise.core.errors import BadInput
-from casewise.judge.certificates.table import check_level
+from casewise.judge.certificates.loss_table import check_level
 from casewise.judge.monitors.betting import check_loss, exceeds, lower_bound
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from casewise.core.errors import BadInput
-from casewise.judge.certificates.table import Floats, LossTable, cluster_rows
+from casewise.judge.certificates.loss_table import Floats, LossTable, cluster_rows
 
 
 @dataclass(frozen=True, eq=False)

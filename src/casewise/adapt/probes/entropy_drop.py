@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from casewise.core.records import Signals
-from casewise.measure.signals.drops import region_drops
+from casewise.measure.signals.entropy_drops import region_drops
 
 if TYPE_CHECKING:
     from casewise.adapt.episode import Episode

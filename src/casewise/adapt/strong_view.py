@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from casewise.adapt.views import drawn_seed, gaussian_field
+from casewise.adapt.augmentations import drawn_seed, gaussian_field
 
 _TINY = 1e-7
 

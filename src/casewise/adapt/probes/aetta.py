@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from casewise.adapt.dropout import RATE, SEEDS, stochastic_logits
 from casewise.adapt.objective import Adaptable
+from casewise.adapt.probes.dropout import RATE, SEEDS, stochastic_logits
 
 
 def aetta(subject: Adaptable, *, seeds: Sequence[int] = SEEDS, rate: float = RATE) -> float | None:

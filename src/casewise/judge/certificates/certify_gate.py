@@ -11,15 +11,15 @@ from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import SOURCE, Policy, State
 from casewise.judge.certificates.certificate import Certificate, policy_digest
+from casewise.judge.certificates.certified_policy import certified_gate
+from casewise.judge.certificates.certify_router import curve
 from casewise.judge.certificates.crc import conformal_bounds, conformal_cases, conformal_floor, conformal_setting
 from casewise.judge.certificates.evidence import cluster_of
-from casewise.judge.certificates.for_router import curve
-from casewise.judge.certificates.gate import Gated, gate_table, gated
+from casewise.judge.certificates.gate_losses import Gated, gate_table, gated
 from casewise.judge.certificates.inflated import inflated_bounds, inflated_setting, inflation, stability
-from casewise.judge.certificates.policies import certified_gate
+from casewise.judge.certificates.loss_table import LossTable
 from casewise.judge.certificates.reliability import left_out_reliability, tested_reliability
-from casewise.judge.certificates.table import LossTable
-from casewise.judge.certificates.words import population_of, promise, refusal, unit_of
+from casewise.judge.certificates.statements import population_of, promise, refusal, unit_of
 from casewise.judge.controllers.region_gate import gated as gated_mask
 from casewise.judge.controllers.region_gate import region_scores
 from casewise.judge.ledger import unlock

@@ -9,11 +9,11 @@ from casewise.core.errors import BadInput, Refused
 from casewise.core.records import Policy
 from casewise.judge.calibration.hybrid import stream_of
 from casewise.judge.certificates.evidence import deployed_losses, router_evidence, verdict_of
-from casewise.judge.monitors.audit import Audit
+from casewise.judge.monitors.audit_process import Audit
 from casewise.judge.monitors.exchangeability import Exchangeability
 from casewise.judge.monitors.proxy import Proxy
 from casewise.judge.monitors.reference import Reference
-from casewise.judge.monitors.state import MONITORS, Monitor, Watch
+from casewise.judge.monitors.watch import MONITORS, Monitor, Watch
 from casewise.judge.policy import check_binding, controller_of, is_hybrid
 
 

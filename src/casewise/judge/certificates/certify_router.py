@@ -11,15 +11,15 @@ from casewise.core.errors import BadInput
 from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.judge.certificates.certificate import Certificate, policy_digest
+from casewise.judge.certificates.certified_policy import certified_policy
 from casewise.judge.certificates.crc import conformal_bounds, conformal_cases, conformal_floor, conformal_setting
 from casewise.judge.certificates.evidence import LOSSES, Evidence, deployed_numbers, router_evidence
+from casewise.judge.certificates.loss_table import Floats, LossTable
 from casewise.judge.certificates.ltt import by_kept_share, fixed_sequence, joint_p_values, p_values
-from casewise.judge.certificates.plan import betting_alpha, betting_cases, ltt_alpha, ltt_cases
-from casewise.judge.certificates.policies import certified_policy
 from casewise.judge.certificates.reliability import left_out_reliability, tested_reliability
 from casewise.judge.certificates.rollback import rollback_table
-from casewise.judge.certificates.table import Floats, LossTable
-from casewise.judge.certificates.words import population_of, promise, refusal, tightening, unit_of
+from casewise.judge.certificates.sample_size import betting_alpha, betting_cases, ltt_alpha, ltt_cases
+from casewise.judge.certificates.statements import population_of, promise, refusal, tightening, unit_of
 from casewise.judge.ledger import unlock
 from casewise.judge.policy import fitted_on
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from casewise.judge.certificates.table import check_level
+from casewise.judge.certificates.loss_table import check_level
 from casewise.judge.monitors.betting import agrapa_stakes, check_loss, lower_bound
 
 

@@ -14,7 +14,7 @@ from casewise.core.records import Policy
 from casewise.core.registry import Registry
 from casewise.core.strict_json import json_text
 from casewise.judge.calibration.hybrid import Stream
-from casewise.judge.monitors.audit import Audit
+from casewise.judge.monitors.audit_process import Audit
 from casewise.judge.monitors.exchangeability import Exchangeability, suspended_policy
 from casewise.judge.monitors.proxy import Proxy
 from casewise.judge.monitors.reference import Reference

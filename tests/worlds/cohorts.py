@@ -16,7 +16,7 @@ from casewise.archive.layout import measure_words
 from casewise.archive.store import Archive, create_archive
 from casewise.core.records import Binding, Case, Mask, Signals, State, Trajectory
 from casewise.core.seeds import seed_of
-from casewise.measure.signals.drops import region_drops
+from casewise.measure.signals.entropy_drops import region_drops
 from casewise.measure.signals.fragmentation import fragmentation
 
 SYNTHETIC = Binding(

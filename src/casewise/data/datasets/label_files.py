@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput
 from casewise.core.records import Mask
-from casewise.data.datasets.found import volume_of
+from casewise.data.datasets.located import volume_of
 from casewise.data.pictures import read_picture
 
 WHOLE = 1e-3  # a float label this near to a whole number is that number

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from casewise.core.errors import BadInput
+from casewise.data.cases_csv import write_table
 from casewise.data.cohort import Cohort
-from casewise.data.datasets.found import Found, files_of, is_volume, volume_of
+from casewise.data.datasets.located import Found, files_of, is_volume, volume_of
 from casewise.data.nifti import Geometry, write_mask
 from casewise.data.pictures import write_label_picture
-from casewise.data.table import write_table
 
 
 def write_plain(cohort: Cohort, folder: Path) -> Iterator[str]:

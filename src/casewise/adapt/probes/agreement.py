@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from casewise.adapt.dropout import RATE, stochastic_logits
+from casewise.adapt.augmentations import IDENTITY, View, light_views
 from casewise.adapt.logits import labels
 from casewise.adapt.objective import Adaptable
-from casewise.adapt.views import IDENTITY, View, light_views
+from casewise.adapt.probes.dropout import RATE, stochastic_logits
 from casewise.core.errors import BadInput
 
 SEEDS = range(1000, 1008)  # A7

@@ -10,8 +10,8 @@ from PIL import Image
 
 from casewise.core.errors import BadInput
 from casewise.core.records import Case, Mask
+from casewise.data.cases_csv import write_table
 from casewise.data.cohort import Cohort
-from casewise.data.table import write_table
 
 
 def write_cohort(cohort: Cohort, folder: Path) -> Path:

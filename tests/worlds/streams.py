@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from casewise.judge.certificates.table import Floats
+from casewise.judge.certificates.loss_table import Floats
 from casewise.judge.monitors.betting import agrapa_stakes, exceeds, lower_bounds
 from casewise.judge.monitors.exchangeability import log_gains, mean_log_wealth
 from casewise.judge.monitors.proxy import Proxy

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from casewise.adapt.dropout import RATE, SEEDS, stochastic_logits
 from casewise.adapt.logits import labels
 from casewise.adapt.objective import Adaptable
+from casewise.adapt.probes.dropout import RATE, SEEDS, stochastic_logits
 
 
 def adic(subject: Adaptable, *, seeds: Sequence[int] = SEEDS, rate: float = RATE) -> float | None:

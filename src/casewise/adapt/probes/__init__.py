@@ -22,12 +22,12 @@ Probe = Callable[["Episode"], "float | Signals | None"]
 PROBES: Registry[str] = Registry(
     "probe",
     {
-        "augmentation_disagreement": "casewise.adapt.agreement:augmentation_disagreement",
-        "dropout_disagreement": "casewise.adapt.agreement:dropout_disagreement",
-        "grata_cosine": "casewise.adapt.cosine:grata_cosine",
-        "aetta": "casewise.adapt.aetta:aetta",
-        "adic": "casewise.adapt.adic:adic",
-        "drop": "casewise.adapt.drops:drop",
+        "augmentation_disagreement": "casewise.adapt.probes.agreement:augmentation_disagreement",
+        "dropout_disagreement": "casewise.adapt.probes.agreement:dropout_disagreement",
+        "grata_cosine": "casewise.adapt.probes.grata_cosine:grata_cosine",
+        "aetta": "casewise.adapt.probes.aetta:aetta",
+        "adic": "casewise.adapt.probes.adic:adic",
+        "drop": "casewise.adapt.probes.entropy_drop:drop",
     },
 )
 
