@@ -211,6 +211,7 @@ def test_the_tutorial_runs_as_it_is_written(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "tutorial" / "nnunet.md").read_text()
     lines = [line[2:] for line in re.sub(r"\\\n\s*", "", text).splitlines() if line.startswith("$ ")]
     assert any(line.startswith("casewise certify") for line in lines)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
     for line in lines:
         words = shlex.split(line)
         program = [sys.executable, "-m", "casewise"] if words[0] == "casewise" else [sys.executable]
