@@ -92,7 +92,7 @@ def _by_name(call: ast.Call) -> bool:
 def reached_from(starts: Iterable[str]) -> dict[str, str]:
     """Every module that can be imported on the way, ours and others', with the module that imports it."""
     found: dict[str, str] = {}
-    waiting = [name for name in starts]
+    waiting = list(starts)
     while waiting:
         here = waiting.pop()
         for name in imports_of(here):
