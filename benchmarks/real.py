@@ -77,7 +77,7 @@ def shifts(weights: Path, out: Path) -> dict[str, Shift]:
         _arm("tent-mild", "tent", "1e-4", "--steps", "4", policy="default"),
     )
     vit = ("-m", "benchmarks.efficientvit:model", "--weights", str(weights / "efficientvit_b0_cityscapes.pth"))
-    unet = ("-m", "benchmarks.fundus_source:model", "--weights", str(out / "fundus" / "fundus.safetensors"))
+    unet = ("-m", "benchmarks.source_training:fundus", "--weights", str(out / "sources" / "fundus-0.safetensors"))
     nnunet = ("-m", str(weights / "nnunet_mnms_vendorA"), "--disable_tta")
     return {
         "cardiac": Shift("cardiac", nnunet, (), "cardiac", cardiac),
@@ -175,11 +175,13 @@ def certify_gate(shift: Shift, arm: Arm, out: Path) -> None:
         casewise("certify", home / "calibration", *question, *also, allowed=(0, 1))  # 1: infeasible
 
 
-def train_fundus(data: Path, out: Path) -> None:
-    """The fundus source model, once."""
-    if not (out / "fundus" / "fundus.safetensors").exists():
-        script = [sys.executable, "-m", "benchmarks.fundus_source", "--data", data / "fundus_disc_cup"]
-        subprocess.run([*map(str, script), "-o", str(out / "fundus")], cwd=HOME.parent, check=True)
+def train_source(name: str, data: Path, out: Path, weights: Path, *, seed: int = 0) -> Path:
+    """The source model of fundus or polyps, once; where its weights lie."""
+    file = out / "sources" / f"{name}-{seed}.safetensors"
+    if not file.exists():
+        script = ["-m", "benchmarks.source_training", name, "--data", data, "--weights", weights, "-o", file.parent]
+        subprocess.run([sys.executable, *map(str, script), "--seeds", str(seed)], cwd=HOME.parent, check=True)
+    return file
 
 
 WRITERS = {"cardiac": write_cardiac, "fundus": write_fundus, "driving": write_driving}
@@ -195,18 +197,19 @@ def main() -> None:
     parser.add_argument("--arms", nargs="*", help="only these arms")
     options = parser.parse_args()
     data, out = options.data.resolve(), options.out.resolve()
-    known = shifts((options.weights or data.parent / "weights").resolve(), out)
+    weights = (options.weights or data.parent / "weights").resolve()
+    known = shifts(weights, out)
     for name in options.shifts or known:
         if name not in known:
             parser.error(f"no shift is called {name!r}; there are {', '.join(known)}")
-        run(known[name], data, out, options.arms)
+        run(known[name], data, out, weights, options.arms)
 
 
-def run(shift: Shift, data: Path, out: Path, only: Sequence[str] | None) -> None:
+def run(shift: Shift, data: Path, out: Path, weights: Path, only: Sequence[str] | None) -> None:
     """One shift: folders, recordings, certificates, studies."""
     WRITERS[shift.name](data, out / shift.name / "folders")
     if shift.name == "fundus":
-        train_fundus(data, out)
+        train_source(shift.name, data, out, weights)
     arms = [arm for arm in shift.arms if not only or arm.name in only]
     if not arms:
         raise SystemExit(f"no arm of {shift.name} is asked for; it has {', '.join(arm.name for arm in shift.arms)}")

@@ -1,0 +1,243 @@
+"""Train the source models of the fundus and polyp benchmarks on their source images only.
+
+RIM-ONE v3 (disc rim and cup): a U-Net with InstanceNorm at half resolution, from scratch. Kvasir-SEG (polyps):
+EfficientViT-B0 with BatchNorm, from its Cityscapes weights. Augmented, stopped early on source images that were held
+out by patient; weights and a JSON of figures per seed. Nothing of the target domains is read.
+
+    python -m benchmarks.source_training --data DATA --weights WEIGHTS -o OUT fundus polyps --seeds 0 1
+    casewise record -m benchmarks.source_training:fundus --weights OUT/fundus-0.safetensors ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.efficientvit import EfficientViT
+from casewise.adapt.backbones.module import Module
+from casewise.adapt.networks import PlainUNet
+
+BATCH = 8
+IMAGENET = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[:, None, :, None, None] * 255
+
+
+class HalfUNet(PlainUNet):
+    """RGB in 0..255, sides multiples of 32; z-scored over all its values and halved -> logits at half resolution."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Scale, then segment."""
+        every = (1, 2, 3)
+        mean, spread = image.mean(every, keepdim=True), image.std(every, correction=0, keepdim=True)
+        return super().forward(functional.avg_pool2d((image - mean) / spread, 2))
+
+
+class PolypViT(EfficientViT):
+    """RGB in 0..255, sides multiples of 32 -> logits of background and polyp at stride 8."""
+
+    def __init__(self) -> None:
+        super().__init__(classes=2)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Scale, then segment."""
+        return super().forward((image - IMAGENET[0]) / IMAGENET[1])
+
+
+def fundus() -> Module:
+    """For ``casewise record -m benchmarks.source_training:fundus --weights fundus-0.safetensors``."""
+    names = {0: "background", 1: "disc rim", 2: "cup"}
+    network = HalfUNet(channels=3, classes=3, features=(16, 32, 64, 96, 128))
+    return Module(network, classes=3, dimensions=2, name="RIM-ONE U-Net", intensity="as-is", multiple=32, labels=names)
+
+
+def polyps() -> Module:
+    """For ``casewise record -m benchmarks.source_training:polyps --weights polyps-0.safetensors``."""
+    names = {0: "background", 1: "polyp"}
+    return Module(
+        PolypViT(), classes=2, dimensions=2, name="Kvasir EfficientViT-B0", intensity="as-is", multiple=32, labels=names
+    )
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is trained on which folder, and for how long at most."""
+
+    folder: str
+    make: Callable[[], Module]
+    patient: Callable[[str], str]  # case name -> whose it is, so that both eyes are on one side of the split
+    epochs: int
+    patience: int
+    rate: float
+    pretrained: str | None = None  # file in --weights
+
+
+RECIPES = {
+    "fundus": Recipe("fundus_disc_cup/rimone_v3", fundus, lambda name: name.rsplit("-", 1)[0], 44, 12, 2e-3),
+    "polyps": Recipe("polyps/kvasir_seg", polyps, str, 16, 5, 1e-3, "efficientvit_b0_cityscapes.pth"),
+}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What is written beside the weights."""
+
+    dataset: str
+    seed: int
+    training_images: int
+    validation_images: int
+    epochs: int
+    best_epoch: int
+    validation_dice: float  # mean over images of the mean over foreground classes
+    validation_dice_by_class: tuple[float, ...]
+    validation_curve: tuple[float, ...]
+    seconds: float
+
+
+def read(folder: Path) -> tuple[list[str], Tensor, Tensor]:
+    """Names, images (n, 3, rows, columns) in 0..255, labels (n, rows, columns)."""
+    files = sorted((folder / "images").iterdir())
+    pictures = [np.array(Image.open(file).convert("RGB"), np.float32) for file in files]
+    labels = [np.array(Image.open(folder / "labels" / f"{file.stem}.png")).astype(np.int64) for file in files]
+    images = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
+    return [file.stem for file in files], images, torch.from_numpy(np.stack(labels))
+
+
+def held_out(patients: list[str]) -> Tensor:
+    """One in five patients by hash, the same for every seed."""
+    return torch.tensor([int(hashlib.sha256(name.encode()).hexdigest(), 16) % 5 == 0 for name in patients])
+
+
+def augmented(images: Tensor, labels: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Flips, rotation, scale, shift; gamma, contrast, brightness, color; sometimes blur or noise."""
+    n = len(images)
+
+    def between(low: float, high: float, *shape: int) -> Tensor:
+        return low + (high - low) * torch.rand((n, *shape), generator=draw)
+
+    angle, scale = between(-math.pi / 6, math.pi / 6), between(0.75, 1.3)
+    flip = torch.where(torch.rand((n, 2), generator=draw) < 0.5, -1.0, 1.0)
+    turn = torch.stack([torch.cos(angle), -torch.sin(angle), torch.sin(angle), torch.cos(angle)], 1).view(n, 2, 2)
+    matrix = torch.cat([turn * scale[:, None, None] * flip[:, None, :], between(-0.1, 0.1, 2, 1)], dim=2)
+    grid = functional.affine_grid(matrix, list(images.shape), align_corners=False)
+    images = functional.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
+    moved = functional.grid_sample(
+        labels[:, None].float(), grid, mode="nearest", padding_mode="reflection", align_corners=False
+    )
+    shares = (images / 255).clamp(1e-4, 1) ** torch.exp(between(-0.4, 0.4, 1, 1, 1))
+    mean = shares.mean((2, 3), keepdim=True)
+    shares = (shares - mean) * between(0.7, 1.3, 1, 1, 1) + mean * between(0.85, 1.15, 3, 1, 1)
+    if torch.rand((), generator=draw) < 0.2:
+        shares = functional.avg_pool2d(shares, 3, stride=1, padding=1, count_include_pad=False)
+    if torch.rand((), generator=draw) < 0.2:
+        shares = shares + 0.04 * torch.randn(shares.shape, generator=draw)
+    return shares.clamp(0, 1) * 255, moved[:, 0].long()
+
+
+def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy and one minus the mean soft Dice of the foreground classes."""
+    logits = functional.interpolate(logits, size=labels.shape[1:], mode="bilinear", align_corners=False)
+    shares, truth = logits.softmax(1), functional.one_hot(labels, logits.shape[1]).movedim(-1, 1)
+    overlap, total = (shares * truth).sum((0, 2, 3)), (shares + truth).sum((0, 2, 3))
+    return functional.cross_entropy(logits, labels) + 1 - (2 * overlap[1:] / (total[1:] + 1)).mean()
+
+
+@torch.inference_mode()
+def dice_by_class(network: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """Mean over images of each foreground class's Dice; a class in neither mask counts 1."""
+    network.eval()
+    rows = []
+    for image, label in zip(images.split(BATCH), labels.split(BATCH), strict=True):
+        logits = functional.interpolate(network(image), size=label.shape[1:], mode="bilinear", align_corners=False)
+        mask = logits.argmax(1)
+        for k in range(1, logits.shape[1]):
+            both, sizes = ((mask == k) & (label == k)).sum((1, 2)), (mask == k).sum((1, 2)) + (label == k).sum((1, 2))
+            rows.append(torch.where(sizes > 0, 2 * both / sizes.clamp(min=1), 1.0))
+    classes = logits.shape[1] - 1
+    return torch.stack([torch.cat(rows[k::classes]).mean() for k in range(classes)])
+
+
+def train(name: str, seed: int, *, data: Path, weights: Path | None, out: Path) -> Figures:
+    """One network by its recipe; the epoch with the best validation Dice is what is saved."""
+    recipe, started = RECIPES[name], time.perf_counter()
+    names, images, labels = read(data / recipe.folder)
+    held = held_out([recipe.patient(case) for case in names])
+    torch.manual_seed(seed)
+    network, draw = recipe.make().network, torch.Generator().manual_seed(seed)
+    if recipe.pretrained is not None:
+        _borrow(network, weights, recipe.pretrained)
+    rows = torch.nonzero(~held).flatten()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=recipe.rate, weight_decay=0.02)
+    steps = len(rows) // BATCH
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, recipe.rate, total_steps=steps * recipe.epochs, pct_start=0.1
+    )
+    curve: list[float] = []
+    best, kept = 0, {}
+    for epoch in range(1, recipe.epochs + 1):
+        network.train()
+        for chosen in rows[torch.randperm(len(rows), generator=draw)][: steps * BATCH].split(BATCH):
+            image, label = augmented(images[chosen], labels[chosen], draw)
+            loss = loss_of(network(image), label)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        curve.append(float(dice_by_class(network, images[held], labels[held]).mean()))
+        print(f"  {name} seed {seed} epoch {epoch:3d}  loss {loss.item():.3f}  Dice {curve[-1]:.4f}", flush=True)
+        if curve[-1] >= max(curve):
+            best, kept = epoch, {key: value.clone() for key, value in network.state_dict().items()}
+        if epoch - best >= recipe.patience:
+            break
+    network.load_state_dict(kept)
+    by_class = tuple(round(float(value), 4) for value in dice_by_class(network, images[held], labels[held]))
+    figures = Figures(
+        dataset=recipe.folder,
+        seed=seed,
+        training_images=int((~held).sum()),
+        validation_images=int(held.sum()),
+        epochs=len(curve),
+        best_epoch=best,
+        validation_dice=round(curve[best - 1], 4),
+        validation_dice_by_class=by_class,
+        validation_curve=tuple(round(value, 4) for value in curve),
+        seconds=round(time.perf_counter() - started, 1),
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(kept, out / f"{name}-{seed}.safetensors")
+    (out / f"{name}-{seed}.json").write_text(json.dumps(asdict(figures), indent=1) + "\n")
+    return figures
+
+
+def _borrow(network: nn.Module, folder: Path | None, file: str) -> None:
+    """Weights of another task, all but the last layer."""
+    if folder is None or not (folder / file).exists():
+        raise SystemExit(f"{file} was expected in the folder of --weights, got {folder}")
+    found = torch.load(folder / file, weights_only=True)
+    own = network.state_dict()
+    network.load_state_dict({**own, **{key: value for key, value in found.items() if value.shape == own[key].shape}})
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("datasets", nargs="*", default=list(RECIPES), metavar="DATASET", help="fundus, polyps")
+    parser.add_argument("--data", type=Path, required=True, help="folder with fundus_disc_cup and polyps")
+    parser.add_argument("--weights", type=Path, help="folder with efficientvit_b0_cityscapes.pth, for polyps")
+    parser.add_argument("-o", "--out", type=Path, required=True, help="where NAME-SEED.safetensors and .json go")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for seed in options.seeds:
+        for name in options.datasets:
+            print(train(name, seed, data=options.data, weights=options.weights, out=options.out), flush=True)
