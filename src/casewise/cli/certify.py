@@ -28,11 +28,11 @@ def certify(
     grid: str | None = typer.Option(None, help="Search actions too (ltt): chains, holm or pareto."),
     low_mid: str = typer.Option("envelope", help="envelope, or fixed if the low/mid cut comes from other cases."),
     within: str = typer.Option("mean", help="Cases of one patient: their mean or their max."),
-    population: str = typer.Option("all", help="Region gate: all cases, or only scored ones (L8)."),
+    population: str = typer.Option("all", help="Region gate: all cases, or only scored ones."),
     threshold: list[float] = typer.Option([], help="Fixed gate thresholds for --method inflated."),
     evaluation: Path | None = typer.Option(None, help="Labelled archive of other cases for the reliability diagram."),
     split: str | None = typer.Option(None, help="Use the archive's cases of this split; default: calibration."),
-    experimental: bool = typer.Option(False, "--experimental", help="Allow inflated CRC (C7)."),
+    experimental: bool = typer.Option(False, "--experimental", help="Allow inflated CRC."),
     out: Path | None = typer.Option(None, help="Folder for certificate.json, .html and the certified policy."),
 ) -> None:
     """A bound on the harm that is really deployed, refused where it does not hold."""
@@ -46,7 +46,7 @@ def certify(
     if method not in ("crc", "ltt", "envelope", "inflated"):
         raise BadInput(f"a method is crc, ltt, envelope or inflated, got {method!r}")
     if method == "inflated" and not experimental:
-        raise BadInput("inflated CRC (C7) is experimental; add --experimental to use it")
+        raise BadInput("inflated CRC is experimental; add --experimental to use it")
     opened = open_archive(archive)
     calibration = opened.marked(CALIBRATION) if split is None else opened.select(split=split)
     judged = None if evaluation is None else open_archive(evaluation)

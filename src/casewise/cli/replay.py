@@ -57,7 +57,7 @@ def _value(text: str) -> object:
 
 
 def _summary(decisions: list[Decision]) -> str:
-    """Counts of actions, and the mean depth that was deployed and executed (A12)."""
+    """Counts of actions, and the mean depth that was deployed and executed."""
     if not decisions:
         return "the archive holds no case"
     counts: dict[str, int] = {}

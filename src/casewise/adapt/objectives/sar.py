@@ -53,7 +53,7 @@ class Sar:
             raise BadInput(f"recovery is one of {', '.join(RECOVERIES)}, got {self.recovery!r}")
         if self.recovery == "relative" and self.reference_entropy is None:
             raise BadInput(
-                "recovery='relative' needs reference_entropy=, the median entropy of M0 on the calibration cases (S9); "
+                "recovery='relative' needs reference_entropy=, the median entropy of M0 on the calibration cases; "
                 "take it from the `entropy` signal at step 0 of a calibration archive"
             )
         if self.sample not in ("voxel", "slice"):

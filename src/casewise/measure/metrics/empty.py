@@ -25,9 +25,9 @@ class Empty:
 EMPTY: Registry[Empty] = Registry(
     "metric",
     {
-        "dice": Empty(NAN, 0.0, NAN, "classes absent from the label are skipped; none left is undefined (A10)"),
-        "miou": Empty(None, None, None, "background is a class; NaN only if every voxel is ignored (A11)"),
-        "hd95": Empty(NAN, NAN, NAN, "no surface, no distance: excluded and counted (M9)"),
+        "dice": Empty(NAN, 0.0, NAN, "classes absent from the label are skipped; none left is undefined"),
+        "miou": Empty(None, None, None, "background is a class; NaN only if every voxel is ignored"),
+        "hd95": Empty(NAN, NAN, NAN, "no surface, no distance: excluded and counted"),
         "assd": Empty(NAN, NAN, NAN, "no surface, no distance"),
         "surface_dice": Empty(NAN, 0.0, 0.0, "a surface with no counterpart is never within tolerance"),
         "boundary_iou": Empty(NAN, 0.0, 0.0, "a boundary with no counterpart overlaps nothing"),
