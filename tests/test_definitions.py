@@ -1,4 +1,4 @@
-"""Ids of the definitions: each one that the code cites stands in docs/reference/definitions.md, and no user meets one."""
+"""Ids of the definitions: each one that the code cites stands in definitions.md, and no user meets one."""
 
 from __future__ import annotations
 
