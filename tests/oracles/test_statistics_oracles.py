@@ -10,13 +10,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from statsmodels.stats.multitest import multipletests
 
-from casewise.study.chance import chance_draws, chance_moments
 from casewise.study.geometry import region_geometry
-from casewise.study.logistic import fit_logistic
-from casewise.study.pairs import holm, wilcoxon
-from casewise.study.ranks import auroc, auroc_draws, spearman, spearman_draws, spearman_p
-from casewise.study.resample import draws, mean_interval, paired_interval
-from casewise.study.tree import Leaf, fit_tree
+from casewise.study.statistics.chance import chance_draws, chance_moments
+from casewise.study.statistics.logistic import fit_logistic
+from casewise.study.statistics.pairs import holm, wilcoxon
+from casewise.study.statistics.ranks import auroc, auroc_draws, spearman, spearman_draws, spearman_p
+from casewise.study.statistics.resample import draws, mean_interval, paired_interval
+from casewise.study.statistics.tree import Leaf, fit_tree
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from casewise.core.errors import BadInput, Mismatch
+from casewise.render.masks import WORSE, View, edits, painted, photographed
 from casewise.report.inputs import images_of, input_plane
 from casewise.report.inventory import INPUT_COLUMN
 from casewise.report.material import Extras
-from casewise.report.panels import WORSE, View, edits, painted, photographed
 from casewise.report.sections.qualitative import qualitative
 
 SHAPE = (48, 48)

@@ -8,7 +8,7 @@ import pytest
 from casewise.core.errors import BadInput, UnknownName
 from casewise.core.records import State
 from casewise.study.deployment import Comparison, bucket_decomposition, intervals, method_table, tiers
-from casewise.study.pairs import holm, wilcoxon, wins
+from casewise.study.statistics.pairs import holm, wilcoxon, wins
 from casewise.study.trajectories import deployed_at
 
 

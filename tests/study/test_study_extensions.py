@@ -14,13 +14,13 @@ from casewise.study.alignment import alignment, harm_moves, shared_signals
 from casewise.study.balance import label_free_balance
 from casewise.study.coherence import coherence
 from casewise.study.early import early_segment
-from casewise.study.folds import folds_of
 from casewise.study.frozen import frozen_design, frozen_differences
 from casewise.study.learned import learned_policy
 from casewise.study.prereg import PAPER_CRITERIA, Criterion, Declaration, declare, read_criteria, reconcile
-from casewise.study.resample import Interval
 from casewise.study.scale import scale_probe
 from casewise.study.search import Design, default_designs, design_search
+from casewise.study.statistics.folds import folds_of
+from casewise.study.statistics.resample import Interval
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 

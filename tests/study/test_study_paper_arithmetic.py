@@ -11,16 +11,16 @@ from casewise.core.records import State
 from casewise.study.accounting import accounting
 from casewise.study.assignment import arms_at
 from casewise.study.audit import audit
-from casewise.study.chance import chance_moments
 from casewise.study.controls import attribution
 from casewise.study.cost import cost, firing
 from casewise.study.deployment import bucket_decomposition, method_table
 from casewise.study.frozen import frozen_design
 from casewise.study.geometry import cliff_d
 from casewise.study.helphurt import help_hurt
-from casewise.study.pairs import holm
-from casewise.study.ranks import spearman_p
 from casewise.study.sensitivity import buckets_at
+from casewise.study.statistics.chance import chance_moments
+from casewise.study.statistics.pairs import holm
+from casewise.study.statistics.ranks import spearman_p
 
 
 def routed(low: int, mid: int, hard: int, *, depths: tuple[float, float] = (3, 2), **columns: float) -> pd.DataFrame:

@@ -13,10 +13,10 @@ from casewise.study.assignment import arms_at
 from casewise.study.balance import label_free_balance
 from casewise.study.controls import attribution, random_control
 from casewise.study.deployment import Comparison, intervals
-from casewise.study.pairs import wilcoxon
-from casewise.study.ranks import shuffle_p, spearman, spearman_draws
-from casewise.study.resample import draws, mean_interval
 from casewise.study.search import Design, design_search
+from casewise.study.statistics.pairs import wilcoxon
+from casewise.study.statistics.ranks import shuffle_p, spearman, spearman_draws
+from casewise.study.statistics.resample import draws, mean_interval
 from casewise.study.trajectories import deployed_at
 
 STATES = {"low": State(3), "mid": State(2), "hard": State(0)}

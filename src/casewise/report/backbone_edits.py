@@ -11,9 +11,8 @@ from casewise.archive.store import Archive
 from casewise.core.records import SOURCE, State
 from casewise.judge.outcomes import outcomes
 from casewise.measure.regions import Regions, regions_of
-from casewise.report.figures.masks import draw_masks
+from casewise.render.masks import WORSE, View, draw_masks, painted
 from casewise.report.material import Material
-from casewise.report.panels import WORSE, View, painted
 from casewise.report.section import Picture
 
 BAND = (0.60, 0.80)

@@ -9,11 +9,11 @@ from typing import Any
 import pandas as pd
 
 from casewise.core.records import Decision
-from casewise.report.cells import Cell, number
+from casewise.render.cells import Cell, number
+from casewise.render.masks import data_uri, edits, painted, view_of
+from casewise.render.tables import Column, Table, table
 from casewise.report.material import Material
-from casewise.report.panels import data_uri, edits, painted, view_of
 from casewise.report.recorded import recorded
-from casewise.report.tables import Column, Table, table
 
 PICTURES = 150  # cases with pictures; four panels are about 5 kB a case
 

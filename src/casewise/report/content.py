@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from casewise import __version__
+from casewise.render.tables import Table
 from casewise.report import cases
 from casewise.report.figures.changes import draw_changes
 from casewise.report.inventory import FIGURES, TABLES
 from casewise.report.material import Material
 from casewise.report.section import Picture
 from casewise.report.story import Story, keys, story
-from casewise.report.tables import Table
 
 
 def content(

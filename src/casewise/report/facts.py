@@ -15,7 +15,7 @@ from casewise.report.material import Material
 from casewise.study.association import association
 from casewise.study.budget import ladder_shape
 from casewise.study.prereg import Fact
-from casewise.study.resample import Interval, clusters_of, interval_of_row, paired_interval
+from casewise.study.statistics.resample import Interval, clusters_of, interval_of_row, paired_interval
 from casewise.study.trajectories import deployed_at, same_cases
 
 TENT = "metric.first_minus_tent"

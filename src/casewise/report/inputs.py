@@ -13,7 +13,7 @@ from casewise.core.errors import BadInput, Mismatch
 from casewise.data.folders import CaseFiles, list_cases
 from casewise.data.nifti import read_volume
 from casewise.data.pictures import ENDINGS, read_picture
-from casewise.report.panels import Pixels
+from casewise.render.masks import Pixels
 
 Images = Mapping[str, CaseFiles]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from casewise.core.records import SOURCE, Mask, State
 from casewise.measure.metrics.overlap import dice, miou
+from casewise.render.masks import Pixels, View, edits, painted, photographed
 from casewise.report.material import Material
-from casewise.report.panels import Pixels, View, edits, painted, photographed
 from casewise.report.recorded import Recorded
 
 SIDE = 320

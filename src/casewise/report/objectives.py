@@ -15,14 +15,14 @@ from casewise.core.errors import CasewiseError, DegenerateTertiles
 from casewise.core.records import Policy
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.outcomes import outcomes
-from casewise.report.cells import DASH, Cell, Estimate, NotRun
+from casewise.render.cells import DASH, Cell, Estimate, NotRun
+from casewise.render.tables import Column, Table, table
 from casewise.report.facts import NEEDS, router_facts, tent_outcomes, trajectory_facts
 from casewise.report.gathering import gather
 from casewise.report.material import Material
-from casewise.report.tables import Column, Table, table
 from casewise.study.finding import Finding
 from casewise.study.prereg import PAPER_CRITERIA, Declaration, Fact, reconcile
-from casewise.study.resample import Interval
+from casewise.study.statistics.resample import Interval
 from casewise.study.trajectories import by_step, mean_or_nan
 
 _NO_HOLDOUT = "its router needs its own calibration archive: --other NAME=EVALUATION,CALIBRATION"

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from casewise.report.ink import page_svg
+from casewise.render.ink import page_svg
 from casewise.report.section import Picture, Section
 
 

@@ -12,9 +12,9 @@ from casewise import __version__
 from casewise.archive.layout import CASES, ENTRY
 from casewise.archive.store import Archive
 from casewise.judge.ledger import read_ledger
-from casewise.report.cells import Cell
+from casewise.render.cells import Cell
+from casewise.render.tables import Column, Table, table
 from casewise.report.material import Material
-from casewise.report.tables import Column, Table, table
 
 
 def provenance(material: Material) -> dict[str, Any]:

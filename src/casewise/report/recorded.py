@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from casewise.core.records import SOURCE, Action, Decision, Mask
 from casewise.judge.deciding import deployed_mask
+from casewise.render.masks import Edits, edits
 from casewise.report.material import Material
-from casewise.report.panels import Edits, edits
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from casewise.report.tables import Table
+from casewise.render.tables import Table
 from casewise.study.finding import Finding
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from casewise.report.cells import Estimate, number, text_of
+from casewise.render.cells import Estimate, number, text_of
 from casewise.report.material import Material
 from casewise.study.finding import Finding
 

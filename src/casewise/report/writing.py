@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from casewise.core.errors import BadInput
+from casewise.render.ink import svg_text, write_png
+from casewise.render.tables import Table, write_csv, write_tex
 from casewise.report import cases
 from casewise.report.content import content, hero, the_story
-from casewise.report.ink import svg_text, write_png
 from casewise.report.inventory import counts, inventory_table
 from casewise.report.material import Material
 from casewise.report.page import render
 from casewise.report.provenance import provenance, provenance_tables, without_folders
 from casewise.report.results import SCHEMA, findings_of, plain, write_results
 from casewise.report.section import Picture, Section
-from casewise.report.tables import Table, write_csv, write_tex
 
 _PARTS = frozenset({"report.html", "results.json", "tables", "figures"})
 

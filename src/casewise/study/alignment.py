@@ -11,7 +11,7 @@ import pandas as pd
 from casewise.core.errors import BadInput
 from casewise.study.association import signals_in
 from casewise.study.finding import Finding, rows
-from casewise.study.ranks import spearman
+from casewise.study.statistics.ranks import spearman
 from casewise.study.trajectories import unshrunk
 
 GRADIENT_LIMIT = 1e-6  # step-1 gradient norm, largest absolute difference

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from casewise.core.errors import BadInput
 from casewise.core.records import State
 from casewise.measure.signals import SIGNALS
-from casewise.study.chance import ChanceMoments, chance_moments
 from casewise.study.oracles import change_oracle_scores, ha_oracle_scores
+from casewise.study.statistics.chance import ChanceMoments, chance_moments
 from casewise.study.trajectories import deployed_at, mean_or_nan, unshrunk
 
 Arms = Mapping[str, pd.DataFrame]

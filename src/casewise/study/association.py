@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.measure.signals import SIGNALS
 from casewise.study.finding import Finding, need_columns, rows
-from casewise.study.ranks import shuffle_p, spearman, spearman_draws, spearman_p
-from casewise.study.resample import LEVEL, RESAMPLES, clusters_of, draws, interval_of
+from casewise.study.statistics.ranks import shuffle_p, spearman, spearman_draws, spearman_p
+from casewise.study.statistics.resample import LEVEL, RESAMPLES, clusters_of, draws, interval_of
 from casewise.study.trajectories import unshrunk
 
 COLUMNS = (

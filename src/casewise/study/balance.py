@@ -16,9 +16,9 @@ from scipy import stats
 from casewise.core.errors import TooFewCases
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.study.finding import Finding, rows
-from casewise.study.folds import folds_of
-from casewise.study.logistic import fit_logistic
-from casewise.study.resample import RESAMPLES, clusters_of, draws
+from casewise.study.statistics.folds import folds_of
+from casewise.study.statistics.logistic import fit_logistic
+from casewise.study.statistics.resample import RESAMPLES, clusters_of, draws
 from casewise.study.trajectories import horizon, unshrunk
 
 Floats = NDArray[np.float64]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from casewise.core.errors import BadInput
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.study.finding import Finding, rows
-from casewise.study.resample import RESAMPLES, draws
+from casewise.study.statistics.resample import RESAMPLES, draws
 from casewise.study.trajectories import by_step, horizon, labelled, mean_or_nan, unshrunk
 
 Floats = NDArray[np.float64]

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from casewise.study.finding import Finding
-from casewise.study.ranks import spearman
+from casewise.study.statistics.ranks import spearman
 from casewise.study.trajectories import horizon, mean_or_nan, unshrunk
 
 USABLE_MARGIN = 0.05  # a source is usable when it is at most this far below the reference source (O4)

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from casewise.core.errors import BadInput, Refused
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.study.assignment import BUCKETS, QUANTITIES, Arms, Assignment
-from casewise.study.chance import Floats, chance_draws
 from casewise.study.finding import Finding, rows
-from casewise.study.resample import RESAMPLES, clusters_of, paired_interval
+from casewise.study.statistics.chance import Floats, chance_draws
+from casewise.study.statistics.resample import RESAMPLES, clusters_of, paired_interval
 from casewise.study.trajectories import mean_or_nan
 
 

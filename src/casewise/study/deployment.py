@@ -12,8 +12,15 @@ import pandas as pd
 from casewise.core.errors import BadInput, UnknownName
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.study.finding import Finding, rows
-from casewise.study.pairs import holm, wilcoxon, wins
-from casewise.study.resample import RESAMPLES, Interval, clusters_of, draws, paired_interval, undefined_interval
+from casewise.study.statistics.pairs import holm, wilcoxon, wins
+from casewise.study.statistics.resample import (
+    RESAMPLES,
+    Interval,
+    clusters_of,
+    draws,
+    paired_interval,
+    undefined_interval,
+)
 from casewise.study.trajectories import mean_or_nan, same_cases
 
 Methods = Mapping[str, pd.DataFrame]

@@ -11,7 +11,7 @@ from casewise.archive.store import Archive
 from casewise.core.records import SOURCE, State
 from casewise.measure.metrics.surface import hd95
 from casewise.study.finding import Finding
-from casewise.study.ranks import spearman, spearman_p
+from casewise.study.statistics.ranks import spearman, spearman_p
 from casewise.study.trajectories import horizon, unshrunk
 
 

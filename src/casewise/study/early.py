@@ -9,7 +9,7 @@ import pandas as pd
 
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.study.finding import Finding
-from casewise.study.resample import RESAMPLES, Interval, clusters_of, paired_interval
+from casewise.study.statistics.resample import RESAMPLES, Interval, clusters_of, paired_interval
 from casewise.study.trajectories import by_step, horizon, labelled, mean_or_nan, same_cases, unshrunk
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.study.finding import Finding, rows
-from casewise.study.resample import RESAMPLES, clusters_of, paired_interval
+from casewise.study.statistics.resample import RESAMPLES, clusters_of, paired_interval
 from casewise.study.trajectories import mean_or_nan, same_cases
 
 _REFITTED = ("cut_low", "cut_high")

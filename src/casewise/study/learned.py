@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from casewise.core.errors import BadInput
 from casewise.core.records import SOURCE, State
 from casewise.core.seeds import RESAMPLING_SEED
-from casewise.study.chance import ChanceMoments, chance_moments
 from casewise.study.finding import Finding, rows
-from casewise.study.folds import folds_of
-from casewise.study.resample import RESAMPLES, Interval, clusters_of, paired_interval
+from casewise.study.statistics.chance import ChanceMoments, chance_moments
+from casewise.study.statistics.folds import folds_of
+from casewise.study.statistics.resample import RESAMPLES, Interval, clusters_of, paired_interval
+from casewise.study.statistics.tree import fit_tree
 from casewise.study.trajectories import deployed_at, horizon, labelled, unshrunk
-from casewise.study.tree import fit_tree
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

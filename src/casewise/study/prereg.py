@@ -14,7 +14,7 @@ from casewise.core.errors import BadInput, Refused
 from casewise.core.registry import Registry
 from casewise.core.strict_json import json_text
 from casewise.study.finding import Finding, rows
-from casewise.study.resample import Interval
+from casewise.study.statistics.resample import Interval
 
 Fact = float | bool | Interval
 SCHEMA = 1

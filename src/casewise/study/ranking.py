@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.study.association import signals_in
 from casewise.study.finding import Finding, rows
-from casewise.study.ranks import auroc, auroc_draws, shuffle_p
-from casewise.study.resample import RESAMPLES, clusters_of, draws, interval_of
+from casewise.study.statistics.ranks import auroc, auroc_draws, shuffle_p
+from casewise.study.statistics.resample import RESAMPLES, clusters_of, draws, interval_of
 from casewise.study.trajectories import horizon, unshrunk
 
 COLUMNS = ("signal", "target", "auroc", "low", "high", "p_shuffled", "positives", "n", "skipped", "threshold", "reason")

@@ -15,10 +15,10 @@ from casewise.core.errors import BadInput
 from casewise.core.records import SOURCE, State
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.data.splits import check_disjoint
-from casewise.study.chance import chance_moments
 from casewise.study.finding import Finding, rows
-from casewise.study.resample import clusters_of, draws
 from casewise.study.sensitivity import MEDICAL, buckets_at
+from casewise.study.statistics.chance import chance_moments
+from casewise.study.statistics.resample import clusters_of, draws
 from casewise.study.trajectories import deployed_at, labelled, unshrunk
 
 Floats = NDArray[np.float64]

@@ -13,7 +13,7 @@ from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.study.assignment import BUCKETS, Arms
 from casewise.study.finding import Finding
-from casewise.study.resample import RESAMPLES, draws
+from casewise.study.statistics.resample import RESAMPLES, draws
 from casewise.study.trajectories import mean_or_nan
 
 Floats = NDArray[np.float64]

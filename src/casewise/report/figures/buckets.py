@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from casewise.report.ink import HARM, HELP, INK, MUTED, canvas, inked
+from casewise.render.ink import HARM, HELP, INK, MUTED, canvas, inked
 
 
 def draw_buckets(frame: pd.DataFrame, *, coordinate: str, cuts: list[tuple[float, float]], reference: str) -> Figure:

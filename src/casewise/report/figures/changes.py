@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from casewise.report.ink import FAINT, HARM, HELP, INK, MUTED, canvas, inked
+from casewise.render.ink import FAINT, HARM, HELP, INK, MUTED, canvas, inked
 
 
 def draw_changes(reference: pd.DataFrame, router: pd.DataFrame, *, names: tuple[str, str], metric: str) -> Figure:

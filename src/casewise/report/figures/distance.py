@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from casewise.report.ink import HARM, INK, MUTED, canvas, inked
+from casewise.render.ink import HARM, INK, MUTED, canvas, inked
 
 
 def draw_distance(frame: pd.DataFrame, *, unit: str = "mm") -> Figure:

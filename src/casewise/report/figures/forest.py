@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from casewise.report.ink import INK, MUTED, OURS, canvas, inked
+from casewise.render.ink import INK, MUTED, OURS, canvas, inked
 
 
 def draw_forest(panels: Sequence[tuple[str, pd.DataFrame]], *, label: str = "") -> Figure:

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from casewise.report.ink import MUTED, OURS, SOURCE, canvas, inked
+from casewise.render.ink import MUTED, OURS, SOURCE, canvas, inked
 
 _SHAPES = "osD^vP*X<>ph8dH"
 

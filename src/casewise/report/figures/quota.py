@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from casewise.report.ink import FAINT, HARM, MUTED, OURS, SOURCE, canvas, inked
+from casewise.render.ink import FAINT, HARM, MUTED, OURS, SOURCE, canvas, inked
 
 
 def draw_quota(selectors: pd.DataFrame, *, low: float, high: float, mean: float, reference: float, name: str) -> Figure:

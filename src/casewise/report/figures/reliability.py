@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pandas as pd
 from matplotlib.figure import Figure
 
-from casewise.report.ink import INK, MUTED, OURS, SOFT, canvas, inked
+from casewise.render.ink import INK, MUTED, OURS, SOFT, canvas, inked
 
 _SHAPES = "osD^vP"
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from casewise.report.ink import HARM, MUTED, OURS, canvas, inked
+from casewise.render.ink import HARM, MUTED, OURS, canvas, inked
 
 
 def draw_sensitivity(frame: pd.DataFrame, *, reference: float, reference_name: str) -> Figure:

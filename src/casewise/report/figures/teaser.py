@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from casewise.report.ink import HARM, INK, MUTED, OURS, canvas, inked
+from casewise.render.ink import HARM, INK, MUTED, OURS, canvas, inked
 
 
 def draw_teaser(

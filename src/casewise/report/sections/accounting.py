@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from casewise.report.cells import DASH, Cell
+from casewise.render.cells import DASH, Cell
+from casewise.render.tables import Column, Table, rows_of, table
 from casewise.report.inventory import CLOCK
 from casewise.report.material import Material
 from casewise.report.section import Section
-from casewise.report.tables import Column, Table, rows_of, table
 from casewise.study.accounting import accounting as accounts
 from casewise.study.cost import cost, signal_costs, step_seconds
 from casewise.study.finding import Finding

@@ -6,13 +6,13 @@ from typing import Any
 
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.outcomes import deployed, outcomes
+from casewise.render.cells import Cell, Pair
+from casewise.render.tables import Column, rows_of, table
 from casewise.replay import replay
 from casewise.report.backbone_edits import BAND, backbone_picture
-from casewise.report.cells import Cell, Pair
 from casewise.report.material import Material
 from casewise.report.section import Section
 from casewise.report.sections.extensions import plain_table
-from casewise.report.tables import Column, rows_of, table
 from casewise.study.alignment import alignment, harm_moves, shared_signals
 from casewise.study.budget import learning_rate_sweep
 from casewise.study.coherence import coherence

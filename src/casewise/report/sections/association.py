@@ -6,11 +6,11 @@ from typing import Any
 
 import pandas as pd
 
-from casewise.report.cells import Cell, Estimate, Undefined, number
+from casewise.render.cells import Cell, Estimate, Undefined, number
+from casewise.render.tables import Column, Table, rows_of, table
 from casewise.report.figures.forest import draw_forest
 from casewise.report.material import Material
 from casewise.report.section import Picture, Section
-from casewise.report.tables import Column, Table, rows_of, table
 from casewise.study.association import per_step, signal_signal, signal_summary
 from casewise.study.finding import Finding
 

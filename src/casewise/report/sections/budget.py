@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 
-from casewise.report.cells import NOT_RUN, Cell, number
+from casewise.render.cells import NOT_RUN, Cell, number
+from casewise.render.tables import Column, Table, rows_of, table
 from casewise.report.figures.teaser import draw_teaser
 from casewise.report.material import Material
 from casewise.report.section import Picture, Section
-from casewise.report.tables import Column, Table, rows_of, table
 from casewise.study.budget import group_agreement, oracle_plateau, selection_agreement, selection_stability
 from casewise.study.finding import Finding
 

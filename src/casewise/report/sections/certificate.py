@@ -5,11 +5,11 @@ from __future__ import annotations
 import pandas as pd
 
 from casewise.judge.certificates.certificate import Certificate
-from casewise.report.cells import Cell, NotRun
+from casewise.render.cells import Cell, NotRun
+from casewise.render.tables import Column, Table, table
 from casewise.report.figures.reliability import draw_reliability
 from casewise.report.material import Material
 from casewise.report.section import Picture, Section
-from casewise.report.tables import Column, Table, table
 
 _NUMBERS = (
     "kind",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 
-from casewise.report.cells import DASH, Cell, Estimate, number
+from casewise.render.cells import DASH, Cell, Estimate, number
+from casewise.render.tables import Column, Table, lowest, rows_of, table
 from casewise.report.figures.quota import draw_quota
 from casewise.report.material import Material
 from casewise.report.section import Picture, Section
-from casewise.report.tables import Column, Table, lowest, rows_of, table
 from casewise.study.controls import overlap, selector_intervals
 from casewise.study.finding import Finding
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from casewise.report.cells import NOT_RUN, Cell, number
+from casewise.render.cells import NOT_RUN, Cell, number
+from casewise.render.tables import Column, Table, rows_of, table
 from casewise.report.facts import NEEDS, facts
 from casewise.report.material import Material
 from casewise.report.objectives import objectives
 from casewise.report.provenance import results_at
 from casewise.report.section import Section
-from casewise.report.tables import Column, Table, rows_of, table
 from casewise.study.finding import Finding
 from casewise.study.prereg import PAPER_CRITERIA, Declaration, reconcile
-from casewise.study.resample import LEVEL
+from casewise.study.statistics.resample import LEVEL
 
 
 def criteria(material: Material) -> Section:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pandas as pd
 
-from casewise.report.cells import DASH, Cell, Estimate, NotRun, Pair
+from casewise.render.cells import DASH, Cell, Estimate, NotRun, Pair
+from casewise.render.tables import Column, Table, highest, lowest, rows_of, table
 from casewise.report.figures.forest import draw_forest
 from casewise.report.figures.pareto import draw_pareto
 from casewise.report.material import Material
 from casewise.report.section import Picture, Section
 from casewise.report.story import verdict
-from casewise.report.tables import Column, Table, highest, lowest, rows_of, table
 from casewise.study.deployment import bucket_decomposition, method_table
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from casewise.report.cells import number
+from casewise.render.cells import number
+from casewise.render.tables import Column, Table, rows_of, table
 from casewise.report.material import Material
 from casewise.report.section import Section
-from casewise.report.tables import Column, Table, rows_of, table
 from casewise.study.balance import label_free_balance
 from casewise.study.early import early_segment
 from casewise.study.finding import Finding

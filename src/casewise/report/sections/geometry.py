@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 
-from casewise.report.cells import number
+from casewise.render.cells import number
+from casewise.render.tables import Column, Table, rows_of, table
 from casewise.report.figures.distance import draw_distance
 from casewise.report.material import Material
 from casewise.report.section import Picture, Section
-from casewise.report.tables import Column, Table, rows_of, table
 from casewise.study.distance import distances, harm_and_distance
 from casewise.study.finding import Finding
 from casewise.study.geometry import region_features, region_geometry

@@ -8,11 +8,11 @@ from typing import Any
 import pandas as pd
 
 from casewise.judge.outcomes import deployed
+from casewise.render.cells import DASH, Cell, Pair, Undefined, number
+from casewise.render.tables import Column, Table, rows_of, table
 from casewise.replay import replay
-from casewise.report.cells import DASH, Cell, Pair, Undefined, number
 from casewise.report.material import Material
 from casewise.report.section import Section
-from casewise.report.tables import Column, Table, rows_of, table
 from casewise.study.finding import Finding
 from casewise.study.helphurt import help_hurt, net_helped, weaker_source
 

@@ -9,16 +9,15 @@ import numpy as np
 import pandas as pd
 
 from casewise.core.errors import CasewiseError
-from casewise.report.cells import Cell
-from casewise.report.figures.masks import draw_masks
+from casewise.render.cells import Cell
+from casewise.render.masks import Edits, Pixels, View, draw_masks, view_of
+from casewise.render.tables import Column, Table, table
 from casewise.report.inputs import input_plane
 from casewise.report.inventory import INPUT_COLUMN
 from casewise.report.mask_columns import mask_columns, metric_of, whole
 from casewise.report.material import Material
-from casewise.report.panels import Edits, Pixels, View, view_of
 from casewise.report.recorded import recorded
 from casewise.report.section import Picture, Section
-from casewise.report.tables import Column, Table, table
 from casewise.study.finding import Finding
 
 DESIDERATA = {

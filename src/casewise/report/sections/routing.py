@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from casewise.report.cells import Cell, number
+from casewise.render.cells import Cell, number
+from casewise.render.tables import Column, Table, rows_of, table
 from casewise.report.figures.buckets import draw_buckets
 from casewise.report.material import Material, step_one
 from casewise.report.section import Picture, Section
-from casewise.report.tables import Column, Table, rows_of, table
 from casewise.study.dispersion import depth_dispersion
 from casewise.study.finding import Finding
 from casewise.study.sensitivity import cut_stability

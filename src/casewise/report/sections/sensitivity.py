@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from casewise.report.cells import NOT_RUN, Cell, number
+from casewise.render.cells import NOT_RUN, Cell, number
+from casewise.render.tables import Column, Table, rows_of, table
 from casewise.report.figures.sensitivity import draw_min_area, draw_sensitivity
 from casewise.report.material import Material
 from casewise.report.section import Picture, Section
-from casewise.report.tables import Column, Table, rows_of, table
 from casewise.study.finding import Finding
 from casewise.study.sweep import min_area_sweep, rank_invariance, sweep_outcomes
 

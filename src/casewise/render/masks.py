@@ -1,21 +1,23 @@
-"""Small pictures of masks: the slice that shows the harm, with worse edits outlined in red and better ones in blue."""
+"""Pictures of masks: the slice that shows the harm, with worse edits outlined in red and better ones in blue."""
 
 from __future__ import annotations
 
 import base64
 import colorsys
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 from scipy import ndimage
 
 from casewise.core.records import Mask
 from casewise.measure.metrics.harm import Harm, harm
+from casewise.render.ink import canvas, inked
 
 WORSE = (255, 90, 60)
 BETTER = (90, 169, 255)
@@ -164,3 +166,16 @@ def data_uri(picture: Pixels) -> str:
     buffer = io.BytesIO()
     Image.fromarray(picture).quantize(64, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def draw_masks(panels: Sequence[tuple[str, Any]], *, rows: int = 1) -> Figure:
+    """``panels``: (title, picture of (rows, columns, 3)), row by row; drawn without smoothing."""
+    tall = max(picture.shape[0] / picture.shape[1] for _, picture in panels)
+    columns = len(panels) // rows
+    with inked():
+        figure, axes = canvas(9.2, (9.2 / columns * tall + 0.5) * rows, columns=columns, rows=rows)
+        for axis, (title, picture) in zip(axes.flat, panels, strict=True):
+            axis.imshow(picture, interpolation="nearest")
+            axis.set_title(title, fontsize=8.5, fontweight="normal")
+            axis.set_axis_off()
+    return figure

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from casewise.report.panels import BETTER, WORSE, View, data_uri, edits, painted, view_of
+from casewise.render.masks import BETTER, WORSE, View, data_uri, edits, painted, view_of
 
 MEASURE = {"min_area": 4, "foreground": True, "ignore": None}
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from casewise.report.cells import (
+from casewise.render.cells import (
     DASH,
     Cell,
     Estimate,

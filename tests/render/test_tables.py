@@ -6,8 +6,8 @@ import csv
 
 import pandas as pd
 
-from casewise.report.cells import Estimate, NotRun, Undefined
-from casewise.report.tables import Column, highest, lowest, rows_of, table, tex, write_csv
+from casewise.render.cells import Estimate, NotRun, Undefined
+from casewise.render.tables import Column, highest, lowest, rows_of, table, tex, write_csv
 
 COLUMNS = (
     Column("method", "Method", text=True),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from casewise.report.ink import HARM, canvas, inked, page_svg, svg_text, write_png
+from casewise.render.ink import HARM, canvas, inked, page_svg, svg_text, write_png
 
 
 def figure_with(text: str):

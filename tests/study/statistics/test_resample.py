@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from casewise.core.errors import BadInput
-from casewise.study.resample import clusters_of, draws, interval_of, mean_interval, paired_interval
+from casewise.study.statistics.resample import clusters_of, draws, interval_of, mean_interval, paired_interval
 
 
 def test_the_index_matrix_is_the_stated_stream_and_says_so():

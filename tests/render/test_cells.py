@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from casewise.report.cells import (
+from casewise.render.cells import (
     DASH,
     NOT_RUN,
     Estimate,
