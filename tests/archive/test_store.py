@@ -215,15 +215,15 @@ def test_a_step_that_was_not_recorded_is_named(tmp_path):
 def test_a_run_that_is_killed_leaves_whole_cases_and_goes_on(tmp_path):
     program = textwrap.dedent(f"""
         import itertools, os, signal, sys
-        import casewise.archive.layout as layout
+        import casewise.core.durable as durable
         from worlds.cohorts import synthetic_archive
         writes = itertools.count()
-        plain = layout.sync_folder
+        plain = durable.sync_folder
         def dies(folder):
             if next(writes) == 7:
                 os.kill(os.getpid(), signal.SIGKILL)
             plain(folder)
-        layout.sync_folder = dies
+        durable.sync_folder = dies
         synthetic_archive({str(tmp_path)!r}, cases=6)
     """)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from worlds.cohorts import synthetic_archive
 
-from casewise.archive.layout import file_sha256
 from casewise.archive.verify import verify
+from casewise.core.durable import file_sha256
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from casewise.run.audit import verify_audit
+from casewise.core.chain import Chain
 from casewise.run.model import Model
 
 pytestmark = pytest.mark.slow
@@ -52,4 +52,4 @@ def test_a_killed_run_and_its_rerun_leave_the_tree_of_an_uninterrupted_run(
         process.wait()
     subprocess.run(command(model, images, out), check=True, env=environment, capture_output=True)
     assert tree(out) == tree(tmp_path / "whole")
-    assert verify_audit(out / "audit.jsonl") == []
+    assert Chain(out / "audit.jsonl").problems == []

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from casewise.core.chain import Chain
 from casewise.core.records import Policy
 from casewise.report.overlays import overlay_png
-from casewise.run.audit import verify_audit
 from casewise.run.folder import plan_folder, predict_folder
 from casewise.run.local import LocalEngine
 from casewise.run.predict import PredictCase
@@ -172,11 +172,11 @@ def test_a_run_that_stops_at_any_write_is_completed_by_the_next(
     written: int, work: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fault injection at the rename: the process stops there as if it were killed, temporary files and all."""
-    import casewise.run.outputs as outputs
+    import casewise.core.durable as durable
 
     run(work(draw=overlay_png, out="whole"))
     left = [written]
-    rename = outputs.os.replace
+    rename = durable.os.replace
 
     def stops(source: Any, target: Any) -> None:
         left[0] -= 1
@@ -184,7 +184,7 @@ def test_a_run_that_stops_at_any_write_is_completed_by_the_next(
             raise KeyboardInterrupt
         rename(source, target)
 
-    monkeypatch.setattr(outputs.os, "replace", stops)
+    monkeypatch.setattr(durable.os, "replace", stops)
     with pytest.raises(KeyboardInterrupt):
         run(work(draw=overlay_png))
     monkeypatch.undo()
@@ -199,4 +199,4 @@ def test_a_later_edit_of_an_output_or_an_entry_is_found(work: Maker, tmp_path: P
     (tmp_path / "out" / "case_1.nii.gz").unlink()
     problems = verify_predictions(tmp_path / "out")
     assert problems == ["case_1.nii.gz is missing", "casewise/case_0.json is not the entry that the audit log saw"]
-    assert verify_audit(tmp_path / "out" / "audit.jsonl") == []
+    assert Chain(tmp_path / "out" / "audit.jsonl").problems == []

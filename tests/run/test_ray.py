@@ -16,13 +16,13 @@ import ray
 import torch
 
 from casewise.archive.verify import verify
+from casewise.core.chain import Chain
 from casewise.core.errors import BadInput
 from casewise.core.records import Case, Mask, Policy
 from casewise.data.cohort import Cohort, Member
 from casewise.data.folders import with_labels
 from casewise.data.phantom.as_files import write_cohort
 from casewise.data.phantom.cardiac import cardiac_cohort
-from casewise.run.audit import verify_audit
 from casewise.run.choice import chosen_engine
 from casewise.run.folder import predict_folder
 from casewise.run.local import LocalEngine, Result
@@ -103,7 +103,7 @@ def test_predictions_are_the_local_engines_byte_for_byte(cluster: None, scans: P
     def run(engine: Any, out: str) -> dict[str, Any]:
         work = prediction_work(PHANTOM, HOW, DEEP, gathered_cases(PHANTOM, scans / "images"), tmp_path / out)
         assert [entry["status"] for entry in predict_folder(work, engine)] == ["done"] * 4
-        assert verify_audit(tmp_path / out / "audit.jsonl") == []
+        assert Chain(tmp_path / out / "audit.jsonl").problems == []
         return predicted(tmp_path / out)
 
     local = run(LocalEngine(), "local")

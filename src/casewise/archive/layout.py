@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,9 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from casewise.core.durable import json_sha256
 from casewise.core.errors import BadInput, DamagedArchive
 from casewise.core.records import Mask, State, check_case_id
-from casewise.core.strict_json import json_text, numbered
+from casewise.core.strict_json import numbered
 
 SCHEMA, READABLE = 2, (1, 2)
 MANIFEST, CASES, CACHE = "manifest.json", "cases", "cache"
@@ -65,7 +65,7 @@ class Entry:
     def sealed(self, schema: int) -> str:
         """The digest with which an archive of this schema seals the case."""
         plain = {name: value for name, value in self.as_dict().items() if name != "seconds" or schema == 1}
-        return hashlib.sha256(json_text(plain, sort_keys=True).encode()).hexdigest()
+        return json_sha256(plain)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -173,35 +173,6 @@ def decode_extras(arrays: Mapping[str, NDArray[Any]], masks: Mapping[Any, Mask])
         whole[where] = values
         found[name.removeprefix(ON_D)] = whole
     return found
-
-
-def file_sha256(path: Path) -> str:
-    """sha256 of a file's bytes."""
-    digest = hashlib.sha256()
-    with path.open("rb") as handle:
-        while chunk := handle.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Replace a file so that a reader, or a machine that loses power, sees the old content or the new, never half."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as handle:
-        handle.write(content)
-        handle.flush()
-        os.fsync(handle.fileno())
-    os.replace(temporary, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames inside a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -21,6 +20,7 @@ from casewise.archive import layout
 from casewise.archive.arrays import unpacked
 from casewise.archive.layout import Entry
 from casewise.archive.write_case import sweep, write_case
+from casewise.core.durable import text_sha256, write_json
 from casewise.core.errors import BadInput, DamagedArchive, Locked, Mismatch
 from casewise.core.records import EVALUATION, Binding, Case, Mask, Observation, Signals, State, Trajectory
 from casewise.core.strict_json import json_text
@@ -71,7 +71,7 @@ class Archive:
         """sha256 over the manifest and every case in view: names what a derived table was derived from."""
         words = [json_text(self.manifest["binding"], sort_keys=True)]
         words += [f"{name} {entry.digest}" for name, entry in self.entries.items()]
-        return hashlib.sha256("\n".join(words).encode()).hexdigest()
+        return text_sha256("\n".join(words))
 
     def select(self, ids: Collection[str] | None = None, split: str | None = None) -> Archive:
         """A view of some of the cases: by id, by split, or both."""
@@ -336,4 +336,4 @@ def _check_same(path: Path, there: Mapping[str, Any], asked: Mapping[str, Any]) 
 
 
 def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
-    layout.write_durably(path / layout.MANIFEST, (json_text(dict(manifest), indent=1) + "\n").encode())
+    write_json(path / layout.MANIFEST, dict(manifest))

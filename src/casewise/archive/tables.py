@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pyarrow.parquet as pq
 
 from casewise.archive import layout
 from casewise.archive.layout import Entry
+from casewise.core.durable import replacing
 from casewise.core.errors import DamagedArchive
 from casewise.core.records import Signals, State
 
@@ -34,10 +33,8 @@ def cached_table(path: Path, name: str, make: Callable[[], pd.DataFrame]) -> pd.
             file.unlink(missing_ok=True)
     table = make()
     try:
-        file.parent.mkdir(exist_ok=True)
-        temporary = file.with_name(f".{uuid.uuid4().hex}")
-        table.to_parquet(temporary)
-        os.replace(temporary, file)
+        with replacing(file) as temporary:
+            table.to_parquet(temporary)
     except OSError:
         pass
     return table

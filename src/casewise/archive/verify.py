@@ -9,6 +9,7 @@ from casewise.archive import layout
 from casewise.archive.layout import Entry
 from casewise.archive.store import Archive, open_archive
 from casewise.archive.tables import case_table, ladders
+from casewise.core.durable import file_sha256
 from casewise.core.errors import CasewiseError
 
 
@@ -36,7 +37,7 @@ def _file_problems(folder: Path, entry: Entry) -> Iterator[str]:
         file = folder / name
         if not file.is_file():
             yield f"case {entry.id}: {name} is missing"
-        elif layout.file_sha256(file) != expected:
+        elif file_sha256(file) != expected:
             yield f"case {entry.id}: {name} was changed or cut after it was written"
     strange = sorted(file.name for file in folder.iterdir() if file.name not in {*entry.files, layout.ENTRY})
     for name in strange:

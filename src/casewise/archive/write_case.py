@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from casewise.archive import layout
 from casewise.archive.arrays import packed
 from casewise.archive.layout import Entry
+from casewise.core import durable
 from casewise.core.errors import BadInput, NotFinite
 from casewise.core.records import Case, Mask, Signals, State, Trajectory
 from casewise.core.strict_json import json_text
@@ -131,12 +132,12 @@ def _write_folder(parent: Path, name: str, files: Mapping[str, bytes]) -> bool:
                 handle.write(content)
                 handle.flush()
                 os.fsync(handle.fileno())
-        layout.sync_folder(fresh)
+        durable.sync_folder(fresh)
         os.rename(fresh, parent / name)
     except BaseException as error:
         shutil.rmtree(fresh, ignore_errors=True)
         if isinstance(error, OSError) and (parent / name / layout.ENTRY).exists():
             return False
         raise
-    layout.sync_folder(parent)
+    durable.sync_folder(parent)
     return True

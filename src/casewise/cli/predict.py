@@ -195,15 +195,15 @@ def _in_words(entry: Mapping[str, Any]) -> str:
 
 
 def _write_page(work: PredictCase, entries: Sequence[Mapping[str, Any]], scores: Mapping[str, Any]) -> None:
+    from casewise.core.durable import write_durably
     from casewise.report.prediction_page import prediction_page
     from casewise.run.entry import versions
-    from casewise.run.outputs import write_bytes
 
     facts = {
         "model": work.model.load().name, "policy": work.policy.name, "calibration_id": work.policy.calibration_id,
         "scores": scores, "versions": versions(),
     }  # fmt: skip
-    write_bytes(work.layout.out / "report.html", prediction_page(entries, facts).encode())
+    write_durably(work.layout.out / "report.html", prediction_page(entries, facts).encode())
 
 
 def _say_plan(planned: Sequence[Planned]) -> None:

@@ -26,7 +26,7 @@ def replay(
 ) -> None:
     """Let a controller decide again on recorded trajectories; no network, no GPU."""
     import casewise
-    from casewise.archive.layout import write_durably
+    from casewise.core.durable import write_durably
 
     opened = casewise.open_archive(archive)
     decisions = casewise.replay(opened, _chosen(opened, controller, setting))

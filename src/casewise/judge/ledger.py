@@ -1,28 +1,25 @@
 """The exposure ledger: which choices were made while evaluation labels could be seen (F12).
 
-``exposures.jsonl`` lies in the evaluation archive. Every line carries the hash of the line before, so a line that was
+``exposures.jsonl`` lies in the evaluation archive. It is a hash chain (:mod:`casewise.core.chain`), so a line that was
 taken out or edited is noticed. Reports print it. Labels of the split "evaluation", and all labels of an archive that is
 given as ``--evaluation``, are locked: :func:`unlock` writes its line first and gives a view that reads them.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from casewise.archive.store import Archive
+from casewise.core.chain import Chain
 from casewise.core.errors import BadInput, DamagedArchive
 from casewise.core.records import Policy
-from casewise.core.strict_json import json_text
 from casewise.judge.policy import check_binding, check_held_out
 
 LEDGER = "exposures.jsonl"
+EVENT = "exposure"
 
 PAPER: tuple[Mapping[str, Any], ...] = (
     {
@@ -69,41 +66,31 @@ def unlock(evaluation: Archive, *, purpose: str, policy: Policy | None = None) -
 
 
 def expose(folder: Path, *, choice: str, policy: Policy | None = None, labels_visible: bool = True) -> dict[str, Any]:
-    """Append one line to the ledger of an archive folder."""
-    before = read_ledger(folder)
-    line = {
-        "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    """Append one line to the ledger of an archive folder; a ledger that was edited is an error."""
+    read_ledger(folder)
+    facts = {
         "choice": choice,
         "policy": "" if policy is None else policy.name,
         "calibration_id": "" if policy is None else policy.calibration_id,
         "labels_visible": labels_visible,
-        "previous": before[-1]["hash"] if before else "",
     }
-    line["hash"] = _hash(line)
-    with (folder / LEDGER).open("a") as handle:
-        handle.write(json_text(line) + "\n")
-        handle.flush()
-        os.fsync(handle.fileno())
-    return line
+    return _with_time(Chain(folder / LEDGER).append(EVENT, facts))
 
 
 def read_ledger(folder: Path) -> list[dict[str, Any]]:
     """Every exposure of an archive, oldest first; an edited ledger is an error."""
-    file = Path(folder) / LEDGER
-    if not file.exists():
-        return []
-    lines, previous = [], ""
-    for number, text in enumerate(file.read_text().splitlines(), start=1):
-        try:
-            line = json.loads(text)
-            intact = line["hash"] == _hash(line) and line["previous"] == previous
-        except (ValueError, KeyError, TypeError):
-            intact = False
-        if not intact:
-            raise DamagedArchive(f"line {number} of {file} was edited, cut or taken out; the ledger cannot be trusted")
-        lines.append(line)
-        previous = line["hash"]
-    return lines
+    log = Chain(Path(folder) / LEDGER)
+    problems = log.problems
+    if problems:
+        raise DamagedArchive(
+            f"{log.path} was edited, cut or taken out of ({'; '.join(problems)}); the ledger cannot be trusted"
+        )
+    return [_with_time(line) for line in log.lines() if line.get("event", EVENT) == EVENT]
+
+
+def _with_time(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The line with its time under "when", which is what ledgers of casewise 0.1 call it."""
+    return {"when": line.get("time"), **line}
 
 
 def ledger_problems(folder: str | Path) -> list[str]:
@@ -113,8 +100,3 @@ def ledger_problems(folder: str | Path) -> list[str]:
     except DamagedArchive as error:
         return [str(error)]
     return []
-
-
-def _hash(line: Mapping[str, Any]) -> str:
-    content = {key: value for key, value in line.items() if key != "hash"}
-    return hashlib.sha256(json_text(content, sort_keys=True).encode()).hexdigest()

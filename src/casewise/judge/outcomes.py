@@ -6,7 +6,6 @@ is derived from the masks once for each choice of min_area, foreground and ignor
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import pandas as pd
 
 from casewise.archive.store import Archive
 from casewise.archive.tables import cached_table
+from casewise.core.durable import text_sha256
 from casewise.core.errors import BadInput
 from casewise.core.records import SOURCE, Action, Decision, Mask, State
 from casewise.core.strict_json import json_text
@@ -57,7 +57,7 @@ def outcomes(
     given = {"min_area": min_area, "foreground": foreground, "ignore": ignore}
     options = {**_options(archive), **{name: value for name, value in given.items() if value is not None}}
     key = json_text([_VERSION, archive.digest, options], sort_keys=True)
-    name = f"outcomes-{hashlib.sha256(key.encode()).hexdigest()}"
+    name = f"outcomes-{text_sha256(key)}"
     return cached_table(archive.path, name, lambda: _table(archive, options, measured))
 
 

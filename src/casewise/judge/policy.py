@@ -8,11 +8,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from casewise.archive.layout import write_durably
+from casewise.core.durable import write_json
 from casewise.core.errors import BadInput, Mismatch
 from casewise.core.records import EVALUATION, Binding, Controller, Policy
 from casewise.core.registry import Registry
-from casewise.core.strict_json import json_text, numbered
+from casewise.core.strict_json import numbered
 from casewise.data.splits import Clustered, check_disjoint, clusters_of
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.controllers.by_group import ByGroup, InferredGroup
@@ -95,7 +95,7 @@ def write_policy(path: str | Path, policy: Policy) -> Path:
     """Write a policy as JSON, whole or not at all; an archive folder gets its policy.json."""
     path = Path(path)
     file = path / POLICY if path.is_dir() else path
-    write_durably(file, (json_text(asdict(policy), indent=1, default=dict) + "\n").encode())
+    write_json(file, asdict(policy))
     return file
 
 

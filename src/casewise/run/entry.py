@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import platform
@@ -12,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from casewise.archive.layout import file_sha256
+from casewise.core.durable import file_sha256, text_sha256
 from casewise.core.records import Binding, Policy, Trajectory
 from casewise.core.strict_json import json_text
 from casewise.data.folders import CaseFiles
@@ -41,7 +40,7 @@ def run_key(binding: Binding, policy: Policy, options: Mapping[str, Any]) -> str
     """sha256 over everything besides the image that the output depends on: an entry with another key is redone."""
     software = {name: version for name, version in versions().items() if name != "python"}
     plain = {"binding": asdict(binding), "policy": asdict(policy), "options": dict(options), "versions": software}
-    return hashlib.sha256(json_text(plain, sort_keys=True, default=str).encode()).hexdigest()
+    return text_sha256(json_text(plain, sort_keys=True, default=str))
 
 
 def input_hashes(files: CaseFiles) -> dict[str, str]:

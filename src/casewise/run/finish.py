@@ -8,12 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from casewise.core.strict_json import json_text
+from casewise.core.chain import Chain
+from casewise.core.durable import write_durably, write_json
 from casewise.data.folders import CaseFiles
 from casewise.judge.certificates.certificate import Certificate
-from casewise.run.audit import last_hash
 from casewise.run.entry import DONE, as_json, versions
-from casewise.run.outputs import write_bytes
 from casewise.run.predict import PredictCase
 from casewise.run.promise import in_short
 from casewise.run.summary import summarize
@@ -25,7 +24,7 @@ def write_summary(
     """summary.json beside the masks; null where nnU-Net writes NaN, which strict readers refuse."""
     by_id = {str(entry["case"]): entry for entry in entries}
     summary = summarize(work.layout, cases, by_id, work.model.load(), work.adaptation)
-    write_bytes(work.layout.out / "summary.json", (json_text(summary, indent=4, sort_keys=True) + "\n").encode())
+    write_json(work.layout.out / "summary.json", summary, indent=4, sort_keys=True)
     return summary
 
 
@@ -34,7 +33,7 @@ def copy_model_files(work: PredictCase) -> None:
     for name in ("dataset.json", "plans.json"):
         path = Path(work.model.spec) / name
         if path.is_file():
-            write_bytes(work.layout.out / name, path.read_bytes())
+            write_durably(work.layout.out / name, path.read_bytes())
 
 
 def run_report(
@@ -48,7 +47,7 @@ def run_report(
 ) -> dict[str, Any]:
     """The run for a machine, in the manner of TotalSegmentator's ``--report``."""
     backbone = work.model.load()
-    lines, last = last_hash(work.layout.audit)
+    lines, last = Chain(work.layout.audit).tip
     return {
         "tool": "casewise predict",
         "versions": versions(),
@@ -82,4 +81,4 @@ def run_report(
 
 def write_report(path: Path, report: Mapping[str, Any]) -> None:
     """The report as JSON."""
-    write_bytes(path, as_json(report))
+    write_durably(path, as_json(report))

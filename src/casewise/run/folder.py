@@ -7,16 +7,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from casewise.adapt.backbones import Backbone
-from casewise.archive.layout import file_sha256
+from casewise.core.chain import Chain
+from casewise.core.durable import file_sha256, sweep, write_durably
 from casewise.core.errors import CasewiseError
 from casewise.data import nifti
 from casewise.data.folders import CaseFiles
-from casewise.run.audit import append_event
 from casewise.run.contract import Finding, check_orientations
 from casewise.run.entry import DONE, FAILED, as_json, is_complete, read_entry
 from casewise.run.local import Engine, Result
 from casewise.run.memory import estimate_bytes, shape_of
-from casewise.run.outputs import Layout, write_bytes
+from casewise.run.outputs import Layout
 from casewise.run.predict import PredictCase
 from casewise.run.watched import Watching, watched_results
 
@@ -52,17 +52,17 @@ def predict_folder(
     Outputs of all cases that are to be done are removed before the first one starts, so that nothing old can be taken
     for the result of this run, whatever happens to it. A ``watch`` sees every decision and may suspend the policy.
     """
-    layout = work.layout
+    layout, audit = work.layout, Chain(work.layout.audit)
     layout.out.mkdir(parents=True, exist_ok=True)
-    layout.sweep()
+    sweep(layout.out)
     kept = [files.id for files in work.cases.values() if resume and is_complete(layout, files, work.key)]
     waiting = [case_id for case_id in work.cases if case_id not in kept]
-    append_event(layout.audit, "run-started", _facts(work, kept=len(kept), waiting=len(waiting)))
+    audit.append("run-started", _facts(work, kept=len(kept), waiting=len(waiting)))
     for case_id in waiting:
         layout.forget(case_id)
     for case_id in kept:
         entry = read_entry(layout.entry(case_id)) or {}
-        append_event(layout.audit, "case-kept", _line(layout, entry))
+        audit.append("case-kept", _line(layout, entry))
         if watch is not None:
             watch.show(entry)
         yield entry
@@ -70,9 +70,9 @@ def predict_folder(
     for result in engine.map(work, waiting) if watch is None else watched_results(work, engine, waiting, watch):
         entry = _entry_of(work, result)
         failed += entry["status"] != DONE
-        append_event(layout.audit, "case", _line(layout, entry))
+        audit.append("case", _line(layout, entry))
         yield entry
-    append_event(layout.audit, "run-finished", {"cases": len(work.cases), "not_done": failed})
+    audit.append("run-finished", {"cases": len(work.cases), "not_done": failed})
 
 
 def _entry_of(work: PredictCase, result: Result) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def _entry_of(work: PredictCase, result: Result) -> dict[str, Any]:
         "error_kind": result.kind,
         "timing": {"total_s": round(result.seconds, 3)},
     }
-    write_bytes(work.layout.entry(result.case_id), as_json(entry))
+    write_durably(work.layout.entry(result.case_id), as_json(entry))
     return entry
 
 

@@ -1,4 +1,4 @@
-"""Where a prediction folder keeps things, and writes that are whole or not there.
+"""Where a prediction folder keeps things.
 
 OUT/<case>.nii.gz                     the deployed mask (or .png)
 OUT/casewise/<case>.json              the case's entry: written last, so it vouches for the rest
@@ -10,15 +10,9 @@ OUT/audit.jsonl  OUT/summary.json  OUT/report.html
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-from casewise.archive.layout import sync_folder
-
-TEMPORARY = ".writing-"
 
 
 @dataclass(frozen=True)
@@ -58,31 +52,3 @@ class Layout:
         for path in (self.entry(case_id), self.mask(case_id), self.source(case_id), self.overlay(case_id)):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.candidates(case_id), ignore_errors=True)
-
-    def sweep(self) -> None:
-        """Remove what killed writers left behind."""
-        for path in self.out.rglob(f"{TEMPORARY}*"):
-            path.unlink(missing_ok=True)
-
-
-def write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Let ``write`` make a temporary file with the same ending, then fsync and rename: whole or not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
-    try:
-        write(temporary)
-        with temporary.open("rb") as handle:
-            os.fsync(handle.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Bytes, whole or not there."""
-
-    def write(temporary: Path) -> None:
-        temporary.write_bytes(content)
-
-    write_whole(path, write)

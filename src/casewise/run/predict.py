@@ -17,7 +17,8 @@ import torch
 
 from casewise.adapt.backbones import Backbone, Prepared, Reading
 from casewise.adapt.logits import labels
-from casewise.archive.layout import file_sha256, mask_sha256
+from casewise.archive.layout import mask_sha256
+from casewise.core.durable import file_sha256, replacing, write_durably
 from casewise.core.errors import CasewiseError, NotFinite, Refused
 from casewise.core.records import SOURCE, Action, Case, Decision, Mask, Policy, Trajectory
 from casewise.data.folders import CaseFiles
@@ -30,7 +31,7 @@ from casewise.run.entry import DONE, FAILED, FALLBACK, SCHEMA, as_json, input_ha
 from casewise.run.local import in_one_line
 from casewise.run.memory import estimate_bytes
 from casewise.run.model import Adaptation, Model
-from casewise.run.outputs import Layout, write_bytes, write_whole
+from casewise.run.outputs import Layout
 from casewise.run.preview import Preview, preview_of
 
 REGIONS_LISTED = 50
@@ -77,7 +78,7 @@ class PredictCase:
             self.layout.forget(case_id)
             entry |= {"status": FAILED, "error": in_one_line(error), "error_kind": type(error).__name__}
         entry["timing"] = {**entry.get("timing", {}), "total_s": round(time.monotonic() - began, 3)}
-        write_bytes(self.layout.entry(case_id), as_json(entry))
+        write_durably(self.layout.entry(case_id), as_json(entry))
         return entry
 
     def blank(self, files: CaseFiles) -> dict[str, Any]:
@@ -184,11 +185,12 @@ class PredictCase:
             states |= {str(state): candidate for state, candidate in trajectory.shrunk.items()}
             wanted |= {folder / f"{name}{self.layout.ending}": candidate for name, candidate in states.items()}
         for path, candidate in wanted.items():
-            write_whole(path, lambda temporary, values=candidate: self._put(backbone, values, reading, temporary))  # type: ignore[misc]
+            with replacing(path) as temporary:
+                self._put(backbone, candidate, reading, temporary)
         paths = list(wanted)
         if self.draw is not None:
             picture = self.draw(preview_of(reading.case, source, trajectory.masks[-1], mask))
-            write_bytes(self.layout.overlay(case_id), picture)
+            write_durably(self.layout.overlay(case_id), picture)
             paths.append(self.layout.overlay(case_id))
         return {str(path.relative_to(self.layout.out)): file_sha256(path) for path in paths}
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from casewise.archive.layout import file_sha256
-from casewise.run.audit import verify_audit
+from casewise.core.chain import Chain
+from casewise.core.durable import file_sha256
 from casewise.run.entry import read_entry
 
 _OWN = ("time", "previous", "hash")  # what a line has of its own log
@@ -18,7 +17,7 @@ def verify_predictions(out: Path) -> list[str]:
     audit = out / "audit.jsonl"
     if not audit.is_file():
         return [f"{out} has no audit.jsonl; it is no prediction folder"]
-    problems = verify_audit(audit)
+    problems = log_problems(audit)
     for path in sorted((out / "casewise").glob("*.json")):
         entry = read_entry(path)
         if entry is None:
@@ -33,25 +32,22 @@ def review_problems(folder: Path) -> list[str]:
     reviews, audit = folder / "reviews.jsonl", folder / "audit.jsonl"
     if not reviews.is_file():
         return []
-    problems = verify_audit(reviews)
+    problems = log_problems(reviews)
     if audit.is_file() and _decisions(reviews) != _decisions(audit):
         problems.append("reviews.jsonl and audit.jsonl do not hold the same reviews: added or removed")
     return problems
 
 
+def log_problems(path: Path) -> list[str]:
+    """What is wrong with a hash-chained log, half a line at its end included."""
+    log = Chain(path)
+    torn = f"{path.name} ends with half a line: its writer was killed; the next one cuts it off"
+    return [*log.problems, *([torn] if log.torn else [])]
+
+
 def _decisions(log: Path) -> list[dict[str, object]]:
-    events = [event for event in _events(log) if event.get("event") == "review"]
+    events = [event for event in Chain(log).lines() if event.get("event") == "review"]
     return [{name: value for name, value in event.items() if name not in _OWN} for event in events]
-
-
-def _events(log: Path) -> Iterator[dict[str, object]]:
-    for line in log.read_text(encoding="utf-8").splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict):
-            yield event
 
 
 def _faults(out: Path, outputs: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -64,7 +60,7 @@ def _faults(out: Path, outputs: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 def _against_log(out: Path, audit: Path) -> list[str]:
     logged: dict[str, str] = {}
-    for event in _events(audit):
+    for event in Chain(audit).lines():
         if event.get("event") in ("case", "case-kept"):
             logged[str(event.get("case"))] = str(event.get("entry"))
     return [

@@ -1,21 +1,20 @@
 """Decisions of reviewers: appended to reviews.jsonl and to the audit log, never edited; the last one of a case counts.
 
-Both files are hash chains (:mod:`casewise.run.audit`). ``casewise calibrate --reviews`` reads reviews.jsonl.
+Both files are hash chains (:mod:`casewise.core.chain`). ``casewise calibrate --reviews`` reads reviews.jsonl.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from casewise.core.chain import Chain
 from casewise.core.errors import BadInput
 from casewise.core.records import check_case_id
-from casewise.run.audit import append_event, verify_audit
 
 REVIEWS = "reviews.jsonl"
 EVENT = "review"
@@ -54,37 +53,29 @@ class ReviewLog:
     @property
     def problems(self) -> list[str]:
         """What is wrong with the chains; empty where every line follows from the one before."""
-        paths = [path for path in (self.path, self.audit) if path is not None and path.is_file()]
-        return [problem for path in paths if not _is_torn(path) for problem in verify_audit(path)]
+        paths = [path for path in (self.path, self.audit) if path is not None]
+        return [problem for path in paths for problem in Chain(path).problems]
 
     def check(self) -> None:
         """Refuse to append to a file that is something else."""
         for problem in self.problems:
-            if problem.endswith("is not an audit line"):
+            if problem.endswith("is not a line of a hash-chained log"):
                 raise BadInput(f"{problem}; move the file away, or restore it, before reviewing")
 
     def append(self, review: Review) -> None:
         """Write one decision, durably: the audit log first, then the reviews."""
         facts = asdict(review)
         if self.audit is not None:
-            append_event(self.audit, EVENT, facts)
-        append_event(self.path, EVENT, facts)
+            Chain(self.audit).append(EVENT, facts)
+        Chain(self.path).append(EVENT, facts)
 
     def lines(self) -> list[dict[str, Any]]:
         """Every decision, oldest first."""
-        content = self.path.read_bytes() if self.path.is_file() else b""
-        whole = content[: content.rfind(b"\n") + 1]
-        found = (json.loads(text) for text in whole.splitlines())
-        return [line for line in found if line.get("event") == EVENT]
+        return [line for line in Chain(self.path).lines() if line.get("event") == EVENT]
 
     def latest(self) -> dict[str, dict[str, Any]]:
         """The last decision of each case."""
         return {line["case"]: line for line in self.lines()}
-
-
-def _is_torn(path: Path) -> bool:
-    """Whether a killed writer left half a line, which the next append cuts off."""
-    return not path.read_bytes().endswith(b"\n")
 
 
 COLUMNS = (

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from casewise.archive.layout import file_sha256
+from casewise.core.durable import file_sha256
 from casewise.core.errors import BadInput, Mismatch
 from casewise.core.records import Mask
 from casewise.data import nifti, pictures

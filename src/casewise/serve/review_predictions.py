@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from casewise.archive.layout import file_sha256
+from casewise.core.durable import file_sha256
 from casewise.core.errors import BadInput, CasewiseError, Refused, UnsafeInput
 from casewise.core.records import Mask, check_case_id
 from casewise.data import nifti, pictures

@@ -13,14 +13,14 @@ import nibabel
 import numpy as np
 import pytest
 
-from casewise.archive.layout import file_sha256
+from casewise.core.chain import Chain
+from casewise.core.durable import file_sha256, replacing, write_durably
 from casewise.core.records import SOURCE, Action, Decision, Mask, State
 from casewise.data import nifti, pictures
 from casewise.data.phantom.cardiac import cardiac_cohort
 from casewise.measure.signals.fragmentation import fragmentation
-from casewise.run.audit import append_event
 from casewise.run.entry import SCHEMA, as_json
-from casewise.run.outputs import Layout, write_bytes, write_whole
+from casewise.run.outputs import Layout
 from casewise.serve.review import ReviewServer, review_server
 
 CUTS = {"cut_low": 0.05, "cut_high": 0.3}
@@ -41,7 +41,7 @@ class Folder:
         self.images = out.parent / "images"
         self.images.mkdir(parents=True, exist_ok=True)
         if not self.layout.audit.exists():
-            append_event(self.layout.audit, "run-started", {"adaptation": {"min_area": 4}})
+            Chain(self.layout.audit).append("run-started", {"adaptation": {"min_area": 4}})
 
     def image(self, case_id: str, values: Any) -> Path:
         if self.layout.ending == ".png":
@@ -66,7 +66,8 @@ class Folder:
             folder = self.layout.candidates(case_id)
             wanted |= {folder / f"{step}{self.layout.ending}": mask for step, mask in enumerate((source, adapted))}
         for place, mask in wanted.items():
-            write_whole(place, lambda temporary, mask=mask: self._mask(temporary, mask, path))
+            with replacing(place) as temporary:
+                self._mask(temporary, mask, path)
         decision = Decision(
             case_id, Action.KEEP if keeps else Action.ROLLBACK, State(1) if keeps else SOURCE, 1, "router",
             bucket="low" if keeps else "hard", coordinate="delta_foreground", value=value, **CUTS,
@@ -81,9 +82,9 @@ class Folder:
 
     def entry(self, case_id: str, **facts: Any) -> None:
         plain: Mapping[str, Any] = {"schema": SCHEMA, "case": case_id, "outputs": {}, "inputs": {}, **facts}
-        write_bytes(self.layout.entry(case_id), as_json(plain))
+        write_durably(self.layout.entry(case_id), as_json(plain))
         digest = file_sha256(self.layout.entry(case_id))
-        append_event(self.layout.audit, "case", {"case": case_id, "status": facts["status"], "entry": digest})
+        Chain(self.layout.audit).append("case", {"case": case_id, "status": facts["status"], "entry": digest})
 
     def _mask(self, path: Path, mask: Mask, image: Path) -> None:
         if self.layout.ending == ".png":

@@ -17,9 +17,9 @@ from PIL import Image
 from typer.testing import CliRunner
 from worlds.cohorts import synthetic_archive
 
+from casewise.core.chain import Chain
 from casewise.core.errors import BadInput
 from casewise.judge.calibration.reviews import read_reviews
-from casewise.run.audit import verify_audit
 from casewise.run.verify import review_problems, verify_predictions
 from casewise.serve.review import review_server
 
@@ -122,7 +122,7 @@ def test_decisions_go_to_the_reviews_and_to_the_audit_log_and_calibrate_reads_th
         assert request(server, "POST", "decide", flag)[0].status == 200
     assert read_reviews(out / "reviews.jsonl") == {"undone": -1.0, "kept": 1.0, "broken": 0.0}
     assert read_reviews(out / "audit.jsonl") == read_reviews(out / "reviews.jsonl")
-    assert verify_audit(out / "reviews.jsonl") == []
+    assert Chain(out / "reviews.jsonl").problems == []
     assert verify_predictions(out) == []
 
 
@@ -171,12 +171,12 @@ def test_a_line_that_a_killed_writer_left_does_not_stop_the_next_one(predictions
     with serve(out) as server:
         assert request(server, "POST", "decide", decision(server, "undone", "keep-m0"))[0].status == 200
     assert read_reviews(out / "reviews.jsonl") == {"kept": 0.0, "undone": -1.0}
-    assert verify_audit(out / "reviews.jsonl") == []
+    assert Chain(out / "reviews.jsonl").problems == []
 
 
 def test_a_reviews_file_that_is_something_else_is_not_appended_to(predictions):
     (predictions.layout.out / "reviews.jsonl").write_text('{"case": "kept", "decision": "flag"}\n')
-    with pytest.raises(BadInput, match="line 1 is not an audit line; move the file away"):
+    with pytest.raises(BadInput, match="line 1 is not a line of a hash-chained log; move the file away"):
         review_server(predictions.layout.out)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from casewise.archive.store import Archive
+from casewise.core.durable import text_sha256
 from casewise.core.errors import BadInput, Overlap, TooFewCases
 from casewise.core.records import CALIBRATION, EVALUATION, Policy
 from casewise.data.splits import check_disjoint, clusters_of
@@ -99,7 +99,7 @@ def calibrate(
 
 def calibration_id(archive: Archive) -> str:
     """sha256 over the calibration case ids and everything that they hold."""
-    return hashlib.sha256("\n".join((archive.digest, *archive.ids)).encode()).hexdigest()
+    return text_sha256("\n".join((archive.digest, *archive.ids)))
 
 
 def _holdout(archive: Archive) -> Archive:

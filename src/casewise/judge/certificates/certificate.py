@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from casewise.archive.layout import write_durably
+from casewise.core.durable import json_sha256, write_json
 from casewise.core.errors import BadInput, Mismatch, Refused
 from casewise.core.records import Binding, Policy
-from casewise.core.strict_json import json_text, numbered
+from casewise.core.strict_json import numbered
 
 CERTIFICATE = "certificate.json"
 SCHEMA = 1
@@ -71,7 +70,7 @@ def policy_digest(policy: Policy) -> str:
     """sha256 over everything that a policy's decisions depend on."""
     plain = asdict(policy)
     parts = {key: plain[key] for key in ("controller", "options", "groups", "steps", "binding", "calibration_id")}
-    return hashlib.sha256(json_text(parts, sort_keys=True, default=dict).encode()).hexdigest()
+    return json_sha256(parts)
 
 
 def check_certificate(certificate: Certificate, policy: Policy, binding: Binding | None = None) -> None:
@@ -97,7 +96,7 @@ def check_feasible(certificate: Certificate) -> None:
 def write_certificate(path: str | Path, certificate: Certificate) -> Path:
     """certificate.json, whole or not at all; an archive folder gets its own."""
     file = _file(path)
-    write_durably(file, (json_text(asdict(certificate), indent=1, default=dict) + "\n").encode())
+    write_json(file, asdict(certificate))
     return file
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from casewise.archive.store import Archive
+from casewise.core.durable import text_sha256
 from casewise.core.errors import BadInput, Refused, TooFewCases
 from casewise.core.records import Controller, Policy, State, Verdict
 from casewise.judge.certificates.loss_table import Floats
@@ -91,7 +91,7 @@ def verdict_of(archive: Archive, controller: Controller, case_id: str) -> Verdic
 
 def cluster_of(archive: Archive, case_id: str) -> str:
     """The independent unit of a case (its patient or sequence, else itself), hashed."""
-    return hashlib.sha256((archive.entry(case_id).cluster or case_id).encode()).hexdigest()
+    return text_sha256(archive.entry(case_id).cluster or case_id)
 
 
 def deployed_losses(archive: Archive, policy: Policy) -> tuple[tuple[str, ...], dict[str, Floats]]:

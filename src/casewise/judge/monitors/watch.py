@@ -8,11 +8,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from casewise.archive.layout import write_durably
+from casewise.core.durable import write_json
 from casewise.core.errors import BadInput, Mismatch, Refused
 from casewise.core.records import Policy
 from casewise.core.registry import Registry
-from casewise.core.strict_json import json_text
 from casewise.judge.calibration.hybrid import Stream
 from casewise.judge.monitors.audit_process import Audit
 from casewise.judge.monitors.exchangeability import Exchangeability, suspended_policy
@@ -91,7 +90,7 @@ def write_watch(path: str | Path, watch: Watch) -> Path:
     """Write the state whole or not at all, so a crash leaves the one before."""
     plain = asdict(replace(watch, monitors={}))
     plain["monitors"] = {name: asdict(one) for name, one in watch.monitors.items()}
-    write_durably(Path(path), (json_text({"schema": SCHEMA, **plain}, indent=1) + "\n").encode())
+    write_json(Path(path), {"schema": SCHEMA, **plain})
     return Path(path)
 
 

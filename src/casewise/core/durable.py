@@ -1,0 +1,83 @@
+"""Files that are whole or not there, and the hashes that say whether they are still what they were."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from casewise.core.strict_json import json_text
+
+TEMPORARY = ".writing-"
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path with the same ending; what is written there replaces ``path`` at the end of the block.
+
+    A reader, or a machine that loses power, sees the old content or the new one, never half of it. The folder is made
+    where it is missing. After an error the old content stays.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}-{path.name}")
+    try:
+        yield temporary
+        with temporary.open("rb+") as handle:
+            os.fsync(handle.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Replace a file by these bytes, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_json(path: Path, value: Any, *, indent: int | None = 1, sort_keys: bool = False) -> None:
+    """Replace a file by a value as strict JSON, whole or not at all; dataclasses and mappings are plain by then."""
+    text = json_text(value, indent=indent, sort_keys=sort_keys, default=dict)
+    write_durably(path, f"{text}\n".encode())
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed writers left behind."""
+    for path in folder.rglob(f"{TEMPORARY}*"):
+        path.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside a folder durable; Windows has no such call and needs none."""
+    if sys.platform == "win32":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a file's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as handle:
+        while chunk := handle.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def text_sha256(text: str) -> str:
+    """sha256 of a text's UTF-8 bytes."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def json_sha256(value: Any) -> str:
+    """sha256 of a value's strict JSON with its keys in order: the same value has the same hash in every process."""
+    return text_sha256(json_text(value, sort_keys=True, default=dict))
