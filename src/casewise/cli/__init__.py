@@ -41,6 +41,8 @@ EXTRAS = {
     "fastapi": "serve",
     "starlette": "serve",
     "uvicorn": "serve",
+    "pydicom": "dicom",
+    "highdicom": "dicom",
 }
 """Which extra brings a library that is not there."""
 

@@ -195,6 +195,30 @@ def _geometry(image: Any, shape: tuple[int, ...]) -> Geometry:
     return Geometry(shape[:3], np.array(image.affine, dtype=np.float64), fields)
 
 
+def placed_volume(voxels: NDArray[Any], affine: NDArray[np.float64]) -> Volume:
+    """Voxels in (slices, rows, columns) that came without a NIfTI header, placed by an affine from (x, y, z) to RAS."""
+    import nibabel
+
+    image = nibabel.Nifti1Image(voxels.T, affine)
+    image.header.set_xyzt_units("mm")
+    image.set_qform(affine, code=1)
+    image.set_sform(affine, code=1)
+    zooms = tuple(float(size) for size in np.linalg.norm(affine[:3, :3], axis=0))
+    return Volume(voxels, zooms[::-1], _geometry(image, voxels.T.shape))
+
+
+def write_volume(path: Path, volume: Volume) -> None:
+    """Write voxels with their geometry and nothing else of where they came from."""
+    import nibabel
+
+    header = nibabel.Nifti1Header()
+    header.set_data_dtype(volume.voxels.dtype)
+    header.set_data_shape(volume.voxels.T.shape)
+    for name, value in volume.geometry.fields.items():
+        header[name] = value
+    nibabel.save(nibabel.Nifti1Image(volume.voxels.T, None, header), path)
+
+
 def write_mask(path: Path, mask: Mask, geometry: Geometry) -> None:
     """Write labels in (slices, rows, columns) with the geometry of their image; uint8 below 255 labels, else uint16.
 

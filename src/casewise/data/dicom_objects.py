@@ -1,0 +1,246 @@
+"""DICOM out: a segmentation (SEG) and a structured report (SR) that point to the images they speak of.
+
+Both copy the patient and study of their source images, as an archive in a hospital needs it: they hold what those
+images hold. Segments are named as the model names its classes; their codes come from a small JSON file
+(``dicom_codes.json``, or one of yours), and a class that it does not know is coded as tissue.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from casewise.core.errors import BadInput, MissingExtra
+from casewise.core.records import Mask
+from casewise.data.dicom import Series
+
+SEGMENTATION_NUMBER, REPORT_NUMBER = 9001, 9002  # series numbers: far above what scanners use
+_CATEGORIES = {
+    "anatomy": ("91723000", "SCT", "Anatomical Structure"),
+    "abnormal": ("49755003", "SCT", "Morphologically Abnormal Structure"),
+    "tissue": ("85756007", "SCT", "Tissue"),
+}
+_TISSUE = ("85756007", "SCT", "Tissue")
+_SCHEME = "99CASEWISE"  # a private scheme, as DICOM wants it to be called
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What the report says of a case: the decision, whether a person should look, and what is promised."""
+
+    decision: str  # one sentence
+    flag: str  # why a person should look at it; empty where nobody needs to
+    certificate: str  # the certificate's sentence; empty where there is none
+    software: str  # "casewise 0.2.0"
+
+
+def read_codes(path: Path | None = None) -> dict[str, Mapping[str, Any]]:
+    """Class names in small letters to codes; those of ``path`` go before the built-in ones."""
+    built_in = resources.files("casewise.data").joinpath("dicom_codes.json").read_text(encoding="utf-8")
+    return {**_parsed_codes(built_in, "dicom_codes.json"), **(_own_codes(path) if path is not None else {})}
+
+
+def _own_codes(path: Path) -> dict[str, Mapping[str, Any]]:
+    try:
+        return _parsed_codes(path.read_text(encoding="utf-8"), path.name)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} cannot be read ({error}); give a JSON file of codes") from error
+
+
+def _parsed_codes(text: str, name: str) -> dict[str, Mapping[str, Any]]:
+    try:
+        rows = json.loads(text)
+        for row in rows.values():
+            assert row["category"] in _CATEGORIES
+            assert len(row["type"]) == 3
+            assert all(isinstance(word, str) and word for word in row["type"])
+    except (ValueError, AttributeError, KeyError, TypeError, AssertionError) as error:
+        raise BadInput(
+            f'{name}: a row of codes is "class name": {{"category": "{" | ".join(_CATEGORIES)}", '
+            f'"type": ["value", "scheme", "meaning"]}}'
+        ) from error
+    return {str(key).lower(): row for key, row in rows.items()}
+
+
+def write_segmentation(
+    path: Path,
+    mask: Mask,
+    series: Series,
+    *,
+    classes: Mapping[int, str],
+    codes: Mapping[str, Mapping[str, Any]] | None = None,
+    software: str = "casewise",
+) -> str:
+    """Write a mask in (slices, rows, columns) of its series as DICOM SEG; the UID of the new object.
+
+    Every class of the model is a segment, found or not; 0 is background and is none.
+    """
+    highdicom = _highdicom()
+    if mask.shape != series.shape:
+        raise BadInput(f"the mask has shape {mask.shape}, series {series.case_id} {series.shape}; resample it first")
+    named = {value: name for value, name in sorted(classes.items()) if value != 0}
+    unknown = sorted(set(np.unique(mask).tolist()) - {0, *named})
+    if unknown or not named:
+        raise BadInput(f"the mask of {series.case_id} holds labels {unknown} that no class name was given for")
+    numbers = np.zeros(max(int(mask.max()), *named) + 1, np.uint8)
+    for number, value in enumerate(named, 1):
+        numbers[value] = number
+    segmentation = highdicom.seg.Segmentation(
+        source_images=_headers(series),
+        pixel_array=numbers[mask.astype(np.int64)],
+        segmentation_type=highdicom.seg.SegmentationTypeValues.BINARY,
+        segment_descriptions=_segments(highdicom, named, codes if codes is not None else read_codes(), software),
+        series_instance_uid=highdicom.UID(),
+        series_number=SEGMENTATION_NUMBER,
+        sop_instance_uid=highdicom.UID(),
+        instance_number=1,
+        manufacturer="casewise",
+        manufacturer_model_name="casewise",
+        software_versions=software,
+        device_serial_number="0",
+        content_description="Guarded segmentation",
+        content_label="CASEWISE",
+        omit_empty_frames=bool(mask.any()),
+    )
+    segmentation.SeriesDescription = "casewise segmentation"
+    segmentation.save_as(path)
+    return str(segmentation.SOPInstanceUID)
+
+
+def _highdicom() -> Any:
+    try:
+        import highdicom
+        import highdicom.seg
+        import highdicom.sr
+    except ImportError as error:
+        raise MissingExtra("DICOM output needs highdicom; pip install 'casewise[dicom]'") from error
+    return highdicom
+
+
+def _headers(series: Series) -> list[Any]:
+    """The headers of the source images, in the order of the slices: what SEG and SR copy and refer to."""
+    import pydicom
+
+    return [pydicom.dcmread(path, stop_before_pixels=True) for path in series.files]
+
+
+def _segments(
+    highdicom: Any, named: Mapping[int, str], codes: Mapping[str, Mapping[str, Any]], software: str
+) -> list[Any]:
+    algorithm = highdicom.AlgorithmIdentificationSequence(
+        name="casewise", version=software, family=_code(("123109", "DCM", "Artificial Intelligence"))
+    )
+    segments = []
+    for number, (value, name) in enumerate(named.items(), 1):
+        row = codes.get(name.lower().replace("_", " "), {"category": "tissue", "type": _TISSUE})
+        segment = highdicom.seg.SegmentDescription(
+            segment_number=number,
+            segment_label=name[:64],
+            segmented_property_category=_code(_CATEGORIES[row["category"]]),
+            segmented_property_type=_code(row["type"]),
+            algorithm_type=highdicom.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
+            algorithm_identification=algorithm,
+        )
+        segment.SegmentDescription = f"{_LABEL}{value}"
+        segments.append(segment)
+    return segments
+
+
+_LABEL = "label "  # SegmentDescription is "label 3": the model's number, which SEG itself counts from 1 without gaps
+
+
+def _code(parts: Sequence[str]) -> Any:
+    from pydicom.sr.coding import Code
+
+    return Code(parts[0], parts[1], parts[2])
+
+
+def read_segmentation(path: Path, series: Series) -> Mask:
+    """The mask of a SEG in (slices, rows, columns) of the series that it refers to, with the model's label numbers."""
+    highdicom = _highdicom()
+    try:
+        stored = highdicom.seg.segread(path)
+    except Exception as error:  # highdicom raises many kinds on what is no SEG
+        raise BadInput(f"{path.name} is no DICOM segmentation ({' '.join(str(error).split())})") from error
+    wanted = [one.instance_uid for one in series.slices]
+    here = {uid for _, _, uid in stored.get_source_image_uids()}
+    if not here <= set(wanted):
+        raise BadInput(f"{path.name} refers to images that are not in series {series.case_id}; give its own series")
+    numbers = stored.get_pixels_by_source_instance(
+        wanted, combine_segments=True, assert_missing_frames_are_empty=True, ignore_spatial_locations=True
+    )
+    values = np.zeros(stored.number_of_segments + 1, np.uint16)
+    for number in range(1, stored.number_of_segments + 1):
+        said = str(stored.get_segment_description(number).get("SegmentDescription", ""))
+        values[number] = int(said[len(_LABEL) :]) if said.startswith(_LABEL) else number
+    mask = np.asarray(values[numbers])
+    return mask.astype(np.uint8) if mask.max(initial=0) < 255 else mask
+
+
+def write_report(path: Path, series: Series, segmentation: Path, said: Statement) -> str:
+    """Write the decision, the flag and the certificate's sentence as a structured report; the UID of the new object.
+
+    It refers to the segmentation that it speaks of and, through its evidence, to every source image.
+    """
+    highdicom = _highdicom()
+    import pydicom
+
+    masks = pydicom.dcmread(segmentation, stop_before_pixels=True)
+    report = highdicom.sr.ComprehensiveSR(
+        evidence=[*_headers(series), masks],
+        content=_content(highdicom, masks, said),
+        series_instance_uid=highdicom.UID(),
+        series_number=REPORT_NUMBER,
+        sop_instance_uid=highdicom.UID(),
+        instance_number=1,
+        manufacturer="casewise",
+        is_complete=True,
+        is_final=False,
+        is_verified=False,
+    )
+    report.SeriesDescription = "casewise decision"
+    report.save_as(path)
+    return str(report.SOPInstanceUID)
+
+
+def _content(highdicom: Any, masks: Any, said: Statement) -> Any:
+    sr = highdicom.sr
+    contains, context = sr.RelationshipTypeValues.CONTAINS, sr.RelationshipTypeValues.HAS_OBS_CONTEXT
+    title = _code(("18748-4", "LN", "Diagnostic imaging report"))
+    root = sr.ContainerContentItem(name=title, is_content_continuous=False)
+    device = _code(("121007", "DCM", "Device"))
+    items = [
+        sr.CodeContentItem(_code(("121005", "DCM", "Observer Type")), device, relationship_type=context),
+        sr.TextContentItem(_code(("121013", "DCM", "Device Observer Name")), said.software, relationship_type=context),
+        _section(sr, ("decision", "Decision about the adaptation"), said.decision, contains),
+        _section(sr, ("flag", "For a person to look at"), said.flag or "nothing was flagged", contains),
+        _section(sr, ("certificate", "Certificate"), said.certificate or "no certificate was given", contains),
+        sr.ImageContentItem(
+            _code(("segmentation", _SCHEME, "Segmentation")), masks.SOPClassUID, masks.SOPInstanceUID,
+            relationship_type=contains,
+        ),
+    ]  # fmt: skip
+    root.ContentSequence = sr.ContentSequence(items, is_root=False)
+    return root
+
+
+def _section(sr: Any, concept: tuple[str, str], text: str, relationship: Any) -> Any:
+    return sr.TextContentItem(_code((concept[0], _SCHEME, concept[1])), text, relationship_type=relationship)
+
+
+def read_report(path: Path) -> dict[str, str]:
+    """The sentences of a structured report that :func:`write_report` wrote, by what they say."""
+    import pydicom
+
+    items = pydicom.dcmread(path).get("ContentSequence", [])
+    return {
+        str(item.ConceptNameCodeSequence[0].CodeValue): str(item.TextValue)
+        for item in items
+        if item.ValueType == "TEXT" and item.ConceptNameCodeSequence[0].CodingSchemeDesignator == _SCHEME
+    }
