@@ -11,7 +11,7 @@ from casewise.adapt.episode import Episode
 from casewise.adapt.objectives.tent import Tent
 from casewise.adapt.probes.adic import adic, dice_in_context
 from casewise.adapt.probes.aetta import aetta, estimated_error, smoothed
-from casewise.adapt.probes.dropout import SEEDS, dropped
+from casewise.adapt.probes.agreement import DROPOUT_SEEDS, dropped
 
 
 def network(classes: int) -> nn.Module:
@@ -43,7 +43,7 @@ def test_aetta_of_a_case_is_what_its_formula_says():
         ours = aetta(episode)
         plain = model(IMAGE).softmax(1)
         passes = []
-        for seed in SEEDS:
+        for seed in DROPOUT_SEEDS:
             with dropped([model[-1]], torch.Generator().manual_seed(seed)):
                 passes.append(model(IMAGE).softmax(1))
     wrong = np.mean([(p.argmax(1) != plain.argmax(1)).float().mean().item() for p in passes])

@@ -13,8 +13,10 @@ from casewise.adapt.probes.agreement import (
     augmentation_disagreement,
     dropout_agreement,
     dropout_disagreement,
+    dropped,
+    segmentation_heads,
+    stochastic_logits,
 )
-from casewise.adapt.probes.dropout import dropped, segmentation_heads, stochastic_logits
 from casewise.core.errors import BadInput
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from casewise.adapt.displacement import cosine, displaced, norm, shifted
 from casewise.adapt.episode import Episode, run_episode
 from casewise.adapt.objectives.cotta import Cotta
 from casewise.adapt.objectives.deyo import Deyo
@@ -15,6 +14,7 @@ from casewise.adapt.objectives.grata import Grata
 from casewise.adapt.objectives.memo import Memo
 from casewise.adapt.objectives.sar import Sar
 from casewise.adapt.objectives.tent import Tent
+from casewise.adapt.optimizers import cosine, displaced, norm, shifted
 
 
 def network() -> nn.Module:

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from casewise.adapt.episode import run_episode
-from casewise.adapt.evolution import SeparableCma, default_population
-from casewise.adapt.objectives.foa import Foa, activation_statistics, discrepancy
+from casewise.adapt.objectives.foa import Foa, SeparableCma, activation_statistics, default_population, discrepancy
 from casewise.core.errors import BadInput
 
 IMAGE = torch.randn((2, 1, 16, 16), generator=torch.Generator().manual_seed(1))

@@ -11,8 +11,7 @@ import torch
 from casewise.adapt.episode import run_episode
 from casewise.adapt.objective import Objective
 from casewise.adapt.objectives import OBJECTIVES, PUBLISHED, objective_of
-from casewise.adapt.objectives.eata import Eata
-from casewise.adapt.objectives.eata_fisher import EataFisher, Fisher, fisher_information
+from casewise.adapt.objectives.eata import Eata, EataFisher, Fisher, fisher_information
 from casewise.adapt.objectives.tent import Tent
 from casewise.adapt.parameters import select
 from casewise.adapt.snapshot import fingerprint

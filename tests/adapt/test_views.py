@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from casewise.adapt.augmentations import IDENTITY, WEAK_VIEWS, View, block_shuffle, light_view, light_views
-from casewise.adapt.strong_view import Style, sampled_style
+from casewise.adapt.objectives.grata import Style, sampled_style
 from casewise.core.errors import BadInput
 
 SLICES = (3, 2, 8, 12)

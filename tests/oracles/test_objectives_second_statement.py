@@ -21,11 +21,10 @@ from casewise.adapt.episode import run_episode
 from casewise.adapt.objectives.cotta import Cotta
 from casewise.adapt.objectives.deyo import Deyo
 from casewise.adapt.objectives.foa import Foa
-from casewise.adapt.objectives.grata import Grata
+from casewise.adapt.objectives.grata import Grata, sampled_style
 from casewise.adapt.objectives.memo import Memo
 from casewise.adapt.objectives.sar import Sar
 from casewise.adapt.objectives.ttt import Ttt
-from casewise.adapt.strong_view import sampled_style
 from casewise.core.seeds import seed_of
 
 torch.set_num_threads(1)  # tiny networks: threads only wait for each other

@@ -16,8 +16,7 @@ from torch import nn
 
 from casewise.adapt.episode import run_episode
 from casewise.adapt.objectives.bn_stats import BnStats
-from casewise.adapt.objectives.eata import Eata
-from casewise.adapt.objectives.eata_fisher import EataFisher
+from casewise.adapt.objectives.eata import Eata, EataFisher
 from casewise.adapt.objectives.tent import Tent
 
 torch.set_num_threads(1)

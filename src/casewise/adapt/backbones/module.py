@@ -7,8 +7,10 @@ something must be said about intensities, padding or labels.
 from __future__ import annotations
 
 import importlib
+import itertools
+import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,6 @@ from torch.nn import functional
 from casewise.adapt.backbones import Backbone, Expectation, Prepared, Reading, check_image
 from casewise.adapt.backbones.checkpoints import load_weights
 from casewise.adapt.backbones.files import INTENSITIES, read_files, read_label_file, write_mask_file
-from casewise.adapt.backbones.tiles import patches
 from casewise.adapt.logits import at_resolution, labels, logits_of
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput
@@ -160,3 +161,30 @@ def _factory(spec: str) -> Callable[[], Any]:
         raise BadInput(f"{module_name} has no function called {name}")
     factory: Callable[[], Any] = found
     return factory
+
+
+def patches(volume: Tensor, patch_size: Sequence[int]) -> Tensor:
+    """Cover a preprocessed (channel, z, y, x) volume with as few patches as will do: (n, channel, *patch).
+
+    Updates are made on these where a network sees windows, not whole images.
+
+    A 2-D patch takes each slice for itself. Small volumes are padded with 0 on both sides, as nnU-Net does.
+    """
+    flat = len(patch_size) == volume.ndim - 2
+    images = list(volume.unbind(1)) if flat else [volume]
+    return torch.stack([patch for image in images for patch in _tiles(image, patch_size)])
+
+
+def _tiles(image: Tensor, patch_size: Sequence[int]) -> Iterator[Tensor]:
+    gaps = [max(0, want - have) for want, have in zip(patch_size, image.shape[1:], strict=True)]
+    padding = [side for gap in reversed(gaps) for side in (gap // 2, gap - gap // 2)]
+    padded = functional.pad(image, padding)
+    starts = [_starts(have, want) for have, want in zip(padded.shape[1:], patch_size, strict=True)]
+    for corner in itertools.product(*starts):
+        window = tuple(slice(first, first + size) for first, size in zip(corner, patch_size, strict=True))
+        yield padded[(slice(None), *window)].clone()
+
+
+def _starts(have: int, want: int) -> list[int]:
+    count = math.ceil(have / want)
+    return [0] if count == 1 else [round(index * (have - want) / (count - 1)) for index in range(count)]

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from casewise.adapt.backbones import Expectation, Prepared, Reading, check_image
 from casewise.adapt.backbones.checkpoints import read_checkpoint
-from casewise.adapt.backbones.tiles import patches
+from casewise.adapt.backbones.module import patches
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput, MissingExtra
 from casewise.core.records import Case, Mask

@@ -14,8 +14,7 @@ from casewise.adapt.objective import Objective
 from casewise.adapt.objectives.bn_stats import BnStats
 from casewise.adapt.objectives.cotta import Cotta
 from casewise.adapt.objectives.deyo import Deyo
-from casewise.adapt.objectives.eata import Eata
-from casewise.adapt.objectives.eata_fisher import EataFisher
+from casewise.adapt.objectives.eata import Eata, EataFisher
 from casewise.adapt.objectives.foa import Foa
 from casewise.adapt.objectives.grata import Grata
 from casewise.adapt.objectives.memo import Memo

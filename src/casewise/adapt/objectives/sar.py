@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casewise.adapt.displacement import displaced, gradients, norm, shifted
 from casewise.adapt.losses import entropy, largest_entropy, slice_means
 from casewise.adapt.objective import Adaptable, Update
-from casewise.adapt.optimizers import check_optimizer, optimizer_of
+from casewise.adapt.optimizers import check_optimizer, displaced, gradients, norm, optimizer_of, shifted
 from casewise.core.errors import BadInput
 
 PUBLISHED_RECOVERY = 0.2  # nats, hard-coded in the official code, for 1000 classes

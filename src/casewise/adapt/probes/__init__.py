@@ -24,7 +24,7 @@ PROBES: Registry[str] = Registry(
     {
         "augmentation_disagreement": "casewise.adapt.probes.agreement:augmentation_disagreement",
         "dropout_disagreement": "casewise.adapt.probes.agreement:dropout_disagreement",
-        "grata_cosine": "casewise.adapt.probes.grata_cosine:grata_cosine",
+        "grata_cosine": "casewise.adapt.objectives.grata:grata_cosine",
         "aetta": "casewise.adapt.probes.aetta:aetta",
         "adic": "casewise.adapt.probes.adic:adic",
         "drop": "casewise.adapt.probes.entropy_drop:drop",

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from casewise.adapt.logits import labels
 from casewise.adapt.objective import Adaptable
-from casewise.adapt.probes.dropout import RATE, SEEDS, stochastic_logits
+from casewise.adapt.probes.agreement import DROPOUT_SEEDS, RATE, stochastic_logits
 
 
-def adic(subject: Adaptable, *, seeds: Sequence[int] = SEEDS, rate: float = RATE) -> float | None:
+def adic(subject: Adaptable, *, seeds: Sequence[int] = DROPOUT_SEEDS, rate: float = RATE) -> float | None:
     """An estimate of the mean foreground Dice of the current prediction; *lower* is riskier.
 
     Ten passes with dropout injected before the heads, so ten forwards beyond one plain forward. None where there is no

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from casewise.adapt.objective import Adaptable
-from casewise.adapt.probes.dropout import RATE, SEEDS, stochastic_logits
+from casewise.adapt.probes.agreement import DROPOUT_SEEDS, RATE, stochastic_logits
 
 
-def aetta(subject: Adaptable, *, seeds: Sequence[int] = SEEDS, rate: float = RATE) -> float | None:
+def aetta(subject: Adaptable, *, seeds: Sequence[int] = DROPOUT_SEEDS, rate: float = RATE) -> float | None:
     """Estimated error of the current prediction; higher is riskier, None where no pass can differ.
 
     A voxel stands for AETTA's sample and the case for its batch. Ten passes with dropout injected before the heads

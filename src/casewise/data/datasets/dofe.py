@@ -7,7 +7,7 @@ from pathlib import Path
 
 from casewise.core.errors import BadInput
 from casewise.data.cohort import Cohort
-from casewise.data.datasets.fundus import CLASSES, grey_label
+from casewise.data.datasets.label_files import FUNDUS_CLASSES, grey_label
 from casewise.data.datasets.located import Found, cohort_of, only_folder, safe_id, visible
 from casewise.data.pictures import ENDINGS
 
@@ -32,7 +32,7 @@ def dofe(root: Path) -> Cohort:
     if home is None:
         raise BadInput(f"{root} is not the DoFE layout: expected DomainK/{{train,test}}/ROIs/{{image,mask}}")
     found = [case for domain in DOMAINS for split in SPLITS for case in _crops(home, domain, split)]
-    return cohort_of("dofe", home, found, label=grey_label, classes=CLASSES)
+    return cohort_of("dofe", home, found, label=grey_label, classes=FUNDUS_CLASSES)
 
 
 def _crops(home: Path, domain: str, split: str) -> Iterator[Found]:

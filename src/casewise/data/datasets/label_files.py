@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput
 from casewise.core.records import Mask
-from casewise.data.datasets.located import volume_of
+from casewise.data.datasets.located import Found, volume_of
 from casewise.data.pictures import read_picture
 
 WHOLE = 1e-3  # a float label this near to a whole number is that number
@@ -39,3 +39,22 @@ def check_values(label: Mask, allowed: int, name: str) -> Mask:
     if label.size and not (label.min() >= 0 and label.max() <= allowed):
         raise BadInput(f"{name} holds labels {label.min()} to {label.max()}; 0 to {allowed} were expected")
     return label
+
+
+# What the fundus datasets share: classes, and the grey code of REFUGE that others took over.
+
+FUNDUS_CLASSES = ("background", "disc rim", "cup")
+
+
+def cup_and_rim(values: Mask) -> Mask:
+    """REFUGE's greys 0 cup, 128 rim, 255 background as 2, 1, 0: cup at most 100, disc at most 150.
+
+    >>> cup_and_rim(np.array([0, 128, 255])).tolist()
+    [2, 1, 0]
+    """
+    return ((values <= 150).astype(np.uint8) + (values <= 100)).astype(np.uint8)
+
+
+def grey_label(found: Found) -> Mask:
+    """The label of a case whose mask is in REFUGE's grey code."""
+    return cup_and_rim(grey(found.labels[0]))

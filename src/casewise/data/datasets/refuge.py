@@ -8,7 +8,7 @@ from pathlib import Path
 
 from casewise.core.errors import BadInput
 from casewise.data.cohort import Cohort
-from casewise.data.datasets.fundus import CLASSES, grey_label
+from casewise.data.datasets.label_files import FUNDUS_CLASSES, grey_label
 from casewise.data.datasets.located import Found, cohort_of, safe_id, visible
 from casewise.data.pictures import ENDINGS
 
@@ -43,7 +43,7 @@ def refuge(root: Path) -> Cohort:
     ]
     orphans = sorted(masks.keys() - images.keys())
     facts = {"masks without image": ", ".join("/".join(key) for key in orphans[:5])} if orphans else {}
-    return cohort_of("refuge", root, found, label=grey_label, classes=CLASSES, facts=facts)
+    return cohort_of("refuge", root, found, label=grey_label, classes=FUNDUS_CLASSES, facts=facts)
 
 
 def _annotates(path: Path) -> bool:

@@ -10,8 +10,7 @@ import numpy as np
 from casewise.core.errors import BadInput
 from casewise.core.records import Mask
 from casewise.data.cohort import Cohort
-from casewise.data.datasets.fundus import CLASSES
-from casewise.data.datasets.label_files import grey
+from casewise.data.datasets.label_files import FUNDUS_CLASSES, grey
 from casewise.data.datasets.located import Found, cohort_of, safe_id, visible
 
 IMAGES, TRUTHS = "RIM-ONE_DL_images", "RIM-ONE_DL_reference_segmentations"
@@ -34,7 +33,7 @@ def rimone_dl(root: Path, *, partition: str = "by-hospital") -> Cohort:
     if not folder.is_dir():
         raise BadInput(f"{root} is not RIM-ONE DL or lacks this partition: expected {IMAGES}/{PARTITIONS[partition]}")
     found = [case for name in SETS for case in _set(root, folder / name, by_hospital=partition == "by-hospital")]
-    return cohort_of("rimone_dl", root, found, label=_label, classes=CLASSES, notice=NOTICE)
+    return cohort_of("rimone_dl", root, found, label=_label, classes=FUNDUS_CLASSES, notice=NOTICE)
 
 
 def _set(root: Path, folder: Path, *, by_hospital: bool) -> Iterator[Found]:
