@@ -49,7 +49,7 @@ def guard(
 
 def _decided(episode: Episode, case: Case, controller: Controller, steps: int) -> tuple[Observation, Verdict]:
     while True:
-        seen = Observation(case.id, case.group, episode.signals)
+        seen = Observation(case.id, case.group, episode.signals, case.cluster)
         verdict = controller.decide(seen)
         if verdict is not None:
             return seen, verdict

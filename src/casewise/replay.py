@@ -40,5 +40,5 @@ def _streamed(archive: Archive, policy: Policy) -> list[Decision]:
         decision = decision_of(archive, stream.controller, case_id, calibration_id=policy.calibration_id)
         decisions.append(decision)
         if decision.value is not None:
-            stream = stream.after(case_id, decision.value)
+            stream = stream.after(case_id, decision.value, decision.cluster)
     return decisions

@@ -365,8 +365,8 @@ def test_evaluation_cases_judge_the_stability_without_labels(archive, evaluation
     assert sum(found["evaluation_buckets"].values()) == 20
 
 
-def test_hybrid_cut_points_move_with_the_stream_and_seed_only_ones_do_not(archive, evaluation):
-    """E10."""
+def test_hybrid_cut_points_move_with_the_stream_and_seed_only_ones_do_not(archive, tmp_path):
+    evaluation = synthetic_archive(tmp_path / "e", cases=20, prefix="eval", split="evaluation", seed=7, per_cluster=1)
     hybrid = calibrate(archive, "cardiac", hybrid=True)
     decisions = casewise.replay(evaluation, hybrid)
     seed_only = casewise.replay(evaluation, calibrate(archive, "cardiac"))
@@ -382,7 +382,7 @@ def test_hybrid_cut_points_move_with_the_stream_and_seed_only_ones_do_not(archiv
 
 def test_a_sliding_window_forgets(archive):
     stream = stream_of(calibrate(archive, "cardiac", hybrid=True, window=5))
-    values = stream.monitor.calibration[:15]
+    values = (2 * stream.monitor.calibration)[:15]  # nine patients of two scans
     for t, value in enumerate((*values, *[0.5] * 5)):
         stream = stream.after(f"new-{t}", value)
     assert stream.controller.cut_low == stream.controller.cut_high == 0.5

@@ -12,8 +12,7 @@ from casewise.core.records import Policy
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.calibration.hybrid import Stream, stream_of
 from casewise.judge.monitors.exchangeability import SUSPENDED
-from casewise.judge.monitors.new_watch import start_watch
-from casewise.judge.monitors.watch import Watch, active_policy, read_watch, write_watch
+from casewise.judge.monitors.watch import Watch, active_policy, read_watch, start_watch, write_watch
 from casewise.judge.policy import controller_of
 
 FEW = 200
@@ -98,14 +97,14 @@ def test_there_is_no_hybrid_without_its_alarm(tmp_path):
 def test_live_and_replay_are_one_object(tmp_path):
     """A watch from its file, case by case, gives the cut-points that replay gives."""
     archive = synthetic_archive(tmp_path / "site", cases=30)
-    fresh = synthetic_archive(tmp_path / "new", cases=24, prefix="new", split="evaluation", seed=7)
+    fresh = synthetic_archive(tmp_path / "new", cases=36, prefix="new", split="evaluation", seed=7)
     policy = calibrate(archive, "cardiac", hybrid=True)
-    file = write_watch(tmp_path / "watch.json", start_watch(archive, policy))
+    file = write_watch(tmp_path / "watch.json", start_watch(archive, policy, ("exchangeability",)))
     for replayed in casewise.replay(fresh, policy):
         watch = read_watch(file)  # a restart after every case
         (live,) = casewise.replay(fresh.select(ids=[replayed.case_id]), active_policy(policy, watch))
         assert live == replayed
-        write_watch(file, watch.decision(live.case_id, live.value))
+        write_watch(file, watch.decision(live.case_id, live.value, live.cluster))
     assert len({one.cut_high for one in casewise.replay(fresh, policy)}) > 1
 
 

@@ -11,13 +11,11 @@ from typer.testing import CliRunner
 from casewise.cli import app
 from casewise.core.errors import BadInput, Mismatch, TooFewCases
 from casewise.judge.certificates.certify_router import Promise, certify_router
-from casewise.judge.monitors.audit_process import Audit
+from casewise.judge.monitors.audits import Audit, Reference, upper_bound
 from casewise.judge.monitors.betting import agrapa_stakes, exceeds, lower_bound
-from casewise.judge.monitors.exchangeability import Exchangeability
-from casewise.judge.monitors.new_watch import coordinates, start_watch
+from casewise.judge.monitors.exchangeability import AUDITED, Exchangeability, GoLive, two_sample_p
 from casewise.judge.monitors.proxy import Proxy, proxy_threshold
-from casewise.judge.monitors.reference import Reference, upper_bound
-from casewise.judge.monitors.watch import Watch, active_policy, read_watch, write_watch
+from casewise.judge.monitors.watch import Watch, active_policy, coordinates, read_watch, start_watch, write_watch
 
 RUN = CliRunner()
 
@@ -77,7 +75,7 @@ def test_a_proxy_alarms_when_exceedances_pile_up():
     proxy = Proxy.of(values.tolist(), (values > 0.9).tolist(), delta=0.05)
     assert fed(proxy, [0.99] * 60).alarm
     assert not fed(proxy, rng.random(200)).alarm
-    with pytest.raises(TooFewCases, match="at least 4 labelled cases, got 2"):
+    with pytest.raises(TooFewCases, match="at least 4 labelled patients, got 2"):
         Proxy.of([1, 2], [False, True])
 
 
@@ -166,7 +164,7 @@ def test_monitor_from_the_command_line_continues_where_it_stopped(site, tmp_path
     words = ["--state", str(tmp_path / "w.json")]
     first = RUN.invoke(app, ["monitor", str(calm), *words, "--calibration", str(site.path)], catch_exceptions=False)
     assert first.exit_code == 0, first.output
-    assert "20 decisions and 0 audits" in first.output
+    assert "20 decisions (20 patients or sequences) and 0 audits" in first.output
     drifted = tmp_path / "later.csv"
     drifted.write_text("case,value,loss\n" + "".join(f"b{t},{1 + t},\n" for t in range(60)))
     second = RUN.invoke(app, ["monitor", str(drifted), *words], catch_exceptions=False)
@@ -180,3 +178,67 @@ def test_monitor_without_a_state_or_calibration_says_what_is_missing(tmp_path):
     (tmp_path / "s.csv").write_text("case,value\n")
     with pytest.raises(BadInput, match="give --calibration ARCHIVE to start one"):
         RUN.invoke(app, ["monitor", str(tmp_path / "s.csv"), "--state", str(tmp_path / "w")], catch_exceptions=False)
+
+
+def test_a_patient_without_a_name_counts_by_case_and_at_once():
+    watch = Watch("id", {"audit": Audit(0.1)}).audit("a", 1.0)
+    assert watch.monitors["audit"].losses == (1.0,)
+    assert watch.waiting is None
+
+
+def test_the_audits_of_a_patient_wait_for_the_next_patient(tmp_path):
+    watch = Watch("id", {"audit": Audit(0.1)}).audit("a1", 1.0, "a").audit("a2", 0.0, "a")
+    assert watch.monitors["audit"].losses == ()
+    watch = read_watch(write_watch(tmp_path / "w.json", watch))
+    watch = watch.audit("b1", 0.0, "b")
+    assert watch.monitors["audit"].losses == (0.5,)
+    assert watch.audit("a3", 1.0, "a").monitors == watch.monitors  # a has counted
+
+
+def test_the_calibration_pool_holds_one_coordinate_per_patient(site):
+    clusters = {entry.cluster for entry in site.archive.entries.values()}
+    assert len(coordinates(site.archive, site.policy)) == len(clusters) == len(site.archive.ids) // 2
+
+
+def test_an_audit_alarm_voids_the_certificate_and_may_suspend(site):
+    for asked in (False, True):
+        watch = start_watch(site.archive, site.policy, ("audit",), limit=0.1, suspend_on_harm=asked)
+        assert watch.void is None
+        for t in range(10):
+            watch = watch.audit(f"n{t}", 1.0)
+        assert "the certificate is void: the audit alarm was raised" in watch.void
+        policy = active_policy(site.policy, watch)
+        assert (policy.controller == "m0") == watch.suspended == asked
+        if asked:
+            assert policy.options["reason"] == AUDITED
+
+
+def test_a_go_live_test_is_asked_once_and_suspends(site):
+    pool = coordinates(site.archive, site.policy)
+    watch = start_watch(site.archive, site.policy, ("go-live",), first=5)
+    for t in range(5):
+        watch = watch.decision(f"far{t}", max(pool) + 1 + t)
+    assert watch.alarms == {"go-live": 5}
+    assert watch.suspended
+    calm = GoLive(pool, first=5)
+    for t in range(5):
+        calm = calm.seen(sorted(pool)[3 * t])
+    assert not calm.alarm
+    assert calm.seen(1e9) is calm
+
+
+def test_two_samples_are_compared_by_their_distributions():
+    # 3 values below 3 others: of the 20 ways to deal six places, two are as far apart (these and their mirror image)
+    assert two_sample_p([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]) == pytest.approx(0.1, abs=0.02)
+    assert two_sample_p([0.0] * 5, [0.0] * 5) == 1.0
+
+
+def test_clusters_reach_the_monitors_from_the_command_line(site, tmp_path):
+    rows = tmp_path / "rows.csv"
+    rows.write_text("case,cluster,value\n" + "".join(f"c{t},p{t // 3},0.01\n" for t in range(12)))
+    words = ["monitor", str(rows), "--state", str(tmp_path / "w.json"), "--calibration", str(site.path), "--first", "3"]
+    shown = RUN.invoke(app, words, catch_exceptions=False).output
+    assert "12 decisions (4 patients or sequences)" in shown
+    watch = read_watch(tmp_path / "w.json")
+    assert len(watch.monitors["go-live"].stream) == 3
+    assert len(watch.monitors["exchangeability"].stream) == 4

@@ -7,6 +7,7 @@ import pytest
 from worlds.streams import (
     audit_alarms,
     audit_wealth,
+    clustered_alarms,
     exchangeability_alarms,
     exchangeability_wealth,
     fixed_pool_alarms,
@@ -14,12 +15,13 @@ from worlds.streams import (
     losses,
     proxy_alarms,
     reference_alarms,
+    shifted_from_the_start,
 )
 
-from casewise.judge.monitors.audit_process import Audit
+from casewise.judge.monitors.audits import Audit, Reference
 from casewise.judge.monitors.betting import exceeds, lower_bound, lower_bounds
-from casewise.judge.monitors.exchangeability import Exchangeability
-from casewise.judge.monitors.reference import Reference
+from casewise.judge.monitors.exchangeability import Exchangeability, GoLive
+from casewise.judge.monitors.watch import Watch
 
 DELTA = 0.1
 WITH_LOSSES = [audit_alarms, reference_alarms]
@@ -99,3 +101,51 @@ def test_simulated_martingales_are_those_of_the_monitor():
         wealth.append(monitor.log_wealth)
     p = growing_p_values(values[None], 10, np.array([luck]))
     np.testing.assert_allclose(exchangeability_wealth(p)[0], wealth, rtol=1e-9)
+
+
+MONITORS = ["audit", "reference", "proxy", "exchangeability", "go-live"]
+
+
+@pytest.mark.parametrize("monitor", MONITORS)
+def test_patients_with_several_scans_are_not_accused_for_being_alike(monitor):
+    share = clustered_alarms(monitor, icc=0.8, each=4, repetitions=200, delta=0.05)
+    assert within(share, 200, 0.05)
+
+
+@pytest.mark.parametrize("monitor", ["audit", "exchangeability", "go-live"])
+def test_counting_cases_instead_of_patients_accuses_healthy_streams(monitor):
+    # what 0.1 did: at a stated 0.05 it accused .26, .42 and .40 of these streams
+    share = clustered_alarms(monitor, icc=0.8, each=4, repetitions=200, delta=0.05, counting="cases")
+    assert share > 0.15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("each", [2, 4, 10])
+@pytest.mark.parametrize("icc", [0.0, 0.25, 0.5, 0.8])
+@pytest.mark.parametrize("monitor", MONITORS)
+def test_however_alike_the_cases_of_a_patient_are(monitor, icc, each):
+    share = clustered_alarms(monitor, icc=icc, each=each, repetitions=1000, delta=0.05)
+    assert within(share, 1000, 0.05)
+
+
+def test_a_shift_from_the_first_case_on_is_found_by_the_go_live_test():
+    grown, live = shifted_from_the_start(n=20, length=100, shift=1.0, repetitions=200)
+    assert grown < 0.7 < live
+
+
+@pytest.mark.parametrize("each", [1, 3])
+def test_a_watch_bets_once_for_each_patient(each):
+    rng = np.random.default_rng(4)
+    pool = tuple(rng.normal(size=12))
+    monitors = {"exchangeability": Exchangeability(pool), "go-live": GoLive(pool, first=8), "audit": Audit(0.2)}
+    watch, values, found = Watch("id", monitors), rng.normal(size=(10, each)), rng.random((10, each))
+    for patient in range(10):
+        for scan in range(each):
+            case = f"p{patient}-{scan}"
+            watch = watch.decision(case, values[patient, scan], f"p{patient}")
+            watch = watch.audit(case, found[patient, scan], f"p{patient}")
+    watch = watch.settled()
+    assert watch.monitors["exchangeability"].stream == tuple(values[:, 0])
+    assert watch.monitors["go-live"].stream == tuple(values[:8, 0])
+    assert watch.monitors["audit"].losses == pytest.approx(tuple(found.mean(axis=1)))
+    assert watch.monitors["audit"].log_wealth == pytest.approx(audit_wealth(found.mean(axis=1)[None], 0.2)[0, -1])

@@ -40,11 +40,12 @@ def synthetic_archive(
     binding: Binding = SYNTHETIC,
     shrink: tuple[State, ...] = (State(2, 0.5),),
     metric: str = "dice",
+    per_cluster: int = 2,
 ) -> Archive:
     """An archive of ``cases`` cases, a share ``harmful`` of which adaptation harms.
 
-    Signals: fragmentation of each step, entropy, msp, gradient_norm, and region scores (``drop``). Two cases share a
-    cluster; groups alternate.
+    Signals: fragmentation of each step, entropy, msp, gradient_norm, and region scores (``drop``). ``per_cluster`` cases
+    share a cluster; groups alternate.
     """
     configuration = {"metric": metric, "min_area": min_area, "foreground": True, "objective": "synthetic"}
     archive = create_archive(path, binding=binding, steps=steps, configuration=configuration)
@@ -59,7 +60,7 @@ def synthetic_archive(
             np.empty((1, 0)),
             spacing_mm=(1.0,) * len(shape),
             group=groups[number % len(groups)] if groups else None,
-            cluster=f"{prefix}-cluster-{number // 2:04d}",
+            cluster=f"{prefix}-cluster-{number // per_cluster:04d}",
             split=split,
         )
         archive.add(case, trajectory, label if labelled else None)

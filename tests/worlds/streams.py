@@ -6,11 +6,13 @@ paths with the monitors case by case.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from casewise.judge.certificates.loss_table import Floats
 from casewise.judge.monitors.betting import agrapa_stakes, exceeds, lower_bounds
-from casewise.judge.monitors.exchangeability import log_gains, mean_log_wealth
+from casewise.judge.monitors.exchangeability import log_gains, mean_log_wealth, two_sample_p
 from casewise.judge.monitors.proxy import Proxy
 
 _RISK = 0.15  # mean loss of a healthy case: 0.3 harmed, who lose a half on average
@@ -98,3 +100,66 @@ def fixed_pool_alarms(*, n: int, length: int, repetitions: int, delta: float) ->
     larger = (pool[:, None, :] > arriving[:, :, None]).sum(axis=2)
     p = (larger + 1.0 - rng.random((repetitions, length))) / (n + 1)
     return float((exchangeability_wealth(p).max(axis=-1) >= np.log(1 / delta)).mean())
+
+
+def alike(draw: Callable[[tuple[int, ...]], Floats], shape: tuple[int, ...], icc: float, rng: Draw) -> Floats:
+    """Draws (stream, patient, case) of which two of one patient correlate by ``icc``: some copy the patient's own."""
+    shared, own = draw((*shape[:-1], 1)), draw(shape)
+    return np.where(rng.random(shape) < np.sqrt(icc), shared, own)
+
+
+def clustered_alarms(
+    monitor: str,
+    *,
+    icc: float,
+    each: int,
+    patients: int = 60,
+    calibration: int = 20,
+    repetitions: int = 500,
+    delta: float = 0.05,
+    counting: str = "patients",
+) -> float:
+    """False alarms on healthy streams with ``each`` correlated cases per patient, counting patients or (naive) cases."""
+    rng = np.random.default_rng(1000)
+    by_patient = counting == "patients"
+    pool_shape, shape = (repetitions, calibration, each), (repetitions, patients, each)
+    if monitor in ("audit", "reference"):
+
+        def drawn(of: tuple[int, ...]) -> Floats:
+            found = alike(lambda s: losses(rng, s, _RISK), of, icc, rng)
+            return found.mean(axis=2) if by_patient else found.reshape(repetitions, -1)
+
+        if monitor == "audit":
+            return float((audit_wealth(drawn(shape), _RISK).max(axis=-1) >= np.log(1 / delta)).mean())
+        limit = 1.0 - lower_bounds(1.0 - drawn(pool_shape), delta / 2)
+        return float(exceeds(drawn(shape), limit, delta / 2).mean())
+
+    def coordinates(of: tuple[int, ...]) -> Floats:
+        found = alike(lambda s: rng.exponential(4, s), of, icc, rng)
+        return found[:, :, 0] if by_patient else found.reshape(repetitions, -1)
+
+    pool, stream = coordinates(pool_shape), coordinates(shape)
+    if monitor == "go-live":
+        first = stream[:, : 20 if by_patient else 20 * each]
+        return float(np.mean([two_sample_p(a, b, shuffles=499) <= delta for a, b in zip(pool, first, strict=True)]))
+    if monitor == "proxy":
+        harmed = rng.random(pool.shape) < pool / 40
+        watches = [Proxy.of(list(u), list(h), delta=delta) for u, h in zip(pool, harmed, strict=True)]
+        threshold, limit = (np.array([getattr(one, name) for one in watches]) for name in ("threshold", "limit"))
+        return float(exceeds(stream > threshold[:, None], limit, delta / 2).mean())
+    luck = 1.0 - rng.random(stream.shape)
+    p = growing_p_values(np.concatenate([pool, stream], axis=1), pool.shape[1], luck)
+    return float((exchangeability_wealth(p).max(axis=-1) >= np.log(1 / delta)).mean())
+
+
+def shifted_from_the_start(
+    *, n: int, length: int, shift: float, repetitions: int, first: int = 20, delta: float = 0.05
+) -> tuple[float, float]:
+    """Shares of streams, shifted from their first case on, that the growing pool and the go-live test find."""
+    rng = np.random.default_rng(1000)
+    values = rng.normal(size=(repetitions, n + length))
+    values[:, n:] += shift
+    p = growing_p_values(values, n, 1.0 - rng.random((repetitions, length)))
+    grown = exchangeability_wealth(p).max(axis=-1) >= np.log(1 / delta)
+    live = [two_sample_p(row[:n], row[n : n + first], shuffles=499) <= delta for row in values]
+    return float(grown.mean()), float(np.mean(live))

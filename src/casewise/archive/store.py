@@ -182,7 +182,8 @@ class Archive:
 
     def observation(self, case_id: str, step: int) -> Observation:
         """What a controller may see of a case after ``step`` updates."""
-        return Observation(case_id, self.entry(case_id).group, self._steps[case_id][: step + 1])
+        entry = self.entry(case_id)
+        return Observation(case_id, entry.group, self._steps[case_id][: step + 1], entry.cluster)
 
     def add(
         self,

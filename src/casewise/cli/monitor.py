@@ -19,14 +19,17 @@ app = typer.Typer()
 @app.command()
 def monitor(
     stream: Path = typer.Argument(
-        None, help="decisions.jsonl, or a CSV with columns case, value and (audited cases) loss; none only starts."
+        None, help="decisions.jsonl, or a CSV with case, value, (audited cases) loss, and cluster; none only starts."
     ),
     state: Path = typer.Option(Path("watch.json"), help="What the monitors remember; continued if it is there."),
     calibration: Path | None = typer.Option(None, help="Calibration archive, to start a new watch."),
     policy: Path | None = typer.Option(None, help="Policy that decides the stream. Default: the archive's."),
     certificate: Path | None = typer.Option(None, help="Certificate whose alpha the audits are held against."),
     exchangeability: bool = typer.Option(True, help="Do coordinates still look like calibration? Suspends the policy."),
+    go_live: bool = typer.Option(True, help="Compare the first patients with calibration, once. Suspends the policy."),
+    first: int = typer.Option(20, help="How many patients --go-live compares."),
     audit: bool = typer.Option(False, "--audit", help="Labelled audits against the promised risk."),
+    suspend_on_harm: bool = typer.Option(False, help="An alarm of --audit or --reference deploys M0, too."),
     reference: bool = typer.Option(False, "--reference", help="Labelled audits against the calibration risk."),
     proxy: bool = typer.Option(False, "--proxy", help="Label-free exceedances; an indication, not a certificate."),
     delta: float = typer.Option(0.05, help="False-alarm probability of each monitor, for all time."),
@@ -39,11 +42,12 @@ def monitor(
     from casewise.core.errors import BadInput
     from casewise.core.records import CALIBRATION
     from casewise.judge.certificates.certificate import read_certificate
-    from casewise.judge.monitors.new_watch import start_watch
-    from casewise.judge.monitors.watch import read_watch, write_watch
+    from casewise.judge.monitors.watch import read_watch, start_watch, write_watch
     from casewise.judge.policy import read_policy
 
-    asked = {"exchangeability": exchangeability, "audit": audit, "reference": reference, "proxy": proxy}
+    asked = {
+        "exchangeability": exchangeability, "go-live": go_live, "audit": audit, "reference": reference, "proxy": proxy,
+    }  # fmt: skip
     if state.exists():
         watch = read_watch(state)
     elif calibration is None:
@@ -54,7 +58,7 @@ def monitor(
             open_archive(calibration).marked(CALIBRATION),
             read_policy(policy or calibration),
             [name for name, wanted in asked.items() if wanted],
-            delta=delta, limit=promised, tolerance=tolerance, loss=loss,
+            delta=delta, limit=promised, tolerance=tolerance, loss=loss, first=first, suspend_on_harm=suspend_on_harm,
         )  # fmt: skip
     for row in _rows(stream) if stream is not None else ():
         watch = _taken(watch, row)
@@ -81,16 +85,21 @@ def _taken(watch: Watch, row: dict[str, Any]) -> Watch:
     case = row.get("case") or row.get("case_id")
     if not case:
         raise BadInput(f"a row of the stream needs 'case' or 'case_id', got {', '.join(row) or 'nothing'}")
+    cluster = str(row.get("cluster") or "") or None
     if row.get("value") not in (None, ""):
-        watch = watch.decision(str(case), float(row["value"]))
-    return watch if row.get("loss") in (None, "") else watch.audit(str(case), float(row["loss"]))
+        watch = watch.decision(str(case), float(row["value"]), cluster)
+    return watch if row.get("loss") in (None, "") else watch.audit(str(case), float(row["loss"]), cluster)
 
 
 def _summary(watch: Watch) -> str:
-    from casewise.judge.monitors.exchangeability import SUSPENDED
-
-    lines = [f"{len(watch.decided)} decisions and {len(watch.audited)} audits seen"]
+    decided, audited = len(watch.decided_patients), len(watch.audited_patients)
+    lines = [
+        f"{len(watch.decided)} decisions ({decided} patients or sequences) and {len(watch.audited)} audits "
+        f"({audited} counted) seen"
+    ]
+    if watch.waiting is not None:
+        lines.append(f"  the audits of {watch.waiting[0]} count when those of another patient begin")
     for name, one in watch.monitors.items():
-        said = "silent" if one.alarm_at is None else f"ALARM after {one.alarm_at} cases"
+        said = "silent" if one.alarm_at is None else f"ALARM after {one.alarm_at} patients"
         lines.append(f"  {name}: {said} (false with probability at most {one.delta:g})")
-    return "\n".join([*lines, SUSPENDED] if watch.suspended else lines)
+    return "\n".join([*lines, *(said for said in (watch.suspension, watch.void) if said)])

@@ -138,6 +138,7 @@ class Observation:
     case_id: str
     group: str | None
     signals: Sequence[Signals]  # signals[0] is M0's (regions = delta = 0)
+    cluster: str | None = None  # patient or sequence, for the record; monitors count it once
 
     @property
     def step(self) -> int:
@@ -201,6 +202,7 @@ class Decision:
     reason: str = ""
     state_hash: str = ""  # sha256 of the deployed mask
     calibration_id: str = ""  # which calibration the cut-points came from
+    cluster: str | None = None  # patient or sequence of the case: what monitors count
 
     @property
     def deployed(self) -> int:
@@ -215,9 +217,8 @@ class Decision:
     @classmethod
     def of(cls, seen: Observation, verdict: Verdict, controller: str, **more: Any) -> Decision:
         """The record of a verdict on what was seen."""
-        return cls(
-            case_id=seen.case_id, group=seen.group, executed=seen.step, controller=controller, **vars(verdict), **more
-        )
+        who: dict[str, Any] = {"case_id": seen.case_id, "group": seen.group, "cluster": seen.cluster}
+        return cls(**who, executed=seen.step, controller=controller, **vars(verdict), **more)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types."""

@@ -28,10 +28,10 @@ class Watching:
 
     def show(self, entry: Mapping[str, Any] | None) -> None:
         """Show the decision of a case; one that was seen before, or that read no coordinate, does not count."""
-        value = ((entry or {}).get("decision") or {}).get("value")
-        if entry is None or value is None:
+        decision = (entry or {}).get("decision") or {}
+        if entry is None or decision.get("value") is None:
             return
-        after = self.state.decision(str(entry["case"]), float(value))
+        after = self.state.decision(str(entry["case"]), float(decision["value"]), decision.get("cluster"))
         if after is not self.state:
             write_watch(self.path, after)
             self.state = after

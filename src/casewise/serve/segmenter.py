@@ -167,7 +167,7 @@ class Segmenter:
     def _watched(self, decision: Decision) -> None:
         if self._watch is None or self._watch_path is None or decision.value is None:
             return
-        after = self._watch.decision(decision.case_id, decision.value)
+        after = self._watch.decision(decision.case_id, decision.value, decision.cluster)
         if after is not self._watch:
             write_watch(self._watch_path, after)
             self._watch = after

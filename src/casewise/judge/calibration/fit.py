@@ -13,7 +13,7 @@ from casewise.archive.store import Archive
 from casewise.core.durable import text_sha256
 from casewise.core.errors import BadInput, Overlap, TooFewCases
 from casewise.core.records import CALIBRATION, EVALUATION, Policy
-from casewise.data.splits import check_disjoint, clusters_of
+from casewise.data.splits import check_disjoint, cluster_of, clusters_of
 from casewise.judge.calibration.coordinate import recommended
 from casewise.judge.calibration.cuts import FEWEST, Floats, bucket_counts, checked, cut_points, warn_if_degenerate
 from casewise.judge.calibration.fixed_budget import budget, tau
@@ -247,10 +247,11 @@ def _evaluation_values(evaluation: Archive, coordinate: str, options: Mapping[st
 
 
 def _step(archive: Archive, step: int) -> pd.DataFrame:
-    """The recorded signals of one step, which are what a controller sees, with the group of each case."""
+    """The recorded signals of one step, which are what a controller sees, with the group and the cluster of each case."""
     signals = archive.signals()
     rows = signals.loc[(signals["step"] == step) & (signals["shrink"] == 0)].copy()
     rows["group"] = [archive.entries[case_id].group for case_id in rows["case"]]
+    rows["cluster"] = [cluster_of(archive.entries[case_id]) for case_id in rows["case"]]
     return rows
 
 
@@ -259,7 +260,7 @@ def _hybrid(policy: Policy, archive: Archive, convention: str, window: int | Non
         raise BadInput(
             "hybrid calibration is for a router with one pair of cut-points; use mode union, pooled or robust"
         )
-    first = _step(archive, 1)
+    first = _step(archive, 1).drop_duplicates("cluster")  # the alarm counts a patient once, by its first case
     pool = coordinate_values(first, policy.options["coordinate"], policy.options).tolist()
     hybrid = {"pool": pool, "convention": convention, "window": window, "warm_up": WARM_UP, "delta": DELTA}
     return replace(policy, options={**policy.options, "hybrid": hybrid})

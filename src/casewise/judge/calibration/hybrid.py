@@ -25,6 +25,7 @@ class Stream:
 
     hybrid: Policy  # as calibrated
     monitor: Exchangeability  # calibration pool, the stream so far, and the alarm
+    patients: tuple[str, ...] = ()  # those of the stream that have counted
 
     @property
     def policy(self) -> Policy:
@@ -44,9 +45,12 @@ class Stream:
         """The router, or M0, for the next case."""
         return controller_of(self.policy)
 
-    def after(self, case_id: str, value: float) -> Stream:
-        """The stream after a case with this coordinate."""
-        return replace(self, monitor=self.monitor.seen(case_id, value))
+    def after(self, case_id: str, value: float, cluster: str | None = None) -> Stream:
+        """The stream after a case with this coordinate; of a patient or sequence only the first case counts."""
+        patient = cluster or case_id
+        if patient in self.patients:
+            return self
+        return replace(self, monitor=self.monitor.seen(case_id, value), patients=(*self.patients, patient))
 
 
 def stream_of(policy: Policy) -> Stream:

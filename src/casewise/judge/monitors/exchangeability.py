@@ -1,30 +1,38 @@
-r"""Exchangeability alarm (5.4): do the stream's coordinates still look like the calibration pool? No labels.
+r"""Do the stream's coordinates still look like the calibration pool? Two alarms without labels, and both suspend.
 
-Each coordinate gets a conformal p-value against everything seen before it, pool and stream,
+Units are patients (or sequences): the coordinate of a patient is that of the first case that is seen of it, in the pool
+and in the stream. Cases of one patient resemble each other, and bets on each of them accuse healthy streams.
 
-.. math:: p_t = \frac{\#\{i : u_i > u_t\} + U (\#\{i : u_i = u_t\} + 1)}{n + t}, \qquad i < n + t,
+* :class:`Exchangeability` bets for as long as the stream runs. Each coordinate gets a conformal p-value against
+  everything seen before it, pool and stream,
 
-uniform and independent while all are exchangeable, and wealth is bet against uniformity in both directions. It ever
-reaches :math:`1/\delta` with probability at most delta; then cut-points no longer apply and M0 is deployed.
+  .. math:: p_t = \frac{\#\{i : u_i > u_t\} + U (\#\{i : u_i = u_t\} + 1)}{n + t}, \qquad i < n + t,
 
-The pool must grow. Against a *fixed* pool the p-values are dependent through the pool's own luck, and the product of
-bets alarms on half of all healthy streams (docs/explanation/certificates.md has the simulation).
+  uniform and independent while all are exchangeable, and wealth is bet against uniformity in both directions. It ever
+  reaches :math:`1/\delta` with probability at most delta; then cut-points no longer apply and M0 is deployed.
+  The pool must grow. Against a *fixed* pool the p-values are dependent through the pool's own luck, and the product of
+  bets alarms on half of all healthy streams (docs/explanation/certificates.md has the simulation). The price is that a
+  shift which is there from the first case on soon becomes part of the pool and may be missed.
+* :class:`GoLive` closes that gap once: the first m patients against the calibration pool, by a permutation test.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from casewise.core.errors import BadInput
 from casewise.core.records import Policy
-from casewise.core.seeds import seed_of
+from casewise.core.seeds import RESAMPLING_SEED, seed_of
 from casewise.judge.certificates.loss_table import Floats, check_level
 
 _POWERS = np.arange(1, 10) / 10  # bets e p^(e-1): the smaller e, the more they like small p
 SUSPENDED = "cut-points no longer apply: the stream differs from the calibration cases. Deploying M0; recalibrate."
+AUDITED = "the promise no longer holds: audited cases are harmed more than was promised. Deploying M0; recalibrate."
+_SHUFFLES = 4999
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,63 @@ class Exchangeability:
         return replace(grown, alarm_at=len(grown.stream)) if rings else grown
 
 
+@dataclass(frozen=True)
+class GoLive:
+    """Alarm when the first ``first`` patients of a stream differ from the calibration pool; asked once, suspends."""
+
+    calibration: tuple[float, ...]
+    first: int = 20
+    delta: float = 0.05
+    stream: tuple[float, ...] = ()  # of the first patients only
+    p: float | None = None  # known once they are complete
+    alarm_at: int | None = None
+
+    def __post_init__(self) -> None:
+        check_level("delta", self.delta)
+        if len(self.calibration) < 2 or not np.isfinite(self.calibration).all():
+            raise BadInput("a go-live test needs finite coordinates of at least two calibration patients")
+        if self.first < 2:
+            raise BadInput(f"a go-live test needs at least 2 patients, got first = {self.first}")
+
+    @property
+    def alarm(self) -> bool:
+        """Whether the policy is suspended."""
+        return self.alarm_at is not None
+
+    def seen(self, value: float) -> GoLive:
+        """The test after one more patient; later patients change nothing."""
+        if not math.isfinite(value):
+            raise BadInput(f"a coordinate must be finite, got {value}")
+        if self.p is not None:
+            return self
+        stream = (*self.stream, float(value))
+        if len(stream) < self.first:
+            return replace(self, stream=stream)
+        p = two_sample_p(self.calibration, stream)
+        return replace(self, stream=stream, p=p, alarm_at=len(stream) if p <= self.delta else None)
+
+
+def two_sample_p(pool: Sequence[float], stream: Sequence[float], *, shuffles: int = _SHUFFLES) -> float:
+    r"""Permutation p-value of the Cramer-von Mises distance between two samples; ties are no problem.
+
+    .. math:: T = \sum_z (F_{pool}(z) - F_{stream}(z))^2 \text{ over all } n + m \text{ values},
+              \qquad p = \frac{1 + \#\{T^* \ge T\}}{1 + \text{shuffles}}
+
+    >>> two_sample_p([1, 2, 3, 4, 5, 6, 7, 8], [21, 22, 23, 24, 25]) < 0.01
+    True
+    """
+    values = np.concatenate([np.asarray(pool, dtype=float), np.asarray(stream, dtype=float)])
+    order = np.argsort(values, kind="stable")
+    last = np.append(np.diff(values[order]) > 0, True)  # both step functions are read after a group of equal values
+    jumps = np.where(np.arange(len(values)) < len(pool), 1.0 / len(pool), -1.0 / len(stream))
+    rng = np.random.default_rng(RESAMPLING_SEED)
+    shuffled = rng.permuted(np.tile(jumps, (shuffles, 1)), axis=1)
+    weight = np.diff(np.flatnonzero(last), prepend=-1)  # how many values stand at each distinct one
+    found = ((np.cumsum(jumps[order])[last] ** 2) * weight).sum()
+    drawn = ((np.cumsum(shuffled, axis=1)[:, last] ** 2) * weight).sum(axis=1)
+    return float((1 + (drawn >= found - 1e-9).sum()) / (1 + shuffles))
+
+
 def log_gains(p: Floats) -> Floats:
     """What each bet makes of a p-value, along a new last axis: those for small p, then those for large p."""
     sides = np.log(np.stack([p, np.maximum(1.0 - p, 1e-12)], axis=-1))[..., None]
@@ -87,6 +152,6 @@ def mean_log_wealth(log_bets: Floats) -> Floats:
     return np.asarray(top[..., 0] + np.log(np.exp(log_bets - top).mean(axis=-1)))
 
 
-def suspended_policy(policy: Policy) -> Policy:
+def suspended_policy(policy: Policy, reason: str = SUSPENDED) -> Policy:
     """What runs while a policy is suspended: M0 for every case, and each decision says why."""
-    return replace(policy, name=f"{policy.name}-suspended", controller="m0", options={"reason": SUSPENDED}, groups={})
+    return replace(policy, name=f"{policy.name}-suspended", controller="m0", options={"reason": reason}, groups={})

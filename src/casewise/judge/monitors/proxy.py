@@ -1,4 +1,4 @@
-r"""Proxy alarm (5.3): no labels after deployment; a coordinate's exceedances stand in for harm (Schirmer et al., 2025).
+r"""Proxy alarm: no labels after deployment; a coordinate's exceedances stand in for harm (Schirmer et al., 2025).
 
 With a threshold q on the coordinate u,
 
@@ -27,7 +27,7 @@ def proxy_threshold(values: Sequence[float], harmed: Sequence[bool]) -> float:
     """The calibration value q whose exceedances u > q disagree least often with harm; the largest in case of a tie."""
     u, h = np.asarray(values, dtype=float), np.asarray(harmed, dtype=bool)
     if not len(u) or len(u) != len(h):
-        raise BadInput(f"need one value and one harm flag a case, got {len(u)} and {len(h)}")
+        raise BadInput(f"need one value and one harm flag for each case, got {len(u)} and {len(h)}")
     cuts = np.unique(u)[::-1]
     wrong = ((u[:, None] > cuts[None, :]) != h[:, None]).sum(axis=0)
     return float(cuts[np.argmin(wrong)])
@@ -50,10 +50,10 @@ class Proxy:
     def of(
         cls, values: Sequence[float], harmed: Sequence[bool], *, tolerance: float = 0.0, delta: float = 0.05
     ) -> Proxy:
-        """A proxy from labelled cases: every other one chooses the threshold, the rest bound it at delta/2."""
+        """A proxy from labelled patients: every other one chooses the threshold, the rest bound it at delta/2."""
         u, h = np.asarray(values, dtype=float), np.asarray(harmed, dtype=bool)
         if len(u) < 4:
-            raise TooFewCases(f"a proxy needs at least 4 labelled cases, got {len(u)}")
+            raise TooFewCases(f"a proxy needs at least 4 labelled patients, got {len(u)}")
         threshold = proxy_threshold(list(u[::2]), list(h[::2]))
         explained = (u[1::2] > threshold) | h[1::2]
         upper = clopper_pearson_upper(int(explained.sum()), len(explained), 1.0 - delta / 2)
@@ -70,7 +70,7 @@ class Proxy:
         return self.alarm_at is not None
 
     def seen(self, value: float) -> Proxy:
-        """The monitor after one more unlabelled case."""
+        """The monitor after one more unlabelled patient."""
         if not np.isfinite(value):
             raise BadInput(f"a coordinate must be finite, got {value}")
         exceeded = (*self.exceeded, int(value > self.threshold))
