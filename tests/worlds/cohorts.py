@@ -44,8 +44,8 @@ def synthetic_archive(
 ) -> Archive:
     """An archive of ``cases`` cases, a share ``harmful`` of which adaptation harms.
 
-    Signals: fragmentation of each step, entropy, msp, gradient_norm, and region scores (``drop``). ``per_cluster`` cases
-    share a cluster; groups alternate.
+    Signals: fragmentation of each step, entropy, msp, gradient_norm, and region scores (``drop``).
+    ``per_cluster`` cases share a cluster; groups alternate.
     """
     configuration = {"metric": metric, "min_area": min_area, "foreground": True, "objective": "synthetic"}
     archive = create_archive(path, binding=binding, steps=steps, configuration=configuration)

@@ -247,7 +247,7 @@ def _evaluation_values(evaluation: Archive, coordinate: str, options: Mapping[st
 
 
 def _step(archive: Archive, step: int) -> pd.DataFrame:
-    """The recorded signals of one step, which are what a controller sees, with the group and the cluster of each case."""
+    """The recorded signals of one step, which are what a controller sees, with group and cluster of each case."""
     signals = archive.signals()
     rows = signals.loc[(signals["step"] == step) & (signals["shrink"] == 0)].copy()
     rows["group"] = [archive.entries[case_id].group for case_id in rows["case"]]
