@@ -119,7 +119,7 @@ def clustered_alarms(
     delta: float = 0.05,
     counting: str = "patients",
 ) -> float:
-    """False alarms on healthy streams with ``each`` correlated cases per patient, counted by patient or (naive) case."""
+    """False alarms on healthy streams with ``each`` correlated cases per patient, by patient or (naive) by case."""
     rng = np.random.default_rng(1000)
     by_patient = counting == "patients"
     pool_shape, shape = (repetitions, calibration, each), (repetitions, patients, each)
