@@ -9,7 +9,7 @@ export PYTHONPATH = tests:examples  # simulated worlds, for benchmarks too
 
 OUT ?= bench-real
 
-.PHONY: demo test test-all test-versions check bench bench-real source-models clean help
+.PHONY: demo test test-portable test-all test-versions check bench bench-real source-models clean help
 
 help:  ## What the targets do
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 16
@@ -20,7 +20,14 @@ demo: $(VENV)/.adapt  ## The whole system on an embedded phantom cohort; leaves 
 test: $(VENV)/.dev  ## The fast tests
 	$(BIN)/python -m pytest -m "not slow and not bench" -n 2 --dist worksteal
 
-test-all: $(VENV)/.dev test-versions  ## All tests, the slow simulations and other versions of nnU-Net too
+# Two runs at a time, each in one process: small kernels of other processors, and one or two threads.
+test-portable: $(VENV)/.dev  ## The tests whose numbers come from torch, as other processors and thread counts compute them
+	printf '%s\n' 'default 1' 'avx2 1' 'default 2' 'avx2 2' | xargs -P 2 -L 1 sh -c \
+	  'ATEN_CPU_CAPABILITY=$$0 OMP_NUM_THREADS=$$1 $(BIN)/python -m pytest -p no:xdist -m "not slow and not bench and not versions" \
+	  tests/adapt tests/contracts/test_objectives_contract.py tests/backbones tests/test_guard.py \
+	  && echo "passed: $$0 kernels, $$1 threads"'
+
+test-all: $(VENV)/.dev test-portable test-versions  ## All tests, the slow simulations and other versions of nnU-Net too
 	$(BIN)/python -m pytest -m "not bench and not versions" -n 2 --dist worksteal
 
 test-versions: $(VENV)/.dev  ## The nnU-Net backbone with other versions of nnU-Net
