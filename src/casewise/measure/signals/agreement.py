@@ -1,0 +1,206 @@
+"""Disagreement among the candidates of one case: how far they agree, which edits the others support, what grew.
+
+Masks in, numbers out: it works live, in replay and on masks that came from anywhere (views, folds, raters, models).
+Everything is counted on the voxels at which any candidate differs from M0; outside of them all candidates are M0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from casewise.core.errors import BadInput
+from casewise.measure.masks import Floats, Integers, checked_masks, on_host
+
+AGREEMENT = (
+    "agreement", "agreement_lowest", "agreement_consensus", "agreement_source", "agreement_all", "support",
+    "persistence", "area_change",
+)  # fmt: skip
+"""Names of what :meth:`Candidates.signals` gives for every candidate, in this order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """M0 and the other candidates of one case, on the voxels that any of them changes."""
+
+    shape: tuple[int, ...]
+    voxels: Integers  # flat positions (C order) at which any candidate differs from M0
+    labels: NDArray[Any]  # (candidate, voxel); row 0 is M0
+    outside: Mapping[int, int]  # voxels of each class elsewhere, where all candidates agree
+    voters: tuple[int, ...]  # candidates that count as opinions; a consensus of the others is none
+    background: bool = False  # whether class 0 is a class like any other (driving scenes)
+
+    @cached_property
+    def classes(self) -> tuple[int, ...]:
+        """Classes that any candidate holds, without background unless it counts."""
+        held = {*self.outside, *(int(c) for c in np.unique(self.labels))}
+        return tuple(sorted(c for c in held if c or self.background))
+
+    @cached_property
+    def dice_by_class(self) -> dict[int, Floats]:
+        """Dice of every pair of candidates, (candidate, candidate) for each class; NaN where neither holds it."""
+        found = {}
+        for c in self.classes:
+            held = (self.labels == c).astype(np.float32)  # counts stay exact below 2^24 changed voxels
+            shared = (held @ held.T).astype(np.float64) + self.outside.get(c, 0)
+            sizes = np.diag(shared)
+            total = sizes[:, None] + sizes[None, :]
+            found[c] = np.divide(2 * shared, total, out=np.full_like(shared, np.nan), where=total > 0)
+        return found
+
+    @cached_property
+    def dice(self) -> Floats:
+        """Mean over the classes that either of a pair holds; 1 where both hold none."""
+        return _mean_of_known(list(self.dice_by_class.values()), len(self.labels))
+
+    @cached_property
+    def votes(self) -> tuple[Integers, Integers]:
+        """The labels that occur on the voxels, and how many voters hold each: (label,), (label, voxel)."""
+        ballots = self.labels[list(self.voters)]
+        names = np.unique(ballots)
+        return names.astype(np.int64), np.stack([(ballots == name).sum(axis=0) for name in names]).astype(np.int64)
+
+    @cached_property
+    def majority(self) -> NDArray[Any]:
+        """The label that most voters hold at each voxel; among equals M0's own, then the smallest."""
+        if not self.voxels.size:
+            return self.labels[0]
+        names, counts = self.votes
+        first = counts * 2 + (names[:, None] == self.labels[0])  # M0 breaks a tie and nothing else
+        return np.asarray(names[first.argmax(axis=0)].astype(self.labels.dtype))
+
+    def support(self, labels: NDArray[Any], *, besides: int | None = None) -> Floats:
+        """Share of the voters that hold these labels, voxel by voxel; ``besides`` one candidate's own vote."""
+        voters = [k for k in self.voters if k != besides]
+        return np.asarray((self.labels[voters] == labels).mean(axis=0), np.float64)
+
+    def mask(self, labels: NDArray[Any], source: NDArray[Any]) -> NDArray[Any]:
+        """M0 with these labels at the voxels."""
+        made = np.array(source, copy=True)
+        made.reshape(-1)[self.voxels] = labels
+        return made
+
+    def signals(self) -> list[dict[str, float | None]]:
+        """The signals of every candidate by name; a share of nothing is None."""
+        consensus = self._with(self.majority)
+        everyone = self._mean_pair()
+        return [
+            {
+                "agreement": _or_none(self._agreement(self.dice, k)),
+                "agreement_lowest": self._lowest(k),
+                "agreement_consensus": float(consensus[k]),
+                "agreement_source": float(self.dice[k, 0]),
+                "agreement_all": everyone,
+                **self._edit(k),
+                "area_change": self._area_change(k),
+            }
+            for k in range(len(self.labels))
+        ]
+
+    def by_class(self, k: int) -> dict[int, float | None]:
+        """One candidate's agreement with the other voters, class by class; None where a class is nowhere."""
+        return {c: _or_none(self._agreement(table, k)) for c, table in self.dice_by_class.items()}
+
+    def area_changes(self, k: int) -> dict[int, float | None]:
+        """Relative change of every class's size against M0; None for a class that M0 lacks."""
+        sizes = {c: (self.labels[[0, k]] == c).sum(axis=1) + self.outside.get(c, 0) for c in self.classes}
+        return {c: float(new / old - 1) if old else None for c, (old, new) in sizes.items()}
+
+    def _others(self, k: int) -> list[int]:
+        return [j for j in self.voters if j != k]
+
+    def _agreement(self, table: Floats, k: int) -> float:
+        known = table[k, self._others(k)]
+        known = known[np.isfinite(known)]
+        return float(known.mean()) if known.size else float("nan")
+
+    def _lowest(self, k: int) -> float | None:
+        known = [value for value in self.by_class(k).values() if value is not None]
+        return min(known) if known else _or_none(self._agreement(self.dice, k))
+
+    def _with(self, labels: NDArray[Any]) -> Floats:
+        """Dice of every candidate with one more label map."""
+        more = Candidates(
+            self.shape, self.voxels, np.vstack([self.labels, labels]), self.outside, self.voters, self.background
+        )
+        return np.asarray(more.dice[:-1, -1])
+
+    def _mean_pair(self) -> float | None:
+        if len(self.voters) < 2:
+            return None
+        upper = np.triu_indices(len(self.voters), 1)
+        return float(self.dice[np.ix_(self.voters, self.voters)][upper].mean())
+
+    def _edit(self, k: int) -> dict[str, float | None]:
+        changed = self.labels[k] != self.labels[0]
+        if not changed.any() or not self._others(k):
+            return {"support": None, "persistence": None}
+        support = self.support(self.labels[k], besides=k)[changed]
+        return {"support": float(support.mean()), "persistence": float((support > 0.5).mean())}
+
+    def _area_change(self, k: int) -> float | None:
+        base = sum(size for c, size in self.outside.items() if c)
+        old, new = ((self.labels[j] != 0).sum() + base for j in (0, k))
+        return float(new / old - 1) if old else None
+
+
+def candidates_of(masks: Sequence[Any], *, voters: Sequence[int] | None = None, background: bool = False) -> Candidates:
+    r"""Compare the candidates of one case, ``masks[0]`` being M0; ``voters`` are all of them unless told otherwise.
+
+    Agreement of candidate k: the mean over the other voters j of the mean class Dice,
+
+    .. math:: a_k = \frac{1}{|V \setminus k|} \sum_{j \in V \setminus k} \frac{1}{|C_{kj}|}
+              \sum_{c \in C_{kj}} \frac{2 |m_k^c \cap m_j^c|}{|m_k^c| + |m_j^c|}
+
+    with :math:`C_{kj}` the foreground classes that either holds. Support of an edit: the share of the other voters
+    that hold its new label, mean over its voxels; persistence: the share of its voxels where more than half do.
+
+    >>> views = [np.array([[1, 1, 0, 0]]), np.array([[1, 1, 1, 0]]), np.array([[1, 1, 1, 1]])]
+    >>> found = candidates_of(views)
+    >>> [round(signals["agreement"], 3) for signals in found.signals()]
+    [0.733, 0.829, 0.762]
+    >>> found.mask(found.majority, views[0])
+    array([[1, 1, 1, 0]])
+    """
+    if len(masks) < 2:
+        raise BadInput(f"disagreement needs M0 and at least one other candidate, got {len(masks)} masks")
+    usable = checked_masks(**{f"candidate {k}": mask for k, mask in enumerate(masks)})
+    flat = [np.ascontiguousarray(on_host(mask)).reshape(-1) for mask in usable]
+    changed = np.zeros(flat[0].size, bool)
+    for mask in flat[1:]:
+        changed |= mask != flat[0]
+    voxels = np.flatnonzero(changed)
+    names, counts = np.unique(flat[0][~changed], return_counts=True)
+    held = tuple(range(len(masks)) if voters is None else voters)
+    if not held or min(held) < 0 or max(held) >= len(masks):
+        raise BadInput(f"voters are numbers of the {len(masks)} candidates, got {list(held)}")
+    return Candidates(
+        shape=tuple(usable[0].shape),
+        voxels=voxels,
+        labels=np.stack([mask[voxels] for mask in flat]),
+        outside={int(name): int(count) for name, count in zip(names, counts, strict=True)},
+        voters=held,
+        background=background,
+    )
+
+
+def medoid(found: Candidates) -> int:
+    """The voter whose mean Dice with the other voters is largest; among equals the first."""
+    return max(found.voters, key=lambda k: (found._agreement(found.dice, k), -k))
+
+
+def _mean_of_known(tables: list[Floats], amount: int) -> Floats:
+    total, known = np.zeros((amount, amount)), np.zeros((amount, amount))
+    for table in tables:
+        total += np.nan_to_num(table)
+        known += np.isfinite(table)
+    return np.divide(total, known, out=np.ones_like(total), where=known > 0)
+
+
+def _or_none(value: float) -> float | None:
+    return value if np.isfinite(value) else None
