@@ -34,7 +34,7 @@ class RiskCoverage:
 
     @property
     def normalized(self) -> float:
-        """(mean risk - AURC) / (mean risk - optimum): 1 is the best order, 0 says nothing; NaN if all risks are equal."""
+        """(mean risk - AURC) / (mean risk - optimum): 1 is the best order, 0 says nothing, NaN if risks are equal."""
         room = self.mean_risk - self.optimum
         return (self.mean_risk - self.aurc) / room if room > 1e-15 else float("nan")
 
@@ -84,7 +84,7 @@ def _paired(confidence: ArrayLike, risk: ArrayLike) -> tuple[Floats, Floats]:
 
 
 def _selective(sure: Floats, cost: Floats) -> Floats:
-    names, which = np.unique(-sure, return_inverse=True)  # falling confidence; ties share a number
+    _, which = np.unique(-sure, return_inverse=True)  # falling confidence; ties share a number
     shared: Any = np.bincount(which, cost) / np.bincount(which)
     order = np.argsort(which, kind="stable")
     return np.asarray(np.cumsum(shared[which[order]]) / np.arange(1, len(cost) + 1))

@@ -69,7 +69,7 @@ class Candidates:
     def majority(self) -> NDArray[Any]:
         """The label that most voters hold at each voxel; among equals M0's own, then the smallest."""
         if not self.voxels.size:
-            return self.labels[0]
+            return np.asarray(self.labels[0])
         names, counts = self.votes
         first = counts * 2 + (names[:, None] == self.labels[0])  # M0 breaks a tie and nothing else
         return np.asarray(names[first.argmax(axis=0)].astype(self.labels.dtype))
