@@ -104,6 +104,8 @@ def _labelled(runs: Runs, voxels: Integers, connectivity: Connectivity) -> Integ
     neighbors = ndimage.generate_binary_structure(dense.ndim, 1 if connectivity == "face" else dense.ndim)
     labels, amount = ndimage.label(dense, structure=neighbors)
     owner = labels.reshape(-1)[runs.first] - 1
+    # SciPy may number components otherwise than in the order in which they begin, which both ways promise: renumber.
+    # Written backwards, the entry that stays is the first run of each component.
     begins = np.empty(amount, np.int64)
     begins[owner[::-1]] = np.arange(owner.size)[::-1]
     rank = np.empty(amount, np.int64)

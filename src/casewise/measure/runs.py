@@ -42,11 +42,13 @@ def runs_of(voxels: Integers, shape: tuple[int, ...]) -> Runs:
     """Group ascending flat indices into runs."""
     if not voxels.size:
         return Runs(shape, voxels, voxels, voxels)
+    # A new run begins wherever the next index is not the direct neighbor of the one before.
     gaps = np.flatnonzero(voxels[1:] - voxels[:-1] != 1) + 1
     begin = np.concatenate([[0], gaps])
     end = np.concatenate([gaps, [voxels.size]])
     first_row, last_row = voxels[begin] // shape[-1], voxels[end - 1] // shape[-1]
-    if (first_row != last_row).any():  # neighbors in memory that belong to two rows
+    if (first_row != last_row).any():
+        # The end of one row and the begin of the next are neighbors in memory, not in space: cut at every row's begin.
         stretch, row = _expanded(first_row + 1, last_row - first_row)
         begin = np.sort(np.concatenate([begin, begin[stretch] + row * shape[-1] - voxels[begin[stretch]]]))
         end = np.concatenate([begin[1:], [voxels.size]])
@@ -69,14 +71,18 @@ def _contacts(runs: Runs, offset: tuple[int, ...], reach: int) -> Contacts:
     """Pairs of a run and an earlier one that lies ``offset`` rows (and slices) before it, within ``reach`` columns."""
     columns, rows = runs.shape[-1], runs.shape[-2]
     shift = offset[-1] * columns + (offset[0] * rows * columns if len(offset) == 2 else 0)
+    # Where the run would lie if it were moved by the offset: every run that overlaps [low, high] touches it.
     low, high = runs.first - shift, runs.last - shift
     if reach:
+        # Diagonal neighbors widen the stretch by a column on either side, but never across the border of the row.
         column = runs.first % columns
         low = low - (column > 0)
         high = high + (column + (runs.last - runs.first) < columns - 1)
+    # The first candidate is the first run that does not end before ``low``; it is a partner if it begins by ``high``.
     start = _amount_below(runs.last, low)
     later = np.flatnonzero(runs.first[start] <= high)
-    if offset[-1]:  # the first (or last) row of a slice has no row before (after) it in that slice
+    # Flat indices wrap from slice to slice: the first (last) row of a slice has no row before (after) it in that slice.
+    if offset[-1]:
         later = later[runs.first[later] // columns % rows != (0 if offset[-1] > 0 else rows - 1)]
     return Contacts(*_all_partners(runs.first, high, later, start[later]), shift)
 
@@ -93,6 +99,8 @@ def _all_partners(first: Integers, high: Integers, later: Integers, earlier: Int
 
 def _amount_below(values: Integers, wanted: Integers) -> Integers:
     """``np.searchsorted(values, wanted)`` where both ascend: a stable sort merges two sorted lists in one sweep."""
+    # NumPy's stable sort finds the two ascending stretches and merges them, which beats a binary search per value. The
+    # place of the i-th wanted value in the merged list, less the i wanted values before it, counts the smaller values.
     merged = np.argsort(np.concatenate([wanted, values]), kind="stable")
     return np.asarray(np.flatnonzero(merged < wanted.size) - np.arange(wanted.size))
 
@@ -100,7 +108,7 @@ def _amount_below(values: Integers, wanted: Integers) -> Integers:
 def _expanded(start: Integers, count: Integers) -> tuple[Integers, Integers]:
     """For each i the pairs (i, start[i]), (i, start[i] + 1), ..., ``count[i]`` of them."""
     later = np.repeat(np.arange(count.size), count)
-    before = np.cumsum(count) - count
+    before = np.cumsum(count) - count  # pairs of all i before this one; subtracting them restarts the count at 0
     return later, np.arange(later.size) + np.repeat(start - before, count)
 
 
@@ -115,9 +123,11 @@ def united(amount: int, contacts: Sequence[Contacts]) -> Integers:
     itself = np.arange(amount)
     root = itself.copy()
     while later.size:
-        root[later] = earlier
+        root[later] = earlier  # where a run has several partners one of them wins; the others come in a later round
         while not np.array_equal(ends := root[root], root):
             root = ends
+        # Contacts within one component are done; the rest join two ends, of which the later points to the earlier, so
+        # pointers only ever go back and cannot form a circle.
         later, earlier = root[later], root[earlier]
         apart = later != earlier
         later, earlier = later[apart], earlier[apart]
