@@ -20,6 +20,7 @@ from casewise.archive import layout
 from casewise.archive.arrays import unpacked
 from casewise.archive.layout import Entry
 from casewise.archive.write_case import sweep, write_case
+from casewise.core.brief import brief
 from casewise.core.durable import text_sha256, write_json
 from casewise.core.errors import BadInput, DamagedArchive, Locked, Mismatch
 from casewise.core.records import EVALUATION, Binding, Case, Mask, Observation, Signals, State, Trajectory
@@ -29,9 +30,11 @@ LabelSource = Callable[[str], Mask]
 """Gives the label of a case id, for archives that hold labels by hash only."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Archive:
     """Recorded trajectories of a cohort. A view (:meth:`select`) shares the folder and shows some of the cases."""
+
+    __repr__ = brief
 
     path: Path
     manifest: Mapping[str, Any]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -57,7 +58,9 @@ class _Commands(TyperGroup):
         if name not in COMMANDS:
             return None
         module = importlib.import_module(f"casewise.cli.{name}_" if name == "import" else f"casewise.cli.{name}")
-        return typer.main.get_command(module.app)
+        command = typer.main.get_command(module.app)
+        _take_defaults(ctx, name, command)
+        return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
@@ -74,11 +77,24 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _take_defaults(ctx: Any, name: str, command: Any) -> None:
+    """Options of casewise.toml become the defaults of the command that is about to run."""
+    if ctx.resilient_parsing or "config" not in ctx.params:  # completion, or help without a command
+        return
+    from casewise.cli.config import check_tables, defaults, read_config
+
+    asked = ctx.params["config"]
+    file, tables = read_config(asked)
+    if file is not None:
+        check_tables(file, tables, COMMANDS)
+        chosen = defaults(file, tables, name, command.params, named=asked is not None)
+        ctx.default_map = {**(ctx.default_map or {}), name: chosen}
 
 
 def _version(asked: bool) -> None:
@@ -93,6 +109,9 @@ def _version(asked: bool) -> None:
 def _casewise(
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Print the version and stop."
+    ),
+    config: Path = typer.Option(
+        None, "--config", help="TOML file with options that a project repeats; default: casewise.toml here."
     ),
 ) -> None:
     """Decide, case by case, whether a segmentation model should keep what test-time adaptation did to it."""

@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
+from casewise.core.brief import brief
 from casewise.core.errors import BadInput
 from casewise.core.strict_json import numbered
 
@@ -40,9 +41,11 @@ def check_case_id(case_id: str) -> str:
     return case_id
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Case:
     """One volume or image, without its label: nothing that decides can see the truth (A1, A9)."""
+
+    __repr__ = brief
 
     id: str
     image: NDArray[Any]  # (channel, *space)
@@ -87,9 +90,11 @@ class Action(str, Enum):
     GATE = "gate"  # deploy M0 plus the accepted regions of the step-1 edit (L3)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Trajectory:
     """Every candidate of one case, in order, with the label-free signals of each (D14)."""
+
+    __repr__ = brief
 
     case_id: str
     masks: tuple[Mask, ...]  # masks[0] is M0; masks[k] was predicted after update k
@@ -255,9 +260,11 @@ class Binding:
         ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Policy:
     """A calibrated controller as data: all that a decision needs, and what it was fitted on. policy.json is this."""
+
+    __repr__ = brief
 
     name: str  # "cardiac", "prostate", "driving", "default", "fixed-k", ...
     controller: str  # name in judge.controllers.CONTROLLERS

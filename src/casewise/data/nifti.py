@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from casewise.core.brief import brief
 from casewise.core.errors import BadInput, UnsafeInput
 from casewise.core.records import Mask
 
@@ -46,9 +47,11 @@ class Header:
         return math.prod(self.shape) * self.bits // 8
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Geometry:
     """Where a volume lies: the header fields that say so, as they were stored, and nothing else of the header."""
+
+    __repr__ = brief
 
     shape: tuple[int, ...]  # (x, y, z) as in the file
     affine: NDArray[np.float64]
@@ -62,9 +65,11 @@ class Geometry:
         return "".join(str(code) for code in nibabel.aff2axcodes(self.affine))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Volume:
     """Voxels in (slices, rows, columns) order, which is (z, y, x) of the file, and where they lie."""
+
+    __repr__ = brief
 
     voxels: NDArray[Any]
     spacing_mm: tuple[float, ...]  # in the order of the voxels' axes

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy import ndimage
 
+from casewise.core.brief import brief
 from casewise.core.errors import BadInput
 from casewise.measure.difference import changed_voxels
 from casewise.measure.masks import Flags, Integers, checked_masks, least_voxels
@@ -26,9 +27,11 @@ Connectivity = Literal["face", "full"]
 _CRUMBS = 24  # fewer voxels of the volume than this for each run, and a dense labelling is cheaper than runs
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Regions:
     """D and its components, voxel by voxel of D; nothing here is as large as the volume."""
+
+    __repr__ = brief
 
     runs: Runs
     voxels: Integers  # flat indices of D in C order

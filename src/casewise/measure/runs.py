@@ -11,12 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from casewise.core.brief import brief
 from casewise.measure.masks import Integers
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Runs:
     """Runs of D in C order; a run never continues into the next row."""
+
+    __repr__ = brief
 
     shape: tuple[int, ...]
     first: Integers  # flat index of each run's first voxel

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import ndimage
 
+from casewise.core.brief import brief
 from casewise.measure.masks import Flags, Floats, checked_masks, checked_spacing, on_host
 from casewise.measure.surfels import neighborhood_codes, surfel_sizes
 
@@ -24,13 +25,15 @@ class Distances:
     label_sizes: Floats
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Gaps:
     """A binarized mask and label, cropped to what they cover together; distances are found when first asked for.
 
     Two surfaces are in use, and a metric names its own: *voxels* (foreground with a background face neighbor, MedPy
     and MONAI) and *surfels* (corners where inside meets outside, weighted by their area, DeepMind).
     """
+
+    __repr__ = brief
 
     mask: Flags
     label: Flags

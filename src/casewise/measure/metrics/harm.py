@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from casewise.core.brief import brief
 from casewise.measure.difference import changed_voxels
 from casewise.measure.geometry import geometry_of
 from casewise.measure.masks import Floats, Integers, checked_masks, checked_spacing, flat_values, least_voxels, on_host
@@ -19,9 +20,11 @@ from casewise.measure.regions import Connectivity, Regions, components
 VERDICTS = ("beneficial", "neutral", "harmful")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Harm:
     """What adaptation did to one case, region by region; ha + ba + neutral_scored + unscored = 1 unless D is empty."""
+
+    __repr__ = brief
 
     ha: float  # share of D in regions with more errors after than before (B6)
     ba: float  # share of D in regions with fewer (B7)
@@ -31,8 +34,8 @@ class Harm:
     delta: float
     area: int
     voxel_harm: float  # |{x in D : source right, adapted wrong}| / |D|: the companion without min_area (S25)
-    found: Regions
-    worse: Integers  # of each component: voxels made wrong minus voxels made right
+    found: Regions = field(repr=False)
+    worse: Integers = field(repr=False)  # of each component: voxels made wrong minus voxels made right
     spacing: Floats | None
 
     @cached_property

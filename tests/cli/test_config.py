@@ -1,0 +1,78 @@
+"""casewise.toml holds what a project repeats, and completion knows the commands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def casewise(*words: str, at: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-m", "casewise", *words]
+    return subprocess.run(program, cwd=at, capture_output=True, text=True, env={**os.environ, **environment})
+
+
+def planned(at: Path, *words: str) -> str:
+    done = casewise("plan", *words, at=at)
+    return done.stdout + done.stderr
+
+
+def test_options_come_from_the_file_and_the_command_line_wins(tmp_path: Path) -> None:
+    without = planned(tmp_path)
+    (tmp_path / "casewise.toml").write_text("[plan]\nalpha = 0.2\n")
+    from_file = planned(tmp_path)
+    assert from_file != without
+    assert from_file == casewise("plan", "--alpha", "0.2", at=tmp_path.parent).stdout
+    assert planned(tmp_path, "--alpha", "0.1") == casewise("plan", "--alpha", "0.1", at=tmp_path.parent).stdout
+
+
+def test_the_common_table_gives_only_what_a_command_has(tmp_path: Path) -> None:
+    (tmp_path / "casewise.toml").write_text('[all]\nalpha = 0.2\nmodel = "x"\n')
+    assert planned(tmp_path) == casewise("plan", "--alpha", "0.2", at=tmp_path.parent).stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[plan]\nalpa = 0.2\n", "no option of casewise plan is called 'alpa'. Did you mean 'alpha'?"),
+        ("[pln]\nalpha = 0.2\n", "casewise.toml: no table of a casewise.toml is called 'pln'. Did you mean 'plan'?"),
+        ("alpha = 0.2\n", "casewise.toml: alpha must stand below a table such as [all] or [predict]"),
+        ("[plan\n", "casewise.toml cannot be read"),
+        ("[plan]\nalpha = 'much'\n", "Invalid value for '--alpha'"),
+    ],
+)
+def test_what_the_file_gets_wrong_is_said_in_one_line(tmp_path: Path, text: str, sentence: str) -> None:
+    (tmp_path / "casewise.toml").write_text(text)
+    done = casewise("plan", at=tmp_path)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_file_cannot_trust_and_a_found_file_cannot_name_code(tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text("open('ran', 'w')\n")
+    words = ("record", "-i", "in", "-o", "out", "-m", "nothing")
+    (tmp_path / "casewise.toml").write_text("[record]\ntrust-checkpoint = true\n")
+    assert "trust-checkpoint lets code run, so it is said on the command line" in casewise(*words, at=tmp_path).stderr
+    (tmp_path / "casewise.toml").write_text('[record]\nobjective = "evil:Thing"\n')
+    done = casewise(*words, at=tmp_path)
+    assert "objective = 'evil:Thing' names code to run; allow it with --config casewise.toml" in done.stderr
+    assert not (tmp_path / "ran").exists()
+    named = casewise("--config", "casewise.toml", *words, at=tmp_path)
+    assert "names code" not in named.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "place", "wanted"), [("casewise pre", "1", "predict"), ("casewise predict --pol", "2", "--policy")]
+)
+def test_the_shell_completes_commands_and_options(tmp_path: Path, typed: str, place: str, wanted: str) -> None:
+    done = casewise(at=tmp_path, _CASEWISE_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=place)
+    assert wanted in done.stdout.split()
+
+
+def test_completion_can_be_shown_for_every_shell(tmp_path: Path) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert "_CASEWISE_COMPLETE" in casewise("--show-completion", shell, at=tmp_path).stdout
