@@ -77,7 +77,7 @@ def test_masks_of_probabilities_are_refused(tmp_path):
 
 def test_a_wrong_number_of_steps_is_refused(tmp_path):
     archive = create_archive(tmp_path, binding=BINDING, steps=3)
-    with pytest.raises(BadInput, match="holds 3 steps a case, case one has 1"):
+    with pytest.raises(BadInput, match="holds 3 steps for each case, case one has 1"):
         archive.add(a_case(), a_trajectory())
 
 
@@ -160,9 +160,9 @@ def test_a_broken_manifest_is_named(tmp_path, content):
 
 def test_another_schema_is_refused(tmp_path):
     synthetic_archive(tmp_path, cases=1)
-    manifest = (tmp_path / "manifest.json").read_text().replace('"schema": 2', '"schema": 9')
+    manifest = (tmp_path / "manifest.json").read_text().replace('"schema": 3', '"schema": 9')
     (tmp_path / "manifest.json").write_text(manifest)
-    with pytest.raises(Mismatch, match="schema 9, this casewise reads 1 and 2"):
+    with pytest.raises(Mismatch, match="schema 9, this casewise reads 1, 2, 3"):
         open_archive(tmp_path)
 
 

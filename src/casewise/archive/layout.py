@@ -1,15 +1,17 @@
-"""What an archive looks like on disk (schema 2; archives of schema 1, whose case digests held the timing, are read).
+"""What an archive looks like on disk (schema 3; archives of schemas 1 and 2 are read as one unnamed ladder).
 
     ARCHIVE/
-      manifest.json             schema, what produced it, horizon, configuration, software; the case list once sealed
+      manifest.json             schema, what produced each ladder, horizon, configuration, software; the sealed cases
       cases/<id>/entry.json     the case: group, cluster, split, geometry, seed, sha256 of every file and every mask
       cases/<id>/signals.parquet    one row for each state: step, shrink, then the label-free signals
       cases/<id>/masks.npz      M0 whole, as runs; every other state as a sparse difference from M0
       cases/<id>/label.npz      optional, apart from everything that a controller may see
       cases/<id>/extras.npz     optional arrays: entropies, probabilities on D
+      cases/<id>/ladder-<name>/     one more ladder of the case: entry.json, signals.parquet, masks.npz without M0, ...
       cache/                    derived tables, named by the hash of what they were derived from; may be deleted
 
-A case is written into ``cases/.new-...`` and renamed, so it is there completely or not at all.
+The files of a case itself hold M0 and, where the archive has one, the unnamed ladder. A case, and each named ladder of
+it, is written into a folder ``.new-...`` and renamed, so it is there completely or not at all.
 """
 
 from __future__ import annotations
@@ -29,10 +31,10 @@ from casewise.core.errors import BadInput, DamagedArchive
 from casewise.core.records import Mask, State, check_case_id
 from casewise.core.strict_json import numbered
 
-SCHEMA, READABLE = 2, (1, 2)
+SCHEMA, READABLE = 3, (1, 2, 3)
 MANIFEST, CASES, CACHE = "manifest.json", "cases", "cache"
 ENTRY, SIGNALS, MASKS, LABEL, EXTRAS = "entry.json", "signals.parquet", "masks.npz", "label.npz", "extras.npz"
-HALF_WRITTEN = ".new-"
+HALF_WRITTEN, LADDER = ".new-", "ladder-"
 ON_D = "on_d:"
 
 
@@ -56,6 +58,8 @@ class Entry:
     states: tuple[State, ...] = ()
     mask_sha256: Mapping[str, str] = field(default_factory=dict)  # by str(state)
     files: Mapping[str, str] = field(default_factory=dict)  # sha256 by file name
+    ladder: str = ""  # its name where the archive holds several; then the files lie in a folder of their own
+    rungs: tuple[str, ...] = ()  # what the steps after M0 are called, where they are not updates
 
     @property
     def digest(self) -> str:
@@ -68,8 +72,21 @@ class Entry:
         return json_sha256(plain)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
+        """Plain JSON types; what only named ladders have is left out of the others."""
+        plain = {name: value for name, value in asdict(self).items() if value or name not in ("ladder", "rungs")}
+        return {**plain, "states": [state.as_dict() for state in self.states]}
+
+    @property
+    def place(self) -> str:
+        """The folder of its files, below the folder ``cases``."""
+        return f"{self.id}/{LADDER}{self.ladder}" if self.ladder else self.id
+
+    def contradicts(self, case: Entry) -> list[str]:
+        """What this ladder says of its case that the case itself does not: facts of the case, and M0."""
+        facts = ("id", "shape", "group", "cluster", "split", "spacing_mm", "labelled", "label_sha256", "input_sha256")
+        wrong = [name for name in facts if getattr(self, name) != getattr(case, name)]
+        source = str(State(0))
+        return wrong + (["M0"] if self.mask_sha256.get(source) != case.mask_sha256.get(source) else [])
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Entry:
@@ -79,6 +96,7 @@ class Entry:
         for name in ("shape", "seconds", "diagnostics"):
             values[name] = tuple(numbered(values[name]))
         values["states"] = tuple(State(**state) for state in values["states"])
+        values["rungs"] = tuple(values.get("rungs", ()))
         values["spacing_mm"] = None if values["spacing_mm"] is None else tuple(values["spacing_mm"])
         return cls(**values)
 
@@ -114,6 +132,23 @@ def encode_masks(masks: Sequence[Mask]) -> dict[str, NDArray[Any]]:
         "counts": np.array([len(labels) for _, labels in parts], dtype=np.int64),
         "lengths": np.concatenate([lengths for lengths, _ in parts]).astype(np.uint32),
         "labels": np.concatenate([labels for _, labels in parts]),
+    }
+
+
+def without_source(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Encoded masks without M0, which the case holds once for all its ladders."""
+    runs = int(arrays["counts"][0])
+    counts = np.concatenate([[0], arrays["counts"][1:]]).astype(np.int64)
+    return {"counts": counts, "lengths": arrays["lengths"][runs:], "labels": arrays["labels"][runs:]}
+
+
+def with_source(arrays: Mapping[str, NDArray[Any]], case: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The inverse: M0 taken from the encoded masks of the case."""
+    runs = int(case["counts"][0])
+    return {
+        "counts": np.concatenate([[runs], arrays["counts"][1:]]).astype(np.int64),
+        "lengths": np.concatenate([case["lengths"][:runs], arrays["lengths"]]),
+        "labels": np.concatenate([case["labels"][:runs], arrays["labels"]]),
     }
 
 

@@ -1,4 +1,8 @@
-"""An archive of trajectories: written case by case, whole or not at all, and read without any network (D14)."""
+"""An archive of trajectories: written case by case, whole or not at all, and read without any network (D14).
+
+An archive holds M0 of every case once, and one or more ladders of candidates against it. ``archive.ladders`` names
+them, ``archive.on(name)`` shows one of them as if it were alone, which is what replay, calibration and study read.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +23,21 @@ from numpy.typing import NDArray
 from casewise.archive import layout
 from casewise.archive.arrays import unpacked
 from casewise.archive.layout import Entry
-from casewise.archive.write_case import sweep, write_case
+from casewise.archive.write_case import sweep, write_case, write_ladder
 from casewise.core.brief import brief
 from casewise.core.durable import text_sha256, write_json
 from casewise.core.errors import BadInput, DamagedArchive, Locked, Mismatch
-from casewise.core.records import EVALUATION, Binding, Case, Mask, Observation, Signals, State, Trajectory
+from casewise.core.records import (
+    EVALUATION,
+    Binding,
+    Case,
+    Mask,
+    Observation,
+    Signals,
+    State,
+    Trajectory,
+    check_ladder,
+)
 from casewise.core.strict_json import json_text
 
 LabelSource = Callable[[str], Mask]
@@ -32,7 +46,7 @@ LabelSource = Callable[[str], Mask]
 
 @dataclass(eq=False, repr=False)
 class Archive:
-    """Recorded trajectories of a cohort. A view (:meth:`select`) shares the folder and shows some of the cases."""
+    """Recorded trajectories of a cohort. A view (:meth:`select`, :meth:`on`) shares the folder and shows part of it."""
 
     __repr__ = brief
 
@@ -42,21 +56,60 @@ class Archive:
     labels: LabelSource | None = field(default=None, repr=False)
     evaluation: bool = False  # every case evaluates, whatever its split says
     unlocked_by: str = ""  # hash of the line of the exposure ledger that says why evaluation labels are read (F12)
+    ladder_name: str | None = ""  # the ladder in view; "" is the unnamed one, None says that one must be chosen first
+    cases: Mapping[str, Entry] | None = field(default=None, repr=False)  # the cases themselves, M0; None: as entries
+    parts: Mapping[str, Mapping[str, Entry]] = field(default_factory=dict, repr=False)  # named ladders, then cases
+
+    @property
+    def ladders(self) -> tuple[str, ...]:
+        """Names of the ladders that are held; an archive of 0.1 holds one that is called ""."""
+        return _ladders(self.manifest)
+
+    def on(self, ladder: str) -> Archive:
+        """The view of one ladder: its binding and horizon, states without its name, the cases that have it."""
+        if ladder not in self.ladders:
+            known = ", ".join(repr(name) for name in self.ladders)
+            raise BadInput(f"archive {self.path} has no ladder {ladder!r}; it has {known}")
+        cases = self._cases
+        found = (
+            cases if not ladder else {name: self.parts[ladder][name] for name in cases if name in self.parts[ladder]}
+        )
+        return replace(self, ladder_name=ladder, cases=cases, entries=MappingProxyType(dict(found)))
+
+    def one(self, ladder: str | None = None) -> Archive:
+        """The ladder that is asked for; without a name the one in view, or the only one there is."""
+        if ladder is not None:
+            return self.on(ladder)
+        self._facts  # noqa: B018  refuses where several are held and none is chosen
+        return self
+
+    @property
+    def _facts(self) -> Mapping[str, Any]:
+        """What the manifest says of the ladder in view."""
+        if self.ladder_name is None:
+            names = ", ".join(repr(name) for name in self.ladders)
+            raise BadInput(f"archive {self.path} holds several ladders ({names}); choose one with --ladder NAME")
+        facts: Mapping[str, Any] = self.manifest["ladders"][self.ladder_name] if self.ladder_name else self.manifest
+        return facts
+
+    @property
+    def _cases(self) -> Mapping[str, Entry]:
+        return self.entries if self.cases is None else self.cases
 
     @property
     def binding(self) -> Binding:
         """What produced the trajectories."""
-        return Binding(**self.manifest["binding"])
+        return Binding(**self._facts["binding"])
 
     @property
     def steps(self) -> int:
         """The horizon K: updates that each case has."""
-        return int(self.manifest["steps"])
+        return int(self._facts["steps"])
 
     @property
     def configuration(self) -> Mapping[str, Any]:
         """objective, learning_rate, metric, min_area, foreground, ignore, classes, ..."""
-        return dict(self.manifest["configuration"])
+        return dict(self._facts["configuration"])
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -72,7 +125,7 @@ class Archive:
     @cached_property
     def digest(self) -> str:
         """sha256 over the manifest and every case in view: names what a derived table was derived from."""
-        words = [json_text(self.manifest["binding"], sort_keys=True)]
+        words = [json_text(asdict(self.binding), sort_keys=True)]
         words += [f"{name} {entry.digest}" for name, entry in self.entries.items()]
         return text_sha256("\n".join(words))
 
@@ -87,7 +140,8 @@ class Archive:
             for name, entry in self.entries.items()
             if (ids is None or name in ids) and (split is None or entry.split == split)
         }
-        return replace(self, entries=MappingProxyType(kept))
+        cases = MappingProxyType({name: entry for name, entry in self._cases.items() if name in kept})
+        return replace(self, entries=MappingProxyType(kept), cases=cases)
 
     def marked(self, split: str) -> Archive:
         """The cases of a split, or all where none is marked so."""
@@ -116,12 +170,16 @@ class Archive:
     def masks(self, case_id: str, states: Collection[State] | None = None) -> dict[State, Mask]:
         """Recorded masks of a case by state: all of them, or M0 and the states asked for."""
         known = self.entry(case_id).states
+        states = None if states is None else [self._own(state) for state in states]
         wanted = range(len(known)) if states is None else sorted({0, *(known.index(state) for state in states)})
-        found = self._decoded(case_id, layout.MASKS, wanted)
+        found = self._decoded(case_id, self._file(case_id, layout.MASKS), self._encoded(case_id), wanted)
         return {known[place]: found[place] for place in wanted}
 
     def mask(self, case_id: str, state: State) -> Mask:
-        """One recorded mask."""
+        """One recorded mask; a state may name its ladder."""
+        if state.ladder and state.ladder != self.ladder_name:
+            return self.on(state.ladder).mask(case_id, state)
+        state = self._own(state)
         if state not in self.entry(case_id).states:
             recorded = ", ".join(map(str, self.entry(case_id).states))
             raise BadInput(f"state {state} of case {case_id} was not recorded; recorded are {recorded}")
@@ -129,15 +187,22 @@ class Archive:
 
     def edit(self, case_id: str, state: State) -> tuple[Mask, NDArray[np.int64], NDArray[Any]]:
         """(M0, flat positions at which the state differs from M0, its labels there): what is stored, undecoded."""
-        place = self.entry(case_id).states.index(state)
-        return layout.decode_edit(unpacked(self._file(case_id, layout.MASKS)), self.entries[case_id].shape, place)
+        if state.ladder and state.ladder != self.ladder_name:
+            return self.on(state.ladder).edit(case_id, state)
+        place = self.entry(case_id).states.index(self._own(state))
+        return layout.decode_edit(self._encoded(case_id), self.entries[case_id].shape, place)
+
+    def _own(self, state: State) -> State:
+        return state.on("") if state.ladder == self.ladder_name else state
 
     def label(self, case_id: str) -> Mask:
         """The truth of a case; from the archive, or from ``labels`` after its hash was compared."""
-        entry = self.entry(case_id)
         self.check_unlocked((case_id,))
+        self.entry(case_id)
+        entry = self._cases[case_id]
         if layout.LABEL in entry.files:
-            return self._decoded(case_id, layout.LABEL, (0,))[0]
+            file = self.path / layout.CASES / case_id / layout.LABEL
+            return self._decoded(case_id, file, unpacked(file), (0,))[0]
         if not entry.labelled or self.labels is None:
             how = "is kept by hash; open the archive with labels=" if entry.labelled else "was never recorded"
             raise BadInput(f"the label of case {case_id} {how}")
@@ -172,6 +237,8 @@ class Archive:
             seed=entry.seed,
             seconds=entry.seconds,
             diagnostics=entry.diagnostics,
+            ladder=entry.ladder,
+            rungs=entry.rungs,
         )
 
     def signals(self) -> pd.DataFrame:
@@ -188,6 +255,21 @@ class Archive:
         entry = self.entry(case_id)
         return Observation(case_id, entry.group, self._steps[case_id][: step + 1], entry.cluster)
 
+    def whole_observation(self, case_id: str, ladders: Collection[str] | None = None) -> Observation:
+        """What a controller of several ladders may see: M0, and every candidate of the ladders, all of them or some."""
+        names = self.ladders if ladders is None else tuple(ladders)
+        seen = {name: self._view(name)._steps[case_id] for name in names}
+        source = next(iter(seen.values()))[:1]
+        entry = self.entry(case_id)
+        return Observation(case_id, entry.group, source, entry.cluster, seen)
+
+    def _view(self, ladder: str) -> Archive:
+        """The view of one ladder, made once."""
+        views: dict[str, Archive] = self.__dict__.setdefault("_views", {})
+        if ladder not in views:
+            views[ladder] = self.on(ladder)
+        return views[ladder]
+
     def add(
         self,
         case: Case,
@@ -201,20 +283,47 @@ class Archive:
         ``keep_label=False`` stores the label's hash only, so the archive can be shared where the label cannot.
         """
         if trajectory.steps != self.steps:
-            raise BadInput(f"this archive holds {self.steps} steps a case, case {case.id} has {trajectory.steps}")
-        if case.id not in self.entries:
+            raise BadInput(
+                f"this archive holds {self.steps} steps for each case, case {case.id} has {trajectory.steps}"
+            )
+        if case.id in self.entries:
+            return self
+        if not self.ladder_name:
             entry = write_case(self.path, case, trajectory, label, keep_label=keep_label)
-            self.entries = _sorted({**self.entries, case.id: entry})
-            self._forget()
+            self.entries = self.cases = _sorted({**self.entries, case.id: entry})
+        else:
+            self._add_ladder(case, replace(trajectory, ladder=self.ladder_name), label, keep_label)
+        self._forget()
         return self
+
+    def _add_ladder(self, case: Case, trajectory: Trajectory, label: Mask | None, keep_label: bool) -> None:
+        """A named ladder of a case; the case itself, with M0 and its label, is written first where it is not there."""
+        known = self._cases.get(case.id)
+        if known is None:
+            source = Trajectory(
+                case.id, trajectory.masks[:1], trajectory.signals[:1], seed=trajectory.seed,
+                seconds=trajectory.seconds[:1],
+            )  # fmt: skip
+            known = write_case(self.path, case, source, label, keep_label=keep_label)
+            self.cases = _sorted({**self._cases, case.id: known})
+        entry = write_ladder(self.path, known, trajectory)
+        self.entries = _sorted({**self.entries, case.id: entry})
+        self.parts = {**self.parts, trajectory.ladder: self.entries}
 
     def seal(self) -> Archive:
         """Write the list of cases, with their splits and digests, into the manifest; a lost case is then noticed."""
-        there = _sorted({entry.id: entry for entry in _read_entries(self.path)})  # of every writer
-        cases = {name: {"split": entry.split, "sha256": entry.digest} for name, entry in there.items()}
-        manifest = {**self.manifest, "schema": layout.SCHEMA, "cases": cases}
+        manifest = dict(layout.read_json(self.path / layout.MANIFEST))  # of every writer
+        there = _sorted({entry.id: entry for entry in _read_entries(self.path)})
+        parts = _read_parts(self.path, there, manifest)
+        cases: dict[str, Any] = {}
+        for name, entry in there.items():
+            ladders = {ladder: found[name].digest for ladder, found in parts.items() if name in found}
+            sealed = {"split": entry.split, "sha256": entry.digest}
+            cases[name] = {**sealed, "ladders": ladders} if ladders else sealed
+        manifest = {**manifest, "schema": layout.SCHEMA, "cases": cases}
         _write_manifest(self.path, manifest)
-        self.manifest, self.entries = MappingProxyType(manifest), there
+        self.manifest, self.parts, self.cases = MappingProxyType(manifest), parts, there
+        self.entries = parts[self.ladder_name] if self.ladder_name else there
         self._forget()
         return self
 
@@ -235,10 +344,22 @@ class Archive:
         plain = [State(step) for step in range(self.steps + 1)]
         return {name: tuple(ladder[state] for state in plain) for name, ladder in self._ladders.items()}
 
-    def _decoded(self, case_id: str, name: str, wanted: Collection[int]) -> dict[int, Mask]:
-        file = self._file(case_id, name)
+    def _encoded(self, case_id: str) -> dict[str, NDArray[Any]]:
+        """The stored masks of a case; M0 of a named ladder lies with the case."""
+        entry, own = self.entries[case_id], unpacked(self._file(case_id, layout.MASKS))
+        if not entry.ladder:
+            return own
+        case = self.path / layout.CASES / case_id / layout.MASKS
         try:
-            found = layout.decode_masks(unpacked(file), self.entries[case_id].shape, wanted)
+            return layout.with_source(own, unpacked(case))
+        except (KeyError, ValueError, IndexError) as error:
+            raise DamagedArchive(f"{case} does not hold M0 of case {case_id} ({error}); record it again") from error
+
+    def _decoded(
+        self, case_id: str, file: Path, arrays: Mapping[str, NDArray[Any]], wanted: Collection[int]
+    ) -> dict[int, Mask]:
+        try:
+            found = layout.decode_masks(arrays, self.entries[case_id].shape, wanted)
             return {place: found[place] for place in wanted}
         except (KeyError, ValueError, IndexError) as error:
             raise DamagedArchive(
@@ -246,41 +367,101 @@ class Archive:
             ) from error
 
     def _file(self, case_id: str, name: str) -> Path:
-        return self.path / layout.CASES / case_id / name
+        return self.path / layout.CASES / self.entries[case_id].place / name
 
     def _forget(self) -> None:
-        for name in ("states", "digest", "_signals", "_ladders", "_steps"):
+        for name in ("states", "digest", "_signals", "_ladders", "_steps", "_views"):
             self.__dict__.pop(name, None)
 
 
 def create_archive(
-    path: str | Path, *, binding: Binding, steps: int, configuration: Mapping[str, Any] | None = None
+    path: str | Path,
+    *,
+    binding: Binding,
+    steps: int,
+    configuration: Mapping[str, Any] | None = None,
+    ladder: str = "",
 ) -> Archive:
-    """A new archive, or the one that is there when it was made by the same thing (so a killed run goes on)."""
+    """A new archive, or the one that is there when it was made by the same thing (so a killed run goes on).
+
+    A named ``ladder`` may also be added to an archive of the same model, loader and measure: its cases keep their M0,
+    and each gets one ladder more.
+    """
     path = Path(path)
-    manifest = _manifest(binding, steps, configuration or {})
+    facts = _made(binding, steps, configuration or {})
     if (path / layout.MANIFEST).exists():
         there = open_archive(path)
-        _check_same(path, there.manifest, manifest)
         sweep(path)
-        return there
+        if ladder in there.ladders:
+            _check_same(path, there.on(ladder)._facts, facts)
+            return there.on(ladder)
+        _check_joins(there, ladder, facts)
+        manifest = {**there.manifest, "schema": layout.SCHEMA}
+        manifest["ladders"] = {**there.manifest.get("ladders", {}), check_ladder(ladder): facts}
+        _write_manifest(path, manifest)
+        return open_archive(path).on(ladder)
     (path / layout.CASES).mkdir(parents=True, exist_ok=True)
+    held = {"ladders": {check_ladder(ladder): facts}} if ladder else facts
+    manifest = {"schema": layout.SCHEMA, **held, "software": _software()}
     _write_manifest(path, manifest)
-    return Archive(path, MappingProxyType(manifest), MappingProxyType({}))
+    return open_archive(path).on(ladder)
 
 
-def open_archive(path: str | Path, *, labels: LabelSource | None = None) -> Archive:
-    """An archive that exists; half-written cases of a killed run are not in it."""
+def open_archive(path: str | Path, *, labels: LabelSource | None = None, ladder: str | None = None) -> Archive:
+    """An archive that exists; half-written cases of a killed run are not in it.
+
+    Shows the ladder that is asked for; without a name the unnamed one, or the only one, and where there are several a
+    view from which :meth:`Archive.on` chooses.
+    """
     path = Path(path)
     manifest = layout.read_json(path / layout.MANIFEST)
     if manifest.get("schema") not in layout.READABLE:
-        known = " and ".join(map(str, layout.READABLE))
+        known = ", ".join(map(str, layout.READABLE))
         raise Mismatch(f"{path} has archive schema {manifest.get('schema')}, this casewise reads {known}")
-    entries = _sorted({entry.id: entry for entry in _read_entries(path)})
-    lost = sorted(set(manifest.get("cases", {})) - set(entries))
+    names = _ladders(manifest)
+    if not names:
+        raise DamagedArchive(f"{path / layout.MANIFEST} names no ladder; restore it or record again")
+    cases = _sorted({entry.id: entry for entry in _read_entries(path)})
+    parts = _read_parts(path, cases, manifest)
+    _check_sealed(path, manifest, cases, parts)
+    archive = Archive(path, MappingProxyType(manifest), cases, labels, ladder_name=None, cases=cases, parts=parts)
+    if ladder is not None:
+        return archive.on(ladder)
+    return archive.on(names[0]) if len(names) == 1 or names[0] == "" else archive
+
+
+def _ladders(manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    unnamed = ("",) if "binding" in manifest else ()
+    return unnamed + tuple(manifest.get("ladders", {}))
+
+
+def _check_sealed(
+    path: Path, manifest: Mapping[str, Any], cases: Mapping[str, Entry], parts: Mapping[str, Mapping[str, Entry]]
+) -> None:
+    lost = sorted(set(manifest.get("cases", {})) - set(cases))
     if lost:
         raise DamagedArchive(f"{path} lost {len(lost)} of its cases: {', '.join(lost[:5])}; restore the folder")
-    return Archive(path, MappingProxyType(manifest), entries, labels)
+    for name, sealed in manifest.get("cases", {}).items():
+        for ladder in sealed.get("ladders", {}):
+            if name not in parts.get(ladder, {}):
+                raise DamagedArchive(f"{path} lost ladder {ladder!r} of case {name}; restore the folder")
+
+
+def _read_parts(path: Path, cases: Mapping[str, Entry], manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Entry]]:
+    """The named ladders: for each, the entries of the cases that have it."""
+    found: dict[str, Mapping[str, Entry]] = {}
+    for ladder in manifest.get("ladders", {}):
+        check_ladder(ladder)
+        files = {name: path / layout.CASES / name / f"{layout.LADDER}{ladder}" / layout.ENTRY for name in cases}
+        entries = {name: _read_entry(file) for name, file in files.items() if file.exists()}
+        for name, entry in entries.items():
+            wrong = entry.contradicts(cases[name]) + (["ladder"] if entry.ladder != ladder else [])
+            if wrong:
+                raise DamagedArchive(
+                    f"{files[name]} contradicts its case on {', '.join(wrong)}; the archive was edited"
+                )
+        found[ladder] = MappingProxyType(entries)
+    return found
 
 
 def _read_entries(path: Path) -> Iterable[Entry]:
@@ -288,28 +469,31 @@ def _read_entries(path: Path) -> Iterable[Entry]:
         if folder.name.startswith(layout.HALF_WRITTEN):
             continue
         file = folder / layout.ENTRY
-        try:
-            entry = Entry.from_dict(layout.read_json(file))
-        except (TypeError, KeyError, ValueError) as error:
-            raise DamagedArchive(f"{file} does not describe a case ({error}); record the case again") from error
+        entry = _read_entry(file)
         if entry.id != folder.name:
             raise DamagedArchive(f"{file} describes case {entry.id!r}, not {folder.name!r}; the archive was edited")
         yield entry
+
+
+def _read_entry(file: Path) -> Entry:
+    try:
+        return Entry.from_dict(layout.read_json(file))
+    except (TypeError, KeyError, ValueError) as error:
+        raise DamagedArchive(f"{file} does not describe a case ({error}); record the case again") from error
 
 
 def _sorted(entries: Mapping[str, Entry]) -> Mapping[str, Entry]:
     return MappingProxyType({name: entries[name] for name in sorted(entries)})
 
 
-def _manifest(binding: Binding, steps: int, configuration: Mapping[str, Any]) -> dict[str, Any]:
+def _made(binding: Binding, steps: int, configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """What the manifest says of one ladder."""
     if steps < 1:
-        raise BadInput(f"an archive holds at least one step a case, got {steps}")
+        raise BadInput(f"an archive holds at least one step for each case, got {steps}")
     return {
-        "schema": layout.SCHEMA,
         "binding": asdict(binding),
         "steps": steps,
         "configuration": json.loads(json_text(dict(configuration), default=_plain)),
-        "software": _software(),
     }
 
 
@@ -336,6 +520,28 @@ def _check_same(path: Path, there: Mapping[str, Any], asked: Mapping[str, Any]) 
         raise Mismatch(
             f"{path} holds an archive that was made with another {', '.join(differing)}; choose another folder, "
             f"or repeat the first run's options to go on with it"
+        )
+
+
+_SHARED = ("metric", "min_area", "foreground", "ignore", "classes")
+"""What all ladders of an archive must be configured alike in, because one table holds their numbers."""
+
+
+def _check_joins(there: Archive, ladder: str, facts: Mapping[str, Any]) -> None:
+    """Refuse a further ladder of another model, loader or measure, and an unnamed one beside named ones."""
+    first = there.on(there.ladders[0])
+    if not ladder:
+        raise Mismatch(
+            f"{there.path} holds named ladders ({', '.join(there.ladders)}), so a further one needs a name; "
+            f"record it with --propose, or choose another folder"
+        )
+    asked, configured = Binding(**facts["binding"]), facts["configuration"]
+    differing = [name for name in first.binding.differences(asked) if name != "objective"]
+    differing += [name for name in _SHARED if first.configuration.get(name) != configured.get(name)]
+    if differing:
+        raise Mismatch(
+            f"{there.path} was made with another {', '.join(differing)}, so ladder {ladder!r} cannot be added to it; "
+            f"repeat the first run's options, or choose another folder"
         )
 
 

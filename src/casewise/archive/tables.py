@@ -54,7 +54,7 @@ def ladders(table: pd.DataFrame) -> dict[str, dict[State, Signals]]:
 def _collected(path: Path, entries: Mapping[str, Entry]) -> pd.DataFrame:
     if not entries:
         return pd.DataFrame(columns=KEYS)
-    tables = [case_table(path / layout.CASES / name / layout.SIGNALS, name) for name in entries]
+    tables = [case_table(path / layout.CASES / entry.place / layout.SIGNALS, entry.id) for entry in entries.values()]
     return pa.concat_tables(tables, promote_options="default").to_pandas()
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from casewise.archive import layout
@@ -23,28 +24,41 @@ def verify(path: str | Path) -> list[str]:
 
 
 def _problems(archive: Archive) -> Iterator[str]:
+    cases, schema = archive.cases or archive.entries, archive.manifest["schema"]
     for case_id, sealed in archive.manifest.get("cases", {}).items():
-        if archive.entries[case_id].sealed(archive.manifest["schema"]) != sealed["sha256"]:
+        if cases[case_id].sealed(schema) != sealed["sha256"]:
             yield f"case {case_id}: entry.json is not the one that was sealed"
-    for entry in archive.entries.values():
+        for ladder, digest in sealed.get("ladders", {}).items():
+            if archive.parts[ladder][case_id].digest != digest:
+                yield f"case {case_id}, ladder {ladder}: entry.json is not the one that was sealed"
+    named = {ladder: archive.on(ladder) for ladder in archive.ladders if ladder}
+    unnamed = archive.on("") if "" in archive.ladders else None
+    for entry in cases.values():
         folder = archive.path / layout.CASES / entry.id
-        found = list(_file_problems(folder, entry))
-        yield from found or _content_problems(archive, folder, entry)
+        found = list(_file_problems(folder, entry, {f"{layout.LADDER}{ladder}" for ladder in named}))
+        steps = 0 if unnamed is None else unnamed.steps
+        yield from found or _content_problems(unnamed or replace(archive, entries=cases), folder, entry, steps)
+        for view in (view for view in named.values() if entry.id in view.entries):
+            part = view.entries[entry.id]
+            own = archive.path / layout.CASES / part.place
+            problems = list(_file_problems(own, part)) or _content_problems(view, own, part, view.steps)
+            yield from (f"ladder {part.ladder}, {problem}" for problem in problems)
 
 
-def _file_problems(folder: Path, entry: Entry) -> Iterator[str]:
+def _file_problems(folder: Path, entry: Entry, ladders: Collection[str] = ()) -> Iterator[str]:
     for name, expected in entry.files.items():
         file = folder / name
         if not file.is_file():
             yield f"case {entry.id}: {name} is missing"
         elif file_sha256(file) != expected:
             yield f"case {entry.id}: {name} was changed or cut after it was written"
-    strange = sorted(file.name for file in folder.iterdir() if file.name not in {*entry.files, layout.ENTRY})
-    for name in strange:
-        yield f"case {entry.id}: {name} does not belong to the archive"
+    known = {*entry.files, *ladders, layout.ENTRY}
+    for name in sorted(file.name for file in folder.iterdir() if file.name not in known):
+        if not name.startswith(layout.HALF_WRITTEN):  # of a killed run, as beside the cases
+            yield f"case {entry.id}: {name} does not belong to the archive"
 
 
-def _content_problems(archive: Archive, folder: Path, entry: Entry) -> Iterator[str]:
+def _content_problems(archive: Archive, folder: Path, entry: Entry, steps: int) -> Iterator[str]:
     try:
         masks = archive.masks(entry.id)
         rows = set(ladders(case_table(folder / layout.SIGNALS, entry.id).to_pandas())[entry.id])
@@ -56,6 +70,6 @@ def _content_problems(archive: Archive, folder: Path, entry: Entry) -> Iterator[
             yield f"case {entry.id}: the mask of state {state} is not the one that was recorded"
     if rows != set(entry.states):
         yield f"case {entry.id}: signals exist for {len(rows)} states, masks for {len(entry.states)}"
-    expected = archive.steps + 1
+    expected = steps + 1
     if sum(not state.shrink for state in entry.states) != expected:
         yield f"case {entry.id}: a step is missing, {expected} masks from M0 on are expected"

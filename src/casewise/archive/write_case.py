@@ -1,4 +1,4 @@
-"""Write one case into an archive: a folder beside the others, made durable, then renamed into place."""
+"""Write one case, or one more ladder of it, into an archive: a folder made durable, then renamed into place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import platform
 import shutil
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +22,7 @@ from casewise.archive import layout
 from casewise.archive.arrays import packed
 from casewise.archive.layout import Entry
 from casewise.core import durable
-from casewise.core.errors import BadInput, NotFinite
+from casewise.core.errors import BadInput, Mismatch, NotFinite
 from casewise.core.records import Case, Mask, Signals, State, Trajectory
 from casewise.core.strict_json import json_text
 
@@ -32,17 +34,42 @@ def write_case(
     masks = _masks(trajectory)
     if label is not None and label.shape != masks[State(0)].shape:
         raise BadInput(f"label of case {case.id} has shape {label.shape}, its masks {masks[State(0)].shape}; resample")
-    files = {layout.MASKS: packed(layout.encode_masks(list(masks.values())))}
-    files[layout.SIGNALS] = _signals_parquet(case.id, _signals(trajectory))
+    files = {layout.MASKS: packed(layout.encode_masks(list(masks.values()))), **_other_files(trajectory, masks)}
     if label is not None and keep_label:
         files[layout.LABEL] = packed(layout.encode_masks([label]))
+    return _written(path, _entry(case, trajectory, masks, label, files), files)
+
+
+def write_ladder(path: Path, case: Entry, trajectory: Trajectory) -> Entry:
+    """Write one more ladder of a case that is there, whole or not at all; its M0 must be the one of the case."""
+    masks = _masks(trajectory)
+    files = {
+        layout.MASKS: packed(layout.without_source(layout.encode_masks(list(masks.values())))),
+        **_other_files(trajectory, masks),
+    }
+    own = _produced(trajectory, masks, files)
+    entry = replace(case, **own, ladder=trajectory.ladder)
+    if wrong := entry.contradicts(case):
+        raise Mismatch(
+            f"{' and '.join(wrong)} of case {case.id} is not the one that {path} holds, so ladder "
+            f"{trajectory.ladder!r} was not added; record it with the same model and images, or into another archive"
+        )
+    return _written(path, entry, files)
+
+
+def _other_files(trajectory: Trajectory, masks: Mapping[State, Mask]) -> dict[str, bytes]:
+    files = {layout.SIGNALS: _signals_parquet(trajectory.case_id, _signals(trajectory))}
     if trajectory.probabilities:
         files[layout.EXTRAS] = packed(layout.encode_extras(trajectory.probabilities, masks))
-    entry = _entry(case, trajectory, masks, label, files)
+    return files
+
+
+def _written(path: Path, entry: Entry, files: dict[str, bytes]) -> Entry:
+    """The entry as it is on disk afterwards: this writer's, or that of one who was faster."""
     files[layout.ENTRY] = json_text(entry.as_dict()).encode()
-    if _write_folder(path / layout.CASES, case.id, files):
+    if _write_folder(path / layout.CASES / entry.place, files):
         return entry
-    return Entry.from_dict(layout.read_json(path / layout.CASES / case.id / layout.ENTRY))
+    return Entry.from_dict(layout.read_json(path / layout.CASES / entry.place / layout.ENTRY))
 
 
 def _masks(trajectory: Trajectory) -> dict[State, Mask]:
@@ -89,19 +116,28 @@ def _entry(
         labelled=label is not None,
         label_sha256=None if label is None else layout.mask_sha256(label),
         input_sha256=hashlib.sha256(image.tobytes()).hexdigest() if image.size else None,
-        seed=trajectory.seed,
-        made_by=trajectory.made_by,
-        seconds=tuple(float(x) for x in trajectory.seconds),
-        diagnostics=tuple({k: float(v) for k, v in one.items()} for one in trajectory.diagnostics),
-        states=tuple(masks),
-        mask_sha256={str(state): layout.mask_sha256(mask) for state, mask in masks.items()},
-        files={name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
+        **_produced(trajectory, masks, files),
     )
+
+
+def _produced(trajectory: Trajectory, masks: Mapping[State, Mask], files: Mapping[str, bytes]) -> dict[str, Any]:
+    """The fields of an entry that say how its masks came to be, and what was written."""
+    return {
+        "seed": trajectory.seed,
+        "made_by": trajectory.made_by,
+        "seconds": tuple(float(x) for x in trajectory.seconds),
+        "diagnostics": tuple({k: float(v) for k, v in one.items()} for one in trajectory.diagnostics),
+        "states": tuple(masks),
+        "mask_sha256": {str(state): layout.mask_sha256(mask) for state, mask in masks.items()},
+        "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
+        "rungs": trajectory.rungs,
+    }
 
 
 def sweep(path: Path) -> None:
     """Take away what killed writers of this machine left half-written; a living writer's folder stays."""
-    for folder in (path / layout.CASES).glob(f"{layout.HALF_WRITTEN}*"):
+    cases = path / layout.CASES
+    for folder in (*cases.glob(f"{layout.HALF_WRITTEN}*"), *cases.glob(f"*/{layout.HALF_WRITTEN}*")):
         writer = folder.name.removeprefix(layout.HALF_WRITTEN).rpartition("-")[0]
         number = writer.rpartition("-")[2]
         if number.isdigit() and writer == _writer(int(number)) and not _alive(int(number)):
@@ -122,8 +158,9 @@ def _alive(process: int) -> bool:
     return True
 
 
-def _write_folder(parent: Path, name: str, files: Mapping[str, bytes]) -> bool:
+def _write_folder(place: Path, files: Mapping[str, bytes]) -> bool:
     """Whether this writer put the folder into place; False when another one was there first."""
+    parent = place.parent
     fresh = parent / f"{layout.HALF_WRITTEN}{_writer(os.getpid())}-{uuid.uuid4().hex}"
     fresh.mkdir(parents=True)
     try:
@@ -133,10 +170,10 @@ def _write_folder(parent: Path, name: str, files: Mapping[str, bytes]) -> bool:
                 handle.flush()
                 os.fsync(handle.fileno())
         durable.sync_folder(fresh)
-        os.rename(fresh, parent / name)
+        os.rename(fresh, place)
     except BaseException as error:
         shutil.rmtree(fresh, ignore_errors=True)
-        if isinstance(error, OSError) and (parent / name / layout.ENTRY).exists():
+        if isinstance(error, OSError) and (place / layout.ENTRY).exists():
             return False
         raise
     durable.sync_folder(parent)

@@ -32,6 +32,7 @@ def calibrate(
     reviews: Path = typer.Option(None, help="Reviewer decisions (JSON lines) as labels of helped and hurt."),
     evaluation: Path = typer.Option(None, help="Evaluation archive: ids and label-free signals are read, and logged."),
     source_metric: float = typer.Option(None, help="The model's metric on its own domain: is M0 usable here?"),
+    ladder: str = typer.Option(None, help="Which ladder, where the archive holds several."),
 ) -> None:
     """Fit a policy's cut-points on a holdout archive, examine it, and write policy.json."""
     from casewise.archive.store import open_archive
@@ -42,11 +43,11 @@ def calibrate(
     from casewise.judge.ledger import expose
     from casewise.judge.policy import write_policy
 
-    held_out = None if evaluation is None else open_archive(evaluation)
+    held_out = None if evaluation is None else open_archive(evaluation, ladder=ladder).one()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CasewiseWarning)
         made = fitted(
-            open_archive(archive),
+            open_archive(archive, ladder=ladder).one(),
             policy,
             mode=mode,
             percentiles=percentiles,

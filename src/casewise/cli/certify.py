@@ -34,6 +34,9 @@ def certify(
     split: str | None = typer.Option(None, help="Use the archive's cases of this split; default: calibration."),
     experimental: bool = typer.Option(False, "--experimental", help="Allow inflated CRC."),
     out: Path | None = typer.Option(None, help="Folder for certificate.json, .html and the certified policy."),
+    ladder: str | None = typer.Option(
+        None, help="Which ladder, where the archive holds several; default: the policy's."
+    ),
 ) -> None:
     """A bound on the harm that is really deployed, refused where it does not hold."""
     from casewise.archive.store import open_archive
@@ -47,10 +50,11 @@ def certify(
         raise BadInput(f"a method is crc, ltt, envelope or inflated, got {method!r}")
     if method == "inflated" and not experimental:
         raise BadInput("inflated CRC is experimental; add --experimental to use it")
-    opened = open_archive(archive)
-    calibration = opened.marked(CALIBRATION) if split is None else opened.select(split=split)
-    judged = None if evaluation is None else open_archive(evaluation)
     chosen = _policy(policy, archive, gate=method in ("envelope", "inflated") or loss == ["surrogate"])
+    named = ladder or chosen.ladder or None
+    opened = open_archive(archive, ladder=named).one()
+    calibration = opened.marked(CALIBRATION) if split is None else opened.select(split=split)
+    judged = None if evaluation is None else open_archive(evaluation, ladder=named).one()
     if chosen.controller == "region-gate":
         certificate, certified = certify_gate(
             calibration, chosen, loss=_gate_loss(loss, method), alpha=_one(alpha), population=population, within=within,

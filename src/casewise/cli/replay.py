@@ -23,12 +23,13 @@ def replay(
     controller: str = typer.Argument(..., help="A policy.json (or its folder), or m0, fixed-k, frag-stop, ..."),
     out: Path = typer.Option(None, "--out", "-o", help="Write the decisions here, one JSON object a line."),
     setting: list[str] = typer.Option([], "--set", help="Options of a controller, e.g. --set step=2."),
+    ladder: str = typer.Option(None, help="Which ladder, where the archive holds several."),
 ) -> None:
     """Let a controller decide again on recorded trajectories; no network, no GPU."""
     import casewise
     from casewise.core.durable import write_durably
 
-    opened = casewise.open_archive(archive)
+    opened = casewise.open_archive(archive, ladder=ladder)
     decisions = casewise.replay(opened, _chosen(opened, controller, setting))
     if out is not None:
         write_durably(out, "".join(json_text(one.as_dict()) + "\n" for one in decisions).encode())

@@ -70,6 +70,10 @@ def study(
     engine: Annotated[str, typer.Option("--engine", help="Measures the cases: local or ray.")] = "local",
     address: Annotated[str | None, typer.Option("--address", help="Ray cluster to join, with --engine ray.")] = None,
     jobs: Annotated[int, typer.Option("-j", min=1, help="Processes or workers that measure the cases.")] = 1,
+    ladder: Annotated[
+        str | None,
+        typer.Option("--ladder", help="Which ladder, where the archives hold several; default: the policy's."),
+    ] = None,
 ) -> None:
     """Every table and figure of the paper, on your own archive.
 
@@ -92,7 +96,9 @@ def study(
 
     given = _extras(calibration, other, rerun, sweep, backbone, away, frozen, criteria, images)
     place = out if out is not None else evaluation / "report"
-    known, judged, holdout = read_policy(policy or calibration), open_archive(evaluation), open_archive(calibration)
+    known = read_policy(policy or calibration)
+    named = ladder or known.ladder or None
+    judged, holdout = (open_archive(path, ladder=named).one() for path in (evaluation, calibration))
     if engine != "local" or jobs > 1:
         judged = _measured(judged, holdout, known, chosen_engine(engine, jobs=jobs, address=address))
     bar = not quiet and sys.stderr.isatty()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
@@ -41,6 +41,19 @@ def check_case_id(case_id: str) -> str:
     return case_id
 
 
+_LADDER = re.compile(r"[a-z0-9][a-z0-9_+.-]{0,63}")
+
+
+def check_ladder(name: str) -> str:
+    """Refuse names of ladders that could leave a folder: small letters, digits, '-', '_', '+' and '.'; at most 64."""
+    if not _LADDER.fullmatch(name):
+        raise BadInput(
+            f"a ladder is named by 1-64 small letters, digits, '-', '_', '+' or '.', beginning with a letter or digit, "
+            f"got {name!r}"
+        )
+    return name
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Case:
     """One volume or image, without its label: nothing that decides can see the truth (A1, A9)."""
@@ -67,15 +80,29 @@ class State:
 
     step: int
     shrink: float = 0.0
+    ladder: str = ""  # which of several ladders of a case; M0 belongs to all of them and names none
 
     def __post_init__(self) -> None:
         if self.step < 0 or not 0 <= self.shrink < 1:
             raise BadInput(f"need step >= 0 and 0 <= shrink < 1, got step {self.step} and shrink {self.shrink}")
         if self.step == 0 and self.shrink:
             raise BadInput("step 0 is the source itself and cannot be shrunk toward it; use State(0)")
+        if self.step == 0 and self.ladder:
+            raise BadInput(f"step 0 is the source, which all ladders share; use State(0), not ladder {self.ladder!r}")
+        if self.ladder:
+            check_ladder(self.ladder)
 
     def __str__(self) -> str:
-        return f"{self.step}" if not self.shrink else f"{self.step}~{self.shrink:g}"
+        step = f"{self.step}" if not self.shrink else f"{self.step}~{self.shrink:g}"
+        return f"{self.ladder}:{step}" if self.ladder else step
+
+    def on(self, ladder: str) -> State:
+        """The same rung of a named ladder; M0 stays M0."""
+        return replace(self, ladder=ladder if self.step else "")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types; the ladder only where it has a name."""
+        return {name: value for name, value in asdict(self).items() if name != "ladder" or value}
 
 
 SOURCE = State(0)
@@ -107,6 +134,8 @@ class Trajectory:
     seed: int = 0
     seconds: tuple[float, ...] = ()  # wall time of each step; seconds[0] is M0
     diagnostics: tuple[Mapping[str, float], ...] = ()  # what the objective reported: loss, kept share, ...
+    ladder: str = ""  # the name under which an archive keeps it, where it keeps several
+    rungs: tuple[str, ...] = ()  # what each step after M0 is called, where they are not updates: "gamma(1.4)", "mean"
 
     def __post_init__(self) -> None:
         if not self.masks or len(self.masks) != len(self.signals):
@@ -114,6 +143,8 @@ class Trajectory:
                 f"a trajectory needs one mask and one set of signals a step, beginning with M0; "
                 f"got {len(self.masks)} masks and {len(self.signals)} sets of signals"
             )
+        if self.rungs and len(self.rungs) != self.steps:
+            raise BadInput(f"case {self.case_id} has {self.steps} steps after M0 and {len(self.rungs)} names for them")
         shapes = {mask.shape for mask in (*self.masks, *self.shrunk.values())}
         if len(shapes) > 1:
             raise BadInput(f"masks of one case must share one shape, got {sorted(shapes)}; resample before recording")
@@ -125,6 +156,8 @@ class Trajectory:
 
     def mask(self, state: State) -> Mask:
         """The mask of a state; the very array that was recorded."""
+        if state.ladder == self.ladder:
+            state = state.on("")
         if state.shrink:
             if state not in self.shrunk:
                 raise BadInput(
@@ -144,6 +177,7 @@ class Observation:
     group: str | None
     signals: Sequence[Signals]  # signals[0] is M0's (regions = delta = 0)
     cluster: str | None = None  # patient or sequence, for the record; monitors count it once
+    ladders: Mapping[str, Sequence[Signals]] = field(default_factory=dict)  # whole ladders by name, where several
 
     @property
     def step(self) -> int:
@@ -229,6 +263,7 @@ class Decision:
         """Plain JSON types."""
         plain = asdict(self)
         plain["action"] = self.action.value
+        plain["state"] = self.state.as_dict()
         plain["deployed"] = self.deployed
         return plain
 
@@ -277,6 +312,7 @@ class Policy:
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # options that differ by group (S2)
     preflight: Mapping[str, Any] = field(default_factory=dict)
     exposures: tuple[Mapping[str, Any], ...] = ()  # the ledger (F12)
+    ladder: str = ""  # the ladder that it was fitted on, where an archive holds several
     schema: int = 1
 
     def __post_init__(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from casewise.archive.layout import mask_sha256
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput
@@ -10,17 +12,33 @@ from casewise.judge.controllers.region_gate import RegionGate, accepted_voxels, 
 
 
 def decision_of(archive: Archive, controller: Controller, case_id: str, *, calibration_id: str = "") -> Decision:
-    """The decision that the controller takes on one recorded case."""
+    """The decision that the controller takes on one recorded case; its state names the ladder."""
+    if getattr(controller, "ladders", ()):
+        return _among_ladders(archive, controller, case_id, calibration_id)
     for step in range(archive.steps + 1):
         seen = archive.observation(case_id, step)
         verdict = controller.decide(seen)
         if verdict is not None:
             state_hash = _state_hash(archive, controller, case_id, verdict)
+            verdict = replace(verdict, state=verdict.state.on(archive.ladder_name or ""))
             return Decision.of(seen, verdict, controller.name, calibration_id=calibration_id, state_hash=state_hash)
     raise BadInput(
         f"{controller.name} asked for step {archive.steps + 1} of case {case_id}, the archive holds {archive.steps} "
         f"steps a case; lower its cap or depth, or record more steps"
     )
+
+
+def _among_ladders(archive: Archive, controller: Controller, case_id: str, calibration_id: str) -> Decision:
+    """A controller that reads several ladders sees all their candidates at once, and decides once."""
+    seen = archive.whole_observation(case_id, controller.ladders)  # type: ignore[attr-defined]
+    verdict = controller.decide(seen)
+    if verdict is None:
+        raise BadInput(f"{controller.name} saw every candidate of case {case_id} and asked for one more step")
+    view = archive.on(verdict.state.ladder) if verdict.state.step else archive.on(archive.ladders[0])
+    state_hash = _state_hash(view, controller, case_id, replace(verdict, state=verdict.state.on("")))
+    executed = sum(len(signals) - 1 for signals in seen.ladders.values())
+    made = Decision.of(seen, verdict, controller.name, calibration_id=calibration_id, state_hash=state_hash)
+    return replace(made, executed=executed)
 
 
 def deployed_mask(archive: Archive, controller: Controller, decision: Decision) -> Mask:
@@ -29,8 +47,9 @@ def deployed_mask(archive: Archive, controller: Controller, decision: Decision) 
         return archive.mask(decision.case_id, decision.state)
     if not isinstance(controller, RegionGate):
         raise BadInput(f"case {decision.case_id} was gated, so its mask needs the gate, got {controller.name}")
-    masks = archive.masks(decision.case_id, (decision.state,))
-    return controller.output(masks[SOURCE], masks[decision.state], decision)
+    own = decision.state.on("")
+    masks = archive.masks(decision.case_id, (own,))
+    return controller.output(masks[SOURCE], masks[own], decision)
 
 
 def _state_hash(archive: Archive, controller: Controller, case_id: str, verdict: Verdict) -> str:

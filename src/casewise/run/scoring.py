@@ -23,15 +23,16 @@ class ScoreCase:
     path: Path
     options: tuple[tuple[str, Any], ...]
     unlocked_by: str = ""  # the ledger's line, where these are evaluation cases (F12)
+    ladder: str = ""
 
     def __call__(self, case_id: str) -> Rows:
         """The rows of the case."""
-        return case_outcomes(_opened(self.path, self.unlocked_by), dict(self.options), case_id)
+        return case_outcomes(_opened(self.path, self.unlocked_by, self.ladder), dict(self.options), case_id)
 
 
 @functools.lru_cache(maxsize=2)
-def _opened(path: Path, unlocked_by: str) -> Archive:
-    return replace(open_archive(path), unlocked_by=unlocked_by)
+def _opened(path: Path, unlocked_by: str, ladder: str) -> Archive:
+    return replace(open_archive(path, ladder=ladder), unlocked_by=unlocked_by)
 
 
 def scored(archive: Archive, engine: Engine) -> pd.DataFrame:
@@ -39,7 +40,7 @@ def scored(archive: Archive, engine: Engine) -> pd.DataFrame:
 
     def measured(archive: Archive, options: dict[str, Any]) -> Iterable[Rows]:
         settings = tuple((k, _hashable(v)) for k, v in options.items())
-        work = ScoreCase(archive.path.resolve(), settings, archive.unlocked_by)
+        work = ScoreCase(archive.path.resolve(), settings, archive.unlocked_by, archive.ladder_name or "")
         found = {result.case_id: result for result in engine.map(work, archive.ids)}
         for result in found.values():
             if result.error is not None:

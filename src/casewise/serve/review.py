@@ -29,10 +29,10 @@ ADDRESS = "127.0.0.1"
 SLOW_CLIENT_S = 30
 
 
-def reviewable(path: Path) -> Reviewable:
+def reviewable(path: Path, ladder: str | None = None) -> Reviewable:
     """A folder by what is in it: a manifest makes an archive, an audit log and entries make predictions."""
     if (path / MANIFEST).is_file():
-        folder: Reviewable = Recorded(open_archive(path))
+        folder: Reviewable = Recorded(open_archive(path, ladder=ladder).one())
     elif (path / "audit.jsonl").is_file():
         folder = Predictions(path)
     else:
@@ -43,10 +43,15 @@ def reviewable(path: Path) -> Reviewable:
 
 
 def review_server(
-    path: str | Path, *, images: str | Path | None = None, reviewer: str = "", port: int = 0
+    path: str | Path,
+    *,
+    images: str | Path | None = None,
+    reviewer: str = "",
+    port: int = 0,
+    ladder: str | None = None,
 ) -> ReviewServer:
     """A server that is bound but does not answer yet; port 0 takes a free one."""
-    folder = reviewable(Path(path))
+    folder = reviewable(Path(path), ladder)
     log = ReviewLog(folder.path / REVIEWS, folder.audit)
     desk = Desk(folder, Images.of(None if images is None else Path(images)), log, reviewer=reviewer)
     try:

@@ -82,6 +82,7 @@ def calibrate(
         groups=fitted["groups"],
         steps=holdout.steps,
         binding=holdout.binding,
+        ladder=holdout.ladder_name or "",
         calibration_id=calibration_id(holdout),
         exposures=tuple(line for line in (*PAPER, *OURS) if line["design"] == design.name),
     )

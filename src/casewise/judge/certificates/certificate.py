@@ -70,6 +70,8 @@ def policy_digest(policy: Policy) -> str:
     """sha256 over everything that a policy's decisions depend on."""
     plain = asdict(policy)
     parts = {key: plain[key] for key in ("controller", "options", "groups", "steps", "binding", "calibration_id")}
+    if policy.ladder:  # a policy of one unnamed ladder keeps the digest that it always had
+        parts["ladder"] = policy.ladder
     return json_sha256(parts)
 
 
