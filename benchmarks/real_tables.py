@@ -89,7 +89,7 @@ def router(study: Study) -> Sequence[str]:
         study.policy, number(study.row("deployment.methods", method=study.horizon).get("ha"), ".3f"),
         f"{number(best.get('ha'), '.3f')} ({study.deployable})", number(mine.get("ha"), ".3f"),
         interval(study.row("deployment.intervals", id=f"router~{study.horizon}:ha"), "+.3f"),
-        f"{number(random.get('mean_exact'), '.3f')} ± {number(random.get('sd_exact'), '.3f')}, "
+        f"{number(random.get('mean_exact'), '.3f')} ± {number(random.get('sd_chance'), '.3f')}, "
         f"p {number(random.get('p_draws_corrected'), '.3f')}",
         number(share.get("share"), ".0%"),
         interval(study.row("deployment.intervals", id="router~m0:metric")),

@@ -159,6 +159,23 @@ def test_chance_moments_stay_exact_when_a_case_is_undefined():
     assert (found.mean, found.sd, found.n) == (pytest.approx(np.mean(means)), pytest.approx(np.std(means)), 3)
 
 
+def test_whole_patients_are_dealt():
+    values = np.array([[0.0, 1.0]] * 4)  # two patients of two scans: one all hard, one all low
+    buckets, units = np.array([0, 0, 1, 1]), np.array([7, 7, 3, 3])
+    split = np.array([[0.0, 1.0], [0.0, 1.0], [0.0, 0.0], [0.0, 0.0]])  # only the first patient's scans can lose
+    drawn = chance_draws(split, buckets, 400, 0, units)
+    assert set(np.unique(drawn)) == {0.0, 0.5}  # both scans or none; never one of them
+    assert set(np.unique(chance_draws(split, buckets, 400, 0))) == {0.0, 0.25, 0.5}
+    assert np.unique(chance_draws(values, buckets, 50, 0, units)).tolist() == [0.5]
+
+
+def test_with_patients_of_different_size_the_quota_stays(rng):
+    units = np.array([0, 0, 0, 1, 2, 2, 3])
+    buckets = np.array([0, 1, 1, 2, 2, 2, 0])
+    values = np.tile(np.array([0.0, 1.0, 10.0]), (7, 1))  # the mean tells the quota
+    assert np.allclose(chance_draws(values, buckets, 50, 0, units), (2 * 0 + 2 * 1 + 3 * 10) / 7)
+
+
 def test_chance_draws_have_the_exact_moments(rng):
     values, buckets = rng.random((40, 3)), rng.integers(0, 3, 40)
     drawn, exact = chance_draws(values, buckets, 20_000, 1000), chance_moments(values, buckets)

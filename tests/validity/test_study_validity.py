@@ -14,6 +14,7 @@ from casewise.study.balance import label_free_balance
 from casewise.study.controls import attribution, random_control
 from casewise.study.deployment import Comparison, intervals
 from casewise.study.search import Design, design_search
+from casewise.study.statistics.chance import chance_draws
 from casewise.study.statistics.pairs import wilcoxon
 from casewise.study.statistics.ranks import shuffle_p, spearman, spearman_draws
 from casewise.study.statistics.resample import draws, mean_interval
@@ -181,8 +182,43 @@ def matched_p(repetitions: int, effect: float) -> np.ndarray:
     for _ in range(repetitions):
         arms, router = routed(cohort(rng, 45, effect=effect))
         row = random_control(arms, router, draws=200, seed=int(rng.integers(1 << 30))).row(scope="all", quantity="ha")
-        found.append((row["p_draws_corrected"], row["p_exact"]))
+        found.append((row["p_draws_corrected"], row["p_normal"]))
     return np.array(found)
+
+
+def unskilled_p(patients: int, scans: int, repetitions: int, *, by_patient: bool, icc: float = 0.8) -> np.ndarray:
+    """p-values of a router that knows nothing, on patients whose scans are alike in coordinate and in harm."""
+    rng = np.random.default_rng(6)
+    units = np.repeat(np.arange(patients), scans)
+    alone = np.arange(len(units))
+    found = []
+    for _ in range(repetitions):
+        copied = rng.random((2, len(units))) < sqrt(icc)
+        fate, coordinate = np.where(copied, rng.random((2, patients))[:, units], rng.random((2, len(units))))
+        values = np.column_stack([np.zeros(len(units)), 0.5 * fate, fate])
+        buckets = np.searchsorted(np.quantile(-coordinate, [1 / 3, 2 / 3]), -coordinate)
+        dealt = chance_draws(values, buckets, 199, int(rng.integers(1 << 30)), units if by_patient else alone)
+        observed = values[alone, buckets].mean()
+        found.append((1 + (dealt <= observed + 1e-12).sum()) / 200)
+    return np.array(found)
+
+
+@pytest.mark.parametrize(("patients", "scans"), [(20, 3), (12, 8)])
+def test_a_router_without_skill_does_not_beat_chance_by_the_likeness_of_scans(patients, scans):
+    assert at_most((unskilled_p(patients, scans, 300, by_patient=True) <= 0.05).mean(), 300, 0.05)
+
+
+def test_dealing_scans_instead_of_patients_finds_skill_where_there_is_none():
+    # what 0.1 did
+    assert (unskilled_p(12, 8, 200, by_patient=False) <= 0.05).mean() > 0.15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("icc", [0.0, 0.25, 0.5, 0.8])
+@pytest.mark.parametrize(("patients", "scans"), [(20, 3), (12, 8)])
+def test_however_alike_scans_are_chance_is_at_its_nominal_rate(patients, scans, icc):
+    rate = (unskilled_p(patients, scans, 1500, by_patient=True, icc=icc) <= 0.05).mean()
+    assert rate == pytest.approx(0.05, abs=3 * sqrt(0.05 * 0.95 / 1500))
 
 
 def test_matched_quota_finds_the_planted_router_every_time():

@@ -56,7 +56,7 @@ controls.py      check_licence(arms, router) raises Refused when the arms do not
                    p_random_corrected, overlap_hard, faithful  (J1-J4, J6, J7; rows "deployed", selectors, "random",
                    "m0")
                  random_control(arms, router, *, by_group=False, draws=1000, seed=1000) -> scope, quantity,
-                   mean_exact, sd_exact, mean_draws, low, high, deployed, z, p_exact, p_draws, p_draws_corrected, n
+                   mean_exact, sd_chance, mean_draws, low, high, deployed, z, p_normal, p_draws, p_draws_corrected, n
                    (J4, P1)
                  selector_intervals(arms, router, scores, *, against) -> selector, against, quantity, estimate, low,
                    high, p_below, n, separated, p_flip, shown  (J5)

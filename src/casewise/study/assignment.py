@@ -15,6 +15,7 @@ from casewise.core.records import State
 from casewise.measure.signals import SIGNALS
 from casewise.study.oracles import change_oracle_scores, ha_oracle_scores
 from casewise.study.statistics.chance import ChanceMoments, chance_moments
+from casewise.study.statistics.resample import clusters_of
 from casewise.study.trajectories import deployed_at, mean_or_nan, unshrunk
 
 Arms = Mapping[str, pd.DataFrame]
@@ -91,6 +92,7 @@ class Assignment:
         self.buckets = self.router["bucket"].map({name: number for number, name in enumerate(BUCKETS)}).to_numpy(int)
         self.sizes = {name: int((self.buckets == number).sum()) for number, name in enumerate(BUCKETS)}
         self.n = len(self.cases)
+        self.units = clusters_of(self.router)
 
     def scopes(self, by_group: bool) -> Iterator[tuple[str, Assignment]]:
         """All cases, and each group by itself."""
@@ -127,4 +129,4 @@ class Assignment:
 
     def moments(self, quantity: str) -> ChanceMoments:
         """What chance gives at the same quota."""
-        return chance_moments(self.arm_values(quantity), self.buckets)
+        return chance_moments(self.arm_values(quantity), self.buckets, self.units)

@@ -80,7 +80,7 @@ def matched_controls(
 
 
 def _scope_rows(scope: str, table: Assignment, scores: pd.DataFrame, draws: int, seed: int) -> Iterator[dict[str, Any]]:
-    chance = chance_draws(table.arm_values("ha"), table.buckets, draws, seed)
+    chance = chance_draws(table.arm_values("ha"), table.buckets, draws, seed, table.units)
     common: dict[str, Any] = {"scope": scope, "n": table.n, **table.sizes}
     own = table.buckets == 0
     yield {
@@ -132,7 +132,7 @@ def random_control(
     for scope, table in whole.scopes(by_group):
         for quantity in ("ha", "metric"):
             moments = table.moments(quantity)
-            drawn = chance_draws(table.arm_values(quantity), table.buckets, draws, seed)
+            drawn = chance_draws(table.arm_values(quantity), table.buckets, draws, seed, table.units)
             observed = table.mean(quantity, table.buckets)
             low, high = np.percentile(drawn, [2.5, 97.5])
             against = _against(drawn, observed)
@@ -141,13 +141,13 @@ def random_control(
                     "scope": scope,
                     "quantity": quantity,
                     "mean_exact": moments.mean,
-                    "sd_exact": moments.sd,
+                    "sd_chance": moments.sd,
                     "mean_draws": float(drawn.mean()),
                     "low": float(low),
                     "high": float(high),
                     "deployed": observed,
                     "z": moments.z(observed),
-                    "p_exact": moments.p_at_most(observed),
+                    "p_normal": moments.p_normal(observed),
                     "p_draws": against["p_random"],
                     "p_draws_corrected": against["p_random_corrected"],
                     "n": table.n,

@@ -44,7 +44,7 @@ def learned_policy(
     """
     table = _Losses(outcomes, features, weight)
     chosen = _cross_fitted(table, folds, seed)
-    chance = chance_moments(table.losses, chosen)
+    chance = chance_moments(table.losses, chosen, table.units)
     records = [table.row("learned", chosen), _chance_row(table, chosen, chance)]
     records += [
         table.row("M0", table.always(SOURCE)),
@@ -59,7 +59,7 @@ def learned_policy(
         "folds": folds,
         "seed": seed,
         "z_chance": chance.z(records[0]["loss"]),
-        "p_chance": chance.p_at_most(records[0]["loss"]),
+        "p_chance": chance.p_normal(records[0]["loss"]),
     }
     constant = str(table.states[chosen[0]]) if len(np.unique(chosen)) == 1 else None
     made["constant"] = constant
