@@ -72,9 +72,7 @@ def chance_moments(values: Floats, buckets: Buckets, units: Buckets | None = Non
     return ChanceMoments(grand * n / kept, sd, kept)
 
 
-def chance_draws(
-    values: Floats, buckets: Buckets, draws: int, seed: int, units: Buckets | None = None
-) -> Floats:
+def chance_draws(values: Floats, buckets: Buckets, draws: int, seed: int, units: Buckets | None = None) -> Floats:
     """Cohort means of random assignments at the quota, (draw,); with ``units`` whole patients are dealt."""
     rng = np.random.default_rng(seed)
     if units is None or not _shared(units):
