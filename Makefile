@@ -8,6 +8,7 @@ export CUBLAS_WORKSPACE_CONFIG = :4096:8
 export PYTHONPATH = tests:examples  # simulated worlds, for benchmarks too
 
 OUT ?= bench-real
+EXTRAS ?= core dicom adapt
 
 .PHONY: demo test test-portable test-all test-versions check bench bench-real source-models clean help
 
@@ -51,8 +52,15 @@ bench-real: $(VENV)/.dev  ## Three real domain shifts, hours: make bench-real DA
 source-models: $(VENV)/.adapt  ## Train the embedded source models again (deterministic)
 	$(BIN)/python benchmarks/source_models.py
 
+docs: $(VENV)/.dev  ## The documentation as a site, in site/index.html
+	$(PIP) -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+package: $(VENV)/.dev  ## Wheel and sdist in dist/, installed by extra in empty environments [EXTRAS="core dicom adapt"]
+	packaging/check_install.sh $(BIN)/python $(EXTRAS)
+
 clean:  ## Remove what the targets made
-	rm -rf $(VENV) demo-report out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) demo-report out build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)

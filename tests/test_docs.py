@@ -1,14 +1,47 @@
-"""Links in the documentation lead somewhere."""
+"""Links in the documentation lead somewhere, and every command in it is one that the program takes."""
 
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from typer.testing import CliRunner
+from worlds.cohorts import synthetic_archive
+
+from casewise.cli import app
+from casewise.judge.calibration.fit import calibrate
+from casewise.judge.policy import write_policy
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+HERE = "tests/test_docs.py"
+RUN = {  # pages whose commands run as printed, and the test that runs them
+    "docs/how-to/certify.md": HERE,
+    "docs/how-to/configure.md": "tests/cli/test_config.py",
+    "docs/how-to/import-masks.md": HERE,
+    "docs/how-to/monitor.md": HERE,
+    "docs/how-to/study.md": "tests/cli/test_cli_study.py",
+    "docs/tutorial/nnunet.md": "tests/cli/test_cli_predict.py",
+}
+NOT_RUN = "<!-- not run:"  # a page whose commands need what no test has says why
+
+
+def commands(page: Path) -> Iterator[str]:
+    """The casewise commands in the code of a page, with continued lines joined and remarks left out."""
+    fenced = False
+    text = re.sub(r"\\\n\s*", " ", page.read_text(encoding="utf-8"))
+    for line in text.splitlines():
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif (fenced or line.startswith("    ")) and re.match(r"\s*(\$ )?casewise \S", line):
+            yield re.sub(r"\s+#.*|^\s*(\$ )?casewise ", "", line).replace("[", "").replace("]", "")
+
+
+COMMANDS = [(page, command) for page in PAGES for command in commands(page)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -16,3 +49,80 @@ def test_every_relative_link_leads_to_a_file(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:|#|mailto:)([^)\s]+)\)", page.read_text(encoding="utf-8"))
     broken = [link for link in links if not (page.parent / link.split("#")[0]).exists()]
     assert not broken, f"{page.relative_to(ROOT)} links to {broken}"
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[f"{p.stem}: {c[:60]}" for p, c in COMMANDS])
+def test_every_command_is_one_that_the_program_takes(page: Path, command: str) -> None:
+    import typer
+
+    program = typer.main.get_command(app)
+    name, *words = shlex.split(command)
+    if name.startswith("-"):
+        assert name in {option for parameter in program.params for option in parameter.opts}
+        return
+    found = program.get_command(program.make_context("casewise", [], resilient_parsing=True), name)
+    assert found is not None, f"{page.name}: there is no command {name}"
+    found.make_context(name, [word for word in words if word != "..."], resilient_parsing="..." in words)
+
+
+def test_every_page_with_commands_runs_or_says_why_not() -> None:
+    silent = {
+        str(page.relative_to(ROOT))
+        for page, _ in COMMANDS
+        if str(page.relative_to(ROOT)) not in RUN and NOT_RUN not in page.read_text(encoding="utf-8")
+    }
+    assert not silent, f"run the commands of {sorted(silent)} in a test, or write {NOT_RUN} why -->"
+    assert all((ROOT / test.split("::")[0]).exists() for test in RUN.values())
+
+
+def ran(page: str) -> list[str]:
+    """Run the commands of a page in order, here; what each said."""
+    said = []
+    for command in commands(ROOT / page):
+        outcome = CliRunner().invoke(app, shlex.split(command))
+        assert outcome.exit_code == 0, f"casewise {command}: {outcome.output} {outcome.exception}"
+        said.append(outcome.output)
+    return said
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.filterwarnings("ignore::casewise.core.errors.CasewiseWarning")
+def test_the_commands_about_certificates_run_as_printed(here: Path) -> None:
+    write_policy(here / "A", calibrate(synthetic_archive(here / "A", cases=60, seed=1), "cardiac"))
+    said = ran("docs/how-to/certify.md")
+    assert len(said) == 9
+
+
+@pytest.mark.filterwarnings("ignore::casewise.core.errors.CasewiseWarning")
+def test_the_commands_about_monitors_run_as_printed(here: Path) -> None:
+    write_policy(here / "A", calibrate(synthetic_archive(here / "A", cases=24, seed=1), "cardiac"))
+    for name, seed in (("decisions", 2), ("more-decisions", 3)):
+        synthetic_archive(here / name, cases=6, seed=seed, prefix=name)
+        CliRunner().invoke(app, ["replay", name, "A", "-o", f"{name}.jsonl"])
+    assert len(ran("docs/how-to/monitor.md")) == 3
+
+
+@pytest.mark.filterwarnings("ignore::casewise.core.errors.CasewiseWarning")
+def test_the_commands_about_masks_of_others_run_as_printed(here: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = ["case,group"]
+    for number in range(12):
+        case_id = f"patient-{number:02d}"
+        rows.append(f"{case_id},B")
+        (here / "masks" / case_id).mkdir(parents=True)
+        label = np.zeros((40, 40), np.uint8)
+        label[10:30, 10:30] = 1
+        for step in range(5):
+            mask = label.copy()
+            mask[: int(rng.integers(2, 9)) * step, :8] ^= 1
+            np.save(here / "masks" / case_id / f"step_{step}.npy", mask)
+        (here / "labels").mkdir(exist_ok=True)
+        np.save(here / "labels" / f"{case_id}.npy", label)
+    (here / "groups.csv").write_text("\n".join(rows))
+    ran("docs/how-to/import-masks.md")
+    assert len((here / "decisions.jsonl").read_text().splitlines()) == 12
