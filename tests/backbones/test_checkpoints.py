@@ -13,7 +13,7 @@ from torch import nn
 
 from casewise.adapt.backbones import load_backbone
 from casewise.adapt.backbones.checkpoints import convert_checkpoint, load_weights, read_checkpoint, write_safetensors
-from casewise.core.errors import BadInput, UnsafeInput
+from casewise.core.errors import BadInput, CasewiseError, Refused, UnsafeInput
 
 
 class Exploit:
@@ -95,3 +95,35 @@ def test_nonsense_is_no_checkpoint(tmp_path: Path) -> None:
         read_checkpoint(tmp_path / "a.pth")
     with pytest.raises(BadInput, match="there is no checkpoint"):
         read_checkpoint(tmp_path / "b.pth")
+
+
+def test_a_checkpoint_that_changed_after_its_conversion_is_not_ignored(tmp_path: Path) -> None:
+    old, new = tmp_path / "a.pth", {"w": torch.full((2,), 7.0)}
+    torch.save({"w": torch.ones(2)}, old)
+    made = convert_checkpoint(old)
+    assert read_checkpoint(old)["w"].tolist() == [1, 1]
+    times = made.stat().st_mtime
+    torch.save(new, old)
+    os.utime(old, (times - 100, times - 100))  # a copy that keeps its time: only the hash tells
+    with pytest.raises(Refused, match=r"a\.pth changed after a\.safetensors was made from it.*casewise convert"):
+        read_checkpoint(old)
+    convert_checkpoint(old)
+    assert read_checkpoint(old)["w"].tolist() == [7, 7]
+
+
+def test_a_conversion_by_others_is_told_by_the_time_of_the_files(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "a.pth")
+    write_safetensors(tmp_path / "a.safetensors", {"w": torch.zeros(2)})
+    assert read_checkpoint(tmp_path / "a.pth")["w"].tolist() == [0, 0]
+    later = (tmp_path / "a.safetensors").stat().st_mtime + 10
+    os.utime(tmp_path / "a.pth", (later, later))
+    with pytest.raises(Refused, match="it is not clear which one you mean"):
+        read_checkpoint(tmp_path / "a.pth")
+
+
+@pytest.mark.parametrize("name", ["a.pth", "a.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x80\x02}", b"\xff" * 64])
+def test_a_broken_checkpoint_is_a_sentence(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CasewiseError, match="a\\.|empty"):
+        read_checkpoint(tmp_path / "a.pth")

@@ -1,5 +1,11 @@
-"""``python -m casewise.cli``."""
+"""``python -m casewise.cli``; Python puts the working directory first on its path then, which is no place to import from."""
 
-from casewise.cli import main
+import os
+import sys
+
+if sys.path and sys.path[0] in ("", os.getcwd()) and not getattr(sys.flags, "safe_path", False):
+    del sys.path[0]
+
+from casewise.cli import main  # noqa: E402
 
 main()

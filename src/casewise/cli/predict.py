@@ -72,6 +72,9 @@ def predict(
     jobs: int = typer.Option(1, "-j", help="Processes; 1 runs everything in this one."),
     trust_checkpoint: bool = typer.Option(False, "--trust-checkpoint", help="Let a pickled checkpoint run its code."),
     trust_bundle: bool = typer.Option(False, "--trust-bundle", help="Let a MONAI bundle run its code."),
+    trust_architecture: list[str] = typer.Option(
+        [], "--trust-architecture", help="Class that a model folder may name, such as mypackage.nets.Net."
+    ),
     report: Path = typer.Option(None, help="Write a machine-readable report of the run."),
     track: str = typer.Option(None, help="Tell a tracker, mlflow+URI or wandb+URI; no case name leaves."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Say what would be done; write nothing."),
@@ -102,7 +105,7 @@ def predict(
     began = time.monotonic()
     if model is None and dataset is None:
         raise BadInput("name the model with -m FOLDER, or nnU-Net's -d DATASET -c CONFIGURATION")
-    decided, recorded = chosen_policy("m0" if no_adapt else policy, steps=steps)
+    decided, recorded = chosen_policy("m0" if no_adapt else policy, steps=steps, objective=objective)
     asked: dict[str, Any] = {
         "objective": objective,
         "learning_rate": learning_rate,
@@ -113,7 +116,7 @@ def predict(
     source = Model(
         model or str(model_folder(dataset, configuration, plans, trainer, os.environ)),
         weights, folds_of(folds), checkpoint, device_of(device), step_size, not unmirrored, trust_checkpoint,
-        trust_bundle,
+        trust_bundle, tuple(trust_architecture),
     )  # fmt: skip
     cases = gathered_cases(
         source, images, labels=labels, groups=groups, parts=(num_parts, part_id), environment=os.environ

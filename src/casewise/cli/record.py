@@ -56,6 +56,9 @@ def record(
     timeout: float = typer.Option(None, help="Seconds for one case."),
     trust_checkpoint: bool = typer.Option(False, "--trust-checkpoint", help="Let a pickled checkpoint run its code."),
     trust_bundle: bool = typer.Option(False, "--trust-bundle", help="Let a MONAI bundle run its code."),
+    trust_architecture: list[str] = typer.Option(
+        [], "--trust-architecture", help="Class that a model folder may name, such as mypackage.nets.Net."
+    ),
 ) -> None:
     """Adapt a model to every case and keep all candidates in an archive; a killed run goes on where it stopped.
 
@@ -73,7 +76,7 @@ def record(
     keep_freed_memory()
     source = Model(
         model, weights, folds_of(folds), checkpoint, device_of(device), step_size, not unmirrored, trust_checkpoint,
-        trust_bundle,
+        trust_bundle, tuple(trust_architecture),
     )  # fmt: skip
     how = Adaptation(objective, learning_rate, parameters, steps, seed, min_area, foreground, max_slices)
     if statistics is not None and modulation is None:

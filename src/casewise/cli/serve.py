@@ -39,6 +39,9 @@ def serve(
     device: str = typer.Option(None, "-device", help="cuda, cpu or mps; default: cuda where there is one."),
     trust_checkpoint: bool = typer.Option(False, "--trust-checkpoint", help="Let a pickled checkpoint run its code."),
     trust_bundle: bool = typer.Option(False, "--trust-bundle", help="Let a MONAI bundle run its code."),
+    trust_architecture: list[str] = typer.Option(
+        [], "--trust-architecture", help="Class that a model folder may name, such as mypackage.nets.Net."
+    ),
 ) -> None:
     """Guarded segmentation over HTTP (Open Inference Protocol v2): /v2/..., POST /segment, /metrics.
 
@@ -52,14 +55,14 @@ def serve(
 
     keep_freed_memory()
     service = _service()
-    decided, recorded = chosen_policy(policy, steps=steps)
+    decided, recorded = chosen_policy(policy, steps=steps, objective=objective)
     asked: dict[str, Any] = {
         "objective": objective, "learning_rate": learning_rate, "seed": seed, "max_slices": max_slices,
     }  # fmt: skip
     how = replace(recorded or Adaptation(), steps=decided.steps, **{k: v for k, v in asked.items() if v is not None})
     source = Model(
         model, weights, folds_of(folds), checkpoint, device_of(device), trust=trust_checkpoint,
-        trust_bundle=trust_bundle,
+        trust_bundle=trust_bundle, trust_architectures=tuple(trust_architecture),
     )  # fmt: skip
     token, fresh = service.token_for(host, os.environ)
     settings = service.Settings(

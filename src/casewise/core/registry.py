@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import os
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from casewise.core.errors import UnknownName
@@ -44,3 +47,24 @@ class Registry(Mapping[str, Item], Generic[Item]):
         """Look a class up by name and build it; options are its own arguments."""
         made: Any = self[name]
         return made(**options)
+
+
+@contextmanager
+def importable_from_here() -> Iterator[None]:
+    """The working directory at the end of Python's path, for an address ``package.module:Name`` that a person typed.
+
+    At the end, so that a file that lies here by accident never stands for an installed package. It stays on the path
+    where something was imported from here, which may import its neighbours later.
+    """
+    here = os.getcwd()
+    if here in sys.path:
+        yield
+        return
+    before = set(sys.modules)
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        files = (getattr(sys.modules[name], "__file__", None) or "" for name in set(sys.modules) - before)
+        if not any(os.path.abspath(file).startswith(os.path.join(here, "")) for file in files):
+            sys.path.remove(here)

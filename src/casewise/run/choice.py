@@ -25,7 +25,9 @@ NO_POLICY = (
 )
 
 
-def chosen_policy(text: str | None, *, steps: int | None = None) -> tuple[Policy, Adaptation | None]:
+def chosen_policy(
+    text: str | None, *, steps: int | None = None, objective: str | None = None
+) -> tuple[Policy, Adaptation | None]:
     """A policy from its file, from the archive folder that holds it, or by name; and how that archive was recorded."""
     if text is None:
         raise BadInput(NO_POLICY)
@@ -39,7 +41,7 @@ def chosen_policy(text: str | None, *, steps: int | None = None) -> tuple[Policy
         )
     if not is_hybrid(policy):  # which decides only under a watch
         controller_of(policy)
-    return policy, _recorded(path if path.is_dir() else path.parent)
+    return policy, _recorded(path if path.is_dir() else path.parent, objective)
 
 
 def _named(name: str, steps: int | None) -> Policy:
@@ -57,12 +59,13 @@ def _named(name: str, steps: int | None) -> Policy:
     return policy
 
 
-def _recorded(folder: Path) -> Adaptation | None:
+def _recorded(folder: Path, objective: str | None) -> Adaptation | None:
     """How the archive beside a policy was recorded; None where there is no archive."""
     try:
-        return adaptation_of(open_archive(folder).configuration)
+        archive = open_archive(folder)
     except CasewiseError:
         return None
+    return adaptation_of(archive.configuration, typed=objective)
 
 
 def model_folder(dataset: str, configuration: str, plans: str, trainer: str, environment: Mapping[str, str]) -> Path:

@@ -98,6 +98,7 @@ def _facts(work: PredictCase, **more: int) -> dict[str, Any]:
         "model": work.model.load().fingerprint,
         "trusted_checkpoint": work.model.trust,
         "trusted_bundle": work.model.trust_bundle,
+        "trusted_architectures": list(work.model.trust_architectures),
         "policy": work.policy.name,
         "calibration_id": work.policy.calibration_id,
         "adaptation": asdict(work.adaptation),

@@ -31,6 +31,7 @@ class Model:
     mirroring: bool = True
     trust: bool = False
     trust_bundle: bool = False
+    trust_architectures: tuple[str, ...] = ()
 
     def load(self) -> Backbone:
         """The backbone; the same object each time in one process."""
@@ -49,6 +50,7 @@ def _loaded(model: Model) -> Backbone:
         mirroring=model.mirroring,
         trust=model.trust,
         trust_bundle=model.trust_bundle,
+        trust_architectures=model.trust_architectures,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from casewise.adapt.backbones import Backbone
 from casewise.adapt.episode import run_episode
+from casewise.adapt.objectives import check_named_in_file
 from casewise.archive.store import Archive, create_archive, open_archive
 from casewise.core.errors import BadInput, Mismatch
 from casewise.core.records import CALIBRATION, EVALUATION, Case, State, Trajectory
@@ -130,11 +131,15 @@ def parsed_states(text: str) -> tuple[State, ...]:
         raise BadInput(f"a shrunk state is step:alpha, such as 2:0.5, got {text!r}") from error
 
 
-def adaptation_of(configuration: Mapping[str, Any]) -> Adaptation | None:
-    """How an archive was recorded, so that a prediction with its policy adapts likewise; None if it is unknown."""
+def adaptation_of(configuration: Mapping[str, Any], *, typed: str | None = None) -> Adaptation | None:
+    """How an archive was recorded, so that a prediction with its policy adapts likewise; None if it is unknown.
+
+    An objective of the user's own, by address, is believed only where the same was ``typed``.
+    """
     plain = configuration.get("adaptation")
     if plain is None:
         return None
+    check_named_in_file(plain.get("objective"), typed=typed, where="the archive")
     known = plain.get("statistics")
     return Adaptation(**{**plain, "statistics": None if known is None else RiskStatistics(**known)})
 

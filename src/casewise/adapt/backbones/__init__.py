@@ -134,6 +134,7 @@ def load_backbone(
     mirroring: bool = True,
     trust: bool = False,
     trust_bundle: bool = False,
+    trust_architectures: Sequence[str] = (),
 ) -> Backbone:
     """Load what ``spec`` names; options that a kind of backbone does not have are refused, not ignored."""
     folder = Path(spec)
@@ -148,6 +149,7 @@ def load_backbone(
             step_size=step_size,
             mirroring=mirroring,
             trust=trust,
+            trust_architectures=trust_architectures,
         )
     if (folder / "network.json").is_file():
         from casewise.adapt.backbones.monai import load_network_folder

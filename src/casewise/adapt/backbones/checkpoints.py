@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from casewise.core.errors import BadInput, CasewiseWarning, UnsafeInput
+from casewise.core.durable import file_sha256, replacing
+from casewise.core.errors import BadInput, CasewiseWarning, Refused, UnsafeInput
 from casewise.core.strict_json import json_text
 
 SAFE_SINCE = (2, 10)  # CVE-2026-24747 in the weights-only reader was fixed here
@@ -30,29 +31,62 @@ def read_checkpoint(path: Path, *, trust: bool = False) -> dict[str, Any]:
     """The contents of a checkpoint; a ``.safetensors`` file of the same name beside it is taken instead of a pickle."""
     twin = path.with_suffix(".safetensors")
     if twin.is_file():
+        _check_not_older(twin, path)
         return _read_safetensors(twin)
     if not path.is_file():
         raise BadInput(f"there is no checkpoint {path}; name one that exists")
+    return _read_pickle(path, trust=trust)
+
+
+def _read_pickle(path: Path, *, trust: bool) -> dict[str, Any]:
+    if not path.stat().st_size:
+        raise BadInput(f"the checkpoint {path} is empty; copy it again")
     contents = _read_trusted(path) if trust else _read_weights_only(path)
     if not isinstance(contents, dict):
         raise BadInput(f"{path.name} holds a {type(contents).__name__}; a dict of weights was expected")
     return contents
 
 
-def _read_safetensors(path: Path) -> dict[str, Any]:
+def _check_not_older(twin: Path, path: Path) -> None:
+    """Refuse a conversion whose original changed since: it would be used in place of the newer weights, in silence.
+
+    A conversion of casewise knows the hash of its original; any other is told by the time of the files.
+    """
+    if path == twin or not path.is_file():
+        return
+    made_from = _facts(twin).get("made_from_sha256")
+    changed = twin.stat().st_mtime < path.stat().st_mtime if made_from is None else made_from != file_sha256(path)
+    if changed:
+        raise Refused(
+            f"{path.name} changed after {twin.name} was made from it, and it is not clear which one you mean; "
+            f"run casewise convert {path} again, or remove one of the two"
+        )
+
+
+def _facts(path: Path) -> dict[str, str]:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            facts = file.metadata() or {}
-    except SafetensorError as error:
+            return dict(file.metadata() or {})
+    except (SafetensorError, OSError) as error:
         raise BadInput(f"{path.name} is not a safetensors file: {error}") from error
-    aliases = json.loads(facts.get("aliases", "{}"))
-    tensors.update({name: tensors[kept] for name, kept in aliases.items()})
-    if "checkpoint" not in facts:
-        return dict(tensors)
-    return {**json.loads(facts["checkpoint"]), "network_weights": tensors}
+
+
+def _read_safetensors(path: Path) -> dict[str, Any]:
+    from safetensors import safe_open
+
+    facts = _facts(path)
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    try:
+        aliases = json.loads(facts.get("aliases", "{}"))
+        tensors.update({name: tensors[kept] for name, kept in aliases.items()})
+        if "checkpoint" not in facts:
+            return dict(tensors)
+        return {**json.loads(facts["checkpoint"]), "network_weights": tensors}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"the facts in {path.name} are damaged ({error}); convert the checkpoint again") from error
 
 
 def _read_weights_only(path: Path) -> Any:
@@ -65,8 +99,12 @@ def _read_weights_only(path: Path) -> Any:
             f"{path.name} wants to run code when it is loaded ({_what(error)}); ask its author for safetensors, "
             f"or pass --trust-checkpoint if you would run a program from the same source"
         ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise BadInput(f"{path.name} is not a readable checkpoint: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # a broken pickle can raise anything
+        raise BadInput(f"{path.name} is not a readable checkpoint: {_first_line(error)}; copy it again") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _what(error: Exception) -> str:
@@ -99,18 +137,29 @@ def _numpy_scalars() -> list[Any]:
 
 
 def _read_trusted(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=False)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=False)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise BadInput(f"{path.name} is not a readable checkpoint: {_first_line(error)}; copy it again") from error
 
 
-def write_safetensors(path: Path, weights: Mapping[str, Tensor], facts: Mapping[str, Any] | None = None) -> None:
-    """Write weights as safetensors; a tensor that has several names is stored once, ``facts`` go along as JSON."""
+def write_safetensors(
+    path: Path, weights: Mapping[str, Tensor], facts: Mapping[str, Any] | None = None, *, made_from: Path | None = None
+) -> None:
+    """Write weights as safetensors, whole or not at all; a tensor that has several names is stored once.
+
+    ``facts`` go along as JSON, and so does the hash of the file that the weights were made from.
+    """
     from safetensors.torch import save_file
 
     unique, aliases = _without_twins(weights)
     metadata = {"aliases": json_text(aliases)}
+    if made_from is not None:
+        metadata["made_from_sha256"] = file_sha256(made_from)
     if facts is not None:
         metadata["checkpoint"] = json_text(facts, sort_keys=True)
-    save_file(unique, path, metadata=metadata)
+    with replacing(path) as temporary:
+        save_file(unique, temporary, metadata=metadata)
 
 
 def _without_twins(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -156,8 +205,12 @@ def _short(lines: Iterable[str]) -> str:
 
 def convert_checkpoint(path: Path, *, trust: bool = False) -> Path:
     """Write ``path`` as safetensors beside it, with nnU-Net's few facts as JSON; the optimizer's state is left out."""
-    contents = read_checkpoint(path, trust=trust)
     target = path.with_suffix(".safetensors")
+    if path == target:
+        raise BadInput(f"{path.name} is safetensors already; name a .pth file")
+    if not path.is_file():
+        raise BadInput(f"there is no checkpoint {path}; name one that exists")
+    contents = _read_pickle(path, trust=trust)
     facts = None
     if "network_weights" in contents:
         facts = {
@@ -165,5 +218,5 @@ def convert_checkpoint(path: Path, *, trust: bool = False) -> Path:
             "init_args": {"configuration": contents["init_args"]["configuration"]},
             "inference_allowed_mirroring_axes": contents.get("inference_allowed_mirroring_axes"),
         }
-    write_safetensors(target, weights_of(contents), facts)
+    write_safetensors(target, weights_of(contents), facts, made_from=path)
     return target

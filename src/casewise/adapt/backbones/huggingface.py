@@ -57,8 +57,9 @@ class HuggingFace:
         try:
             network = model_class.from_pretrained(spec, use_safetensors=None if trust else True, **options)
             processor = processor_class.from_pretrained(spec, **options)
-        except (OSError, ValueError) as error:
-            raise BadInput(f"{spec} cannot be loaded: {str(error).splitlines()[0]}") from error
+        except Exception as error:  # an empty or broken file can raise anything in there
+            line = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise BadInput(f"{spec} cannot be loaded: {line}") from error
         network.to(torch.device(device)).eval()
         labels = {int(number): str(label) for number, label in network.config.id2label.items()}
         return cls(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from casewise.adapt.logits import at_resolution, labels, logits_of
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput
 from casewise.core.records import Case, Mask
-from casewise.core.registry import Registry
+from casewise.core.registry import Registry, importable_from_here
 from casewise.data.folders import CaseFiles
 
 Inferer = Callable[[nn.Module, Tensor], Tensor]
@@ -150,10 +149,9 @@ def of_network(network: nn.Module, *, name: str = "module", **options: Any) -> M
 
 def _factory(spec: str) -> Callable[[], Any]:
     module_name, _, name = spec.partition(":")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
     try:
-        module = importlib.import_module(module_name)
+        with importable_from_here():
+            module = importlib.import_module(module_name)
     except ImportError as error:
         raise BadInput(f"{module_name} cannot be imported ({error}); run casewise where the module lies") from error
     found = getattr(module, name, None)

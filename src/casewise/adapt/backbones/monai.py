@@ -10,7 +10,6 @@ A bundle is code (a ``$`` in its configuration is a Python expression) and is lo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from casewise.adapt.backbones import Expectation
+from casewise.adapt.backbones.architectures import read_model_json
 from casewise.adapt.backbones.checkpoints import load_weights
 from casewise.adapt.backbones.module import Inferer, Module
 from casewise.core.errors import BadInput, MissingExtra, UnsafeInput
@@ -31,11 +31,15 @@ SAFE_SINCE = (1, 5, 2)  # CVE-2025-58756, GHSA-89gg-p5r5-q6r4 and CVE-2026-21851
 
 def load_network_folder(folder: Path, *, weights: Path | None, device: str, trust: bool) -> Module:
     """Build the network that ``network.json`` names and put its weights in."""
-    plain = json.loads((folder / "network.json").read_text(encoding="utf-8"))
+    plain = read_model_json(folder / "network.json")
     for key in ("network", "arguments", "window"):
         if key not in plain:
             raise BadInput(f"{folder / 'network.json'} needs {key}; see docs/how-to/monai.md")
-    network: nn.Module = getattr(_monai().networks.nets, NETWORKS[plain["network"]])(**plain["arguments"])
+    made = getattr(_monai().networks.nets, NETWORKS[plain["network"]])
+    try:
+        network: nn.Module = made(**plain["arguments"])
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"the arguments in {folder / 'network.json'} do not build a {plain['network']}: {error}") from error
     load_weights(network, weights or _weights_in(folder), trust=trust)
     return _module(
         network,
@@ -65,7 +69,7 @@ def load_bundle(folder: Path, *, device: str, trust_bundle: bool, trust: bool) -
     parser["bundle_root"] = str(folder)
     network: nn.Module = parser.get_parsed_content("network_def")
     load_weights(network, _weights_in(folder / "models"), trust=trust)
-    data = json.loads((folder / "configs" / "metadata.json").read_text(encoding="utf-8"))["network_data_format"]
+    data = read_model_json(folder / "configs" / "metadata.json")["network_data_format"]
     image, output = data["inputs"]["image"], data["outputs"]["pred"]
     inferer = parser.get("inferer", {})
     window = inferer.get("roi_size") if isinstance(inferer, Mapping) else None

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from casewise.adapt.backbones import Expectation, Prepared, Reading, check_image
+from casewise.adapt.backbones.architectures import check_nnunet_names, read_model_json
 from casewise.adapt.backbones.checkpoints import read_checkpoint
 from casewise.adapt.backbones.module import patches
 from casewise.adapt.snapshot import fingerprint
@@ -74,12 +74,20 @@ class NnUNet:
         step_size: float = 0.5,
         mirroring: bool = True,
         trust: bool = False,
+        trust_architectures: Sequence[str] = (),
     ) -> NnUNet:
-        """Load a model folder with safe checkpoints; ``folds=None`` takes every fold that has the checkpoint."""
+        """Load a model folder with safe checkpoints; ``folds=None`` takes every fold that has the checkpoint.
+
+        Names of classes in the folder are checked before nnU-Net sees it (``architectures.py``).
+        """
         chosen = folds if folds is not None else _folds_with(folder, checkpoint)
-        contents = [read_checkpoint(folder / f"fold_{fold}" / checkpoint, trust=trust) for fold in chosen]
+        contents = [_checkpoint(folder / f"fold_{fold}" / checkpoint, trust=trust) for fold in chosen]
+        plans, dataset = read_model_json(folder / "plans.json"), read_model_json(folder / "dataset.json")
         with _quiet():
-            predictor = _predictor(folder, contents[0], device=device, step_size=step_size, mirroring=mirroring)
+            _nnunet()
+            for item in contents:
+                check_nnunet_names(plans, dataset, trainer=item["trainer_name"], trusted=trust_architectures)
+            predictor = _predictor(folder, plans, dataset, contents[0], device=device, step_size=step_size, mirroring=mirroring)
             members = [_member(folder, contents[0], item["network_weights"], predictor, device) for item in contents]
         network = members[0] if len(members) == 1 else Ensemble(members)
         manager, dataset = predictor.label_manager, predictor.dataset_json
@@ -159,10 +167,29 @@ class NnUNet:
             self.predictor.plans_manager.image_reader_writer_class().write_seg(mask, str(path), reading.place)
 
 
-def _predictor(folder: Path, contents: Mapping[str, Any], *, device: str, step_size: float, mirroring: bool) -> Any:
+def _checkpoint(path: Path, *, trust: bool) -> dict[str, Any]:
+    contents = read_checkpoint(path, trust=trust)
+    missing = [key for key in ("network_weights", "trainer_name", "init_args") if key not in contents]
+    if missing or not isinstance(contents["init_args"], Mapping) or "configuration" not in contents["init_args"]:
+        raise BadInput(
+            f"{path} is no checkpoint of nnU-Net: it lacks {', '.join(missing) or 'init_args.configuration'}; "
+            "name another with -chk"
+        )
+    return contents
+
+
+def _predictor(
+    folder: Path,
+    plain_plans: dict[str, Any],
+    dataset: dict[str, Any],
+    contents: Mapping[str, Any],
+    *,
+    device: str,
+    step_size: float,
+    mirroring: bool,
+) -> Any:
     predictor_class, plans_class = _nnunet()
-    plans = plans_class(json.loads((folder / "plans.json").read_text(encoding="utf-8")))
-    dataset = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
+    plans = plans_class(plain_plans)
     configuration = plans.get_configuration(contents["init_args"]["configuration"])
     if configuration.previous_stage_name is not None:
         raise BadInput(
@@ -201,7 +228,7 @@ def _architecture(trainer_name: str, plans: Any, configuration: Any, dataset: Ma
 
     home = str(Path(nnunetv2.__path__[0]) / "training" / "nnUNetTrainer")
     trainer = recursive_find_python_class(home, trainer_name, "nnunetv2.training.nnUNetTrainer")
-    if trainer is None:
+    if not inspect.isclass(trainer) or not hasattr(trainer, "build_network_architecture"):
         raise BadInput(f"nnU-Net has no trainer called {trainer_name}; install the package that defines it")
     offered: dict[str, Callable[[], Any]] = {
         "plans_manager": lambda: plans,

@@ -22,8 +22,8 @@ from casewise.adapt.objectives.sar import Sar
 from casewise.adapt.objectives.tent import Tent
 from casewise.adapt.objectives.ttt import Ttt
 from casewise.adapt.published_object import as_objective
-from casewise.core.errors import BadInput
-from casewise.core.registry import Registry
+from casewise.core.errors import BadInput, UnsafeInput
+from casewise.core.registry import Registry, importable_from_here
 
 OBJECTIVES: Registry[type] = Registry(
     "objective",
@@ -69,10 +69,28 @@ def objective_of(spec: Any, **options: Any) -> Objective:
     return as_objective(found(**options) if inspect.isclass(found) or inspect.isfunction(found) else found)
 
 
+def check_named_in_file(name: object, *, typed: str | None, where: str) -> None:
+    """Refuse an objective that a file names by address, unless the person who runs casewise typed the same address.
+
+    An address is code to import; a file from a stranger may name registered objectives only.
+    """
+    if not isinstance(name, str):
+        raise BadInput(f"{where} names an objective with a text, got {type(name).__name__}; record it again")
+    if name in OBJECTIVES or name in PUBLISHED or (":" in name and name == typed):
+        return
+    if ":" in name:
+        raise UnsafeInput(
+            f"{where} names the objective {name[:100]!r}, which is code of its own; if you know it and would run it, "
+            f"type the same: --objective {name[:100]}"
+        )
+    objective_of(name)  # raises UnknownName, which says what was probably meant
+
+
 def _imported(address: str) -> Any:
     module, _, name = address.partition(":")
     try:
-        return getattr(importlib.import_module(module), name)
+        with importable_from_here():
+            return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise BadInput(
             f"no objective at '{address}': {error}; an address is 'package.module:Name', importable from here"
