@@ -125,5 +125,5 @@ def test_a_conversion_by_others_is_told_by_the_time_of_the_files(tmp_path: Path)
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x80\x02}", b"\xff" * 64])
 def test_a_broken_checkpoint_is_a_sentence(name: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(CasewiseError, match="a\\.|empty"):
+    with pytest.raises(CasewiseError, match=r"a\.|empty"):
         read_checkpoint(tmp_path / "a.pth")

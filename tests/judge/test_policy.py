@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 import pytest
 from worlds.cohorts import synthetic_archive
 
-from casewise.core.errors import BadInput, Mismatch, Overlap, UnknownName
+from casewise.core.errors import BadInput, CasewiseWarning, Mismatch, Overlap, UnknownName
 from casewise.core.records import Binding, Policy, State
 from casewise.data.cohort import Member
 from casewise.judge.calibration.fit import calibrate
@@ -103,9 +103,10 @@ def test_another_case_of_a_calibration_patient_is_refused_by_the_patients_name(a
 def test_a_policy_of_before_clusters_were_kept_still_compares_ids(archive, tmp_path):
     file = write_policy(tmp_path / "policy.json", calibrate(archive, "cardiac"))
     plain = json.loads(file.read_text())
-    del plain["calibration_clusters"]
+    for name in ("calibration_clusters", "sha256", "ladder"):
+        del plain[name]
     file.write_text(json.dumps(plain))
-    with pytest.raises(Overlap, match=r"share 1 cases \(case-0003\)"):
+    with pytest.warns(CasewiseWarning, match="without a hash"), pytest.raises(Overlap, match=r"share 1 cases \(case-0003\)"):
         check_held_out(read_policy(file), [Member("case-0003", cluster="p")])
 
 
@@ -128,3 +129,53 @@ def test_a_stop_rule_without_calibration_runs_to_the_horizon():
 
 def test_every_ready_design_names_a_controller():
     assert all(isinstance(policy, Policy) and policy.name == name for name, policy in READY.items())
+
+
+def edited(file, **values):
+    plain = json.loads(file.read_text())
+    file.write_text(json.dumps({**plain, **values}))
+    return plain
+
+
+def test_an_edited_cut_point_is_noticed(archive, tmp_path):
+    file = write_policy(tmp_path, calibrate(archive, "cardiac", mode="per-group"))
+    read_policy(file)
+    plain = edited(file)
+    edited(file, options={**plain["options"], "cut_high": "inf"})
+    with pytest.raises(Mismatch, match=r"policy\.json was edited after it was written: its hash does not fit"):
+        read_policy(file)
+    edited(file, options=plain["options"])
+    read_policy(file)
+    edited(file, sha256=None)
+    with pytest.raises(Mismatch, match="its hash does not fit"):
+        read_policy(file)
+    file.write_text(json.dumps({name: value for name, value in plain.items() if name != "sha256"}))
+    with pytest.raises(Mismatch, match="its hash does not fit"):
+        read_policy(file)
+
+
+def test_a_policy_of_casewise_0_1_has_no_hash_and_is_read_with_a_note(archive, tmp_path):
+    file = write_policy(tmp_path, calibrate(archive, "cardiac"))
+    later = ("sha256", "ladder", "adaptation", "expires")
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k not in later}))
+    with pytest.warns(CasewiseWarning, match="casewise 0.1 without a hash"):
+        assert controller_of(read_policy(file)).cut_low is not None
+
+
+NONSENSE = {
+    "steps 1e9": (lambda policy: replace(policy, steps=10**9), r"asks for 1000000000 steps; .* from 0 to 1000"),
+    "steps below 0": (lambda policy: replace(policy, steps=-1), "asks for -1 steps"),
+    "steps in parts": (lambda policy: replace(policy, steps=2.5), "asks for 2.5 steps"),
+    "no binding": (lambda policy: replace(policy, binding=None), "its binding does not say which model"),
+    "hard cases kept": (
+        lambda policy: replace(policy, options={**policy.options, "hard": {"action": "depth", "depth": 1}}),
+        "does depth 1 with hard cases, the design 'cardiac' says rollback",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spoil", "sentence"), NONSENSE.values(), ids=NONSENSE)
+def test_nonsense_is_refused_even_with_a_fitting_hash(archive, tmp_path, spoil, sentence):
+    file = write_policy(tmp_path, spoil(calibrate(archive, "cardiac")))
+    with pytest.raises(BadInput, match=sentence):
+        read_policy(file)

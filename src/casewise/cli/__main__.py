@@ -1,4 +1,4 @@
-"""``python -m casewise.cli``; Python puts the working directory first on its path then, which is no place to import from."""
+"""``python -m casewise.cli``. Python puts the working directory first on its path then: no place to import from."""
 
 import os
 import sys
@@ -6,6 +6,6 @@ import sys
 if sys.path and sys.path[0] in ("", os.getcwd()) and not getattr(sys.flags, "safe_path", False):
     del sys.path[0]
 
-from casewise.cli import main  # noqa: E402
+from casewise.cli import main
 
 main()

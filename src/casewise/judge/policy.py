@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from casewise.core.durable import write_json
-from casewise.core.errors import BadInput, Mismatch
+from casewise.core.durable import json_sha256, write_json
+from casewise.core.errors import BadInput, CasewiseWarning, Mismatch
 from casewise.core.records import EVALUATION, Binding, Controller, Policy
 from casewise.core.registry import Registry
-from casewise.core.strict_json import numbered
+from casewise.core.strict_json import json_text, numbered
 from casewise.data.splits import Clustered, check_disjoint, clusters_of
 from casewise.judge.controllers import CONTROLLERS
+from casewise.judge.controllers.bucket import bucket_of
 from casewise.judge.controllers.by_group import ByGroup, InferredGroup
 
-POLICY = "policy.json"
+POLICY, HASH = "policy.json", "sha256"
+MOST_STEPS = 1000  # a policy that asks for more is a mistake or an attack
+FITTED = ("router", "stop-router", "tau-stop")  # controllers whose numbers come from calibration cases
 
 DEFAULT = Policy(
     "default",
@@ -84,7 +88,10 @@ def read_policy(path: str | Path) -> Policy:
         plain = json.loads(file.read_text())
         if plain["schema"] != Policy.schema:
             raise Mismatch(f"{file} has policy schema {plain['schema']}, this casewise reads {Policy.schema}")
-        return _from_plain(plain)
+        policy = _from_plain({name: value for name, value in plain.items() if name != HASH})
+        _check_unedited(plain, file)
+        _check_sense(policy, file)
+        return policy
     except FileNotFoundError:
         raise BadInput(f"there is no policy at {file}; run casewise calibrate first") from None
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -95,8 +102,52 @@ def write_policy(path: str | Path, policy: Policy) -> Path:
     """Write a policy as JSON, whole or not at all; an archive folder gets its policy.json."""
     path = Path(path)
     file = path / POLICY if path.is_dir() else path
-    write_json(file, asdict(policy))
+    plain = asdict(policy)
+    write_json(file, {**plain, HASH: _hashed(plain)})
     return file
+
+
+def _hashed(plain: Mapping[str, Any]) -> str:
+    """sha256 of a policy as its file says it, without the hash itself."""
+    said = json.loads(json_text({name: value for name, value in plain.items() if name != HASH}, default=dict))
+    return json_sha256(said)
+
+
+def _check_unedited(plain: Mapping[str, Any], file: Path) -> None:
+    """Refuse a policy that was edited by hand; one of casewise 0.1 has no hash and is read with a note."""
+    if HASH not in plain and "ladder" not in plain:
+        warnings.warn(
+            f"{file} is a policy of casewise 0.1 without a hash, so nobody can say whether it was edited; "
+            "calibrate again to have one",
+            CasewiseWarning,
+            stacklevel=3,
+        )
+    elif plain.get(HASH) != _hashed(plain):
+        raise Mismatch(f"{file} was edited after it was written: its hash does not fit; run casewise calibrate again")
+
+
+def _check_sense(policy: Policy, file: Path) -> None:
+    """Refuse what no calibration writes, whoever wrote the file."""
+    if type(policy.steps) is not int or not 0 <= policy.steps <= MOST_STEPS:
+        raise BadInput(
+            f"{file} asks for {policy.steps!r} steps; a horizon is a whole number from 0 to {MOST_STEPS}; "
+            "run casewise calibrate again"
+        )
+    fitted = policy.controller in FITTED or policy.groups or {"cut_low", "cut_high"} & set(policy.options)
+    if fitted and policy.binding is None:
+        raise BadInput(
+            f"{file} has cut-points, but its binding does not say which model they were fitted on; "
+            "run casewise calibrate again"
+        )
+    design = READY.get(policy.name.removesuffix("-certified"))
+    if design is not None and "hard" in design.options and policy.controller == design.controller:
+        for options in (policy.options, *policy.groups.values()):
+            hard = bucket_of(options.get("hard", design.options["hard"]))
+            if hard != bucket_of(design.options["hard"]):
+                raise BadInput(
+                    f"{file} does {hard} with hard cases, the design {design.name!r} says "
+                    f"{bucket_of(design.options['hard'])}; give a design of your own a name of its own"
+                )
 
 
 def uncalibrated(name: str, steps: int, options: Mapping[str, Any]) -> Policy:

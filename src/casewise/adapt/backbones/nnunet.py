@@ -87,7 +87,9 @@ class NnUNet:
             _nnunet()
             for item in contents:
                 check_nnunet_names(plans, dataset, trainer=item["trainer_name"], trusted=trust_architectures)
-            predictor = _predictor(folder, plans, dataset, contents[0], device=device, step_size=step_size, mirroring=mirroring)
+            predictor = _predictor(
+                folder, plans, dataset, contents[0], device=device, step_size=step_size, mirroring=mirroring
+            )
             members = [_member(folder, contents[0], item["network_weights"], predictor, device) for item in contents]
         network = members[0] if len(members) == 1 else Ensemble(members)
         manager, dataset = predictor.label_manager, predictor.dataset_json
