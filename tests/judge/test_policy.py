@@ -106,7 +106,10 @@ def test_a_policy_of_before_clusters_were_kept_still_compares_ids(archive, tmp_p
     for name in ("calibration_clusters", "sha256", "ladder"):
         del plain[name]
     file.write_text(json.dumps(plain))
-    with pytest.warns(CasewiseWarning, match="without a hash"), pytest.raises(Overlap, match=r"share 1 cases \(case-0003\)"):
+    with (
+        pytest.warns(CasewiseWarning, match="without a hash"),
+        pytest.raises(Overlap, match=r"share 1 cases \(case-0003\)"),
+    ):
         check_held_out(read_policy(file), [Member("case-0003", cluster="p")])
 
 
