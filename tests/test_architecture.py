@@ -38,6 +38,7 @@ WALLED = ("casewise.measure.metrics", "casewise.judge.outcomes", "casewise.data"
 LOADERS = {  # the only files that import by a name they do not spell: registries of addresses and a user's own code
     "__init__.py", "cli/__init__.py", "adapt/backbones/module.py", "adapt/probes/__init__.py",
     "adapt/objectives/__init__.py", "run/choice.py", "run/trackers.py",
+    "adapt/backbones/architectures.py",  # which lists the classes of two installed libraries
 }  # fmt: skip
 NAMES_THAT_SAY_NOTHING = {
     "utils", "helpers", "misc", "common", "manager", "handler", "engine", "base", "found", "written", "reading",
