@@ -175,11 +175,11 @@ def certify_gate(shift: Shift, arm: Arm, out: Path) -> None:
         casewise("certify", home / "calibration", *question, *also, allowed=(0, 1))  # 1: infeasible
 
 
-def train_source(name: str, data: Path, out: Path, weights: Path, *, seed: int = 0) -> Path:
+def train_source(name: str, data: Path, out: Path, *, seed: int = 0) -> Path:
     """The source model of fundus or polyps, once; where its weights lie."""
     file = out / "sources" / f"{name}-{seed}.safetensors"
     if not file.exists():
-        script = ["-m", "benchmarks.source_training", name, "--data", data, "--weights", weights, "-o", file.parent]
+        script = ["-m", "benchmarks.source_training", name, "--data", data, "-o", file.parent]
         subprocess.run([sys.executable, *map(str, script), "--seeds", str(seed)], cwd=HOME.parent, check=True)
     return file
 
@@ -202,14 +202,14 @@ def main() -> None:
     for name in options.shifts or known:
         if name not in known:
             parser.error(f"no shift is called {name!r}; there are {', '.join(known)}")
-        run(known[name], data, out, weights, options.arms)
+        run(known[name], data, out, options.arms)
 
 
-def run(shift: Shift, data: Path, out: Path, weights: Path, only: Sequence[str] | None) -> None:
+def run(shift: Shift, data: Path, out: Path, only: Sequence[str] | None) -> None:
     """One shift: folders, recordings, certificates, studies."""
     WRITERS[shift.name](data, out / shift.name / "folders")
     if shift.name == "fundus":
-        train_source(shift.name, data, out, weights)
+        train_source(shift.name, data, out)
     arms = [arm for arm in shift.arms if not only or arm.name in only]
     if not arms:
         raise SystemExit(f"no arm of {shift.name} is asked for; it has {', '.join(arm.name for arm in shift.arms)}")

@@ -1,10 +1,10 @@
-"""Train the source models of the fundus and polyp benchmarks on their source images only.
+"""Train the source models of the fundus and polyp benchmarks on their source images only, from scratch.
 
-RIM-ONE v3 (disc rim and cup): a U-Net with InstanceNorm at half resolution, from scratch. Kvasir-SEG (polyps):
-EfficientViT-B0 with BatchNorm, from its Cityscapes weights. Augmented, stopped early on source images that were held
-out by patient; weights and a JSON of figures per seed. Nothing of the target domains is read.
+RIM-ONE v3 (disc rim and cup): a U-Net with InstanceNorm at half resolution. Kvasir-SEG (polyps): a U-Net with BatchNorm
+at a quarter of it. Augmented, stopped early on source images that were held out by patient; weights and a JSON of
+figures for each seed. Nothing of the target domains is read.
 
-    python -m benchmarks.source_training --data DATA --weights WEIGHTS -o OUT fundus polyps --seeds 0 1
+    python -m benchmarks.source_training --data DATA -o OUT fundus polyps --seeds 0 1
     casewise record -m benchmarks.source_training:fundus --weights OUT/fundus-0.safetensors ...
 """
 
@@ -26,48 +26,44 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.efficientvit import EfficientViT
 from casewise.adapt.backbones.module import Module
 from casewise.adapt.networks import PlainUNet
 
 BATCH = 8
-IMAGENET = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[:, None, :, None, None] * 255
 
 
-class HalfUNet(PlainUNet):
-    """RGB in 0..255, sides multiples of 32; z-scored over all its values and halved -> logits at half resolution."""
+class SmallUNet(PlainUNet):
+    """RGB in 0..255, z-scored over all its values and reduced -> logits at the reduced resolution."""
+
+    def __init__(self, classes: int, features: tuple[int, ...], *, reduction: int, norm: type[nn.Module]) -> None:
+        super().__init__(channels=3, classes=classes, features=features)
+        self.reduction = reduction
+        for stage in (*self.encoder, *self.decoder):
+            for place, layer in enumerate(stage):
+                if isinstance(layer, nn.InstanceNorm2d):
+                    stage[place] = norm(layer.num_features, affine=True)
 
     def forward(self, image: Tensor) -> Tensor:
         """Scale, then segment."""
         every = (1, 2, 3)
         mean, spread = image.mean(every, keepdim=True), image.std(every, correction=0, keepdim=True)
-        return super().forward(functional.avg_pool2d((image - mean) / spread, 2))
-
-
-class PolypViT(EfficientViT):
-    """RGB in 0..255, sides multiples of 32 -> logits of background and polyp at stride 8."""
-
-    def __init__(self) -> None:
-        super().__init__(classes=2)
-
-    def forward(self, image: Tensor) -> Tensor:
-        """Scale, then segment."""
-        return super().forward((image - IMAGENET[0]) / IMAGENET[1])
+        return super().forward(functional.avg_pool2d((image - mean) / spread, self.reduction))
 
 
 def fundus() -> Module:
     """For ``casewise record -m benchmarks.source_training:fundus --weights fundus-0.safetensors``."""
-    names = {0: "background", 1: "disc rim", 2: "cup"}
-    network = HalfUNet(channels=3, classes=3, features=(16, 32, 64, 96, 128))
-    return Module(network, classes=3, dimensions=2, name="RIM-ONE U-Net", intensity="as-is", multiple=32, labels=names)
+    network = SmallUNet(3, (16, 32, 64, 96, 128), reduction=2, norm=nn.InstanceNorm2d)
+    return _module(network, "RIM-ONE U-Net", {0: "background", 1: "disc rim", 2: "cup"})
 
 
 def polyps() -> Module:
     """For ``casewise record -m benchmarks.source_training:polyps --weights polyps-0.safetensors``."""
-    names = {0: "background", 1: "polyp"}
-    return Module(
-        PolypViT(), classes=2, dimensions=2, name="Kvasir EfficientViT-B0", intensity="as-is", multiple=32, labels=names
-    )
+    network = SmallUNet(2, (24, 48, 96, 160), reduction=4, norm=nn.BatchNorm2d)
+    return _module(network, "Kvasir U-Net", {0: "background", 1: "polyp"})
+
+
+def _module(network: SmallUNet, name: str, labels: dict[int, str]) -> Module:
+    return Module(network, classes=len(labels), dimensions=2, name=name, intensity="as-is", multiple=32, labels=labels)
 
 
 @dataclass(frozen=True)
@@ -80,12 +76,11 @@ class Recipe:
     epochs: int
     patience: int
     rate: float
-    pretrained: str | None = None  # file in --weights
 
 
 RECIPES = {
     "fundus": Recipe("fundus_disc_cup/rimone_v3", fundus, lambda name: name.rsplit("-", 1)[0], 44, 12, 2e-3),
-    "polyps": Recipe("polyps/kvasir_seg", polyps, str, 16, 5, 1e-3, "efficientvit_b0_cityscapes.pth"),
+    "polyps": Recipe("polyps/kvasir_seg", polyps, str, 40, 12, 2e-3),
 }
 
 
@@ -168,15 +163,13 @@ def dice_by_class(network: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([torch.cat(rows[k::classes]).mean() for k in range(classes)])
 
 
-def train(name: str, seed: int, *, data: Path, weights: Path | None, out: Path) -> Figures:
+def train(name: str, seed: int, *, data: Path, out: Path) -> Figures:
     """One network by its recipe; the epoch with the best validation Dice is what is saved."""
     recipe, started = RECIPES[name], time.perf_counter()
     names, images, labels = read(data / recipe.folder)
     held = held_out([recipe.patient(case) for case in names])
     torch.manual_seed(seed)
     network, draw = recipe.make().network, torch.Generator().manual_seed(seed)
-    if recipe.pretrained is not None:
-        _borrow(network, weights, recipe.pretrained)
     rows = torch.nonzero(~held).flatten()
     optimizer = torch.optim.AdamW(network.parameters(), lr=recipe.rate, weight_decay=0.02)
     steps = len(rows) // BATCH
@@ -220,24 +213,14 @@ def train(name: str, seed: int, *, data: Path, weights: Path | None, out: Path) 
     return figures
 
 
-def _borrow(network: nn.Module, folder: Path | None, file: str) -> None:
-    """Weights of another task, all but the last layer."""
-    if folder is None or not (folder / file).exists():
-        raise SystemExit(f"{file} was expected in the folder of --weights, got {folder}")
-    found = torch.load(folder / file, weights_only=True)
-    own = network.state_dict()
-    network.load_state_dict({**own, **{key: value for key, value in found.items() if value.shape == own[key].shape}})
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("datasets", nargs="*", default=list(RECIPES), metavar="DATASET", help="fundus, polyps")
     parser.add_argument("--data", type=Path, required=True, help="folder with fundus_disc_cup and polyps")
-    parser.add_argument("--weights", type=Path, help="folder with efficientvit_b0_cityscapes.pth, for polyps")
     parser.add_argument("-o", "--out", type=Path, required=True, help="where NAME-SEED.safetensors and .json go")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     options = parser.parse_args()
     torch.set_num_threads(1)
     for seed in options.seeds:
         for name in options.datasets:
-            print(train(name, seed, data=options.data, weights=options.weights, out=options.out), flush=True)
+            print(train(name, seed, data=options.data, out=options.out), flush=True)
