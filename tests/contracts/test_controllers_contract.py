@@ -14,6 +14,7 @@ from casewise.core.records import Action, Controller, Decision, Observation
 from casewise.judge import controllers
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.controllers.bucket import Bucket
+from casewise.judge.deciding import candidate_masks, compared
 
 OPTIONS = {
     "m0": {},
@@ -32,6 +33,18 @@ OPTIONS = {
     },
     "stop-router": {"coordinate": "delta", "cut_low": 0.016, "cut_high": 0.025, "low_cap": 4, "mid_cap": 2},
     "region-gate": {"threshold": 0.0},
+    "consensus": {"steps": 4, "consensus": "4"},
+    "consensus-where-low": {"steps": 4, "consensus": "4", "threshold": 0.9},
+    "highest-agreement": {"steps": 4, "consensus": "4"},
+    "medoid": {"steps": 4, "consensus": "4"},
+    "choose": {"steps": 4, "consensus": "4", "weights": [1.0, 0.1, 0.1], "own": [["3", 0.01]]},
+    "merge": {
+        "steps": 4,
+        "consensus": "4",
+        "weights": [0, 1, 0, 0, 0, 0],
+        "center": [0.5, 0, 0, 0, 0],
+        "scale": [1] * 5,
+    },
 }
 
 
@@ -71,9 +84,10 @@ def test_it_decides_the_same_twice_and_in_any_order(controller, archive):
 
 def test_it_reads_only_what_it_says_it_needs(controller, archive):
     for case_id in archive.ids:
+        shown = compared(controller, archive.observation(case_id, archive.steps), candidate_masks(archive, case_id))
         rows = [
             {name: value for name, value in signals.items() if name.split(".")[0] in controller.needs}
-            for signals in archive.observation(case_id, archive.steps).signals
+            for signals in shown.signals
         ]
         found = next(
             verdict

@@ -198,6 +198,9 @@ class Verdict:
     cut_high: float | None = None
     accepted: tuple[int, ...] | None = None  # region numbers kept by a gate
     reason: str = ""  # one sentence for a person
+    flagged: bool = False  # a person should look at what is deployed
+    quality: float | None = None  # estimate of its metric, without a label
+    quality_low: float | None = None  # conformal lower bound of it
 
 
 @runtime_checkable
@@ -242,6 +245,9 @@ class Decision:
     state_hash: str = ""  # sha256 of the deployed mask
     calibration_id: str = ""  # which calibration the cut-points came from
     cluster: str | None = None  # patient or sequence of the case: what monitors count
+    flagged: bool = False  # a person should look at what is deployed
+    quality: float | None = None  # estimate of its metric, without a label
+    quality_low: float | None = None  # conformal lower bound of it
 
     @property
     def deployed(self) -> int:
@@ -260,8 +266,10 @@ class Decision:
         return cls(**who, executed=seen.step, controller=controller, **vars(verdict), **more)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Plain JSON types; what only a flagging policy says is left out where nothing is said."""
         plain = asdict(self)
+        if self.quality is None and not self.flagged:
+            plain = {name: value for name, value in plain.items() if name not in ("flagged", "quality", "quality_low")}
         plain["action"] = self.action.value
         plain["state"] = self.state.as_dict()
         plain["deployed"] = self.deployed

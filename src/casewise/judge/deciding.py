@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from casewise.archive.layout import mask_sha256
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput
-from casewise.core.records import SOURCE, Action, Controller, Decision, Mask, Verdict
+from casewise.core.records import SOURCE, Action, Controller, Decision, Mask, Observation, State, Verdict
+from casewise.judge.controllers.merge import PIECE, merged
 from casewise.judge.controllers.region_gate import RegionGate, accepted_voxels, edited
 
 
@@ -17,6 +19,8 @@ def decision_of(archive: Archive, controller: Controller, case_id: str, *, calib
         return _among_ladders(archive, controller, case_id, calibration_id)
     for step in range(archive.steps + 1):
         seen = archive.observation(case_id, step)
+        if step == archive.steps and hasattr(controller, "compared"):
+            seen = compared(controller, seen, candidate_masks(archive, case_id))
         verdict = controller.decide(seen)
         if verdict is not None:
             state_hash = _state_hash(archive, controller, case_id, verdict)
@@ -30,7 +34,10 @@ def decision_of(archive: Archive, controller: Controller, case_id: str, *, calib
 
 def _among_ladders(archive: Archive, controller: Controller, case_id: str, calibration_id: str) -> Decision:
     """A controller that reads several ladders sees all their candidates at once, and decides once."""
-    seen = archive.whole_observation(case_id, controller.ladders)  # type: ignore[attr-defined]
+    ladders = controller.ladders  # type: ignore[attr-defined]
+    seen = archive.whole_observation(case_id, ladders)
+    if hasattr(controller, "compared"):
+        seen = compared(controller, seen, candidate_masks(archive, case_id, ladders))
     verdict = controller.decide(seen)
     if verdict is None:
         raise BadInput(f"{controller.name} saw every candidate of case {case_id} and asked for one more step")
@@ -41,21 +48,51 @@ def _among_ladders(archive: Archive, controller: Controller, case_id: str, calib
     return replace(made, executed=executed)
 
 
+def compared(controller: Controller, seen: Observation, masks: Mapping[State, Mask]) -> Observation:
+    """The observation of a complete case, with what the controller reads from the masks of all candidates."""
+    reads = getattr(controller, "compared", None)
+    return seen if reads is None else reads(seen, masks)
+
+
+def candidate_masks(archive: Archive, case_id: str, ladders: Collection[str] = ()) -> dict[State, Mask]:
+    """Every unshrunk candidate of a case, M0 first: of the ladder in view, or of several that are named."""
+    if not ladders:
+        return {state: mask for state, mask in archive.masks(case_id).items() if not state.shrink}
+    found: dict[State, Mask] = {}
+    for name in ladders:
+        own = archive.on(name).masks(case_id)
+        found |= {state.on(name): mask for state, mask in own.items() if not state.shrink}
+    return found
+
+
+def gated_mask(source: Mask, adapted: Mask, decision: Decision | Verdict, gate: RegionGate) -> Mask:
+    """What a gated decision deploys: accepted pieces of an edit, or accepted regions of the step-1 edit."""
+    if decision.coordinate == PIECE.rstrip("."):
+        return merged(source, adapted, decision.accepted or ())
+    return gate.output(source, adapted, decision)
+
+
 def deployed_mask(archive: Archive, controller: Controller, decision: Decision) -> Mask:
     """The mask that a decision deploys."""
     if decision.action is not Action.GATE:
         return archive.mask(decision.case_id, decision.state)
-    if not isinstance(controller, RegionGate):
+    if not hasattr(controller, "output"):
         raise BadInput(f"case {decision.case_id} was gated, so its mask needs the gate, got {controller.name}")
+    if decision.state.ladder:
+        archive = archive.on(decision.state.ladder)
     own = decision.state.on("")
     masks = archive.masks(decision.case_id, (own,))
-    return controller.output(masks[SOURCE], masks[own], decision)
+    made: Mask = controller.output(masks[SOURCE], masks[own], decision)
+    return made
 
 
 def _state_hash(archive: Archive, controller: Controller, case_id: str, verdict: Verdict) -> str:
     known = archive.entries[case_id].mask_sha256
     if verdict.action is Action.GATE and isinstance(controller, RegionGate):
         return _gated_hash(archive, controller, case_id, verdict)
+    if verdict.action is Action.GATE:
+        masks = archive.masks(case_id, (verdict.state,))
+        return mask_sha256(controller.output(masks[SOURCE], masks[verdict.state], verdict))  # type: ignore[attr-defined]
     if str(verdict.state) not in known:
         raise BadInput(
             f"{controller.name} deploys state {verdict.state} of case {case_id}, which was not recorded; "

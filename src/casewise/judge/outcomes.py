@@ -15,9 +15,10 @@ from casewise.archive.store import Archive
 from casewise.archive.tables import cached_table
 from casewise.core.durable import text_sha256
 from casewise.core.errors import BadInput
-from casewise.core.records import SOURCE, Action, Decision, Mask, State
+from casewise.core.records import SOURCE, Action, Decision, Mask
 from casewise.core.strict_json import json_text
 from casewise.judge.controllers.region_gate import RegionGate
+from casewise.judge.deciding import gated_mask
 from casewise.measure.metrics.harm import harm
 from casewise.measure.metrics.overlap import dice, miou
 from casewise.measure.signals.entropy_drops import DROP
@@ -170,7 +171,7 @@ def _gated_row(archive: Archive | None, decision: Decision, gate: RegionGate | N
         raise BadInput("a region gate deploys masks that no state holds; give deployed(..., archive=) to measure them")
     options, masks = _options(archive), archive.masks(decision.case_id)
     gate = gate or RegionGate(0.0, min_area=options["min_area"])
-    output = gate.output(masks[SOURCE], masks[State(1)], decision)
+    output = gated_mask(masks[SOURCE], masks[decision.state.on("")], decision, gate)
     label = archive.label(decision.case_id) if archive.entry(decision.case_id).labelled else None
     measured = _measured(masks[SOURCE], output, label, options)
     return [measured.get(name, float("nan")) for name in COLUMNS]

@@ -18,6 +18,7 @@ from casewise.data.splits import Clustered, check_disjoint, clusters_of
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.controllers.bucket import bucket_of
 from casewise.judge.controllers.by_group import ByGroup, InferredGroup
+from casewise.judge.controllers.flag import flagging
 
 POLICY, HASH = "policy.json", "sha256"
 MOST_STEPS = 1000  # a policy that asks for more is a mistake or an attack
@@ -54,6 +55,9 @@ def _router(name: str, coordinate: str, low: dict[str, Any], mid: dict[str, Any]
     return Policy(name, "router", options, steps)
 
 
+AMONG_CANDIDATES = ("consensus", "consensus-where-low", "highest-agreement", "medoid", "choose", "merge")
+"""Designs that choose among all candidates of a case: views, members, steps, masks from elsewhere."""
+
 READY: Registry[Policy] = Registry(
     "policy",
     {
@@ -75,6 +79,7 @@ READY: Registry[Policy] = Registry(
         "tau-stop": Policy("tau-stop", "tau-stop", {}, 4),
         **{name: Policy(name, "frag-stop", {}, 4) for name in MODULATIONS},
         "region-gate": Policy("region-gate", "region-gate", {"threshold": 0.0}, 1),
+        **{name: Policy(name, name, {}, 1) for name in AMONG_CANDIDATES},
     },
 )
 """Designs by name, uncalibrated: coordinate and actions are fixed, cut-points are fitted on a holdout (E7, E14)."""
@@ -223,12 +228,13 @@ def _calibration_clusters(policy: Policy) -> dict[str, str]:
 
 
 def _built(policy: Policy, more: Mapping[str, Any]) -> Controller:
-    options = {key: value for key, value in {**policy.options, **more}.items() if key != "inference"}
+    options = {key: value for key, value in {**policy.options, **more}.items() if key not in ("inference", "flag")}
     try:
         controller: Controller = CONTROLLERS.build(policy.controller, **options)
     except TypeError as error:
         raise BadInput(f"policy {policy.name!r} is not calibrated ({error}); run casewise calibrate first") from error
-    return controller
+    flag = policy.options.get("flag")
+    return controller if flag is None else flagging(controller, flag)
 
 
 def _from_plain(plain: Mapping[str, Any]) -> Policy:

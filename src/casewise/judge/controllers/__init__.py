@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from casewise.core.records import Controller
 from casewise.core.registry import Registry
+from casewise.judge.controllers.choose import AgreementRule, Choose
 from casewise.judge.controllers.fixed import FixedK, Source
+from casewise.judge.controllers.merge import Merge
 from casewise.judge.controllers.region_gate import RegionGate
 from casewise.judge.controllers.router import Router
 from casewise.judge.controllers.stop import entropy_stop, frag_stop, gradient_stop, msp_stop
@@ -26,5 +29,11 @@ CONTROLLERS: Registry[Callable[..., Controller]] = Registry(
         "router": Router,
         "stop-router": StopRouter,
         "region-gate": RegionGate,
+        "consensus": partial(AgreementRule, rule="consensus"),
+        "consensus-where-low": partial(AgreementRule, rule="low-agreement"),
+        "highest-agreement": partial(AgreementRule, rule="agreement"),
+        "medoid": partial(AgreementRule, rule="medoid"),
+        "choose": Choose,
+        "merge": Merge,
     },
 )

@@ -1,0 +1,539 @@
+"""Which way of choosing among candidates helps here: every design is fitted and scored by cross-fitting over clusters.
+
+All that labels say of a case is gathered once (:func:`gather`): the metric of every candidate, and for every piece of
+the consensus edit how many voxels it made right and wrong. A design is then a function from some cases to a controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from casewise.archive.store import Archive
+from casewise.core.errors import BadInput, TooFewCases
+from casewise.core.records import SOURCE, Action, Controller, Mask, Observation, State, Verdict
+from casewise.core.seeds import RESAMPLING_SEED
+from casewise.judge.calibration.quality import QualityFit, fit_quality
+from casewise.judge.controllers.choose import (
+    FEATURES,
+    AgreementRule,
+    Choose,
+    added,
+    board,
+    features,
+    state_of,
+    with_agreement,
+)
+from casewise.judge.controllers.fixed import Source
+from casewise.judge.controllers.merge import PIECE, PIECE_FEATURES, Merge, Pieces, piece_features
+from casewise.judge.deciding import candidate_masks
+from casewise.judge.outcomes import outcomes
+
+Floats = NDArray[np.float64]
+CONSENSUS_NAMES = ("consensus", "mean", "weighted", "vote", "majority")
+"""What a rung is called that was made of the others."""
+
+FOLDS = 10  # at most; with fewer clusters each is left out in turn
+POINT = 0.01  # a case that lost more than this was hurt by more than a point
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all designs share: the candidates, the consensus among them, and who has a vote."""
+
+    steps: int
+    consensus: str
+    ladders: tuple[str, ...] = ()  # read together; none for the ladder in view
+    silent: tuple[str, ...] = ()
+    background: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """Voxels of each class that M0 and the label share, that M0 has, that the label has; and what each piece moves."""
+
+    shared: Floats  # (class,)
+    in_mask: Floats
+    in_label: Floats
+    before: NDArray[np.int64]  # class of each piece in M0
+    after: NDArray[np.int64]
+    size: Floats  # voxels of each piece whose label is known
+    lost: Floats  # of them, those that were right in M0
+    won: Floats  # of them, those that are right in the edit
+    metric: str = "dice"
+
+    def of(self, accepted: NDArray[np.bool_]) -> float:
+        """The metric of M0 with the accepted pieces."""
+        shared, in_mask = self.shared.copy(), self.in_mask.copy()
+        before, after = self.before[accepted], self.after[accepted]
+        np.subtract.at(shared, before, self.lost[accepted])
+        np.add.at(shared, after, self.won[accepted])
+        np.subtract.at(in_mask, before, self.size[accepted])
+        np.add.at(in_mask, after, self.size[accepted])
+        if self.metric == "miou":
+            union = in_mask + self.in_label - shared
+            return float(np.mean(shared[union > 0] / union[union > 0]))
+        held = np.flatnonzero(self.in_label[1:]) + 1
+        return float(np.mean(2 * shared[held] / (in_mask + self.in_label)[held])) if held.size else float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """One labelled case: what a controller sees of it, and what each of its answers is worth."""
+
+    case_id: str
+    cluster: str
+    seen: Observation  # with the signals of disagreement
+    metric: Mapping[State, float]
+    ha: Mapping[State, float]
+    pieces: Floats  # features of the pieces of the consensus edit
+    counts: Counts
+
+    @property
+    def source(self) -> float:
+        """The metric of M0."""
+        return self.metric[SOURCE]
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """What a controller that had not seen a case's cluster did with it."""
+
+    case_id: str
+    cluster: str
+    state: str
+    gated: bool
+    source: float
+    metric: float
+    agreement: float | None  # of what was deployed
+
+    @property
+    def gain(self) -> float:
+        """Against M0."""
+        return self.metric - self.source
+
+
+@dataclass(frozen=True)
+class DesignRow:
+    """One line of the table: a design, cross-fitted."""
+
+    design: str
+    cases: int
+    clusters: int
+    gain: float
+    low: float  # one-sided, over clusters
+    high: float
+    helped: int
+    hurt: int
+    hurt_by_a_point: int
+    worst: float
+    unchanged: int
+    captured: float | None  # share of what the best candidate of each case would gain
+
+    def sentence(self) -> str:
+        """For a person."""
+        share = "" if self.captured is None else f", {self.captured:.0%} of the oracle"
+        return (
+            f"{self.design:22s} {self.gain:+.4f} [{self.low:+.4f}, {self.high:+.4f}]  {self.helped} : {self.hurt}, "
+            f"{self.hurt_by_a_point} by more than a point, worst {self.worst:+.3f}{share}"
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All designs on the same cases, and the one that is taken."""
+
+    rows: tuple[DesignRow, ...]
+    chosen: str
+    why: str
+    allowed_hurt: float
+    deployed: Mapping[str, tuple[Deployed, ...]] = field(default_factory=dict, repr=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types, without the single cases."""
+        return {
+            "rows": [asdict(row) for row in self.rows],
+            "chosen": self.chosen,
+            "why": self.why,
+            "allowed_hurt": self.allowed_hurt,
+        }
+
+
+def setting_of(
+    archive: Archive, *, consensus: str | None = None, silent: Sequence[str] = (), ladders: Sequence[str] = ()
+) -> Setting:
+    """The candidates of an archive; the consensus is found by the name of its rung unless it is given."""
+    views = _views(archive, ladders)
+    rungs: dict[State, str] = {}
+    for name, view in views.items():
+        entry = next(iter(view.entries.values()), None)
+        if entry is not None:
+            rungs |= {State(step).on(name): rung for step, rung in enumerate(entry.rungs, start=1)}
+    made = {state: rung for state, rung in rungs.items() if rung.split("(")[0] in CONSENSUS_NAMES}
+    if consensus is None and made:
+        consensus = str(min(made, key=lambda state: CONSENSUS_NAMES.index(made[state].split("(")[0])))
+    if consensus is None:
+        raise BadInput(
+            f"no candidate of {archive.path} is called {' or '.join(CONSENSUS_NAMES)}; record views or members with a "
+            f"consensus, or say which candidate it is"
+        )
+    others = [str(state) for state in made if str(state) != consensus]
+    first = next(iter(views.values()))
+    return Setting(
+        first.steps,
+        consensus,
+        tuple(ladders),
+        tuple(dict.fromkeys((*silent, *others))),
+        str(first.configuration.get("metric", "dice")) == "miou",
+    )
+
+
+def _views(archive: Archive, ladders: Sequence[str]) -> dict[str, Archive]:
+    """The ladders that are read, by name; the one in view has no name in states."""
+    return {name: archive.on(name) for name in ladders} if ladders else {"": archive.one()}
+
+
+def gather(archive: Archive, setting: Setting) -> list[Known]:
+    """Everything that labels say of the candidates of each labelled case."""
+    views = _views(archive, setting.ladders)
+    configuration = next(iter(views.values())).configuration
+    tables = {name: outcomes(view) for name, view in views.items()}
+    found = []
+    for case_id in archive.ids:
+        entry = archive.entry(case_id)
+        if not entry.labelled:
+            continue
+        masks = candidate_masks(archive, case_id, setting.ladders)
+        worth: dict[State, tuple[float, float]] = {}
+        for name, table in tables.items():
+            rows = table.loc[(table["case"] == case_id) & (table["shrink"] == 0)]
+            for step, metric, ha in rows[["step", "metric", "ha"]].itertuples(index=False):
+                worth[State(int(step)).on(name)] = (float(metric), float(ha))
+        if not np.isfinite(worth[SOURCE][0]):
+            continue
+        seen = with_agreement(
+            _observation(archive, case_id, setting),
+            masks,
+            silent=(*setting.silent, setting.consensus),
+            background=setting.background,
+        )
+        pieces, rows = piece_features(masks, state_of(setting.consensus), (*setting.silent, setting.consensus))
+        options = {"metric": configuration.get("metric", "dice"), "ignore": configuration.get("ignore")}
+        found.append(
+            Known(
+                case_id,
+                entry.cluster or case_id,
+                seen,
+                {state: metric for state, (metric, _) in worth.items()},
+                {state: ha for state, (_, ha) in worth.items()},
+                rows,
+                _counts(masks[SOURCE], archive.label(case_id), pieces, **options),
+            )
+        )
+    if not found:
+        raise TooFewCases(f"designs are compared on labelled cases, {archive.path} has none; record with labels")
+    return found
+
+
+def _observation(archive: Archive, case_id: str, setting: Setting) -> Observation:
+    if setting.ladders:
+        return archive.whole_observation(case_id, setting.ladders)
+    return archive.observation(case_id, archive.steps)
+
+
+def _counts(source: Mask, label: Mask, pieces: Pieces, *, metric: Any, ignore: int | None) -> Counts:
+    old, truth = source.reshape(-1), label.reshape(-1)
+    known = np.ones(truth.size, bool) if ignore is None else truth != ignore
+    top = int(max(old.max(initial=0), truth[known].max(initial=0), pieces.after.max(initial=0))) + 1
+    at, amount = pieces.voxels, len(pieces.sizes)
+    valid = known[at]
+
+    def tally(voxels: NDArray[np.bool_]) -> Floats:
+        return np.bincount(pieces.number[voxels], minlength=amount).astype(np.float64)
+
+    return Counts(
+        shared=np.bincount(old[known & (old == truth)], minlength=top).astype(np.float64),
+        in_mask=np.bincount(old[known], minlength=top).astype(np.float64),
+        in_label=np.bincount(truth[known], minlength=top).astype(np.float64),
+        before=pieces.before,
+        after=pieces.after,
+        size=tally(valid),
+        lost=tally(valid & (truth[at] == pieces.before[pieces.number])),
+        won=tally(valid & (truth[at] == pieces.after[pieces.number])),
+        metric=str(metric),
+    )
+
+
+Design = Callable[[Sequence[Known], Setting], Controller]
+"""From some labelled cases to a controller."""
+
+
+def _plain(setting: Setting) -> dict[str, Any]:
+    return asdict(setting)
+
+
+def fit_rule(rule: str) -> Design:
+    """A rule without parameters."""
+    return lambda known, setting: AgreementRule(**_plain(setting), rule=rule)  # type: ignore[arg-type]
+
+
+def fit_low_agreement(known: Sequence[Known], setting: Setting) -> Controller:
+    """The consensus below the agreement of M0 that gains most on these cases; nowhere if nothing gains."""
+    own = np.array([float(board(one.seen)[SOURCE]["agreement"] or 0.0) for one in known])
+    gain = np.array([one.metric[state_of(setting.consensus)] - one.source for one in known])
+    cuts = [-np.inf, *np.unique(own)[1:].tolist(), np.inf]
+    best = max(cuts, key=lambda cut: float(gain[own < cut].sum()))
+    return AgreementRule(**_plain(setting), rule="low-agreement", threshold=best)
+
+
+def fit_choose(
+    known: Sequence[Known], setting: Setting, *, ridge: float = 1.0, shrink: float = 20.0, level: float = 0.9
+) -> Controller:
+    """Expected gain of a candidate by ridge regression, and the same without each cluster in turn."""
+    rows = [_rows(one) for one in known]
+    names = sorted({name for one in rows for name in one[2]})
+    clusters = np.array([one.cluster for one in known])
+    whole = _fit_gain(rows, names, ridge, shrink)
+    left_out = [
+        _fit_gain([row for row, cluster in zip(rows, clusters, strict=True) if cluster != out], names, ridge, shrink)
+        for out in np.unique(clusters)
+    ]
+    consensus = np.array([one.metric[state_of(setting.consensus)] - one.source for one in known])
+    gains = mean_low(consensus, clusters.tolist(), level=level)[1] > 0
+    return Choose(
+        **_plain(setting),
+        weights=whole[0],
+        own=whole[1],
+        replicates=tuple(left_out),
+        spread=float(stats.t.ppf(level, max(1, len(left_out) - 1))),
+        fallback=setting.consensus if gains else str(SOURCE),
+    )
+
+
+def _rows(one: Known) -> tuple[Floats, Floats, list[str]]:
+    candidates = board(one.seen)
+    found = [
+        (x, one.metric[state] - one.source, str(state))
+        for state, signals in candidates.items()
+        if state != SOURCE and (x := features(signals, candidates[SOURCE])) is not None
+    ]
+    rows = np.array([row[0] for row in found], np.float64).reshape(-1, len(FEATURES))
+    return rows, np.array([row[1] for row in found]), [row[2] for row in found]
+
+
+def _fit_gain(
+    rows: Sequence[tuple[Floats, Floats, list[str]]], names: Sequence[str], ridge: float, shrink: float
+) -> tuple[tuple[float, ...], tuple[tuple[str, float], ...]]:
+    x, y = np.concatenate([row[0] for row in rows]), np.concatenate([row[1] for row in rows])
+    place = {name: k for k, name in enumerate(names)}
+    which = np.array([place[name] for row in rows for name in row[2]])
+    scale = np.sqrt((x**2).mean(axis=0))
+    scale = np.where(scale > 0, scale, 1.0)
+    own = np.zeros((len(y), len(names)))
+    own[np.arange(len(y)), which] = x[:, 1] > 0
+    design = np.column_stack([x / scale, own])
+    penalty = np.diag([ridge] * x.shape[1] + [shrink] * len(names))
+    solved = np.linalg.solve(design.T @ design + penalty, design.T @ y)
+    own_part = tuple(zip(names, solved[x.shape[1] :].tolist(), strict=True))
+    return tuple((solved[: x.shape[1]] / scale).tolist()), own_part
+
+
+THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+def fit_merge(known: Sequence[Known], setting: Setting, *, ridge: float = 0.01) -> Controller:
+    """Which pieces of the consensus edit are right; the threshold by leaving folds of clusters out.
+
+    Where no threshold gains on clusters that the model had not seen, everything is rejected.
+    """
+    pieces = [one.pieces for one in known]
+    model = _fit_pieces(known, ridge)
+    changes: list[tuple[str, list[float]]] = []
+    for inside, out in folds([one.cluster for one in known]):
+        fold_model = _fit_pieces([known[i] for i in inside], ridge)
+        for i in out:
+            scores = _merge(setting, fold_model, 0.5).scores(pieces[i])
+            gains = [known[i].counts.of(scores > t) - known[i].source for t in THRESHOLDS]
+            changes.append((known[i].cluster, gains))
+    table = np.array([gains for _, gains in changes])
+    held_out = np.array([mean_low(column, [name for name, _ in changes])[1] for column in table.T])
+    best = int(np.argmax(held_out))
+    return _merge(setting, model, THRESHOLDS[best] if held_out[best] > 0 else float("inf"))
+
+
+def _merge(setting: Setting, model: tuple[Floats, Floats, Floats], threshold: float) -> Merge:
+    weights, center, scale = (tuple(part.tolist()) for part in model)
+    return Merge(**_plain(setting), weights=weights, center=center, scale=scale, threshold=threshold)
+
+
+def _fit_pieces(known: Sequence[Known], ridge: float) -> tuple[Floats, Floats, Floats]:
+    """Logistic regression of "made right" against "made wrong", weighted by voxels, by Newton's method."""
+    x = np.concatenate([one.pieces for one in known])
+    won = np.concatenate([one.counts.won for one in known])
+    lost = np.concatenate([one.counts.lost for one in known])
+    total = won + lost
+    width = len(PIECE_FEATURES)
+    if not total.sum():
+        return np.zeros(width + 1), np.zeros(width), np.ones(width)
+    weight = total / total.sum()
+    center = weight @ x
+    scale = np.sqrt(weight @ (x - center) ** 2)
+    scale = np.where(scale > 1e-9, scale, 1.0)
+    design = np.column_stack([np.ones(len(x)), (x - center) / scale])
+    target = np.divide(won, total, out=np.zeros_like(won), where=total > 0)
+    penalty = np.diag([1e-9] + [ridge] * width)
+    solved = np.zeros(width + 1)
+    for _ in range(50):
+        p = 1 / (1 + np.exp(-np.clip(design @ solved, -35, 35)))
+        slope = design.T @ (weight * (p - target)) + penalty @ solved
+        curve = (design * (weight * p * (1 - p))[:, None]).T @ design + penalty
+        step = np.linalg.solve(curve + 1e-12 * np.eye(len(curve)), slope)
+        solved = solved - step
+        if np.abs(step).max() < 1e-9:
+            break
+    return solved, center, scale
+
+
+def fit_source(known: Sequence[Known], setting: Setting) -> Controller:
+    """M0."""
+    return Source()
+
+
+DESIGNS: Mapping[str, Design] = {
+    "m0": fit_source,
+    "consensus": fit_rule("consensus"),
+    "consensus-where-low": fit_low_agreement,
+    "highest-agreement": fit_rule("agreement"),
+    "medoid": fit_rule("medoid"),
+    "merge": fit_merge,
+    "choose": fit_choose,
+}
+"""From the simplest to the one with most parameters; among equals the first is taken."""
+
+
+def answer(one: Known, controller: Controller) -> Deployed:
+    """What a controller deploys for a gathered case, and what that is worth."""
+    seen = one.seen
+    if isinstance(controller, Merge):
+        scores = controller.scores(one.pieces)
+        named = {f"{PIECE}{number}": float(score) for number, score in enumerate(scores)}
+        seen = added(seen, {controller.edited: {"pieces": float(len(scores)), **named}})
+    verdict = controller.decide(seen)
+    if verdict is None:
+        raise BadInput(f"{controller.name} asked for more candidates than case {one.case_id} has")
+    return _worth(one, verdict)
+
+
+def _worth(one: Known, verdict: Verdict) -> Deployed:
+    candidates, gated = board(one.seen), verdict.action is Action.GATE
+    read = [verdict.state, SOURCE] if gated else [verdict.state]
+    values = [candidates[state].get("agreement") for state in read]
+    metric = one.metric[verdict.state]
+    if gated:
+        accepted = np.zeros(len(one.pieces), bool)
+        accepted[list(verdict.accepted or ())] = True
+        metric = one.counts.of(accepted)
+    return Deployed(
+        one.case_id,
+        one.cluster,
+        str(verdict.state),
+        gated,
+        one.source,
+        metric,
+        None if any(value is None for value in values) else min(value for value in values if value is not None),
+    )
+
+
+def folds(
+    clusters: Sequence[str], *, amount: int = FOLDS, seed: int = RESAMPLING_SEED
+) -> list[tuple[list[int], list[int]]]:
+    """(cases to fit on, cases to score), clusters never torn apart; each cluster alone where there are few."""
+    names = np.array(sorted(set(clusters)))
+    if len(names) < 2:
+        raise TooFewCases(f"cross-fitting needs at least two clusters (patients or sequences), got {len(names)}")
+    mixed = np.random.default_rng(seed).permutation(names)
+    out_of = {str(name): k % min(amount, len(names)) for k, name in enumerate(mixed)}
+    number = np.array([out_of[name] for name in clusters])
+    return [
+        (np.flatnonzero(number != k).tolist(), np.flatnonzero(number == k).tolist())
+        for k in range(int(number.max()) + 1)
+    ]
+
+
+def cross_fitted(known: Sequence[Known], setting: Setting, design: Design) -> tuple[Deployed, ...]:
+    """Every case by a controller that was fitted without its cluster."""
+    found: dict[str, Deployed] = {}
+    for inside, out in folds([one.cluster for one in known]):
+        controller = design([known[i] for i in inside], setting)
+        found |= {known[i].case_id: answer(known[i], controller) for i in out}
+    return tuple(found[one.case_id] for one in known)
+
+
+def compare_designs(
+    known: Sequence[Known],
+    setting: Setting,
+    designs: Mapping[str, Design] = DESIGNS,
+    *,
+    allowed_hurt: float = 0.1,
+    level: float = 0.9,
+) -> Comparison:
+    """Score every design by cross-fitting; take the one with the largest lower bound of gain at the allowed harm.
+
+    ``allowed_hurt`` is the share of cases that may lose more than a point. M0 where no lower bound is above 0.
+    """
+    deployed = {name: cross_fitted(known, setting, design) for name, design in designs.items()}
+    best = [max(one.metric.values()) - one.source for one in known]
+    rows = tuple(_row(name, found, float(np.mean(best)), level) for name, found in deployed.items())
+    fit = [row for row in rows if row.low > 0 and row.hurt_by_a_point <= allowed_hurt * row.cases + 1e-9]
+    if not fit:
+        why = (
+            f"no design surely gains (lower bound over clusters, level {level:g}) with at most {allowed_hurt:.0%} hurt"
+        )
+        return Comparison(rows, "m0", why, allowed_hurt, deployed)
+    chosen = max(fit, key=lambda row: row.low)
+    hurt = f"{chosen.hurt_by_a_point} of {chosen.cases} hurt by more than a point"
+    why = f"the largest lower bound of gain, {chosen.low:+.4f}, with {hurt}"
+    return Comparison(rows, chosen.design, why, allowed_hurt, deployed)
+
+
+def _row(name: str, found: Sequence[Deployed], oracle: float, level: float) -> DesignRow:
+    gain = np.array([one.gain for one in found])
+    mean, low, high = mean_low(gain, [one.cluster for one in found], level=level)
+    return DesignRow(
+        name,
+        len(gain),
+        len({one.cluster for one in found}),
+        mean,
+        low,
+        high,
+        int((gain > 0).sum()),
+        int((gain < 0).sum()),
+        int((gain < -POINT).sum()),
+        float(gain.min()),
+        int((gain == 0).sum()),
+        mean / oracle if oracle > 0 else None,
+    )
+
+
+def mean_low(values: Any, clusters: Sequence[str], *, level: float = 0.9) -> tuple[float, float, float]:
+    """Mean over cases with one-sided bounds at ``level`` on either side, by Student's t over clusters."""
+    numbers = np.asarray(values, np.float64)
+    _, number = np.unique(np.asarray(clusters), return_inverse=True)
+    amount = int(number.max()) + 1
+    mean = float(numbers.mean())
+    if amount < 2:
+        return mean, -np.inf, np.inf
+    rest = np.bincount(number, numbers - mean) / len(numbers)  # what each cluster adds to the mean's error
+    error = float(np.sqrt(amount / (amount - 1) * (rest**2).sum())) * float(stats.t.ppf(level, amount - 1))
+    return mean, mean - error, mean + error
+
+
+def quality_of(found: Sequence[Deployed], *, level: float) -> QualityFit:
+    """The quality model of what a design deploys, from cases whose clusters had no part in fitting it."""
+    agreement = [np.nan if one.agreement is None else one.agreement for one in found]
+    return fit_quality(agreement, [one.metric for one in found], [one.cluster for one in found], level=level)

@@ -1,0 +1,232 @@
+"""Choose among the candidates of a case when all of them are there: by agreement, or by the gain that was learned.
+
+A candidate is a rung of the case's ladder, or of several named ladders. What the masks say of each other is added to
+the observation by :func:`with_agreement`, live and in replay alike; a controller itself reads numbers only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from casewise.core.errors import BadInput
+from casewise.core.records import SOURCE, Action, Mask, Observation, Signals, State, Verdict
+from casewise.measure.signals.agreement import candidates_of
+
+RULES = ("consensus", "agreement", "medoid", "low-agreement")
+"""Rules without a fitted model: always the consensus; the candidate that agrees most with the others; the same among
+single opinions; the consensus only where M0 agrees less with the others than a threshold says."""
+
+_STATE = re.compile(r"(?:(?P<ladder>[a-z0-9][a-z0-9_+.-]*):)?(?P<step>\d+)(?:~(?P<shrink>0?\.\d+))?")
+
+
+def state_of(text: str) -> State:
+    """The inverse of ``str(state)``.
+
+    >>> state_of("3"), state_of("2~0.5") == State(2, 0.5)
+    (State(step=3, shrink=0.0, ladder=''), True)
+    """
+    found = _STATE.fullmatch(text)
+    if found is None:
+        raise BadInput(f"a candidate is named like '3', '2~0.5' or 'views:3', got {text!r}")
+    state = State(int(found["step"]), float(found["shrink"] or 0))
+    return state.on(found["ladder"]) if found["ladder"] else state
+
+
+def board(seen: Observation) -> dict[State, Signals]:
+    """Every candidate of a case with its signals, M0 first; steps of one ladder, or of all named ones."""
+    if not seen.ladders:
+        return {State(step): signals for step, signals in enumerate(seen.signals)}
+    found: dict[State, Signals] = {SOURCE: next(iter(seen.ladders.values()))[0]}
+    for name, ladder in seen.ladders.items():
+        found |= {State(step).on(name): signals for step, signals in enumerate(ladder) if step}
+    return found
+
+
+def with_agreement(
+    seen: Observation, masks: Mapping[State, Mask], *, silent: Sequence[str] = (), background: bool = False
+) -> Observation:
+    """The observation with the signals of disagreement of every candidate; ``silent`` ones have no vote."""
+    states = list(board(seen))
+    lost = [state for state in states if state not in masks]
+    if lost:
+        raise BadInput(f"case {seen.case_id} shows candidate {lost[0]} without its mask; give the masks of all")
+    voters = [k for k, state in enumerate(states) if str(state) not in silent]
+    found = candidates_of([masks[state] for state in states], voters=voters, background=background)
+    return added(seen, dict(zip(states, found.signals(), strict=True)))
+
+
+def added(seen: Observation, more: Mapping[State, Signals]) -> Observation:
+    """The observation with further signals of its candidates."""
+    signals = [{**one, **more.get(State(step), {})} for step, one in enumerate(seen.signals)]
+    ladders = {
+        name: [{**one, **more.get(State(step).on(name), {})} for step, one in enumerate(ladder)]
+        for name, ladder in seen.ladders.items()
+    }
+    return replace(seen, signals=signals, ladders=ladders)
+
+
+@dataclass(frozen=True)
+class _AmongAll:
+    """What all controllers share that decide when every candidate is there."""
+
+    steps: int  # rungs of the ladder beyond M0; where several named ladders are shown they are complete anyway
+    consensus: str  # the candidate made of the others, such as "17" or "views:17"
+    ladders: tuple[str, ...] = ()  # which named ladders are read together; none for the one in view
+    silent: tuple[str, ...] = ()  # candidates without a vote; the consensus never has one
+    background: bool = False
+
+    states = frozenset[State]()
+
+    def __post_init__(self) -> None:
+        state_of(self.consensus)
+        object.__setattr__(self, "silent", tuple(self.silent))
+        object.__setattr__(self, "ladders", tuple(self.ladders))
+
+    def compared(self, seen: Observation, masks: Mapping[State, Mask]) -> Observation:
+        """What is decided on: the observation with the signals of disagreement."""
+        silent = (*self.silent, self.consensus)
+        return with_agreement(seen, masks, silent=silent, background=self.background)
+
+    def complete(self, seen: Observation) -> bool:
+        """Whether every candidate is there."""
+        return bool(seen.ladders) or seen.step >= self.steps
+
+    def _value(self, seen: Observation, signals: Signals, name: str) -> float:
+        value = signals.get(name)
+        if value is None:
+            raise BadInput(
+                f"case {seen.case_id} has no signal {name!r}; show the masks of all candidates (compared), two or more"
+            )
+        return float(value)
+
+    def _verdict(self, state: State, reason: str, **more: object) -> Verdict:
+        action = Action.ROLLBACK if state == SOURCE else Action.KEEP
+        return Verdict(state, action, reason=reason, **more)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class AgreementRule(_AmongAll):
+    """A rule without a fitted model; ``low-agreement`` has one threshold, below which M0 is not kept."""
+
+    rule: Literal["consensus", "agreement", "medoid", "low-agreement"] = "consensus"
+    threshold: float = float("inf")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rule not in RULES:
+            raise BadInput(f"the rules are {', '.join(RULES)}, got {self.rule!r}")
+
+    @property
+    def name(self) -> str:
+        """The rule."""
+        return {"agreement": "highest-agreement", "low-agreement": "consensus-where-low"}.get(self.rule, self.rule)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The signals that are read."""
+        return frozenset() if self.rule == "consensus" else frozenset({"agreement"})
+
+    def decide(self, seen: Observation) -> Verdict | None:
+        """The candidate that the rule names, once all are there."""
+        if not self.complete(seen):
+            return None
+        consensus = state_of(self.consensus)
+        candidates = board(seen)
+        if self.rule == "consensus":
+            return self._verdict(consensus, "the consensus of the candidates")
+        agreement = {state: self._value(seen, signals, "agreement") for state, signals in candidates.items()}
+        if self.rule == "low-agreement":
+            own = agreement[SOURCE]
+            found = {"coordinate": "agreement", "value": own, "cut_high": self.threshold}
+            if own < self.threshold:
+                return self._verdict(consensus, f"M0 agrees with the others by {own:.3f} only", **found)
+            return self._verdict(SOURCE, f"M0 agrees with the others by {own:.3f}", **found)
+        single = [state for state in candidates if state != consensus and str(state) not in self.silent]
+        among = single if self.rule == "medoid" else list(candidates)
+        best = max(among, key=lambda state: agreement[state])
+        found = {"coordinate": "agreement", "value": agreement[best]}
+        return self._verdict(best, f"{best} agrees most with the others ({agreement[best]:.3f})", **found)
+
+
+FEATURES = ("agreement_gain", "edit", "supported_edit")
+"""Of a candidate k against M0: agreement(k) - agreement(M0); 1 - Dice(k, M0); that times the support of its edit. All
+are 0 for M0 itself, so a model without intercept expects no gain of no change."""
+
+
+def features(signals: Signals, source: Signals) -> list[float] | None:
+    """The features of one candidate; None where a signal is missing. A candidate equal to M0 has only zeros."""
+    own, base, same = signals.get("agreement"), source.get("agreement"), signals.get("agreement_source")
+    if own is None or base is None or same is None:
+        return None
+    edit = 1 - same
+    return [own - base, edit, edit * (signals.get("support") or 0.0)]
+
+
+@dataclass(frozen=True)
+class Choose(_AmongAll):
+    """The candidate whose expected gain has the largest lower bound, if that is above 0; else the fallback.
+
+    gain(k) = weights . features(k) + own[k], fitted with shrinkage; ``replicates`` are the same numbers fitted without
+    each calibration cluster in turn, and the lower bound is the estimate minus ``spread`` jackknife standard errors.
+    """
+
+    weights: tuple[float, ...] = ()
+    own: tuple[tuple[str, float], ...] = ()  # what is particular to a candidate, shrunk to 0
+    replicates: tuple[tuple[tuple[float, ...], tuple[tuple[str, float], ...]], ...] = ()
+    spread: float = 1.3
+    fallback: str = "0"  # the consensus where it gains on the calibration cases, else M0
+
+    name = "choose"
+    needs = frozenset({"agreement", "agreement_source", "support"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("weights", "own", "replicates"):
+            object.__setattr__(self, name, _frozen(getattr(self, name)))
+        if len(self.weights) != len(FEATURES):
+            raise BadInput(f"choose needs {len(FEATURES)} weights, got {len(self.weights)}; run casewise calibrate")
+        state_of(self.fallback)
+
+    def expected(self, seen: Observation) -> dict[State, tuple[float, float]]:
+        """Expected gain and its lower bound for every candidate with known signals, without M0."""
+        candidates = board(seen)
+        models = [(weights, dict(own)) for weights, own in ((self.weights, self.own), *self.replicates)]
+        found = {}
+        for state, signals in candidates.items():
+            x = features(signals, candidates[SOURCE])
+            if state == SOURCE or x is None:
+                continue
+            gain, *rest = (_gain(x, weights, own, str(state)) for weights, own in models)
+            drawn = np.array(rest)
+            amount = len(drawn)
+            error = float(np.sqrt((amount - 1) / amount * ((drawn - drawn.mean()) ** 2).sum())) if amount else 0.0
+            found[state] = (gain, gain - self.spread * error)
+        return found
+
+    def decide(self, seen: Observation) -> Verdict | None:
+        """The best candidate, once all are there."""
+        if not self.complete(seen):
+            return None
+        expected = self.expected(seen)
+        best = max(expected, key=lambda state: expected[state][1], default=SOURCE)
+        gain, low = expected.get(best, (0.0, 0.0))
+        found = {"coordinate": "expected_gain", "value": gain, "cut_low": low}
+        if low > 0:
+            return self._verdict(best, f"{best} is expected to gain {gain:+.4f}, at least {low:+.4f}", **found)
+        fallback = state_of(self.fallback)
+        return self._verdict(fallback, f"no candidate is surely better than M0 ({low:+.4f}): {fallback}", **found)
+
+
+def _frozen(value: Any) -> Any:
+    """Nested lists, as JSON gives them, as nested tuples."""
+    return tuple(_frozen(part) for part in value) if isinstance(value, (list, tuple)) else value
+
+
+def _gain(x: Sequence[float], weights: Sequence[float], own: Mapping[str, float], name: str) -> float:
+    # what is particular to a candidate grows with its edit and is 0 where it changes nothing
+    return float(np.dot(x, weights)) + own.get(name, 0.0) * float(x[1] > 0)

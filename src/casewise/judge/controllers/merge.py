@@ -1,0 +1,181 @@
+"""M0 plus the accepted pieces of an edit: a gate for pieces, not for cases.
+
+A piece is a connected component of one class pair (from, to) of the edit from M0 to a candidate, of any size. Its score
+is the chance that it made the mask right, by a logistic model of a few label-free features, or its mean entropy drop
+(the paper's region gate, as one instance). Pieces above one threshold are deployed, the rest goes back to M0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from casewise.core.errors import BadInput
+from casewise.core.records import SOURCE, Action, Decision, Mask, Observation, State, Verdict
+from casewise.judge.controllers.choose import _AmongAll, added, board, state_of, with_agreement
+from casewise.measure.regions import components
+from casewise.measure.signals.agreement import candidates_of
+
+PIECE = "piece."
+"""Prefix of the scores of pieces among the signals of the edit."""
+
+PIECE_FEATURES = ("support", "log_size", "slices", "adds", "removes")
+"""Mean support of the new label by the other candidates; ln of the size; share of the voxels just before and after
+along the first axis of a volume that M0 gives the new label; whether the piece adds or removes foreground."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """The components of an edit, class pair by class pair, numbered by class pair and then in C order."""
+
+    voxels: NDArray[np.int64]  # flat positions at which the edit differs from M0
+    number: NDArray[np.int64]  # piece of each of them
+    sizes: NDArray[np.int64]
+    before: NDArray[np.int64]  # class of each piece in M0
+    after: NDArray[np.int64]  # class of each piece in the edit
+
+
+def pieces_of(source: Mask, edit: Mask) -> Pieces:
+    """The pieces of an edit; an edit from one class to two others is two pieces.
+
+    >>> found = pieces_of(np.array([[1, 1, 0, 0]]), np.array([[2, 0, 0, 3]]))
+    >>> found.before.tolist(), found.after.tolist(), found.sizes.tolist()
+    ([0, 1, 1], [3, 0, 2], [1, 1, 1])
+    """
+    old, new = np.ascontiguousarray(source).reshape(-1), np.ascontiguousarray(edit).reshape(-1)
+    voxels = np.flatnonzero(old != new)
+    pairs = np.stack([old[voxels], new[voxels]]).astype(np.int64)
+    kinds, kind = np.unique(pairs, axis=1, return_inverse=True)
+    number = np.zeros(len(voxels), np.int64)
+    sizes: list[NDArray[np.int64]] = []
+    classes: list[NDArray[np.int64]] = []
+    for place, pair in enumerate(kinds.T):
+        own = np.flatnonzero(kind.reshape(-1) == place)
+        found = components(voxels[own], tuple(source.shape))
+        number[own] = found.number + sum(one.size for one in sizes)
+        sizes.append(found.sizes)
+        classes.append(np.tile(pair, (len(found.sizes), 1)))
+    every = np.concatenate(classes) if classes else np.zeros((0, 2), np.int64)
+    return Pieces(voxels, number, np.concatenate([np.zeros(0, np.int64), *sizes]), every[:, 0], every[:, 1])
+
+
+def piece_features(masks: Mapping[State, Mask], edit: State, silent: tuple[str, ...]) -> tuple[Pieces, Floats]:
+    """The pieces of a candidate's edit and their features, one row per piece."""
+    source = masks[SOURCE]
+    pieces = pieces_of(source, masks[edit])
+    if not len(pieces.sizes):
+        return pieces, np.zeros((0, len(PIECE_FEATURES)))
+    states = list(masks)
+    voters = [k for k, state in enumerate(states) if str(state) not in silent and state != edit]
+    found = candidates_of([masks[state] for state in states], voters=voters)
+    edited = found.labels[states.index(edit)]
+    support = found.support(edited)[np.searchsorted(found.voxels, pieces.voxels)]
+    beside = _beside(source, pieces)
+    columns = [
+        _mean(support, pieces),
+        np.log(pieces.sizes),
+        _mean(beside, pieces),
+        ((pieces.before == 0) & (pieces.after > 0)).astype(np.float64),
+        ((pieces.before > 0) & (pieces.after == 0)).astype(np.float64),
+    ]
+    return pieces, np.column_stack(columns)
+
+
+def merged(source: Mask, edit: Mask, accepted: tuple[int, ...]) -> Mask:
+    """M0 with the accepted pieces of an edit."""
+    pieces = pieces_of(source, edit)
+    passes = np.zeros(len(pieces.sizes), bool)
+    passes[list(accepted)] = True
+    chosen = pieces.voxels[passes[pieces.number]]
+    made: Mask = np.array(source, copy=True)
+    made.reshape(-1)[chosen] = np.ascontiguousarray(edit).reshape(-1)[chosen]
+    return made
+
+
+@dataclass(frozen=True)
+class Merge(_AmongAll):
+    """Accept a piece of the edit iff its score is above the threshold."""
+
+    edit: str = ""  # the candidate whose edit is judged; the consensus unless told otherwise
+    weights: tuple[float, ...] = ()  # of the features, the intercept first
+    center: tuple[float, ...] = ()
+    scale: tuple[float, ...] = ()
+    threshold: float = 0.5
+
+    name = "merge"
+    needs = frozenset({"pieces", "piece"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("weights", "center", "scale"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if len(self.weights) != len(PIECE_FEATURES) + 1 or len(self.center) != len(self.scale):
+            raise BadInput(
+                f"merge needs {len(PIECE_FEATURES) + 1} weights, got {len(self.weights)}; run casewise calibrate"
+            )
+        if np.isnan(self.threshold):
+            raise BadInput("a threshold is a number, or infinite to reject everything; got NaN")
+
+    @property
+    def edited(self) -> State:
+        """The candidate whose edit is judged."""
+        return state_of(self.edit or self.consensus)
+
+    def scores(self, features: Floats) -> Floats:
+        """The chance of each piece to be right."""
+        z = (features - np.asarray(self.center)) / np.asarray(self.scale)
+        return np.asarray(1 / (1 + np.exp(-np.clip(self.weights[0] + z @ np.asarray(self.weights[1:]), -35, 35))))
+
+    def compared(self, seen: Observation, masks: Mapping[State, Mask]) -> Observation:
+        """The observation with the signals of disagreement and the score of every piece of the edit."""
+        silent = (*self.silent, self.consensus)
+        shown = with_agreement(seen, masks, silent=silent, background=self.background)
+        _, features = piece_features({state: masks[state] for state in board(seen)}, self.edited, silent)
+        scores = {f"{PIECE}{number}": float(score) for number, score in enumerate(self.scores(features))}
+        return added(shown, {self.edited: {"pieces": float(len(scores)), **scores}})
+
+    def decide(self, seen: Observation) -> Verdict | None:
+        """The accepted pieces, once all candidates are there; a rollback where there is none."""
+        if not self.complete(seen):
+            return None
+        signals = board(seen)[self.edited]
+        if signals.get("pieces") is None:
+            raise BadInput(f"case {seen.case_id} has no scores of pieces; show the masks of all candidates (compared)")
+        scores = [signals[f"{PIECE}{number}"] for number in range(int(signals["pieces"] or 0))]
+        accepted = tuple(number for number, score in enumerate(scores) if score is not None and score > self.threshold)
+        reason = (
+            f"{len(accepted)} of {len(scores)} pieces of candidate {self.edited} have a score > {self.threshold:.3g}"
+        )
+        found = {"coordinate": "piece", "cut_low": self.threshold, "accepted": accepted, "reason": reason}
+        if not accepted:
+            return Verdict(SOURCE, Action.ROLLBACK, **found)  # type: ignore[arg-type]
+        return Verdict(self.edited, Action.GATE, **found)  # type: ignore[arg-type]
+
+    def output(self, source: Mask, adapted: Mask, verdict: Verdict | Decision) -> Mask:
+        """M0 with the pieces that a verdict accepted."""
+        return merged(source, adapted, verdict.accepted or ())
+
+
+def _mean(values: Any, pieces: Pieces) -> Floats:
+    return np.asarray(np.bincount(pieces.number, values, minlength=len(pieces.sizes)) / pieces.sizes)
+
+
+def _beside(source: Mask, pieces: Pieces) -> Floats:
+    """For each voxel of the edit: the share of its two neighbors along the first axis that M0 gives the new label."""
+    if source.ndim < 3 or source.shape[0] < 2:
+        return np.zeros(len(pieces.voxels))
+    flat, layer = np.ascontiguousarray(source).reshape(-1), int(np.prod(source.shape[1:]))
+    new = pieces.after[pieces.number]
+    held, known = np.zeros(len(new)), np.zeros(len(new))
+    for shift in (-layer, layer):
+        place = pieces.voxels + shift
+        inside = (place >= 0) & (place < flat.size)
+        held[inside] += flat[place[inside]] == new[inside]
+        known += inside
+    return np.asarray(held / known)

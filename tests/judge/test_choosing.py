@@ -1,0 +1,262 @@
+"""Choose, merge, flag: what each controller does, live numbers against second statements, and the designs compared."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from worlds.candidates import views_archive
+
+import casewise
+from casewise.core.errors import BadInput, TooFewCases
+from casewise.core.records import SOURCE, Action, Decision, Observation, State
+from casewise.judge.calibration.designs import (
+    DESIGNS,
+    answer,
+    compare_designs,
+    cross_fitted,
+    folds,
+    gather,
+    mean_low,
+    quality_of,
+    setting_of,
+)
+from casewise.judge.controllers.choose import AgreementRule, Choose, board, state_of, with_agreement
+from casewise.judge.controllers.flag import Flagging, Quality
+from casewise.judge.controllers.merge import Merge, merged, pieces_of
+from casewise.judge.deciding import candidate_masks, deployed_mask
+from casewise.measure.metrics.overlap import dice
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    return views_archive(tmp_path_factory.mktemp("views") / "a", cases=24)
+
+
+@pytest.fixture(scope="module")
+def setting(archive):
+    return setting_of(archive)
+
+
+@pytest.fixture(scope="module")
+def known(archive, setting):
+    return gather(archive, setting)
+
+
+def one_row(*rows):
+    """An observation and masks of one case from rows of labels; M0 first."""
+    masks = {State(step): np.array([row]) for step, row in enumerate(rows)}
+    return Observation("case", None, [{} for _ in rows]), masks
+
+
+A, B, C = [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0]
+
+
+def test_a_state_is_read_as_it_is_written():
+    for state in (SOURCE, State(3), State(2, 0.5), State(4).on("views")):
+        assert state_of(str(state)) == state
+    with pytest.raises(BadInput, match=r"named like '3', '2~0.5' or 'views:3', got 'x'"):
+        state_of("x")
+
+
+def test_highest_agreement_takes_the_mask_in_the_middle():
+    seen, masks = one_row(A, B, C, B)
+    rule = AgreementRule(steps=3, consensus="3", rule="agreement")
+    assert rule.decide(Observation("case", None, seen.signals[:2])) is None  # not all candidates are there
+    verdict = rule.decide(rule.compared(seen, masks))
+    assert verdict.state == State(3)
+    assert verdict.action is Action.KEEP
+    medoid = AgreementRule(steps=3, consensus="3", rule="medoid")
+    assert medoid.decide(medoid.compared(seen, masks)).state == State(1)  # among single opinions
+
+
+def test_consensus_only_where_m0_agrees_little():
+    seen, masks = one_row(A, B, C, B)
+    for threshold, state in ((0.5, SOURCE), (0.9, State(3))):
+        rule = AgreementRule(steps=3, consensus="3", rule="low-agreement", threshold=threshold)
+        verdict = rule.decide(rule.compared(seen, masks))
+        assert verdict.state == state
+        assert verdict.value == pytest.approx((4 / 5 + 4 / 6) / 2)
+
+
+def test_a_rule_that_was_shown_no_masks_says_so():
+    seen, _ = one_row(A, B, C, B)
+    with pytest.raises(BadInput, match="case case has no signal 'agreement'; show the masks of all"):
+        AgreementRule(steps=3, consensus="3", rule="medoid").decide(seen)
+
+
+def test_choose_takes_the_best_lower_bound_else_its_fallback():
+    seen, masks = one_row(A, B, C, B)
+    sure = Choose(steps=3, consensus="3", weights=(1.0, 0.0, 0.0), fallback="3")
+    shown = sure.compared(seen, masks)
+    assert sure.decide(shown).state == State(3)  # the largest gain of agreement
+    gains = {str(state): round(gain, 3) for state, (gain, _) in sure.expected(shown).items()}
+    assert gains == {"1": 0.095, "2": 0.029, "3": 0.152}  # B: (4/5 + 6/7)/2, C: (4/6 + 6/7)/2, vote: (4/5 + 1 + 6/7)/3
+    unsure = Choose(
+        steps=3,
+        consensus="3",
+        weights=(1.0, 0.0, 0.0),
+        replicates=(((9.0, 0, 0), ()), ((-9.0, 0, 0), ())),
+        fallback="0",
+    )
+    assert unsure.decide(shown).state == SOURCE
+
+
+def test_pieces_are_components_of_one_class_pair():
+    source, edit = np.array([[1, 1, 0, 0, 0]]), np.array([[2, 2, 2, 0, 1]])
+    found = pieces_of(source, edit)
+    assert list(zip(found.before.tolist(), found.after.tolist(), found.sizes.tolist(), strict=True)) == [
+        (0, 1, 1), (0, 2, 1), (1, 2, 2),
+    ]  # fmt: skip
+    assert merged(source, edit, (1,)).tolist() == [[1, 1, 2, 0, 0]]
+    assert merged(source, edit, ()).tolist() == source.tolist()
+    assert merged(source, edit, (0, 1, 2)).tolist() == edit.tolist()
+    assert len(pieces_of(source, source).sizes) == 0
+
+
+def test_what_a_merge_is_worth_said_twice(archive, setting, known):
+    """Counts of pieces against Dice of the mask itself, for random sets of pieces."""
+    rng = np.random.default_rng(0)
+    for one in known[:6]:
+        masks, label = candidate_masks(archive, one.case_id), archive.label(one.case_id)
+        edit = masks[state_of(setting.consensus)]
+        for share in (0.0, 0.3, 1.0):
+            accepted = rng.random(len(one.pieces)) < share
+            mask = merged(masks[SOURCE], edit, tuple(np.flatnonzero(accepted).tolist()))
+            assert one.counts.of(accepted) == pytest.approx(dice(mask, label))
+
+
+@pytest.mark.parametrize("design", list(DESIGNS))
+def test_what_a_design_deploys_is_what_replay_deploys(design, archive, setting, known):
+    controller = DESIGNS[design](known, setting)
+    for decision, one in zip(casewise.replay(archive, controller), known, strict=True):
+        assert decision.case_id == one.case_id
+        told = answer(one, controller)
+        assert told.state == str(decision.state)
+        mask = deployed_mask(archive, controller, decision)
+        assert told.metric == pytest.approx(dice(mask, archive.label(one.case_id)))
+        assert Decision.from_dict(decision.as_dict()) == decision
+
+
+def test_a_controller_on_a_named_ladder_decides_the_same(tmp_path, archive, setting):
+    named = views_archive(tmp_path / "named", cases=8, ladder="views")
+    archive, own = archive.select(ids=named.ids), setting_of(named, ladders=("views",))
+    assert own.consensus == "views:6"
+    for design in ("highest-agreement", "choose", "merge"):
+        plain, among = (DESIGNS[design](gather(a, s), s) for a, s in ((archive, setting), (named, own)))
+        for one, two in zip(casewise.replay(archive, plain), casewise.replay(named, among), strict=True):
+            assert str(two.state) == (f"views:{one.state}" if one.state.step else "0")
+            assert one.state_hash == two.state_hash
+
+
+def test_no_cluster_is_torn_apart():
+    clusters = [f"c{k // 3}" for k in range(60)]
+    seen = []
+    for inside, out in folds(clusters):
+        assert not {clusters[i] for i in inside} & {clusters[i] for i in out}
+        seen += out
+    assert sorted(seen) == list(range(60))
+    with pytest.raises(TooFewCases, match="at least two clusters"):
+        folds(["a", "a"])
+
+
+def test_a_case_never_helps_to_fit_what_decides_on_it(known, setting):
+    shown = []
+
+    def spy(some, given):
+        shown.append({one.cluster for one in some})
+        return DESIGNS["consensus"](some, given)
+
+    scored = cross_fitted(known, setting, spy)
+    for fold, (_, out) in zip(shown, folds([one.cluster for one in known]), strict=True):
+        assert not fold & {scored[i].cluster for i in out}
+
+
+def test_views_around_the_truth_are_taken_and_misled_ones_are_not(tmp_path, known, setting):
+    some = {name: DESIGNS[name] for name in ("m0", "consensus", "highest-agreement")}
+    strict = compare_designs(known, setting, some, allowed_hurt=0.0)
+    assert strict.chosen == "m0"  # somebody is hurt by more than a point
+    found = compare_designs(known, setting, some, allowed_hurt=0.4)
+    assert found.chosen in ("consensus", "highest-agreement")
+    rows = {row.design: row for row in found.rows}
+    assert rows["m0"].gain == 0
+    assert rows["consensus"].gain > 0.02
+    wrong = views_archive(tmp_path / "wrong", misled=True)
+    own = setting_of(wrong)
+    against = compare_designs(gather(wrong, own), own)
+    assert against.chosen == "m0"
+    assert "no design surely gains" in against.why
+    worst = {row.design: row for row in against.rows}
+    assert worst["consensus"].gain < -0.05
+    assert worst["choose"].gain > -0.03  # it learned that nothing helps
+    assert worst["merge"].gain > -0.03
+
+
+def test_the_mean_and_its_bounds_said_twice():
+    values, clusters = np.array([0.1, 0.2, -0.1, 0.4]), ["a", "b", "c", "d"]
+    mean, low, high = mean_low(values, clusters, level=0.9)
+    error = values.std(ddof=1) / 2 * 1.6377443  # t of three degrees of freedom
+    assert (mean, low, high) == pytest.approx((0.15, 0.15 - error, 0.15 + error))
+    assert mean_low(np.repeat(values, 2), np.repeat(clusters, 2).tolist())[1] == pytest.approx(low)  # twins add nothing
+
+
+def test_a_flag_says_how_good_the_deployed_mask_is_at_least():
+    seen, masks = one_row(A, B, C, B)
+    quality = Quality(middle=0.5, ratio=2.0, level=0.9)
+    inner = AgreementRule(steps=3, consensus="3", rule="consensus")
+    for below, flagged in ((0.75, True), (0.7, False)):
+        both = Flagging(inner, quality, below=below, steps=3, silent=("3",))
+        verdict = both.decide(both.compared(seen, masks))
+        agreement = (4 / 5 + 1 + 6 / 7) / 3
+        assert verdict.state == State(3)
+        assert verdict.quality == pytest.approx(1 - 0.5 * (1 - agreement + 0.02))
+        assert verdict.quality_low == pytest.approx(1 - 2 * (1 - agreement + 0.02))
+        assert verdict.flagged is flagged
+    decision = Decision.of(seen, verdict, "consensus")
+    assert Decision.from_dict(decision.as_dict()) == decision
+    assert "quality at least 0.731" in verdict.reason
+
+
+def test_a_flag_on_a_controller_of_the_paper_waits_for_all_candidates():
+    from casewise.judge.controllers.fixed import Source
+
+    seen, masks = one_row(A, B, C, B)
+    both = Flagging(Source(), Quality(0.5, 1.0, 0.9), below=0.9, steps=3, silent=("3",))
+    assert both.decide(Observation("case", None, seen.signals[:1])) is None
+    verdict = both.decide(both.compared(seen, masks))
+    assert verdict.state == SOURCE
+    assert verdict.flagged
+
+
+def test_agreement_ranks_quality_here_and_not_where_views_are_misled(tmp_path, known, setting):
+    found = quality_of(cross_fitted(known, setting, DESIGNS["m0"]), level=0.8)
+    assert found.quality.signal == "agreement"
+    assert found.rho > 0.5
+    wrong = views_archive(tmp_path / "wrong", misled=True)
+    own = setting_of(wrong)
+    other = quality_of(cross_fitted(gather(wrong, own), own, DESIGNS["consensus"]), level=0.8)
+    assert other.rho < found.rho
+
+
+def test_an_archive_without_a_consensus_says_what_is_missing(tmp_path):
+    from worlds.cohorts import synthetic_archive
+
+    plain = synthetic_archive(tmp_path / "a", cases=4)
+    with pytest.raises(BadInput, match=r"no candidate of .* is called consensus or mean"):
+        setting_of(plain)
+    assert setting_of(plain, consensus="4").consensus == "4"
+
+
+def test_signals_of_disagreement_leave_the_recorded_ones_alone(archive):
+    case_id = archive.ids[0]
+    seen = archive.observation(case_id, archive.steps)
+    shown = with_agreement(seen, candidate_masks(archive, case_id), silent=("6",))
+    for before, after in zip(seen.signals, shown.signals, strict=True):
+        assert {name: after[name] for name in before} == dict(before)
+    assert set(board(shown)) == set(candidate_masks(archive, case_id))
+
+
+def test_merge_refuses_to_be_half_fitted():
+    with pytest.raises(BadInput, match="merge needs 6 weights, got 0; run casewise calibrate"):
+        Merge(steps=3, consensus="3")
+    with pytest.raises(BadInput, match="choose needs 3 weights, got 0; run casewise calibrate"):
+        Choose(steps=3, consensus="3")
