@@ -2,6 +2,7 @@
 
 Masks in, numbers out: it works live, in replay and on masks that came from anywhere (views, folds, raters, models).
 Everything is counted on the voxels at which any candidate differs from M0; outside of them all candidates are M0.
+Choosing, merging, flagging and the consensus of views all read this file: it is the only home of agreement.
 """
 
 from __future__ import annotations
@@ -187,6 +188,26 @@ def candidates_of(masks: Sequence[Any], *, voters: Sequence[int] | None = None, 
         voters=held,
         background=background,
     )
+
+
+def agreement(one: Any, other: Any) -> float:
+    """Mean Dice of the foreground classes that either of two masks has; 1 where neither has any. Symmetric.
+
+    >>> agreement(np.array([[1, 1, 0, 2]]), np.array([[1, 0, 0, 0]]))
+    0.3333333333333333
+    """
+    return float(candidates_of([one, other]).dice[0, 1])
+
+
+def agreements(masks: Sequence[Any]) -> Floats:
+    """(mask, mask): the agreement of every pair; 1 on the diagonal."""
+    return candidates_of(masks).dice if len(masks) > 1 else np.ones((len(masks), len(masks)))
+
+
+def mean_agreement(table: NDArray[Any]) -> Floats:
+    """The mean agreement of each mask with the others; 1 where it is alone."""
+    others = len(table) - 1
+    return (np.asarray(table, np.float64).sum(axis=1) - 1) / others if others else np.ones(len(table))
 
 
 def medoid(found: Candidates) -> int:
