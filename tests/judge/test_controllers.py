@@ -15,7 +15,7 @@ from casewise.judge.controllers.by_group import ByGroup, InferredGroup
 from casewise.judge.controllers.fixed import FixedK, Source
 from casewise.judge.controllers.region_gate import RegionGate, gated
 from casewise.judge.controllers.router import Router
-from casewise.judge.controllers.stop import Stop, entropy_stop, frag_stop, gradient_stop, msp_stop
+from casewise.judge.controllers.stop import EntropyStop, FragStop, GradientStop, MspStop
 from casewise.judge.controllers.stop_router import StopRouter
 from casewise.judge.controllers.tau_stop import TauStop
 from casewise.measure.signals.entropy_drops import region_drops
@@ -46,21 +46,21 @@ def test_a_fixed_budget_deploys_its_step_and_executes_no_more(seen, decided, ste
     ],
 )
 def test_frag_stop_deploys_the_last_step_before_the_first_rise(seen, decided, regions, deployed, executed):
-    verdict, paid = decided(frag_stop(4), seen(regions=regions))
+    verdict, paid = decided(FragStop(4), seen(regions=regions))
     assert (verdict.state, verdict.action, paid) == (State(deployed), Action.KEEP, executed)
 
 
 def test_the_rise_from_m0_to_the_first_step_does_not_stop(seen, decided):
-    assert decided(frag_stop(2), seen(regions=[0, 7, 7]))[0].state == State(2)
+    assert decided(FragStop(2), seen(regions=[0, 7, 7]))[0].state == State(2)
 
 
 @pytest.mark.parametrize(
     ("controller", "ladder"),
     [
-        (entropy_stop(3), {"entropy": [0.9, 0.5, 0.6, 0.1]}),
-        (msp_stop(3), {"msp": [0.1, 0.5, 0.4, 0.9]}),
-        (gradient_stop(3), {"gradient_norm": [None, 0.5, 0.6, 0.1]}),
-        (frag_stop(3), {"regions": [0, 5, 6, 1]}),
+        (EntropyStop(3), {"entropy": [0.9, 0.5, 0.6, 0.1]}),
+        (MspStop(3), {"msp": [0.1, 0.5, 0.4, 0.9]}),
+        (GradientStop(3), {"gradient_norm": [None, 0.5, 0.6, 0.1]}),
+        (FragStop(3), {"regions": [0, 5, 6, 1]}),
     ],
 )
 def test_each_stop_rule_turns_on_its_own_signal(seen, decided, controller, ladder):
@@ -163,7 +163,7 @@ def test_impossible_routers_and_buckets_are_refused():
     with pytest.raises(BadInput, match="only a fixed depth can be shrunk"):
         Bucket("stop", 4, shrink=0.5)
     with pytest.raises(UnknownName, match="Did you mean 'entropy'"):
-        Stop(4, "entropi")
+        Bucket("stop", 4, rule="entropi")
 
 
 def test_a_router_names_the_shrunk_states_that_it_needs():

@@ -12,7 +12,7 @@ from casewise.judge.controllers.fixed import FixedK, Source
 from casewise.judge.controllers.merge import Merge
 from casewise.judge.controllers.region_gate import RegionGate
 from casewise.judge.controllers.router import Router
-from casewise.judge.controllers.stop import entropy_stop, frag_stop, gradient_stop, msp_stop
+from casewise.judge.controllers.stop import EntropyStop, FragStop, GradientStop, MspStop
 from casewise.judge.controllers.stop_router import StopRouter
 from casewise.judge.controllers.tau_stop import TauStop
 
@@ -21,10 +21,10 @@ CONTROLLERS: Registry[Callable[..., Controller]] = Registry(
     {
         "m0": Source,
         "fixed-k": FixedK,
-        "frag-stop": frag_stop,
-        "entropy-stop": entropy_stop,
-        "msp-stop": msp_stop,
-        "gradient-stop": gradient_stop,
+        "frag-stop": FragStop,
+        "entropy-stop": EntropyStop,
+        "msp-stop": MspStop,
+        "gradient-stop": GradientStop,
         "tau-stop": TauStop,
         "router": Router,
         "stop-router": StopRouter,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from casewise.core.errors import BadInput
 from casewise.core.records import Controller, Observation, State, Verdict
+from casewise.judge.controllers.about import About, about
 from casewise.judge.controllers.signal_value import value_at
 
 
@@ -21,6 +22,11 @@ class ByGroup:
     def name(self) -> str:
         """The name of the controllers that it chooses from."""
         return next(iter(self.controllers.values())).name
+
+    @property
+    def about(self) -> About:
+        """What the controllers that it chooses from say of themselves."""
+        return about(next(iter(self.controllers.values())))
 
     @property
     def needs(self) -> frozenset[str]:
@@ -60,6 +66,11 @@ class InferredGroup:
     def name(self) -> str:
         """The name of the controllers that it chooses from."""
         return self.robust.name
+
+    @property
+    def about(self) -> About:
+        """What the controllers that it chooses from say of themselves."""
+        return about(self.robust)
 
     @property
     def needs(self) -> frozenset[str]:

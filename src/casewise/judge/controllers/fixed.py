@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from casewise.core.errors import BadInput
 from casewise.core.records import SOURCE, Action, Observation, State, Verdict
+from casewise.judge.controllers.about import About
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,7 @@ class Source:
     reason: str = "the source model, without adaptation"
 
     name = "m0"
+    about = About("M0 (no adaptation)", adapts=False)
     needs = frozenset[str]()
     states = frozenset[State]()
 
@@ -30,6 +32,7 @@ class FixedK:
     step: int
 
     name = "fixed-k"
+    about = About("fixed budget", fitted_by="budget")
     needs = frozenset[str]()
     states = frozenset[State]()
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, NotFinite
 from casewise.core.records import SOURCE, Action, Decision, Mask, Observation, State, Verdict
+from casewise.judge.controllers.about import About
 from casewise.measure.difference import changed_voxels
 from casewise.measure.regions import Regions, components, regions_of
 from casewise.measure.signals.entropy_drops import DROP
@@ -29,6 +30,7 @@ class RegionGate:
     keep_small: bool = False  # voxels of D in no region: back to M0 unless kept
 
     name = "region-gate"
+    about = About("region gate", is_ours=True)
     needs = frozenset({"regions", "drop"})
     states = frozenset[State]()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from casewise.core.errors import BadInput
 from casewise.core.records import Observation, State, Verdict
+from casewise.judge.controllers.about import About
 from casewise.judge.controllers.bucket import ROLLBACK, Bucket, bucket_of
 from casewise.judge.controllers.signal_value import needed, statistics_of, value_at
 from casewise.measure.signals.risk import RiskStatistics
@@ -28,6 +29,7 @@ class Router:
     statistics: RiskStatistics | None = None  # for the coordinate "risk" only (C6)
 
     name: str = field(default="router", init=False, repr=False)
+    about = About("COQR router", is_router=True, is_ours=True, fitted_by="cuts")
 
     def __post_init__(self) -> None:
         for bucket in ("low", "mid", "hard"):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, final
 
 from casewise.core.errors import BadInput
 from casewise.core.records import Action, Observation, State, Verdict
 from casewise.core.registry import Registry
+from casewise.judge.controllers.about import About
 from casewise.judge.controllers.signal_value import value_at
 
 
@@ -49,22 +51,17 @@ def last_before_turn(seen: Observation, turn: Turn, cap: int) -> tuple[int, str]
 
 @dataclass(frozen=True)
 class Stop:
-    """Run while the signal does not turn, at most ``cap`` steps; step 1 is always kept."""
+    """Abstract: run while the signal of ``rule`` does not turn, at most ``cap`` steps; step 1 is always kept."""
 
     cap: int
-    rule: str = "regions"
 
-    states = frozenset[State]()
+    rule: ClassVar[str]
+    name: ClassVar[str]
+    states: ClassVar[frozenset[State]] = frozenset()
 
     def __post_init__(self) -> None:
-        TURNS[self.rule]
         if self.cap < 1:
             raise BadInput(f"a stop rule needs a cap of at least 1 step, got {self.cap}")
-
-    @property
-    def name(self) -> str:
-        """frag-stop, entropy-stop, msp-stop or gradient-stop."""
-        return "frag-stop" if self.rule == "regions" else f"{self.rule}-stop"
 
     @property
     def needs(self) -> frozenset[str]:
@@ -80,21 +77,41 @@ class Stop:
         return Verdict(State(step), Action.KEEP, coordinate=TURNS[self.rule].signal, reason=reason)
 
 
-def frag_stop(cap: int) -> Stop:
-    """Halt when the number of regions first rises (E2)."""
-    return Stop(cap)
+@final
+@dataclass(frozen=True)
+class FragStop(Stop):
+    """Halt when the number of regions first rises."""
+
+    rule = "regions"
+    name = "frag-stop"
+    about = About("FragStop", is_ours=True, is_compared=True)
 
 
-def entropy_stop(cap: int) -> Stop:
-    """Halt when the mean entropy first rises (E5)."""
-    return Stop(cap, "entropy")
+@final
+@dataclass(frozen=True)
+class EntropyStop(Stop):
+    """Halt when the mean entropy first rises."""
+
+    rule = "entropy"
+    name = "entropy-stop"
+    about = About("entropy stop", is_compared=True)
 
 
-def msp_stop(cap: int) -> Stop:
-    """Halt when the mean maximum softmax probability first falls (E5)."""
-    return Stop(cap, "msp")
+@final
+@dataclass(frozen=True)
+class MspStop(Stop):
+    """Halt when the mean maximum softmax probability first falls."""
+
+    rule = "msp"
+    name = "msp-stop"
+    about = About("MSP stop", is_compared=True)
 
 
-def gradient_stop(cap: int) -> Stop:
-    """Halt when the gradient norm first rises (E5)."""
-    return Stop(cap, "gradient")
+@final
+@dataclass(frozen=True)
+class GradientStop(Stop):
+    """Halt when the gradient norm first rises."""
+
+    rule = "gradient"
+    name = "gradient-stop"
+    about = About("gradient stop", is_compared=True)

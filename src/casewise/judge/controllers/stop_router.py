@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from casewise.core.records import Action, Observation, State, Verdict
+from casewise.judge.controllers.about import About
 from casewise.judge.controllers.bucket import Bucket
 from casewise.judge.controllers.router import Router
 
@@ -25,6 +26,7 @@ class StopRouter:
     mid_shrink: float = 0.0
 
     name: str = field(default="stop-router", init=False, repr=False)
+    about = About("stop router", is_router=True, is_ours=True, fitted_by="cuts")
 
     def __post_init__(self) -> None:
         self._router()

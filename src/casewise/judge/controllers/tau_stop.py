@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from casewise.core.errors import BadInput, DegenerateStatistic
 from casewise.core.records import Action, Observation, State, Verdict
+from casewise.judge.controllers.about import About
 from casewise.judge.controllers.signal_value import value_at
 
 
@@ -24,6 +25,7 @@ class TauStop:
     signal: str = "regions"
 
     name = "tau-stop"
+    about = About("τ-stop", is_ours=True, is_compared=True, fitted_by="tau")
     states = frozenset[State]()
 
     def __post_init__(self) -> None:

@@ -1,0 +1,27 @@
+"""What calibration, certificates and reports must know of a kind of controller, said by the controller itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from casewise.core.records import Controller
+
+
+@dataclass(frozen=True)
+class About:
+    """A class attribute ``about`` of a controller. One that has none is known by its name and assumed to be yours."""
+
+    title: str  # as tables and figures print it
+    is_router: bool = False  # reads a coordinate and sorts cases into low, mid and hard by cut_low and cut_high
+    is_ours: bool = False  # a method of the paper: colored in figures, compared with every budget
+    is_compared: bool = False  # every study replays it beside the policy
+    adapts: bool = True  # False: M0 at once, so no update is ever made
+    fitted_by: str = ""  # how calibration finds its numbers: "cuts", "budget", "tau"; "" where there are none
+
+
+def about(controller: Controller | type | object) -> About:
+    """What a controller, or its class, says of itself."""
+    said = getattr(controller, "about", None)
+    if isinstance(said, About):
+        return said
+    return About(str(getattr(controller, "name", getattr(controller, "__name__", controller))))
