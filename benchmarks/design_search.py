@@ -31,8 +31,8 @@ from casewise.judge.calibration.hurt import EVIDENT, hurt_p
 from casewise.judge.ledger import unlock
 from casewise.judge.outcomes import outcomes
 from casewise.measure.signals import SIGNALS
-from casewise.study.search import Design
-from casewise.study.sensitivity import buckets_at
+from casewise.study.analyses.search import Design
+from casewise.study.assignment import buckets_at
 from casewise.study.statistics.chance import chance_moments
 from casewise.study.statistics.folds import folds_of
 from casewise.study.statistics.resample import clusters_of

@@ -12,7 +12,7 @@ import math
 from pathlib import Path
 
 from casewise.archive.store import open_archive
-from casewise.study.scale import scale_probe
+from casewise.study.analyses.scale import scale_probe
 
 COORDINATES = ("delta", "area", "largest", "regions", "delta_foreground", "effective_regions", "singleton_share")
 

@@ -66,7 +66,7 @@ def test_further_archives_fill_their_sections(folders, tmp_path):
     words = ["-c", holdout, "-o", out, "-B", "100", "--pictures", "0"]
     words += ["--rerun", stream, "--backbone", f"other={stream}", "--away", stream, "--frozen", holdout]
     words += ["--sweep", f"1e-4={stream}", "--sweep", f"5e-4={stream},{holdout}"]
-    for name in ("rerun", "backbones", "scale", "frozen", "sweep"):
+    for name in ("rerun", "backbones", "scale", "frozen", "learning-rates"):
         words += ["--only", name]
     outcome = run(stream, *words)
     assert outcome.exit_code == 0, outcome.output
@@ -91,7 +91,7 @@ def test_a_report_that_contradicts_itself_ends_with_one(folders, tmp_path, monke
     def disagree(*_, **__):
         raise Refused("the report contradicts itself in 1 places, first: HA x n = sum of HA")
 
-    monkeypatch.setattr("casewise.report.study_report.check_audit", disagree)
+    monkeypatch.setattr("casewise.study.audit.check_audit", disagree)
     outcome = run(folders / "stream", "-c", folders / "holdout", "-o", tmp_path / "report", *FAST)
     assert outcome.exit_code == 1
     assert "contradicts itself" in outcome.output

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from statsmodels.stats.multitest import multipletests
 
-from casewise.study.geometry import region_geometry
+from casewise.study.analyses.geometry import region_geometry
 from casewise.study.statistics.chance import chance_draws, chance_moments
 from casewise.study.statistics.logistic import fit_logistic
 from casewise.study.statistics.pairs import holm, wilcoxon
@@ -208,7 +208,7 @@ def test_a_stump_is_the_best_of_every_split_and_every_pair_of_actions(rng):
 
 def test_the_prediction_powered_interval_is_the_published_one(rng):
     ppi = pytest.importorskip("ppi_py")
-    from casewise.study.balance import _powered
+    from casewise.study.analyses.balance import _powered
 
     y, held, streamed = (rng.random(40) < 0.4).astype(float), rng.random(40), rng.random(300)
     found = _powered(y, held, streamed)

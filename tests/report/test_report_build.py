@@ -13,13 +13,12 @@ from worlds.cohorts import synthetic_archive
 
 from casewise.core.errors import BadInput, Overlap, Refused, UnknownName
 from casewise.judge.certificates.certificate import Certificate
-from casewise.report import backbone_edits
-from casewise.report.gathering import gather
-from casewise.report.inventory import ITEMS
-from casewise.report.material import Extras
-from casewise.report.sections import SECTIONS
-from casewise.report.study_report import build, self_audit
-from casewise.study.prereg import declare
+from casewise.report.study_report import build
+from casewise.study.analyses import ANALYSES, backbones
+from casewise.study.audit import audit_study
+from casewise.study.inventory import ITEMS
+from casewise.study.preregistration import declare
+from casewise.study.study import Extras, Study
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +52,11 @@ def test_everything_that_the_inventory_names_exists(page, results):
             assert list((page.parent / kind).glob(f"{item.ids[0]}.*")), item
 
 
-def test_numbers_are_at_full_precision(material, results):
+def test_numbers_are_at_full_precision(study, results):
     row = next(one for one in results["findings"]["deployment.methods"]["rows"] if one["method"] == "router")
-    assert row["ha"] == float(material.router["ha"].mean())
+    assert row["ha"] == float(study.router["ha"].mean())
     written = {one["case"]: one["ha"] for one in results["cases"]}
-    assert written == dict(zip(material.router["case"], material.router["ha"].astype(float), strict=True))
+    assert written == dict(zip(study.router["case"], study.router["ha"].astype(float), strict=True))
 
 
 def test_every_interval_of_the_report_is_in_the_single_list(results):
@@ -135,7 +134,7 @@ def everything(sources, tmp_path_factory):
         ),
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backbone_edits, "BAND", (0.1, 1.0))  # the synthetic source is better than the paper's band
+        patch.setattr(backbones, "BAND", (0.1, 1.0))  # the synthetic source is better than the paper's band
         return build(
             sources.evaluation, sources.calibration, sources.policy, root / "report", extras=extras, resamples=100,
             pictures=2, progress=False,
@@ -168,11 +167,11 @@ def test_the_interval_list_holds_each_controller_against_each_budget(everything)
             assert {tier for row in own for tier in row["tier"].split("+")} >= {"A", "A'", "B", "C"}, (method, quantity)
 
 
-def test_the_case_table_is_worst_first(page, material):
+def test_the_case_table_is_worst_first(page, study):
     rows = list(csv.DictReader((page.parent / "tables" / "cases.csv").read_text().splitlines()))
     change = [float(row["change_reference"]) for row in rows]
     assert change == sorted(change)
-    assert len(rows) == len(material.router)
+    assert len(rows) == len(study.router)
 
 
 def test_only_so_many_cases_have_pictures(page):
@@ -216,15 +215,15 @@ def test_a_folder_with_something_else_is_left_alone(sources, tmp_path):
 
 
 def test_a_report_that_contradicts_itself_is_refused(sources):
-    material = gather(sources.evaluation, sources.calibration, sources.policy, resamples=100)
-    assert self_audit(material) == len(material.methods)
-    broken = material.methods["router"].copy()
+    study = Study.of(sources.evaluation, sources.calibration, sources.policy, resamples=100)
+    assert audit_study(study) == len(study.methods)
+    broken = study.methods["router"].copy()
     broken.loc[broken["rolled_back"], "ha"] = 0.25
-    object.__setattr__(material, "methods", {**material.methods, "router": broken})
+    object.__setattr__(study, "methods", {**study.methods, "router": broken})
     with pytest.raises(Refused, match="contradicts itself"):
-        self_audit(material)
+        audit_study(study)
 
 
-def test_section_names_are_their_ids(material):
-    for name in ("deployment", "helphurt", "certificate", "rerun", "sweep", "frozen"):
-        assert SECTIONS[name](material).id == name
+def test_section_names_are_their_ids(study):
+    for name in ("deployment", "helphurt", "certificate", "rerun", "learning-rates", "min-area", "frozen"):
+        assert ANALYSES[name](study).id == name

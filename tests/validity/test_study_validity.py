@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 from casewise.core.records import State
+from casewise.study.analyses.balance import label_free_balance
+from casewise.study.analyses.controls import attribution, random_control
+from casewise.study.analyses.deployment import Comparison, intervals
+from casewise.study.analyses.search import Design, design_search
 from casewise.study.assignment import arms_at
-from casewise.study.balance import label_free_balance
-from casewise.study.controls import attribution, random_control
-from casewise.study.deployment import Comparison, intervals
-from casewise.study.search import Design, design_search
 from casewise.study.statistics.chance import chance_draws
 from casewise.study.statistics.pairs import wilcoxon
 from casewise.study.statistics.ranks import shuffle_p, spearman, spearman_draws

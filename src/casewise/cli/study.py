@@ -150,9 +150,8 @@ def _extras(
     from casewise.archive.store import open_archive
     from casewise.judge.certificates.certificate import CERTIFICATE, read_certificate
     from casewise.judge.policy import read_policy
-    from casewise.report.inputs import images_of
-    from casewise.report.material import Extras
-    from casewise.study.prereg import read_criteria
+    from casewise.study.preregistration import read_criteria
+    from casewise.study.study import Extras, images_of
 
     others = {name: _two(paths) for name, paths in _pairs("--other", other)}
     return Extras(

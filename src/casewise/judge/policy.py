@@ -15,7 +15,7 @@ from casewise.core.records import EVALUATION, Binding, Controller, Policy
 from casewise.core.registry import Registry
 from casewise.core.strict_json import json_text, numbered
 from casewise.data.splits import Clustered, check_disjoint, clusters_of
-from casewise.judge.controllers import CONTROLLERS
+from casewise.judge.controllers import CONTROLLERS, takes
 from casewise.judge.controllers.bucket import bucket_of
 from casewise.judge.controllers.by_group import ByGroup, InferredGroup
 from casewise.judge.controllers.flag import flagging
@@ -156,8 +156,8 @@ def _check_sense(policy: Policy, file: Path) -> None:
 
 
 def uncalibrated(name: str, steps: int, options: Mapping[str, Any]) -> Policy:
-    """A policy of a controller that needs no calibration; a stop rule runs to the horizon unless told otherwise."""
-    capped = {"cap": steps} if name.endswith("-stop") else {}
+    """A policy of a controller that needs no calibration; one with a cap runs to the horizon unless told otherwise."""
+    capped = {"cap": steps} if takes(name, "cap") else {}
     return Policy(name, name, {**capped, **options}, steps)
 
 

@@ -11,6 +11,7 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,17 @@ _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "casewise",
 }
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A figure with the words that it needs."""
+
+    id: str
+    title: str
+    figure: Figure
+    caption: str = ""
+    paper: str = ""  # the label of the paper's figure of that shape, such as fig:pareto
 
 
 @contextmanager

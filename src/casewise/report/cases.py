@@ -12,10 +12,10 @@ from casewise.core.records import Decision
 from casewise.render.cells import Cell, number
 from casewise.render.masks import data_uri, edits, painted, view_of
 from casewise.render.tables import Column, Table, table
-from casewise.report.material import Material
-from casewise.report.recorded import recorded
+from casewise.study.case_masks import case_masks
+from casewise.study.study import Study
 
-PICTURES = 150  # cases with pictures; four panels are about 5 kB a case
+PICTURES = 150  # cases with pictures; four panels are about 5 kB per case
 
 
 @dataclass(frozen=True)
@@ -31,30 +31,30 @@ class Shown:
     facts: Mapping[str, Any]
 
 
-def panel_names(material: Material) -> list[str]:
+def panel_names(study: Study) -> list[str]:
     """label | M0 | without control | deployed."""
-    return ["label", "M0", material.reference, f"deployed by the {material.title(material.ours)}"]
+    return ["label", "M0", study.reference, f"deployed by the {study.title(study.ours)}"]
 
 
-def columns(material: Material) -> list[Column]:
+def columns(study: Study) -> list[Column]:
     """What the table shows beside the pictures."""
     return [
         Column("case", "Case", text=True),
         Column("group", "Group", text=True),
         Column("bucket", "Bucket", text=True),
-        Column("change_reference", f"Δ {material.metric}, {material.reference}", signed=True),
-        Column("ha_reference", f"HA, {material.reference}"),
-        Column("change", f"Δ {material.metric}, deployed", signed=True),
+        Column("change_reference", f"Δ {study.metric}, {study.reference}", signed=True),
+        Column("ha_reference", f"HA, {study.reference}"),
+        Column("change", f"Δ {study.metric}, deployed", signed=True),
         Column("ha", "HA, deployed"),
-        Column("value", material.coordinate if material.is_router else "value", 5),
+        Column("value", study.coordinate if study.is_router else "value", 5),
         Column("state", "Deployed", text=True),
     ]
 
 
-def case_frame(material: Material) -> pd.DataFrame:
-    """One row a case, worst under the uncontrolled budget first, ties by more HA."""
-    reference = material.uncontrolled.set_index("case")
-    frame = material.router.copy()
+def case_frame(study: Study) -> pd.DataFrame:
+    """One row per case, worst under the uncontrolled budget first, ties by more HA."""
+    reference = study.uncontrolled.set_index("case")
+    frame = study.router.copy()
     frame["change_reference"] = frame["case"].map(reference["change"])
     frame["ha_reference"] = frame["case"].map(reference["ha"])
     frame["state"] = [_state(row) for row in frame.to_dict("records")]
@@ -70,12 +70,11 @@ def _state(row: Mapping[Any, Any]) -> str:
     return f"step {int(row['deployed'])}{shrunk}"
 
 
-def case_table(material: Material) -> Table:
+def case_table(study: Study) -> Table:
     """tables/cases.csv: the same rows at full precision."""
-    made = columns(material)
+    made = columns(study)
     rows: list[dict[str, Cell]] = [
-        {column.key: _plain(row[column.key], column) for column in made}
-        for row in case_frame(material).to_dict("records")
+        {column.key: _plain(row[column.key], column) for column in made} for row in case_frame(study).to_dict("records")
     ]
     return table("cases", "Cases", made, rows)
 
@@ -87,18 +86,14 @@ def _plain(value: Any, column: Column) -> Cell:
 
 
 def shown_cases(
-    material: Material, *, pictures: int = PICTURES, tick: Callable[[str], None] = lambda _: None
+    study: Study, *, pictures: int = PICTURES, tick: Callable[[str], None] = lambda _: None
 ) -> Iterator[Shown]:
     """Every case for the page; the first ``pictures`` with panels."""
-    decisions = {
-        name: {one.case_id: one for one in material.decisions[name]} for name in (material.reference, material.ours)
-    }
-    for at, row in enumerate(case_frame(material).to_dict("records")):
+    decisions = {name: {one.case_id: one for one in study.decisions[name]} for name in (study.reference, study.ours)}
+    for at, row in enumerate(case_frame(study).to_dict("records")):
         case = str(row["case"])
-        pair = decisions[material.reference][case], decisions[material.ours][case]
-        painted_panels, captions, where = (
-            _pictures(material, pair) if at < pictures else ((), panel_names(material), "")
-        )
+        pair = decisions[study.reference][case], decisions[study.ours][case]
+        painted_panels, captions, where = _pictures(study, pair) if at < pictures else ((), panel_names(study), "")
         tick(case)
         yield Shown(
             case,
@@ -106,8 +101,8 @@ def shown_cases(
             _word(row["bucket"]),
             bool(row["change_reference"] < 0),
             painted_panels,
-            tuple(_cells(material, row)),
-            {"panels": captions, "where": where, "facts": _facts(material, row, pair[1])},
+            tuple(_cells(study, row)),
+            {"panels": captions, "where": where, "facts": _facts(study, row, pair[1])},
         )
 
 
@@ -115,8 +110,8 @@ def _word(value: Any) -> str:
     return "none" if value is None or value != value else str(value)
 
 
-def _cells(material: Material, row: Mapping[Any, Any]) -> Iterator[dict[str, Any]]:
-    for column in columns(material):
+def _cells(study: Study, row: Mapping[Any, Any]) -> Iterator[dict[str, Any]]:
+    for column in columns(study):
         value = row[column.key]
         if column.text:
             word = _word(value)
@@ -146,13 +141,13 @@ def _tone(key: str, value: Any) -> str:
     return "worse" if value < 0 else "better" if value > 0 else ""
 
 
-def _pictures(material: Material, pair: tuple[Decision, Decision]) -> tuple[tuple[str, ...], list[str], str]:
+def _pictures(study: Study, pair: tuple[Decision, Decision]) -> tuple[tuple[str, ...], list[str], str]:
     """Four small panels of the slice that shows most harm, their captions, and where they look."""
-    found = recorded(material, pair[0].case_id, reference=pair[0], deployed=pair[1])
+    found = case_masks(study, pair[0].case_id, reference=pair[0], deployed=pair[1])
     if found is None:
-        return (), panel_names(material), "no label was recorded, so there is nothing to outline"
+        return (), panel_names(study), "no label was recorded, so there is nothing to outline"
     view = view_of(found.reference_edits, found.label, found.source, found.reference, found.deployed)
-    output = edits(found.source, found.deployed, found.label, measure=material.measure)
+    output = edits(found.source, found.deployed, found.label, measure=study.measure)
     panels = (
         painted(found.label, view),
         painted(found.source, view),
@@ -160,18 +155,18 @@ def _pictures(material: Material, pair: tuple[Decision, Decision]) -> tuple[tupl
         painted(found.deployed, view, change=output),
     )
     harms = ("", "", f", HA {found.reference_edits.found.ha:.2f}", f", HA {output.found.ha:.2f}")
-    captions = [f"{name}{harm}" for name, harm in zip(panel_names(material), harms, strict=True)]
+    captions = [f"{name}{harm}" for name, harm in zip(panel_names(study), harms, strict=True)]
     return tuple(data_uri(panel) for panel in panels), captions, f"Shown: {view.words(found.label.shape)}."
 
 
-def _facts(material: Material, row: Mapping[Any, Any], decision: Decision) -> list[tuple[str, str]]:
+def _facts(study: Study, row: Mapping[Any, Any], decision: Decision) -> list[tuple[str, str]]:
     measured = [
         ("group", _word(row["group"])),
         ("cluster", _word(row["cluster"])),
-        (f"{material.metric} of M0", number(row["metric_source"], 4)),
-        (f"Δ {material.metric}, {material.reference}", number(row["change_reference"], 4, signed=True)),
-        (f"HA, {material.reference}", number(row["ha_reference"], 4)),
-        (f"Δ {material.metric}, deployed", number(row["change"], 4, signed=True)),
+        (f"{study.metric} of M0", number(row["metric_source"], 4)),
+        (f"Δ {study.metric}, {study.reference}", number(row["change_reference"], 4, signed=True)),
+        (f"HA, {study.reference}", number(row["ha_reference"], 4)),
+        (f"Δ {study.metric}, deployed", number(row["change"], 4, signed=True)),
         ("HA, deployed", number(row["ha"], 4)),
         ("BA, deployed", number(row["ba"], 4)),
         ("regions of the deployed edit", f"{int(row['regions'])}"),

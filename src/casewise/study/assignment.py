@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from casewise.core.errors import BadInput
 from casewise.core.records import State
@@ -22,8 +22,20 @@ Arms = Mapping[str, pd.DataFrame]
 Floats = NDArray[np.float64]
 
 BUCKETS = ("hard", "mid", "low")  # the order in which ranks are filled, riskiest first (J2)
+MEDICAL = (33.33, 66.67)
+DRIVING = (33.0, 66.0)
 QUANTITIES = {"metric": "metric", "ha": "ha", "steps": "deployed"}
 _EVERYBODY = {"low": (np.inf, np.inf), "mid": (-np.inf, np.inf), "hard": (-np.inf, -np.inf)}
+
+
+def buckets_at(values: Floats, cut_low: ArrayLike, cut_high: ArrayLike) -> NDArray[np.int64]:
+    """0 hard (u >= cut_high), 1 mid (u > cut_low), 2 low; cut-points of many draws give (draw, case) (E6).
+
+    >>> buckets_at(np.array([1.0, 2.0, 3.0]), 1.0, 3.0).tolist()
+    [[2, 1, 0]]
+    """
+    low, high = (np.atleast_1d(np.asarray(cut, dtype=np.float64))[:, None] for cut in (cut_low, cut_high))
+    return np.where(values >= high, 0, np.where(values > low, 1, 2))
 
 
 def arms_at(outcomes: pd.DataFrame, states: Mapping[str, State]) -> dict[str, pd.DataFrame]:

@@ -1,4 +1,4 @@
-"""What one analysis found: a tidy table, the cases it rests on, how it was made, and why it is undefined if it is."""
+"""What an analysis gives: findings (tidy tables at full precision), and the section that shows them to a person."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import pandas as pd
 
 from casewise.core.errors import BadInput
+from casewise.render.ink import Picture
+from casewise.render.tables import Column, Table, rows_of, table
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +38,39 @@ class Finding:
     def number(self, column: str, **where: Any) -> float:
         """One number of the table."""
         return float(self.row(**where)[column])
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """What one analysis says: a sentence or two, tables, pictures, and the findings behind them."""
+
+    id: str  # the name of the analysis in ANALYSES
+    title: str
+    lead: str = ""  # the finding, in a sentence or two
+    tables: tuple[Table, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    findings: tuple[Finding, ...] = ()  # go to results.json at full precision
+    notes: tuple[str, ...] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)  # what was not run, and what it needs
+
+
+def plain_table(id: str, title: str, finding: Finding, *, caption: str = "") -> Table:
+    """Every column of a finding as it is, for analyses whose table needs no shape of its own."""
+    columns = [
+        Column(str(name), str(name).replace("_", " "), text=finding.table[name].dtype == object)
+        for name in finding.table
+    ]
+    return table(id, title, columns, rows_of(finding.table, columns), caption=caption)
+
+
+def sentences(finding: Finding) -> str:
+    """The notes of a finding as one paragraph."""
+    return " ".join(f"{note[0].upper()}{note[1:]}." for note in finding.notes)
+
+
+def notes_of(*findings: Finding) -> tuple[str, ...]:
+    """The notes of several findings, each once."""
+    return tuple(dict.fromkeys(note for finding in findings for note in finding.notes))
 
 
 def rows(records: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:

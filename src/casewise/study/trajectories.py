@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput
 from casewise.core.records import State
+from casewise.measure.signals import SIGNALS
 from casewise.study.finding import need_columns
 
 Floats = NDArray[np.float64]
@@ -46,13 +49,44 @@ def horizon(outcomes: pd.DataFrame) -> int:
     return int(outcomes["step"].max())
 
 
+def harm_and_metric(outcomes: pd.DataFrame) -> tuple[Floats, Floats]:
+    """HA and metric of the labelled cases as (case, step 1..K)."""
+    if horizon(outcomes) < 1:
+        raise BadInput("a budget needs at least one update; the archive has step 0 only")
+    outcomes = labelled(outcomes)
+    ha, metric = (by_step(outcomes, name).drop(columns=0).to_numpy(float) for name in ("ha", "metric"))
+    return ha, metric
+
+
+def least_harm(outcomes: pd.DataFrame) -> int:
+    """The step k >= 1 of lowest cohort HA; ties go to the smallest."""
+    return int(np.argmin(harm_and_metric(outcomes)[0].mean(axis=0))) + 1
+
+
+def step_one(outcomes: pd.DataFrame, column: str) -> pd.Series:
+    """One column after the first update, by case."""
+    first = outcomes[(outcomes["step"] == 1) & (outcomes["shrink"] == 0)].sort_values("case")
+    return first.set_index("case")[column].astype(float)
+
+
+def signals_in(outcomes: pd.DataFrame, signals: Sequence[str] | None = None) -> list[str]:
+    """The signals to look at: those asked for, or every known signal with a defined value."""
+    if signals is not None:
+        need_columns(outcomes, signals, "the outcomes frame")
+        return list(signals)
+    adapted = outcomes[outcomes["step"] > 0]
+    return [name for name in SIGNALS if name in outcomes.columns and adapted[name].notna().any()]
+
+
 def deployed_at(outcomes: pd.DataFrame, state: State) -> pd.DataFrame:
     """The deployed frame had every case returned this state: one row per case, sorted by case."""
     chosen = outcomes[(outcomes["step"] == state.step) & np.isclose(outcomes["shrink"], state.shrink)]
     source = outcomes[(outcomes["step"] == 0) & (outcomes["shrink"] == 0)]
     missing = sorted(set(source["case"]) - set(chosen["case"]))
     if missing:
-        raise BadInput(f"state {state} was not recorded for {len(missing)} cases, such as {missing[:3]} (D15)")
+        raise BadInput(
+            f"state {state} was not recorded for {len(missing)} cases, such as {missing[:3]}; record them with it"
+        )
     frame = chosen.sort_values("case", kind="stable").reset_index(drop=True)
     first = source.set_index("case")["metric"]
     frame = frame.assign(metric_source=frame["case"].map(first).astype(float))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 
@@ -37,3 +38,8 @@ CONTROLLERS: Registry[Callable[..., Controller]] = Registry(
         "merge": Merge,
     },
 )
+
+
+def takes(name: str, option: str) -> bool:
+    """Whether a controller has an argument of this name."""
+    return option in inspect.signature(CONTROLLERS[name]).parameters

@@ -1,1 +1,0 @@
-"""The figures: each file draws one, from tidy frames, and returns a matplotlib Figure."""

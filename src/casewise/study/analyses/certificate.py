@@ -1,0 +1,96 @@
+"""What was promised with a guarantee, in the words of its certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from casewise.judge.certificates.certificate import Certificate
+from casewise.render.cells import Cell, NotRun
+from casewise.render.ink import INK, MUTED, OURS, SOFT, Picture, canvas, inked
+from casewise.render.tables import Column, Table, table
+from casewise.study.finding import Section
+from casewise.study.study import Study
+
+_NUMBERS = (
+    "kind",
+    "loss",
+    "method",
+    "alpha",
+    "delta",
+    "population",
+    "units",
+    "cases",
+    "floor",
+    "needed",
+    "cut",
+    "bound",
+    "kept",
+)
+
+
+def section(study: Study) -> Section:
+    """The statement and the numbers of certificate.json, and the reliability diagram where it has one (fig:crc)."""
+    found = study.extras.certificate
+    if found is None:
+        reason = "needs certificate.json beside the calibration archive; casewise certify writes it"
+        return Section("certificate", "Certificate", missing={"certificate and reliability diagram (fig:crc)": reason})
+    curve = pd.DataFrame(found.reliability)
+    drawn = not curve.empty and {"alpha", "risk"} <= set(curve.columns)
+    missing = {} if drawn else {"reliability diagram (fig:crc)": "the certificate holds no risks at several levels"}
+    notes = tuple(f"It is void if {reason}." for reason in found.invalid_if)
+    pictures = (_picture(found, curve),) if drawn else ()
+    return Section("certificate", "Certificate", _lead(found), (_table(found),), pictures, (), notes, missing)
+
+
+def _lead(found: Certificate) -> str:
+    if found.feasible:
+        return found.statement
+    return f"Nothing is certified, so M0 would always be deployed. {found.advice}"
+
+
+def _table(found: Certificate) -> Table:
+    columns = (Column("name", "Quantity", text=True), Column("value", "Value", 4, text=True))
+    rows: list[dict[str, Cell]] = [{"name": name, "value": _value(found, name)} for name in _NUMBERS]
+    for policy, numbers in found.deployed.items():
+        rows += [{"name": f"{policy}: {name}", "value": value} for name, value in numbers.items()]
+    caption = f"Policy {found.policy_name}, calibration {found.calibration_id[:12]}. {found.advice}"
+    return table("certificate", "Its numbers", columns, rows, caption=caption, collapsed=True)
+
+
+def _value(found: Certificate, name: str) -> Cell:
+    value: Cell = getattr(found, name)
+    return NotRun("there is none") if value is None else value
+
+
+def _picture(found: Certificate, curve: pd.DataFrame) -> Picture:
+    caption = (
+        f"Promised risk against risk ({found.reliability_from or 'origin not said'}); below the diagonal it held. "
+        "that this many cases cannot certify are left out."
+    )
+    figure = draw_reliability({found.policy_name or "policy": curve[["alpha", "risk"]].dropna()})
+    return Picture("crc", "Reliability diagram", figure, caption, "fig:crc")
+
+
+_SHAPES = "osD^vP"
+
+
+def draw_reliability(curves: Mapping[str, pd.DataFrame]) -> Figure:
+    """``curves``: name to (alpha, risk); levels that are infeasible are left out, never drawn at an end point (L6)."""
+    top = max(
+        (float(frame[["alpha", "risk"]].to_numpy().max()) for frame in curves.values() if len(frame)), default=0.3
+    )
+    top = 1.1 * max(top, 0.05)
+    with inked():
+        figure, axes = canvas(5.4, 4.2)
+        axis = axes[0, 0]
+        axis.fill_between([0, top], [0, top], color=SOFT, linewidth=0)
+        axis.plot([0, top], [0, top], color=MUTED, linestyle=(0, (4, 3)), linewidth=1)
+        for shape, (name, frame) in zip(_SHAPES, curves.items(), strict=False):
+            color = OURS if shape == "o" else INK
+            axis.plot(frame["alpha"], frame["risk"], marker=shape, color=color, label=name, markersize=6)
+        axis.set(xlim=(0, top), ylim=(0, top), xlabel="promised risk α", ylabel="risk on evaluation cases")
+        axis.legend(loc="upper left")
+    return figure

@@ -1,0 +1,169 @@
+"""What a method pays: updates deployed and executed, what a signal costs, how long an update took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from casewise.core.errors import DegenerateStatistic
+from casewise.measure.signals import SIGNALS
+from casewise.render.cells import DASH, Cell, number
+from casewise.render.tables import Column, Table, rows_of, table
+from casewise.study.finding import Finding, Section, rows
+from casewise.study.inventory import CLOCK
+from casewise.study.study import Study
+from casewise.study.trajectories import mean_or_nan, unshrunk
+
+
+def section(study: Study) -> Section:
+    """tab:app-compute, and the updates that each method pays for."""
+    spent, signals = cost(study.methods), signal_costs()
+    clock = step_seconds({case: entry.seconds for case, entry in study.evaluation.entries.items()})
+    columns = (
+        Column("method", "Method", text=True),
+        Column("n", "n"),
+        Column("deployed", "deployed updates", 2),
+        Column("executed", "executed updates", 2),
+        Column("wasted", "discarded", 2),
+    )
+    paid = spent.table.assign(method=[study.title(name) for name in spent.table["method"]])
+    updates = table(
+        "cost", "Updates paid for", columns, rows_of(paid, columns), caption="Means over cases.", collapsed=True
+    )
+    found = (spent, signals, *(() if clock.reason else (clock,)))
+    missing = {CLOCK: clock.reason} if clock.reason else {}
+    return Section(
+        "cost",
+        "What it costs",
+        _lead(study, spent),
+        (updates, _compute(signals, clock)),
+        (),
+        found,
+        spent.notes,
+        missing,
+    )
+
+
+def _lead(study: Study, spent: Finding) -> str:
+    ours, full = spent.row(method=study.ours), spent.row(method=study.reference)
+    return (
+        f"The {study.title(study.ours)} executes {number(ours['executed'], 2)} updates per case and deploys "
+        f"{number(ours['deployed'], 2)}; {study.reference} executes {number(full['executed'], 2)}."
+    )
+
+
+def _compute(signals: Finding, clock: Finding) -> Table:
+    """Passes of each signal, after the seconds that M0 and one update took where the archive stored them (P 24)."""
+    columns = (
+        Column("signal", "Component", text=True),
+        Column("forwards", "extra forward passes"),
+        Column("backwards", "backward passes"),
+        Column("seconds", "measured (s)"),
+    )
+    timed = list(_timed(clock))
+    measured = f"Not measured here: {clock.reason}."
+    if timed:
+        updates = int(clock.number("steps", part="update"))
+        measured = f"Seconds: median of {updates} updates of {clock.n} cases, on the machine that recorded them."
+    caption = (
+        "Passes of a signal are over and above the adaptation step. An archive has no clock for signals; make bench "
+        f"measures them. {measured}"
+    )
+    return table(
+        "compute", "Decision-time cost of each signal", columns, [*timed, *rows_of(signals.table, columns)],
+        caption=caption, paper="tab:app-compute", collapsed=True, rules={len(timed)},
+    )  # fmt: skip
+
+
+def _timed(clock: Finding) -> Iterator[dict[str, Cell]]:
+    """Rows of M0, which needs no passes but its own, and of an update, whose passes its objective decides."""
+    names: dict[str, tuple[str, Cell]] = {
+        "m0": ("M0 and its signals", DASH),
+        "update": ("one update, its prediction and its signals", "by objective"),
+    }
+    for row in clock.table.to_dict("records"):
+        name, passes = names[row["part"]]
+        yield {"signal": name, "forwards": passes, "backwards": passes, "seconds": float(row["median"])}
+
+
+def cost(methods: Mapping[str, pd.DataFrame]) -> Finding:
+    """Mean updates deployed and executed; a rollback deploys none but has executed its probe (A12)."""
+    records = []
+    for name, frame in methods.items():
+        kept, made = mean_or_nan(frame["deployed"]), mean_or_nan(frame["executed"])
+        records.append({"method": name, "n": len(frame), "deployed": kept, "executed": made, "wasted": made - kept})
+    n = max((len(frame) for frame in methods.values()), default=0)
+    return Finding("cost", rows(records, ("method", "n", "deployed", "executed", "wasted")), n, "M12, A12")
+
+
+def firing(
+    outcomes: pd.DataFrame, *, mean_regions: float, sd_regions: float, mean_delta: float, sd_delta: float
+) -> Finding:
+    r"""How many (case, step) rows have risk r > 0, where FragSubset restricts the update (M12, C6).
+
+    .. math:: r_k = \tfrac12 \frac{n_k - \mu_n}{\sigma_n} + \tfrac12 \frac{\delta_k - \mu_\delta}{\sigma_\delta}
+              \ge -\tfrac12\left(\frac{\mu_n}{\sigma_n} + \frac{\mu_\delta}{\sigma_\delta}\right)
+
+    The floor on the right is reported beside the lowest value; a value below it means other statistics (R1).
+    """
+    if sd_regions <= 0 or sd_delta <= 0:
+        raise DegenerateStatistic(
+            f"risk needs spreads above zero, got {sd_regions} and {sd_delta}; calibrate on more cases"
+        )
+    frame = unshrunk(outcomes)
+    frame = frame[frame["step"] >= 1]
+    risk = ((frame["regions"] - mean_regions) / sd_regions + (frame["delta"] - mean_delta) / sd_delta).to_numpy(
+        float
+    ) / 2
+    fired = int((risk > 0).sum())
+    record = {
+        "n": frame["case"].nunique(),
+        "rows": len(risk),
+        "fired": fired,
+        "share": fired / len(risk) if len(risk) else np.nan,
+        "lowest": float(risk.min()) if len(risk) else np.nan,
+        "floor": -(mean_regions / sd_regions + mean_delta / sd_delta) / 2,
+    }
+    made = {"mean_regions": mean_regions, "sd_regions": sd_regions, "mean_delta": mean_delta, "sd_delta": sd_delta}
+    return Finding("cost.firing", pd.DataFrame([record]), int(record["n"]), "M12, C6, R1", made)
+
+
+def signal_costs(milliseconds: Mapping[str, float] | None = None) -> Finding:
+    """Passes of every signal, with measured milliseconds a step where they are given; NaN is "not measured" (C13)."""
+    measured = milliseconds or {}
+    records = [
+        {
+            "signal": name,
+            "forwards": info.forwards,
+            "backwards": info.backwards,
+            "milliseconds": measured.get(name, float("nan")),
+            "reason": "" if name in measured else "not measured",
+        }
+        for name, info in SIGNALS.items()
+    ]
+    return Finding("cost.signals", pd.DataFrame(records), 0, "C13")
+
+
+def step_seconds(seconds: Mapping[str, Sequence[float]]) -> Finding:
+    """Wall time of M0 and of one update, by case as the archive stored it; the first of each case is M0 (C13).
+
+    A step's time holds the update, the prediction and the signals. Cases without a clock are left out.
+    """
+    timed = [np.asarray(times, float) for times in seconds.values() if len(times)]
+    parts = {"m0": [times[:1] for times in timed], "update": [times[1:] for times in timed]}
+    records = [_clocked(name, np.concatenate(times)) for name, times in parts.items() if timed]
+    reason = "" if timed else "no case stored how long its steps took"
+    columns = ("part", "n", "steps", "mean", "median", "slowest")
+    table = rows([{"n": len(timed), **one} for one in records], columns)
+    return Finding("cost.seconds", table, len(timed), "C13", reason=reason)
+
+
+def _clocked(part: str, times: NDArray[np.float64]) -> dict[str, Any]:
+    if not times.size:
+        return {"part": part, "steps": 0, "mean": np.nan, "median": np.nan, "slowest": np.nan}
+    middle, slowest = float(np.median(times)), float(times.max())
+    return {"part": part, "steps": times.size, "mean": float(times.mean()), "median": middle, "slowest": slowest}

@@ -1,0 +1,209 @@
+"""What the conclusions survive when another objective makes the trajectories."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from casewise.archive.store import Archive
+from casewise.core.errors import CasewiseError, DegenerateTertiles
+from casewise.core.records import Policy
+from casewise.judge.calibration.fit import calibrate
+from casewise.judge.outcomes import outcomes
+from casewise.render.cells import DASH, Cell, Estimate, NotRun
+from casewise.render.tables import Column, Table, table
+from casewise.study.analyses.criteria import NEEDS, router_facts, tent_outcomes, trajectory_facts
+from casewise.study.finding import Finding, Section
+from casewise.study.preregistration import PAPER_CRITERIA, Declaration, Fact, reconcile
+from casewise.study.statistics.resample import Interval
+from casewise.study.study import Study
+from casewise.study.trajectories import by_step, mean_or_nan
+
+_NO_HOLDOUT = "its router needs its own calibration archive: --other NAME=EVALUATION,CALIBRATION"
+
+
+_PARTS = {"V0": "ab", "V1": "ab", "V2": "ab", "V3": "ab"}
+
+
+def section(study: Study) -> Section:
+    """tab:newobj, and the ladder of each objective."""
+    title = "Other objectives"
+    if not study.is_router:
+        reason = f"the policy is a {study.controller.name}; the criteria are about a router"
+        return Section("objectives", title, missing={"criteria by objective": reason})
+    tables, found, notes = objectives(study)
+    missing = {}
+    if not study.extras.others:
+        missing["other objectives (tab:newobj)"] = "need --other NAME=EVALUATION[,CALIBRATION] for each"
+    lead = "Do the conclusions depend on the objective that made the trajectories? One row for each that was given."
+    return Section("objectives", title, lead, tables, (), (found,), notes, missing)
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """One objective on the studied cases: its ladders, and its own router where its holdout was given."""
+
+    name: str
+    archive: Archive
+    outcomes: pd.DataFrame
+    routed: Study | None
+    reason: str = ""  # why there is no router
+    notes: tuple[str, ...] = ()
+
+
+def arms(study: Study) -> list[Arm]:
+    """The studied objective first, then every other one."""
+    return [Arm(label_of(study.configuration), study.evaluation, study.outcomes, study), *_others(study)]
+
+
+def label_of(configuration: Mapping[str, Any]) -> str:
+    """The objective as it was recorded, with the rate that was asked for in place of its own."""
+    text, rate = str(configuration.get("objective", "this archive")), configuration.get("learning_rate")
+    if rate is None:
+        return text
+    named, found = re.subn(r"learning_rate=[^,)]+", f"learning_rate={rate:g}", text)
+    return named if found else f"{text}, learning_rate={rate:g}"
+
+
+def _others(study: Study) -> Iterator[Arm]:
+    for name, archive in study.extras.others.items():
+        shared = archive.select(ids=study.evaluation.ids)
+        frame, holdout = outcomes(shared), study.extras.holdouts.get(name)
+        if holdout is None:
+            yield Arm(name, shared, frame, None, _NO_HOLDOUT)
+            continue
+        try:
+            policy, notes = recalibrated(study, shared, holdout)
+            yield Arm(name, shared, frame, Study.of(shared, holdout, policy, **study.bootstrap), notes=notes)
+        except CasewiseError as error:
+            yield Arm(name, shared, frame, None, str(error))
+
+
+def recalibrated(study: Study, archive: Archive, holdout: Archive) -> tuple[Policy, tuple[str, ...]]:
+    """The same actions with cut-points from the objective's own holdout; without shrink where none was recorded."""
+    unshrunk = not all(any(state.shrink for state in one.states) for one in (archive, holdout))
+    mode = str(study.policy.preflight.get("mode", "union"))
+    convention = str(study.policy.preflight.get("convention", "medical"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DegenerateTertiles)
+        policy = calibrate(holdout, study.policy, mode=mode, percentiles=convention, unshrunk=unshrunk)
+    notes = [str(one.message) for one in caught]
+    return policy, (*notes, *(["mid bucket at its full depth: no shrunk state was recorded"] if unshrunk else []))
+
+
+def objectives(study: Study) -> tuple[tuple[Table, Table], Finding, tuple[str, ...]]:
+    """The two tables about objectives, the finding behind them, and remarks."""
+    found = arms(study)
+    records = [_record(study, arm) for arm in found]
+    cases = max(int(record["n"]) for record in records)
+    made = study.bootstrap
+    notes = tuple(f"{arm.name}: {note}" for arm in found for note in (arm.reason, *arm.notes) if note)
+    finding = Finding("objectives", pd.DataFrame([_flat(record) for record in records]), cases, "O6-O11", made, notes)
+    return (_criteria_table(records), _ladder_table(study, records)), finding, notes
+
+
+def _record(study: Study, arm: Arm) -> dict[str, Any]:
+    facts = trajectory_facts(arm.outcomes, tent_outcomes(study, arm.archive), study)
+    if arm.routed is not None:
+        facts |= router_facts(arm.routed)
+    judged = reconcile(Declaration(PAPER_CRITERIA, "1970-01-01T00:00:00+00:00"), facts, needs=NEEDS).table
+    verdicts = dict(zip(judged["id"], judged["verdict"], strict=True))
+    missing = NotRun(arm.reason)
+    ha, metric = by_step(arm.outcomes, "ha"), by_step(arm.outcomes, "metric")
+    steps = range(1, arm.archive.steps + 1)
+    return {
+        "objective": arm.name,
+        "dataset": str(arm.archive.configuration.get("dataset", "this archive")),
+        "n": int(ha[1].notna().sum()),
+        "delta": _estimate(facts.get("rho.delta")),
+        "regions": _estimate(facts.get("rho.regions")),
+        **{name: _whole([verdicts[f"{name}{part}"] for part in parts]) for name, parts in _PARTS.items()},
+        "share": facts.get("share.random", missing),
+        "m0": mean_or_nan(metric[0]),
+        "last": mean_or_nan(metric[arm.archive.steps]),
+        **{f"ha_{step}": mean_or_nan(ha[step]) for step in steps},
+        **(_routed(arm.routed) if arm.routed is not None else dict.fromkeys(_ROUTED, missing)),
+    }
+
+
+_ROUTED = ("budget", "budget_ha", "router_metric", "router_ha", "rolled_back")
+
+
+def _routed(routed: Study) -> dict[str, Cell]:
+    ours, budget = routed.router, routed.methods[routed.deployable]
+    return {
+        "budget": routed.deployable,
+        "budget_ha": mean_or_nan(budget["ha"]),
+        "router_metric": mean_or_nan(ours["metric"]),
+        "router_ha": mean_or_nan(ours["ha"]),
+        "rolled_back": int(ours["rolled_back"].sum()),
+    }
+
+
+def _estimate(fact: Fact | None) -> Cell:
+    if not isinstance(fact, Interval):
+        return None
+    return Estimate(fact.estimate, fact.low, fact.high)
+
+
+def _whole(parts: list[str]) -> str:
+    """A criterion of several parts holds when all do; V0a without TENT leaves V0 not run."""
+    return next((word for word in ("not run", "failed", "unresolved") if word in parts), "held")
+
+
+def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record with intervals in columns of their own and None for what was not run."""
+    flat: dict[str, Any] = {}
+    for key, cell in record.items():
+        flat[key] = cell.value if isinstance(cell, Estimate) else None if isinstance(cell, NotRun) else cell
+        if isinstance(cell, Estimate):
+            flat |= {f"{key}_low": cell.low, f"{key}_high": cell.high}
+    return flat
+
+
+def _criteria_table(records: list[dict[str, Any]]) -> Table:
+    columns = (
+        Column("objective", "Objective", text=True),
+        Column("dataset", "Benchmark", text=True),
+        Column("delta", "ρ(δ) [95 %]"),
+        Column("regions", "ρ(regions) [95 %]"),
+        *(Column(name, name, text=True) for name in ("V1", "V2", "V3")),
+        Column("share", "V4 random"),
+        Column("n", "n"),
+    )
+    caption = (
+        "One row for each objective that made trajectories of these cases; cut-points are refitted on its own holdout, "
+        "actions stay. V1: both ρ with HA in [0.4, 0.6]. V2: HA is non-monotone in the budget and ends above its "
+        "minimum. V3: the router lowers HA and costs at most 0.005 (upper end of the interval). V4: share of the "
+        "router's HA cut that random assignment at the same quota makes; reported, not tested."
+    )
+    return table("objectives", "Criteria by objective", columns, records, caption=caption, paper="tab:newobj")
+
+
+def _ladder_table(study: Study, records: list[dict[str, Any]]) -> Table:
+    deepest = max(int(key.removeprefix("ha_")) for record in records for key in record if key.startswith("ha_"))
+    steps = [f"ha_{step}" for step in range(1, deepest + 1)]
+    columns = (
+        Column("objective", "Objective", text=True),
+        Column("m0", f"M0 {study.metric}"),
+        Column("last", f"fixed-K {study.metric}"),
+        *(Column(key, f"HA, k = {key.removeprefix('ha_')}") for key in steps),
+        Column("budget", "deployable", text=True),
+        Column("budget_ha", "its HA"),
+        Column("router_metric", f"router {study.metric}"),
+        Column("router_ha", "router HA"),
+        Column("rolled_back", "rolled back"),
+        Column("V0", "V0", text=True),
+        Column("n", "n"),
+    )
+    rows = [{**dict.fromkeys(steps, DASH), **record} for record in records]
+    caption = (
+        "The ladder of each objective, the budget that its holdout chooses, and its router. V0: the first update is at "
+        "least as good as TENT's first update, and at most 0.01 below M0. A dash is a step that was not recorded."
+    )
+    return table("objective-ladders", "Ladders by objective", columns, rows, caption=caption, collapsed=True)

@@ -1,0 +1,255 @@
+"""Pictures chosen by a rule that was fixed before looking, with the number of slices that met each part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from casewise.core.errors import BadInput, CasewiseError, Mismatch
+from casewise.core.records import SOURCE, Mask, State
+from casewise.data.folders import CaseFiles
+from casewise.data.nifti import read_volume
+from casewise.data.pictures import ENDINGS, read_picture
+from casewise.judge.controllers.tau_stop import TauStop
+from casewise.measure.metrics.overlap import dice, miou
+from casewise.render.cells import Cell
+from casewise.render.ink import Picture
+from casewise.render.masks import Edits, Pixels, View, draw_masks, edits, painted, photographed, view_of
+from casewise.render.tables import Column, Table, table
+from casewise.study.case_masks import CaseMasks, case_masks
+from casewise.study.finding import Finding, Section
+from casewise.study.inventory import INPUT_COLUMN
+from casewise.study.study import Study
+
+DESIDERATA = {
+    "harmful": "(i) HA of the slice ≥ 0.5 under the full horizon",
+    "flat": "(ii) the slice's metric moves by at most 0.02",
+    "mixed": "(iii) regions made worse and regions made better are both visible",
+    "good_source": "(iv) M0 is close to the label: the slice's metric ≥ 0.9",
+}
+
+
+def section(study: Study) -> Section:
+    """fig:med-qual, fig:med-qual-prostate and fig:acdc-qual-supp in the shape that this archive allows."""
+    slices = pd.DataFrame(
+        list(_slices(study)), columns=["case", "slice", "ha", "change", "source", "worse", "better", "area"]
+    )
+    if slices.empty:
+        return Section("qualitative", "Pictures", missing={"qualitative panels": "no slice has a change that counts"})
+    judged = slices.assign(**wanted(slices))
+    picks = chosen(judged)
+    drawn = [_picture(study, row, at) for at, row in enumerate(picks)]
+    finding = Finding(
+        "qualitative.selection",
+        pd.DataFrame(picks),
+        int(slices["case"].nunique()),
+        "sec:supp-qual-select",
+        {"slices": len(slices), **{name: int(judged[name].sum()) for name in DESIDERATA}, "all": _all(judged)},
+    )
+    lead = (
+        f"Of {len(slices)} slices with a change, {_all(judged)} meet all four desiderata; (i) and (ii) have priority, "
+        "then (iii), then (iv), then the larger HA. The second picture is the best slice of another case, one with a "
+        "good M0 where there is one."
+    )
+    problems = dict.fromkeys(problem for _, problem in drawn if problem)
+    missing = {INPUT_COLUMN: "; ".join(problems)} if problems else {}
+    pictures = tuple(picture for picture, _ in drawn)
+    return Section("qualitative", "Pictures", lead, (_table(judged),), pictures, (finding,), missing=missing)
+
+
+def wanted(slices: pd.DataFrame) -> dict[str, pd.Series]:
+    """Which slices meet which desideratum (sec:supp-qual-select)."""
+    return {
+        "harmful": slices["ha"] >= 0.5,
+        "flat": slices["change"].abs() <= 0.02,
+        "mixed": (slices["worse"] > 0) & (slices["better"] > 0),
+        "good_source": slices["source"] >= 0.9,
+    }
+
+
+def chosen(judged: pd.DataFrame) -> list[Mapping[str, Any]]:
+    """The best slice, and the best slice of another case among those with a good M0 (or simply the next case)."""
+    order = judged.assign(first=judged["harmful"] & judged["flat"]).sort_values(
+        ["first", "mixed", "good_source", "ha", "area"], ascending=False, kind="stable"
+    )
+    best = order.iloc[0]
+    others = order[order["case"] != best["case"]]
+    complement = others[others["good_source"]] if others["good_source"].any() else others
+    return [dict(best), *(dict(row) for _, row in complement.head(1).iterrows())]
+
+
+def _all(judged: pd.DataFrame) -> int:
+    return int(judged[list(DESIDERATA)].all(axis=1).sum())
+
+
+def _slices(study: Study) -> Iterator[tuple[Any, ...]]:
+    """Every slice that holds a region which counts, with slice-level HA and metric."""
+    reference = study.decisions[study.reference]
+    for decision in reference:
+        found = case_masks(study, decision.case_id, reference=decision)
+        if found is None or not (found.reference_edits.worse.any() or found.reference_edits.better.any()):
+            continue
+        for index in _indices(found.reference_edits):
+            view = whole(found.label, index)
+            worse, better, area = (
+                int(view.of(flags).sum())
+                for flags in (found.reference_edits.worse, found.reference_edits.better, found.reference_edits.changed)
+            )
+            source, adapted = (metric_of(study, view, mask, found.label) for mask in (found.source, found.reference))
+            yield found.case_id, index, worse / area, adapted - source, source, worse, better, area
+
+
+def _indices(change: Edits) -> list[int | None]:
+    if change.changed.ndim == 2:
+        return [None]
+    return [int(index) for index in np.flatnonzero((change.worse | change.better).any(axis=(1, 2)))]
+
+
+def _table(judged: pd.DataFrame) -> Table:
+    columns = (Column("what", "Desideratum", text=True), Column("met", "slices"), Column("cases", "cases"))
+    rows: list[dict[str, Cell]] = [
+        {"what": words, "met": int(judged[name].sum()), "cases": int(judged.loc[judged[name], "case"].nunique())}
+        for name, words in DESIDERATA.items()
+    ]
+    both = judged["harmful"] & judged["flat"]
+    rows.append({"what": "(i) and (ii)", "met": int(both.sum()), "cases": int(judged.loc[both, "case"].nunique())})
+    every = judged[list(DESIDERATA)].all(axis=1)
+    rows.append({"what": "all four", "met": int(every.sum()), "cases": int(judged.loc[every, "case"].nunique())})
+    caption = (
+        f"Of {len(judged)} slices of {judged['case'].nunique()} cases. The thresholds are part of the rule, not tuned."
+    )
+    return table("qualitative", "How many slices met the rule", columns, rows, caption=caption, rules={len(DESIDERATA)})
+
+
+def _input(study: Study, case: str, view: View, shape: tuple[int, ...]) -> tuple[Pixels | None, str]:
+    """The image of a case, or None and why it is not shown."""
+    if study.extras.images is None:
+        return None, "needs the images that were recorded; give --images DIR"
+    try:
+        return input_plane(study.extras.images, case, shape, view.index), ""
+    except CasewiseError as error:
+        return None, str(error)
+
+
+def _picture(study: Study, row: Mapping[str, Any], at: int) -> tuple[Picture, str]:
+    """The picture of one slice, and why it has no input column ("" where it has one)."""
+    decisions = {name: {one.case_id: one for one in study.decisions[name]} for name in (study.reference, study.ours)}
+    case = str(row["case"])
+    found = case_masks(study, case, reference=decisions[study.reference][case], deployed=decisions[study.ours][case])
+    if found is None:
+        raise RuntimeError(f"case {case} had a label when the slices were judged")
+    index = None if row["slice"] is None or pd.isna(row["slice"]) else int(row["slice"])
+    view = view_of(found.reference_edits, found.label, found.source, found.reference, index=index)
+    image, problem = _input(study, case, view, found.label.shape)
+    figure = draw_masks(list(mask_columns(study, found, view, image)))
+    bucket = decisions[study.ours][case].bucket
+    routed = f" The router puts it into the {bucket} bucket." if bucket else ""
+    driving = not study.measure["foreground"]
+    boxes = " Boxes: around the regions made worse." if driving and image is not None else ""
+    without = f" No input column: {problem}." if problem else ""
+    caption = (
+        f"Case {case}, {view.words(found.label.shape)}. HA and {study.metric} are those of the slice, not of the "
+        f"case. Red outlines: regions made worse; blue: made better.{boxes}{routed}{without}"
+    )
+    paper = "fig:acdc-qual-supp" if driving else ("fig:med-qual", "fig:med-qual-prostate")[at]
+    title = "Harm that the mean does not show" if row["harmful"] and row["flat"] else "The best that the rule found"
+    id = f"{'driving' if driving else 'qualitative'}-{at + 1}"
+    return Picture(id, title, figure, caption, paper), problem
+
+
+SIDE = 320
+
+
+Titled = tuple[str, Pixels]
+
+
+def mask_columns(study: Study, found: CaseMasks, view: View, image: Pixels | None) -> Iterator[Titled]:
+    """label | M0 | full horizon | deployed (fig:med-qual), after the input where there is one.
+
+    Of driving scenes with their image: input | M0 | full horizon with boxes | τ-stop | others (fig:acdc-qual-supp).
+    """
+    if image is not None:
+        yield "input", photographed(image, view, side=SIDE)
+    driving = image is not None and not study.measure["foreground"]
+    if not driving:
+        yield "label", painted(found.label, view, side=SIDE)
+    value = _number(metric_of(study, whole(found.label, view.index), found.source, found.label))
+    yield f"M0\n{study.metric} {value}", painted(found.source, view, side=SIDE)
+    yield _judged(study, found, view, study.reference, found.source, found.reference, boxes=driving)
+    if driving:
+        yield from _rivals(study, found, view)
+    else:
+        yield _judged(study, found, view, study.title(study.ours), found.source, found.deployed)
+
+
+def _rivals(study: Study, found: CaseMasks, view: View) -> Iterator[Titled]:
+    """τ-stop where it was run, and the full horizon of every other objective."""
+    for decision in study.decisions.get(TauStop.name, ()):
+        if decision.case_id == found.case_id:
+            stopped = study.evaluation.mask(found.case_id, decision.state)
+            yield _judged(study, found, view, study.title(TauStop.name), found.source, stopped)
+    for name, archive in study.extras.others.items():
+        masks = archive.masks(found.case_id, (State(archive.steps),))
+        yield _judged(study, found, view, name, masks[SOURCE], masks[State(archive.steps)])
+
+
+def _judged(
+    study: Study, found: CaseMasks, view: View, name: str, source: Mask, mask: Mask, *, boxes: bool = False
+) -> Titled:
+    change, everything = edits(source, mask, found.label, measure=study.measure), whole(found.label, view.index)
+    value = _number(metric_of(study, everything, mask, found.label))
+    words = f"{name}\n{study.metric} {value} · HA {change.ha_of(everything):.2f}"
+    return words, painted(mask, view, change=change, side=SIDE, boxes=boxes)
+
+
+def whole(mask: Any, index: int | None) -> View:
+    """A slice without cropping."""
+    return View(index, slice(0, mask.shape[-2]), slice(0, mask.shape[-1]))
+
+
+def metric_of(study: Study, view: View, mask: Any, label: Any) -> float:
+    """The archive's metric on what is in view; NaN when the label has nothing there."""
+    shown, truth = view.of(mask), view.of(label)
+    if study.metric == "mIoU":
+        return float(miou(shown, truth, ignore=study.measure["ignore"]))
+    return float(dice(shown, truth, ignore=study.measure["ignore"]))
+
+
+def _number(value: float) -> str:
+    return "undefined" if value != value else f"{value:.2f}"
+
+
+Images = Mapping[str, CaseFiles]
+
+
+def input_plane(images: Images, case_id: str, shape: tuple[int, ...], index: int | None) -> Pixels:
+    """The plane that is shown, in 8 bits: a slice of a volume's first channel, or a picture in its colors."""
+    if case_id not in images:
+        raise BadInput(f"the image folder has no case {case_id}; name files as they were named when recorded")
+    path = images[case_id].images[0]
+    is_picture = path.name.lower().endswith(ENDINGS)
+    image = np.moveaxis(read_picture(path), 0, -1) if is_picture else read_volume(path).voxels
+    space = image.shape[:2] if is_picture else image.shape
+    if _without_ones(space) != _without_ones(shape):
+        raise Mismatch(f"{path.name} has shape {space}, its mask {shape}; give the images that were recorded")
+    if is_picture:
+        return np.ascontiguousarray(image)
+    volume = image.reshape(shape)
+    return _windowed(volume if index is None else volume[index])
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A volume of one slice lies where a picture lies."""
+    return tuple(length for length in shape if length > 1)
+
+
+def _windowed(plane: NDArray[Any]) -> Pixels:
+    """0..255 between the slice's 1st and 99th percentile; what is not finite becomes black."""
+    finite = plane[np.isfinite(plane)]
+    low, high = np.percentile(finite, (1, 99)) if finite.size else (0.0, 1.0)
+    shown = np.clip((np.nan_to_num(plane.astype(float), nan=low) - low) / max(high - low, 1e-12), 0, 1)
+    return np.asarray(np.rint(255 * shown), np.uint8)

@@ -1,0 +1,192 @@
+"""The router itself: coordinate and actions, where the cases fall, how stable the cut-points are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+
+from casewise.core.seeds import RESAMPLING_SEED
+from casewise.render.cells import Cell, number
+from casewise.render.ink import HARM, HELP, INK, MUTED, Picture, canvas, inked
+from casewise.render.tables import Column, Table, rows_of, table
+from casewise.study.assignment import MEDICAL, buckets_at
+from casewise.study.finding import Finding, Section, notes_of
+from casewise.study.statistics.resample import RESAMPLES, draws
+from casewise.study.study import Study
+from casewise.study.trajectories import step_one
+
+ALGORITHM = (
+    "reset to M0 and predict ŷ₀",
+    "take one adaptation step and predict ŷ₁",
+    "u ← the coordinate of (ŷ₀, ŷ₁): two masks, no label, no backward pass",
+    "if u ≥ cut_high: restore M0 and return the cached ŷ₀ (rollback)",
+    "bucket ← mid if u > cut_low, else low",
+    "run the bucket's action: a fixed depth (and part of the way back to M0 where it shrinks), or a stop rule in a cap",
+    "return the deployed mask and the decision record",
+)
+
+
+def section(study: Study) -> Section:
+    """tab:supp-routing-coord, tab:supp-depth-var, tab:app-algorithm (P 6, 7, 23)."""
+    if not study.is_router:
+        reason = f"the policy is a {study.controller.name}, not a router"
+        return Section("routing", "The router", missing={"routing tables": reason})
+    depth = depth_dispersion(study.router)
+    stability = cut_stability(
+        *(step_one(frame, study.coordinate) for frame in (study.holdout, study.outcomes)),
+        percentiles=study.percentiles, **study.bootstrap,
+    )  # fmt: skip
+    tables = (_coordinates(study), _depths(depth), _cuts(study, stability), _algorithm())
+    notes = notes_of(depth, stability)
+    return Section(
+        "routing", "The router", _lead(study, stability), tables, (_picture(study),), (depth, stability), notes
+    )  # fmt: skip
+
+
+def _lead(study: Study, stability: Finding) -> str:
+    counts = study.router["bucket"].value_counts()
+    low, mid, hard = (int(counts.get(name, 0)) for name in ("low", "mid", "hard"))
+    changed = stability.made.get("changed_median")
+    moved = (
+        ""
+        if changed is None
+        else f" Redrawing the calibration cases moves {100 * float(changed):.1f} % of cases (median)."
+    )
+    return (
+        f"Of {len(study.router)} cases {low} fall low, {mid} mid and {hard} hard, read off "
+        f"{study.coordinate} after one update and cut-points fitted on {study.calibration_size} calibration "
+        f"cases.{moved}"
+    )
+
+
+def _coordinates(study: Study) -> Table:
+    columns = (
+        Column("group", "Domain", text=True),
+        Column("coordinate", "Coordinate", text=True),
+        Column("low", "Low", text=True),
+        Column("mid", "Mid", text=True),
+        Column("hard", "Hard", text=True),
+        Column("cut_low", "cut_low", 6),
+        Column("cut_high", "cut_high", 6),
+        Column("n", "calibration cases"),
+    )
+    rows: list[dict[str, Cell]] = []
+    for group, router in study.routers.items():
+        row: dict[str, Cell] = {"group": group, "coordinate": study.coordinate, "n": study.calibration_size}
+        row |= {
+            name: str(getattr(router, name)) if hasattr(router, name) else "stop rule"
+            for name in ("low", "mid", "hard")
+        }
+        rows.append({**row, "cut_low": float(router.cut_low), "cut_high": float(router.cut_high)})
+    caption = f"Policy “{study.policy.name}”: value ≥ cut_high rolls back, value > cut_low is mid."
+    return table("routing", "Coordinate and actions", columns, rows, caption=caption, paper="tab:supp-routing-coord")
+
+
+def _depths(depth: Finding) -> Table:
+    columns = (
+        Column("bucket", "Bucket", text=True),
+        Column("n", "n"),
+        Column("std", "std of depth", 2),
+        Column("low", "least", 0),
+        Column("high", "most", 0),
+    )
+    caption = "How much the deployed depth varies inside a bucket (population standard deviation)."
+    rows = rows_of(depth.table, columns)
+    return table("depth-variation", "Depth by bucket", columns, rows, caption=caption, paper="tab:supp-depth-var")
+
+
+def _cuts(study: Study, stability: Finding) -> Table:
+    columns = (
+        Column("cut", "Cut-point", text=True),
+        Column("estimate", "value [95 %]", 6, interval=("low", "high")),
+        Column("n", "calibration cases"),
+    )
+    high = stability.made.get("changed_high")
+    tail = "" if high is None else f" In the upper tail {number(100 * float(high), 1)} % of cases change bucket."
+    caption = f"Calibration cases drawn with replacement, B = {study.resamples}, seed {study.seed}.{tail}"
+    return table(
+        "cut-stability", "Stability of the cut-points", columns, rows_of(stability.table, columns), caption=caption
+    )
+
+
+def _algorithm() -> Table:
+    columns = (Column("line", "Line"), Column("what", "Algorithm 1: routing one case, without labels", text=True))
+    rows: list[dict[str, Cell]] = [{"line": at + 1, "what": line} for at, line in enumerate(ALGORITHM)]
+    return table("algorithm", "The algorithm", columns, rows, paper="tab:app-algorithm", collapsed=True)
+
+
+def _picture(study: Study) -> Picture:
+    reference = study.uncontrolled.set_index("case")
+    frame = study.router[["case", "value"]].join(reference[["ha", "change"]], on="case").dropna()
+    cuts = [(float(router.cut_low), float(router.cut_high)) for router in study.routers.values()]
+    figure = draw_buckets(frame, coordinate=study.coordinate, cuts=cuts, reference=study.reference)
+    caption = (
+        f"One dot per case, n = {len(frame)}; dashed: the cut-points. What lies right of the second is rolled back."
+    )
+    return Picture("buckets", f"What the router reads, and what {study.reference} would have done", figure, caption)
+
+
+BUCKETS = ("low", "mid", "hard")
+
+
+def depth_dispersion(router: pd.DataFrame) -> Finding:
+    """Cases, standard deviation (ddof 0) and range of the deployed depth by bucket."""
+    records = []
+    for name in BUCKETS:
+        depth = router.loc[router["bucket"] == name, "deployed"].to_numpy(float)
+        low, std, high = (depth.min(), depth.std(), depth.max()) if len(depth) else (np.nan, np.nan, np.nan)
+        reason = "" if len(depth) else "the bucket is empty"
+        records.append({"bucket": name, "n": len(depth), "std": std, "low": low, "high": high, "reason": reason})
+    return Finding("dispersion", pd.DataFrame(records), len(router), "M11")
+
+
+def cut_stability(
+    calibration_values: ArrayLike,
+    evaluation_values: ArrayLike,
+    *,
+    percentiles: tuple[float, float] = MEDICAL,
+    resamples: int = RESAMPLES,
+    seed: int = RESAMPLING_SEED,
+) -> Finding:
+    """Bootstrap intervals of both cut-points, and how many evaluation cases would change their bucket (F9)."""
+    pool, u = (np.asarray(values, dtype=np.float64) for values in (calibration_values, evaluation_values))
+    drawn = draws(len(pool), resamples, seed)
+    fitted, cuts = np.percentile(pool, percentiles), np.percentile(pool[drawn.index], percentiles, axis=1)
+    changed = (buckets_at(u, *cuts) != buckets_at(u, *fitted)).mean(axis=1)
+    records = []
+    for at, name in enumerate(("cut_low", "cut_high")):
+        low, high = np.percentile(cuts[at], [2.5, 97.5])
+        records.append({"cut": name, "estimate": fitted[at], "low": low, "high": high, "n": len(pool)})
+    median, upper = np.percentile(changed, [50, 97.5])
+    note = f"a resampled calibration rebuckets {median:.1%} of {len(u)} evaluation cases (97.5 %: {upper:.1%})"
+    made = {"changed_median": float(median), "changed_high": float(upper), "stream": drawn.proof}
+    return Finding("sensitivity.cuts", pd.DataFrame(records), len(u), "F9", made, (note,))
+
+
+def draw_buckets(frame: pd.DataFrame, *, coordinate: str, cuts: list[tuple[float, float]], reference: str) -> Figure:
+    """``frame``: value (the coordinate), ha and change under the reference; one dot per case."""
+    with inked():
+        figure, axes = canvas(6.9, 3.2)
+        axis = axes[0, 0]
+        for side, color, name in (
+            (frame["change"] < 0, HARM, f"made worse by {reference}"),
+            (frame["change"] > 0, HELP, f"made better by {reference}"),
+            (frame["change"] == 0, MUTED, "unchanged"),
+        ):
+            if side.any():
+                part = frame[side]
+                axis.scatter(
+                    part["value"], part["ha"], s=18, color=color, alpha=0.7, linewidth=0, label=name,
+                    rasterized=len(part) > 2000,
+                )  # fmt: skip
+        for cut in sorted({cut for pair in cuts for cut in pair}):
+            axis.axvline(cut, color=INK, linewidth=1, linestyle=(0, (4, 3)))
+        positive = frame["value"][frame["value"] > 0]
+        if len(positive) and positive.max() > 50 * max(np.median(positive), 1e-12):
+            axis.set_xscale("symlog", linthresh=float(np.median(positive)))
+        axis.set(xlabel=f"{coordinate} after one update", ylabel=f"HA under {reference}")
+        axis.set_ylim(-0.03, 1.03)
+        axis.legend(loc="upper right")
+    return figure

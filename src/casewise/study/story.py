@@ -1,0 +1,222 @@
+"""How a report opens: two sentences, key figures and a picture, said only as strongly as the intervals allow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from casewise.render.cells import Estimate, number, text_of
+from casewise.render.ink import FAINT, HARM, HELP, INK, MUTED, Picture, canvas, inked
+from casewise.study.analyses.controls import attribution_of
+from casewise.study.analyses.deployment import interval_between, verdict
+from casewise.study.finding import Finding
+from casewise.study.study import Study
+
+
+@dataclass(frozen=True)
+class Story:
+    """What a reader who reads one sentence should know, and what the second sentence adds."""
+
+    headline: str
+    second: str
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key figure: a number, what it is, and its interval or n."""
+
+    value: str
+    what: str
+    more: str
+    tone: str = ""
+
+
+def story(study: Study) -> Story:
+    """How many cases were made worse while the mean did or did not move; what the policy did about it."""
+    share = attribution_of(study) if study.is_router else None
+    return Story(_headline(study), f"{_second(study)}{_attributed(share)}")
+
+
+def _headline(study: Study) -> str:
+    frame = study.uncontrolled
+    n, worse = int(frame["change"].notna().sum()), int((frame["change"] < 0).sum())
+    moved = interval_between(study, study.reference, study.source, "metric")
+    mean = f"the mean {study.metric} {_moved(moved)}" if moved else f"the mean {study.metric} is undefined"
+    if worse == 0:
+        return f"Adaptation made none of {n} cases worse, and {mean}."
+    joint = "while" if moved is None or not moved["shown"] else "and" if _fell(moved) else "although"
+    return f"Adaptation made {worse} of {n} cases individually worse, {joint} {mean}."
+
+
+def _fell(moved: Mapping[str, Any]) -> bool:
+    return float(moved["estimate"]) < 0
+
+
+def _moved(row: Mapping[str, Any]) -> str:
+    """Equality is never claimed: what is not shown to differ "did not measurably move" (H7)."""
+    if not row["shown"]:
+        return "did not measurably move"
+    return f"{'fell' if _fell(row) else 'rose'} by {number(abs(float(row['estimate'])))}"
+
+
+def _second(study: Study) -> str:
+    frame, before = study.router, float(study.uncontrolled["ha"].mean())
+    after, back = float(frame["ha"].mean()), int(frame["rolled_back"].sum())
+    worse = int((frame["change"] < 0).sum())
+    name = study.title(study.ours)
+    then = "no case is then worse" if worse == 0 else f"{worse} {'case is' if worse == 1 else 'cases are'} then worse"
+    did = f"The {name} rolls {back} of {len(frame)} cases back to the source model; {then}"
+    row = interval_between(study, study.ours, study.reference, "ha")
+    if row is None:
+        return f"{did}, and HA is {number(after)}."
+    estimate = Estimate(float(row["estimate"]), float(row["low"]), float(row["high"]))
+    return (
+        f"{did}, and harmful accepted area goes from {number(before)} to {number(after)}: "
+        f"{text_of(estimate, signed=True)} against {study.reference}, {verdict(row)}."
+    )
+
+
+def _attributed(attribution: Finding | None) -> str:
+    if attribution is None:
+        return ""
+    row = attribution.table.iloc[0]
+    share = float(row["share"])
+    if share != share:
+        return ""
+    ranked = (
+        "the ranking adds nothing to it"
+        if share >= 1
+        else f"the remaining {100 * (1 - share):.0f} % to which cases it chose"
+    )
+    quota = "its quotas alone (as many cases for each action, drawn at random)"
+    return f" Of that cut, {100 * share:.0f} % is due to {quota}, {ranked}."
+
+
+def keys(study: Study) -> list[Key]:
+    """Made worse, change of the mean, HA without control, HA deployed, rolled back, updates."""
+    frame, ours = study.uncontrolled, study.router
+    n, worse = int(frame["change"].notna().sum()), int((frame["change"] < 0).sum())
+    source = float(study.methods[study.source]["metric"].mean())
+    kept = f"of {n} cases, {int((frame['change'] > 0).sum())} made better"
+    return [
+        Key(f"{worse}", f"cases made worse by {study.reference}", kept, "harm"),
+        _key_of(
+            study,
+            study.reference,
+            study.source,
+            "metric",
+            f"mean change of {study.metric} against M0 ({number(source)})",
+        ),
+        Key(number(frame["ha"].mean()), f"HA of {study.reference}", f"mean over {len(frame)} cases", "harm"),
+        Key(number(ours["ha"].mean()), f"HA of the {study.title(study.ours)}", _versus(study), "ours"),
+        Key(f"{int(ours['rolled_back'].sum())}", "cases rolled back to M0", f"of {len(ours)}; {_buckets(study)}", ""),
+        Key(
+            number(ours["executed"].mean(), 2),
+            "updates executed per case",
+            f"{number(ours['deployed'].mean(), 2)} deployed; {study.reference} runs {study.evaluation.steps}",
+        ),
+    ]
+
+
+def _key_of(study: Study, method: str, reference: str, quantity: str, what: str) -> Key:
+    row = interval_between(study, method, reference, quantity)
+    if row is None:
+        return Key("not run", what, "")
+    interval = f"[{number(row['low'], 4, signed=True)}, {number(row['high'], 4, signed=True)}], n = {int(row['n'])}"
+    return Key(number(row["estimate"], 4, signed=True), what, interval)
+
+
+def _versus(study: Study) -> str:
+    row = interval_between(study, study.ours, study.deployable, "ha")
+    if row is None:
+        return f"as {study.deployable}"
+    interval = f"[{number(row['low'], signed=True)}, {number(row['high'], signed=True)}]"
+    return f"{number(row['estimate'], signed=True)} {interval} against {study.deployable} (deployable)"
+
+
+def _buckets(study: Study) -> str:
+    if not study.is_router:
+        return "no buckets"
+    counts = study.router["bucket"].value_counts()
+    return ", ".join(f"{int(counts.get(name, 0))} {name}" for name in ("low", "mid", "hard"))
+
+
+def words(study: Study) -> list[tuple[str, str]]:
+    """The words that the story and every table use, each in a sentence."""
+    steps = study.evaluation.steps
+    known = [
+        ("M0", "the mask of the source model, without adaptation."),
+        (study.reference, f"every case adapted for all {steps} updates; fixed-k stops everywhere after k."),
+        ("HA", "harmful accepted area, the share of the changed voxels in regions that became worse than M0."),
+        ("BA", "the share in regions that became better."),
+        ("Deployable", "the budget k that the labelled calibration cases choose."),
+    ]
+    if study.is_router:
+        meaning = (
+            f"COQR, sorts cases by {study.coordinate} after one update: low adapt, mid less, hard roll back to M0."
+        )
+        known.append(("Router", meaning))
+    known.append(("[a, b]", "95 % bootstrap interval."))
+    known.append(("Sign-flip p", "how often chance differs as much when the two methods of a case could be swapped."))
+    return known
+
+
+def hero(study: Study) -> Picture:
+    """The figure below the story: every case, without control and under the policy."""
+    names = (study.reference, study.title(study.ours))
+    figure = draw_changes(study.uncontrolled, study.router, names=names, metric=study.metric)
+    caption = (
+        f"One line per case, in the same order in both rows: the change of {study.metric} against M0. Grey ticks: "
+        "rolled back to M0. The axis ends at the 99th percentile; longer lines are cut."
+    )
+    return Picture("changes", "What adaptation did to each case", figure, caption)
+
+
+def draw_changes(reference: pd.DataFrame, router: pd.DataFrame, *, names: tuple[str, str], metric: str) -> Figure:
+    """Two rows of bars that share one order, worst case first: change = metric(deployed) - metric(M0) (M1)."""
+    order = reference.set_index("case")["change"].sort_values(kind="stable").index
+    with inked():
+        figure, axes = canvas(9.2, 3.7, rows=2)
+        limit = _limit(reference["change"], router["change"])
+        for axis, frame, name in zip(axes[:, 0], (reference, router), names, strict=True):
+            _bars(axis, frame.set_index("case").loc[order], limit)
+            axis.set_title(f"{name}: {_counts(frame)}", fontsize=9.5)
+        axes[0, 0].tick_params(labelbottom=False)
+        axes[1, 0].set_xlabel(f"cases, worst first under {names[0]}")
+        figure.supylabel(f"change of {metric} against M0", fontsize=9, color=INK)
+    return figure
+
+
+def _bars(axis: Any, frame: pd.DataFrame, limit: float) -> None:
+    change = frame["change"].to_numpy(float)
+    where = np.arange(len(change))
+    shown = np.clip(np.nan_to_num(change), -limit, limit)
+    for side, color in ((change < 0, HARM), (change > 0, HELP)):
+        axis.vlines(where[side], 0, shown[side], color=color, linewidth=max(0.7, min(4.0, 420 / max(len(change), 1))))
+    back = frame["rolled_back"].to_numpy(bool)
+    axis.plot(where[back], np.zeros(back.sum()), "|", color=MUTED, markersize=4, markeredgewidth=0.8)
+    axis.axhline(0, color=INK, linewidth=0.8)
+    axis.set_ylim(-1.06 * limit, 1.06 * limit)
+    axis.set_xlim(-1, len(change))
+    axis.grid(visible=False, axis="x")
+    axis.spines["bottom"].set_color(FAINT)
+    axis.yaxis.set_major_locator(MaxNLocator(5, symmetric=True))
+
+
+def _limit(*changes: pd.Series) -> float:
+    """The axis ends at the 99th percentile of |change|, so that one outlier does not flatten the rest."""
+    sizes = np.abs(np.concatenate([change.to_numpy(float) for change in changes]))
+    sizes = sizes[np.isfinite(sizes)]
+    return float(np.percentile(sizes, 99)) * 1.05 if sizes.size and np.percentile(sizes, 99) > 0 else 1e-3
+
+
+def _counts(frame: pd.DataFrame) -> str:
+    worse, better = int((frame["change"] < 0).sum()), int((frame["change"] > 0).sum())
+    back = int(frame["rolled_back"].sum())
+    return f"{worse} worse, {better} better" + (f", {back} rolled back" if back else "")

@@ -1,0 +1,312 @@
+"""What every analysis reads: two archives, their outcomes, and what each method would have deployed. Made once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial, wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pandas as pd
+
+from casewise.archive.store import Archive
+from casewise.core.errors import CasewiseError
+from casewise.core.records import CALIBRATION, EVALUATION, Controller, Decision, Policy
+from casewise.core.seeds import RESAMPLING_SEED
+from casewise.data.folders import CaseFiles, list_cases
+from casewise.data.splits import check_disjoint, clusters_of
+from casewise.judge.calibration.fit import calibrate, coordinate_values
+from casewise.judge.certificates.certificate import Certificate
+from casewise.judge.controllers import CONTROLLERS
+from casewise.judge.controllers.about import About, about
+from casewise.judge.ledger import unlock
+from casewise.judge.outcomes import deployed, outcomes
+from casewise.judge.policy import controller_of, uncalibrated
+from casewise.replay import replay
+from casewise.study.assignment import DRIVING, MEDICAL, arms_of, selector_scores
+from casewise.study.preregistration import Declaration
+from casewise.study.trajectories import least_harm
+
+PERCENTILES = {"medical": MEDICAL, "driving": DRIVING}
+
+Frames = Mapping[str, pd.DataFrame]
+Progress = Callable[[str], None]
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, eq=False)
+class Extras:
+    """Further archives that some analyses need; each is optional, and what needs a missing one says so."""
+
+    others: Mapping[str, Archive] = field(default_factory=dict)  # MEMO, CoTTA, ... on the same cases
+    holdouts: Mapping[str, Archive] = field(default_factory=dict)  # calibration archives of the others, by name
+    rerun: Archive | None = None
+    sweep: Mapping[float, tuple[Archive, Archive | None]] = field(default_factory=dict)  # rate: evaluation, calibration
+    backbones: Mapping[str, Archive] = field(default_factory=dict)
+    away: Archive | None = None  # another modality, for the scale probe
+    frozen: Policy | None = None  # the policy whose design was frozen
+    criteria: Declaration | None = None
+    certificate: Certificate | None = None  # certificate.json of the calibration archive
+    images: Mapping[str, CaseFiles] | None = None  # what was segmented, by case, for the pictures' input column
+
+    def unlocked(self) -> Extras:
+        """The same archives, each with its labels unlocked and that written into its own exposure ledger."""
+        read = partial(unlock, purpose="study")
+        return replace(
+            self,
+            others={name: read(archive) for name, archive in self.others.items()},
+            rerun=self.rerun and read(self.rerun),
+            sweep={rate: (read(judged), holdout) for rate, (judged, holdout) in self.sweep.items()},
+            backbones={name: read(archive) for name, archive in self.backbones.items()},
+            away=self.away and read(self.away),
+        )
+
+
+def images_of(folder: Path) -> Mapping[str, CaseFiles]:
+    """The images of a folder by case id, in nnU-Net's or plain naming; none is opened."""
+    return {files.id: files for files in list_cases(folder)}
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """The evaluation archive, the calibration archive, the policy, and what every method deploys on the same cases.
+
+    ``Study.of`` makes one. An analysis is a function of a study (:data:`casewise.study.analyses.ANALYSES`); a finding
+    that several analyses read is decorated with :func:`once` and kept in ``kept``.
+    """
+
+    evaluation: Archive
+    calibration: Archive
+    policy: Policy
+    controller: Controller
+    outcomes: pd.DataFrame  # of the evaluation cases: one row per (case, step, shrink)
+    holdout: pd.DataFrame  # the same of the calibration cases
+    decisions: Mapping[str, tuple[Decision, ...]]  # by method, without the other objectives
+    methods: Frames  # what each method deployed, one row per case, in the order of the tables
+    kinds: Mapping[str, About]  # what each method's controller says of itself
+    skipped: Mapping[str, str]  # methods that were not run, and why
+    extras: Extras = field(default_factory=Extras)
+    resamples: int = 5000
+    seed: int = RESAMPLING_SEED
+    kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+
+    source = "m0"  # the name of the method that never adapts
+
+    @classmethod
+    def of(
+        cls,
+        evaluation: Archive,
+        calibration: Archive,
+        policy: Policy,
+        *,
+        extras: Extras | None = None,
+        resamples: int = 5000,
+        seed: int = RESAMPLING_SEED,
+        progress: Progress = lambda _: None,
+    ) -> Study:
+        """Check that the three belong together, read the outcomes, and replay every method."""
+        evaluation, calibration = evaluation.marked(EVALUATION), calibration.marked(CALIBRATION)
+        check_disjoint(clusters_of(calibration.entries.values()), clusters_of(evaluation.entries.values()))
+        evaluation = unlock(evaluation, purpose="study", policy=policy)
+        progress("outcomes of the evaluation cases")
+        scored = _with_coordinate(outcomes(evaluation), policy)
+        progress("outcomes of the calibration cases")
+        holdout = _with_coordinate(outcomes(calibration), policy)
+        controller = controller_of(policy)
+        progress("replaying every method")
+        decisions: dict[str, tuple[Decision, ...]] = {}
+        kinds: dict[str, About] = {}
+        skipped: dict[str, str] = {}
+        needed = {cls.source, _own_name(controller), f"fixed-{evaluation.steps}"}
+        for name, kind, build in _methods(controller, evaluation, calibration):
+            kinds[name] = kind
+            try:
+                decisions[name] = tuple(replay(evaluation, build()))
+            except CasewiseError as error:
+                if name in needed:
+                    raise
+                skipped[name] = str(error)
+        methods = {name: deployed(scored, made, archive=evaluation) for name, made in decisions.items()}
+        given = (extras or Extras()).unlocked()
+        methods |= dict(_others(evaluation, given))
+        return cls(
+            evaluation, calibration, policy, controller, scored, holdout, decisions, methods, kinds, skipped, given,
+            resamples, seed,
+        )  # fmt: skip
+
+    @property
+    def metric(self) -> str:
+        """The metric as people write it: Dice or mIoU."""
+        return {"dice": "Dice", "miou": "mIoU"}.get(str(self.configuration.get("metric", "dice")), "metric")
+
+    @property
+    def configuration(self) -> Mapping[str, Any]:
+        """How the evaluation archive was made."""
+        return self.evaluation.configuration
+
+    @property
+    def measure(self) -> dict[str, Any]:
+        """What decides which regions count."""
+        made = self.configuration
+        return {
+            "min_area": int(made.get("min_area", 16)),
+            "foreground": bool(made.get("foreground", True)),
+            "ignore": made.get("ignore"),
+        }
+
+    @property
+    def ours(self) -> str:
+        """The name of the policy's own method."""
+        return _own_name(self.controller)
+
+    @property
+    def is_router(self) -> bool:
+        """Whether the policy puts cases into buckets."""
+        return about(self.controller).is_router
+
+    @property
+    def router(self) -> pd.DataFrame:
+        """What the policy deployed, one row per case."""
+        return self.methods[self.ours]
+
+    @property
+    def budgets(self) -> frozenset[str]:
+        """The names of the fixed budgets, fixed-1 to fixed-K."""
+        return frozenset(f"fixed-{step}" for step in range(1, self.evaluation.steps + 1))
+
+    @property
+    def reference(self) -> str:
+        """The fixed budget at the full horizon: what runs without control."""
+        return f"fixed-{self.evaluation.steps}"
+
+    @property
+    def uncontrolled(self) -> pd.DataFrame:
+        """What the full horizon deployed."""
+        return self.methods[self.reference]
+
+    @cached_property
+    def deployable(self) -> str:
+        """The budget of lowest HA on the labelled calibration cases, which could have been chosen in advance."""
+        return f"fixed-{least_harm(self.holdout)}"
+
+    @cached_property
+    def retrospective(self) -> str:
+        """The budget of lowest HA on the evaluation cases; nobody could have deployed it."""
+        return f"fixed-{least_harm(self.outcomes)}"
+
+    @property
+    def paper_methods(self) -> list[str]:
+        """The methods of the paper, and the policy's own whatever it is."""
+        return [name for name in self.methods if name == self.ours or (name in self.kinds and self.kinds[name].is_ours)]
+
+    @property
+    def marked(self) -> frozenset[str]:
+        """Titles of the paper's methods, colored in figures; the others are baselines."""
+        return frozenset(self.title(name) for name in self.methods if name in self.kinds and self.kinds[name].is_ours)
+
+    @property
+    def groups(self) -> list[str]:
+        """The groups of the evaluation cases, when there is more than one."""
+        found = sorted({entry.group for entry in self.evaluation.entries.values() if entry.group is not None})
+        return found if len(found) > 1 else []
+
+    def title(self, name: str) -> str:
+        """A method as a table prints it; another objective keeps the name that the user gave it."""
+        return self.kinds[name].title if name in self.kinds else name
+
+    def of_group(self, group: str) -> dict[str, pd.DataFrame]:
+        """Every method on the cases of one group."""
+        return {name: frame[frame["group"] == group].reset_index(drop=True) for name, frame in self.methods.items()}
+
+    @cached_property
+    def arms(self) -> Frames:
+        """What every case would have become in each bucket."""
+        return arms_of(self.evaluation, self.controller, self.outcomes)
+
+    @cached_property
+    def scores(self) -> pd.DataFrame:
+        """Every selector's score of every case."""
+        return selector_scores(self.outcomes, coordinate=self.coordinate)
+
+    @property
+    def coordinate(self) -> str:
+        """The signal that the router reads."""
+        return str(self.policy.options.get("coordinate", "delta"))
+
+    @property
+    def routers(self) -> dict[str, Any]:
+        """The router, or the router of each group: they share coordinate and actions and differ in cut-points."""
+        by_group = getattr(self.controller, "controllers", None)
+        return dict(by_group) if by_group else {self.policy.name: self.controller}
+
+    @property
+    def percentiles(self) -> tuple[float, float]:
+        """The convention that the policy's cut-points were fitted with."""
+        return PERCENTILES[str(self.policy.preflight.get("convention", "medical"))]
+
+    @property
+    def calibration_size(self) -> int:
+        """The number of cases that the policy was fitted on."""
+        return len(self.policy.calibration_cases) or len(self.calibration.ids)
+
+    @property
+    def bootstrap(self) -> dict[str, Any]:
+        """Options of every resampling, so that all of a study draw the same numbers."""
+        return {"resamples": self.resamples, "seed": self.seed}
+
+
+def once(make: Callable[[Study], Found]) -> Callable[[Study], Found]:
+    """Compute a finding the first time that somebody asks a study for it, and keep it with the study."""
+
+    @wraps(make)
+    def asked(study: Study) -> Found:
+        if make not in study.kept:
+            study.kept[make] = make(study)
+        found: Found = study.kept[make]
+        return found
+
+    return asked
+
+
+def _own_name(controller: Controller) -> str:
+    """Routers of every kind share one name, under which tables and criteria find them."""
+    return "router" if about(controller).is_router else controller.name
+
+
+def _methods(
+    controller: Controller, evaluation: Archive, calibration: Archive
+) -> Iterator[tuple[str, About, Callable[[], Controller]]]:
+    """Methods in the order of the paper's tables: M0, the ladder, the rules that are always compared, the policy."""
+    yield Study.source, about(CONTROLLERS["m0"]), partial(CONTROLLERS.build, "m0")
+    for step in range(1, evaluation.steps + 1):
+        name = f"fixed-{step}"
+        yield name, replace(about(CONTROLLERS["fixed-k"]), title=name), partial(CONTROLLERS.build, "fixed-k", step=step)
+    for name, made in CONTROLLERS.items():
+        kind = about(made)
+        if kind.is_compared and name != controller.name:
+            yield name, kind, partial(_compared, name, kind, evaluation, calibration)
+    yield _own_name(controller), about(controller), lambda: controller
+
+
+def _compared(name: str, kind: About, evaluation: Archive, calibration: Archive) -> Controller:
+    """A rule with its numbers from the calibration archive, or as it is where it has none."""
+    fitted = calibrate(calibration, name) if kind.fitted_by else uncalibrated(name, evaluation.steps, {})
+    return controller_of(fitted)
+
+
+def _others(evaluation: Archive, extras: Extras) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The full horizon of other objectives on the same cases (MEMO and CoTTA in the paper's tables)."""
+    for name, archive in extras.others.items():
+        shared = unlock(archive.select(ids=evaluation.ids), purpose=f"study of {evaluation.path.name}")
+        yield name, deployed(outcomes(shared), replay(shared, CONTROLLERS.build("fixed-k", step=archive.steps)))
+
+
+def _with_coordinate(frame: pd.DataFrame, policy: Policy) -> pd.DataFrame:
+    """Outcomes with the router's coordinate as a column, also where it is made of signals (risk, -msp)."""
+    coordinate = policy.options.get("coordinate")
+    if coordinate is None or coordinate in frame.columns:
+        return frame
+    adapted = frame["step"] > 0
+    values = pd.Series(coordinate_values(frame[adapted], coordinate, policy.options), index=frame.index[adapted])
+    return frame.assign(**{coordinate: values})

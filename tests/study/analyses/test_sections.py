@@ -1,0 +1,117 @@
+"""Sections that depend on what else was given: a certificate, another backbone, other kinds of policies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from casewise.core.records import Policy
+from casewise.judge.certificates.certificate import Certificate
+from casewise.study.analyses import ANALYSES, backbones
+from casewise.study.analyses.sensitivity import refit_of
+from casewise.study.study import Extras, Study
+
+PROMISE = "The mean harmful area of a new case is at most 0.10."
+
+
+def certificate(cut: float | None, reliability=()) -> Certificate:
+    return Certificate(
+        kind="C2",
+        statement=PROMISE,
+        loss="HA",
+        method="crc",
+        alpha=0.10,
+        delta=None,
+        population="all",
+        units=16,
+        cases=16,
+        floor=1 / 17,
+        needed=9,
+        cut=cut,
+        bound=0.08,
+        kept=0.5,
+        deployed={"certified": {"ha": 0.05}},
+        advice="nine cases would do",
+        reliability=reliability,
+        reliability_from="leave-one-out",
+    )
+
+
+def given(study, **extras):
+    return replace(study, extras=Extras(**extras))
+
+
+def test_a_certificate_speaks_in_its_own_words(study):
+    levels = ({"alpha": 0.1, "risk": 0.05}, {"alpha": 0.2, "risk": 0.12})
+    section = ANALYSES["certificate"](given(study, certificate=certificate(0.02, levels)))
+    assert section.lead == PROMISE
+    assert [picture.id for picture in section.pictures] == ["crc"]
+    assert {row["name"]: row["value"] for row in section.tables[0].rows}["certified: ha"] == 0.05
+
+
+def test_a_failed_attempt_is_not_shown_as_a_promise(study):
+    section = ANALYSES["certificate"](given(study, certificate=certificate(None)))
+    assert section.lead.startswith("Nothing is certified")
+    assert PROMISE not in section.lead
+    assert "reliability diagram (fig:crc)" in section.missing
+
+
+def test_without_a_certificate_the_section_says_what_it_needs(study):
+    assert "casewise certify" in str(ANALYSES["certificate"](study).missing)
+
+
+def test_the_case_of_two_backbones_has_the_median_change():
+    home = pd.DataFrame({"case": list("abcd"), "step": 0, "shrink": 0.0, "metric": [0.7, 0.7, 0.7, 0.9], "area": 0})
+    last = home.assign(step=4, area=[5, 90, 30, 40])
+    both = pd.concat([home, last])
+    assert backbones.chosen_case(both, both) == "c"
+    assert backbones.chosen_case(home.assign(metric=0.95), both) is None
+
+
+def test_two_backbones_are_drawn_in_two_rows(study, monkeypatch):
+    monkeypatch.setattr(backbones, "BAND", (0.1, 1.0))
+    picture = backbones.backbone_picture(study, "swin", study.evaluation)
+    assert picture is not None
+    assert len(picture.figure.axes) == 6
+    assert "median changed volume under swin" in picture.caption
+
+
+@pytest.mark.parametrize("name", ["routing", "controls", "sensitivity", "min-area", "criteria", "objectives"])
+def test_a_policy_without_buckets_is_refused_by_sections_about_buckets(sources, name):
+    fixed = Policy("fixed-k", "fixed-k", {"step": 2}, 4)
+    section = ANALYSES[name](Study.of(sources.evaluation, sources.calibration, fixed, resamples=100))
+    assert not section.tables
+    assert "fixed-k" in str(section.missing)
+
+
+def clocked(study, seconds):
+    entries = {case: replace(entry, seconds=seconds) for case, entry in study.evaluation.entries.items()}
+    return replace(study, evaluation=replace(study.evaluation, entries=entries))
+
+
+def test_the_cost_of_an_update_is_the_time_that_the_archive_stored(study):
+    section = ANALYSES["cost"](clocked(study, (0.5, 1.5, 2.0, 2.5, 2.0)))
+    compute = next(one for one in section.tables if one.id == "compute")
+    assert [row["seconds"] for row in compute.rows[:2]] == [0.5, 2.0]
+    assert "median of 104 updates of 26 cases" in compute.caption
+    assert next(one for one in section.findings if one.name == "cost.seconds").n == 26
+    assert not section.missing
+
+
+def test_without_a_clock_the_cost_table_has_passes_only(study):
+    section = ANALYSES["cost"](study)
+    compute = next(one for one in section.tables if one.id == "compute")
+    assert all(row["seconds"] is None and isinstance(row["forwards"], int) for row in compute.rows)
+    assert "no case stored how long" in compute.caption
+    assert "no case stored how long" in str(section.missing)
+
+
+def test_refitted_cuts_say_where_the_deployed_ones_differ(sources, study):
+    """The table refits one pair of tertiles; a policy that was closed, or has cuts by group, deploys others (K)."""
+    assert refit_of(study).notes == ()
+    shut = replace(sources.policy, options={**sources.policy.options, "cut_low": -1.0, "cut_high": -1.0})
+    closed = Study.of(sources.evaluation, sources.calibration, shut, resamples=100)
+    section = ANALYSES["sensitivity"](closed)
+    assert any("refitted for all cases here" in note and note.endswith("HA 0.000.") for note in section.notes)
