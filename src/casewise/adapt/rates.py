@@ -1,0 +1,139 @@
+"""Choosing a learning rate without labels: how much the first step changes, and whether later steps come to rest.
+
+A rate is too small where nothing changes, and too large where each step changes more than the one before. Between the
+two, the paper's cohorts change 5e-4 to 1e-3 of the voxels at the first step; the rate nearest to that is recommended.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from casewise.adapt.backbones import Backbone
+from casewise.adapt.episode import run_episode
+from casewise.core.errors import BadInput, NotFinite
+from casewise.core.records import Case, Mask
+
+RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+COVERAGE = 7e-4
+"""The geometric middle of the paper's first steps."""
+FAR = 10.0
+"""A first step that changes ten times more or less than wanted is not recommended at all."""
+
+
+@dataclass(frozen=True)
+class RateRow:
+    """What one rate did to a handful of cases, without any label."""
+
+    rate: float
+    cases: int
+    moved: float  # share of the cases in which the first step changed anything
+    coverage: tuple[float, ...]  # mean share of voxels that differ from M0, after steps 1 to K
+    fresh: tuple[float, ...]  # mean share of voxels that differ from the step before
+    failed: int = 0  # cases whose logits or loss became NaN or infinite
+
+    @property
+    def settles(self) -> bool:
+        """Whether the last step changed no more than the first one."""
+        return not self.failed and (len(self.fresh) < 2 or self.fresh[-1] <= self.fresh[0])
+
+
+@dataclass(frozen=True)
+class RateChoice:
+    """The rows of a sweep, which rate they speak for (None: none), and why."""
+
+    rows: tuple[RateRow, ...]
+    rate: float | None
+    reason: str
+
+
+def sweep_rates(
+    backbone: Backbone,
+    cases: Sequence[Case],
+    objective: Any,
+    *,
+    rates: Iterable[float] = RATES,
+    steps: int = 4,
+    coverage: float = COVERAGE,
+    seen: Callable[[RateRow], None] | None = None,  # told after each rate
+    **options: Any,  # of adapt.episode.Episode
+) -> RateChoice:
+    """Adapt the cases at every rate and recommend one; the network comes back as it was."""
+    asked = sorted(set(rates))
+    if not asked or asked[0] <= 0 or not all(map(math.isfinite, asked)):
+        raise BadInput(f"rates are positive numbers, got {asked}")
+    if not cases or steps < 1:
+        raise BadInput(f"a sweep needs cases and at least one step, got {len(cases)} cases and {steps} steps")
+    rows = []
+    for rate in asked:
+        rows.append(_row(backbone, cases, objective, rate, steps, options))
+        if seen is not None:
+            seen(rows[-1])
+    return recommended(rows, coverage=coverage)
+
+
+def _row(
+    backbone: Backbone, cases: Sequence[Case], objective: Any, rate: float, steps: int, options: dict[str, Any]
+) -> RateRow:
+    ladders, failed = [], 0
+    for case in cases:
+        prepared = backbone.prepare(case)
+        try:
+            made = run_episode(
+                backbone.network, prepared.inputs, objective, steps=steps, learning_rate=rate, case_id=case.id,
+                head=backbone.head, forward=prepared.forward, predict=prepared.predict, **options,
+            )  # fmt: skip
+        except NotFinite:
+            failed += 1
+            continue
+        ladders.append(made.masks)
+    far = [[_share(masks[0], mask) for mask in masks[1:]] for masks in ladders]
+    fresh = [[_share(before, after) for before, after in itertools.pairwise(masks)] for masks in ladders]
+    moved = float(np.mean([row[0] > 0 for row in far])) if far else 0.0
+    return RateRow(rate, len(cases), moved, _means(far), _means(fresh), failed)
+
+
+def _share(one: Mask, other: Mask) -> float:
+    return float(np.mean(one != other))
+
+
+def _means(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    return tuple(float(value) for value in np.mean(rows, axis=0)) if rows else ()
+
+
+def recommended(rows: Sequence[RateRow], *, coverage: float = COVERAGE) -> RateChoice:
+    """The rate whose first step is nearest to ``coverage``, among those that move most cases and come to rest.
+
+    >>> still = RateRow(1e-4, 4, 0.0, (0.0, 0.0), (0.0, 0.0))
+    >>> good = RateRow(1e-3, 4, 1.0, (8e-4, 1e-3), (8e-4, 3e-4))
+    >>> wild = RateRow(1e-2, 4, 1.0, (2e-2, 9e-2), (2e-2, 8e-2))
+    >>> recommended([still, good, wild]).rate
+    0.001
+    """
+    moving = [row for row in rows if row.moved >= 0.5]
+    calm = [row for row in moving if row.settles]
+    fit = [row for row in calm if coverage / FAR <= row.coverage[0] <= coverage * FAR]
+    if fit:
+        best = min(fit, key=lambda row: abs(math.log(row.coverage[0] / coverage)))
+        share = f"{best.coverage[0]:.2g} of the voxels (wanted {coverage:.2g})"
+        return RateChoice(tuple(rows), best.rate, f"its first step changes {share}, and later steps come to rest")
+    return RateChoice(tuple(rows), None, _why_none(rows, moving, calm, coverage))
+
+
+def _why_none(rows: Sequence[RateRow], moving: Sequence[RateRow], calm: Sequence[RateRow], coverage: float) -> str:
+    rates = f"rate from {rows[0].rate:g} to {rows[-1].rate:g}"
+    if not moving and any(row.failed for row in rows):
+        return f"every {rates} that moves the masks ends in NaN; try smaller rates"
+    if not moving:
+        return f"no {rates} moves the masks of most cases; try larger ones, or views instead of updates"
+    if not calm:
+        return f"no {rates} comes to rest, later steps change more than the first; try smaller ones"
+    nearest = min(calm, key=lambda row: abs(math.log(max(row.coverage[0], 1e-12) / coverage)))
+    side = "larger" if nearest.coverage[0] < coverage else "smaller"
+    share = f"{nearest.coverage[0]:.2g} of the voxels, wanted {coverage:.2g}"
+    return f"the nearest first step, at {nearest.rate:g}, changes {share}; try {side} rates"
