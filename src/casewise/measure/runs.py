@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from casewise.core.brief import brief
 from casewise.measure.masks import Integers
@@ -56,6 +58,17 @@ def runs_of(voxels: Integers, shape: tuple[int, ...]) -> Runs:
         begin = np.sort(np.concatenate([begin, begin[stretch] + row * shape[-1] - voxels[begin[stretch]]]))
         end = np.concatenate([begin[1:], [voxels.size]])
     return Runs(shape, voxels[begin], voxels[end - 1], begin)
+
+
+def runs_of_labels(mask: NDArray[Any]) -> Runs:
+    """The runs of equal label that tile a whole mask, background included."""
+    flat, columns = mask.reshape(-1), mask.shape[-1]
+    breaks = np.empty(flat.size, bool)
+    np.not_equal(flat[1:], flat[:-1], out=breaks[1:])
+    breaks[::columns] = True
+    first = np.flatnonzero(breaks)
+    last = np.append(first[1:], flat.size) - 1
+    return Runs(tuple(mask.shape), first, last, first)
 
 
 def face_contacts(runs: Runs) -> tuple[Contacts, ...]:

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 from scipy import ndimage
+from scipy.spatial import cKDTree
 
 from casewise.core.brief import brief
-from casewise.measure.masks import Flags, Floats, checked_masks, checked_spacing, on_host
+from casewise.measure.masks import Flags, Floats, Integers, checked_masks, checked_spacing, on_host
 from casewise.measure.surfels import neighborhood_codes, surfel_sizes
 
 
@@ -69,9 +70,20 @@ def _between(mask: Flags, label: Flags, mask_sizes: Floats, label_sizes: Floats,
     if not (mask.any() and label.any()):
         nothing = np.empty(0)
         return Distances(nothing, nothing, mask_sizes[mask], label_sizes[label])
-    to_label = ndimage.distance_transform_edt(~label, sampling=spacing)[mask]
-    to_mask = ndimage.distance_transform_edt(~mask, sampling=spacing)[label]
+    to_label = _distances(np.argwhere(mask), label, spacing)
+    to_mask = _distances(np.argwhere(label), mask, spacing)
     return Distances(to_label, to_mask, mask_sizes[mask], label_sizes[label])
+
+
+def _distances(points: Integers, surface: Flags, spacing: Floats) -> Floats:
+    """Distance of each point to the nearest of a surface; points on it are not looked up, and most often most are."""
+    away = np.flatnonzero(~surface[tuple(points.T)])
+    distances = np.zeros(len(points))
+    if away.size:
+        there = np.argwhere(surface)
+        nearest = cKDTree(there * spacing).query(points[away] * spacing)[1]
+        distances[away] = np.sqrt((((points[away] - there[nearest]) * spacing) ** 2).sum(axis=1))
+    return distances
 
 
 def surface_gaps(mask: Any, label: Any, *, spacing_mm: Sequence[float] | None = None) -> Gaps:
