@@ -2,7 +2,8 @@
 
     CasewiseError
     ├── BadInput                what was given cannot be used (shape, dtype, range, NaN, empty); also a ValueError
-    │   └── UnknownName         a name that no registry knows; says which one was probably meant
+    │   ├── UnknownName         a name that no registry knows; says which one was probably meant
+    │   └── BadPair             an old and a new mask (or a label) that cannot be compared; names the kind of trouble
     ├── UnsafeInput             refused before it was opened: size bomb, pickle, path outside its root
     ├── NothingToAdapt          the parameter selection is empty; lists the normalization layers that were seen
     ├── NotFinite               logits, losses or signals became NaN or infinite; the network was given back untouched
@@ -35,6 +36,17 @@ class BadInput(CasewiseError, ValueError):
 
 class UnknownName(BadInput):
     """A name that the registry does not know."""
+
+
+class BadPair(BadInput):
+    """Masks that cannot be compared; ``kind`` is the kind of trouble, in one word that ``--allow`` knows."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+    def __reduce__(self) -> tuple[type[BadPair], tuple[str, str]]:
+        return type(self), (self.kind, str(self))
 
 
 class UnsafeInput(CasewiseError):

@@ -105,6 +105,7 @@ class Comparison:
     largest: int  # voxels of the largest component of D
     labels: tuple[LabelChange, ...]
     spacing_known: bool = False
+    labelled: bool = False
     metric: str = "dice"
     metric_old: float | None = None
     metric_new: float | None = None
@@ -342,6 +343,7 @@ def _with_harm(plain: Comparison, case: _Case, judged: Harm, corner: tuple[int, 
     scores = _dice_means(case) if plain.metric == "dice" else _mean_ious(case)
     return replace(
         plain,
+        labelled=True,
         metric_old=scores[0],
         metric_new=scores[1],
         ha=judged.ha,

@@ -1,0 +1,281 @@
+"""Two folders of masks of the same cases, old and new: which files belong together, and whether they may be compared.
+
+Files are paired by name (``CASE.nii.gz`` in both), or by a table with the columns case, old, new and, where there are
+some, label and image. Nothing is skipped silently: every name that stands alone is a problem with a name.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from casewise.core.errors import BadInput, BadPair, CasewiseError, UnsafeInput
+from casewise.core.records import Mask, check_case_id
+from casewise.data.cases_csv import read_table, with_table
+from casewise.data.nifti import read_volume
+from casewise.data.pictures import read_label_picture, read_picture
+
+ENDINGS = (".nii.gz", ".nii", ".png", ".npy")
+KINDS = {
+    "missing": "a mask without its partner",
+    "unlabelled": "a pair without a label, where labels were given",
+    "unreadable": "a file that cannot be read",
+    "channels": "several channels or probabilities instead of one label per voxel",
+    "shape": "masks of different shapes",
+    "affine": "masks that lie at different places",
+    "labels": "a label value that only one of the two folders ever has",
+    "empty": "a mask without any foreground, where the label (if there is one) has some",
+    "died": "a case whose process died",
+}
+"""Kinds of trouble with pairs, by the word that ``--allow`` takes."""
+
+_TOLERANCE = 1e-3  # mm; affines that differ by less are the same place
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The files of one case, not yet opened; None where one is missing."""
+
+    id: str
+    old: Path | None
+    new: Path | None
+    label: Path | None = None
+    image: Path | None = None
+    group: str | None = None
+    cluster: str | None = None
+    split: str | None = None
+
+    def __post_init__(self) -> None:
+        check_case_id(self.id)
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """A mask and where it lies; pictures and arrays say nothing about that."""
+
+    mask: Mask
+    spacing_mm: tuple[float, ...] | None = None
+    affine: NDArray[np.float64] | None = None  # of (x, y, z) indices as in the file
+
+
+def find_pairs(
+    old: Path,
+    new: Path,
+    *,
+    labels: Path | None = None,
+    images: Path | None = None,
+    names: Path | None = None,
+    cases: Path | None = None,
+) -> tuple[Pair, ...]:
+    """The cases of two folders in sorted order, incomplete ones included.
+
+    ``names`` is a table with the columns case, old, new (and label, image) for files whose names differ; ``cases`` a
+    table with group and cluster (patient, sequence). Labels and images of other cases are left aside.
+    """
+    folders = {"old": old, "new": new, "label": labels, "image": images}
+    for name, folder in folders.items():
+        if folder is not None and not folder.is_dir():
+            raise BadInput(f"{folder} is not a folder; give the folder that holds the {name} files")
+    pairs = _by_name(folders) if names is None else _by_table(folders, names)
+    if not pairs:
+        raise BadInput(f"{old} and {new} hold no mask that ends in {', '.join(ENDINGS)}")
+    if not any(pair.old and pair.new for pair in pairs):
+        first = {name: sorted(p.name for p in (pair.old or pair.new for pair in pairs) if p)[:2] for name in ("old",)}
+        raise BadInput(
+            f"no file of {old} has a partner of the same name in {new} (such as {first['old']}); name the pairs in a "
+            f"table with the columns case, old, new: --names pairs.csv"
+        )
+    return tuple(pairs if cases is None else with_table(pairs, read_table(cases)))
+
+
+def _by_name(folders: Mapping[str, Path | None]) -> list[Pair]:
+    found = {name: {} if folder is None else _masks(folder, name == "image") for name, folder in folders.items()}
+    ids = sorted({*found["old"], *found["new"]})
+    old, new, labels, images = (found[name] for name in ("old", "new", "label", "image"))
+    return [Pair(one, old.get(one), new.get(one), labels.get(one), images.get(one)) for one in ids]
+
+
+def _masks(folder: Path, images: bool) -> dict[str, Path]:
+    """The files of a folder by case; nnU-Net's channel 0 is the image of a case."""
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        ending = next((end for end in ENDINGS if path.name.lower().endswith(end)), None)
+        if ending is None or not path.is_file() or path.name.startswith("."):
+            continue
+        stem = path.name[: -len(ending)]
+        if images and stem[-5:] == "_0000":
+            stem = stem[:-5]
+        if stem in found:
+            raise BadInput(f"{folder} holds {found[stem].name} and {path.name}, both of case {stem}; keep one of them")
+        found[stem] = _inside(path, folder)
+    return found
+
+
+def _by_table(folders: Mapping[str, Path | None], table: Path) -> list[Pair]:
+    with table.open(newline="", encoding="utf-8-sig") as file:
+        rows = list(csv.DictReader(file))
+    if not rows or not {"case", "old", "new"} <= set(rows[0]):
+        raise BadInput(f"{table} needs a header with case, old, new (and label, image where there are some) and a row")
+    pairs = []
+    for row in rows:
+        paths = {name: _named(folder, row.get(name)) for name, folder in folders.items()}
+        pairs.append(Pair(row["case"], paths["old"], paths["new"], paths["label"], paths["image"]))
+    twice = sorted({pair.id for pair in pairs if sum(other.id == pair.id for other in pairs) > 1})
+    if twice:
+        raise BadInput(f"{table} has more than one row for {twice[:5]}; keep one per case")
+    return sorted(pairs, key=lambda pair: pair.id)
+
+
+def _named(folder: Path | None, name: str | None) -> Path | None:
+    if folder is None or not name:
+        return None
+    path = _inside(folder / name, folder)
+    return path if path.is_file() else None
+
+
+def _inside(path: Path, root: Path) -> Path:
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise UnsafeInput(f"{path.name} points outside of {root}; copy the file into the folder")
+    return path
+
+
+def read_pair(pair: Pair, *, resample: str | None = None) -> tuple[Placed, Placed, Placed | None]:
+    """Old, new and label (None where there is none) on the grid of the old mask.
+
+    Other shapes or places are refused; ``resample="nearest"`` brings new and label onto the old grid instead.
+    """
+    if resample not in (None, "nearest"):
+        raise BadInput(f"--resample knows nearest, got {resample!r}; masks hold labels, which cannot be averaged")
+    for name in ("old", "new"):
+        if getattr(pair, name) is None:
+            other = "new" if name == "old" else "old"
+            raise BadPair("missing", f"{pair.id} has {other} and no {name} mask; predict it, or leave the case out")
+    assert pair.old is not None
+    assert pair.new is not None
+    old = read_placed(pair.old)
+    new = _on_grid(pair.id, "new", read_placed(pair.new), old, resample)
+    if pair.label is None:
+        return old, new, None
+    return old, new, _on_grid(pair.id, "label", read_placed(pair.label), old, resample)
+
+
+def read_placed(path: Path) -> Placed:
+    """A mask file with its spacing and place; anything but one whole number per voxel is refused."""
+    try:
+        if path.name.lower().endswith(".npy"):
+            placed = Placed(_whole_numbers(path, np.load(path, allow_pickle=False)))
+        elif path.name.lower().endswith(".png"):
+            placed = Placed(read_label_picture(path))
+        else:
+            volume = read_volume(path)
+            placed = Placed(_whole_numbers(path, volume.voxels), volume.spacing_mm, volume.geometry.affine)
+    except BadPair:
+        raise
+    except (CasewiseError, ValueError, EOFError, OSError) as error:
+        kind = "channels" if _has_channels(error) else "unreadable"
+        raise BadPair(kind, f"{path.name}: {error}".replace(f"{path.name}: {path.name}", path.name)) from error
+    if placed.mask.ndim not in (2, 3):
+        raise BadPair(
+            "channels",
+            f"{path.name} has shape {placed.mask.shape}; a mask is (rows, columns) or (slices, rows, columns) with one "
+            f"label per voxel: take the argmax over channels first",
+        )
+    return placed
+
+
+def _has_channels(error: Exception) -> bool:
+    return " axes " in str(error) or "one number a pixel" in str(error) or "one number per pixel" in str(error)
+
+
+def _whole_numbers(path: Path, voxels: NDArray[Any]) -> Mask:
+    if voxels.dtype.kind in "biu":
+        return voxels
+    if voxels.dtype.kind != "f" or not np.array_equal(voxels, np.rint(voxels)):
+        raise BadPair(
+            "channels", f"{path.name} holds values that are not whole numbers; compare masks, not probabilities"
+        )
+    whole: Mask = np.rint(voxels).astype(np.int32)
+    return whole
+
+
+def _on_grid(case_id: str, name: str, placed: Placed, grid: Placed, resample: str | None) -> Placed:
+    shapes_differ = placed.mask.shape != grid.mask.shape
+    if not shapes_differ and _same_place(placed, grid):
+        return placed
+    if resample is None and shapes_differ:
+        raise BadPair(
+            "shape",
+            f"{case_id}: old has shape {grid.mask.shape}, {name} {placed.mask.shape}; predict on the same grid, or "
+            f"pass --resample nearest",
+        )
+    if resample is None:
+        assert placed.affine is not None
+        assert grid.affine is not None
+        apart = float(np.abs(placed.affine - grid.affine).max())
+        raise BadPair(
+            "affine",
+            f"{case_id}: old and {name} have the same shape but lie at different places (affines differ by up to "
+            f"{apart:.4g}); export both with the image's header, or pass --resample nearest",
+        )
+    if placed.mask.ndim != grid.mask.ndim:
+        raise BadPair(
+            "shape", f"{case_id}: old has {grid.mask.ndim} axes, {name} {placed.mask.ndim}; nothing fits them"
+        )
+    return replace(grid, mask=_nearest(placed, grid))
+
+
+def _same_place(one: Placed, other: Placed) -> bool:
+    if one.affine is None or other.affine is None:
+        return True
+    return bool(np.allclose(one.affine, other.affine, rtol=1e-5, atol=_TOLERANCE))
+
+
+def _nearest(placed: Placed, grid: Placed) -> Mask:
+    """The label at the nearest voxel, background beyond; without affines both are taken to cover the same field."""
+    from scipy import ndimage
+
+    axes = grid.mask.ndim
+    if placed.affine is None or grid.affine is None:
+        scale = np.array(placed.mask.shape) / np.array(grid.mask.shape)
+        matrix, offset = np.diag(scale), (scale - 1) / 2  # centers of voxels onto centers of voxels
+    else:
+        turned = np.linalg.inv(placed.affine) @ grid.affine  # (x, y, z) of the file; masks are (z, y, x)
+        matrix, offset = turned[:axes, :axes][::-1, ::-1], turned[:axes, 3][::-1]
+    found: Mask = ndimage.affine_transform(
+        placed.mask, matrix, offset, output_shape=grid.mask.shape, order=0, mode="constant"
+    )
+    return found
+
+
+def read_image(path: Path) -> NDArray[Any]:
+    """The picture behind a pair's masks: grey (slices, rows, columns) or (rows, columns), or (rows, columns, 3)."""
+    if path.name.lower().endswith(".npy"):
+        return np.asarray(np.load(path, allow_pickle=False))
+    if path.name.lower().endswith(".png"):
+        return np.moveaxis(read_picture(path), 0, -1)
+    return read_volume(path).voxels
+
+
+def label_sets(held: Sequence[tuple[str, Sequence[int], Sequence[int]]]) -> list[tuple[str, str]]:
+    """Sentences on label values that only old, or only new, has in any case: (first case that shows it, sentence)."""
+    old = {value for _, values, _ in held for value in values}
+    new = {value for _, _, values in held for value in values}
+    found = []
+    for names, only, at in (("old", old - new, 1), ("new", new - old, 2)):
+        for value in sorted(only):
+            cases = [row[0] for row in held if value in row[at]]
+            found.append(
+                (
+                    cases[0],
+                    f"label {value} is in {len(cases)} {names} masks (such as {cases[0]}) and in no "
+                    f"{'new' if names == 'old' else 'old'} one; if classes were added or removed, name those to "
+                    f"compare with --classes",
+                )
+            )
+    return found
