@@ -15,7 +15,8 @@ from casewise.replay import replay
 __version__ = "0.1.0"
 
 _HOME = {
-    # measure: two masks, three masks
+    # measure: two masks, three masks, two folders' worth of them
+    "compare": "casewise.study.comparison",
     "fragmentation": "casewise.measure.signals.fragmentation",
     "harm": "casewise.measure.metrics.harm",
     "dice": "casewise.measure.metrics.overlap",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -138,9 +139,9 @@ def _why(code: int | None) -> str:
 
 def _serve(pipe: Connection, work: Work, jobs: int) -> None:
     """A worker's life: load once (the first call does), then answer until the other end closes."""
-    import torch
-
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+    torch = sys.modules.get("torch")  # there if the work needs it: unpickling the work imported it
+    if torch is not None:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
     while True:
         try:
             case_id = pipe.recv()

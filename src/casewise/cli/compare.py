@@ -1,0 +1,200 @@
+"""``casewise compare``: may the new masks replace the old ones?"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from casewise.data.pairs import Pair
+    from casewise.run.compare import Outcome, Settings
+    from casewise.run.local import Engine
+
+app = typer.Typer()
+
+_WRITTEN = ("summary.json", "summary.md", "junit.xml", "report.html", "cases.csv", "labels.csv", "regions.csv")
+
+
+@app.command()
+def compare(
+    old: Path = typer.Argument(..., help="Folder with the masks that are in use (.nii.gz, .nii, .png, .npy)."),
+    new: Path = typer.Argument(..., help="Folder with the masks that shall replace them, under the same names."),
+    out: Path = typer.Option(..., "--out", "-o", help="Folder for the page, the tables and the verdict."),
+    labels: Path = typer.Option(None, "--labels", "-l", help="Folder with labels of the same names."),
+    images: Path = typer.Option(None, "--images", "-i", help="Folder with images, for the pictures."),
+    accept: Path = typer.Option(None, help="Acceptance criteria (JSON or TOML): exit code 0 accepted, 4 rejected."),
+    cases: Path = typer.Option(None, help="CSV with case, group (site, vendor) and cluster (patient, sequence)."),
+    names: Path = typer.Option(None, help="CSV with case, old, new (label, image) where file names differ."),
+    allow: list[str] = typer.Option(
+        [], help="A kind of problem that is no failure: missing, unlabelled, empty, labels, ... Repeat for more."
+    ),
+    resample: str = typer.Option(None, help="nearest: bring masks of another grid onto the old one."),
+    spacing: tuple[float, float, float] = typer.Option(
+        (0, 0, 0), help="Spacing in mm (slices, rows, columns) where files do not say it.", show_default=False
+    ),
+    classes: str = typer.Option(None, help="Compare these labels only, such as 1,2,3; others become background."),
+    ignore: int = typer.Option(None, help="Label that is never wrong, such as 255."),
+    metric: str = typer.Option("dice", help="dice or miou."),
+    foreground: bool = typer.Option(False, help="Compare foreground with background only, not label with label."),
+    min_area: int = typer.Option(16, help="Voxels below which a changed piece is no region (driving: 200)."),
+    surfaces: str = typer.Option(
+        "moved", help="Distances: none, moved (old to new where a label moved), all (also HD95 to the label; slower)."
+    ),
+    holes: str = typer.Option("volume", help="Holes enclosed within the volume, or within a slice."),
+    good: float = typer.Option(0.7, help="A case at or above this metric is good; good before and not now is a flip."),
+    pictures: int = typer.Option(12, help="How many cases the page shows, the most suspicious first."),
+    jobs: int = typer.Option(0, "-j", "--jobs", help="Processes; default: one per core."),
+    engine: str = typer.Option("local", help="local or ray."),
+    address: str = typer.Option(None, help="Address of a Ray cluster."),
+    fresh: bool = typer.Option(False, help="Compare every pair again, also those that an earlier run left in OUT."),
+) -> None:
+    """Compare two folders of masks, case by case and label by label, with or without labels.
+
+    Exit code 0: accepted, or compared without criteria. 4: rejected by the criteria. 3: some pair has a problem (no
+    partner, another shape, ...) that --allow does not name. 2: the command itself cannot be carried out.
+    """
+    from tqdm import tqdm
+
+    from casewise.data.pairs import find_pairs
+    from casewise.run.compare import CompareCase, Settings, compare_folders, outcome_of
+    from casewise.study.acceptance import read_acceptance
+
+    criteria = None if accept is None else read_acceptance(accept)
+    pairs = {pair.id: pair for pair in find_pairs(old, new, labels=labels, images=images, names=names, cases=cases)}
+    wanted = None if classes is None else _numbers(classes)
+    settings = Settings(
+        spacing_mm=tuple(spacing) if any(spacing) else None,
+        min_area=min_area,
+        foreground=foreground,
+        ignore=ignore,
+        classes=wanted,
+        metric=metric,
+        surfaces=surfaces,
+        holes=holes,
+        resample=resample,
+        labels_given=labels is not None,
+    )
+    for name in _WRITTEN:  # nothing old may be taken for the outcome of this run
+        (out / name).unlink(missing_ok=True)
+    lines = compare_folders(CompareCase(pairs, settings), _engine(engine, jobs, address, len(pairs)), out, fresh=fresh)
+    kept = list(tqdm(lines, total=len(pairs), unit="pair", disable=None))
+    outcome = outcome_of(kept, acceptance=criteria, allow=allow, good=good, expected=wanted)
+    _write(out, outcome, pairs, settings, {"old": str(old), "new": str(new)}, pictures)
+    _say(outcome, out)
+    raise typer.Exit(outcome.exit_code)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    from casewise.core.errors import BadInput
+
+    try:
+        return tuple(sorted({int(part) for part in text.replace(",", " ").split()}))
+    except ValueError:
+        raise BadInput(f"--classes takes label numbers such as 1,2,3, got {text!r}") from None
+
+
+def _engine(name: str, jobs: int, address: str | None, cases: int) -> Engine:
+    """An engine; the local one needs no torch, so neither does this command."""
+    from casewise.core.errors import BadInput
+    from casewise.run.local import LocalEngine
+
+    workers = jobs or max(1, min(os.cpu_count() or 1, cases // 8))  # a process costs as much as some pairs
+    if name == "local" and address is None:
+        return LocalEngine(workers)
+    if name == "local":
+        raise BadInput(f"--address {address} is a Ray cluster; add --engine ray")
+    from casewise.run.choice import chosen_engine
+
+    made: Engine = chosen_engine(name, address=address, jobs=workers)
+    return made
+
+
+def _write(
+    out: Path,
+    outcome: Outcome,
+    pairs: Mapping[str, Pair],
+    settings: Settings,
+    folders: Mapping[str, str],
+    pictures: int,
+) -> None:
+    from casewise.core.durable import write_durably, write_json
+    from casewise.report.comparison_page import comparison_page, junit_xml, markdown_summary
+    from casewise.run.compare import csv_rows
+
+    summary = outcome.as_dict()
+    for name, rows in csv_rows(outcome).items():
+        write_durably(out / name, _csv(rows).encode())
+    write_durably(out / "summary.md", markdown_summary(summary).encode())
+    write_durably(out / "junit.xml", junit_xml(summary, list(pairs)).encode())
+    shown = _pictured(outcome, pairs, settings, pictures)
+    spaced = any(case.found.spacing_known for case in outcome.found.cases)
+    facts = {name: Path(folder).name for name, folder in folders.items()} | {"unit": "mm" if spaced else "voxels"}
+    write_durably(out / "report.html", comparison_page(summary, shown, facts).encode())
+    write_json(out / "summary.json", summary)  # last: it vouches for the rest
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    if rows:
+        table = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+    return text.getvalue()
+
+
+def _pictured(outcome: Outcome, pairs: Mapping[str, Pair], settings: Settings, most: int) -> list[dict[str, Any]]:
+    """The first cases of the page with their pictures; unchanged ones are not shown."""
+    from casewise.core.errors import CasewiseError
+    from casewise.data.pairs import read_image, read_pair
+    from casewise.report.comparison_page import case_pictures
+
+    shown = []
+    for case in [case for case in outcome.found.worst_first if case.found.changed][:most]:
+        pair = pairs[case.id]
+        old, new, label = read_pair(pair, resample=settings.resample)
+        try:
+            image = None if pair.image is None else read_image(pair.image)
+        except (CasewiseError, OSError, ValueError):
+            image = None  # a picture without its image is still a picture of the masks
+        drawn = case_pictures(old.mask, new.mask, None if label is None else label.mask, image)
+        plain = case.found.as_dict()
+        change = None if not case.found.labelled or case.found.change != case.found.change else case.found.change
+        shown.append({**plain, "id": case.id, "group": case.group, "pictures": drawn, "change": change})
+    return shown
+
+
+def _say(outcome: Outcome, out: Path) -> None:
+    from casewise.report.comparison_page import headline
+
+    summary = outcome.as_dict()
+    typer.echo(headline(summary))
+    for row in summary["summary"]["labels"]:
+        drift = row["drift"]
+        words = [f"label {row['label']}: {row['changed']} of {row['cases']} changed"]
+        if drift is not None and drift["estimate"] is not None:
+            words.append(f"volume {drift['estimate']:+.1%}")
+        words += [
+            f"{row[name]} {said}"
+            for name, said in (
+                ("holes_gained", "holes gained"),
+                ("components_gained", "pieces gained"),
+                ("components_lost", "pieces lost"),
+            )
+            if row[name]
+        ]
+        if row.get("metric_old") is not None:
+            words.append(f"Dice {row['metric_old']:.3f} -> {row['metric_new']:.3f}")
+        typer.echo(", ".join(words))
+    for check in outcome.checks:
+        typer.echo(f"{'ok  ' if check.holds else 'FAIL'} {check.name} on {check.scope}: {check.reason}")
+    for kind, count in summary["problems_by_kind"].items():
+        first = next(problem for problem in outcome.problems if problem.kind == kind)
+        allowed = " (allowed)" if first.allowed else ""
+        typer.echo(f"! {count} {kind}{allowed}: {first.message}", err=True)
+    typer.echo(f"{outcome.verdict}; look at {out / 'report.html'}")

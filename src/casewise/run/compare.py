@@ -1,0 +1,266 @@
+"""Compare two folders: every pair on all cores or on Ray, resumable, and the outcome with its exit code.
+
+OUT/cases.jsonl holds a line for each pair as it was compared; a pair whose files and settings are as they were is not
+compared again. The line is written by one process, so a killed run loses at most the pairs that it was busy with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from casewise import __version__
+from casewise.core.durable import json_sha256
+from casewise.core.errors import BadInput, BadPair
+from casewise.core.registry import Registry
+from casewise.core.strict_json import json_text
+from casewise.data.pairs import KINDS, Pair, label_sets, read_pair
+from casewise.measure.comparison import comparison
+from casewise.run.local import Engine, Result
+from casewise.study.acceptance import Acceptance, Check, checks_of
+from casewise.study.comparison import GOOD, ComparedCase, Comparisons, comparison_of
+
+ACCEPTED, FAILED, REJECTED = 0, 3, 4
+"""Exit codes: accepted (or nothing was asked), cases with problems, rejected."""
+
+LOG = "cases.jsonl"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How every pair is compared; the same settings and files give the same line."""
+
+    spacing_mm: tuple[float, ...] | None = None  # for files that do not say it; None: from the header, or voxels
+    min_area: int = 16
+    foreground: bool = False
+    ignore: int | None = None
+    classes: tuple[int, ...] | None = None
+    metric: str = "dice"
+    surfaces: str = "moved"
+    holes: str = "volume"
+    resample: str | None = None
+    labels_given: bool = False
+
+    @property
+    def measure(self) -> dict[str, Any]:
+        """The options of a comparison of two masks, but for the spacing."""
+        left = ("spacing_mm", "resample", "labels_given")
+        return {name: value for name, value in asdict(self).items() if name not in left}
+
+
+@dataclass(frozen=True)
+class CompareCase:
+    """The work for an engine: one case id in, one line out."""
+
+    pairs: Mapping[str, Pair]
+    settings: Settings
+
+    def __call__(self, case_id: str) -> dict[str, Any]:
+        """Compare one pair; what cannot be compared is a line with its problems."""
+        pair = self.pairs[case_id]
+        try:
+            old, new, label = read_pair(pair, resample=self.settings.resample)
+        except BadPair as error:
+            return self.line(pair, problems=[(error.kind, str(error))])
+        found = comparison(
+            old.mask,
+            new.mask,
+            None if label is None else label.mask,
+            spacing_mm=self.settings.spacing_mm or old.spacing_mm,
+            **self.settings.measure,
+        )
+        problems = []
+        if label is None and self.settings.labels_given:
+            problems.append(("unlabelled", f"{pair.id} has no label; it was compared without"))
+        if label is None or label.mask.any():
+            for name, voxels in (("old", old.mask), ("new", new.mask)):
+                if not voxels.any():
+                    problems.append(("empty", f"{pair.id}: the {name} mask has no foreground"))
+        return self.line(pair, problems=problems, found=found.as_dict())
+
+    def line(
+        self, pair: Pair, *, problems: Sequence[tuple[str, str]] = (), found: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """What cases.jsonl keeps of a pair."""
+        return {
+            "case": pair.id,
+            "group": pair.group,
+            "cluster": pair.cluster,
+            "status": "failed" if found is None else "compared",
+            "problems": [{"kind": kind, "message": message} for kind, message in problems],
+            "comparison": found,
+            "key": self.key(pair),
+        }
+
+    def key(self, pair: Pair) -> str:
+        """Changes with the settings, the version, and the size or time of any of the pair's files."""
+        files = [_stamp(path) for path in (pair.old, pair.new, pair.label)]
+        return json_sha256([__version__, asdict(self.settings), files, pair.group, pair.cluster])[:16]
+
+
+def _stamp(path: Path | None) -> tuple[str, int, int] | None:
+    if path is None:
+        return None
+    about = path.stat()
+    return path.name, about.st_size, about.st_mtime_ns
+
+
+def compare_folders(work: CompareCase, engine: Engine, out: Path, *, fresh: bool = False) -> Iterator[dict[str, Any]]:
+    """Compare every pair and stream the lines: those that an earlier run left first, unless ``fresh``."""
+    out.mkdir(parents=True, exist_ok=True)
+    log = out / LOG
+    known = {} if fresh else _left(log)
+    kept = {case_id: known[case_id] for case_id, pair in work.pairs.items() if _is_kept(known, work, pair)}
+    waiting = [case_id for case_id in work.pairs if case_id not in kept]
+    with log.open("w", encoding="utf-8") as file:
+        for line in kept.values():
+            file.write(f"{json_text(line)}\n")
+            yield line
+        for result in engine.map(work, waiting):
+            line = _line_of(work, result)
+            file.write(f"{json_text(line)}\n")
+            file.flush()
+            yield line
+
+
+def _is_kept(known: Mapping[str, Mapping[str, Any]], work: CompareCase, pair: Pair) -> bool:
+    return pair.id in known and known[pair.id].get("key") == work.key(pair)
+
+
+def _left(log: Path) -> dict[str, dict[str, Any]]:
+    """The finished lines of an earlier run by case; a torn last line is no line."""
+    if not log.is_file():
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    for text in log.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            line = json.loads(text)
+            found[line["case"]] = line
+        except (ValueError, TypeError, KeyError):
+            continue
+    return found
+
+
+def _line_of(work: CompareCase, result: Result) -> dict[str, Any]:
+    if result.value is not None:
+        line: dict[str, Any] = result.value
+        return line
+    kind = "died" if result.kind in ("Killed", "TimeOut") else "unreadable"
+    return work.line(work.pairs[result.case_id], problems=[(kind, f"{result.case_id}: {result.error}")])
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that was named and counted instead of passed over; allowed ones do not change the exit code."""
+
+    kind: str
+    case: str
+    message: str
+    allowed: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of comparing two folders."""
+
+    found: Comparisons
+    checks: tuple[Check, ...]
+    problems: tuple[Problem, ...]
+    pairs: int
+    judged: bool  # whether there were criteria
+
+    @property
+    def accepted(self) -> bool:
+        """Whether every criterion holds; without criteria there is nothing to reject."""
+        return all(check.holds for check in self.checks)
+
+    @property
+    def exit_code(self) -> int:
+        """4 rejected; else 3 where a case has a problem that was not allowed; else 0."""
+        if not self.accepted:
+            return REJECTED
+        return FAILED if any(not problem.allowed for problem in self.problems) else ACCEPTED
+
+    @property
+    def verdict(self) -> str:
+        """One word."""
+        if self.judged:
+            return "accepted" if self.accepted else "rejected"
+        return "compared"
+
+    def as_dict(self) -> dict[str, Any]:
+        """summary.json."""
+        return {
+            "verdict": self.verdict,
+            "exit_code": self.exit_code,
+            "pairs": self.pairs,
+            "compared": len(self.found.cases),
+            "problems": [asdict(problem) for problem in self.problems],
+            "problems_by_kind": dict(sorted(Counter(problem.kind for problem in self.problems).items())),
+            "checks": [check.as_dict() for check in self.checks],
+            "summary": self.found.summary,
+            "worst_first": [case.id for case in self.found.worst_first],
+            "casewise": __version__,
+        }
+
+
+def outcome_of(
+    lines: Sequence[Mapping[str, Any]],
+    *,
+    acceptance: Acceptance | None = None,
+    allow: Sequence[str] = (),
+    good: float = GOOD,
+    expected: Sequence[int] | None = None,
+) -> Outcome:
+    """The cohort, its verdict and its problems from the lines of all pairs, in any order."""
+    known = Registry("kind of problem", KINDS)
+    allowed = {kind for kind in allow if known[kind]}
+    lines = sorted(lines, key=lambda line: str(line["case"]))
+    cases = tuple(
+        ComparedCase(line["case"], comparison_of(line["comparison"]), line["group"], line["cluster"])
+        for line in lines
+        if line["comparison"] is not None
+    )
+    if not cases:
+        first = lines[0]["problems"][0]["message"] if lines and lines[0]["problems"] else "there is none"
+        raise BadInput(f"none of {len(lines)} pairs could be compared; the first one: {first}")
+    problems = [(one["kind"], line["case"], one["message"]) for line in lines for one in line["problems"]]
+    if expected is None:
+        problems += [("labels", case_id, message) for case_id, message in label_sets([_held(case) for case in cases])]
+    return Outcome(
+        Comparisons(cases, good),
+        () if acceptance is None else checks_of(acceptance, cases),
+        tuple(Problem(kind, case_id, message, kind in allowed) for kind, case_id, message in problems),
+        len(lines),
+        acceptance is not None,
+    )
+
+
+def _held(case: ComparedCase) -> tuple[str, list[int], list[int]]:
+    rows = case.found.labels
+    return case.id, [row.label for row in rows if row.voxels_old], [row.label for row in rows if row.voxels_new]
+
+
+def csv_rows(outcome: Outcome) -> dict[str, list[dict[str, Any]]]:
+    """Tables by file name: one row per case, per case and label, per region that became worse."""
+    cases, labels, regions = [], [], []
+    for case in outcome.found.worst_first:
+        who = {"case": case.id, "group": case.group, "cluster": case.cluster}
+        plain = case.found.as_dict()
+        parts = ("labels", "regressions", "warnings")
+        cases.append(
+            {**who, **{k: v for k, v in plain.items() if k not in parts}, "warnings": "; ".join(plain["warnings"])}
+        )
+        labels += [{**who, **row} for row in plain["labels"]]
+        for region in case.found.regressions:
+            box = {
+                f"{side}_{axis}": int(getattr(region, side)[axis])
+                for axis in range(len(region.low))
+                for side in ("low", "high")
+            }
+            regions.append({**who, "voxels": region.voxels, "worse": region.worse, "ml": region.ml, **box})
+    return {"cases.csv": cases, "labels.csv": labels, "regions.csv": regions}
