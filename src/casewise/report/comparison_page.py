@@ -167,7 +167,7 @@ def _interval(found: Mapping[str, Any] | None) -> str:
 def _percent(found: Mapping[str, Any] | None) -> str:
     if found is None or found["estimate"] is None:
         return "—"
-    return f"{number(100 * found['estimate'], 1, signed=True)} %"
+    return f"{100 * found['estimate']:+.1f} %".replace("-", "−")
 
 
 def case_pictures(
@@ -177,9 +177,7 @@ def case_pictures(
     changed = old != new
     wrong_now = None if label is None else changed & (old == label)
     right_now = None if label is None else changed & (new == label)
-    trouble = next(
-        flags for flags in (wrong_now, changed, (old > 0) | (new > 0)) if flags is not None and flags.any()
-    )
+    trouble = next(flags for flags in (wrong_now, changed, (old > 0) | (new > 0)) if flags is not None and flags.any())
     at = int(np.argmax(trouble.sum(axis=(1, 2)))) if old.ndim == 3 else None
     planes = {name: _plane(flags, at) for name, flags in (("old", old), ("new", new), ("changed", changed))}
     truth = None if label is None else _plane(label, at)
@@ -191,12 +189,12 @@ def case_pictures(
     shown += [
         (f"old{where if image is None else ''}", _tinted(ground, before)),
         ("new", _tinted(ground, after)),
-        ("change: blue added, red removed, pink relabeled", _change(ground, before, after)),
+        ("change", _change(ground, before, after)),
     ]
     if truth is not None and wrong_now is not None and right_now is not None:
         shown.append(("label", _tinted(ground, truth[window])))
         judged = _painted(ground, _plane(right_now, at)[window], BETTER)
-        shown.append(("red: wrong now, blue: right now", _painted(judged, _plane(wrong_now, at)[window], WORSE)))
+        shown.append(("judgement", _painted(judged, _plane(wrong_now, at)[window], WORSE)))
     return [(title, _data_uri(_fitted(picture))) for title, picture in shown]
 
 
