@@ -226,3 +226,20 @@ def read_json(path: Path) -> dict[str, Any]:
 def measure_words(*, min_area: int, foreground: bool, connectivity: str = "face") -> str:
     """How D and its regions were found, as a binding says it."""
     return f"min_area={min_area} foreground={foreground} connectivity={connectivity}"
+
+
+def measure_options(words: str) -> dict[str, Any]:
+    """The inverse of :func:`measure_words`.
+
+    >>> measure_options(measure_words(min_area=16, foreground=True))
+    {'min_area': 16, 'foreground': True, 'connectivity': 'face'}
+    """
+    said = dict(part.split("=", 1) for part in words.split() if "=" in part)
+    try:
+        return {
+            "min_area": int(said["min_area"]),
+            "foreground": {"True": True, "False": False}[said["foreground"]],
+            "connectivity": said["connectivity"],
+        }
+    except (KeyError, ValueError):
+        raise BadInput(f"a measure says min_area, foreground and connectivity, got {words!r}") from None

@@ -104,7 +104,7 @@ def _engine(name: str, jobs: int, address: str | None, cases: int) -> Engine:
     from casewise.core.errors import BadInput
     from casewise.run.local import LocalEngine
 
-    workers = jobs or max(1, min(os.cpu_count() or 1, cases // 8))  # a process costs as much as some pairs
+    workers = jobs or max(1, min(os.cpu_count() or 1, cases // 64))  # starting a process takes as long as many pairs
     if name == "local" and address is None:
         return LocalEngine(workers)
     if name == "local":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from casewise.archive.imported import Found
     from casewise.core.records import Mask
 
 app = typer.Typer()
@@ -15,7 +16,9 @@ app = typer.Typer()
 
 @app.command("import")
 def import_(
-    masks: Path = typer.Option(..., help="Folder with <case>/step_0.* ... step_K.* (.nii.gz, .nii, .npy, .png)."),
+    masks: Path = typer.Option(None, help="Folder with <case>/step_0.* ... step_K.* (.nii.gz, .nii, .npy, .png)."),
+    old: Path = typer.Option(None, help="Instead of --masks: folder with one mask per case, the source."),
+    new: Path = typer.Option(None, help="With --old: folder with the one candidate per case, under the same names."),
     labels: Path = typer.Option(None, help="Folder with <case>.* of the same kinds."),
     out: Path = typer.Option(..., "--out", "-o", help="The archive to make or go on with."),
     signals: Path = typer.Option(None, help="signals.csv: case, step, then one column a signal."),
@@ -36,7 +39,7 @@ def import_(
     from casewise.core.records import Binding
     from casewise.measure.signals.fragmentation import fragmentation
 
-    found = find_masks(masks, labels)
+    found = find_masks(masks, labels) if masks is not None else _one_candidate(old, new, labels)
     archive = create_archive(
         out,
         binding=Binding(model, method, "masks", measure_words(min_area=min_area, foreground=foreground)),
@@ -60,6 +63,24 @@ def import_(
     archive.seal()
     labelled = sum(entry.labelled for entry in archive.entries.values())
     typer.echo(f"{out}: {len(archive.ids)} cases, {archive.steps} steps, {labelled} labelled")
+
+
+def _one_candidate(old: Path | None, new: Path | None, labels: Path | None) -> tuple[Found, ...]:
+    """Archives with one candidate, from two flat folders; every case needs both masks and, where asked, its label."""
+    from casewise.archive.imported import Found
+    from casewise.core.errors import BadInput
+    from casewise.core.records import State
+    from casewise.data.pairs import find_pairs
+
+    if old is None or new is None:
+        raise BadInput("give --masks with <case>/step_0.*, step_1.*, or --old and --new with one mask per case each")
+    found = []
+    for pair in find_pairs(old, new, labels=labels):
+        if pair.old is None or pair.new is None or (labels is not None and pair.label is None):
+            lacks = "old mask" if pair.old is None else "new mask" if pair.new is None else "label"
+            raise BadInput(f"case {pair.id} has no {lacks}; add it, or take the case out of the folders")
+        found.append(Found(pair.id, {State(0): pair.old, State(1): pair.new}, pair.label))
+    return tuple(found)
 
 
 def _read(path: Path) -> tuple[Mask, tuple[float, ...] | None]:

@@ -39,6 +39,21 @@ DEFAULT = Policy(
 )
 """Found by a search on real cohorts (docs/decisions/0013): the size of the largest changed piece, and few steps."""
 
+UPDATE = Policy(
+    "update",
+    "router",
+    {
+        "coordinate": "largest",
+        "low": {"action": "depth", "depth": 1},
+        "mid": {"action": "ask"},
+        "hard": {"action": "rollback"},
+        "fallback": "delta",
+        "guard": True,
+    },
+    1,
+)
+"""For archives with one candidate, such as a new model version: keep new, ask a person (old until then), keep old."""
+
 
 MODULATIONS = {
     "frag-subset": "param-subset",
@@ -70,6 +85,7 @@ READY: Registry[Policy] = Registry(
         "stop-router": Policy(
             "stop-router", "stop-router", {"coordinate": "delta", "low_cap": 4, "mid_cap": 2, "mid_shrink": 0.5}, 4
         ),
+        "update": UPDATE,
         "m0": Policy("m0", "m0", {}, 0),
         "fixed-k": Policy("fixed-k", "fixed-k", {}, 4),
         "frag-stop": Policy("frag-stop", "frag-stop", {}, 4),

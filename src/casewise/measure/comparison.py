@@ -194,6 +194,8 @@ def comparison(
         raise BadInput(f"the metric is dice or miou, got {metric!r}")
     if surfaces not in ("none", "moved", "all"):
         raise BadInput(f"surfaces are 'none', 'moved' or 'all', got {surfaces!r}")
+    if holes not in ("volume", "slice"):
+        raise BadInput(f"holes are enclosed within the 'volume' or within a 'slice', got {holes!r}")
     named = {"old": old, "new": new} | ({} if label is None else {"label": label})
     whole = [_compact(name, on_host(mask)) for name, mask in zip(named, checked_masks(**named), strict=True)]
     spacing = None if spacing_mm is None else tuple(checked_spacing(spacing_mm, whole[0].ndim).tolist())

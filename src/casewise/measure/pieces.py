@@ -14,7 +14,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from casewise.core.errors import BadInput
 from casewise.measure.masks import Flags, Integers
 from casewise.measure.runs import Contacts, Runs, face_contacts, runs_of_labels, united
 
@@ -47,8 +46,6 @@ def padded(mask: NDArray[Any], *, within: Enclosure = "volume") -> NDArray[Any]:
     """The mask with one layer of background around it; slice by slice, stacked as one picture, if asked."""
     if within == "volume" or mask.ndim == 2:
         return np.pad(mask, 1)
-    if within != "slice":
-        raise BadInput(f"holes are enclosed within the 'volume' or within a 'slice', got {within!r}")
     framed = np.pad(mask, ((0, 0), (1, 1), (1, 1)))
     return framed.reshape(-1, framed.shape[-1])
 

@@ -2,6 +2,7 @@
 
 OUT/cases.jsonl holds a line for each pair as it was compared; a pair whose files and settings are as they were is not
 compared again. The line is written by one process, so a killed run loses at most the pairs that it was busy with.
+Statistics are imported where they are used: a worker process compares masks and starts without them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from casewise import __version__
 from casewise.core.durable import json_sha256
@@ -21,8 +22,10 @@ from casewise.core.strict_json import json_text
 from casewise.data.pairs import KINDS, Pair, label_sets, read_pair
 from casewise.measure.comparison import comparison
 from casewise.run.local import Engine, Result
-from casewise.study.acceptance import Acceptance, Check, checks_of
-from casewise.study.comparison import GOOD, ComparedCase, Comparisons, comparison_of
+
+if TYPE_CHECKING:
+    from casewise.study.acceptance import Acceptance, Check
+    from casewise.study.comparison import ComparedCase, Comparisons
 
 ACCEPTED, FAILED, REJECTED = 0, 3, 4
 """Exit codes: accepted (or nothing was asked), cases with problems, rejected."""
@@ -213,10 +216,13 @@ def outcome_of(
     *,
     acceptance: Acceptance | None = None,
     allow: Sequence[str] = (),
-    good: float = GOOD,
+    good: float = 0.7,
     expected: Sequence[int] | None = None,
 ) -> Outcome:
     """The cohort, its verdict and its problems from the lines of all pairs, in any order."""
+    from casewise.study.acceptance import checks_of
+    from casewise.study.comparison import ComparedCase, Comparisons, comparison_of
+
     known = Registry("kind of problem", KINDS)
     allowed = {kind for kind in allow if known[kind]}
     lines = sorted(lines, key=lambda line: str(line["case"]))

@@ -73,6 +73,7 @@ class Router:
             cut_low=self.cut_low,
             cut_high=self.cut_high,
             reason=f"{self.coordinate} {value:.4g} {self._place(bucket)}, so {bucket}: {reason}",
+            flagged=getattr(self, bucket).action == "ask",
         )
 
     def _place(self, bucket: str) -> str:

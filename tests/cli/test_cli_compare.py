@@ -1,0 +1,242 @@
+"""``casewise compare`` and ``casewise merge`` as a user types them."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+from worlds.updates import heart, update, write
+
+from casewise.cli import app
+from casewise.core.chain import Chain
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """A rejected update with one missing partner, and everything that was written."""
+    root = update(tmp_path_factory.mktemp("update"), cases=24)
+    (root / "new" / "h20.nii.gz").unlink()
+    (root / "accept.json").write_text('{"max_mean_drop": 0.001, "each_label": {"max_lost_share": 0.5}}')
+    words = ["compare", root / "old", root / "new", "-l", root / "labels", "-i", root / "labels", "--cases"]
+    words += [root / "cases.csv", "--accept", root / "accept.json", "-o", root / "out"]
+    return root, run(*words)
+
+
+def test_a_rejected_update_ends_with_4_and_says_why(compared):
+    _, result = compared
+    assert result.exit_code == 4
+    assert "FAIL max_mean_drop on all" in result.output
+    assert "ok   max_lost_share on label 1" in result.output
+    assert "h20 has old and no new mask" in result.output
+
+
+def test_the_summary_is_strict_json_with_everything_in_it(compared):
+    root, _ = compared
+    summary = json.loads((root / "out" / "summary.json").read_text(), parse_constant=lambda word: pytest.fail(word))
+    assert (summary["verdict"], summary["exit_code"], summary["compared"], summary["pairs"]) == ("rejected", 4, 23, 24)
+    assert summary["problems_by_kind"] == {"missing": 1}
+    assert summary["summary"]["change"]["clusters"] == 12
+    assert [row["group"] for row in summary["summary"]["groups"]] == ["A", "B"]
+
+
+def test_junit_counts_criteria_and_pairs(compared):
+    root, _ = compared
+    suite = ElementTree.parse(root / "out" / "junit.xml").getroot()[0]
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("28", "1", "1")
+    assert len(suite.findall("testcase")) == 28
+    assert suite.find("testcase/failure").get("message").startswith("mean fall of the metric: at most")
+
+
+def test_the_markdown_is_a_table_and_names_the_worst(compared):
+    root, _ = compared
+    text = (root / "out" / "summary.md").read_text()
+    assert "❌ rejected" in text
+    assert "| ❌ | `max_mean_drop` | all |" in text
+    assert "Look first at: h03, h06" in text
+
+
+def test_the_page_has_pictures_and_loads_nothing(compared):
+    root, _ = compared
+    page = (root / "out" / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 6 * 6  # image, old, new, change, label, judgement of six cases
+    assert "http://" not in page.replace("http-equiv", "")
+    assert "https://" not in page
+    assert "fell below 0.7" in page
+
+
+def test_tables_have_a_row_for_every_case_label_and_worse_region(compared):
+    root, _ = compared
+    rows = {name: (root / "out" / f"{name}.csv").read_text().splitlines() for name in ("cases", "labels", "regions")}
+    assert (len(rows["cases"]), len(rows["labels"])) == (1 + 23, 1 + 3 * 23)
+    assert rows["regions"][0].startswith("case,group,cluster,voxels,worse,ml,low_0,high_0")
+
+
+def test_failed_cases_end_with_3_and_may_be_allowed(tmp_path):
+    root = update(tmp_path, wrong=False)
+    (root / "new" / "h00.nii.gz").unlink()
+    words = ["compare", root / "old", root / "new", "-o", root / "out"]
+    assert run(*words).exit_code == 3
+    allowed = run(*words, "--allow", "missing")
+    assert allowed.exit_code == 0
+    assert "1 missing (allowed)" in allowed.output
+
+
+def test_an_accepted_update_ends_with_0(tmp_path):
+    root = update(tmp_path, cases=24, wrong=False)
+    (root / "accept.json").write_text('{"max_mean_drop": 0.001}')
+    words = ["compare", root / "old", root / "new", "-l", root / "labels", "--accept", root / "accept.json"]
+    result = run(*words, "-o", root / "out", "-j", 1)
+    assert result.exit_code == 0, result.output
+    assert "accepted; look at" in result.output
+
+
+def test_what_an_earlier_run_wrote_is_gone_before_anything_can_fail(tmp_path):
+    root = update(tmp_path, cases=2, wrong=False)
+    words = ["compare", root / "old", root / "new", "-o", root / "out"]
+    assert run(*words).exit_code == 0
+    for case_id in ("h00", "h01"):
+        write(root / "new", case_id, heart()[:, 1:])
+    assert "none of 2 pairs could be compared" in str(run(*words).exception)
+    assert [path.name for path in (root / "out").iterdir()] == ["cases.jsonl"]
+
+
+def test_every_option_has_an_effect(tmp_path):
+    """An option that is dropped on the way shows in the output."""
+    root = update(tmp_path)
+    write(root / "new", "h07", heart()[:, 1:])
+
+    def summary(*words):
+        result = run("compare", root / "old", root / "new", "-l", root / "labels", "-o", root / "out", "--pictures", 0, *words)
+        assert result.exit_code in (0, 3), result.output
+        return json.loads((root / "out" / "summary.json").read_text())
+
+    plain = summary()
+    assert summary("--foreground")["summary"]["changed"] < plain["summary"]["changed"]
+    assert [row["label"] for row in summary("--classes", "1,2")["summary"]["labels"]] == [1, 2]
+    assert summary("--metric", "miou")["summary"]["metric"] == "miou"
+    assert summary("--good", "0.1")["summary"]["flips"] < plain["summary"]["flips"]
+    assert summary("--resample", "nearest")["compared"] == plain["compared"] + 1
+    assert summary("--surfaces", "none")["summary"]["labels"][0]["shift_hd95_max"] is None
+    wide = summary("--spacing", "1", "1", "3")["summary"]["labels"][0]["shift_hd95_max"]
+    assert wide > plain["summary"]["labels"][0]["shift_hd95_max"]
+    assert summary("--ignore", "1")["summary"]["made_wrong"] < plain["summary"]["made_wrong"]
+    summary("--pictures", "1")
+    assert (root / "out" / "report.html").read_text().count("<article") == 1
+    summary("--min-area", "1", "--holes", "slice", "--fresh")
+    log = [json.loads(line) for line in (root / "out" / "cases.jsonl").read_text().splitlines()]
+    assert next(line for line in log if line["case"] == "h01")["comparison"]["regions"] == 1
+
+
+def test_bad_words_are_refused_in_a_sentence(tmp_path):
+    root = update(tmp_path, cases=2)
+    words = ["compare", root / "old", root / "new", "-o", root / "out"]
+    assert "--classes takes label numbers such as 1,2,3" in str(run(*words, "--classes", "a").exception)
+    assert "no engine is called 'spark'" in str(run(*words, "--engine", "spark").exception)
+    assert "add --engine ray" in str(run(*words, "--address", "ray://x").exception)
+    assert "is not a folder" in str(run("compare", root / "nowhere", root / "new", "-o", root / "out").exception)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    """A policy fitted on an archive with one candidate, made of two folders."""
+    root = tmp_path_factory.mktemp("calibration")
+    draw = np.random.default_rng(3)
+    for number in range(18):
+        label = heart(8.0)
+        new = label.copy()
+        new[2, 8 : 9 + number // 2, 22:27] = 0  # larger and larger bites
+        new[draw.integers(1, 4), 20, 22:26] = 3
+        truth = new if number < 12 else label  # small changes are right, large ones wrong
+        for name, mask in (("old", label), ("new", new), ("labels", truth)):
+            write(root / name, f"k{number:02d}", mask)
+    archive = root / "archive"
+    words = ["import", "--old", root / "old", "--new", root / "new", "--labels", root / "labels", "-o", archive]
+    made = run(*words, "--method", "v2", "--min-area", "1")
+    assert made.exit_code == 0, made.output
+    fitted = run("calibrate", archive, "--policy", "update", "-o", root / "update.json")
+    assert fitted.exit_code == 0, fitted.output
+    assert "low: depth 1; mid: ask; hard: rollback" in fitted.output
+    return root
+
+
+def test_merge_takes_small_changes_asks_about_middling_ones_and_keeps_the_old_of_large_ones(policy, tmp_path):
+    root = update(tmp_path, cases=4, wrong=False)
+    for case_id, rows in (("h00", 1), ("h02", 5), ("h01", 9)):
+        new = heart(9.0 if case_id == "h01" else 8.0)
+        new[2, 8 : 8 + rows, 22:27] = 0
+        write(root / "new", case_id, new)
+    result = run(
+        "merge", root / "old", root / "new", "--policy", policy / "update.json", "--method", "v2", "-o", root / "m"
+    )
+    assert result.exit_code == 0, result.output
+    lines = {line["case"]: line for line in map(json.loads, (root / "m" / "decisions.jsonl").read_text().splitlines())}
+    assert {case_id: line["taken"] for case_id, line in lines.items()} == {
+        "h00": "new", "h01": "old", "h02": "ask", "h03": "new",
+    }  # fmt: skip
+    for case_id, line in lines.items():
+        chosen = "new" if line["taken"] == "new" else "old"
+        name = f"{case_id}.nii.gz"
+        assert (root / "m" / name).read_bytes() == (root / chosen / name).read_bytes()
+    assert lines["h02"]["decision"]["flagged"] is True
+    assert Chain(root / "m" / "audit.jsonl").problems == []
+
+
+def test_merge_keeps_the_old_mask_of_what_cannot_be_compared(policy, tmp_path):
+    root = update(tmp_path, cases=4, wrong=False)
+    (root / "new" / "h00.nii.gz").unlink()
+    (root / "old" / "h01.nii.gz").unlink()
+    write(root / "new", "h02", heart()[:, 1:])
+    words = [
+        "merge",
+        root / "old",
+        root / "new",
+        "--policy",
+        policy / "update.json",
+        "--method",
+        "v2",
+        "-o",
+        root / "m",
+    ]
+    result = run(*words)
+    assert result.exit_code == 3
+    lines = {line["case"]: line for line in map(json.loads, (root / "m" / "decisions.jsonl").read_text().splitlines())}
+    assert [lines[case_id]["taken"] for case_id in ("h00", "h01", "h02")] == ["ask", "failed", "ask"]
+    assert (root / "m" / "h02.nii.gz").read_bytes() == (root / "old" / "h02.nii.gz").read_bytes()
+    assert not (root / "m" / "h01.nii.gz").exists()
+
+
+def test_merge_refuses_a_policy_of_something_else_and_its_own_inputs(policy, tmp_path):
+    root = update(tmp_path, cases=2, wrong=False)
+    words = ["merge", root / "old", root / "new", "--policy", policy / "update.json"]
+    assert "was fitted on another objective" in str(run(*words, "-o", root / "m").exception)
+    inside = run(*words, "--method", "v2", "-o", root / "old")
+    assert "holds the old or new masks themselves" in str(inside.exception)
+    assert (root / "old" / "h00.nii.gz").is_file()
+
+
+def test_one_candidate_archives_are_told_which_design_fits(policy, tmp_path):
+    for design in ("cardiac", "default"):
+        refused = run("calibrate", policy / "archive", "--policy", design, "-o", tmp_path / "policy.json")
+        assert "update is the one for a single candidate" in str(refused.exception)
+
+
+def test_an_update_policy_is_certified_as_any_router(policy, tmp_path):
+    words = ["certify", policy / "archive", "--policy", policy / "update.json", "--alpha", 0.6, "--out", tmp_path / "c"]
+    result = run(*words)
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert "certified" in result.output
+
+
+def test_import_needs_both_folders_and_every_partner(tmp_path):
+    root = update(tmp_path, cases=2)
+    assert "give --masks with" in str(run("import", "--old", root / "old", "-o", root / "a").exception)
+    (root / "new" / "h01.nii.gz").unlink()
+    words = ["import", "--old", root / "old", "--new", root / "new", "-o", root / "a"]
+    assert "case h01 has no new mask" in str(run(*words).exception)

@@ -1,0 +1,152 @@
+"""Two folders compared: planted regressions are found, problems counted, and nothing is done twice."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from worlds.updates import PLANTED, heart, update, write
+
+from casewise.core.errors import BadInput, UnknownName
+from casewise.data.pairs import find_pairs
+from casewise.run.compare import CompareCase, Settings, compare_folders, csv_rows, outcome_of
+from casewise.run.local import LocalEngine
+from casewise.study.acceptance import acceptance_of
+
+
+def lines_of(root, out, *, labels=True, engine=None, fresh=False, **settings):
+    pairs = find_pairs(root / "old", root / "new", labels=root / "labels" if labels else None, cases=root / "cases.csv")
+    work = CompareCase({pair.id: pair for pair in pairs}, Settings(labels_given=labels, **settings))
+    return list(compare_folders(work, engine or LocalEngine(), out, fresh=fresh))
+
+
+def case_of(outcome, case_id):
+    return next(case.found for case in outcome.found.cases if case.id == case_id)
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_every_planted_regression_is_found_with_and_without_labels(tmp_path, labels):
+    outcome = outcome_of(lines_of(update(tmp_path), tmp_path / "out", labels=labels))
+    found = {kind: case_of(outcome, case_id) for kind, case_id in PLANTED.items()}
+    assert found["hole"].warnings == ("label 1: 1 hole",)
+    assert found["lost"].warnings == ("label 3: 1 piece lost",)
+    assert [row.agreement for row in found["swapped"].labels if row.label in (1, 3)] == [0.0, 0.0]
+    assert all(row.shift_hd95 == pytest.approx(1.5) for row in found["shifted"].labels)
+    assert found["gained"].warnings == ("label 1: 1 piece gained",)
+    assert found["vanished"].warnings == ("label 3 is gone",)
+    planted = set(PLANTED.values())
+    assert {case.id for case in outcome.found.cases if case.found.changed} == planted
+    assert {case.id for case in outcome.found.worst_first[:6]} == planted
+    if labels:
+        assert set(outcome.found.summary["flipped"]) == {"h03", "h06"}
+        assert outcome.found.summary["hurt"] == 6
+        assert {row["case"] for row in csv_rows(outcome)["regions.csv"]} >= {"h03", "h04", "h06"}
+
+
+def test_one_bad_site_is_found_and_named(tmp_path):
+    lines = lines_of(update(tmp_path, cases=48, wrong=False, bad_site="B"), tmp_path / "out")
+    plain = {"max_mean_drop": 0.2, "each_group": {"max_mean_drop": 0.02}, "each_label": {"max_mean_drop": 0.5}}
+    outcome = outcome_of(lines, acceptance=acceptance_of(plain))
+    assert {check.scope for check in outcome.checks if not check.holds} == {"group B"}
+    groups = {row["group"]: row for row in outcome.found.summary["groups"]}
+    assert (groups["A"]["hurt"], groups["B"]["hurt"]) == (0, 24)
+    assert groups["B"]["change"]["clusters"] == 12  # two cases per patient
+    assert (outcome.verdict, outcome.exit_code) == ("rejected", 4)
+
+
+def test_equal_folders_are_accepted(tmp_path):
+    lines = lines_of(update(tmp_path, cases=24, wrong=False), tmp_path / "out")
+    plain = {"max_mean_drop": 0.001, "max_harmed_share": 0.25, "max_ha": 0.25, "each_label": {"max_holed_share": 0.25}}
+    outcome = outcome_of(lines, acceptance=acceptance_of(plain))
+    assert (outcome.verdict, outcome.exit_code, outcome.found.summary["changed"]) == ("accepted", 0, 0)
+
+
+def test_problems_are_named_counted_and_change_the_exit_code(tmp_path):
+    root = update(tmp_path, wrong=False)
+    (root / "new" / "h00.nii.gz").unlink()
+    (root / "labels" / "h01.nii.gz").unlink()
+    write(root / "new", "h02", np.zeros_like(heart()))
+    write(root / "new", "h03", heart()[:, 1:])
+    write(root / "new", "h04", np.where(heart() == 3, 4, heart()).astype(np.uint8))
+    (root / "new" / "h05.nii.gz").write_bytes(b"\x1f\x8b nothing")
+    lines = lines_of(root, tmp_path / "out")
+    outcome = outcome_of(lines)
+    counted = outcome.as_dict()["problems_by_kind"]
+    assert counted == {"empty": 1, "labels": 1, "missing": 1, "shape": 1, "unlabelled": 1, "unreadable": 1}
+    assert (outcome.pairs, len(outcome.found.cases), outcome.exit_code) == (12, 9, 3)
+    assert outcome_of(lines, allow=tuple(counted)).exit_code == 0
+    assert outcome_of(lines, allow=tuple(set(counted) - {"shape"})).exit_code == 3
+    with pytest.raises(UnknownName, match="no kind of problem is called 'shap'"):
+        outcome_of(lines, allow=("shap",))
+
+
+def test_an_empty_mask_is_right_where_the_label_is_empty(tmp_path):
+    root = update(tmp_path, wrong=False)
+    for name in ("old", "new", "labels"):
+        write(root / name, "h00", np.zeros_like(heart()))
+    assert outcome_of(lines_of(root, tmp_path / "out")).exit_code == 0
+    assert outcome_of(lines_of(root, tmp_path / "out2", labels=False)).exit_code == 3
+
+
+def test_nothing_comparable_is_an_error_with_the_first_reason(tmp_path):
+    root = update(tmp_path, cases=2, wrong=False)
+    for case_id in ("h00", "h01"):
+        write(root / "new", case_id, heart()[:, 1:])
+    with pytest.raises(BadInput, match=r"none of 2 pairs could be compared; the first one: h00: old has shape"):
+        outcome_of(lines_of(root, tmp_path / "out"))
+
+
+class Counting:
+    """The local engine, and which cases it was given."""
+
+    def __init__(self):
+        self.given = []
+
+    def map(self, work, case_ids):
+        self.given += case_ids
+        return LocalEngine().map(work, case_ids)
+
+
+def test_a_second_run_compares_only_what_changed(tmp_path):
+    root, out = update(tmp_path), tmp_path / "out"
+    first = lines_of(root, out)
+    write(root / "new", "h09", heart(6.0))
+    log = out / "cases.jsonl"
+    log.write_text(log.read_text() + '{"case": "h10", "torn')  # killed while it wrote
+    engine = Counting()
+    again = lines_of(root, out, engine=engine)
+    assert engine.given == ["h09"]
+    assert len(again) == len(first) == len(log.read_text().splitlines())
+    for options in ({"fresh": True}, {"min_area": 4}):
+        engine = Counting()
+        lines_of(root, out, engine=engine, **options)
+        assert len(engine.given) == 12
+
+
+def test_several_processes_give_the_same_lines(tmp_path):
+    root = update(tmp_path)
+    one, two = (lines_of(root, tmp_path / f"out{jobs}", engine=LocalEngine(jobs)) for jobs in (1, 2))
+    by_case = [{line["case"]: json.dumps(line, sort_keys=True) for line in lines} for lines in (one, two)]
+    assert by_case[0] == by_case[1]
+
+
+def test_every_setting_reaches_the_comparison(tmp_path):
+    root = update(tmp_path)
+    plain = {line["case"]: line["comparison"] for line in lines_of(root, tmp_path / "plain")}
+    swapped, hole = PLANTED["swapped"], PLANTED["hole"]
+
+    def with_settings(name, **settings):
+        return {line["case"]: line["comparison"] for line in lines_of(root, tmp_path / name, **settings)}
+
+    assert with_settings("fg", foreground=True)[swapped]["changed"] == 0 < plain[swapped]["changed"]
+    assert with_settings("area", min_area=2)[hole]["regions"] == 1 > plain[hole]["regions"]
+    assert len(with_settings("classes", classes=(1, 2))[hole]["labels"]) == 2
+    assert with_settings("miou", metric="miou")[hole]["metric"] == "miou"
+    assert with_settings("none", surfaces="none")[hole]["labels"][0]["shift_hd95"] is None
+    assert with_settings("all", surfaces="all")[hole]["labels"][0]["hd95_new"] is not None
+    assert with_settings("ignore", ignore=1)[hole]["made_wrong"] == 0
+    ml = with_settings("spacing", spacing_mm=(1.0, 1.0, 1.0))[hole]["labels"][0]["volume_old_ml"]
+    assert ml == pytest.approx(plain[hole]["labels"][0]["volume_old_ml"] / 18)
+    write(root / "new", "h07", heart()[:, 1:])
+    assert with_settings("nearest", resample="nearest")["h07"] is not None

@@ -1,0 +1,145 @@
+"""Acceptance criteria: what the file may say, and when a criterion holds."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from casewise.core.errors import BadInput, UnknownName
+from casewise.measure.comparison import Comparison, LabelChange
+from casewise.study.acceptance import FEWEST, acceptance_of, checks_of, mean_bound, read_acceptance, share_bound
+from casewise.study.comparison import ComparedCase
+
+
+def case(number, old, new, *, group=None, cluster=None, ha=0.0, labelled=True, **row):
+    """A case with one label."""
+    lost, holes, after = (row.pop(name, default) for name, default in (("lost", 0), ("holes", 0), ("voxels_new", 100)))
+    label = LabelChange(
+        1, 100, after, 0, 1, 1, 0, lost, 0, 0, 0, 0, holes, 0, dice_old=old, dice_new=new, ha=ha
+    )  # fmt: skip
+    scores = {"metric_old": old, "metric_new": new, "ha": ha, "ba": 0.0} if labelled else {}
+    found = Comparison(1000, 10, row.pop("share", 0.1), 1, 10, (label,), labelled=labelled, **scores)
+    return ComparedCase(f"c{number:03d}", found, group, cluster)
+
+
+def only(criteria, cases):
+    (check,) = checks_of(acceptance_of(criteria), cases)
+    return check
+
+
+def test_a_mean_drop_is_bounded_by_t_over_patients():
+    drops = np.linspace(-0.02, 0.03, 20)
+    cases = [case(i, 0.9, 0.9 - drop) for i, drop in enumerate(drops)]
+    check = only({"max_mean_drop": 0.02}, cases)
+    spread = drops.std(ddof=1) / np.sqrt(20)
+    assert check.bound == pytest.approx(drops.mean() + stats.t.ppf(0.95, 19) * spread)
+    assert check.holds == (check.bound <= 0.02)
+    assert only({"max_mean_drop": 0.02, "confidence": 0.99}, cases).bound > check.bound
+
+
+def test_a_patient_counts_once():
+    cases = [case(i, 0.9, 0.9 - 0.01 * (i % 3), cluster=f"p{i // 4}") for i in range(40)]
+    check = only({"max_mean_drop": 0.1}, cases)
+    assert (check.cases, check.patients) == (40, 10)
+    assert only({"max_mean_drop": 0.1}, [case(i, 0.9, 0.9, cluster="p0") for i in range(40)]).patients == 1
+
+
+def test_too_few_patients_show_nothing_unless_observed_values_are_enough():
+    cases = [case(i, 0.9, 0.9) for i in range(FEWEST - 1)]
+    check = only({"max_mean_drop": 0.5}, cases)
+    assert (check.holds, check.bound) == (False, None)
+    assert f"{FEWEST - 1} patients are too few" in check.reason
+    assert only({"max_mean_drop": 0.5, "confidence": None}, cases).holds
+
+
+def test_a_share_is_bounded_exactly():
+    cases = [case(i, 0.9, 0.8 if i < 2 else 0.9) for i in range(50)]
+    check = only({"max_harmed_share": {"limit": 0.2, "margin": 0.05}}, cases)
+    assert check.value == pytest.approx(0.04)
+    assert check.bound == pytest.approx(stats.beta.ppf(0.95, 3, 48))
+    assert check.holds
+    assert not only({"max_harmed_share": {"limit": 0.1, "margin": 0.05}}, cases).holds
+    assert only({"max_harmed_share": {"limit": 0.1, "margin": 0.15}}, cases).value == 0
+
+
+def test_margins_flips_holes_losses_and_drift_read_what_they_say():
+    cases = [case(i, 0.8, 0.65, holes=i % 2, lost=1, voxels_new=80, share=0.3) for i in range(20)]
+    assert only({"max_flipped_share": 1.0}, cases).value == 1
+    assert only({"max_flipped_share": {"limit": 1.0, "margin": 0.6}}, cases).value == 0
+    assert only({"max_holed_share": 1.0}, cases).value == 0.5
+    assert only({"max_lost_share": 1.0}, cases).value == 1
+    assert only({"max_drifted_share": {"limit": 1.0, "margin": 0.1}}, cases).value == 1
+    assert only({"max_drifted_share": {"limit": 1.0, "margin": 0.25}}, cases).value == 0
+    assert only({"max_changed_share": {"limit": 1.0, "margin": 0.25}}, cases).value == 1
+
+
+def test_labels_and_groups_have_their_own_checks():
+    cases = [case(i, 0.9, 0.9 if i < 20 else 0.8, group="A" if i < 20 else "B") for i in range(40)]
+    plain = {"each_group": {"max_mean_drop": 0.05}, "each_label": {"max_mean_drop": 0.2}}
+    found = {check.scope: check.holds for check in checks_of(acceptance_of(plain), cases)}
+    assert found == {"group A": True, "group B": False, "label 1": True}
+    assert only({"groups": {"A": {"max_mean_drop": 0.05}}}, cases).holds
+    nobody = only({"groups": {"C": {"max_mean_drop": 0.05}}}, cases)
+    assert not nobody.holds
+    assert "no case with a label to judge it on" in nobody.reason
+    assert not only({"labels": {"7": {"max_mean_drop": 0.05}}}, cases).holds
+
+
+def test_without_labels_only_what_needs_none_can_hold():
+    cases = [case(i, None, None, labelled=False) for i in range(60)]
+    assert not only({"max_mean_drop": 0.5}, cases).holds
+    assert only({"max_holed_share": 0.1}, cases).holds
+
+
+def test_undefined_values_are_left_out_and_counted():
+    cases = [case(i, 0.9, 0.9) for i in range(20)] + [case(99, float("nan"), float("nan"))]
+    check = only({"max_mean_drop": 0.05}, cases)
+    assert (check.cases, check.undefined) == (20, 1)
+
+
+@pytest.mark.parametrize(
+    ("plain", "sentence"),
+    [
+        ([], "criteria are a JSON object"),
+        ({}, "there is no criterion"),
+        ({"confidence": 2, "max_ha": 0.1}, "confidence is a number from 0.5 to below 1"),
+        ({"max_ha": "low"}, r"max_ha is a number or \{'limit'"),
+        ({"max_ha": True}, r"max_ha is a number or"),
+        ({"max_ha": {"limit": 0.1, "marge": 1}}, r"max_ha is a number or"),
+        ({"max_ha": 3}, "max_ha bounds a share, so its limit is from 0 to 1, got 3"),
+        ({"groups": {"A": 0.1}}, "groups 'A' holds criteria by name"),
+        ({"each_label": 0.1}, "each_label holds criteria by name"),
+    ],
+)
+def test_criteria_that_make_no_sense_are_refused(plain, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        acceptance_of(plain)
+
+
+def test_a_misspelt_criterion_is_recognized():
+    with pytest.raises(UnknownName, match="Did you mean 'max_mean_drop'"):
+        acceptance_of({"max_mean_drp": 0.1})
+
+
+def test_json_and_toml_say_the_same(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps({"max_ha": 0.1, "labels": {"2": {"max_lost_share": 0.2}}}))
+    (tmp_path / "a.toml").write_text("max_ha = 0.1\n[labels.2]\nmax_lost_share = 0.2\n")
+    pytest.importorskip("tomllib")
+    assert read_acceptance(tmp_path / "a.json") == read_acceptance(tmp_path / "a.toml")
+    (tmp_path / "b.json").write_text("{")
+    with pytest.raises(BadInput, match="is not a file of criteria"):
+        read_acceptance(tmp_path / "b.json")
+
+
+def test_bounds_hold_as_often_as_they_say():
+    draw = np.random.default_rng(5)
+    missed = {"share": 0, "mean": 0}
+    for _ in range(400):
+        harmed = (draw.random((30, 2)) < 0.15).mean(axis=1)
+        missed["share"] += share_bound(harmed, 0.9) < 0.15
+        missed["mean"] += mean_bound(draw.normal(0.01, 0.02, 30), 0.9) < 0.01
+    assert missed["share"] <= 40
+    assert missed["mean"] <= 60  # 40 expected; three standard errors more
