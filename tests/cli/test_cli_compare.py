@@ -113,7 +113,9 @@ def test_every_option_has_an_effect(tmp_path):
     write(root / "new", "h07", heart()[:, 1:])
 
     def summary(*words):
-        result = run("compare", root / "old", root / "new", "-l", root / "labels", "-o", root / "out", "--pictures", 0, *words)
+        result = run(
+            "compare", root / "old", root / "new", "-l", root / "labels", "-o", root / "out", "--pictures", 0, *words
+        )
         assert result.exit_code in (0, 3), result.output
         return json.loads((root / "out" / "summary.json").read_text())
 
