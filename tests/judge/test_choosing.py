@@ -20,10 +20,13 @@ from casewise.judge.calibration.designs import (
     quality_of,
     setting_of,
 )
+from casewise.judge.calibration.fit import calibrate
+from casewise.judge.calibration.policy_sentences import in_words
 from casewise.judge.controllers.choose import AgreementRule, Choose, board, state_of, with_agreement
 from casewise.judge.controllers.flag import Flagging, Quality
 from casewise.judge.controllers.merge import Merge, merged, pieces_of
 from casewise.judge.deciding import candidate_masks, deployed_mask
+from casewise.judge.policy import read_policy, write_policy
 from casewise.measure.metrics.overlap import dice
 
 
@@ -75,7 +78,16 @@ def test_consensus_only_where_m0_agrees_little():
         rule = AgreementRule(steps=3, consensus="3", rule="low-agreement", threshold=threshold)
         verdict = rule.decide(rule.compared(seen, masks))
         assert verdict.state == state
-        assert verdict.value == pytest.approx((4 / 5 + 4 / 6) / 2)
+        assert f"agrees with the others by {(4 / 5 + 4 / 6) / 2:.3f}" in verdict.reason
+
+
+def test_an_edit_that_reaches_the_cut_goes_back():
+    seen, masks = one_row(A, B, C, B)
+    for cut, state in ((0.21, State(3)), (0.19, SOURCE)):  # 1 - Dice(A, B) = 1/5
+        rule = AgreementRule(steps=3, consensus="3", rule="consensus", cut_high=cut)
+        verdict = rule.decide(rule.compared(seen, masks))
+        assert verdict.state == state
+        assert verdict.value == pytest.approx(0.2)
 
 
 def test_a_rule_that_was_shown_no_masks_says_so():
@@ -235,6 +247,57 @@ def test_agreement_ranks_quality_here_and_not_where_views_are_misled(tmp_path, k
     own = setting_of(wrong)
     other = quality_of(cross_fitted(gather(wrong, own), own, DESIGNS["consensus"]), level=0.8)
     assert other.rho < found.rho
+
+
+def test_calibrate_compares_the_designs_and_the_policy_travels(tmp_path, archive):
+    made = calibrate(archive, "default", allowed_hurt=0.5, flag_below=0.7, at=0.8)
+    rows = {row["design"]: row for row in made.preflight["comparison"]["rows"]}
+    assert set(rows) == set(DESIGNS)
+    assert made.controller == max((row for row in rows.values()), key=lambda row: row["low"])["design"]
+    read = read_policy(write_policy(tmp_path / "policy.json", made))
+    first, second = casewise.replay(archive, made), casewise.replay(archive, read)
+    assert first == second
+    assert all(decision.quality_low is not None for decision in first)
+    assert 0 < sum(decision.flagged for decision in first) < len(first)
+    said = "\n".join(in_words(made))
+    assert f"taken: {made.controller}" in said
+    assert "flags:" in said
+
+
+@pytest.mark.parametrize("design", ["consensus", "choose", "merge", "consensus-where-low"])
+def test_a_named_design_is_fitted_as_asked(design, archive):
+    made = calibrate(archive, design)
+    assert (made.name, made.controller) == (design, design)
+    assert len(casewise.replay(archive, made)) == len(archive.ids)
+    assert made.calibration_clusters
+
+
+def test_misled_views_are_calibrated_to_m0(tmp_path):
+    made = calibrate(views_archive(tmp_path / "wrong", misled=True), "default")
+    assert made.controller == "m0"
+    assert "M0 is deployed for every case" in made.preflight["concerns"][0]
+    assert made.binding is not None
+
+
+def test_the_command_line_passes_every_option_on(tmp_path, archive, monkeypatch):
+    from typer.testing import CliRunner
+
+    from casewise.cli.calibrate import app
+    from casewise.judge.calibration import fit
+
+    seen = {}
+    monkeypatch.setattr(fit, "calibrate", lambda *a, **more: seen.update(more) or calibrate(archive, "consensus"))
+    asked = ["--flag-below", "0.7", "--at", "0.8", "--consensus", "6", "--allowed-hurt", "0.2"]
+    result = CliRunner().invoke(app, [str(archive.path), *asked, "-o", str(tmp_path / "p.json")])
+    assert result.exit_code == 0, result.output
+    assert {"flag_below": 0.7, "at": 0.8, "consensus": "6", "allowed_hurt": 0.2}.items() <= seen.items()
+
+
+def test_a_router_cannot_be_flagged_here(tmp_path):
+    from worlds.cohorts import synthetic_archive
+
+    with pytest.raises(BadInput, match="policy 'cardiac' reads one ladder step by step and cannot be flagged here"):
+        calibrate(synthetic_archive(tmp_path / "a", cases=10), "cardiac", flag_below=0.7)
 
 
 def test_an_archive_without_a_consensus_says_what_is_missing(tmp_path):

@@ -33,6 +33,10 @@ def calibrate(
     evaluation: Path = typer.Option(None, help="Evaluation archive: ids and label-free signals are read, and logged."),
     source_metric: float = typer.Option(None, help="The model's metric on its own domain: is M0 usable here?"),
     ladder: str = typer.Option(None, help="Which ladder, where the archive holds several."),
+    consensus: str = typer.Option(None, help="Which candidate is the consensus of the others, if none is called so."),
+    allowed_hurt: float = typer.Option(0.1, help="default: share of cases that may lose more than a point."),
+    flag_below: float = typer.Option(None, help="Ask a person where the metric may lie below this."),
+    at: float = typer.Option(0.9, help="--flag-below: chance that the lower bound of the metric holds."),
 ) -> None:
     """Fit a policy's cut-points on a holdout archive, examine it, and write policy.json."""
     from casewise.archive.store import open_archive
@@ -60,6 +64,10 @@ def calibrate(
             reviews=None if reviews is None else read_reviews(reviews),
             evaluation=held_out,
             source_metric=source_metric,
+            consensus=consensus,
+            allowed_hurt=allowed_hurt,
+            flag_below=flag_below,
+            at=at,
         )
     if held_out is not None:
         expose(held_out.path, choice="calibrate looked at label-free signals", policy=made, labels_visible=False)

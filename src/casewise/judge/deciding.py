@@ -9,7 +9,7 @@ from casewise.archive.layout import mask_sha256
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput
 from casewise.core.records import SOURCE, Action, Controller, Decision, Mask, Observation, State, Verdict
-from casewise.judge.controllers.merge import PIECE, merged
+from casewise.judge.controllers.merge import merged
 from casewise.judge.controllers.region_gate import RegionGate, accepted_voxels, edited
 
 
@@ -67,7 +67,7 @@ def candidate_masks(archive: Archive, case_id: str, ladders: Collection[str] = (
 
 def gated_mask(source: Mask, adapted: Mask, decision: Decision | Verdict, gate: RegionGate) -> Mask:
     """What a gated decision deploys: accepted pieces of an edit, or accepted regions of the step-1 edit."""
-    if decision.coordinate == PIECE.rstrip("."):
+    if decision.coordinate != "drop":
         return merged(source, adapted, decision.accepted or ())
     return gate.output(source, adapted, decision)
 

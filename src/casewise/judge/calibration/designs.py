@@ -18,7 +18,7 @@ from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import SOURCE, Action, Controller, Mask, Observation, State, Verdict
 from casewise.core.seeds import RESAMPLING_SEED
-from casewise.judge.calibration.quality import QualityFit, fit_quality
+from casewise.judge.calibration.quality import QualityFit, carries, fit_quality
 from casewise.judge.controllers.choose import (
     FEATURES,
     AgreementRule,
@@ -537,3 +537,94 @@ def quality_of(found: Sequence[Deployed], *, level: float) -> QualityFit:
     """The quality model of what a design deploys, from cases whose clusters had no part in fitting it."""
     agreement = [np.nan if one.agreement is None else one.agreement for one in found]
     return fit_quality(agreement, [one.metric for one in found], [one.cluster for one in found], level=level)
+
+
+def fitted_choice(
+    archive: Archive,
+    design: str,
+    *,
+    consensus: str | None = None,
+    allowed_hurt: float = 0.1,
+    flag_below: float | None = None,
+    at: float = 0.9,
+) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """(design, options of its controller, what was found on the way); ``default`` is the design that compares best.
+
+    Every figure in what was found comes from cases whose cluster had no part in fitting.
+    """
+    setting = setting_of(archive, consensus=consensus)
+    known = gather(archive, setting)
+    asked = DESIGNS if design == "default" else {"m0": DESIGNS["m0"], design: DESIGNS[design]}
+    compared = compare_designs(known, setting, asked, allowed_hurt=allowed_hurt)
+    name = compared.chosen if design == "default" else design
+    controller = DESIGNS[name](known, setting)
+    options = {} if name == "m0" else asdict(controller)  # type: ignore[call-overload]
+    options.pop("rule", None)
+    found: dict[str, Any] = {
+        "cases": len(archive.ids),
+        "labelled": len(known),
+        "clusters": len({one.cluster for one in known}),
+        "comparison": compared.as_dict(),
+        "signals": _signal_report(known),
+        "concerns": _concerns(compared, name),
+    }
+    if flag_below is not None:
+        fit = quality_of(compared.deployed[name], level=at)
+        flag = {"quality": asdict(fit.quality), "below": flag_below, **asdict(setting)}
+        flag.pop("consensus")
+        flag["silent"] = (*setting.silent, setting.consensus)
+        options["flag"] = flag
+        found["quality"] = {**fit.as_dict(), **_flagged(compared.deployed[name], fit, flag_below)}
+        if fit.quality.signal is None:
+            found["concerns"].append(
+                f"agreement does not carry here (rho {fit.rho:.2f}, p {fit.p:.2f}): all cases get the same lower bound"
+            )
+    return name, options, found
+
+
+def _signal_report(known: Sequence[Known]) -> dict[str, Any]:
+    """Does M0's agreement say how good M0 is, on these cases?"""
+    own = [board(one.seen)[SOURCE].get("agreement") for one in known]
+    pairs = [(a, one.source, one.cluster) for a, one in zip(own, known, strict=True) if a is not None]
+    rho, p = carries([a for a, _, _ in pairs], [m for _, m, _ in pairs], [c for _, _, c in pairs])
+    return {"agreement": {"rho": rho if np.isfinite(rho) else None, "p": p, "cases": len(pairs)}}
+
+
+def _flagged(found: Sequence[Deployed], fit: QualityFit, below: float) -> dict[str, Any]:
+    """How many calibration cases would be flagged, and how many of the poor ones are among them."""
+    pairs = [(fit.quality.of(one.agreement), one.metric) for one in found]
+    flags = np.array([quality is None or quality[1] < below for quality, _ in pairs])
+    poor = np.array([metric < below for _, metric in pairs])
+    return {"flagged": int(flags.sum()), "poor": int(poor.sum()), "poor_flagged": int((flags & poor).sum())}
+
+
+def _concerns(compared: Comparison, name: str) -> list[str]:
+    row = next(row for row in compared.rows if row.design == name)
+    if name == "m0":
+        return [f"M0 is deployed for every case: {compared.why}"]
+    if row.low <= 0:
+        return [f"NO-GO: {name} does not surely gain here (lower bound {row.low:+.4f} over {row.clusters} clusters)"]
+    return []
+
+
+def choice_sentences(found: Mapping[str, Any]) -> list[str]:
+    """The table of designs and what was taken, for a terminal."""
+    compared = found["comparison"]
+    lines = ["design, cross-fitted over clusters: gain [lower, upper bound], helped : hurt"]
+    lines += [f"  {DesignRow(**row).sentence()}" for row in compared["rows"]]
+    if len(compared["rows"]) > 2:
+        lines.append(f"taken: {compared['chosen']} ({compared['why']})")
+    signal = found["signals"]["agreement"]
+    if signal["rho"] is not None:
+        lines.append(
+            f"M0's agreement with the candidates has rank correlation {signal['rho']:.2f} with its metric "
+            f"(p {signal['p']:.3f}, {signal['cases']} cases)"
+        )
+    if "quality" in found:
+        quality = found["quality"]
+        lines.append(
+            f"flags: {quality['flagged']} of {quality['cases']} calibration cases, {quality['poor_flagged']} of the "
+            f"{quality['poor']} poor ones among them; lower bound at level {quality['quality']['level']:g} from "
+            f"{quality['clusters']} clusters"
+        )
+    return lines

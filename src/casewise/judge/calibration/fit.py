@@ -16,6 +16,7 @@ from casewise.core.records import CALIBRATION, EVALUATION, Policy
 from casewise.data.splits import check_disjoint, cluster_of, clusters_of
 from casewise.judge.calibration.coordinate import recommended
 from casewise.judge.calibration.cuts import FEWEST, Floats, bucket_counts, checked, cut_points, warn_if_degenerate
+from casewise.judge.calibration.designs import CONSENSUS_NAMES, fitted_choice
 from casewise.judge.calibration.fixed_budget import budget, tau
 from casewise.judge.calibration.groups import fitted_cuts, inference
 from casewise.judge.calibration.hurt import EVIDENT
@@ -27,7 +28,7 @@ from casewise.judge.controllers.bucket import bucket_of
 from casewise.judge.controllers.signal_value import RISK
 from casewise.judge.ledger import OURS, PAPER
 from casewise.judge.outcomes import outcomes
-from casewise.judge.policy import READY, check_held_out, check_modulated, controller_of, fitted_on
+from casewise.judge.policy import AMONG_CANDIDATES, READY, check_held_out, check_modulated, controller_of, fitted_on
 from casewise.measure.signals import SIGNALS
 from casewise.measure.signals.risk import RiskStatistics
 
@@ -50,8 +51,16 @@ def calibrate(
     reviews: Mapping[str, float] | None = None,
     evaluation: Archive | None = None,
     source_metric: float | None = None,
+    consensus: str | None = None,
+    allowed_hurt: float = 0.1,
+    flag_below: float | None = None,
+    at: float = 0.9,
 ) -> Policy:
     """Fit a design's numbers on a holdout and examine it (F1-F9).
+
+    A design that chooses among candidates needs labels, and ``default`` compares all of them where the archive holds a
+    consensus (``consensus`` says which candidate that is). ``flag_below`` asks for a person where the metric of what is
+    deployed may lie below it, by a lower bound that holds with chance ``at``.
 
     Cut-points and z-statistics use no label. ``percentiles`` defaults to the design's own convention: driving 33/66,
     everything else 33.33/66.67. ``unshrunk`` keeps mid at its full depth, for archives without shrunk states (D15).
@@ -63,6 +72,15 @@ def calibrate(
     if evaluation is not None:
         check_held_out(design, evaluation.entries.values())
         evaluation = evaluation.locked()
+    if design.name in AMONG_CANDIDATES or (design.name == "default" and _has_consensus(holdout, consensus)):
+        return _among_candidates(
+            holdout, design, consensus=consensus, allowed_hurt=allowed_hurt, flag_below=flag_below, at=at
+        )
+    if flag_below is not None:
+        raise BadInput(
+            f"policy {design.name!r} reads one ladder step by step and cannot be flagged here; flag one of default, "
+            f"{', '.join(AMONG_CANDIDATES)} on an archive of views or members"
+        )
     convention = percentiles or ("driving" if design.name == "driving" else "medical")
     frame = outcomes(holdout)
     options = _design_options(holdout, design, coordinate=coordinate, unshrunk=unshrunk)
@@ -96,6 +114,26 @@ def calibrate(
     if hybrid:
         policy = _hybrid(policy, holdout, convention, window)
     return replace(policy, preflight=found)
+
+
+def _has_consensus(archive: Archive, consensus: str | None) -> bool:
+    entry = next(iter(archive.entries.values()))
+    return consensus is not None or any(rung.split("(")[0] in CONSENSUS_NAMES for rung in entry.rungs)
+
+
+def _among_candidates(holdout: Archive, design: Policy, **options: Any) -> Policy:
+    """A policy that chooses among all candidates of a case, fitted on the labels of the holdout."""
+    name, fitted, found = fitted_choice(holdout, design.name, **options)
+    return replace(
+        design,
+        controller=name,
+        options=fitted,
+        steps=holdout.steps,
+        binding=holdout.binding,
+        ladder=holdout.ladder_name or "",
+        calibration_id=calibration_id(holdout),
+        preflight=found,
+    )
 
 
 def calibration_id(archive: Archive) -> str:

@@ -6,12 +6,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from casewise.core.records import Policy
+from casewise.judge.calibration.designs import choice_sentences
 from casewise.judge.controllers.bucket import bucket_of
 
 
 def in_words(policy: Policy) -> list[str]:
     """What was fitted, on what, and what speaks for and against it."""
     found = policy.preflight
+    if "comparison" in found:
+        said = f"policy {policy.name} ({policy.controller}), fitted on {found['labelled']} labelled cases of "
+        lines = [f"{said}{found['clusters']} clusters", *choice_sentences(found)]
+        return [*lines, *(f"! {sentence}" for sentence in found["concerns"])]
     lines = [
         f"policy {policy.name} ({policy.controller}), fitted on {found['cases']} cases, {found['labelled']} labelled"
     ]

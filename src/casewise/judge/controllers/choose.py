@@ -79,6 +79,7 @@ class _AmongAll:
     ladders: tuple[str, ...] = ()  # which named ladders are read together; none for the one in view
     silent: tuple[str, ...] = ()  # candidates without a vote; the consensus never has one
     background: bool = False
+    cut_high: float = float("inf")  # an edit this large, 1 - Dice(candidate, M0), or larger goes back to M0
 
     states = frozenset[State]()
 
@@ -104,9 +105,24 @@ class _AmongAll:
             )
         return float(value)
 
-    def _verdict(self, state: State, reason: str, **more: object) -> Verdict:
-        action = Action.ROLLBACK if state == SOURCE else Action.KEEP
-        return Verdict(state, action, reason=reason, **more)  # type: ignore[arg-type]
+    def _verdict(
+        self, seen: Observation, state: State, reason: str, *, action: Action = Action.KEEP, **more: Any
+    ) -> Verdict:
+        """The candidate, or M0 where its edit reaches the cut; the size of the edit is the coordinate of a promise."""
+        same = board(seen)[state].get("agreement_source")
+        edit = None if same is None else 1 - same
+        found: dict[str, Any] = {"coordinate": "edit", "value": edit, "cut_high": self.cut_high}
+        if state == SOURCE:
+            return Verdict(SOURCE, Action.ROLLBACK, reason=reason, **found)
+        if self.cut_high < float("inf"):
+            if edit is None:
+                raise BadInput(
+                    f"case {seen.case_id} has no size of its edit; show the masks of all candidates (compared)"
+                )
+            if edit >= self.cut_high:
+                why = f"M0: the edit of {state} ({edit:.4f}) reaches the cut {self.cut_high:.4f}"
+                return Verdict(SOURCE, Action.ROLLBACK, reason=why, **found)
+        return Verdict(state, action, reason=reason, **found, **more)
 
 
 @dataclass(frozen=True)
@@ -129,7 +145,7 @@ class AgreementRule(_AmongAll):
     @property
     def needs(self) -> frozenset[str]:
         """The signals that are read."""
-        return frozenset() if self.rule == "consensus" else frozenset({"agreement"})
+        return frozenset({"agreement_source"} if self.rule == "consensus" else {"agreement", "agreement_source"})
 
     def decide(self, seen: Observation) -> Verdict | None:
         """The candidate that the rule names, once all are there."""
@@ -138,19 +154,17 @@ class AgreementRule(_AmongAll):
         consensus = state_of(self.consensus)
         candidates = board(seen)
         if self.rule == "consensus":
-            return self._verdict(consensus, "the consensus of the candidates")
+            return self._verdict(seen, consensus, "the consensus of the candidates")
         agreement = {state: self._value(seen, signals, "agreement") for state, signals in candidates.items()}
         if self.rule == "low-agreement":
             own = agreement[SOURCE]
-            found = {"coordinate": "agreement", "value": own, "cut_high": self.threshold}
             if own < self.threshold:
-                return self._verdict(consensus, f"M0 agrees with the others by {own:.3f} only", **found)
-            return self._verdict(SOURCE, f"M0 agrees with the others by {own:.3f}", **found)
+                return self._verdict(seen, consensus, f"M0 agrees with the others by {own:.3f} only")
+            return self._verdict(seen, SOURCE, f"M0 agrees with the others by {own:.3f}")
         single = [state for state in candidates if state != consensus and str(state) not in self.silent]
         among = single if self.rule == "medoid" else list(candidates)
         best = max(among, key=lambda state: agreement[state])
-        found = {"coordinate": "agreement", "value": agreement[best]}
-        return self._verdict(best, f"{best} agrees most with the others ({agreement[best]:.3f})", **found)
+        return self._verdict(seen, best, f"{best} agrees most with the others ({agreement[best]:.3f})")
 
 
 FEATURES = ("agreement_gain", "edit", "supported_edit")
@@ -215,11 +229,10 @@ class Choose(_AmongAll):
         expected = self.expected(seen)
         best = max(expected, key=lambda state: expected[state][1], default=SOURCE)
         gain, low = expected.get(best, (0.0, 0.0))
-        found = {"coordinate": "expected_gain", "value": gain, "cut_low": low}
         if low > 0:
-            return self._verdict(best, f"{best} is expected to gain {gain:+.4f}, at least {low:+.4f}", **found)
+            return self._verdict(seen, best, f"{best} is expected to gain {gain:+.4f}, at least {low:+.4f}")
         fallback = state_of(self.fallback)
-        return self._verdict(fallback, f"no candidate is surely better than M0 ({low:+.4f}): {fallback}", **found)
+        return self._verdict(seen, fallback, f"no candidate is surely better than M0 ({low:+.4f}): {fallback}")
 
 
 def _frozen(value: Any) -> Any:

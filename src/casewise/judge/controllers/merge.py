@@ -109,7 +109,7 @@ class Merge(_AmongAll):
     threshold: float = 0.5
 
     name = "merge"
-    needs = frozenset({"pieces", "piece"})
+    needs = frozenset({"pieces", "piece", "agreement_source"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -152,10 +152,9 @@ class Merge(_AmongAll):
         reason = (
             f"{len(accepted)} of {len(scores)} pieces of candidate {self.edited} have a score > {self.threshold:.3g}"
         )
-        found = {"coordinate": "piece", "cut_low": self.threshold, "accepted": accepted, "reason": reason}
         if not accepted:
-            return Verdict(SOURCE, Action.ROLLBACK, **found)  # type: ignore[arg-type]
-        return Verdict(self.edited, Action.GATE, **found)  # type: ignore[arg-type]
+            return self._verdict(seen, SOURCE, reason)
+        return self._verdict(seen, self.edited, reason, action=Action.GATE, accepted=accepted)
 
     def output(self, source: Mask, adapted: Mask, verdict: Verdict | Decision) -> Mask:
         """M0 with the pieces that a verdict accepted."""
