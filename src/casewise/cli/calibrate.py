@@ -14,7 +14,7 @@ app = typer.Typer()
 def calibrate(
     archive: Path = typer.Argument(..., help="An archive of calibration cases."),
     policy: str = typer.Option(
-        "default", help="default, cardiac, prostate, driving, fixed-k, tau-stop, frag-stop, ..."
+        "default", help="default, cardiac, prostate, driving, fixed-k, frag-stop, ..., or package.module:Name."
     ),
     out: Path = typer.Option(
         None, "--out", "-o", help="Where to write the policy; default: policy.json in the archive."

@@ -20,8 +20,9 @@ app = typer.Typer()
 @app.command()
 def replay(
     archive: Path = typer.Argument(..., help="An archive."),
-    controller: str = typer.Argument(..., help="A policy.json (or its folder), or m0, fixed-k, frag-stop, ..."),
+    controller: str = typer.Argument(..., help="policy.json or its folder, m0, fixed-k, ..., or package.module:Name."),
     out: Path = typer.Option(None, "--out", "-o", help="Write the decisions here, one JSON object a line."),
+    own: str = typer.Option(None, "--controller", help="package.module:Name that the policy was calibrated with."),
     setting: list[str] = typer.Option([], "--set", help="Options of a controller, e.g. --set step=2."),
     ladder: str = typer.Option(None, help="Which ladder, where the archive holds several."),
 ) -> None:
@@ -30,20 +31,21 @@ def replay(
     from casewise.core.durable import write_durably
 
     opened = casewise.open_archive(archive, ladder=ladder)
-    decisions = casewise.replay(opened, _chosen(opened, controller, setting))
+    decisions = casewise.replay(opened, _chosen(opened, controller, setting, own))
     if out is not None:
         write_durably(out, "".join(json_text(one.as_dict()) + "\n" for one in decisions).encode())
     typer.echo(_summary(decisions))
 
 
-def _chosen(archive: Archive, name: str, setting: list[str]) -> Controller | Policy:
+def _chosen(archive: Archive, name: str, setting: list[str], own: str | None) -> Controller | Policy:
     from casewise.core.errors import BadInput
     from casewise.judge.controllers import CONTROLLERS
     from casewise.judge.policy import controller_of, read_policy, uncalibrated
 
     if Path(name).exists():
-        return read_policy(name)
-    CONTROLLERS[name]
+        return read_policy(name, typed=own)
+    if ":" not in name:
+        CONTROLLERS[name]
     pairs = [text.partition("=") for text in setting]
     if any(not sign for _, sign, _ in pairs):
         raise BadInput(f"--set takes name=value, got {' '.join(setting)}")

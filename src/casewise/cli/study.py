@@ -25,6 +25,9 @@ def study(
         Path | None,
         typer.Option("--policy", "-p", help="policy.json, or the folder that holds it.  [default: CALIBRATION]"),
     ] = None,
+    controller: Annotated[
+        str | None, typer.Option("--controller", help="package.module:Name that the policy was calibrated with.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Where the report goes.  [default: EVALUATION/report]")
     ] = None,
@@ -96,7 +99,7 @@ def study(
 
     given = _extras(calibration, other, rerun, sweep, backbone, away, frozen, criteria, images)
     place = out if out is not None else evaluation / "report"
-    known = read_policy(policy or calibration)
+    known = read_policy(policy or calibration, typed=controller)
     named = ladder or known.ladder or None
     judged, holdout = (open_archive(path, ladder=named).one() for path in (evaluation, calibration))
     if engine != "local" or jobs > 1:

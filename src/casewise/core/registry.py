@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
-from casewise.core.errors import UnknownName
+from casewise.core.errors import BadInput, UnknownName
 
 Item = TypeVar("Item")
 
@@ -47,6 +48,18 @@ class Registry(Mapping[str, Item], Generic[Item]):
         """Look a class up by name and build it; options are its own arguments."""
         made: Any = self[name]
         return made(**options)
+
+
+def from_address(address: str, kind: str) -> Any:
+    """What a person's ``package.module:Name`` names, imported; never call it with an address that a file holds."""
+    module, _, name = address.partition(":")
+    try:
+        with importable_from_here():
+            return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise BadInput(
+            f"no {kind} at '{address}': {error}; an address is 'package.module:Name', importable from here"
+        ) from error
 
 
 @contextmanager

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from casewise.core.durable import json_sha256, write_json
-from casewise.core.errors import BadInput, CasewiseWarning, Mismatch
+from casewise.core.errors import BadInput, CasewiseWarning, Mismatch, UnsafeInput
 from casewise.core.records import EVALUATION, Binding, Controller, Policy
-from casewise.core.registry import Registry
+from casewise.core.registry import Registry, from_address
 from casewise.core.strict_json import json_text, numbered
 from casewise.data.splits import Clustered, check_disjoint, clusters_of
 from casewise.judge.controllers import CONTROLLERS, takes
@@ -101,8 +101,20 @@ READY: Registry[Policy] = Registry(
 """Designs by name, uncalibrated: coordinate and actions are fixed, cut-points are fitted on a holdout (E7, E14)."""
 
 
-def read_policy(path: str | Path) -> Policy:
-    """A policy from its file, or from the archive folder that holds it."""
+def design_of(text: str) -> Policy:
+    """A design by name, or a controller of your own by its address ``package.module:Name``, uncalibrated."""
+    if ":" not in text:
+        return READY[text]
+    design = Policy(text.partition(":")[2], text, {}, 4)
+    controller_of(design)
+    return design
+
+
+def read_policy(path: str | Path, *, typed: str | None = None) -> Policy:
+    """A policy from its file, or from the archive folder that holds it.
+
+    A file may name registered controllers only; one of your own is code, so its address must be typed again.
+    """
     path = Path(path)
     file = path / POLICY if path.is_dir() else path
     try:
@@ -112,6 +124,11 @@ def read_policy(path: str | Path) -> Policy:
         policy = _from_plain({name: value for name, value in plain.items() if name != HASH})
         _check_unedited(plain, file)
         _check_sense(policy, file)
+        if ":" in policy.controller and policy.controller != typed:
+            raise UnsafeInput(
+                f"{file} names the controller {policy.controller[:100]!r}, which is code of its own; if you know it "
+                f"and would run it, type the same: --controller {policy.controller[:100]}"
+            )
         return policy
     except FileNotFoundError:
         raise BadInput(f"there is no policy at {file}; run casewise calibrate first") from None
@@ -160,7 +177,8 @@ def _check_sense(policy: Policy, file: Path) -> None:
             f"{file} has cut-points, but its binding does not say which model they were fitted on; "
             "run casewise calibrate again"
         )
-    design = READY.get(policy.name.removesuffix("-certified"))
+    name = policy.name.removesuffix("-certified")
+    design = READY[name] if name in READY else None
     if design is not None and "hard" in design.options and policy.controller == design.controller:
         for options in (policy.options, *policy.groups.values()):
             hard = bucket_of(options.get("hard", design.options["hard"]))
@@ -173,7 +191,7 @@ def _check_sense(policy: Policy, file: Path) -> None:
 
 def uncalibrated(name: str, steps: int, options: Mapping[str, Any]) -> Policy:
     """A policy of a controller that needs no calibration; one with a cap runs to the horizon unless told otherwise."""
-    capped = {"cap": steps} if takes(name, "cap") else {}
+    capped = {"cap": steps} if ":" not in name and takes(name, "cap") else {}
     return Policy(name, name, {**capped, **options}, steps)
 
 
@@ -245,8 +263,10 @@ def _calibration_clusters(policy: Policy) -> dict[str, str]:
 
 def _built(policy: Policy, more: Mapping[str, Any]) -> Controller:
     options = {key: value for key, value in {**policy.options, **more}.items() if key not in ("inference", "flag")}
+    own = ":" in policy.controller
     try:
-        controller: Controller = CONTROLLERS.build(policy.controller, **options)
+        made: Any = from_address(policy.controller, "controller") if own else CONTROLLERS[policy.controller]
+        controller: Controller = made(**options) if callable(made) else made
     except TypeError as error:
         raise BadInput(f"policy {policy.name!r} is not calibrated ({error}); run casewise calibrate first") from error
     flag = policy.options.get("flag")

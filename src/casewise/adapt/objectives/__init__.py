@@ -5,7 +5,6 @@ An objective of your own needs no registration: pass the object, or its address 
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +22,7 @@ from casewise.adapt.objectives.tent import Tent
 from casewise.adapt.objectives.ttt import Ttt
 from casewise.adapt.published_object import as_objective
 from casewise.core.errors import BadInput, UnsafeInput
-from casewise.core.registry import Registry, importable_from_here
+from casewise.core.registry import Registry, from_address
 
 OBJECTIVES: Registry[type] = Registry(
     "objective",
@@ -65,7 +64,7 @@ def objective_of(spec: Any, **options: Any) -> Objective:
         known: Registry[Callable[..., Objective]] = Registry("objective", {**OBJECTIVES, **PUBLISHED})
         built: Objective = known.build(spec, **options)
         return built
-    found = _imported(spec)
+    found = from_address(spec, "objective")
     return as_objective(found(**options) if inspect.isclass(found) or inspect.isfunction(found) else found)
 
 
@@ -84,14 +83,3 @@ def check_named_in_file(name: object, *, typed: str | None, where: str) -> None:
             f"type the same: --objective {name[:100]}"
         )
     objective_of(name)  # raises UnknownName, which says what was probably meant
-
-
-def _imported(address: str) -> Any:
-    module, _, name = address.partition(":")
-    try:
-        with importable_from_here():
-            return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise BadInput(
-            f"no objective at '{address}': {error}; an address is 'package.module:Name', importable from here"
-        ) from error

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from casewise.core.records import Signals
-from casewise.core.registry import Registry
+from casewise.core.registry import Registry, from_address
 
 if TYPE_CHECKING:
     from casewise.adapt.episode import Episode
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Probe = Callable[["Episode"], "float | Signals | None"]
 
 PROBES: Registry[str] = Registry(
-    "probe",
+    "signal",
     {
         "augmentation_disagreement": "casewise.adapt.probes.agreement:augmentation_disagreement",
         "dropout_disagreement": "casewise.adapt.probes.agreement:dropout_disagreement",
@@ -33,11 +33,20 @@ PROBES: Registry[str] = Registry(
 
 
 def probes_of(asked: Sequence[str | Probe]) -> dict[str, Probe]:
-    """Probes by name: names of PROBES, or functions of your own."""
-    return {
-        name if isinstance(name, str) else name.__name__: _imported(PROBES[name]) if isinstance(name, str) else name
-        for name in asked
-    }
+    """Probes by name: names of PROBES, addresses ``package.module:name``, or functions of your own.
+
+    An address is recorded under the name behind its colon. Call this before anything is recorded: a wrong name is an
+    error here, not in the middle of the first case.
+    """
+    probes: dict[str, Probe] = {}
+    for one in asked:
+        if not isinstance(one, str):
+            probes[one.__name__] = one
+        elif ":" in one:
+            probes[one.partition(":")[2]] = from_address(one, "signal")
+        else:
+            probes[one] = _imported(PROBES[one])
+    return probes
 
 
 def probed(probes: Mapping[str, Probe], episode: Episode) -> Signals:

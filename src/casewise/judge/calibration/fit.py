@@ -28,7 +28,14 @@ from casewise.judge.controllers.bucket import bucket_of
 from casewise.judge.controllers.signal_value import RISK
 from casewise.judge.ledger import OURS, PAPER
 from casewise.judge.outcomes import outcomes
-from casewise.judge.policy import AMONG_CANDIDATES, READY, check_held_out, check_modulated, controller_of, fitted_on
+from casewise.judge.policy import (
+    AMONG_CANDIDATES,
+    check_held_out,
+    check_modulated,
+    controller_of,
+    design_of,
+    fitted_on,
+)
 from casewise.measure.signals import SIGNALS
 from casewise.measure.signals.risk import RiskStatistics
 
@@ -66,7 +73,7 @@ def calibrate(
     everything else 33.33/66.67. ``unshrunk`` keeps mid at its full depth, for archives without shrunk states (D15).
     ``hybrid`` lets the pool grow with the stream (E10). Of ``evaluation`` only ids and label-free signals are read.
     """
-    design = READY[design] if isinstance(design, str) else design
+    design = design_of(design) if isinstance(design, str) else design
     holdout = _holdout(archive)
     design = fitted_on(replace(design, calibration_cases=(), calibration_clusters=()), holdout.entries.values())
     if evaluation is not None:

@@ -1,0 +1,74 @@
+"""``package.module:Name`` on the command line: yours runs when you typed it, and never because a file says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+from worlds.cohorts import synthetic_archive
+
+from casewise.adapt.probes import probes_of
+from casewise.cli import app
+from casewise.core.errors import BadInput, CasewiseError, UnknownName, UnsafeInput
+from casewise.judge.policy import read_policy, write_policy
+
+OWN = "own_controller:SmallEdits"
+
+
+def said(*words: object) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if isinstance(result.exception, CasewiseError):
+        raise result.exception
+    assert result.exit_code == 0, f"{result.output} {result.exception!r}"
+    return result.output
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    return Path(synthetic_archive(tmp_path / "a", cases=12).path)
+
+
+def test_a_controller_of_your_own_is_replayed_calibrated_and_read_again_when_typed(archive: Path) -> None:
+    assert "12 cases" in said("replay", archive, OWN)
+    said("calibrate", archive, "--policy", OWN)
+    policy = json.loads((archive / "policy.json").read_text())
+    assert policy["controller"] == OWN
+    assert policy["binding"]["model"]
+    with pytest.raises(UnsafeInput, match="type the same: --controller own_controller:SmallEdits"):
+        said("replay", archive, archive)
+    assert "12 cases" in said("replay", archive, archive, "--controller", OWN)
+
+
+def test_its_options_are_set_like_any_others(archive: Path) -> None:
+    assert "keep 12" in said("replay", archive, OWN, "--set", "largest_share=1")
+    assert "rollback 12" in said("replay", archive, OWN, "--set", "largest_share=-1")
+
+
+def test_a_file_never_imports(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said("calibrate", archive, "--policy", "cardiac")
+    (tmp_path / "evil.py").write_text("raise SystemExit('ran')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from dataclasses import replace
+
+    write_policy(archive, replace(read_policy(archive), controller="evil:Thing", options={}))
+    with pytest.raises(UnsafeInput, match="'evil:Thing', which is code of its own"):
+        said("replay", archive, archive)
+
+
+def test_wrong_addresses_are_said_in_a_sentence(archive: Path) -> None:
+    with pytest.raises(BadInput, match=r"no controller at 'own_controller:Smal'.*'package.module:Name'"):
+        said("replay", archive, "own_controller:Smal")
+    with pytest.raises(BadInput, match=r"no controller at 'nowhere:X'"):
+        said("calibrate", archive, "--policy", "nowhere:X")
+
+
+def test_signals_have_addresses_too_and_a_wrong_one_is_an_error_before_anything_runs() -> None:
+    found: Any = probes_of(["casewise.adapt.probes.adic:adic", "drop"])
+    assert list(found) == ["adic", "drop"]
+    with pytest.raises(UnknownName, match=r"no signal is called 'adc'. Did you mean 'adic'\?"):
+        probes_of(["adc"])
+    with pytest.raises(BadInput, match=r"no signal at 'casewise.adapt.probes.adic:adc'"):
+        probes_of(["casewise.adapt.probes.adic:adc"])
