@@ -35,6 +35,10 @@ class Registry(Mapping[str, Item], Generic[Item]):
         hint = f" Did you mean '{close[0]}'?" if close else ""
         raise UnknownName(f"no {self.kind} is called '{name}'.{hint} Known: {', '.join(self._items)}")
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """The item, or the default where nothing is called so."""
+        return self._items.get(name, default)
+
     def __contains__(self, name: object) -> bool:
         return name in self._items
 

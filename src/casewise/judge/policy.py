@@ -177,8 +177,7 @@ def _check_sense(policy: Policy, file: Path) -> None:
             f"{file} has cut-points, but its binding does not say which model they were fitted on; "
             "run casewise calibrate again"
         )
-    name = policy.name.removesuffix("-certified")
-    design = READY[name] if name in READY else None
+    design: Policy | None = READY.get(policy.name.removesuffix("-certified"))
     if design is not None and "hard" in design.options and policy.controller == design.controller:
         for options in (policy.options, *policy.groups.values()):
             hard = bucket_of(options.get("hard", design.options["hard"]))
