@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 
+from casewise.adapt.adaptation import Adaptation
 from casewise.data.phantom.as_files import write_cohort
 from casewise.data.phantom.cardiac import cardiac_cohort
+from casewise.deployment import Deployment, Model
+from casewise.run.assemble import gathered_cases
 from casewise.run.local import LocalEngine
-from casewise.run.model import Adaptation, Model
 from casewise.run.ray import RayEngine, connected
-from casewise.run.record import RecordCase, record_folder
-from casewise.run.setup import gathered_cases
+from casewise.run.record import SHRUNK, RecordCase, record_folder
 
 EMPTY = 500
 CASES = 6
@@ -45,7 +46,7 @@ def main() -> None:
         write_cohort(cardiac_cohort("B", CASES, split="evaluation"), Path(folder))
         model = Model("casewise.adapt.networks:phantom_cardiac")
         cases = {files.id: files for files in gathered_cases(model, Path(folder) / "images")}
-        work = RecordCase(model, Adaptation(objective="tent", steps=2), cases)
+        work = RecordCase(Deployment(model, (Adaptation("tent", steps=2, shrink=SHRUNK),)), cases)
         found["local"] = recorded(work, LocalEngine(), Path(folder) / "local")
         began = time.perf_counter()
         with connected(None):

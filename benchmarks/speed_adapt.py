@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.episode import Episode, run_episode
 from casewise.adapt.losses import entropy
 from casewise.adapt.networks import PlainUNet
@@ -208,7 +209,7 @@ def costs(side: int) -> dict[str, float]:
     """CPU milliseconds of each part at step 1."""
     network, image = the_case(FEW, side)
     ours(network, image[:1], 1)
-    with Episode(network, image, Tent(), learning_rate=1e-2) as episode:
+    with Episode(network, image, Adaptation(Tent(), learning_rate=1e-2)) as episode:
         return {name: 1000 * cpu_seconds(lambda: work(episode))[0] for name, work in PARTS.items()}  # noqa: B023
 
 
@@ -225,7 +226,7 @@ def peak_megabytes(slices: int, side: int, max_slices: int | None, part: str) ->
     """Peak memory of one part beyond what a prediction without a graph left behind (Linux)."""
     network, image = the_case(slices, side)
     run_episode(network, image[:1, :, :32, :32], Tent(), steps=1)  # imports
-    with Episode(network, image, Tent(), max_slices=max_slices) as episode:
+    with Episode(network, image, Adaptation(Tent(), max_slices=max_slices)) as episode:
         episode.changed()  # drop the graph that M0 kept: each part pays for its own
         Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
         before = _megabytes("VmRSS")

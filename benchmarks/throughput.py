@@ -18,14 +18,13 @@ import torch
 from real import Shift, shifts
 
 from casewise import fragmentation
+from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone, load_backbone
 from casewise.core.records import Controller, Observation
 from casewise.data.folders import CaseFiles, list_cases, with_groups
 from casewise.guard import Guarded, guard
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.policy import controller_of, read_policy
-from casewise.run.model import Adaptation
-from casewise.run.record import adaptation_of
 
 
 def backbone_of(shift: Shift) -> Backbone:
@@ -43,8 +42,7 @@ def timed(
     """Wall seconds from the file to the deployed mask."""
     began = time.perf_counter()
     case = backbone.read(files).case
-    options = {"learning_rate": how.learning_rate, "min_area": how.min_area, "foreground": how.foreground}
-    guarded = guard(case, backbone, how.objective, controller, steps=steps, **options)
+    guarded = guard(case, backbone, controller, how, steps=steps)
     return time.perf_counter() - began, guarded
 
 
@@ -64,8 +62,7 @@ def measured(shift: Shift, arm: str, out: Path, cases: int) -> Mapping[str, list
     from casewise.archive.store import open_archive
 
     archive = open_archive(out / shift.name / arm / "calibration")
-    how, steps = adaptation_of(archive.manifest["configuration"]), archive.steps
-    assert how is not None
+    how, steps = Adaptation.from_plain(archive.configuration["adaptation"]), archive.steps
     backbone = backbone_of(shift)
     router = controller_of(read_policy(out / shift.name / arm / f"policy-{shift.policy}.json"))
     contestants = {"M0": CONTROLLERS.build("m0"), f"fixed-{steps}": CONTROLLERS.build("fixed-k", step=steps)}

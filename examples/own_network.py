@@ -17,7 +17,7 @@ def main() -> None:
     )
     image = np.random.default_rng(0).normal(size=(1, 6, 64, 64)).astype("float32")  # channel, slices, rows, columns
     controller = CONTROLLERS.build("frag-stop", cap=4)
-    guarded = guard(Case("volume-1", image), network, "tent", controller, steps=4, learning_rate=1e-2)
+    guarded = guard(Case("volume-1", image), network, controller, "tent", steps=4, learning_rate=1e-2)
     print(guarded.decision.action.value, "at step", guarded.decision.deployed, "of", guarded.decision.executed)
     print(guarded.decision.reason)
     print("mask", guarded.mask.shape, "signals", {k: guarded.trajectory.signals[-1][k] for k in ("regions", "delta")})

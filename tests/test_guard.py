@@ -17,7 +17,6 @@ from casewise import Case, guard, replay, run_episode
 from casewise.adapt.objectives.tent import Tent
 from casewise.adapt.snapshot import fingerprint
 from casewise.archive.store import create_archive
-from casewise.core.errors import BadInput
 from casewise.core.records import Action, Binding, Controller, State
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.controllers.bucket import Bucket
@@ -72,20 +71,20 @@ CASES = {
 def test_no_update_is_made_that_the_decision_did_not_need(network, case, name):
     controller, action, executed = CASES[name]
     count = forwards_and_updates(network)
-    guarded = guard(case, network, Tent(), controller, steps=4, learning_rate=RATE, min_area=2)
+    guarded = guard(case, network, controller, Tent(), steps=4, learning_rate=RATE, min_area=2)
     assert guarded.decision.action is action
     assert guarded.decision.executed == guarded.trajectory.steps == count.graphs == executed
     assert count.forwards == executed + 1 + (action is Action.SHRINK)
 
 
 def test_a_rollback_is_the_cached_mask_itself(network, case):
-    guarded = guard(case, network, Tent(), router(cut_high=0.0), steps=4, learning_rate=RATE)
+    guarded = guard(case, network, router(cut_high=0.0), Tent(), steps=4, learning_rate=RATE)
     assert guarded.mask is guarded.trajectory.masks[0]
     assert (guarded.decision.deployed, guarded.decision.executed) == (0, 1)
 
 
 def test_a_shrink_is_predicted_from_interpolated_weights(network, case):
-    guarded = guard(case, network, Tent(), router(), steps=4, learning_rate=RATE)
+    guarded = guard(case, network, router(), Tent(), steps=4, learning_rate=RATE)
     batch = torch.as_tensor(case.image).transpose(0, 1)
     recorded = run_episode(network, batch, Tent(), steps=2, learning_rate=RATE, case_id=case.id, shrink=[State(2, 0.5)])
     assert guarded.decision.state == State(2, 0.5)
@@ -97,7 +96,7 @@ def test_a_shrink_is_predicted_from_interpolated_weights(network, case):
 def test_a_replay_of_the_recorded_case_gives_the_same_decision_field_by_field(network, case, name, tmp_path):
     controller = CONTROLLERS.build("region-gate", threshold=0.0, min_area=2) if name == "gate" else CASES[name][0]
     options = {"learning_rate": RATE, "min_area": 2, "seed": 3}
-    guarded = guard(case, network, Tent(), controller, steps=4, **options)
+    guarded = guard(case, network, controller, Tent(), steps=4, **options)
     batch = torch.as_tensor(case.image).transpose(0, 1)
     trajectory = run_episode(
         network, batch, Tent(), steps=4, case_id=case.id, shrink=[State(2, 0.5)], signals=["drop"], **options
@@ -109,7 +108,7 @@ def test_a_replay_of_the_recorded_case_gives_the_same_decision_field_by_field(ne
 
 def test_a_gate_deploys_the_accepted_regions_alone(network, case):
     gate = CONTROLLERS.build("region-gate", threshold=0.0, min_area=2)
-    guarded = guard(case, network, Tent(), gate, steps=1, learning_rate=RATE, min_area=2)
+    guarded = guard(case, network, gate, Tent(), steps=1, learning_rate=RATE, min_area=2)
     source, adapted = guarded.trajectory.masks
     assert guarded.decision.action is Action.GATE
     assert guarded.decision.accepted
@@ -131,16 +130,18 @@ class Insatiable:
 def test_a_controller_that_never_decides_is_stopped_at_the_horizon(network, case):
     before = fingerprint(network)
     assert isinstance(Insatiable(), Controller)
-    with pytest.raises(BadInput, match="insatiable asked for step 3 of case heart-1, the horizon is steps=2"):
-        guard(case, network, Tent(), Insatiable(), steps=2)
+    guarded = guard(case, network, Insatiable(), Tent(), steps=2)
+    assert (guarded.status, guarded.decision.executed) == ("fallback", 2)
+    assert "insatiable asked for step 3 of case heart-1, the horizon is steps=2" in guarded.decision.reason
+    assert guarded.mask is guarded.trajectory.masks[0]
     assert fingerprint(network) == before
 
 
 def test_arrays_names_and_groups(network, case):
-    guarded = guard(case.image, network, "tent", CONTROLLERS.build("fixed-k", step=1), steps=1, calibration_id="c1")
+    guarded = guard(case.image, network, CONTROLLERS.build("fixed-k", step=1), "tent", steps=1, calibration_id="c1")
     assert (guarded.decision.case_id, guarded.decision.calibration_id) == ("case", "c1")
     assert guarded.mask.shape == (4, 24, 24)
-    seen = guard(case, network, "tent", CONTROLLERS.build("m0"), steps=1)
+    seen = guard(case, network, CONTROLLERS.build("m0"), "tent", steps=1)
     assert seen.decision.group == "B"
 
 
@@ -153,7 +154,7 @@ def test_signals_that_the_controller_needs_are_measured(network, case):
             assert all("drop" in signals for signals in seen.signals)
             return CONTROLLERS.build("fixed-k", step=1).decide(seen)
 
-    guarded = guard(case, network, "tent", Wants(), steps=1, learning_rate=RATE)
+    guarded = guard(case, network, Wants(), "tent", steps=1, learning_rate=RATE)
     assert guarded.trajectory.signals[1]["drop"] is not None
 
 
@@ -166,7 +167,7 @@ def test_a_backbone_prepares_the_case_itself(network, case):
         return SimpleNamespace(inputs=inputs, forward=lambda x: network(2 * x), predict=None)
 
     backbone = SimpleNamespace(network=network, head="softmax", prepare=prepare)
-    guarded = guard(case, backbone, "tent", CONTROLLERS.build("m0"), steps=1)
+    guarded = guard(case, backbone, CONTROLLERS.build("m0"), "tent", steps=1)
     assert asked == ["heart-1"]
     doubled = 2 * torch.as_tensor(case.image).transpose(0, 1)
     assert np.array_equal(guarded.mask, network(doubled).argmax(1).numpy())

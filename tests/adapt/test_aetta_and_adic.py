@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.episode import Episode
 from casewise.adapt.objectives.tent import Tent
 from casewise.adapt.probes.adic import adic, dice_in_context
@@ -39,7 +40,7 @@ def test_the_moving_average_begins_unscaled():
 
 def test_aetta_of_a_case_is_what_its_formula_says():
     model = network(3)
-    with Episode(model, IMAGE, Tent()) as episode, torch.no_grad():
+    with Episode(model, IMAGE, Adaptation(Tent())) as episode, torch.no_grad():
         ours = aetta(episode)
         plain = model(IMAGE).softmax(1)
         passes = []
@@ -53,9 +54,9 @@ def test_aetta_of_a_case_is_what_its_formula_says():
 
 
 def test_one_sigmoid_is_two_classes_and_several_are_not_computable():
-    with Episode(network(1), IMAGE, Tent()) as episode:
+    with Episode(network(1), IMAGE, Adaptation(Tent())) as episode:
         assert 0 < aetta(episode) <= 0.5
-    with Episode(network(3), IMAGE, Tent(), head="sigmoid") as episode:
+    with Episode(network(3), IMAGE, Adaptation(Tent()), head="sigmoid") as episode:
         assert aetta(episode) is None
 
 
@@ -86,7 +87,7 @@ def test_no_foreground_anywhere_is_not_computable():
 
 @pytest.mark.parametrize("head", ["softmax", "sigmoid"])
 def test_adic_of_a_case_is_a_share_and_repeats_itself(head):
-    with Episode(network(3), IMAGE, Tent(), head=head) as episode:
+    with Episode(network(3), IMAGE, Adaptation(Tent()), head=head) as episode:
         first, second = adic(episode), adic(episode)
     assert first == second
     assert 0 < first < 1

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.augmentations import IDENTITY, View
 from casewise.adapt.episode import Episode, run_episode
 from casewise.adapt.objectives.tent import Tent
@@ -58,12 +59,12 @@ class Jittery(nn.Module):
 
 @pytest.mark.parametrize("spatial", [2, 3])
 def test_identity_views_agree_exactly(spatial):
-    with Episode(network(spatial=spatial), image(spatial), Tent()) as episode:
+    with Episode(network(spatial=spatial), image(spatial), Adaptation(Tent())) as episode:
         assert augmentation_agreement(episode, views=[IDENTITY] * 3) == 1.0
 
 
 def test_geometry_is_inverted_before_labels_are_compared():
-    with Episode(Pointwise(), image(), Tent()) as episode:
+    with Episode(Pointwise(), image(), Adaptation(Tent())) as episode:
         turns = [View(flips=(-1,)), View(flips=(-2, -1)), View(quarter_turns=1)]
         assert augmentation_agreement(episode, views=turns) == 1.0
         assert augmentation_agreement(episode, views=[View(brightness=-1.0)]) == 0.0
@@ -71,7 +72,7 @@ def test_geometry_is_inverted_before_labels_are_compared():
 
 @pytest.mark.parametrize("head", ["softmax", "sigmoid"])
 def test_disagreement_is_a_share_and_repeats_itself(head):
-    with Episode(network(), image(), Tent(), head=head) as episode:
+    with Episode(network(), image(), Adaptation(Tent()), head=head) as episode:
         first, second = augmentation_disagreement(episode), augmentation_disagreement(episode)
     assert first == second
     assert 0 < first < 1
@@ -79,14 +80,14 @@ def test_disagreement_is_a_share_and_repeats_itself(head):
 
 def test_a_network_that_is_random_in_eval_mode_is_refused():
     with (
-        Episode(Jittery(), image(), Tent()) as episode,
+        Episode(Jittery(), image(), Adaptation(Tent())) as episode,
         pytest.raises(BadInput, match="must give the same labels before agreement means anything"),
     ):
         augmentation_agreement(episode)
 
 
 def test_dropout_is_not_computable_where_no_head_is_found():
-    with Episode(Pointwise(), image(), Tent()) as episode:
+    with Episode(Pointwise(), image(), Adaptation(Tent())) as episode:
         assert dropout_agreement(episode) is None
         assert dropout_disagreement(episode) is None
         assert stochastic_logits(episode) is None
@@ -96,7 +97,7 @@ def test_dropout_is_not_computable_where_no_head_is_found():
 def test_injected_dropout_perturbs_and_leaves_the_network_alone(spatial):
     model = network(spatial=spatial)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with Episode(model, image(spatial), Tent()) as episode:
+    with Episode(model, image(spatial), Adaptation(Tent())) as episode:
         disagreement = dropout_disagreement(episode)
         assert disagreement == dropout_disagreement(episode)
     assert 0 < disagreement < 1

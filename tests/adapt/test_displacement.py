@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.episode import Episode, run_episode
 from casewise.adapt.objectives.cotta import Cotta
 from casewise.adapt.objectives.deyo import Deyo
@@ -26,7 +27,7 @@ IMAGE = torch.randn((2, 1, 16, 16), generator=torch.Generator().manual_seed(1))
 
 
 def test_the_old_values_come_back_bit_for_bit_also_after_an_error():
-    with Episode(network(), IMAGE, Tent()) as episode:
+    with Episode(network(), IMAGE, Adaptation(Tent())) as episode:
         weight = episode.parameters["1.weight"]
         storage, before = weight.data_ptr(), weight.detach().clone()
         with contextlib.suppress(KeyboardInterrupt), displaced(episode, {"1.weight": torch.zeros(4)}):
@@ -38,7 +39,7 @@ def test_the_old_values_come_back_bit_for_bit_also_after_an_error():
 
 def test_a_forward_made_before_keeps_its_gradient():
     model = network()
-    with Episode(model, IMAGE, Tent()) as episode:
+    with Episode(model, IMAGE, Adaptation(Tent())) as episode:
         expected = torch.autograd.grad(model(IMAGE).square().mean(), model[1].weight)[0]
         output = model(IMAGE)
         with torch.no_grad(), displaced(episode, shifted(episode, {"1.weight": torch.ones(4)}, 5.0)):

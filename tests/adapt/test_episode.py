@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.episode import Episode, run_episode
 from casewise.adapt.losses import entropy
 from casewise.adapt.objectives.eata import Eata
@@ -118,9 +119,9 @@ def test_entropy_on_d_is_the_new_entropy_where_the_mask_changed(unet, slices, fo
     source, adapted = made.masks
     changed = (source > 0) != (adapted > 0) if foreground else source != adapted
     assert changed.any()
-    assert made.signals[1]["entropy_on_d"] == pytest.approx(made.probabilities["entropy_1"][changed].mean(), rel=1e-6)
+    assert made.signals[1]["entropy_on_d"] == pytest.approx(made.entropies["entropy_1"][changed].mean(), rel=1e-6)
     assert made.signals[1]["area"] == changed.sum()
-    assert set(made.probabilities) == {"entropy_0", "entropy_1"}
+    assert set(made.entropies) == {"entropy_0", "entropy_1"}
 
 
 def test_rates_and_what_made_it(unet, slices):
@@ -197,16 +198,16 @@ def test_shrinking_does_not_disturb_the_steps_that_follow_and_costs_one_forward(
 
 
 def test_an_earlier_step_can_be_shrunk_where_parameters_are_kept(unet, slices):
-    with Episode(unet, slices, Tent(), learning_rate=0.1, keep_parameters=True) as episode:
+    with Episode(unet, slices, Adaptation(Tent(), learning_rate=0.1, keep_parameters=True)) as episode:
         episode.advance()
         at_once = episode.shrink(1, 0.5)
         episode.advance()
-    with Episode(unet, slices, Tent(), learning_rate=0.1, keep_parameters=True) as episode:
+    with Episode(unet, slices, Adaptation(Tent(), learning_rate=0.1, keep_parameters=True)) as episode:
         episode.advance()
         episode.advance()
         assert np.array_equal(episode.shrink(1, 0.5), at_once)
         assert episode.shrink(1, 0.5) is episode.trajectory.mask(State(1, 0.5))
-    with Episode(unet, slices, Tent()) as episode:
+    with Episode(unet, slices, Adaptation(Tent())) as episode:
         episode.advance()
         episode.advance()
         with pytest.raises(BadInput, match="step 1 cannot be shrunk now: 2 updates were made"):
@@ -215,7 +216,7 @@ def test_an_earlier_step_can_be_shrunk_where_parameters_are_kept(unet, slices):
 
 def test_an_episode_can_be_advanced_one_step_at_a_time(unet, slices):
     whole = run_episode(unet, slices, Tent(), steps=2, learning_rate=RATE)
-    with Episode(unet, slices, Tent(), learning_rate=RATE) as episode:
+    with Episode(unet, slices, Adaptation(Tent(), learning_rate=RATE)) as episode:
         assert episode.trajectory.steps == 0
         signals = episode.advance()
         assert signals == whole.signals[1]
@@ -304,7 +305,7 @@ def test_one_channel_is_a_sigmoid_head(make_unet, slices):
     assert np.array_equal(made.masks[0], (network.eval()(slices)[:, 0] > 0).numpy())
     assert made.signals[1]["entropy"] < made.signals[0]["entropy"]
     with pytest.raises(BadInput, match="head is 'softmax', 'sigmoid' or None, got 'tanh'"):
-        Episode(network, slices, Tent(), head="tanh")
+        Episode(network, slices, Adaptation(Tent()), head="tanh")
 
 
 def test_a_batch_of_one_loses_its_axis(unet, slices):
@@ -314,13 +315,13 @@ def test_a_batch_of_one_loses_its_axis(unet, slices):
 
 def test_options_are_checked(unet, slices):
     with pytest.raises(BadInput, match=r"got \(16, 16\)"):
-        Episode(unet, slices[0, 0], Tent())
+        Episode(unet, slices[0, 0], Adaptation(Tent()))
     with pytest.raises(BadInput, match="max_slices is at least 1, got 0"):
-        Episode(unet, slices, Tent(), max_slices=0)
+        Episode(unet, slices, Adaptation(Tent(), max_slices=0))
     with pytest.raises(BadInput, match="autocast is one of bfloat16, float16 or None, got 'int8'"):
-        Episode(unet, slices, Tent(), autocast="int8")
+        Episode(unet, slices, Adaptation(Tent(), autocast="int8"))
     with pytest.raises(BadInput, match="exclude each other"):
-        Episode(unet, slices, Tent(), compile=True, cache_frozen=True)
+        Episode(unet, slices, Adaptation(Tent(), compile=True, cache_frozen=True))
     with pytest.raises(BadInput, match="steps is 0 or more, got -1"):
         run_episode(unet, slices, Tent(), steps=-1)
 
@@ -359,7 +360,7 @@ def test_extra_signals_by_name_and_by_function(unet, slices):
     assert 0 < made.signals[0]["confidence_of_first_voxel"] <= 1
     assert (made.signals[1]["one"], made.signals[1]["other"]) == (1.0, None)
     assert made.signals[0]["drop"] is None
-    assert made.probabilities is None
+    assert made.entropies is None
 
 
 def test_extra_signals_do_not_change_the_steps(unet, slices):
@@ -379,7 +380,7 @@ def test_region_drops_are_those_of_the_gate(unet, slices):
     made = run_episode(
         unet, slices, Tent(), steps=2, learning_rate=0.1, signals=["drop"], keep_entropy=True, min_area=2
     )
-    drop = made.probabilities["entropy_0"].astype(float) - made.probabilities["entropy_1"]
+    drop = made.entropies["entropy_0"].astype(float) - made.entropies["entropy_1"]
     expected = region_drops(made.masks[0], made.masks[1], drop, min_area=2)
     assert len(expected) > 1
     assert {name: made.signals[1][name] for name in expected} == pytest.approx(expected, rel=1e-5)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.episode import Episode, run_episode
 from casewise.adapt.networks import PlainUNet
 from casewise.adapt.objectives.grata import Grata
@@ -64,7 +65,7 @@ def test_the_official_release_undoes_three_deviations():
 
 def test_looking_leaves_weights_where_they_are():
     network, image = subject_parts()
-    with Episode(network, image, Grata()) as episode:
+    with Episode(network, image, Adaptation(Grata())) as episode:
         before = {name: value.clone() for name, value in network.state_dict().items()}
         ahead, along, _ = Grata().gradient_pair(episode)
         assert set(ahead) == set(along) == set(episode.parameters)

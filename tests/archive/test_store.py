@@ -124,8 +124,8 @@ def test_extras_on_space_are_kept_where_any_state_differs(tmp_path):
     entropy = np.arange(6, dtype=np.float32).reshape(2, 3)
     extras = {"entropy_0": entropy, "scores": np.array([1.0, 2.0])}
     archive = create_archive(tmp_path, binding=BINDING, steps=1)
-    archive.add(a_case(), a_trajectory(masks=masks, probabilities=extras))
-    found = archive.probabilities("one")
+    archive.add(a_case(), a_trajectory(masks=masks, entropies=extras))
+    found = archive.entropies("one")
     assert found is not None
     assert np.array_equal(found["entropy_0"], [[0, np.nan, np.nan], [np.nan, np.nan, 5]], equal_nan=True)
     assert found["scores"].tolist() == [1.0, 2.0]

@@ -51,10 +51,10 @@ def backbone(segformer: Path) -> Backbone:
 
 
 def test_the_mask_is_that_of_the_processor(backbone: Backbone, pictures: Path) -> None:
-    from casewise.run.predict import source_mask
+    from casewise.judge.controllers import CONTROLLERS
 
     reading = backbone.read(list_cases(pictures)[0])
-    mask = source_mask(backbone, reading.case)
+    mask = guard(reading.case, backbone, CONTROLLERS.build("m0"), "tent").mask
     processor = backbone.processor  # type: ignore[attr-defined]
     inputs = processor(images=Image.open(next(pictures.iterdir())), return_tensors="pt")
     with torch.inference_mode():
@@ -73,8 +73,8 @@ def test_it_adapts_under_guard_and_answers_like_the_pipeline(
     guarded = guard(
         reading.case,
         backbone,
-        "tent",
         CONTROLLERS.build("fixed-k", step=1),
+        "tent",
         steps=1,
         learning_rate=0.1,
         foreground=False,

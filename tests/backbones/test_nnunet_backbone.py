@@ -21,8 +21,9 @@ from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput
 from casewise.core.records import Case, Policy
 from casewise.data.folders import list_cases
-from casewise.run.model import Adaptation, Model
-from casewise.run.setup import gathered_cases, prediction_work
+from casewise.deployment import Deployment, Model
+from casewise.run.assemble import gathered_cases
+from casewise.run.folder import prediction_work
 
 KINDS: dict[str, dict[str, Any]] = {
     "2-D": {"dimensions": 2},
@@ -144,7 +145,8 @@ def test_headers_are_kept_exactly_where_that_is_asked_for(reader: str, model: An
     spec = Model(str(model(reader=reader)))
     cases, policy = gathered_cases(spec, source.parent), Policy("m0", "m0", {}, 0)
     for name, keep in (("plain", False), ("kept", True)):
-        work = prediction_work(spec, Adaptation(), policy, cases, tmp_path / name, keep_header=keep, contract="off")
+        deployment = Deployment(spec, policy=policy, contract="off")
+        work = prediction_work(deployment, cases, tmp_path / name, keep_header=keep)
         assert work("case_001")["status"] == "done"
     plain, kept = (nibabel.load(tmp_path / name / "case_001.nii.gz") for name in ("plain", "kept"))
     nnunet_itself(Path(spec.spec), source.parent, tmp_path / "theirs")

@@ -166,7 +166,7 @@ def _state(step: int) -> Any:
 
 
 def test_folds_take_all_values_that_follow() -> None:
-    from casewise.cli.nnunet_style import folds_of, joined
+    from casewise.cli.options import folds_of, joined
 
     assert joined(["-f", "0", "1", "2", "-o", "out"]) == ["-f", "0 1 2", "-o", "out"]
     assert joined(["-o", "out", "-f", "all"]) == ["-o", "out", "-f", "all"]

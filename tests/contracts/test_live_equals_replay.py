@@ -146,7 +146,7 @@ def test_live_and_replayed_decisions_are_equal_field_by_field(recorded, name):
     replayed = {decision.case_id: decision for decision in replay(archive, controller)}
     for case in cases:
         counting = Counting(network)
-        live = casewise.guard(case, counting, "tent", controller, steps=STEPS, learning_rate=RATE, min_area=MIN_AREA)
+        live = casewise.guard(case, counting, controller, "tent", steps=STEPS, learning_rate=RATE, min_area=MIN_AREA)
         assert live.decision == replayed[case.id]
         assert np.array_equal(live.mask, deployed_mask(archive, controller, live.decision))
         assert live.trajectory.steps == live.decision.executed

@@ -98,7 +98,7 @@ def test_a_gated_mask_is_measured_itself(archive):
     rows = deployed(frame, decisions, archive=archive).set_index("case")
     one = next(decision for decision in decisions if decision.action is Action.GATE)
     masks, label = archive.masks(one.case_id), archive.label(one.case_id)
-    output = gate.output(masks[State(0)], masks[State(1)], one)
+    output = gate.output(masks.__getitem__, one)
     assert rows.loc[one.case_id, "ha"] == harm(masks[State(0)], output, label).ha
     assert rows.loc[one.case_id, "metric"] == dice(output, label)
 

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones.checkpoints import write_safetensors
 from casewise.core.records import Policy
-from casewise.run.model import Adaptation, Model
+from casewise.deployment import Deployment, Model
+from casewise.run.assemble import gathered_cases
+from casewise.run.folder import prediction_work
 from casewise.run.predict import PredictCase
-from casewise.run.setup import gathered_cases, prediction_work
 
 FACTORY = "casewise.adapt.networks:PlainUNet"
 
@@ -72,7 +74,8 @@ def work(model: Model, images: Path, tmp_path: Path) -> Maker:
 
     def make(policy: Policy = FIXED, out: str = "out", **options: Any) -> PredictCase:
         how = options.pop("adaptation", HOW)
-        cases = gathered_cases(model, images)
-        return prediction_work(model, how, policy, cases, tmp_path / out, **options)
+        own = {key: options.pop(key) for key in ("contract", "watch", "max_ram", "certificate") if key in options}
+        deployment = Deployment(model, (how,), policy, **own)
+        return prediction_work(deployment, gathered_cases(model, images), tmp_path / out, **options)
 
     return make

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from casewise.adapt.backbones import Expectation
+from casewise.adapt.contract import HINT, check_contract, check_orientations
 from casewise.core.records import Case
-from casewise.run.contract import HINT, check_contract, check_orientations
 
 THICK = Expectation(channels=1, spacing_mm=(8.0, 1.2, 1.2))
 CT = Expectation(intensity={0: {"percentile_00_5": -900.0, "percentile_99_5": 300.0}}, absolute=(True,))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from casewise.core.chain import Chain
-from casewise.run.model import Model
+from casewise.deployment import Model
 
 pytestmark = pytest.mark.slow
 

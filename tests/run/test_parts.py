@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from casewise.adapt.memory import parse_size
 from casewise.core.errors import BadInput
-from casewise.run.memory import parse_size
-from casewise.run.parts import part_from
+from casewise.run.assemble import part_from
 
 
 def test_flags_win_over_slurm() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from casewise.adapt.adaptation import Adaptation
 from casewise.core.chain import Chain
 from casewise.core.records import Policy
 from casewise.report.overlays import overlay_png
@@ -22,6 +23,7 @@ from casewise.run.predict import PredictCase
 from casewise.run.verify import verify_predictions
 
 Maker = Callable[..., PredictCase]
+HOW = Adaptation(objective="tent", learning_rate=0.05, steps=1, min_area=4)
 M0 = Policy("m0", "m0", {}, 0)
 
 
@@ -130,8 +132,7 @@ class Breaks:
 @pytest.mark.parametrize("error", ["memory", "nan"])
 def test_where_adaptation_fails_m0_is_deployed(error: str, work: Maker, tmp_path: Path) -> None:
     run(work(policy=M0, out="plain"))
-    made = work()
-    entries = run(replace(made, adaptation=replace(made.adaptation, objective=Breaks(error))))  # type: ignore[arg-type]
+    entries = run(work(adaptation=replace(HOW, objective=Breaks(error))))
     for case_id, entry in entries.items():
         assert entry["status"] == "fallback"
         assert entry["decision"]["action"] == "rollback"
@@ -163,7 +164,7 @@ def test_resuming_trusts_hashes_and_not_file_names(work: Maker, images: Path, tm
     assert after["case_2"]["timing"] == before["case_2"]["timing"], "a complete case was done again"
     assert after["case_0"]["outputs"] == before["case_0"]["outputs"]
     assert after["case_1"]["inputs"] != before["case_1"]["inputs"]
-    other = work(adaptation=replace(work().adaptation, seed=7))
+    other = work(adaptation=replace(HOW, seed=7))
     assert not any(row.complete for row in plan_folder(other, resume=True))
 
 

@@ -11,10 +11,10 @@ from worlds.cohorts import SYNTHETIC, synthetic_archive
 from casewise.core.errors import Mismatch, Refused
 from casewise.core.records import Policy
 from casewise.judge.calibration.fit import calibrate
-from casewise.judge.certificates.certificate import write_certificate
+from casewise.judge.certificates.certificate import check_certificate, check_feasible, write_certificate
 from casewise.judge.certificates.certify_router import Promise, certify_router
 from casewise.judge.policy import write_policy
-from casewise.run.promise import promise_of
+from casewise.run.assemble import certificate_for
 
 
 @dataclass(frozen=True)
@@ -40,29 +40,35 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 
 def test_a_certified_policy_finds_its_certificate_beside_it(site: Site) -> None:
-    found = promise_of(site.certified, site.file, SYNTHETIC, None)
+    found = certificate_for(site.certified, site.file, None)
     assert found is not None
     assert found.alpha == 0.3
 
 
 def test_a_plain_policy_promises_nothing(site: Site) -> None:
-    assert promise_of(site.plain, str(site.folder), SYNTHETIC, None) is None
+    assert certificate_for(site.plain, str(site.folder), None) is None
 
 
 def test_a_certificate_of_another_policy_is_refused(site: Site) -> None:
     looser = replace(site.plain, options={**site.plain.options, "cut_high": 10 * site.plain.options["cut_high"]})
+    named = certificate_for(looser, None, site.folder)
+    assert named is not None
     with pytest.raises(Mismatch, match="the certificate is for policy"):
-        promise_of(looser, None, SYNTHETIC, site.folder)
+        check_certificate(named, looser, SYNTHETIC)
+    with pytest.raises(Mismatch, match="the certificate is for policy"):
+        certificate_for(replace(site.certified, steps=9), site.file, None)
 
 
 def test_another_model_is_refused(site: Site) -> None:
+    found = certificate_for(site.certified, site.file, None)
+    assert found is not None
     with pytest.raises(Mismatch, match="issued for another model"):
-        promise_of(site.certified, site.file, replace(SYNTHETIC, model="another"), None)
+        check_certificate(found, site.certified, replace(SYNTHETIC, model="another"))
 
 
 def test_a_certified_policy_without_its_certificate_is_refused(site: Site, tmp_path: Path) -> None:
     with pytest.raises(Mismatch, match="keep the two together"):
-        promise_of(site.certified, str(tmp_path / "policy-certified.json"), SYNTHETIC, None)
+        certificate_for(site.certified, str(tmp_path / "policy-certified.json"), None)
 
 
 def test_a_failed_attempt_is_no_promise(tmp_path: Path) -> None:
@@ -71,6 +77,8 @@ def test_a_failed_attempt_is_no_promise(tmp_path: Path) -> None:
     write_certificate(archive.path, certificate)
     file = str(archive.path / "policy-certified.json")
     assert certified.controller == "m0"
-    assert promise_of(certified, file, SYNTHETIC, None) is None
+    assert certificate_for(certified, file, None) is None
+    named = certificate_for(certified, file, archive.path)
+    assert named is not None
     with pytest.raises(Refused, match="nothing is certified"):
-        promise_of(certified, file, SYNTHETIC, archive.path)
+        check_feasible(named)

@@ -15,6 +15,7 @@ import pytest
 import ray
 import torch
 
+from casewise.adapt.adaptation import Adaptation
 from casewise.archive.verify import verify
 from casewise.core.chain import Chain
 from casewise.core.errors import BadInput
@@ -23,18 +24,18 @@ from casewise.data.cohort import Cohort, Member
 from casewise.data.folders import with_labels
 from casewise.data.phantom.as_files import write_cohort
 from casewise.data.phantom.cardiac import cardiac_cohort
-from casewise.run.choice import chosen_engine
-from casewise.run.folder import predict_folder
+from casewise.deployment import Deployment, Model
+from casewise.run.assemble import chosen_engine, gathered_cases
+from casewise.run.folder import predict_folder, prediction_work
 from casewise.run.local import LocalEngine, Result
-from casewise.run.model import Adaptation, Model
 from casewise.run.preview import Preview
 from casewise.run.ray import RayEngine, connected
-from casewise.run.record import RecordCase, record_folder
-from casewise.run.setup import gathered_cases, prediction_work
+from casewise.run.record import SHRUNK, RecordCase, record_folder
 
 PHANTOM = Model("casewise.adapt.networks:phantom_cardiac")
 HOW = Adaptation(objective="tent", learning_rate=0.01, steps=2, min_area=4)
 DEEP = Policy("fixed-k", "fixed-k", {"step": 2}, 2)
+DEPLOYED = Deployment(PHANTOM, (HOW,), DEEP)
 INSIDE = (slice(2, 4), slice(24, 72), slice(24, 72))
 
 
@@ -69,7 +70,8 @@ def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def recording(scans: Path) -> RecordCase:
     cases = with_labels(gathered_cases(PHANTOM, scans / "images"), scans / "labels")
-    return RecordCase(PHANTOM, HOW, {files.id: files for files in cases})
+    recorded = Deployment(PHANTOM, (replace(HOW, shrink=SHRUNK),))
+    return RecordCase(recorded, {files.id: files for files in cases})
 
 
 def archived(folder: Path) -> dict[str, Any]:
@@ -101,7 +103,7 @@ def _timeless(plain: Any, *more: str) -> Any:
 
 def test_predictions_are_the_local_engines_byte_for_byte(cluster: None, scans: Path, tmp_path: Path) -> None:
     def run(engine: Any, out: str) -> dict[str, Any]:
-        work = prediction_work(PHANTOM, HOW, DEEP, gathered_cases(PHANTOM, scans / "images"), tmp_path / out)
+        work = prediction_work(DEPLOYED, gathered_cases(PHANTOM, scans / "images"), tmp_path / out)
         assert [entry["status"] for entry in predict_folder(work, engine)] == ["done"] * 4
         assert Chain(tmp_path / out / "audit.jsonl").problems == []
         return predicted(tmp_path / out)
@@ -135,7 +137,7 @@ def test_a_worker_killed_between_the_mask_and_its_entry_loses_nothing(
 
     def run(engine: Any, out: str) -> dict[str, Any]:
         cases = gathered_cases(PHANTOM, scans / "images")
-        work = prediction_work(PHANTOM, HOW, DEEP, cases, tmp_path / out, draw=deadly)
+        work = prediction_work(DEPLOYED, cases, tmp_path / out, draw=deadly)
         entries = list(predict_folder(work, engine))
         assert sorted(entry["case"] for entry in entries) == sorted(work.cases)
         return predicted(tmp_path / out)
@@ -160,7 +162,7 @@ def test_a_worker_killed_while_recording_loses_nothing_and_a_second_run_adds_not
                 os.kill(os.getpid(), signal.SIGKILL)
             return found
 
-    deadly = DiesOnce(whole.model, whole.adaptation, whole.cases)
+    deadly = DiesOnce(whole.deployment, whole.cases)
     _, results = record_folder(deadly, RayEngine(jobs=2), tmp_path / "ray")
     assert [result.error for result in results] == [None] * 4
     _, again = record_folder(whole, RayEngine(jobs=2), tmp_path / "ray")

@@ -9,19 +9,21 @@ import nibabel
 import numpy as np
 import pytest
 
+from casewise.adapt.adaptation import Adaptation
 from casewise.archive.store import open_archive
 from casewise.core.errors import BadInput, Mismatch, Overlap
 from casewise.core.records import State
 from casewise.data.folders import with_labels
+from casewise.deployment import Deployment, Model
 from casewise.guard import guard
 from casewise.judge.controllers import CONTROLLERS
 from casewise.replay import replay
+from casewise.run.assemble import gathered_cases
 from casewise.run.local import LocalEngine
-from casewise.run.model import Adaptation, Model
-from casewise.run.record import RecordCase, adaptation_of, parsed_states, record_folder, risk_statistics
-from casewise.run.setup import gathered_cases
+from casewise.run.record import SHRUNK, RecordCase, parsed_states, record_folder, risk_statistics
 
 HOW = Adaptation(objective="tent", learning_rate=0.05, steps=2, min_area=4)
+KEPT = replace(HOW, shrink=SHRUNK)
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def recording(model: Model, images: Path, tmp_path: Path) -> RecordCase:
     for number in range(2):
         nibabel.save(nibabel.Nifti1Image(label, np.eye(4)), tmp_path / "labels" / f"case_{number}.nii.gz")
     cases = with_labels(gathered_cases(model, images), tmp_path / "labels")
-    return RecordCase(model, HOW, {files.id: files for files in cases})
+    return RecordCase(Deployment(model, (KEPT,)), {files.id: files for files in cases})
 
 
 def test_an_archive_holds_every_step_the_shrunk_state_and_the_labels(recording: RecordCase, tmp_path: Path) -> None:
@@ -42,18 +44,18 @@ def test_an_archive_holds_every_step_the_shrunk_state_and_the_labels(recording: 
     assert there.states == (State(0), State(1), State(2), State(2, 0.5))
     assert [there.entries[case_id].labelled for case_id in there.ids] == [True, True, False]
     assert there.label("case_0").sum() == 200
-    assert adaptation_of(there.configuration) == HOW
-    assert archive.binding == HOW.binding(recording.model.load())
+    assert Adaptation.from_plain(there.configuration["adaptation"]) == HOW
+    assert archive.binding == HOW.binding(recording.deployment.backbone)
 
 
 def test_a_replay_of_the_archive_decides_as_the_live_run(recording: RecordCase, tmp_path: Path) -> None:
     archive, results = record_folder(recording, LocalEngine(), tmp_path / "a")
     list(results)
     controller = CONTROLLERS.build("fixed-k", step=2)
-    backbone = recording.model.load()
+    backbone = recording.deployment.backbone
     for decision in replay(archive, controller):
         case = backbone.read(recording.cases[decision.case_id]).case
-        live = guard(case, backbone, "tent", controller, steps=2, learning_rate=0.05, min_area=4)
+        live = guard(case, backbone, controller, "tent", steps=2, learning_rate=0.05, min_area=4)
         assert live.decision == decision
         np.testing.assert_array_equal(live.mask, archive.mask(case.id, decision.state))
 
@@ -64,14 +66,14 @@ def test_resuming_records_only_what_is_missing(recording: RecordCase, tmp_path: 
     _, results = record_folder(recording, LocalEngine(), tmp_path / "a")
     assert [result.case_id for result in results] == ["case_0", "case_2"]
     with pytest.raises(Mismatch, match="another objective"):
-        record_folder(replace(recording, adaptation=replace(HOW, learning_rate=0.1)), LocalEngine(), tmp_path / "a")
+        record_folder(adapting(recording, replace(KEPT, learning_rate=0.1)), LocalEngine(), tmp_path / "a")
 
 
 def test_other_signals_are_another_archive(recording: RecordCase, tmp_path: Path) -> None:
     """Half of the cases with a signal and half without would be no use to anybody."""
     list(record_folder(recording, LocalEngine(), tmp_path / "a")[1])
     with pytest.raises(Mismatch, match="signals"):
-        record_folder(replace(recording, signals=("drop",)), LocalEngine(), tmp_path / "a")
+        record_folder(adapting(recording, replace(KEPT, signals=("drop",))), LocalEngine(), tmp_path / "a")
 
 
 def test_a_bad_case_is_left_out_and_told(recording: RecordCase, images: Path, tmp_path: Path) -> None:
@@ -101,27 +103,31 @@ def test_states_are_written_as_step_and_alpha() -> None:
 
 @pytest.fixture
 def five(model: Model, five_images: Path) -> RecordCase:
-    return RecordCase(model, HOW, {files.id: files for files in gathered_cases(model, five_images)})
+    return RecordCase(Deployment(model, (KEPT,)), {files.id: files for files in gathered_cases(model, five_images)})
+
+
+def adapting(work: RecordCase, how: Adaptation) -> RecordCase:
+    return replace(work, deployment=replace(work.deployment, proposers=(how,)))
 
 
 def test_a_modulated_recording_measures_risk_with_plain_calibration_cases(five: RecordCase, tmp_path: Path) -> None:
     """C6 on step 1 of the plain archive; what comes back from the configuration modulates likewise (D8, E3)."""
     plain, results = record_folder(five, LocalEngine(), tmp_path / "plain")
     list(results)
-    known = risk_statistics(tmp_path / "plain", five.model, HOW)
+    known = risk_statistics(tmp_path / "plain", five.deployment.model, HOW)
     first = plain.signals().query("step == 1")
     assert known.mean_regions == pytest.approx(first["regions"].mean())
     assert known.sigma_delta == pytest.approx(first["delta"].std(ddof=0))
 
     how = replace(HOW, modulation="param-subset", statistics=known)
-    archive, results = record_folder(replace(five, adaptation=how), LocalEngine(), tmp_path / "subset")
+    archive, results = record_folder(adapting(five, how), LocalEngine(), tmp_path / "subset")
     assert [result.error for result in results] == [None] * 5
     assert "param-subset" in archive.binding.objective
-    assert adaptation_of(open_archive(tmp_path / "subset").configuration) == how
-    controller, backbone = CONTROLLERS.build("fixed-k", step=2), five.model.load()
+    assert Adaptation.from_plain(open_archive(tmp_path / "subset").configuration["adaptation"]) == how
+    controller, backbone = CONTROLLERS.build("fixed-k", step=2), five.deployment.backbone
     for decision in replay(archive, controller):
         case = backbone.read(five.cases[decision.case_id]).case
-        live = guard(case, backbone, how.built(), controller, steps=2, learning_rate=0.05, min_area=4)
+        live = guard(case, backbone, controller, how)
         assert live.decision == decision
     after_one = {name: known.risk(*first.set_index("case").loc[name, ["regions", "delta"]]) for name in plain.ids}
     differ = {
@@ -136,10 +142,10 @@ def test_a_modulated_recording_measures_risk_with_plain_calibration_cases(five: 
 def test_risk_is_not_measured_with_other_trajectories(five: RecordCase, tmp_path: Path) -> None:
     list(record_folder(five, LocalEngine(), tmp_path / "plain")[1])
     with pytest.raises(Mismatch, match=r"recorded with objective .*0.05.* instead of .*0.1.*; record .* without --mod"):
-        risk_statistics(tmp_path / "plain", five.model, replace(HOW, learning_rate=0.1))
+        risk_statistics(tmp_path / "plain", five.deployment.model, replace(HOW, learning_rate=0.1))
     marked = {name: replace(files, split="evaluation") for name, files in five.cases.items()}
     list(record_folder(replace(five, cases=marked), LocalEngine(), tmp_path / "evaluation")[1])
     with pytest.raises(Overlap):
-        risk_statistics(tmp_path / "evaluation", five.model, HOW)
+        risk_statistics(tmp_path / "evaluation", five.deployment.model, HOW)
     with pytest.raises(BadInput, match="name that archive with --statistics"):
         replace(HOW, modulation="param-subset").built()

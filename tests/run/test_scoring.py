@@ -12,7 +12,7 @@ from worlds.cohorts import synthetic_archive
 from casewise.archive.store import open_archive
 from casewise.core.errors import BadInput, CasewiseError
 from casewise.judge.outcomes import outcomes
-from casewise.run.choice import chosen_engine
+from casewise.run.assemble import chosen_engine
 from casewise.run.local import LocalEngine
 from casewise.run.scoring import scored
 

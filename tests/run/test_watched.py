@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,14 @@ import pytest
 
 from casewise.core.errors import BadInput, Mismatch
 from casewise.core.records import Policy
+from casewise.deployment import Watching
 from casewise.judge.calibration.hybrid import stream_of
 from casewise.judge.monitors.exchangeability import SUSPENDED, Exchangeability
 from casewise.judge.monitors.watch import Watch, read_watch, write_watch
 from casewise.run.folder import predict_folder
 from casewise.run.local import LocalEngine, Result
 from casewise.run.predict import PredictCase
-from casewise.run.watched import Watching, watched_results, watching
+from casewise.run.watched import decision_in, watched_results
 
 Maker = Callable[..., PredictCase]
 
@@ -40,7 +42,11 @@ TOUCHY = 0.5  # alarms at once on strange cases
 
 
 def entries(work: PredictCase, watch: Path, **options) -> list[dict]:
-    return list(predict_folder(work, LocalEngine(), watch=watching(watch, work.policy), **options))
+    return list(predict_folder(watched(work, watch), LocalEngine(), **options))
+
+
+def watched(work: PredictCase, watch: Path) -> PredictCase:
+    return replace(work, deployment=replace(work.deployment, watch=Watching(watch)))
 
 
 def test_an_alarm_within_a_run_suspends_the_rest_of_it(work: Maker, tmp_path: Path) -> None:
@@ -56,21 +62,21 @@ def test_an_alarm_within_a_run_suspends_the_rest_of_it(work: Maker, tmp_path: Pa
 
 def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(work: Maker, tmp_path: Path) -> None:
     policy = router(np.linspace(0, 0.5, 30), warm_up=1)
-    whole = entries(
-        work(policy=policy, out="whole"), watch_file(tmp_path / "whole.json", policy.options["hybrid"]["pool"])
-    )
-    part = watch_file(tmp_path / "part.json", policy.options["hybrid"]["pool"])
-    cut_off = predict_folder(work(policy=policy), LocalEngine(), watch=watching(part, policy))
+    pool = policy.options["hybrid"]["pool"]
+    part, other = (watch_file(tmp_path / name, pool) for name in ("part.json", "whole.json"))
+    whole = entries(work(policy=policy, out="whole", watch=Watching(other)), other)
+    cut_off = predict_folder(watched(work(policy=policy, watch=Watching(part)), part), LocalEngine())
     next(cut_off)
     cut_off.close()  # what a kill leaves: one case is there, two are not
-    gone_on = entries(work(policy=policy), part, resume=True)
+    gone_on = entries(work(policy=policy, watch=Watching(part)), part, resume=True)
     assert [entry["decision"] for entry in gone_on] == [entry["decision"] for entry in whole]
     assert read_watch(part) == read_watch(tmp_path / "whole.json")
 
 
 def test_a_hybrid_run_decides_as_its_stream_does(work: Maker, tmp_path: Path) -> None:
     policy = router(np.linspace(0, 0.5, 30), warm_up=1)
-    found = entries(work(policy=policy), watch_file(tmp_path / "w.json", policy.options["hybrid"]["pool"]))
+    file = watch_file(tmp_path / "w.json", policy.options["hybrid"]["pool"])
+    found = entries(work(policy=policy, watch=Watching(file)), file)
     stream = stream_of(policy)
     for entry in found:
         assert entry["decision"]["cut_high"] == stream.controller.cut_high
@@ -79,11 +85,12 @@ def test_a_hybrid_run_decides_as_its_stream_does(work: Maker, tmp_path: Path) ->
     assert stream.monitor == read_watch(tmp_path / "w.json").monitors["exchangeability"]
 
 
-def test_a_hybrid_policy_without_a_watch_is_refused(tmp_path: Path) -> None:
+def test_a_hybrid_policy_without_a_watch_is_refused(work: Maker, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="give --watch"):
-        watching(None, router([0.1, 0.2, 0.3], warm_up=15))
+        work(policy=router([0.1, 0.2, 0.3], warm_up=15))
+    another = Watching(write_watch(tmp_path / "w.json", Watch("another")))
     with pytest.raises(Mismatch, match="start a new watch"):
-        watching(write_watch(tmp_path / "w.json", Watch("another")), router([0.1, 0.2, 0.3]))
+        work(policy=router([0.1, 0.2, 0.3]), watch=another)
 
 
 class Backwards:
@@ -107,5 +114,5 @@ def test_what_ran_ahead_of_an_alarm_is_done_again_as_m0(work: Maker, tmp_path: P
 def test_entries_without_a_decision_do_not_count(tmp_path: Path) -> None:
     watch = Watching(watch_file(tmp_path / "w.json", FAR))
     for entry in ({"case": "a", "decision": None}, {"case": "b"}, None):
-        watch.show(entry)
+        watch.show(decision_in(entry))
     assert watch.state.decided == ()

@@ -16,11 +16,11 @@ import pytest
 import torch
 import uvicorn
 
+from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones.checkpoints import write_safetensors
 from casewise.core.records import Policy
-from casewise.run.model import Adaptation, Model
+from casewise.deployment import Deployment, Model, Watching
 from casewise.serve.running import server
-from casewise.serve.segmenter import Segmenter
 from casewise.serve.settings import Settings
 
 HOW = Adaptation(objective="tent", learning_rate=0.05, steps=1, min_area=4)
@@ -33,7 +33,7 @@ class Running:
     """A service that listens."""
 
     uvicorn: uvicorn.Server
-    segmenter: Segmenter
+    deployment: Deployment
     port: int
 
     @property
@@ -68,17 +68,17 @@ def pictures_model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 @contextmanager
-def listening(segmenter: Segmenter, **options: Any) -> Iterator[Running]:
+def listening(deployment: Deployment, **options: Any) -> Iterator[Running]:
     """A service in a thread of its own, on a free port."""
     settings = Settings(**{"port": 0, **options})
-    service = server(segmenter, settings)
+    service = server(deployment, settings)
     thread = threading.Thread(target=service.run, daemon=True)
     thread.start()
     while not service.started:
         assert thread.is_alive(), "the service did not start"
         time.sleep(0.01)
     try:
-        yield Running(service, segmenter, service.servers[0].sockets[0].getsockname()[1])
+        yield Running(service, deployment, service.servers[0].sockets[0].getsockname()[1])
     finally:
         service.should_exit = True
         thread.join(60)
@@ -94,7 +94,11 @@ def serving(volumes_model: Model) -> Serving:
 
     def make(policy: Policy = FIXED, model: Model = volumes_model, **options: Any) -> Any:
         own = {key: options.pop(key) for key in ("contract", "watch", "max_ram", "certificate") if key in options}
-        return listening(Segmenter(model, HOW, policy, **own), **options)
+        if "watch" in own:
+            own["watch"] = Watching(own["watch"])
+        deployment = Deployment(model, (HOW,), policy, **own)
+        deployment.check()
+        return listening(deployment, **options)
 
     return make
 

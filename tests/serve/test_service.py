@@ -18,17 +18,18 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import Mismatch, Refused
 from casewise.core.records import Binding, Case, Policy
+from casewise.deployment import Deployment, Model
 from casewise.guard import guard
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.monitors.exchangeability import Exchangeability
 from casewise.judge.monitors.watch import Watch, read_watch, write_watch
-from casewise.run.folder import predict_folder
+from casewise.run.assemble import gathered_cases
+from casewise.run.folder import predict_folder, prediction_work
 from casewise.run.local import LocalEngine
-from casewise.run.model import Adaptation, Model
-from casewise.run.setup import gathered_cases, prediction_work
 from casewise.serve.settings import Settings
 
 HOW = Adaptation(objective="tent", learning_rate=0.05, steps=1, min_area=4)
@@ -65,7 +66,7 @@ def expected(running: Any, image: NDArray[Any], policy: Policy = FIXED) -> NDArr
     """What the library itself says, without HTTP."""
     controller = CONTROLLERS.build(policy.controller, **policy.options)
     case = Case("any", image)
-    found = guard(case, running.segmenter.backbone, "tent", controller, steps=1, learning_rate=0.05, min_area=4)
+    found = guard(case, running.deployment.backbone, controller, "tent", steps=1, learning_rate=0.05, min_area=4)
     return found.mask
 
 
@@ -116,7 +117,8 @@ def test_a_posted_nifti_gives_the_file_that_predict_writes(
     (tmp_path / "images").mkdir()
     path = tmp_path / "images" / "heart.nii.gz"
     nibabel.save(nibabel.Nifti1Image(scans[1][0].T, np.diag([1.5, 1.5, 8.0, 1.0])), path)
-    work = prediction_work(volumes_model, HOW, FIXED, gathered_cases(volumes_model, path.parent), tmp_path / "out")
+    deployment = Deployment(volumes_model, (HOW,), FIXED)
+    work = prediction_work(deployment, gathered_cases(volumes_model, path.parent), tmp_path / "out")
     list(predict_folder(work, LocalEngine()))
     with service.client() as client:
         answer = client.post("/segment", content=path.read_bytes(), params={"case_id": "heart"})
@@ -155,7 +157,7 @@ def test_a_late_request_gets_m0_and_the_reason(serving: Any, scans: Scans) -> No
 def test_concurrent_requests_get_the_answers_of_sequential_ones_and_leave_the_weights(
     service: Any, scans: Scans
 ) -> None:
-    network = service.segmenter.backbone.network
+    network = service.deployment.backbone.network
     before = fingerprint(network)
     alone = [expected(service, image) for image in scans]
     with service.client() as client, ThreadPoolExecutor(6) as threads:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -18,75 +18,65 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from casewise.adapt.forwards import Forwards, channels_last
-from casewise.adapt.normalization import PRIOR, depends_on_batch, group_instance_norm, use_statistics
+from casewise.adapt.adaptation import Adaptation
+from casewise.adapt.forwards import Forward, Forwards, channels_last
+from casewise.adapt.normalization import depends_on_batch, group_instance_norm, use_statistics
 from casewise.adapt.objective import ChunkLoss, Update
-from casewise.adapt.parameters import Selection, movable
-from casewise.adapt.probes import Probe, probed, probes_of
-from casewise.adapt.published_object import as_objective
+from casewise.adapt.parameters import movable
+from casewise.adapt.probes import probed, probes_of
 from casewise.adapt.recording import Prediction, Recording
 from casewise.adapt.snapshot import restored
 from casewise.core.errors import BadInput, NotFinite
 from casewise.core.records import Mask, Signals, State, Trajectory
 from casewise.core.seeds import seed_of
 
-DEFAULT_RATE = 5e-4  # the medical budget (A6)
-
 
 class Episode:
     """A network on loan for one case, as a context manager; it is the ``Adaptable`` that an objective sees.
 
-    Options beyond those named here are those of ``Forwards``: ``forward`` (logits at the resolution of the mask),
-    ``predict`` (the mask from a pipeline of the backbone's own), ``head`` ("softmax" or "sigmoid"; None: softmax, or
-    sigmoid where there is one channel), ``max_slices``, ``autocast``, ``channels_last``, ``compile``, ``cache_frozen``.
+    ``how`` is the :class:`Adaptation`. What a backbone knows about the case comes beside it: ``forward`` (logits at the
+    resolution of the mask), ``predict`` (the mask from a pipeline of the backbone's own), ``head`` ("softmax" or
+    "sigmoid"; None: softmax, or sigmoid where there is one channel).
     """
 
     def __init__(
         self,
         network: nn.Module,
         image: Tensor | NDArray[Any],  # (n, channel, *space)
-        objective: Any,
+        how: Adaptation,
         *,
         case_id: str = "case",
-        learning_rate: float | None = None,  # None: the objective's own
-        parameters: Selection = "all-norm",
-        batch_statistics: str = "source",  # "source", "batch" or "blend"; M0 is always predicted in source mode
-        blend_prior: float = PRIOR,
-        seed: int = 0,
-        min_area: int = 16,
-        foreground: bool = True,
-        signals: Sequence[str | Probe] = (),  # extra ones, see adapt/probes/__init__.py
-        keep_parameters: bool = False,
-        keep_entropy: bool = False,
-        group_instance_norm: bool = False,  # see adapt/normalization.py
-        **options: Any,
+        forward: Forward | None = None,
+        predict: Callable[[], Mask] | None = None,
+        head: str | None = None,
+        before_forward: Callable[[], None] | None = None,  # may raise to stop the case, e.g. when its time is up
     ) -> None:
-        self.network, self.objective = network, as_objective(objective)
-        self.case_id, self.seed, self.step = case_id, seed, 0
+        self.network, self.how, self.objective = network, how, how.built()
+        self.case_id, self.seed, self.step = case_id, how.seed, 0
         self._moves = getattr(self.objective, "moves", "parameters")
-        self._movable = movable(network, parameters, self._moves)
+        self._movable = movable(network, how.parameters, self._moves)
         self.parameters = {name: t for name, t in self._movable.items() if isinstance(t, nn.Parameter)}
-        own_rate = getattr(self.objective, "learning_rate", DEFAULT_RATE)
-        self.learning_rate = float(own_rate if learning_rate is None else learning_rate)
+        self.learning_rate = how.rate(self.objective)
         self.active: frozenset[str] | None = None
         self.entropy_weight = 1.0
         self.anchor_weight: float | None = None
-        self.batch_statistics, self.blend_prior = batch_statistics, blend_prior
-        self.keep_parameters, self.keep_entropy = keep_parameters, keep_entropy
-        self._layout = group_instance_norm, bool(options.get("channels_last"))
-        self._forwards = Forwards(network, _batch(image, self._movable), self._movable, **options)
+        inputs = as_inputs(image, next(iter(self._movable.values())))
+        self._forwards = Forwards(
+            network, inputs, self._movable, how, forward=forward, predict=predict, head=head,
+            before_forward=before_forward,
+        )  # fmt: skip
         self._check_micro_batches()
-        self._probes = probes_of(signals)
-        self.record = Recording(min_area, foreground)
+        self._probes = probes_of(how.signals)
+        self.record = Recording(how.min_area, how.foreground)
         self._update: Update | None = None
         self._loan: ExitStack | None = None
         self._made_by = (
-            f"{self.objective!r}, learning_rate={self.learning_rate:g}, parameters={parameters!r}, "
-            f"batch_statistics={batch_statistics!r}"
+            f"{self.objective!r}, learning_rate={self.learning_rate:g}, parameters={how.parameters!r}, "
+            f"batch_statistics={how.batch_statistics!r}"
         )
 
     def _check_micro_batches(self) -> None:
-        whole = self._moves == "statistics" or depends_on_batch(self.network, self.batch_statistics)
+        whole = self._moves == "statistics" or depends_on_batch(self.network, self.how.batch_statistics)
         if whole and len(self._forwards.chunks(self.inputs)) > 1:
             raise BadInput(
                 "micro-batches would change the batch statistics of BatchNorm, and so the step; use max_slices=None, "
@@ -122,10 +112,9 @@ class Episode:
         for parameter in self.parameters.values():
             parameter.requires_grad_(True)
         self.clear_gradients()
-        grouped, last = self._layout
-        if grouped:
+        if self.how.group_instance_norm:
             group_instance_norm(self.network)
-        for parameter in self.network.parameters() if last else ():
+        for parameter in self.network.parameters() if self.how.channels_last else ():
             parameter.data = channels_last(parameter.data)
         self.source = {name: tensor.detach().clone() for name, tensor in self._movable.items()}
 
@@ -149,7 +138,7 @@ class Episode:
         return self.record.signals[-1]
 
     def _begin(self) -> Update:
-        if use_statistics(self.network, self.batch_statistics, self.blend_prior):
+        if use_statistics(self.network, self.how.batch_statistics, self.how.blend_prior):
             self._forwards.forget()
         return self.objective.begin(self)
 
@@ -170,11 +159,11 @@ class Episode:
         signals = {**self.record.measured(seen), **used}
         self.record.masks.append(seen.mask)
         self.record.signals.append(signals)
-        if self.keep_entropy or "drop" in self._probes:
+        if self.how.keep_entropy or "drop" in self._probes:
             self.record.entropies[f"entropy_{self.step}"] = seen.entropy
         signals.update(probed(self._probes, self))
         self.clear_gradients()
-        if self.keep_parameters:
+        if self.how.keep_parameters:
             self.record.parameters.append({n: t.detach().cpu().numpy().copy() for n, t in self._movable.items()})
         self.record.seconds.append(time.perf_counter() - began)
 
@@ -275,9 +264,14 @@ class Episode:
         return tuple(self.record.masks)
 
     @property
+    def updates(self) -> int:
+        """Updates that were made; one that failed halfway does not count."""
+        return len(self.record.diagnostics)
+
+    @property
     def trajectory(self) -> Trajectory:
         """Everything so far."""
-        return self.record.trajectory(self.case_id, self._made_by, self.seed, with_entropies=self.keep_entropy)
+        return self.record.trajectory(self.case_id, self._made_by, self.seed, with_entropies=self.how.keep_entropy)
 
     def shrink(self, step: int, alpha: float) -> Mask:
         """The mask of theta_0 + (1 - alpha)(theta_k - theta_0), predicted from those weights and recorded (D10).
@@ -295,7 +289,7 @@ class Episode:
     def _values(self, step: int) -> dict[str, Tensor]:
         if step == self.step:
             return {name: tensor.detach() for name, tensor in self._movable.items()}
-        if not self.keep_parameters or step > self.step:
+        if not self.how.keep_parameters or step > self.step:
             raise BadInput(
                 f"step {step} cannot be shrunk now: {self.step} updates were made and only the last is kept; "
                 "shrink it before the next advance(), or use keep_parameters=True"
@@ -304,10 +298,9 @@ class Episode:
         return {name: torch.as_tensor(kept[name]).to(tensor) for name, tensor in self._movable.items()}
 
 
-def _batch(image: Tensor | NDArray[Any], like: Mapping[str, Tensor]) -> Tensor:
+def as_inputs(image: Tensor | NDArray[Any], like: Tensor) -> Tensor:
     """The image where the network lies, in its precision."""
-    first = next(iter(like.values()))
-    batch = torch.as_tensor(image).to(first.device, first.dtype)
+    batch = torch.as_tensor(image).to(like.device, like.dtype)
     if batch.ndim not in (4, 5) or not batch.numel():
         raise BadInput(
             f"an image is (n, channel, rows, columns) or (n, channel, slices, rows, columns), got {tuple(batch.shape)}"
@@ -320,27 +313,23 @@ def run_episode(
     image: Tensor | NDArray[Any],
     objective: Any,
     *,
-    steps: int,
-    learning_rate: float | None = None,
-    parameters: Selection = "all-norm",
-    batch_statistics: str = "source",
-    seed: int = 0,
-    keep_parameters: bool = False,
-    shrink: Sequence[State] = (),
-    **options: Any,
+    case_id: str = "case",
+    forward: Forward | None = None,
+    predict: Callable[[], Mask] | None = None,
+    head: str | None = None,
+    **knobs: Any,
 ) -> Trajectory:
     """Adapt a network to one case, record every candidate, and leave the network as it was found.
 
-    ``image`` is (n, channel, *space): n slices of a volume, or n = 1. ``shrink`` lists states to materialize (D15); the
-    other options are those of ``Episode``.
+    ``image`` is (n, channel, *space): n slices of a volume, or n = 1. ``objective`` is a name ("tent"), an address
+    ("package.module:Name"), an object, or an :class:`Adaptation`; ``knobs`` are the further fields of one: ``steps``,
+    ``learning_rate``, ``seed``, ``shrink`` (states between a step and M0 that are predicted too), ...
     """
-    if steps < 0:
-        raise BadInput(f"steps is 0 or more, got {steps}")
-    options.update(learning_rate=learning_rate, parameters=parameters, batch_statistics=batch_statistics, seed=seed)
-    with Episode(network, image, objective, keep_parameters=keep_parameters, **options) as episode:
-        for step in range(1, steps + 1):
-            episode.advance(last=step == steps)
-            for state in shrink:
+    how = Adaptation.of(objective, **knobs)
+    with Episode(network, image, how, case_id=case_id, forward=forward, predict=predict, head=head) as episode:
+        for step in range(1, how.steps + 1):
+            episode.advance(last=step == how.steps)
+            for state in how.shrink:
                 if state.step == step:
                     episode.shrink(step, state.shrink)
         return episode.trajectory

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.logits import at_resolution, check_finite, labels, logits_of
 from casewise.adapt.losses import confidence
 from casewise.adapt.prefix import FrozenPrefix
@@ -24,7 +25,6 @@ from casewise.core.records import Mask
 
 Forward = Callable[[Tensor], Tensor]
 
-PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 HEADS = ("softmax", "sigmoid")
 
 
@@ -36,23 +36,22 @@ class Forwards:
         network: nn.Module,
         inputs: Tensor,
         moving: Mapping[str, Tensor],
+        how: Adaptation,
         *,
         forward: Forward | None = None,
         predict: Callable[[], Mask] | None = None,
         head: str | None = None,
-        max_slices: int | None = None,
-        autocast: str | None = None,
-        channels_last: bool = False,
-        compile: bool = False,
-        cache_frozen: bool = False,
+        before_forward: Callable[[], None] | None = None,  # may raise to stop the case, e.g. when its time is up
     ) -> None:
-        _check(head, max_slices, autocast, compile and cache_frozen)
+        if head is not None and head not in HEADS:
+            raise BadInput(f"head is 'softmax', 'sigmoid' or None, got '{head}'")
         self.inputs, self.head, self.classes = inputs, head or "", 0
         self._moving = moving
-        self._run: Forward = forward or _resized(torch.compile(network) if compile else network)
+        self._run: Forward = forward or _resized(torch.compile(network) if how.compile else network)
         self._own_predict = predict
-        self._max_slices, self._autocast, self._channels_last = max_slices, autocast, channels_last
-        self._prefix = FrozenPrefix(network, moving.values()) if cache_frozen else None
+        self._before = before_forward or (lambda: None)
+        self._max_slices, self._autocast, self._channels_last = how.max_slices, how.autocast, how.channels_last
+        self._prefix = FrozenPrefix(network, moving.values()) if how.cache_frozen else None
         self._kept: tuple[Tensor, list[int]] | None = None
 
     def chunks(self, batch: Tensor) -> list[slice]:
@@ -62,6 +61,7 @@ class Forwards:
 
     def logits(self, inputs: Tensor, *, where: str, rows: slice | None = None) -> Tensor:
         """One forward; ``rows`` says that these are the case's own, whose frozen features may be known."""
+        self._before()
         known = nullcontext() if self._prefix is None or rows is None else self._prefix((rows.start, rows.stop))
         with known, self._precision(inputs.device.type):
             logits = self._run(channels_last(inputs) if self._channels_last else inputs)
@@ -84,8 +84,23 @@ class Forwards:
             masks.append(labels(logits.detach(), self.head))
             entropies.append(voxels.cpu().numpy())
             surest += float(probability.mean()) * len(probability) / len(self.inputs)
-        mask = self._own_predict() if self._own_predict is not None else _joined(masks)
-        return Prediction(mask, _joined(entropies), surest)
+        return Prediction(_joined(masks) if self._own_predict is None else self._piped(), _joined(entropies), surest)
+
+    def mask(self, *, where: str) -> Mask:
+        """The current weights' mask alone: no graph, no signals, the least memory."""
+        if self._own_predict is not None:
+            return self._piped()
+        masks = []
+        for rows in self.chunks(self.inputs):
+            with self._quiet():
+                logits = self.logits(self.inputs[rows], where=where, rows=rows)
+            masks.append(labels(logits, self.head or HEADS[logits.shape[1] == 1]))
+        return _joined(masks)
+
+    def _piped(self) -> Mask:
+        assert self._own_predict is not None
+        self._before()
+        return self._own_predict()
 
     def prediction_with(self, values: Mapping[str, Tensor], *, where: str) -> Prediction:
         """A prediction with other weights, swapped in and out through ``.data`` so that the kept graph stays valid."""
@@ -132,24 +147,13 @@ class Forwards:
             yield
 
     def _precision(self, device: str) -> AbstractContextManager[None]:
-        return torch.autocast(device, PRECISIONS[self._autocast]) if self._autocast else nullcontext()
+        return torch.autocast(device, getattr(torch, self._autocast)) if self._autocast else nullcontext()
 
 
 def channels_last(tensor: Tensor) -> Tensor:
     """Images, volumes and their kernels with the channel as the fastest axis."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     return tensor.contiguous(memory_format=formats[tensor.ndim]) if tensor.ndim in formats else tensor
-
-
-def _check(head: str | None, max_slices: int | None, autocast: str | None, contradiction: bool) -> None:
-    if head is not None and head not in HEADS:
-        raise BadInput(f"head is 'softmax', 'sigmoid' or None, got '{head}'")
-    if max_slices is not None and max_slices < 1:
-        raise BadInput(f"max_slices is at least 1, got {max_slices}")
-    if autocast is not None and autocast not in PRECISIONS:
-        raise BadInput(f"autocast is one of {', '.join(PRECISIONS)} or None, got '{autocast}'")
-    if contradiction:
-        raise BadInput("compile and cache_frozen exclude each other: caching watches modules that compiling fuses")
 
 
 def _resized(network: Callable[[Tensor], object]) -> Forward:

@@ -16,10 +16,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from casewise.core.errors import BadInput
-
-MODES = ("source", "batch", "blend")
-PRIOR = 16.0  # how many samples the source statistics are worth (Schneider et al.; MEMO's 16/17)
+from casewise.adapt.adaptation import PRIOR
 
 
 def depends_on_batch(network: nn.Module, mode: str) -> bool:
@@ -30,8 +27,6 @@ def depends_on_batch(network: nn.Module, mode: str) -> bool:
 
 def use_statistics(network: nn.Module, mode: str, prior: float = PRIOR) -> bool:
     """Switch every BatchNorm layer to a mode; whether that changed anything."""
-    if mode not in MODES:
-        raise BadInput(f"batch_statistics is one of {', '.join(MODES)}, got '{mode}'")
     layers = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
     if mode == "source" or not layers:
         return False

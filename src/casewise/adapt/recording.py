@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from casewise.core.records import Mask, Signals, State, Trajectory
-from casewise.measure.signals.fragmentation import fragmentation
+from casewise.measure.masks import count_foreground
+from casewise.measure.regions import regions_of
+from casewise.measure.signals.fragmentation import summary
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,22 +40,16 @@ class Recording:
     shrunk_signals: dict[State, Signals] = field(default_factory=dict)
 
     def measured(self, seen: Prediction) -> dict[str, float | None]:
-        """Fragmentation against M0 and the confidence of the prediction (C1-C7)."""
+        """Fragmentation against M0 and the confidence of the prediction; D is found once for both."""
         source = self.masks[0] if self.masks else seen.mask
-        edit = fragmentation(source, seen.mask, min_area=self.min_area, foreground=self.foreground)
+        found = regions_of(source, seen.mask, min_area=self.min_area, foreground=self.foreground)
+        edit = summary(found, foreground_voxels=count_foreground(source))
         return {
             **edit.as_signals(),
             "entropy": float(seen.entropy.mean(dtype=np.float64)),
             "msp": seen.msp,
-            "entropy_on_d": self._entropy_on_d(source, seen),
+            "entropy_on_d": _mean_at(seen, found.voxels),
         }
-
-    def _entropy_on_d(self, source: Mask, seen: Prediction) -> float | None:
-        """Mean entropy of M_k over D; 0 where D is empty, None where logits and mask have different grids (C4)."""
-        if seen.entropy.shape != seen.mask.shape:
-            return None
-        changed = (seen.mask > 0) != (source > 0) if self.foreground else seen.mask != source
-        return float(seen.entropy[changed].mean(dtype=np.float64)) if changed.any() else 0.0
 
     def trajectory(self, case_id: str, made_by: str, seed: int, *, with_entropies: bool) -> Trajectory:
         """Everything so far."""
@@ -64,9 +60,16 @@ class Recording:
             shrunk=dict(self.shrunk),
             shrunk_signals=dict(self.shrunk_signals),
             parameters=tuple(self.parameters) or None,
-            probabilities=dict(self.entropies) if with_entropies else None,
+            entropies=dict(self.entropies) if with_entropies else None,
             made_by=made_by,
             seed=seed,
             seconds=tuple(self.seconds),
             diagnostics=tuple(self.diagnostics),
         )
+
+
+def _mean_at(seen: Prediction, voxels: NDArray[np.int64]) -> float | None:
+    """Mean entropy over some flat positions; 0 where there are none, None where logits and mask have other grids."""
+    if seen.entropy.shape != seen.mask.shape:
+        return None
+    return float(seen.entropy.reshape(-1)[voxels].mean(dtype=np.float64)) if len(voxels) else 0.0

@@ -6,7 +6,7 @@
       cases/<id>/signals.parquet    one row for each state: step, shrink, then the label-free signals
       cases/<id>/masks.npz      M0 whole, as runs; every other state as a sparse difference from M0
       cases/<id>/label.npz      optional, apart from everything that a controller may see
-      cases/<id>/extras.npz     optional arrays: entropies, probabilities on D
+      cases/<id>/extras.npz     optional arrays: entropies where any state differs from M0
       cases/<id>/ladder-<name>/     one more ladder of the case: entry.json, signals.parquet, masks.npz without M0, ...
       cache/                    derived tables, named by the hash of what they were derived from; may be deleted
 

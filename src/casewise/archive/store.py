@@ -213,8 +213,8 @@ class Archive:
             )
         return label
 
-    def probabilities(self, case_id: str) -> dict[str, NDArray[Any]] | None:
-        """Optional arrays that were recorded with the case (entropies, probabilities), or None.
+    def entropies(self, case_id: str) -> dict[str, NDArray[Any]] | None:
+        """Entropies of every voxel by step, where they were recorded with the case; else None.
 
         Arrays over space are NaN where no state differs from M0.
         """
@@ -232,7 +232,7 @@ class Archive:
             signals=tuple(signals[State(step)] for step in range(self.steps + 1)),
             shrunk={state: mask for state, mask in masks.items() if state.shrink},
             shrunk_signals={state: values for state, values in signals.items() if state.shrink},
-            probabilities=self.probabilities(case_id),
+            entropies=self.entropies(case_id),
             made_by=entry.made_by,
             seed=entry.seed,
             seconds=entry.seconds,

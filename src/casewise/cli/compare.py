@@ -109,7 +109,7 @@ def _engine(name: str, jobs: int, address: str | None, cases: int) -> Engine:
         return LocalEngine(workers)
     if name == "local":
         raise BadInput(f"--address {address} is a Ray cluster; add --engine ray")
-    from casewise.run.choice import chosen_engine
+    from casewise.run.assemble import chosen_engine
 
     made: Engine = chosen_engine(name, address=address, jobs=workers)
     return made

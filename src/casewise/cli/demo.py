@@ -63,19 +63,21 @@ def _recorded(out: Path, split: str, cases: int, steps: int, jobs: int) -> Archi
     """Write phantoms of vendor B as files, then record them exactly as ``casewise record`` does."""
     from tqdm import tqdm
 
+    from casewise.adapt.adaptation import Adaptation
     from casewise.data.cases_csv import NAME as TABLE
     from casewise.data.phantom import cardiac_cohort
     from casewise.data.phantom.as_files import write_cohort
+    from casewise.deployment import Deployment, Model
+    from casewise.run.assemble import gathered_cases
     from casewise.run.local import LocalEngine
-    from casewise.run.model import Adaptation, Model
-    from casewise.run.record import RecordCase, record_folder
-    from casewise.run.setup import gathered_cases
+    from casewise.run.record import SHRUNK, RecordCase, record_folder
 
     cohort = cardiac_cohort("B", cases, split=split)
     folder = write_cohort(cohort, out / "data" / split)
     model = Model(MODEL)
     files = gathered_cases(model, folder / "images", labels=folder / "labels", groups=folder / TABLE)
-    work = RecordCase(model, Adaptation("eata", RATE, steps=steps), {case.id: case for case in files})
+    how = Adaptation("eata", RATE, steps=steps, shrink=SHRUNK)
+    work = RecordCase(Deployment(model, (how,)), {case.id: case for case in files})
     archive, results = record_folder(
         work, LocalEngine(jobs), out / f"{split}-archive", dataset=cohort.name, notice=cohort.notice
     )

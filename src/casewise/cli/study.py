@@ -95,7 +95,7 @@ def study(
     from casewise.core.errors import Refused
     from casewise.judge.policy import read_policy
     from casewise.report.study_report import build
-    from casewise.run.choice import chosen_engine
+    from casewise.run.assemble import chosen_engine
 
     given = _extras(calibration, other, rerun, sweep, backbone, away, frozen, criteria, images)
     place = out if out is not None else evaluation / "report"

@@ -30,6 +30,11 @@ class CasewiseError(Exception):
     """The root of everything that casewise raises on purpose."""
 
 
+def in_one_line(error: BaseException) -> str:
+    """The first line of an error, or its name where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
 class BadInput(CasewiseError, ValueError):
     """What was given cannot be used."""
 

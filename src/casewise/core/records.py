@@ -8,7 +8,7 @@ source model M0. A controller sees an *observation* (label-free signals of the s
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
@@ -108,6 +108,11 @@ class State:
 SOURCE = State(0)
 
 
+DONE = "done"  # decided as the policy says
+FALLBACK = "fallback"  # adaptation failed; M0 is deployed as it was predicted before
+FAILED = "failed"  # there is no output
+
+
 class Action(str, Enum):
     """What a decision did with the adaptation."""
 
@@ -129,7 +134,7 @@ class Trajectory:
     shrunk: Mapping[State, Mask] = field(default_factory=dict)  # interpolated states that were materialized (D15)
     shrunk_signals: Mapping[State, Signals] = field(default_factory=dict)
     parameters: tuple[Mapping[str, NDArray[Any]], ...] | None = None  # adapted parameters per step, when asked for
-    probabilities: Mapping[str, NDArray[Any]] | None = None  # optional extras for the region gate (L2)
+    entropies: Mapping[str, NDArray[Any]] | None = None  # of every voxel by step ("entropy_1"), when asked for
     made_by: str = ""  # repr of the objective and its options
     seed: int = 0
     seconds: tuple[float, ...] = ()  # wall time of each step; seconds[0] is M0
@@ -287,6 +292,22 @@ class Decision:
         return cls(**values)
 
 
+@runtime_checkable
+class Composer(Protocol):
+    """A controller that makes its output from several candidates, such as a gate, rather than choosing one."""
+
+    def output(self, mask: Callable[[State], Mask], decision: Decision) -> Mask:
+        """The mask of a decision; ``mask`` gives that of any state of the case."""
+        ...
+
+
+def deployed(controller: Controller, mask: Callable[[State], Mask], decision: Decision) -> Mask:
+    """The mask that a decision deploys: the one that the controller composes, or that of the state that it named."""
+    if isinstance(controller, Composer):
+        return controller.output(mask, decision)
+    return mask(decision.state)
+
+
 @dataclass(frozen=True)
 class Binding:
     """What a policy or certificate was fitted on; another model, objective or loader refuses it."""
@@ -297,10 +318,16 @@ class Binding:
     measure: str  # min_area, foreground, connectivity
 
     def differences(self, other: Binding) -> list[str]:
-        """Names of the fields that differ."""
-        return [
-            name for name in ("model", "objective", "loader", "measure") if getattr(self, name) != getattr(other, name)
-        ]
+        """Names of the fields that differ; how casewise 0.1 spelled a connectivity makes no difference."""
+        pairs = zip(self._words(), other._words(), strict=True)
+        return [name for name, (own, theirs) in zip(_BOUND, pairs, strict=True) if own != theirs]
+
+    def _words(self) -> tuple[str, ...]:
+        measure = self.measure.replace("connectivity=1", "connectivity=face")
+        return self.model, self.objective, self.loader, measure
+
+
+_BOUND = ("model", "objective", "loader", "measure")
 
 
 @dataclass(frozen=True, repr=False)
@@ -314,6 +341,7 @@ class Policy:
     options: Mapping[str, Any]  # arguments of that controller, cut-points included
     steps: int  # horizon K of the episodes it was fitted on
     binding: Binding | None = None  # None for policies that need no calibration (m0, fixed-k)
+    adaptation: Mapping[str, Any] = field(default_factory=dict)  # how those cases were adapted; empty: see the binding
     calibration_id: str = ""  # sha256 over the calibration case ids and their archive
     calibration_cases: tuple[str, ...] = ()
     calibration_clusters: tuple[str, ...] = ()  # patient or sequence of each of them

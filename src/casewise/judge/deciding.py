@@ -8,9 +8,9 @@ from dataclasses import replace
 from casewise.archive.layout import mask_sha256
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput
-from casewise.core.records import SOURCE, Action, Controller, Decision, Mask, Observation, State, Verdict
+from casewise.core.records import Action, Controller, Decision, Mask, Observation, State, deployed
 from casewise.judge.controllers.merge import merged
-from casewise.judge.controllers.region_gate import RegionGate, accepted_voxels, edited
+from casewise.judge.controllers.region_gate import RegionGate
 
 
 def decision_of(archive: Archive, controller: Controller, case_id: str, *, calibration_id: str = "") -> Decision:
@@ -23,9 +23,9 @@ def decision_of(archive: Archive, controller: Controller, case_id: str, *, calib
             seen = compared(controller, seen, candidate_masks(archive, case_id))
         verdict = controller.decide(seen)
         if verdict is not None:
-            state_hash = _state_hash(archive, controller, case_id, verdict)
-            verdict = replace(verdict, state=verdict.state.on(archive.ladder_name or ""))
-            return Decision.of(seen, verdict, controller.name, calibration_id=calibration_id, state_hash=state_hash)
+            decision = Decision.of(seen, verdict, controller.name, calibration_id=calibration_id)
+            decision = replace(decision, state_hash=_state_hash(archive, controller, decision))
+            return replace(decision, state=decision.state.on(archive.ladder_name or ""))
     raise BadInput(
         f"{controller.name} asked for step {archive.steps + 1} of case {case_id}, the archive holds {archive.steps} "
         f"steps a case; lower its cap or depth, or record more steps"
@@ -42,10 +42,10 @@ def _among_ladders(archive: Archive, controller: Controller, case_id: str, calib
     if verdict is None:
         raise BadInput(f"{controller.name} saw every candidate of case {case_id} and asked for one more step")
     view = archive.on(verdict.state.ladder) if verdict.state.step else archive.on(archive.ladders[0])
-    state_hash = _state_hash(view, controller, case_id, replace(verdict, state=verdict.state.on("")))
     executed = sum(len(signals) - 1 for signals in seen.ladders.values())
-    made = Decision.of(seen, verdict, controller.name, calibration_id=calibration_id, state_hash=state_hash)
-    return replace(made, executed=executed)
+    made = replace(Decision.of(seen, verdict, controller.name, calibration_id=calibration_id), executed=executed)
+    state_hash = _state_hash(view, controller, replace(made, state=verdict.state.on("")))
+    return replace(made, state_hash=state_hash)
 
 
 def compared(controller: Controller, seen: Observation, masks: Mapping[State, Mask]) -> Observation:
@@ -65,47 +65,25 @@ def candidate_masks(archive: Archive, case_id: str, ladders: Collection[str] = (
     return found
 
 
-def gated_mask(source: Mask, adapted: Mask, decision: Decision | Verdict, gate: RegionGate) -> Mask:
+def gated_mask(source: Mask, adapted: Mask, decision: Decision, gate: RegionGate) -> Mask:
     """What a gated decision deploys: accepted pieces of an edit, or accepted regions of the step-1 edit."""
     if decision.coordinate != "drop":
         return merged(source, adapted, decision.accepted or ())
-    return gate.output(source, adapted, decision)
+    return gate.output(lambda state: adapted if state.step else source, decision)
 
 
 def deployed_mask(archive: Archive, controller: Controller, decision: Decision) -> Mask:
     """The mask that a decision deploys."""
-    if decision.action is not Action.GATE:
-        return archive.mask(decision.case_id, decision.state)
-    if not hasattr(controller, "output"):
-        raise BadInput(f"case {decision.case_id} was gated, so its mask needs the gate, got {controller.name}")
-    if decision.state.ladder:
-        archive = archive.on(decision.state.ladder)
-    own = decision.state.on("")
-    masks = archive.masks(decision.case_id, (own,))
-    made: Mask = controller.output(masks[SOURCE], masks[own], decision)
-    return made
+    return deployed(controller, lambda state: archive.mask(decision.case_id, state), decision)
 
 
-def _state_hash(archive: Archive, controller: Controller, case_id: str, verdict: Verdict) -> str:
-    known = archive.entries[case_id].mask_sha256
-    if verdict.action is Action.GATE and isinstance(controller, RegionGate):
-        return _gated_hash(archive, controller, case_id, verdict)
-    if verdict.action is Action.GATE:
-        masks = archive.masks(case_id, (verdict.state,))
-        return mask_sha256(controller.output(masks[SOURCE], masks[verdict.state], verdict))  # type: ignore[attr-defined]
-    if str(verdict.state) not in known:
+def _state_hash(archive: Archive, controller: Controller, decision: Decision) -> str:
+    known = archive.entries[decision.case_id].mask_sha256
+    if str(decision.state) not in known:
         raise BadInput(
-            f"{controller.name} deploys state {verdict.state} of case {case_id}, which was not recorded; "
-            f"recorded are {', '.join(known)}. Record with shrink {verdict.state.shrink:g}, or calibrate unshrunk"
+            f"{controller.name} deploys state {decision.state} of case {decision.case_id}, which was not recorded; "
+            f"recorded are {', '.join(known)}. Record with shrink {decision.state.shrink:g}, or calibrate unshrunk"
         )
-    return known[str(verdict.state)]
-
-
-def _gated_hash(archive: Archive, gate: RegionGate, case_id: str, verdict: Verdict) -> str:
-    """The hash of a gated mask; one that accepts all of the edit, or nothing of it, is a recorded state."""
-    source, voxels, values = archive.edit(case_id, verdict.state)
-    accepted = verdict.accepted or ()
-    passes = accepted_voxels(voxels, source.shape, accepted, min_area=gate.min_area, keep_small=gate.keep_small)
-    if passes.all() or not passes.any():
-        return archive.entries[case_id].mask_sha256[str(verdict.state if passes.any() else SOURCE)]
-    return mask_sha256(edited(source, voxels[passes], values[passes]))
+    if decision.action is Action.GATE:  # composed of several, so no recorded mask
+        return mask_sha256(deployed_mask(archive, controller, decision))
+    return known[str(decision.state)]

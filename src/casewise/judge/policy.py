@@ -278,5 +278,6 @@ def _from_plain(plain: Mapping[str, Any]) -> Policy:
     values["calibration_cases"] = tuple(plain["calibration_cases"])
     values |= {name: numbered(plain[name]) for name in ("options", "groups")}
     values["calibration_clusters"] = tuple(plain.get("calibration_clusters", ()))
+    values["adaptation"] = numbered(plain.get("adaptation", {}))
     values["exposures"] = tuple(plain["exposures"])
     return Policy(**values)

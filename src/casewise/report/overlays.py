@@ -35,10 +35,19 @@ TITLE_ROWS = 14
 class Slice(Protocol):
     """An image slice and the masks there."""
 
-    image: NDArray[Any]  # (rows, columns) or (rows, columns, 3), 8 bits
-    source: NDArray[Any]
-    adapted: NDArray[Any]
-    deployed: NDArray[Any]
+    @property
+    def image(self) -> NDArray[Any]:
+        """(rows, columns) or (rows, columns, 3), 8 bits."""
+        ...
+
+    @property
+    def source(self) -> NDArray[Any]: ...
+
+    @property
+    def adapted(self) -> NDArray[Any]: ...
+
+    @property
+    def deployed(self) -> NDArray[Any]: ...
 
 
 def overlay_png(preview: Slice) -> bytes:

@@ -12,17 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from casewise.core.durable import file_sha256, text_sha256
-from casewise.core.records import Binding, Policy, Trajectory
+from casewise.core.records import DONE, Binding, Policy, Trajectory
 from casewise.core.strict_json import json_text
 from casewise.data.folders import CaseFiles
 from casewise.run.outputs import Layout
 
 SCHEMA = 1
 PACKAGES = ("casewise", "numpy", "torch", "nnunetv2", "monai", "transformers", "nibabel", "SimpleITK")
-
-DONE = "done"  # decided as the policy says
-FALLBACK = "fallback"  # adaptation failed; M0 is deployed
-FAILED = "failed"  # there is no output
 
 
 def versions() -> dict[str, str]:

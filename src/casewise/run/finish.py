@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from casewise.core.chain import Chain
 from casewise.core.durable import write_durably, write_json
+from casewise.core.records import DONE
+from casewise.core.strict_json import worded
 from casewise.data.folders import CaseFiles
 from casewise.judge.certificates.certificate import Certificate
-from casewise.run.entry import DONE, as_json, versions
+from casewise.run.entry import as_json, versions
 from casewise.run.predict import PredictCase
-from casewise.run.promise import in_short
 from casewise.run.summary import summarize
 
 
@@ -23,7 +23,7 @@ def write_summary(
 ) -> dict[str, Any]:
     """summary.json beside the masks; null where nnU-Net writes NaN, which strict readers refuse."""
     by_id = {str(entry["case"]): entry for entry in entries}
-    summary = summarize(work.layout, cases, by_id, work.model.load(), work.adaptation)
+    summary = summarize(work.layout, cases, by_id, work.deployment.backbone, work.deployment.adaptation)
     write_json(work.layout.out / "summary.json", summary, indent=4, sort_keys=True)
     return summary
 
@@ -31,7 +31,7 @@ def write_summary(
 def copy_model_files(work: PredictCase) -> None:
     """dataset.json and plans.json, which nnU-Net's own tools look for beside predictions."""
     for name in ("dataset.json", "plans.json"):
-        path = Path(work.model.spec) / name
+        path = Path(work.deployment.model.spec) / name
         if path.is_file():
             write_durably(work.layout.out / name, path.read_bytes())
 
@@ -42,21 +42,20 @@ def run_report(
     entries: Sequence[Mapping[str, Any]],
     seconds: float,
     scores: Mapping[str, Any],
-    certificate: Certificate | None = None,
-    alarms: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """The run for a machine, in the manner of TotalSegmentator's ``--report``."""
-    backbone = work.model.load()
+    deployment = work.deployment
+    backbone, model, policy = deployment.backbone, deployment.model, deployment.policy
     lines, last = Chain(work.layout.audit).tip
     return {
         "tool": "casewise predict",
         "versions": versions(),
-        "model": {"name": backbone.name, "sha256": backbone.fingerprint, "trusted": work.model.trust},
-        "policy": {"name": work.policy.name, "calibration_id": work.policy.calibration_id},
-        "certificate": in_short(certificate),
-        "alarms": dict(alarms or {}),
-        "device": work.model.device,
-        "options": {**asdict(work.adaptation), "contract": work.contract, "timeout_s": work.timeout_s},
+        "model": {"name": backbone.name, "sha256": backbone.fingerprint, "trusted": model.trust},
+        "policy": {"name": policy.name, "calibration_id": policy.calibration_id},
+        "certificate": in_short(deployment.certificate),
+        "alarms": {} if deployment.watch is None else deployment.watch.state.alarms,
+        "device": model.device,
+        "options": {**deployment.adaptation.as_plain(), "contract": deployment.contract, "timeout_s": work.timeout_s},
         "input": str(images),
         "output": str(work.layout.out),
         "classes": {str(value): name for value, name in backbone.labels.items()},
@@ -82,3 +81,10 @@ def run_report(
 def write_report(path: Path, report: Mapping[str, Any]) -> None:
     """The report as JSON."""
     write_durably(path, as_json(report))
+
+
+def in_short(certificate: Certificate | None) -> dict[str, Any] | None:
+    """The promise for a machine-readable report."""
+    if certificate is None:
+        return None
+    return {"statement": certificate.statement, "alpha": certificate.alpha, "cut": worded(certificate.cut)}

@@ -3,22 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from casewise.adapt.backbones import Backbone
+from casewise.adapt.contract import Finding, check_orientations
+from casewise.adapt.memory import shape_of
 from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256, sweep, write_durably
-from casewise.core.errors import CasewiseError
+from casewise.core.errors import BadInput, CasewiseError
+from casewise.core.records import DONE, FAILED
 from casewise.data import nifti
 from casewise.data.folders import CaseFiles
-from casewise.run.contract import Finding, check_orientations
-from casewise.run.entry import DONE, FAILED, as_json, is_complete, read_entry
+from casewise.deployment import Deployment
+from casewise.run.entry import as_json, is_complete, read_entry, run_key
 from casewise.run.local import Engine, Result
-from casewise.run.memory import estimate_bytes, shape_of
 from casewise.run.outputs import Layout
-from casewise.run.predict import PredictCase
-from casewise.run.watched import Watching, watched_results
+from casewise.run.predict import Draw, PredictCase
+from casewise.run.watched import decision_in, watched_results
+
+
+def prediction_work(
+    deployment: Deployment,
+    cases: Sequence[CaseFiles],
+    out: Path,
+    *,
+    timeout_s: float | None = None,
+    save_candidates: bool = False,
+    keep_header: bool = False,
+    draw: Draw | None = None,
+) -> PredictCase:
+    """The work of a prediction run. The cases go in without their labels: what decides cannot even find them."""
+    deployment.check()
+    backbone = deployment.backbone
+    work = PredictCase(
+        deployment=deployment,
+        layout=Layout(out, backbone.ending or _ending_for(cases)),
+        cases={files.id: replace(files, label=None) for files in cases},
+        key="",
+        timeout_s=timeout_s,
+        save_candidates=save_candidates,
+        keep_header=keep_header,
+        draw=draw,
+        known=orientation_findings(cases, backbone),
+    )
+    if work.keep_header and not work.layout.ending.endswith((".nii", ".nii.gz")):
+        raise BadInput(f"--keep-header is for NIfTI, the masks of this model are {work.layout.ending}; leave it out")
+    settings = {
+        "seed": deployment.adaptation.seed,
+        "steps": deployment.policy.steps,
+        "device": deployment.model.device,
+        "candidates": work.save_candidates,
+        "overlays": work.draw is not None,
+        "contract": deployment.contract,
+        "keep_header": work.keep_header,
+    }
+    return replace(work, key=run_key(deployment.binding, deployment.policy, settings))
+
+
+def _ending_for(cases: Sequence[CaseFiles]) -> str:
+    volumes = cases and cases[0].images[0].name.lower().endswith((".nii", ".nii.gz"))
+    return ".nii.gz" if volumes else ".png"
 
 
 @dataclass(frozen=True)
@@ -33,25 +79,23 @@ class Planned:
 
 def plan_folder(work: PredictCase, *, resume: bool) -> tuple[Planned, ...]:
     """What a run would do, from headers and hashes alone."""
-    backbone = work.model.load()
-    return tuple(_planned(work, files, backbone, resume=resume) for files in work.cases.values())
+    return tuple(_planned(work, files, resume=resume) for files in work.cases.values())
 
 
-def _planned(work: PredictCase, files: CaseFiles, backbone: Backbone, *, resume: bool) -> Planned:
+def _planned(work: PredictCase, files: CaseFiles, *, resume: bool) -> Planned:
     shape = shape_of(files)
-    slices = work.adaptation.max_slices
-    need = None if shape is None else estimate_bytes(backbone, shape, adapts=work.adapts, max_slices=slices)
+    need = None if shape is None else work.deployment.estimated_bytes(shape)
     return Planned(files.id, shape, need, resume and is_complete(work.layout, files, work.key))
 
 
-def predict_folder(
-    work: PredictCase, engine: Engine, *, resume: bool = False, watch: Watching | None = None
-) -> Iterator[dict[str, Any]]:
+def predict_folder(work: PredictCase, engine: Engine, *, resume: bool = False) -> Iterator[dict[str, Any]]:
     """Predict every case and stream the entries: those kept from an earlier run first.
 
     Outputs of all cases that are to be done are removed before the first one starts, so that nothing old can be taken
-    for the result of this run, whatever happens to it. A ``watch`` sees every decision and may suspend the policy.
+    for the result of this run, whatever happens to it. The deployment's watch sees every decision and may suspend the
+    policy.
     """
+    watch = work.deployment.watch
     layout, audit = work.layout, Chain(work.layout.audit)
     layout.out.mkdir(parents=True, exist_ok=True)
     sweep(layout.out)
@@ -64,7 +108,7 @@ def predict_folder(
         entry = read_entry(layout.entry(case_id)) or {}
         audit.append("case-kept", _line(layout, entry))
         if watch is not None:
-            watch.show(entry)
+            watch.show(decision_in(entry))
         yield entry
     failed = 0
     for result in engine.map(work, waiting) if watch is None else watched_results(work, engine, waiting, watch):
@@ -93,15 +137,16 @@ def _entry_of(work: PredictCase, result: Result) -> dict[str, Any]:
 
 
 def _facts(work: PredictCase, **more: int) -> dict[str, Any]:
+    model, policy = work.deployment.model, work.deployment.policy
     return {
         "key": work.key,
-        "model": work.model.load().fingerprint,
-        "trusted_checkpoint": work.model.trust,
-        "trusted_bundle": work.model.trust_bundle,
-        "trusted_architectures": list(work.model.trust_architectures),
-        "policy": work.policy.name,
-        "calibration_id": work.policy.calibration_id,
-        "adaptation": asdict(work.adaptation),
+        "model": model.load().fingerprint,
+        "trusted_checkpoint": model.trust,
+        "trusted_bundle": model.trust_bundle,
+        "trusted_architectures": list(model.trust_architectures),
+        "policy": policy.name,
+        "calibration_id": policy.calibration_id,
+        "adaptation": work.deployment.adaptation.as_plain(),
         **more,
     }
 

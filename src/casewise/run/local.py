@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
-from casewise.core.errors import BadInput
+from casewise.core.errors import BadInput, in_one_line
 
 Work = Callable[[str], Any]
 """Picklable; takes a case id, returns something picklable."""
@@ -161,8 +161,3 @@ def attempt(work: Work, case_id: str) -> Result:
         return Result(case_id, work(case_id), seconds=time.monotonic() - began)
     except Exception as error:
         return Result(case_id, error=in_one_line(error), kind=type(error).__name__, seconds=time.monotonic() - began)
-
-
-def in_one_line(error: BaseException) -> str:
-    """The first line of an error, or its name where it says nothing."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -19,8 +19,8 @@ import ray
 import torch
 from ray.exceptions import RayError
 
-from casewise.core.errors import BadInput
-from casewise.run.local import GRACE_S, Result, Work, attempt, in_one_line
+from casewise.core.errors import BadInput, in_one_line
+from casewise.run.local import GRACE_S, Result, Work, attempt
 
 ADDRESSES = ("CASEWISE_RAY_ADDRESS", "RAY_ADDRESS")
 WAIT_S = 0.5  # how often time limits are looked at
@@ -211,8 +211,8 @@ def _threads(jobs: int) -> int:
 
 def _gpus(work: Work) -> int:
     """One GPU a worker where the model asks for one; Ray shows each worker only its own."""
-    device = getattr(getattr(work, "model", None), "device", "cpu")
-    return int(str(device).startswith("cuda"))
+    model = getattr(getattr(work, "deployment", None), "model", None)
+    return int(str(getattr(model, "device", "cpu")).startswith("cuda"))
 
 
 def _cause(error: RayError) -> str:

@@ -7,62 +7,37 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone
-from casewise.adapt.episode import run_episode
-from casewise.adapt.objectives import check_named_in_file
 from casewise.archive.store import Archive, create_archive, open_archive
 from casewise.core.errors import BadInput, Mismatch
 from casewise.core.records import CALIBRATION, EVALUATION, Case, State, Trajectory
 from casewise.data.folders import CaseFiles
 from casewise.data.splits import check_disjoint, clusters_of
+from casewise.deployment import Deployment, Model
 from casewise.judge.calibration.statistics import statistics
 from casewise.measure.signals.risk import RiskStatistics
 from casewise.run.local import Engine, Result
-from casewise.run.model import Adaptation, Model
 
 SHRUNK = (State(2, 0.5),)
-"""The interpolated state that the paper's mid bucket asks for, materialized for every case (D15)."""
+"""The interpolated state that the paper's mid bucket asks for, predicted for every case."""
 
 
 @dataclass(frozen=True)
 class RecordCase:
     """Adapts one case, whole horizon; never sees a label."""
 
-    model: Model
-    adaptation: Adaptation
+    deployment: Deployment
     cases: Mapping[str, CaseFiles]
-    shrink: tuple[State, ...] = SHRUNK
-    signals: tuple[str, ...] = ()
 
     def prepare(self) -> None:
         """Load the model before the clock of a case starts."""
-        self.model.load()
+        self.deployment.model.load()
 
     def __call__(self, case_id: str) -> tuple[Case, Trajectory]:
         """The case and its trajectory."""
-        backbone = self.model.load()
-        case = backbone.read(self.cases[case_id]).case
-        prepared = backbone.prepare(case)
-        how = self.adaptation
-        trajectory = run_episode(
-            backbone.network,
-            prepared.inputs,
-            how.built(),
-            steps=how.steps,
-            shrink=[state for state in self.shrink if state.step <= how.steps],
-            case_id=case.id,
-            learning_rate=how.learning_rate,
-            parameters=how.parameters,
-            seed=how.seed,
-            min_area=how.min_area,
-            foreground=how.foreground,
-            max_slices=how.max_slices,
-            signals=self.signals,
-            head=backbone.head,
-            forward=prepared.forward,
-            predict=prepared.predict,
-        )
-        return case, trajectory
+        case = self.deployment.backbone.read(self.cases[case_id]).case
+        return case, self.deployment.record(case)
 
 
 def record_folder(
@@ -72,11 +47,11 @@ def record_folder(
 
     The iterator adds each case to the archive (whole or not at all) before it yields, and seals the archive at its end.
     """
-    backbone = work.model.load()
+    backbone = work.deployment.backbone
     archive = create_archive(
         path,
-        binding=work.adaptation.binding(backbone),
-        steps=work.adaptation.steps,
+        binding=work.deployment.binding,
+        steps=work.deployment.adaptation.steps,
         configuration={**_configuration(work, backbone, metric, dataset), **({"notice": notice} if notice else {})},
     )
     waiting = [case_id for case_id in work.cases if case_id not in archive.entries]
@@ -99,7 +74,7 @@ def _recorded(
 
 
 def _configuration(work: RecordCase, backbone: Backbone, metric: str, dataset: str) -> dict[str, Any]:
-    how = work.adaptation
+    how = work.deployment.adaptation
     return {
         "objective": repr(how.built()),
         "learning_rate": how.learning_rate,
@@ -112,9 +87,9 @@ def _configuration(work: RecordCase, backbone: Backbone, metric: str, dataset: s
         "classes": sorted(value for value in backbone.labels if value > 0) or None,
         "dataset": dataset,
         "model": backbone.name,
-        "shrink": [str(state) for state in work.shrink],
+        "shrink": [str(state) for state in how.shrink],
         "adaptation": how.as_plain(),
-        **({"signals": list(work.signals)} if work.signals else {}),
+        **({"signals": [str(name) for name in how.signals]} if how.signals else {}),
     }
 
 
@@ -129,19 +104,6 @@ def parsed_states(text: str) -> tuple[State, ...]:
         return tuple(State(int(step), float(alpha)) for step, alpha in pairs)
     except ValueError as error:
         raise BadInput(f"a shrunk state is step:alpha, such as 2:0.5, got {text!r}") from error
-
-
-def adaptation_of(configuration: Mapping[str, Any], *, typed: str | None = None) -> Adaptation | None:
-    """How an archive was recorded, so that a prediction with its policy adapts likewise; None if it is unknown.
-
-    An objective of the user's own, by address, is believed only where the same was ``typed``.
-    """
-    plain = configuration.get("adaptation")
-    if plain is None:
-        return None
-    check_named_in_file(plain.get("objective"), typed=typed, where="the archive")
-    known = plain.get("statistics")
-    return Adaptation(**{**plain, "statistics": None if known is None else RiskStatistics(**known)})
 
 
 def risk_statistics(path: Path, model: Model, plain: Adaptation) -> RiskStatistics:

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone
 from casewise.core.errors import BadInput
-from casewise.core.records import Mask
+from casewise.core.records import FAILED, Mask
 from casewise.data.folders import CaseFiles
 from casewise.measure.metrics.harm import harm
-from casewise.run.entry import FAILED
-from casewise.run.model import Adaptation
 from casewise.run.outputs import Layout
 
 Region = int | tuple[int, ...]

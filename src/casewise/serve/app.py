@@ -19,6 +19,8 @@ from starlette.exceptions import HTTPException
 from casewise import __version__
 from casewise.core.errors import BadInput
 from casewise.core.strict_json import json_text
+from casewise.deployment import Deployment
+from casewise.deployment import Segmented as Answer
 from casewise.serve import described
 from casewise.serve.doors import Doors
 from casewise.serve.lane import Lane
@@ -26,23 +28,22 @@ from casewise.serve.numbers import TEXT, Counting, Numbers
 from casewise.serve.protocol import HEADER, VERSION, datatype_of, encoded, facts_of, named_after, parsed
 from casewise.serve.refusals import add_refusals
 from casewise.serve.schema import Live, ModelMetadata, Ready, Segmented, ServerMetadata, TensorKind
-from casewise.serve.segmenter import Answer, Segmenter
 from casewise.serve.settings import Settings
 from casewise.serve.uploads import MEDIA_TYPES, ending_of, opened, written
 
 FACTS = "Casewise-Facts"
 
 
-def create_app(segmenter: Segmenter, settings: Settings) -> FastAPI:
+def create_app(deployment: Deployment, settings: Settings) -> FastAPI:
     """An ASGI application that serves one model."""
-    return _Service(segmenter, settings).app
+    return _Service(deployment, settings).app
 
 
 class _Service:
-    def __init__(self, segmenter: Segmenter, settings: Settings) -> None:
-        self.segmenter = segmenter
+    def __init__(self, deployment: Deployment, settings: Settings) -> None:
+        self.deployment = deployment
         self.settings = settings
-        self.name = segmenter.backbone.name.replace("/", "-").replace(":", "-")
+        self.name = deployment.backbone.name.replace("/", "-").replace(":", "-")
         self.lane = Lane(settings.places)
         self.numbers = Numbers()
         self.app = FastAPI(title="casewise", version=__version__, lifespan=self._life, docs_url=None, redoc_url=None)
@@ -90,7 +91,7 @@ class _Service:
     async def metadata(self, model: str) -> ModelMetadata:
         """Inputs, outputs, policy, certificate and the monitor's state."""
         self._check_name(model)
-        backbone, policy = self.segmenter.backbone, self.segmenter.policy
+        backbone, policy = self.deployment.backbone, self.deployment.policy
         channels = backbone.expects.channels or -1
         space = [-1] * (2 if getattr(backbone, "dimensions", 2) == 2 and backbone.ending is None else 3)
         kind = datatype_of(backbone)
@@ -105,8 +106,8 @@ class _Service:
                 "labels": {str(value): name for value, name in backbone.labels.items()},
                 "policy": policy.name,
                 "calibration_id": policy.calibration_id,
-                "certificate": self.segmenter.promise,
-                "monitor": self.segmenter.monitor,
+                "certificate": self.deployment.promise,
+                "monitor": self.deployment.monitor,
             },
         )
 
@@ -118,8 +119,8 @@ class _Service:
         def job(body: bytes, deadline: float | None) -> Response:
             asked = parsed(body, length, max_json_bytes=self.settings.max_json_bytes)
             answer = self._answered(asked.case, deadline)
-            facts = facts_of(answer, self.segmenter.promise)
-            kind = datatype_of(self.segmenter.backbone)
+            facts = facts_of(answer, self.deployment.promise)
+            kind = datatype_of(self.deployment.backbone)
             content, headers = encoded(asked, answer, facts, model=self.name, datatype=kind)
             return Response(content, headers=headers)
 
@@ -136,11 +137,11 @@ class _Service:
 
         def job(body: bytes, deadline: float | None) -> Response:
             limit = self.settings.max_unpacked_bytes
-            backbone, name = self.segmenter.backbone, case_id or named_after(body)
+            backbone, name = self.deployment.backbone, case_id or named_after(body)
             with opened(body, backbone, case_id=name, group=group, max_bytes=limit) as (reading, place):
                 found = self._answered(reading.case, deadline)
                 content = written(found.mask, reading, place, backbone)
-            return _file(content, MEDIA_TYPES[ending_of(body)], facts_of(found, self.segmenter.promise), answer)
+            return _file(content, MEDIA_TYPES[ending_of(body)], facts_of(found, self.deployment.promise), answer)
 
         return await self._on_lane(request, job)
 
@@ -149,7 +150,7 @@ class _Service:
         gauges = {
             "casewise_places_taken": self.lane.taken,
             "casewise_places": self.lane.places,
-            "casewise_monitor_suspended": int(self.segmenter.suspended),
+            "casewise_monitor_suspended": int(self.deployment.suspended),
         }
         return Response(self.numbers.text(gauges), media_type=TEXT)
 
@@ -158,7 +159,7 @@ class _Service:
             raise HTTPException(404, f"the model here is called {self.name!r}")
 
     def _answered(self, case: Any, deadline: float | None) -> Answer:
-        answer = self.segmenter.segment(case, deadline=deadline)
+        answer = self.deployment.segment(case, deadline=deadline)
         self.numbers.count("casewise_cases_total", action=answer.decision.action.value, status=answer.status)
         self.numbers.case_took(answer.seconds)
         return answer

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from casewise.adapt.backbones import Backbone
-from casewise.core.errors import BadInput
+from casewise.core.errors import BadInput, in_one_line
 from casewise.core.records import Case, Mask
 from casewise.core.strict_json import json_text
+from casewise.deployment import Segmented
 from casewise.run.entry import as_json
 from casewise.serve.schema import InferRequest, InferResponse, InputTensor, OutputTensor
-from casewise.serve.segmenter import Answer
 
 HEADER = "Inference-Header-Content-Length"
 VERSION = "1"
@@ -151,7 +151,7 @@ def datatype_of(backbone: Backbone) -> str:
 
 
 def encoded(
-    asked: Asked, answer: Answer, facts: Mapping[str, Any], *, model: str, datatype: str
+    asked: Asked, answer: Segmented, facts: Mapping[str, Any], *, model: str, datatype: str
 ) -> tuple[bytes, dict[str, str]]:
     """The response's body and headers."""
     masks = {"mask": answer.mask, "source": answer.source}
@@ -181,13 +181,13 @@ def _output(name: str, mask: Mask, datatype: str, *, binary: bool) -> tuple[Outp
     return OutputTensor(name=name, shape=shape, datatype=datatype, parameters=size), values.tobytes()
 
 
-def facts_of(answer: Answer, promise: Mapping[str, Any] | None) -> dict[str, Any]:
+def facts_of(answer: Segmented, promise: Mapping[str, Any] | None) -> dict[str, Any]:
     """Everything about an answer besides the masks, as plain JSON."""
     facts = {
         "status": answer.status,
-        "error": answer.error,
+        "error": None if answer.error is None else in_one_line(answer.error),
         "decision": answer.decision.as_dict(),
-        "warnings": list(answer.warnings),
+        "warnings": [finding.message for finding in answer.findings],
         "monitor": answer.monitor,
         "certificate": promise,
         "seconds": round(answer.seconds, 4),

@@ -86,7 +86,7 @@ class Recorded:
 
     def drops(self, case_id: str, state: str) -> Mapping[int, float] | Mask | None:
         """From recorded entropies, else from the region scores of the gate."""
-        extras = self.archive.probabilities(case_id) or {}
+        extras = self.archive.entropies(case_id) or {}
         before, after = extras.get("entropy_0"), extras.get(f"entropy_{state}")
         if before is not None and after is not None and before.shape == after.shape:
             return np.asarray(before, np.float32) - np.asarray(after, np.float32)

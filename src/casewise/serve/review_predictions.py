@@ -12,10 +12,10 @@ from typing import Any
 
 from casewise.core.durable import file_sha256
 from casewise.core.errors import BadInput, CasewiseError, Refused, UnsafeInput
-from casewise.core.records import Mask, check_case_id
+from casewise.core.records import FAILED, Mask, check_case_id
 from casewise.data import nifti, pictures
 from casewise.measure.signals.entropy_drops import DROP
-from casewise.run.entry import FAILED, read_entry
+from casewise.run.entry import read_entry
 from casewise.run.outputs import Layout
 from casewise.serve.review_cases import Masks, ReviewCase, deepest, number_or_none, state_order
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import uvicorn
 
+from casewise.deployment import Deployment
 from casewise.serve.app import create_app
-from casewise.serve.segmenter import Segmenter
 from casewise.serve.settings import LOOPBACK_NAMES, Settings
 
 TOKEN = "CASEWISE_TOKEN"
@@ -24,18 +24,18 @@ def token_for(host: str, environment: Mapping[str, str]) -> tuple[str | None, bo
     return secrets.token_urlsafe(32), True
 
 
-def run(segmenter: Segmenter, settings: Settings) -> None:
+def run(deployment: Deployment, settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM, then until the last accepted request is answered; for the main thread."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # uvicorn raises the signal again once it is done: that is no failure
-    server(segmenter, settings).run()
+    server(deployment, settings).run()
 
 
-def server(segmenter: Segmenter, settings: Settings) -> uvicorn.Server:
+def server(deployment: Deployment, settings: Settings) -> uvicorn.Server:
     """A uvicorn server; ``run()`` blocks until SIGINT or SIGTERM and then until the last accepted request is done."""
     return uvicorn.Server(
         uvicorn.Config(
-            create_app(segmenter, settings),
+            create_app(deployment, settings),
             host=settings.host,
             port=settings.port,
             log_level="warning",

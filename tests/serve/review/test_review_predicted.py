@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 import torch
 
+from casewise.adapt.adaptation import Adaptation
 from casewise.core.records import Policy
+from casewise.deployment import Deployment, Model
 from casewise.judge.calibration.reviews import read_reviews
-from casewise.run.folder import predict_folder
+from casewise.run.assemble import gathered_cases
+from casewise.run.folder import predict_folder, prediction_work
 from casewise.run.local import LocalEngine
-from casewise.run.model import Adaptation, Model
-from casewise.run.setup import gathered_cases, prediction_work
 from casewise.run.verify import verify_predictions
 
 
@@ -41,7 +42,8 @@ def predicted(tmp_path: Path) -> Path:
     how = Adaptation(objective="tent", learning_rate=0.05, steps=1, min_area=4)
     cases = gathered_cases(model, tmp_path / "images")
     fixed = Policy("fixed-k", "fixed-k", {"step": 1}, 1)
-    work = prediction_work(model, how, fixed, cases, tmp_path / "out", contract="off", save_candidates=True)
+    deployment = Deployment(model, (how,), fixed, contract="off")
+    work = prediction_work(deployment, cases, tmp_path / "out", save_candidates=True)
     assert [entry["status"] for entry in predict_folder(work, LocalEngine())] == ["done", "done"]
     return tmp_path
 

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from casewise.adapt.normalization import PRIOR, blending
+from casewise.adapt.adaptation import PRIOR
+from casewise.adapt.normalization import blending
 from casewise.adapt.objective import Adaptable, Update
 from casewise.core.errors import BadInput
 

@@ -108,6 +108,7 @@ def calibrate(
         steps=holdout.steps,
         binding=holdout.binding,
         ladder=holdout.ladder_name or "",
+        adaptation=holdout.configuration.get("adaptation") or {},
         calibration_id=calibration_id(holdout),
         exposures=tuple(line for line in (*PAPER, *OURS) if line["design"] == design.name),
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from casewise.core.errors import BadInput
-from casewise.core.records import Controller, Observation, State, Verdict
+from casewise.core.records import Controller, Decision, Mask, Observation, State, Verdict, deployed
 from casewise.judge.controllers.about import About, about
 from casewise.judge.controllers.signal_value import value_at
 
@@ -46,6 +46,10 @@ class ByGroup:
                 f"{', '.join(sorted(self.controllers))}; calibrate with mode pooled, robust or inferred"
             )
         return self.controllers[seen.group].decide(seen)
+
+    def output(self, mask: Callable[[State], Mask], decision: Decision) -> Mask:
+        """What the controller of the case's own group deploys."""
+        return deployed(self.controllers[decision.group or ""], mask, decision)
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,10 @@ class InferredGroup:
             return None
         which = "no group is clearly nearest, robust cut-points" if group is None else f"inferred group {group}"
         return Verdict(**{**vars(verdict), "reason": f"{which}: {verdict.reason}"})
+
+    def output(self, mask: Callable[[State], Mask], decision: Decision) -> Mask:
+        """What a decision deploys; how that is composed does not differ by group."""
+        return deployed(self.robust, mask, decision)
 
     def _distance(self, seen: Observation, group: str) -> float:
         centroid = self.centroids[group]

@@ -6,12 +6,12 @@ bound of it; below the line that was asked for, the case is flagged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from casewise.core.errors import BadInput
-from casewise.core.records import SOURCE, Action, Controller, Mask, Observation, State, Verdict
+from casewise.core.records import SOURCE, Action, Controller, Decision, Mask, Observation, State, Verdict, deployed
 from casewise.judge.controllers.choose import board, state_of, with_agreement
 
 
@@ -89,10 +89,9 @@ class Flagging:
             return shown
         return with_agreement(seen, masks, silent=self.silent, background=self.background)
 
-    def output(self, source: Mask, adapted: Mask, verdict: Any) -> Mask:
-        """The mask of a gating controller."""
-        made: Mask = self.inner.output(source, adapted, verdict)  # type: ignore[attr-defined]
-        return made
+    def output(self, mask: Callable[[State], Mask], decision: Decision) -> Mask:
+        """What the controller itself deploys."""
+        return deployed(self.inner, mask, decision)
 
     def decide(self, seen: Observation) -> Verdict | None:
         """The verdict of the controller, with a quality and perhaps a flag."""

@@ -7,7 +7,7 @@ is the chance that it made the mask right, by a logistic model of a few label-fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,9 +156,10 @@ class Merge(_AmongAll):
             return self._verdict(seen, SOURCE, reason)
         return self._verdict(seen, self.edited, reason, action=Action.GATE, accepted=accepted)
 
-    def output(self, source: Mask, adapted: Mask, verdict: Verdict | Decision) -> Mask:
-        """M0 with the pieces that a verdict accepted."""
-        return merged(source, adapted, verdict.accepted or ())
+    def output(self, mask: Callable[[State], Mask], decision: Decision) -> Mask:
+        """M0 with the pieces that a decision accepted; the very M0 where it rolled back."""
+        source = mask(SOURCE)
+        return source if decision.rolled_back else merged(source, mask(decision.state), decision.accepted or ())
 
 
 def _mean(values: Any, pieces: Pieces) -> Floats:

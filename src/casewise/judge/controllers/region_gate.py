@@ -7,6 +7,7 @@ Region scores are signals of step 1: ``drop.0``, ``drop.1``, ... are the mean en
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,10 +54,13 @@ class RegionGate:
             State(1), Action.GATE, coordinate="drop", cut_low=self.threshold, accepted=accepted, reason=reason
         )
 
-    def output(self, source: Mask, adapted: Mask, verdict: Verdict | Decision) -> Mask:
-        """M0 with the regions of the step-1 edit that a verdict accepted."""
-        accepted = verdict.accepted or ()
-        return gated(source, adapted, accepted, min_area=self.min_area, keep_small=self.keep_small)
+    def output(self, mask: Callable[[State], Mask], decision: Decision) -> Mask:
+        """M0 with the regions of the step-1 edit that a decision accepted; the very M0 where it rolled back."""
+        source = mask(SOURCE)
+        if decision.rolled_back:
+            return source
+        accepted = decision.accepted or ()
+        return gated(source, mask(decision.state), accepted, min_area=self.min_area, keep_small=self.keep_small)
 
 
 def region_scores(seen: Observation) -> list[float]:

@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from casewise.adapt.backbones import Expectation
 from casewise.core.records import Case
 
+CONTRACTS = ("refuse", "warn", "off")
+"""What may happen to a case that does not fit."""
+
 WARN_RATIO = 2.5  # a spacing this many times larger or smaller than the median is worth a warning
 REFUSE_RATIO = 10.0
 _SAMPLES = 200_000

@@ -1,0 +1,336 @@
+"""Model + adaptation + policy (+ certificate, watch), bound once: how a case is segmented under guard.
+
+``casewise predict``, ``serve`` and ``record`` and their workers on this and other machines all go through a
+:class:`Deployment`. It is data, so it travels between processes; each loads the model once::
+
+    deployment = Deployment(Model("MODEL"), (Adaptation("tent"),), policy)
+    deployment.check()                      # refuses what does not belong together
+    found = deployment.segment(case)        # found.mask, found.decision, found.status
+    trajectory = deployment.record(case)    # every candidate, for an archive
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from casewise.adapt.adaptation import Adaptation
+from casewise.adapt.backbones import Backbone, Prepared, load_backbone
+from casewise.adapt.contract import CONTRACTS, Finding, check_contract
+from casewise.adapt.episode import as_inputs, run_episode
+from casewise.adapt.forwards import Forwards
+from casewise.adapt.memory import estimate_bytes
+from casewise.adapt.parameters import select
+from casewise.archive.layout import mask_sha256
+from casewise.core.errors import BadInput, CasewiseError, NotFinite, Refused, in_one_line
+from casewise.core.records import DONE, FALLBACK, SOURCE, Action, Binding, Case, Decision, Mask, Policy, Trajectory
+from casewise.guard import Guarded, check_bound, decided, episode_of, prepared
+from casewise.judge.certificates.certificate import Certificate, check_certificate, check_feasible
+from casewise.judge.monitors.watch import active_policy, read_watch, write_watch
+from casewise.judge.policy import READY, controller_of
+
+
+@dataclass(frozen=True)
+class Model:
+    """What to load, and how; hashable and picklable, so that workers load their own."""
+
+    spec: str
+    weights: Path | None = None
+    folds: tuple[int | str, ...] | None = None
+    checkpoint: str = "checkpoint_final.pth"
+    device: str = "cpu"
+    step_size: float = 0.5
+    mirroring: bool = True
+    trust: bool = False
+    trust_bundle: bool = False
+    trust_architectures: tuple[str, ...] = ()  # classes that a model folder may name
+
+    def load(self) -> Backbone:
+        """The backbone; the same object each time in one process."""
+        return _loaded(self)
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(model: Model) -> Backbone:
+    return load_backbone(
+        model.spec,
+        weights=model.weights,
+        fold=model.folds,
+        checkpoint=model.checkpoint,
+        device=model.device,
+        step_size=model.step_size,
+        mirroring=model.mirroring,
+        trust=model.trust,
+        trust_bundle=model.trust_bundle,
+        trust_architectures=model.trust_architectures,
+    )
+
+
+def device_of(asked: str | None) -> str:
+    """The device that was asked for, else the GPU where there is one."""
+    if asked is not None:
+        return asked
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class OutOfTime(CasewiseError):
+    """The case's time is up; raised between forwards, so that the network is given back."""
+
+
+@dataclass(frozen=True, eq=False)
+class Segmented:
+    """One case under guard: the mask to use, M0, the decision behind it, and every candidate that was made."""
+
+    mask: Mask
+    source: Mask
+    decision: Decision
+    trajectory: Trajectory
+    status: str = DONE  # or "fallback" where M0 replaced a failure or a time-out
+    error: Exception | None = None
+    findings: tuple[Finding, ...] = ()  # of the input contract
+    monitor: Mapping[str, Any] | None = None  # what the watch says after this case
+    seconds: float = 0.0
+
+    @property
+    def executed(self) -> int:
+        """Updates that were made, those of a failed adaptation included."""
+        return self.decision.executed
+
+
+class Watching:
+    """The watch over a stream of decisions; written after every case, so that a run that is killed goes on from it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.state = read_watch(path)
+
+    def policy(self, policy: Policy) -> Policy:
+        """What decides the next case."""
+        return active_policy(policy, self.state)
+
+    def show(self, decision: Decision | None) -> None:
+        """Show a decision; one of a case that was seen before, or that read no coordinate, does not count."""
+        if decision is None or decision.value is None:
+            return
+        after = self.state.decision(decision.case_id, decision.value, decision.cluster)
+        if after is not self.state:
+            write_watch(self.path, after)
+            self.state = after
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """How cases are segmented under guard. Not for two threads at once: there is one network, and it is lent out."""
+
+    model: Model
+    proposers: tuple[Adaptation, ...] = (Adaptation(),)  # what makes candidates; one gradient adaptation today
+    policy: Policy = READY["m0"]
+    certificate: Certificate | None = None
+    watch: Watching | None = field(default=None, compare=False)
+    contract: str = "refuse"  # of the model with its images: "refuse", "warn" or "off"
+    max_ram: int | None = None  # bytes for one case; more is refused before the first forward
+
+    def __post_init__(self) -> None:
+        if self.contract not in CONTRACTS:
+            raise BadInput(f"--contract is one of {', '.join(CONTRACTS)}, got {self.contract!r}")
+        if len(self.proposers) != 1:
+            raise BadInput(f"a deployment has one proposer of candidates, got {len(self.proposers)}")
+
+    # ---- what it is made of ----
+
+    @property
+    def backbone(self) -> Backbone:
+        """The model, loaded."""
+        return self.model.load()
+
+    @property
+    def adaptation(self) -> Adaptation:
+        """How the candidates are made."""
+        return self.proposers[0]
+
+    @property
+    def binding(self) -> Binding:
+        """What a policy must have been fitted on to decide here."""
+        return self.adaptation.binding(self.backbone)
+
+    @property
+    def active_policy(self) -> Policy:
+        """What decides the next case: the policy, or M0 once the watch suspended it."""
+        return self.policy if self.watch is None else self.watch.policy(self.policy)
+
+    @property
+    def adapts(self) -> bool:
+        """Whether any update may be made."""
+        return self.policy.controller != "m0"
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the exchangeability alarm was raised: M0 for everyone until somebody recalibrates."""
+        return self.watch is not None and self.watch.state.suspended
+
+    @property
+    def promise(self) -> dict[str, Any] | None:
+        """The certificate in short; void once any alarm was raised."""
+        if self.certificate is None:
+            return None
+        one = self.certificate
+        void = self.watch is not None and bool(self.watch.state.alarms)
+        return {"kind": one.kind, "statement": one.statement, "alpha": one.alpha, "delta": one.delta, "void": void}
+
+    @property
+    def monitor(self) -> dict[str, Any] | None:
+        """What the watch says now; None where nothing is watched."""
+        if self.watch is None:
+            return None
+        state = self.watch.state
+        return {"cases": len(state.decided), "alarms": state.alarms, "suspended": state.suspended}
+
+    # ---- what it does ----
+
+    def check(self) -> None:
+        """Refuse, before the first case, what belongs to another model, objective, loader or calibration."""
+        if self.adapts:
+            check_bound(self.policy, replace(self.adaptation, steps=self.policy.steps), self.backbone)
+            select(self.backbone.network, self.adaptation.parameters)
+        controller_of(self.active_policy)
+        if self.certificate is not None:
+            check_certificate(self.certificate, self.policy, self.binding)
+            check_feasible(self.certificate)
+
+    def segment(self, case: Case, *, deadline: float | None = None, known: Iterable[Finding] = ()) -> Segmented:
+        """Segment one case; M0 where adaptation fails or ``deadline`` (of time.monotonic) passes.
+
+        ``known`` are findings about the case from elsewhere, such as the headers of its whole folder.
+        """
+        began = time.monotonic()
+        self._check_memory(case)
+        findings = self._checked_contract(case, known)
+        found = self._guarded(case, self.active_policy, deadline)
+        if self.watch is not None:
+            self.watch.show(found.decision)
+        return Segmented(
+            mask=found.mask,
+            source=found.trajectory.masks[0],
+            decision=found.decision,
+            trajectory=found.trajectory,
+            status=found.status,
+            error=found.error,
+            findings=findings,
+            monitor=self.monitor,
+            seconds=time.monotonic() - began,
+        )
+
+    def record(self, case: Case) -> Trajectory:
+        """Adapt one case over the whole horizon and keep every candidate; a failure is raised."""
+        backbone = self.backbone
+        ready = backbone.prepare(case)
+        return run_episode(
+            backbone.network,
+            ready.inputs,
+            self.adaptation,
+            case_id=case.id,
+            forward=ready.forward,
+            predict=ready.predict,
+            head=backbone.head,
+        )
+
+    def estimated_bytes(self, shape: tuple[int, ...]) -> int:
+        """Peak memory of a case with an image of this shape, (channel, *space)."""
+        return estimate_bytes(self.backbone, shape, adapts=self.adapts, max_slices=self.adaptation.max_slices)
+
+    # ---- how ----
+
+    def _guarded(self, case: Case, policy: Policy, deadline: float | None) -> Guarded:
+        if policy.controller == "m0":
+            own = str(policy.options.get("reason", "no adaptation was asked for"))
+            return self._source_only(
+                case, self._prepared(case), "the policy is suspended: M0" if self.suspended else own
+            )
+        clock, ready = _Clock(deadline), self._prepared(case)
+        how, controller = replace(self.adaptation, steps=policy.steps), controller_of(policy)
+        episode = episode_of(case, self.backbone, ready, how, controller, before_forward=clock.look)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(episode)
+            except (BadInput, NotFinite):
+                raise
+            except Exception as error:  # M0 with a graph did not succeed, mostly for want of memory: M0 without one
+                return self._source_only(case, ready, f"adaptation failed: {in_one_line(error)}", error)
+            clock.running = True
+            return decided(episode, case, controller, calibration_id=policy.calibration_id, ladder=policy.ladder)
+
+    def _prepared(self, case: Case) -> Prepared:
+        with _refusing(case):
+            return prepared(case, self.backbone)
+
+    def _source_only(self, case: Case, ready: Prepared, reason: str, error: Exception | None = None) -> Guarded:
+        mask = self._source(case, ready)
+        decision = Decision(
+            case.id, Action.ROLLBACK, SOURCE, executed=0, controller="m0", group=case.group, cluster=case.cluster,
+            reason=reason, state_hash=mask_sha256(mask),
+        )  # fmt: skip
+        status = DONE if error is None else FALLBACK
+        return Guarded(mask, decision, Trajectory(case.id, (mask,), ({},)), status, error)
+
+    def _source(self, case: Case, ready: Prepared) -> Mask:
+        """M0 without an episode: no graph, no signals, the least memory."""
+        backbone = self.backbone
+        inputs = as_inputs(ready.inputs, next(backbone.network.parameters()))
+        forwards = Forwards(
+            backbone.network, inputs, {}, Adaptation(max_slices=self.adaptation.max_slices), forward=ready.forward,
+            predict=ready.predict, head=backbone.head,
+        )  # fmt: skip
+        with _refusing(case):
+            return forwards.mask(where=f"in M0 of case {case.id}")
+
+    def _checked_contract(self, case: Case, known: Iterable[Finding]) -> tuple[Finding, ...]:
+        if self.contract == "off":
+            return ()
+        findings = (*check_contract(case, self.backbone.expects), *known)
+        refusals = [finding.message for finding in findings if finding.level == "refusal"]
+        if refusals and self.contract == "refuse":
+            raise Refused(
+                f"case {case.id} breaks the model's input contract: {'; '.join(refusals)}; correct the file, or pass "
+                "--contract warn"
+            )
+        return findings
+
+    def _check_memory(self, case: Case) -> None:
+        if self.max_ram is None:
+            return
+        need = self.estimated_bytes(case.image.shape)
+        if need > self.max_ram:
+            raise Refused(
+                f"case {case.id} needs about {need / 2**30:.1f} GiB, --max-ram allows {self.max_ram / 2**30:.1f} GiB; "
+                "lower --max-slices or raise the limit"
+            )
+
+
+@contextmanager
+def _refusing(case: Case) -> Iterator[None]:
+    """What a library raises when memory or an image does not suffice, as a refusal of the image."""
+    try:
+        yield
+    except CasewiseError:
+        raise
+    except (MemoryError, RuntimeError, ValueError) as error:
+        raise Refused(f"the model cannot segment an image of shape {case.image.shape}: {in_one_line(error)}") from error
+
+
+class _Clock:
+    """Stops a case between two forwards once its time is up; M0 is always predicted, so it runs after that."""
+
+    def __init__(self, deadline: float | None) -> None:
+        self.deadline = deadline
+        self.running = False
+
+    def look(self) -> None:
+        if self.running and self.deadline is not None and time.monotonic() > self.deadline:
+            raise OutOfTime("the time limit of the case is over")

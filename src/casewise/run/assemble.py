@@ -1,0 +1,180 @@
+"""From what a user names to what runs: the policy, its certificate and watch, the cases, the engine, the deployment."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from casewise.adapt.adaptation import Adaptation, adaptation_of
+from casewise.archive.store import open_archive
+from casewise.core.errors import BadInput, CasewiseError, Mismatch, MissingExtra, Refused
+from casewise.core.records import Policy
+from casewise.core.registry import Registry
+from casewise.data.folders import CaseFiles, list_cases, part_of, with_groups, with_labels
+from casewise.deployment import Deployment, Model, Watching
+from casewise.judge.certificates.certificate import CERTIFICATE, Certificate, check_certificate, read_certificate
+from casewise.judge.policy import READY, controller_of, is_hybrid, read_policy
+
+ENGINES = Registry("engine", {"local": "casewise.run.local:LocalEngine", "ray": "casewise.run.ray:RayEngine"})
+CERTIFIED = "-certified"
+
+NO_POLICY = (
+    "there is no policy, so nothing says when to trust an adaptation. Calibrate one: "
+    "casewise record -m MODEL -i IMAGES -o ARCHIVE, then casewise calibrate ARCHIVE, then --policy ARCHIVE; "
+    "or pass --policy m0 to segment without adaptation"
+)
+
+
+def assembled(
+    model: Model,
+    policy: str | None,
+    *,
+    asked: Mapping[str, Any],
+    certificate: Path | None = None,
+    watch: Path | None = None,
+    contract: str = "refuse",
+    max_ram: int | None = None,
+) -> Deployment:
+    """A deployment, checked: everything that can be refused is refused here, before the first case.
+
+    ``asked`` are fields of an :class:`Adaptation`; all others are those that the policy's cases were adapted with.
+    """
+    decides, fitted = chosen_policy(policy, steps=asked.get("steps"), objective=asked.get("objective"))
+    how = replace(fitted or Adaptation(), **{**asked, "steps": decides.steps})
+    promised = certificate_for(decides, policy, certificate)
+    watching = None if watch is None else Watching(watch)
+    deployment = Deployment(model, (how,), decides, promised, watching, contract, max_ram)
+    deployment.check()
+    return deployment
+
+
+def chosen_policy(
+    text: str | None, *, steps: int | None = None, objective: str | None = None
+) -> tuple[Policy, Adaptation | None]:
+    """A policy from its file, from the archive folder that holds it, or by name; and how its cases were adapted."""
+    if text is None:
+        raise BadInput(NO_POLICY)
+    path = Path(text)
+    if not path.exists():
+        return _named(text, steps), None
+    policy = read_policy(path)
+    if steps is not None and steps != policy.steps:
+        raise Refused(
+            f"policy {policy.name!r} was fitted on {policy.steps} steps, --steps {steps} was asked; leave it out"
+        )
+    if not is_hybrid(policy):  # which decides only under a watch
+        controller_of(policy)
+    folder = path if path.is_dir() else path.parent
+    fitted = None if policy.adaptation else _recorded(folder, objective)
+    return policy, fitted or adaptation_of(policy, typed=objective)
+
+
+def _named(name: str, steps: int | None) -> Policy:
+    if name not in READY and ("/" in name or name.endswith(".json")):
+        raise BadInput(f"there is no policy at {name}; {NO_POLICY}")
+    policy = READY[name]
+    if name == "fixed-k":
+        policy = replace(policy, options={"step": steps or policy.steps})
+    if steps is not None and name != "m0":
+        policy = replace(policy, steps=steps)
+    try:
+        controller_of(policy)
+    except BadInput as error:
+        raise BadInput(f"{error}; {NO_POLICY}") from error
+    return policy
+
+
+def _recorded(folder: Path, objective: str | None) -> Adaptation | None:
+    """How the archive beside a policy of casewise 0.1 was recorded; None where there is no archive."""
+    try:
+        archive = open_archive(folder)
+    except CasewiseError:
+        return None
+    plain = archive.configuration.get("adaptation")
+    return None if plain is None else Adaptation.from_plain(plain, typed=objective)
+
+
+def certificate_for(policy: Policy, named: str | None, certificate: Path | None) -> Certificate | None:
+    """The certificate that a run stands under; ``Deployment.check`` compares it with everything that it is bound to.
+
+    One that lies beside a certified policy must belong to it, and may be the record of a failed attempt, whose policy
+    deploys M0; a certified policy without its certificate is refused.
+    """
+    if certificate is not None:
+        return read_certificate(certificate)
+    if not policy.name.endswith(CERTIFIED):
+        return None
+    beside = Path(named or ".").parent / CERTIFICATE
+    if not beside.is_file():
+        raise Mismatch(
+            f"policy {policy.name!r} comes with a certificate, and there is none at {beside}; keep the two together"
+        )
+    found = read_certificate(beside)
+    check_certificate(found, policy)
+    return found if found.feasible else None
+
+
+def model_folder(dataset: str, configuration: str, plans: str, trainer: str, environment: Mapping[str, str]) -> Path:
+    """nnU-Net's ``nnUNet_results/DatasetXXX_Name/TRAINER__PLANS__CONFIG`` from its own flags."""
+    root = environment.get("nnUNet_results")
+    if not root:
+        raise BadInput("-d needs the environment variable nnUNet_results; set it, or give the model folder with -m")
+    pattern = f"Dataset{int(dataset):03d}_*" if dataset.isdigit() else dataset
+    found = sorted(Path(root).glob(f"{pattern}/{trainer}__{plans}__{configuration}"))
+    if len(found) != 1:
+        raise BadInput(f"{pattern}/{trainer}__{plans}__{configuration} names {len(found)} folders in {root}; use -m")
+    return found[0]
+
+
+def chosen_engine(name: str, *, address: str | None = None, **options: Any) -> Any:
+    """An engine by name, imported when it is asked for; only Ray has an address to join."""
+    module, _, kind = ENGINES[name].partition(":")
+    if address is not None:
+        if name != "ray":
+            raise BadInput(f"--address {address} is a Ray cluster; add --engine ray")
+        options["address"] = address
+    try:
+        return getattr(importlib.import_module(module), kind)(**options)
+    except ImportError as error:
+        raise MissingExtra(f"engine {name} cannot be imported ({error}); pip install 'casewise[{name}]'") from error
+
+
+def gathered_cases(
+    model: Model,
+    images: Path,
+    *,
+    labels: Path | None = None,
+    groups: Path | None = None,
+    parts: tuple[int | None, int | None] = (None, None),
+    environment: Mapping[str, str] | None = None,
+) -> tuple[CaseFiles, ...]:
+    """The cases of a folder that this process takes, with labels and groups where there are any."""
+    cases = list_cases(images, ending=model.load().ending)
+    if labels is not None:
+        cases = with_labels(cases, labels)
+    if groups is not None:
+        cases = with_groups(cases, groups)
+    number, own = part_from(*parts, environment or {})
+    return part_of(cases, parts=number, part=own)
+
+
+def part_from(num_parts: int | None, part_id: int | None, environment: Mapping[str, str]) -> tuple[int, int]:
+    """(number of parts, own part). Flags win; without flags a SLURM array of tasks is one part for each task.
+
+    >>> part_from(None, None, {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": "1"})
+    (4, 2)
+    """
+    if num_parts is not None or part_id is not None:
+        return num_parts or 1, part_id or 0
+    count = environment.get("SLURM_ARRAY_TASK_COUNT")
+    if count is None:
+        return 1, 0
+    try:
+        first = int(environment.get("SLURM_ARRAY_TASK_MIN", "0"))
+        step = int(environment.get("SLURM_ARRAY_TASK_STEP", "1"))
+        return int(count), (int(environment["SLURM_ARRAY_TASK_ID"]) - first) // step
+    except (KeyError, ValueError) as error:
+        raise BadInput(f"the SLURM array variables are incomplete ({error}); pass -num_parts and -part_id") from error
