@@ -37,7 +37,7 @@ RUNS_ANYWHERE = {"core", "measure", "data", "archive", "judge", "replay", "rende
 WALLED = ("casewise.measure.metrics", "casewise.judge.outcomes", "casewise.data", "casewise.archive")
 LOADERS = {  # the only files that import by a name they do not spell: registries of addresses and a user's own code
     "__init__.py", "cli/__init__.py", "adapt/backbones/module.py", "adapt/probes/__init__.py",
-    "core/registry.py", "run/choice.py", "run/trackers.py",
+    "core/registry.py", "run/assemble.py", "run/trackers.py",
     "adapt/backbones/architectures.py",  # which lists the classes of two installed libraries
 }  # fmt: skip
 NAMES_THAT_SAY_NOTHING = {

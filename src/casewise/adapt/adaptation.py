@@ -134,8 +134,6 @@ class Adaptation:
     def from_plain(
         cls, plain: Mapping[str, Any], *, typed: str | None = None, where: str = "the archive"
     ) -> Adaptation:
-        cls, plain: Mapping[str, Any], *, typed: str | None = None, where: str = "the archive"
-    ) -> Adaptation:
         """The inverse of :meth:`as_plain`, for what a file says.
 
         An objective of the user's own, by address, is believed only where the same was ``typed``.
