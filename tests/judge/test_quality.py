@@ -55,6 +55,10 @@ def test_a_signal_that_says_nothing_is_not_used() -> None:
     assert constant is not None
     assert constant[1] == pytest.approx(np.sort(truth)[int(0.16 * 40)], abs=0.05)
     assert carries([1, 1, 1, 1], [1, 2, 3, 4], "abcd")[1] == 1.0
+    from scipy import stats
+
+    some, other = rng.integers(0, 5, 40), rng.integers(0, 5, 40)
+    assert carries(some, other, range(40))[0] == pytest.approx(stats.spearmanr(some, other).statistic)
 
 
 def simulated_miss(clusters: int, draws: int, level: float, *, fitted: bool) -> float:

@@ -20,6 +20,7 @@ COMMANDS = {
     "predict": "Segment a folder with adaptation under guard; nnUNetv2_predict with one word changed.",
     "compare": "New masks against old ones, case by case: what changed, who was hurt, accepted or not.",
     "merge": "Take over new masks case by case: keep new, keep old, or ask, as a calibrated policy says.",
+    "qc": "How good is each mask at least, without a label: from how far folds, views, raters or models agree.",
     "record": "Adapt a model to every case and keep all candidates in an archive.",
     "import": "Make an archive from masks that anybody else produced.",
     "verify": "Check an archive or a prediction folder against its hashes and its audit log.",

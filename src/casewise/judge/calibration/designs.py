@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtrit
 
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, TooFewCases
@@ -310,7 +310,7 @@ def fit_choose(
         weights=whole[0],
         own=whole[1],
         replicates=tuple(left_out),
-        spread=float(stats.t.ppf(level, max(1, len(left_out) - 1))),
+        spread=float(stdtrit(max(1, len(left_out) - 1), level)),
         fallback=setting.consensus if gains else str(SOURCE),
     )
 
@@ -529,7 +529,7 @@ def mean_low(values: Any, clusters: Sequence[str], *, level: float = 0.9) -> tup
     if amount < 2:
         return mean, -np.inf, np.inf
     rest = np.bincount(number, numbers - mean) / len(numbers)  # what each cluster adds to the mean's error
-    error = float(np.sqrt(amount / (amount - 1) * (rest**2).sum())) * float(stats.t.ppf(level, amount - 1))
+    error = float(np.sqrt(amount / (amount - 1) * (rest**2).sum())) * float(stdtrit(amount - 1, level))
     return mean, mean - error, mean + error
 
 

@@ -1,0 +1,227 @@
+"""Quality control without adaptation: several opinions on each case (folds, views, raters, models), and who disagrees.
+
+The first opinion is the mask in use. Its agreement with the others needs no label. With labels of some cases, a
+conformal lower bound of its metric and the risk-coverage curve of every signal say what that agreement is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from casewise.archive.store import Archive
+from casewise.core.errors import BadInput, CasewiseError, TooFewCases
+from casewise.core.records import SOURCE, Mask
+from casewise.data.pairs import Pair, find_pairs, read_pair
+from casewise.judge.calibration.designs import CONSENSUS_NAMES
+from casewise.judge.calibration.quality import QualityFit, fit_quality
+from casewise.judge.controllers.flag import Quality
+from casewise.judge.deciding import candidate_masks
+from casewise.measure.metrics.overlap import dice, miou
+from casewise.measure.metrics.selective import auroc, risk_coverage
+from casewise.measure.signals.agreement import candidates_of
+from casewise.study.statistics.resample import clusters_of, draws, interval_of
+
+SIGNALS_OF_QUALITY = ("agreement", "agreement_lowest", "agreement_all", "agreement_consensus")
+"""Confidences that are scored: higher means surer."""
+
+
+@dataclass(frozen=True, eq=False)
+class Opinions:
+    """The masks of one case, the one in use first; or why they cannot be compared."""
+
+    case_id: str
+    cluster: str
+    masks: tuple[Mask, ...] = ()
+    label: Mask | None = None
+    problem: str = ""
+
+
+def folder_opinions(folders: Sequence[Path], *, labels: Path | None, cases: Path | None) -> Iterator[Opinions]:
+    """Masks of the same names in several folders; a case that a folder lacks, or on another grid, is a problem."""
+    if len(folders) < 2:
+        raise BadInput(f"quality control needs at least two opinions: two folders of masks or more, got {len(folders)}")
+    tables = [
+        {pair.id: pair for pair in find_pairs(folders[0], other, labels=labels, cases=cases)} for other in folders[1:]
+    ]
+    for case_id, pair in tables[0].items():
+        cluster = pair.cluster or case_id
+        try:
+            yield _read(case_id, cluster, [table.get(case_id) for table in tables])
+        except CasewiseError as error:
+            yield Opinions(case_id, cluster, problem=str(error))
+
+
+def _read(case_id: str, cluster: str, pairs: Sequence[Pair | None]) -> Opinions:
+    masks: list[Mask] = []
+    label = None
+    for pair in pairs:
+        if pair is None:
+            raise BadInput(f"case {case_id} is not in every folder; leave it out or predict it")
+        first, other, truth = read_pair(pair)
+        masks = masks or [first.mask]
+        masks.append(other.mask)
+        label = None if truth is None else truth.mask
+    return Opinions(case_id, cluster, tuple(masks), label)
+
+
+def archive_opinions(archive: Archive) -> Iterator[Opinions]:
+    """M0 and every other candidate of a recorded or imported case that is not made of the others."""
+    for case_id in archive.ids:
+        entry = archive.entry(case_id)
+        made = {step for step, rung in enumerate(entry.rungs, start=1) if rung.split("(")[0] in CONSENSUS_NAMES}
+        masks = candidate_masks(archive, case_id)
+        kept = [mask for state, mask in masks.items() if state == SOURCE or state.step not in made]
+        label = archive.label(case_id) if entry.labelled else None
+        yield Opinions(case_id, entry.cluster or case_id, tuple(kept), label)
+
+
+def quality_rows(opinions: Iterator[Opinions], *, metric: str = "dice", ignore: int | None = None) -> pd.DataFrame:
+    """One row per case: the signals of the mask in use, and its metric where there is a label."""
+    if metric not in ("dice", "miou"):
+        raise BadInput(f"the metric is dice or miou, got {metric!r}")
+    rows = []
+    for one in opinions:
+        row: dict[str, Any] = {"case": one.case_id, "cluster": one.cluster, "problem": one.problem}
+        if not one.problem:
+            try:
+                row |= candidates_of(one.masks, background=metric == "miou").signals()[0]
+                if one.label is not None:
+                    score = miou if metric == "miou" else dice
+                    row["metric"] = float(score(one.masks[0], one.label, ignore=ignore))
+            except CasewiseError as error:  # one bad case never costs another its row
+                row["problem"] = str(error)
+        rows.append(row)
+    if not rows:
+        raise BadInput("there is no case to control; the folders hold no masks of the same names")
+    return pd.DataFrame(rows).reindex(columns=["case", "cluster", *SIGNALS_OF_QUALITY, "metric", "problem"])
+
+
+@dataclass(frozen=True, eq=False)
+class Controlled:
+    """Every case with its quality, worst first; what each signal is worth; and the model for cases without labels."""
+
+    cases: pd.DataFrame  # case, cluster, signals, metric, quality, quality_low, flagged, problem
+    worth: pd.DataFrame  # one row per signal: rho, AUROC below the line, AURC, e-AURC, normalised
+    fit: QualityFit | None
+    below: float | None
+    refused: str = ""  # why there is no lower bound
+
+    def sentences(self) -> list[str]:
+        """For a terminal."""
+        bad = int((self.cases["problem"] != "").sum())
+        said = [f"{len(self.cases)} cases, {int(self.cases['metric'].notna().sum())} labelled, {bad} with a problem"]
+        for row in self.worth.to_dict("records"):
+            said.append(
+                f"{row['signal']}: rank correlation {row['rho']:.2f}, AURC {row['aurc']:.4f} "
+                f"[{row['low']:.4f}, {row['high']:.4f}] (best {row['optimum']:.4f}, chance {row['chance']:.4f}), "
+                f"normalised {row['normalized']:.2f}"
+                + ("" if np.isnan(row["auroc"]) else f", AUROC {row['auroc']:.3f} for metric < {self.below:g}")
+            )
+        if self.refused:
+            said.append(f"! no lower bound: {self.refused}")
+        flagged = self.cases["flagged"]
+        if self.below is not None and flagged.notna().any():
+            poor = self.cases["metric"] < self.below
+            found = int((flagged.fillna(False).astype(bool) & poor).sum())
+            among = (
+                f"; {found} of the {int(poor.sum())} poor ones among them" if self.cases["metric"].notna().any() else ""
+            )
+            said.append(f"flagged: {int(flagged.fillna(False).astype(bool).sum())} of {len(self.cases)}{among}")
+        return said
+
+
+def controlled(
+    rows: pd.DataFrame, *, below: float | None = 0.7, level: float = 0.9, quality: Quality | None = None
+) -> Controlled:
+    """Quality, lower bound and flag of every case.
+
+    With labels here, each cluster's bound comes from the other clusters. ``quality`` is a model from other cases; then
+    labels here only test it.
+    """
+    known = rows.loc[rows["metric"].notna() & rows["agreement"].notna()]
+    fit, refused = None, ""
+    table = rows.assign(quality=np.nan, quality_low=np.nan)
+    if quality is not None:
+        table = _with_quality(table, table.index, quality)
+    elif len(known):
+        try:
+            fit = _fit(known, level)
+            table = _with_quality(table, table.index.difference(known.index), fit.quality)
+            for name in known["cluster"].unique():
+                own = known.index[known["cluster"] == name]
+                table = _with_quality(table, own, _fit(known.drop(own), level).quality)
+        except TooFewCases as error:
+            fit, refused = None, str(error)
+    else:
+        refused = "no case is labelled; give --labels of some cases, or --quality from an earlier labelled run"
+    flagged = None if below is None else (table["quality_low"] < below).where(table["quality_low"].notna())
+    table["flagged"] = flagged if flagged is not None else np.nan
+    order = table.sort_values(["quality_low", "agreement"], kind="stable").reset_index(drop=True)
+    return Controlled(order, worth(known, below), fit, below, refused)
+
+
+def worth(known: pd.DataFrame, below: float | None, *, resamples: int = 1000) -> pd.DataFrame:
+    """What each signal says about the metric: rank correlation, AUROC, AURC with an interval over clusters."""
+    columns = ["signal", "n", "rho", "auroc", "aurc", "low", "high", "optimum", "excess", "normalized", "chance"]
+    found = []
+    for name in SIGNALS_OF_QUALITY:
+        rows = known.loc[known[name].notna()] if name in known else known.iloc[:0]
+        if len(rows) < 3 or rows[name].nunique() < 2:
+            continue
+        signal, metric = rows[name].to_numpy(float), rows["metric"].to_numpy(float)
+        curve = risk_coverage(signal, 1 - metric)
+        spread = _bootstrap(rows, signal, 1 - metric, resamples)
+        found.append(
+            {
+                "signal": name,
+                "n": len(rows),
+                "rho": float(pd.Series(signal).corr(pd.Series(metric), method="spearman")),
+                "auroc": float("nan") if below is None else auroc(-signal, metric < below),
+                "aurc": curve.aurc,
+                "low": spread[0],
+                "high": spread[1],
+                "optimum": curve.optimum,
+                "excess": curve.excess,
+                "normalized": curve.normalized,
+                "chance": curve.mean_risk,
+            }
+        )
+    return pd.DataFrame(found, columns=columns)
+
+
+def _bootstrap(rows: pd.DataFrame, signal: Any, risk: Any, resamples: int) -> tuple[float, float]:
+    """Percentile interval of AURC, whole clusters drawn together."""
+    unit = clusters_of(rows)
+    members = [np.flatnonzero(unit == k) for k in range(int(unit.max()) + 1)]
+    values = []
+    for draw in draws(len(members), resamples).index:
+        taken = np.concatenate([members[k] for k in draw])
+        values.append(risk_coverage(signal[taken], risk[taken]).aurc if len(taken) > 1 else np.nan)
+    found = interval_of(0.0, np.array(values), n=len(rows), clusters=len(members))
+    return found.low, found.high
+
+
+def _fit(known: pd.DataFrame, level: float) -> QualityFit:
+    return fit_quality(known["agreement"], known["metric"], known["cluster"].tolist(), level=level)
+
+
+def _with_quality(table: pd.DataFrame, rows: pd.Index, quality: Quality) -> pd.DataFrame:
+    found = [quality.of(None if pd.isna(value) else float(value)) for value in table.loc[rows, "agreement"]]
+    usable = [pair if pair is not None and not bad else (np.nan, np.nan) for pair, bad in zip(
+        found, table.loc[rows, "problem"] != "", strict=True)]  # fmt: skip
+    table.loc[rows, ["quality", "quality_low"]] = np.array(usable).reshape(-1, 2)
+    return table
+
+
+def quality_from(plain: Mapping[str, Any]) -> Quality:
+    """A quality model as an earlier run wrote it."""
+    try:
+        return Quality(**plain["quality"])
+    except (KeyError, TypeError) as error:
+        raise BadInput(f"this is no quality.json of casewise qc ({error}); run it once on labelled cases") from error
