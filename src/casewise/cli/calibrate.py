@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
+
+from casewise.cli.printing import AS_JSON, answer
+
+if TYPE_CHECKING:
+    from casewise.core.records import Policy
 
 app = typer.Typer()
 
@@ -37,6 +44,7 @@ def calibrate(
     allowed_hurt: float = typer.Option(0.1, help="default: share of cases that may lose more than a point."),
     flag_below: float = typer.Option(None, help="Ask a person where the metric may lie below this."),
     at: float = typer.Option(0.9, help="--flag-below: chance that the lower bound of the metric holds."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Fit a policy's cut-points on a holdout archive, examine it, and write policy.json."""
     from casewise.archive.store import open_archive
@@ -71,9 +79,28 @@ def calibrate(
         )
     if held_out is not None:
         expose(held_out.path, choice="calibrate looked at label-free signals", policy=made, labels_visible=False)
+    kept = _kept_previous(out or archive, made)
     file = write_policy(out or archive, made)
-    for line in in_words(made):
-        typer.echo(line)
     for warning in caught:
         typer.echo(f"! {warning.message}", err=True)
-    typer.echo(f"wrote {file}")
+    words = [*in_words(made), *([] if kept is None else [f"the policy that was there is now {kept}"]), f"wrote {file}"]
+    answer("\n".join(words), {"file": file, "previous": kept, **asdict(made)}, as_json=as_json)
+
+
+def _kept_previous(place: Path, made: Policy) -> Path | None:
+    """A policy that is there and says something else is moved aside, never overwritten."""
+    from casewise.core.errors import CasewiseError
+    from casewise.judge.policy import POLICY, read_policy
+
+    file = place / POLICY if place.is_dir() else place
+    if not file.is_file():
+        return None
+    try:
+        if asdict(read_policy(file, typed=made.controller)) == asdict(made):
+            return None
+    except CasewiseError:  # damaged, edited or of another version: worth keeping all the same
+        pass
+    number = 1
+    while (aside := file.with_name(f"{file.stem}-previous-{number}.json")).exists():
+        number += 1
+    return file.rename(aside)

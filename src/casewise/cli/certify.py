@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+
+from casewise.cli.printing import AS_JSON, answer
 
 if TYPE_CHECKING:
     from casewise.core.records import Policy
@@ -37,6 +40,7 @@ def certify(
     ladder: str | None = typer.Option(
         None, help="Which ladder, where the archive holds several; default: the policy's."
     ),
+    as_json: bool = AS_JSON,
 ) -> None:
     """A bound on the harm that is really deployed, refused where it does not hold."""
     from casewise.archive.store import open_archive
@@ -68,8 +72,9 @@ def certify(
             if grid is None
             else certify_grid(calibration, chosen, asked, family=grid)
         )
-    _written(out or archive, certificate, certified)
-    typer.echo(_summary(certificate))
+    files = _written(out or archive, certificate, certified)
+    words = "\n".join([*(f"wrote {file}" for file in files), _summary(certificate)])
+    answer(words, {"files": list(files), **asdict(certificate)}, as_json=as_json)
     raise typer.Exit(0 if certificate.feasible else 1)
 
 
@@ -102,16 +107,15 @@ def _one(alpha: list[float]) -> float:
     return alpha[0]
 
 
-def _written(folder: Path, certificate: Certificate, policy: Policy) -> None:
+def _written(folder: Path, certificate: Certificate, policy: Policy) -> tuple[Path, ...]:
     from casewise.judge.certificates.certificate import write_certificate
     from casewise.judge.policy import write_policy
     from casewise.report.certificate_page import certificate_page
 
     folder.mkdir(parents=True, exist_ok=True)
-    typer.echo(f"wrote {write_certificate(folder, certificate)}")
-    (folder / "certificate.html").write_text(certificate_page(certificate), encoding="utf-8")
-    typer.echo(f"wrote {folder / 'certificate.html'}")
-    typer.echo(f"wrote {write_policy(folder / 'policy-certified.json', policy)}")
+    page = folder / "certificate.html"
+    page.write_text(certificate_page(certificate), encoding="utf-8")
+    return write_certificate(folder, certificate), page, write_policy(folder / "policy-certified.json", policy)
 
 
 def _summary(certificate: Certificate) -> str:

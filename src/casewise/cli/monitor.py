@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from casewise.cli.printing import AS_JSON, answer
+
 if TYPE_CHECKING:
     from casewise.judge.monitors.watch import Watch
 
@@ -36,6 +38,7 @@ def monitor(
     limit: float | None = typer.Option(None, help="Promised risk for --audit."),
     tolerance: float = typer.Option(0.0, help="Rise of the risk that --reference and --proxy tolerate."),
     loss: str = typer.Option("ha", help="Calibration loss for --reference and --proxy: ha, harmed or dice."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Watch a stream of decisions; alarm when calibration no longer applies. Exit code 1 means alarm."""
     from casewise.archive.store import open_archive
@@ -63,7 +66,9 @@ def monitor(
     for row in _rows(stream) if stream is not None else ():
         watch = _taken(watch, row)
     write_watch(state, watch)
-    typer.echo(_summary(watch))
+    content = {"state": state, "decisions": len(watch.decided), "audits": len(watch.audited), "alarms": watch.alarms,
+               "suspended": watch.suspended}  # fmt: skip
+    answer(_summary(watch), content, as_json=as_json)
     raise typer.Exit(1 if watch.alarms else 0)
 
 

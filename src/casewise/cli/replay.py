@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from casewise.cli.printing import AS_JSON, answer
 from casewise.core.strict_json import json_text
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def replay(
     own: str = typer.Option(None, "--controller", help="package.module:Name that the policy was calibrated with."),
     setting: list[str] = typer.Option([], "--set", help="Options of a controller, e.g. --set step=2."),
     ladder: str = typer.Option(None, help="Which ladder, where the archive holds several."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Let a controller decide again on recorded trajectories; no network, no GPU."""
     import casewise
@@ -34,7 +36,8 @@ def replay(
     decisions = casewise.replay(opened, _chosen(opened, controller, setting, own))
     if out is not None:
         write_durably(out, "".join(json_text(one.as_dict()) + "\n" for one in decisions).encode())
-    typer.echo(_summary(decisions))
+    content = {"decisions": [one.as_dict() for one in decisions]}
+    answer(_summary(decisions), content, as_json=as_json)
 
 
 def _chosen(archive: Archive, name: str, setting: list[str], own: str | None) -> Controller | Policy:

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import typer
 
+from casewise.cli.printing import AS_JSON, answer
+
 app = typer.Typer()
 
 
 @app.command()
-def verify(folder: Path = typer.Argument(..., help="An archive, or a folder of predictions.")) -> None:
+def verify(
+    folder: Path = typer.Argument(..., help="An archive, or a folder of predictions."), as_json: bool = AS_JSON
+) -> None:
     """Check an archive or a prediction folder against its hashes and its audit log."""
     from casewise.archive.verify import verify as archive_problems
     from casewise.judge.ledger import ledger_problems
@@ -21,8 +25,7 @@ def verify(folder: Path = typer.Argument(..., help="An archive, or a folder of p
     else:
         problems = [*archive_problems(folder), *ledger_problems(folder)]
     problems = [*problems, *review_problems(folder)]
-    for problem in problems:
-        typer.echo(problem)
+    words = "\n".join(problems) or f"{folder} is whole"
+    answer(words, {"folder": folder, "whole": not problems, "problems": problems}, as_json=as_json)
     if problems:
         raise typer.Exit(1)
-    typer.echo(f"{folder} is whole")

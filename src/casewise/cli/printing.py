@@ -1,0 +1,113 @@
+"""What commands print: answers in words or as JSON, and progress with the time that is left, also off a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from datetime import datetime, timezone
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+import typer
+
+from casewise.core.strict_json import json_text
+
+AS_JSON = typer.Option(False, "--json", help="Print the answer as JSON.")
+EVERY_S = 15.0  # between two lines of progress off a terminal
+
+
+def answer(words: str, content: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print an answer: words for a person, or JSON for a program; never both."""
+    typer.echo(json_text(content, indent=2, default=str) if as_json else words)
+
+
+class Progress(AbstractContextManager["Progress"]):
+    """A bar on a terminal; elsewhere a line now and then: how many, how many not done, how long it will take.
+
+    ``quiet`` says nothing but what went wrong, ``verbose`` a line for each case; ``log_file`` gets every line, dated.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        *,
+        done: int = 0,
+        unit: str = "case",
+        quiet: bool = False,
+        verbose: bool = False,
+        log_file: Path | None = None,
+        every_s: float = EVERY_S,
+    ) -> None:
+        self.total, self.done, self.unit = total, done, unit
+        self.quiet, self.verbose, self.every_s = quiet, verbose, every_s
+        self._first = done
+        self._began = self._said = time.monotonic()
+        self._log: TextIO | None = None if log_file is None else _opened(log_file)
+        self._bar: Any = None
+        if sys.stderr.isatty() and not quiet and not verbose:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, initial=done, unit=unit)
+
+    def step(self, line: str, *, bad: bool = False) -> None:
+        """One more is done; ``line`` says what came of it, and is always printed where something went wrong."""
+        self.done += 1
+        self._write_log(line)
+        if self._bar is not None:
+            self._bar.update()
+        if bad or (self.verbose and not self.quiet):
+            self._echo(line)
+        now = time.monotonic()
+        due = self.done == self._first + 1 or self.done == self.total or now - self._said >= self.every_s
+        if due and self._bar is None and not self.quiet and not self.verbose:
+            self._said = now
+            self._echo(self.line(now))
+
+    def line(self, now: float) -> str:
+        """Where it stands: ``12 of 60 cases, about 4 min left``."""
+        many = "" if self.total == 1 else "s"
+        if self.done >= self.total:
+            return f"{self.done} of {self.total} {self.unit}{many}, {in_words(now - self._began)} in all"
+        each = (now - self._began) / max(self.done - self._first, 1)
+        return f"{self.done} of {self.total} {self.unit}{many}, about {in_words(each * (self.total - self.done))} left"
+
+    def _echo(self, line: str) -> None:
+        if self._bar is not None:
+            self._bar.write(line, file=sys.stderr)
+        else:
+            typer.echo(line, err=True)
+
+    def _write_log(self, line: str) -> None:
+        if self._log is not None:
+            self._log.write(f"{datetime.now(timezone.utc).isoformat(timespec='seconds')} {line}\n")
+            self._log.flush()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._write_log(f"stopped: {type(error).__name__}: {error}")
+        if self._bar is not None:
+            self._bar.close()
+        if self._log is not None:
+            self._log.close()
+
+
+def _opened(path: Path) -> TextIO:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("a", encoding="utf-8")
+
+
+def in_words(seconds: float) -> str:
+    """A duration as a person says it.
+
+    >>> in_words(42), in_words(250), in_words(7300)
+    ('42 s', '4 min', '2 h 2 min')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
