@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from casewise.archive.store import open_archive
 from casewise.core.records import SOURCE, State
-from casewise.judge.calibration.hurt import EVIDENT, hurt_p
+from casewise.judge.calibration.preflight import EVIDENT, hurt_p
 from casewise.judge.ledger import unlock
 from casewise.judge.outcomes import outcomes
 from casewise.measure.signals import SIGNALS

@@ -29,8 +29,7 @@ from casewise.judge.calibration.fit import calibrate
 from casewise.judge.calibration.fixed_budget import budget, budgets, shape, tau
 from casewise.judge.calibration.hybrid import stream_of
 from casewise.judge.calibration.policy_sentences import in_words
-from casewise.judge.calibration.preflight import conformal_floor
-from casewise.judge.calibration.reviews import read_reviews
+from casewise.judge.calibration.preflight import conformal_floor, read_reviews
 from casewise.judge.outcomes import outcomes
 from casewise.judge.policy import MODULATIONS, READY, controller_of
 from casewise.measure.signals.risk import RiskStatistics

@@ -6,10 +6,16 @@ import numpy as np
 import pytest
 
 from casewise.core.errors import DegenerateStatistic, DegenerateTertiles, NotFinite, TooFewCases, UnknownName
-from casewise.judge.calibration.coordinate import judged
-from casewise.judge.calibration.cuts import CONVENTIONS, bucket_counts, cut_points, warn_if_degenerate
-from casewise.judge.calibration.stability import stability
-from casewise.judge.calibration.statistics import mean_and_sigma, statistics
+from casewise.judge.calibration.cuts import (
+    CONVENTIONS,
+    bucket_counts,
+    cut_points,
+    judged,
+    mean_and_sigma,
+    stability,
+    statistics,
+    warn_if_degenerate,
+)
 
 CARDIAC = np.array([0.0] * 10 + [1.0] * 6 + [2.0] * 4)
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime, timezone
 
 import numpy as np
 import pytest
-from worlds.cohorts import synthetic_archive
+from worlds.cohorts import SYNTHETIC, synthetic_archive
 
+import casewise
+from casewise.archive.store import create_archive
 from casewise.core.errors import BadInput, Mismatch, Overlap, Refused, TooFewCases
-from casewise.core.records import Binding
+from casewise.core.records import Binding, Case, Trajectory
+from casewise.judge.calibration.fit import calibrate
 from casewise.judge.certificates.certificate import (
     check_certificate,
     check_feasible,
+    outside_promise,
     policy_digest,
     read_certificate,
     write_certificate,
@@ -20,11 +25,14 @@ from casewise.judge.certificates.certificate import (
 from casewise.judge.certificates.certify_gate import certify_gate, gated_case, gated_cases
 from casewise.judge.certificates.certify_router import Promise, certify_router, loss_table
 from casewise.judge.certificates.evidence import deployed_numbers, router_evidence
-from casewise.judge.certificates.grid import action_pairs, certify_grid
+from casewise.judge.certificates.grid import action_pairs, certify_designs, certify_grid
 from casewise.judge.certificates.statements import refusal
-from casewise.judge.ledger import unlock
-from casewise.judge.policy import READY, read_policy, write_policy
+from casewise.judge.ledger import ledger_problems, read_ledger, unlock
+from casewise.judge.outcomes import _edit
+from casewise.judge.policy import READY, calibration_case, check_held_out, no_go, read_policy, write_policy
+from casewise.measure.signals.fragmentation import fragmentation
 from casewise.replay import replay
+from casewise.report.certificate_page import certificate_page
 
 HA_TEN = Promise(("ha",), (0.1,))
 
@@ -260,12 +268,12 @@ def test_inflated_crc_wants_thresholds_in_advance(site):
     found, _ = certify_gate(site.archive, READY["region-gate"], loss="deployed", alpha=0.5, thresholds=[0.0, 0.02])
     assert found.kind == "C7"
     assert found.bound <= 0.5
-    assert found.details["inflation"] == pytest.approx(np.sqrt(np.log(2) / 40))
+    assert found.details["inflation"] == pytest.approx(np.sqrt(np.log(3) / 40))
 
 
 def test_deployed_numbers_of_m0_are_zero(site):
     numbers = deployed_numbers(site.archive, READY["m0"])
-    assert numbers == {"ha": 0, "harmed": 0, "dice": 0, "gain": 0, "kept": 0}
+    assert numbers == {"ha": 0, "harmed": 0, "dice": 0, "worse-voxels": 0, "gain": 0, "kept": 0}
 
 
 def test_enough_cases_with_too_much_harm_are_not_told_that_they_are_too_few():
@@ -289,3 +297,129 @@ def test_fixed_thresholds_stand_beside_the_ungated_edit(site):
     fixed, _ = certify_gate(site.archive, gate, loss="deployed", alpha=0.4, thresholds=[0.0, 0.1])
     free, _ = certify_gate(site.archive, gate, loss="envelope", alpha=0.4)
     assert fixed.deployed["before"] == free.deployed["before"]
+
+
+def drawn_where_nothing_is(path, *, empty: int, full: int):
+    """``empty`` cases without foreground in the label, where adaptation draws a block; ``full`` ones that it mends."""
+    archive = create_archive(path, binding=SYNTHETIC, steps=1, configuration={"metric": "dice", "min_area": 16})
+    for number in range(empty + full):
+        source, adapted, label = (np.zeros((12, 12), np.uint8) for _ in range(3))
+        adapted[:5, :5] = 1
+        if number >= empty:
+            label[:5, :5] = source[:5, :4] = 1
+            adapted[:, 5:8] = 0
+        signals = {**fragmentation(source, adapted, min_area=1).as_signals(), "delta": 0.1 + number / 1000}
+        trajectory = Trajectory(f"c{number:02d}", (source, adapted), ({"delta": 0.0, "regions": 0.0}, signals))
+        archive.add(Case(f"c{number:02d}", np.full((1, 2), number)), trajectory, label)
+    return archive.seal()
+
+
+@pytest.mark.parametrize("loss", ["ha", "harmed", "dice", "worse-voxels"])
+def test_no_labelled_case_is_left_out_of_a_loss(tmp_path, loss):
+    archive = drawn_where_nothing_is(tmp_path / "a", empty=4, full=26)
+    router = calibrate(archive, "prostate", coordinate="delta")
+    evidence = router_evidence(archive, router)
+    assert len(evidence.ids) == 30
+    assert evidence.loss(loss)[:4].tolist() == [1.0] * 4  # something was drawn where nothing is
+    assert evidence.loss(loss)[4:].max() == 0.0
+    found, _ = certify_router(archive, router, Promise((loss,), (0.2,)), force=True)
+    assert found.cases == 30
+    assert found.deployed["before"][loss] > 0  # what study finds on the same cases is what the certificate saw
+
+
+def test_harm_may_be_asked_beyond_a_margin(site):
+    plain, wide = (router_evidence(site.archive, site.policy, margin=margin) for margin in (0.0, 0.03))
+    lost = -np.minimum(plain.low["gain"], 0)
+    assert wide.low["harmed"].tolist() == (lost > 0.03).astype(float).tolist()
+    assert wide.low["harmed"].sum() < plain.low["harmed"].sum()
+    found, _ = certify_router(site.archive, site.policy, Promise(("harmed",), (0.3,), margin=0.03))
+    assert "ends more than 0.03 below" in found.statement
+    with pytest.raises(BadInput, match="a margin is for the loss 'harmed'"):
+        Promise(("ha",), (0.1,), margin=0.03)
+
+
+def test_voxels_made_wrong_count_in_pieces_of_any_size_and_between_classes():
+    archive_rows = _edit(np.array([[1, 1, 0, 2]]), np.array([[2, 1, 1, 2]]), np.array([[1, 1, 0, 2]]), None)
+    assert archive_rows == {"swapped": 0.5, "worse_voxels": 1.0, "better_voxels": 0.0}
+
+
+def test_the_second_attempt_on_the_same_labels_says_so(tmp_path):
+    archive = synthetic_archive(tmp_path / "a", cases=40, harmful=0.4)
+    one, two = calibrate(archive, "cardiac"), calibrate(archive, "cardiac", coordinate="-msp")
+    first, _ = certify_router(archive, one, Promise(("ha",), (0.1,)))
+    again, _ = certify_router(archive, one, Promise(("ha",), (0.1,)))
+    assert (first.attempt, again.attempt, first.warnings) == (1, 1, ())  # the same question again is none
+    other, _ = certify_router(archive, two, Promise(("ha",), (0.1,)), force=True)
+    assert other.attempt == 2
+    assert any("certification attempt 2 on these labels" in said for said in other.warnings)
+    third, _ = certify_router(archive.select(ids=archive.ids[:20]), one, Promise(("harmed",), (0.3,)))
+    assert third.attempt == 3  # some of the same labels
+    assert ledger_problems(archive.path) == []
+    assert read_ledger(archive.path) == []  # attempts are no exposures of evaluation labels
+
+
+def test_designs_are_certified_together(tmp_path):
+    archive = synthetic_archive(tmp_path / "a", cases=80, harmful=0.3)
+    designs = [calibrate(archive, "cardiac"), calibrate(archive, "cardiac", coordinate="-msp")]
+    asked = Promise(("ha",), (0.4,), delta=0.1)
+    found, _ = certify_designs(archive, designs, asked, force=True)
+    alone = [certify_router(archive, one, replace(asked, delta=0.05), force=True)[0] for one in designs]
+    assert found.details["designs"] == [one.name for one in designs]
+    (same,) = (one for one in alone if one.policy_before == found.policy_before)
+    assert found.cut <= same.cut  # of the certified cuts the one of greatest gain, at half of delta for each design
+    with pytest.raises(BadInput, match="two or more of them, got 1"):
+        certify_designs(archive, designs[:1], asked)
+
+
+def against(policy, helped=1, hurt=9):
+    kept = {**policy.preflight["retained"], "go": False, "helped": helped, "hurt": hurt}
+    return replace(policy, preflight={**policy.preflight, "retained": kept})
+
+
+def test_a_no_go_is_not_certified_unless_forced_and_then_says_so(site):
+    policy = against(site.policy)
+    with pytest.raises(Refused, match=r"NO-GO: .* 1 were helped and 9 were hurt; adapt less .* add --force"):
+        certify_router(site.archive, policy, Promise())
+    certificate, certified = certify_router(site.archive, policy, Promise(), force=True)
+    assert "NO-GO" in certificate.warnings[0]
+    assert "NO-GO" in certificate_page(certificate)
+    assert no_go(certified)
+    assert no_go(READY["m0"]) is None
+    assert no_go(replace(policy, preflight={**policy.preflight, "guard": "closed"})) is None  # deploys M0 only
+
+
+def test_a_certificate_says_when_where_and_with_what_it_was_issued(site):
+    certificate, _ = certify_router(site.archive, site.policy, Promise(("ha",), (0.3,)))
+    assert certificate.issued == datetime.now(timezone.utc).date().isoformat()
+    assert (certificate.version, certificate.cohort, certificate.groups) == (casewise.__version__, "site", ("A", "B"))
+    page = certificate_page(certificate)
+    assert f"issued {certificate.issued} with casewise" in page
+
+
+def test_a_case_of_another_site_is_outside_the_promise(site):
+    certificate, policy = certify_router(site.archive, site.policy, Promise(("ha",), (0.3,)))
+    decision = casewise.replay(site.archive, policy)[0]
+    assert outside_promise(certificate, decision) is None
+    assert "group C is not among" in outside_promise(certificate, replace(decision, group="C"))
+    gate, _ = certify_gate(site.archive, READY["region-gate"], loss="envelope", alpha=0.5, population="scored")
+    assert "this one has none" in outside_promise(gate, replace(decision, bucket="unscored"))
+
+
+def test_a_calibration_case_is_recognised_by_its_image(tmp_path):
+    archive = drawn_where_nothing_is(tmp_path / "a", empty=0, full=12)
+    policy = calibrate(archive, "prostate", coordinate="delta")
+    entry = archive.entry("c03")
+    copy, namesake = replace(entry, id="new"), replace(entry, input_sha256="0" * 64)
+    with pytest.raises(Overlap, match=r"under another name \(new is c03\)"):
+        check_held_out(policy, [copy])
+    check_held_out(policy, [namesake])  # another image of the same name
+    with pytest.raises(Overlap, match="share 1 cases"):
+        check_held_out(policy, [entry])
+    with pytest.raises(Overlap, match="share 1 cases"):
+        check_held_out(policy, [replace(entry, input_sha256=None)])  # nothing but the name is known
+    seen = {"cluster": None, "input_sha256": entry.input_sha256}
+    assert "this image is calibration case c03" in calibration_case(policy, "new", **seen)
+    assert calibration_case(policy, "c03", cluster=None, input_sha256="0" * 64) is None
+    assert "c03 is a calibration case" in calibration_case(policy, "c03", cluster=None, input_sha256=None)
+    again = read_policy(write_policy(tmp_path / "p.json", policy))
+    assert again.calibration_inputs == policy.calibration_inputs

@@ -15,8 +15,7 @@ from casewise.judge.certificates.crc import (
     conformal_setting,
     left_out_risk,
 )
-from casewise.judge.certificates.loss_table import LossTable, cluster_rows
-from casewise.judge.certificates.rollback import policy_envelope, rollback_table
+from casewise.judge.certificates.loss_table import LossTable, cluster_rows, policy_envelope, rollback_table
 
 
 def cut(values, losses, alpha, **more):

@@ -9,14 +9,17 @@ from scipy import stats
 from casewise.core.errors import BadInput
 from casewise.judge.certificates.ltt import (
     best_certified,
+    betting,
     by_kept_share,
+    clopper_pearson_upper,
+    exact_binomial,
     fixed_sequence,
+    hoeffding_bentkus,
     holm,
     joint_p_values,
     p_values,
     pareto_order,
 )
-from casewise.judge.certificates.pvalues import betting, clopper_pearson_upper, exact_binomial, hoeffding_bentkus
 from casewise.judge.certificates.sample_size import (
     betting_alpha,
     betting_cases,

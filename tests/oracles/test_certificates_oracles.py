@@ -13,9 +13,8 @@ from mapie.risk_control.methods import (
 from scipy import stats
 
 from casewise.judge.certificates.crc import conformal_bounds, conformal_setting
-from casewise.judge.certificates.ltt import fixed_sequence, holm
-from casewise.judge.certificates.pvalues import betting_process, exact_binomial, hoeffding_bentkus
-from casewise.judge.certificates.rollback import rollback_table
+from casewise.judge.certificates.loss_table import rollback_table
+from casewise.judge.certificates.ltt import betting_process, exact_binomial, fixed_sequence, hoeffding_bentkus, holm
 
 
 def crc_of_mapie(table, alpha):

@@ -73,7 +73,7 @@ def test_a_certified_policy_without_its_certificate_is_refused(site: Site, tmp_p
 
 def test_a_failed_attempt_is_no_promise(tmp_path: Path) -> None:
     archive = synthetic_archive(tmp_path / "small", cases=8, harmful=0.9)
-    certificate, certified = certify_router(archive, calibrate(archive, "cardiac"), Promise(alphas=(0.01,)))
+    certificate, certified = certify_router(archive, calibrate(archive, "cardiac"), Promise(alphas=(0.01,)), force=True)
     write_certificate(archive.path, certificate)
     file = str(archive.path / "policy-certified.json")
     assert certified.controller == "m0"

@@ -11,14 +11,12 @@ from numpy.polynomial import Polynomial
 
 from casewise.core.records import Policy
 from casewise.judge.certificates.certify_router import Promise
-from casewise.judge.certificates.crc import conformal_setting
+from casewise.judge.certificates.crc import conformal_setting, inflated_setting
 from casewise.judge.certificates.evidence import Evidence
 from casewise.judge.certificates.gate_losses import Gated, envelope, gated, rungs
 from casewise.judge.certificates.grid import Variant, searched
-from casewise.judge.certificates.inflated import inflated_setting
-from casewise.judge.certificates.loss_table import ACCEPT, Floats, LossTable
+from casewise.judge.certificates.loss_table import ACCEPT, Floats, LossTable, rollback_table
 from casewise.judge.certificates.ltt import best_certified, by_kept_share, fixed_sequence, p_values
-from casewise.judge.certificates.rollback import rollback_table
 
 Draw = np.random.Generator
 _AT_ONCE = 40  # tables whose p-values are computed together: memory, not time
@@ -235,7 +233,7 @@ def grid_variants(rng: Draw, n: int, severity: str) -> list[Variant]:
         for depth, slope in RISING.items()
     }
     return [
-        Single(_router(low, mid), Evidence(ids, ids, values, costs[low], costs[mid], _own(values, low, mid), 0))
+        Single(_router(low, mid), Evidence(ids, ids, values, costs[low], costs[mid], _own(values, low, mid)))
         for low in RISING
         for mid in RISING
     ]

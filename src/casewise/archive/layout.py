@@ -120,6 +120,12 @@ def mask_sha256(mask: Mask) -> str:
     return digest.hexdigest()
 
 
+def image_sha256(image: NDArray[Any]) -> str | None:
+    """sha256 of an image's values, by which a case is recognised under any name; None where there is no image."""
+    whole = np.ascontiguousarray(image)
+    return hashlib.sha256(whole.tobytes()).hexdigest() if whole.size else None
+
+
 def encode_masks(masks: Sequence[Mask]) -> dict[str, NDArray[Any]]:
     """M0 as runs of equal labels; every other mask where it differs from M0, as gaps between positions and labels."""
     source, *others = (compact_mask(mask).ravel() for mask in masks)

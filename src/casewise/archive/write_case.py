@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -105,7 +104,6 @@ def _checked(case_id: str, state: State, name: str, value: float | None) -> floa
 def _entry(
     case: Case, trajectory: Trajectory, masks: Mapping[State, Mask], label: Mask | None, files: Mapping[str, bytes]
 ) -> Entry:
-    image = np.ascontiguousarray(case.image)
     return Entry(
         id=case.id,
         shape=tuple(masks[State(0)].shape),
@@ -115,7 +113,7 @@ def _entry(
         spacing_mm=None if case.spacing_mm is None else tuple(float(x) for x in case.spacing_mm),
         labelled=label is not None,
         label_sha256=None if label is None else layout.mask_sha256(label),
-        input_sha256=hashlib.sha256(image.tobytes()).hexdigest() if image.size else None,
+        input_sha256=layout.image_sha256(case.image),
         **_produced(trajectory, masks, files),
     )
 

@@ -51,7 +51,7 @@ def calibrate(
     from casewise.core.errors import CasewiseWarning
     from casewise.judge.calibration.fit import calibrate as fitted
     from casewise.judge.calibration.policy_sentences import in_words
-    from casewise.judge.calibration.reviews import read_reviews
+    from casewise.judge.calibration.preflight import read_reviews
     from casewise.judge.ledger import expose
     from casewise.judge.policy import write_policy
 

@@ -20,10 +20,13 @@ app = typer.Typer()
 @app.command()
 def certify(
     archive: Path = typer.Argument(help="Labelled calibration archive."),
-    policy: str | None = typer.Option(
-        None, help="Policy file, archive folder, or 'region-gate'. Default: the archive's."
+    policy: list[str] = typer.Option(
+        [], help="Policy file, archive folder or 'region-gate'; several are certified together. Default: the archive's."
     ),
-    loss: list[str] = typer.Option(["ha"], help="ha, harmed, dice or surrogate; several with --method ltt."),
+    loss: list[str] = typer.Option(
+        ["ha"], help="ha, harmed, dice, worse-voxels or surrogate; several with --method ltt."
+    ),
+    margin: float = typer.Option(0.0, help="harmed: only cases that lose more of the metric than this, e.g. 0.01."),
     alpha: list[float] = typer.Option([0.1], help="Promised risk; one for each loss."),
     delta: float = typer.Option(0.1, help="Chance that the promise may fail (ltt)."),
     method: str = typer.Option("crc", help="crc, ltt or envelope; inflated with --experimental."),
@@ -36,6 +39,7 @@ def certify(
     evaluation: Path | None = typer.Option(None, help="Labelled archive of other cases for the reliability diagram."),
     split: str | None = typer.Option(None, help="Use the archive's cases of this split; default: calibration."),
     experimental: bool = typer.Option(False, "--experimental", help="Allow inflated CRC."),
+    force: bool = typer.Option(False, "--force", help="Certify a policy that calibration called NO-GO."),
     out: Path | None = typer.Option(None, help="Folder for certificate.json, .html and the certified policy."),
     ladder: str | None = typer.Option(
         None, help="Which ladder, where the archive holds several; default: the policy's."
@@ -48,13 +52,15 @@ def certify(
     from casewise.core.records import CALIBRATION
     from casewise.judge.certificates.certify_gate import certify_gate
     from casewise.judge.certificates.certify_router import Promise, certify_router
-    from casewise.judge.certificates.grid import certify_grid
+    from casewise.judge.certificates.grid import certify_designs, certify_grid
 
     if method not in ("crc", "ltt", "envelope", "inflated"):
         raise BadInput(f"a method is crc, ltt, envelope or inflated, got {method!r}")
     if method == "inflated" and not experimental:
         raise BadInput("inflated CRC is experimental; add --experimental to use it")
-    chosen = _policy(policy, archive, gate=method in ("envelope", "inflated") or loss == ["surrogate"])
+    gate = method in ("envelope", "inflated") or loss == ["surrogate"]
+    designs = [_policy(one, archive, gate=gate) for one in policy] or [_policy(None, archive, gate=gate)]
+    chosen = designs[0]
     named = ladder or chosen.ladder or None
     opened = open_archive(archive, ladder=named).one()
     calibration = opened.marked(CALIBRATION) if split is None else opened.select(split=split)
@@ -62,16 +68,17 @@ def certify(
     if chosen.controller == "region-gate":
         certificate, certified = certify_gate(
             calibration, chosen, loss=_gate_loss(loss, method), alpha=_one(alpha), population=population, within=within,
-            thresholds=threshold, evaluation=judged,
+            thresholds=threshold, evaluation=judged, force=force,
         )  # fmt: skip
     else:
         alphas = tuple(alpha) if len(alpha) == len(loss) else tuple(alpha) * len(loss)
-        asked = Promise(tuple(loss), alphas, delta if method == "ltt" else None, p_value, within, low_mid)
-        certificate, certified = (
-            certify_router(calibration, chosen, asked, evaluation=judged)
-            if grid is None
-            else certify_grid(calibration, chosen, asked, family=grid)
-        )
+        asked = Promise(tuple(loss), alphas, delta if method == "ltt" else None, p_value, within, low_mid, margin)
+        if len(designs) > 1:
+            certificate, certified = certify_designs(calibration, designs, asked, force=force)
+        elif grid is not None:
+            certificate, certified = certify_grid(calibration, chosen, asked, family=grid, force=force)
+        else:
+            certificate, certified = certify_router(calibration, chosen, asked, evaluation=judged, force=force)
     files = _written(out or archive, certificate, certified)
     words = "\n".join([*(f"wrote {file}" for file in files), _summary(certificate)])
     answer(words, {"files": list(files), **asdict(certificate)}, as_json=as_json)
@@ -119,10 +126,16 @@ def _written(folder: Path, certificate: Certificate, policy: Policy) -> tuple[Pa
 
 
 def _summary(certificate: Certificate) -> str:
+    from casewise.judge.outcomes import judged_sentence
+
     c = certificate
     before, after = c.deployed["before"], c.deployed["certified"]
-    numbers = "; ".join(f"{name} {before[name]:.4f} -> {after[name]:.4f}" for name in after)
+    numbers = "; ".join(f"{name} {before[name]:.4f} -> {after[name]:.4f}" for name in after if name in before)
     said = [c.advice] if c.cut is None else [c.statement, c.advice]
+    said.append(f"population: {c.population}")
     if c.bound is not None:
         said.append(f"{'bound' if c.delta is None else 'p-value'} {c.bound:.4f} with n = {c.units}, kept {c.kept:.0%}")
-    return "\n".join([*said, f"deployed on the calibration cases, before -> certified: {numbers}"])
+    said.append(f"deployed on the calibration cases, before -> certified: {numbers}")
+    if "judged" in before:
+        said.append(judged_sentence(before["judged"]))
+    return "\n".join([*said, *(f"! {warning}" for warning in c.warnings)])

@@ -345,6 +345,7 @@ class Policy:
     calibration_id: str = ""  # sha256 over the calibration case ids and their archive
     calibration_cases: tuple[str, ...] = ()
     calibration_clusters: tuple[str, ...] = ()  # patient or sequence of each of them
+    calibration_inputs: tuple[str, ...] = ()  # sha256 of the image of each of them, "" where it is not known
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # options that differ by group (S2)
     preflight: Mapping[str, Any] = field(default_factory=dict)
     exposures: tuple[Mapping[str, Any], ...] = ()  # the ledger (F12)
@@ -352,8 +353,9 @@ class Policy:
     schema: int = 1
 
     def __post_init__(self) -> None:
-        if self.calibration_clusters and len(self.calibration_clusters) != len(self.calibration_cases):
-            raise BadInput(
-                f"policy {self.name!r} names {len(self.calibration_cases)} calibration cases and "
-                f"{len(self.calibration_clusters)} clusters of them; run casewise calibrate again"
-            )
+        for what, given in (("clusters", self.calibration_clusters), ("images", self.calibration_inputs)):
+            if given and len(given) != len(self.calibration_cases):
+                raise BadInput(
+                    f"policy {self.name!r} names {len(self.calibration_cases)} calibration cases and "
+                    f"{len(given)} {what} of them; run casewise calibrate again"
+                )

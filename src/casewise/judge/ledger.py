@@ -7,6 +7,7 @@ given as ``--evaluation``, are locked: :func:`unlock` writes its line first and 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,11 @@ from casewise.archive.store import Archive
 from casewise.core.chain import Chain
 from casewise.core.errors import BadInput, DamagedArchive
 from casewise.core.records import Policy
+from casewise.core.strict_json import json_text
 from casewise.judge.policy import check_binding, check_held_out
 
 LEDGER = "exposures.jsonl"
-EVENT = "exposure"
+EVENT, CERTIFICATION = "exposure", "certification"
 
 PAPER: tuple[Mapping[str, Any], ...] = (
     {
@@ -75,6 +77,36 @@ def expose(folder: Path, *, choice: str, policy: Policy | None = None, labels_vi
         "labels_visible": labels_visible,
     }
     return _with_time(Chain(folder / LEDGER).append(EVENT, facts))
+
+
+def certification_attempt(archive: Archive, asked: Mapping[str, Any]) -> int:
+    """Write that a certificate is asked for with these labels; how many different ones were, this one included.
+
+    ``asked`` names the policy (its digest), the losses, the alphas and the method. The same question again is no new
+    attempt. Attempts count where they share a labelled case.
+    """
+    read_ledger(archive.path)
+    log = Chain(archive.path / LEDGER)
+    labels = sorted({str(entry.label_sha256)[:12] for entry in archive.entries.values() if entry.labelled})
+    questions = [
+        line["asked"]
+        for line in log.lines()
+        if line.get("event") == CERTIFICATION and not set(labels).isdisjoint(line["labels"])
+    ]
+    plain = json.loads(json_text(asked))
+    if plain not in questions:
+        log.append(CERTIFICATION, {"asked": plain, "labels": labels})
+    different = {json_text(one, sort_keys=True) for one in (*questions, plain)}
+    return len(different)
+
+
+def attempt_sentence(attempt: int) -> str:
+    """What a reader must know of a certificate that was not the first one asked of its labels."""
+    return (
+        f"This is certification attempt {attempt} on these labels. A promise holds for what was chosen before; the "
+        f"best of several attempts is not covered. To choose validly, certify the designs together (casewise certify "
+        f"--policy A --policy B --method ltt), or choose on some patients and certify on others (--split)."
+    )
 
 
 def read_ledger(folder: Path) -> list[dict[str, Any]]:

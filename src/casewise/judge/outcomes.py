@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from casewise.archive.store import Archive
@@ -20,14 +21,17 @@ from casewise.core.strict_json import json_text
 from casewise.judge.controllers.region_gate import RegionGate
 from casewise.judge.deciding import gated_mask
 from casewise.measure.metrics.harm import harm
-from casewise.measure.metrics.overlap import dice, miou
+from casewise.measure.metrics.overlap import VOID, dice, miou
 from casewise.measure.signals.entropy_drops import DROP
 from casewise.measure.signals.fragmentation import fragmentation
 
 KEYS = ["case", "step", "shrink"]
-COLUMNS = ["metric", "ha", "ba", "neutral_scored", "unscored", "regions", "delta", "area"]
+COLUMNS = [
+    "metric", "ha", "ba", "neutral_scored", "unscored", "regions", "delta", "area",
+    "worse_voxels", "better_voxels", "swapped",
+]  # fmt: skip
 WHO = ["case", "group", "cluster", "split"]
-_VERSION = 2  # of the table; raise it when a column changes its meaning
+_VERSION = 3  # of the table; raise it when a column changes its meaning
 
 
 Rows = list[dict[str, Any]]
@@ -107,7 +111,7 @@ def _options(archive: Archive) -> dict[str, Any]:
     return {
         "min_area": int(configuration.get("min_area", 16)),
         "foreground": bool(configuration.get("foreground", True)),
-        "ignore": configuration.get("ignore"),
+        "ignore": configuration.get("ignore", VOID if configuration.get("metric") == "miou" else None),
         "metric": str(configuration.get("metric", "dice")),
         "classes": configuration.get("classes"),
     }
@@ -137,9 +141,51 @@ def _measured(source: Mask, mask: Mask, label: Mask | None, options: dict[str, A
     area = {"min_area": options["min_area"], "foreground": options["foreground"]}
     if label is None:
         found = fragmentation(source, mask, **area)
-        return {"regions": found.regions, "delta": found.delta, "area": found.area}
+        return {"regions": found.regions, "delta": found.delta, "area": found.area, **_edit(source, mask, None, None)}
     judged = harm(source, mask, label, ignore=options["ignore"], **area)
-    return {"metric": _metric(mask, label, options), **{name: getattr(judged, name) for name in COLUMNS[1:]}}
+    shares = {name: getattr(judged, name) for name in COLUMNS[1:8]}
+    edit = _edit(source, mask, label, options["ignore"])
+    return {"metric": _metric(mask, label, options), **shares, **edit}
+
+
+def _edit(source: Mask, mask: Mask, label: Mask | None, ignore: int | None) -> dict[str, float]:
+    """Shares of the changed voxels, classes as they are: made wrong, made right, moved between foreground classes.
+
+    Small components count, and so do swaps of one foreground class for another, both of which HA may not see.
+    """
+    at = np.flatnonzero(source != mask)
+    whole = max(at.size, 1)
+    before, after = source.ravel()[at], mask.ravel()[at]
+    found: dict[str, float] = {"swapped": np.count_nonzero((before > 0) & (after > 0)) / whole}
+    if label is None:
+        return found
+    truth = label.ravel()[at]
+    valid = np.ones(at.size, bool) if ignore is None else truth != ignore
+    found["worse_voxels"] = np.count_nonzero(valid & (before == truth)) / whole
+    found["better_voxels"] = np.count_nonzero(valid & (after == truth)) / whole
+    return found
+
+
+def judged_share(rows: pd.DataFrame) -> float | None:
+    """The share of the changed area that HA judged: what lies in components of at least min_area voxels.
+
+    None where nothing was changed. Where it is small, HA says little: most of the edit is in smaller components.
+    """
+    known = rows.loc[rows["unscored"].notna() & (rows["area"] > 0)]
+    area = float(known["area"].sum())
+    return float(((1 - known["unscored"]) * known["area"]).sum() / area) if area else None
+
+
+LITTLE = 0.5
+
+
+def judged_sentence(share: float | None) -> str:
+    """How much of the edit HA judged, for wherever HA is printed; below one half it says which measure to read."""
+    if share is None:
+        return "nothing was changed, so HA judged nothing"
+    if share >= LITTLE:
+        return f"HA judged {share:.0%} of the edit"
+    return f"HA judged only {share:.0%} of the edit and says little here: read worse-voxels, which counts every voxel"
 
 
 def _metric(mask: Mask, label: Mask, options: dict[str, Any]) -> float:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from casewise.core.durable import json_sha256, write_json
-from casewise.core.errors import BadInput, CasewiseWarning, Mismatch, UnsafeInput
+from casewise.core.errors import BadInput, CasewiseWarning, Mismatch, Overlap, Refused, UnsafeInput
 from casewise.core.records import EVALUATION, Binding, Controller, Policy
 from casewise.core.registry import Registry, from_address
 from casewise.core.strict_json import json_text, numbered
-from casewise.data.splits import Clustered, check_disjoint, clusters_of
+from casewise.data.splits import Clustered, check_disjoint, cluster_of, clusters_of
 from casewise.judge.controllers import CONTROLLERS, takes
 from casewise.judge.controllers.bucket import bucket_of
 from casewise.judge.controllers.by_group import ByGroup, InferredGroup
@@ -245,19 +245,99 @@ def check_modulated(policy: Policy, binding: Binding) -> None:
 
 def fitted_on(policy: Policy, cases: Iterable[Clustered]) -> Policy:
     """The policy with these cases, and their patients or sequences, among those that its numbers come from."""
+    cases = list(cases)
     clusters = {**_calibration_clusters(policy), **clusters_of(cases)}
-    return replace(policy, calibration_cases=tuple(clusters), calibration_clusters=tuple(clusters.values()))
+    inputs = {**_calibration_inputs(policy), **{case.id: _input(case) for case in cases}}
+    return replace(
+        policy,
+        calibration_cases=tuple(clusters),
+        calibration_clusters=tuple(clusters.values()),
+        calibration_inputs=tuple(inputs.get(case_id, "") for case_id in clusters),
+    )
 
 
 def check_held_out(policy: Policy, cases: Iterable[Clustered]) -> None:
-    """Refuse to score a policy on the cases that it was fitted on, or on other cases of the same patients (A3)."""
+    """Refuse to score a policy on the cases that it was fitted on, or on other cases of the same patients (A3).
+
+    Where images are known a case is recognised by its content: a copy under another name is refused, and another image
+    that happens to have the same name is not.
+    """
+    cases = list(cases)
+    copies = {case.id: found for case in cases if (found := _same_image(policy, _input(case)))}
+    renamed = [f"{name} is {found}" for name, found in copies.items() if name != found]
+    if renamed:
+        raise Overlap(
+            f"{len(renamed)} cases are calibration cases of policy {policy.name!r} under another name "
+            f"({'; '.join(renamed[:3])}); take them out"
+        )
+    known = _calibration_inputs(policy)
+    clusters = {}
+    for case in cases:
+        another = known.get(case.id) and _input(case) and case.id not in copies
+        if not another:
+            clusters[case.id] = cluster_of(case)
+        elif case.cluster:  # the name says nothing, the patient does
+            clusters[f"{case.id} (another image)"] = case.cluster
     names = (f"the calibration of policy {policy.name!r}", EVALUATION)
-    check_disjoint(_calibration_clusters(policy), clusters_of(cases), names=names)
+    check_disjoint(_calibration_clusters(policy), clusters, names=names)
+
+
+def calibration_case(policy: Policy, case_id: str, *, cluster: str | None, input_sha256: str | None) -> str | None:
+    """That a case of a run was among the calibration cases, or is of one of their patients, as a sentence; else None.
+
+    It is recognised by its image, under any name; by its name only where the image is not known.
+    """
+    found = _same_image(policy, input_sha256 or "")
+    if found is not None:
+        return f"this image is calibration case {found} of policy {policy.name!r}: no certificate covers it"
+    if case_id in policy.calibration_cases and not (_calibration_inputs(policy).get(case_id) and input_sha256):
+        return f"{case_id} is a calibration case of policy {policy.name!r}: no certificate covers it"
+    if cluster is not None and cluster in policy.calibration_clusters:
+        return f"patient or sequence {cluster} was among the calibration cases of policy {policy.name!r}"
+    return None
+
+
+def no_go(policy: Policy) -> str | None:
+    """Why calibration advised against deploying a policy, as a sentence; None where it did not.
+
+    A policy that deploys M0 for every case cannot harm, and one whose guard closed it does just that.
+    """
+    kept = policy.preflight.get("retained", {})
+    if kept.get("go") is not False or policy.controller == "m0" or policy.preflight.get("guard"):
+        return None
+    return (
+        f"NO-GO: of the calibration cases that policy {policy.name!r} keeps adapted, {kept['helped']} were helped and "
+        f"{kept['hurt']} were hurt"
+    )
+
+
+def check_go(policy: Policy, *, force: bool = False) -> str | None:
+    """Refuse a policy that calibration advised against, unless forced; then its sentence, to be shown everywhere."""
+    said = no_go(policy)
+    if said is not None and not force:
+        raise Refused(
+            f"{said}; adapt less or choose another design, or add --force to use it all the same (every output says so)"
+        )
+    return said
 
 
 def _calibration_clusters(policy: Policy) -> dict[str, str]:
     clusters = policy.calibration_clusters or policy.calibration_cases  # a policy of before knows ids only
     return dict(zip(policy.calibration_cases, clusters, strict=True))
+
+
+def _calibration_inputs(policy: Policy) -> dict[str, str]:
+    return dict(zip(policy.calibration_cases, policy.calibration_inputs, strict=False))
+
+
+def _same_image(policy: Policy, input_sha256: str) -> str | None:
+    """The calibration case with this image."""
+    found = (name for name, known in _calibration_inputs(policy).items() if known and known == input_sha256)
+    return next(found, None)
+
+
+def _input(case: Clustered) -> str:
+    return str(getattr(case, "input_sha256", None) or "")
 
 
 def _built(policy: Policy, more: Mapping[str, Any]) -> Controller:
@@ -277,7 +357,7 @@ def _from_plain(plain: Mapping[str, Any]) -> Policy:
     values["binding"] = None if plain["binding"] is None else Binding(**plain["binding"])
     values["calibration_cases"] = tuple(plain["calibration_cases"])
     values |= {name: numbered(plain[name]) for name in ("options", "groups")}
-    values["calibration_clusters"] = tuple(plain.get("calibration_clusters", ()))
+    values |= {name: tuple(plain.get(name, ())) for name in ("calibration_clusters", "calibration_inputs")}
     values["adaptation"] = numbered(plain.get("adaptation", {}))
     values["exposures"] = tuple(plain["exposures"])
     return Policy(**values)

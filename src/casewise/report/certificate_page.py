@@ -23,6 +23,8 @@ NAMES = {
     "ha": "Harmful share of the accepted change (HA)",
     "harmed": "Cases made worse",
     "dice": "Accuracy lost (gains count 0)",
+    "worse-voxels": "Share of the changed voxels that became wrong",
+    "judged": "Share of the change that HA judged",
     "gain": "Accuracy change, mean",
     "surrogate": "Surrogate: harmful share of the un-gated edit",
     "kept": "Cases (or area) that keep the adaptation",
@@ -33,7 +35,7 @@ DETAILS = {
     "action_pairs": "Pairs of actions that were searched",
     "low_mid": "Which action of a kept case counts (envelope: the worse of low and mid)",
     "within_cluster": "How several scans of one patient count",
-    "excluded": "Labelled cases without a defined accuracy",
+    "margin": "Loss of accuracy up to which a case does not count as made worse",
     "p_value": "Statistical test",
     "family_wise": "How choosing among cuts is paid for",
     "orders": "Fixed orders that the test averages over",
@@ -74,12 +76,12 @@ def _numbers(certificate: Certificate) -> list[dict[str, str]]:
     rows = []
     for name, words in NAMES.items():
         if name in before:
-            unadapted = "–" if name == "kept" else _share(0.0, name)
+            unadapted = "–" if name in ("kept", "judged") else _share(0.0, name)
             rows.append(
                 {
                     "name": words,
                     "before": _share(before[name], name),
-                    "after": _share(after[name], name),
+                    "after": _share(after[name], name) if name in after else "–",
                     "source": unadapted,
                 }
             )

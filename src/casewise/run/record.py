@@ -15,7 +15,7 @@ from casewise.core.records import CALIBRATION, EVALUATION, Case, State, Trajecto
 from casewise.data.folders import CaseFiles
 from casewise.data.splits import check_disjoint, clusters_of
 from casewise.deployment import Deployment, Model
-from casewise.judge.calibration.statistics import statistics
+from casewise.judge.calibration.cuts import statistics
 from casewise.measure.signals.risk import RiskStatistics
 from casewise.run.local import Engine, Result
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from casewise.judge.calibration.reviews import read_reviews
+from casewise.judge.calibration.preflight import read_reviews
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

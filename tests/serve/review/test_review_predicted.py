@@ -17,7 +17,7 @@ import torch
 from casewise.adapt.adaptation import Adaptation
 from casewise.core.records import Policy
 from casewise.deployment import Deployment, Model
-from casewise.judge.calibration.reviews import read_reviews
+from casewise.judge.calibration.preflight import read_reviews
 from casewise.run.assemble import gathered_cases
 from casewise.run.folder import predict_folder, prediction_work
 from casewise.run.local import LocalEngine

@@ -1,4 +1,8 @@
-"""Cut-points from the step-1 coordinate of calibration cases, by a convention that is named and never inferred (F1)."""
+"""Cut-points from the step-1 coordinate of calibration cases, by a convention that is named and never inferred.
+
+Also what tells whether they can be trusted: how much they move under resampling, which coordinate would give the most
+stable ones, and the z-statistics of the two-term risk. No label is read here.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, DegenerateStatistic, DegenerateTertiles, NotFinite, TooFewCases
 from casewise.core.registry import Registry
+from casewise.core.seeds import RESAMPLING_SEED
+from casewise.measure.signals import SIGNALS
+from casewise.measure.signals.risk import RiskStatistics
 
 Floats = NDArray[np.float64]
 FEWEST = 5
@@ -109,3 +117,100 @@ def warn_if_degenerate(coordinate: str, values: Floats, cut_low: float, cut_high
             DegenerateTertiles,
             stacklevel=3,
         )
+
+
+def stability(
+    values: Floats,
+    convention: str = "medical",
+    *,
+    judged: Floats | None = None,
+    resamples: int = 5000,
+    seed: int = RESAMPLING_SEED,
+) -> dict[str, Any]:
+    """Percentile intervals of both cuts, and the share of ``judged`` cases (default: the pool) that change bucket."""
+    pool = checked(values, what="a bootstrap of cut-points")
+    judged = pool if judged is None else judged
+    drawn = np.random.default_rng(seed).integers(0, len(pool), size=(resamples, len(pool)))
+    low, high = CONVENTIONS[convention].cuts(pool[drawn])
+    deployed = buckets(judged, *cut_points(pool, convention))
+    moved = (buckets(judged, low[:, None], high[:, None]) != deployed).mean(axis=1)
+    return {
+        "cut_low": _interval(low),
+        "cut_high": _interval(high),
+        "changed_median": float(np.median(moved)),
+        "changed_upper": float(np.percentile(moved, 97.5)),
+        "judged": len(judged),
+        "resamples": resamples,
+        "seed": seed,
+        "stream": {"first_row": drawn[0, :5].tolist(), "sum": int(drawn.sum())},
+    }
+
+
+def _interval(draws: Floats) -> list[float]:
+    finite = draws[np.isfinite(draws)]
+    return [float(value) for value in np.percentile(finite, [2.5, 97.5])] if len(finite) else []
+
+
+def mean_and_sigma(values: Floats, name: str) -> tuple[float, float]:
+    """Mean and deviation with ddof 0; no spread is an error, never a silent z = 0 (C6).
+
+    >>> import numpy as np
+    >>> mean, sigma = mean_and_sigma(np.array([0.0] * 10 + [1.0] * 6 + [2.0] * 4), "regions")
+    >>> round(mean, 2), round(sigma, 3)
+    (0.7, 0.781)
+    """
+    array = checked(values, what="z-statistics")
+    mean, sigma = float(array.mean()), float(array.std(ddof=0))
+    if not sigma > 0:
+        raise DegenerateStatistic(
+            f"{name} is {mean:g} on all {len(array)} calibration cases, so it has no z-score; "
+            f"calibrate on more varied cases, or choose what needs none (for more regions: a higher --lr, a smaller "
+            f"--min-area)"
+        )
+    return mean, sigma
+
+
+def statistics(regions: Floats, delta: Floats) -> RiskStatistics:
+    """The statistics of the two-term risk r = z(n)/2 + z(delta)/2 (C6)."""
+    return RiskStatistics(*mean_and_sigma(regions, "regions"), *mean_and_sigma(delta, "delta"))
+
+
+SMALLEST_SHARE = 0.10
+DISTINCT_SHARE = 2 / 3
+_BOOKKEEPING = frozenset({"area", "largest"})  # counts of voxels: delta and largest_share say the same without units
+
+
+def candidates(step_one: pd.DataFrame) -> dict[str, Floats]:
+    """Every registered signal that all cases have, turned so that higher is riskier."""
+    found = {}
+    for name, info in SIGNALS.items():
+        if name in step_one and name not in _BOOKKEEPING and np.isfinite(step_one[name].astype(float)).all():
+            values = step_one[name].to_numpy(dtype=np.float64)
+            found[name if info.higher_is_riskier else f"-{name}"] = values if info.higher_is_riskier else -values
+    return found
+
+
+def judged(values: Floats, convention: str) -> dict[str, Any]:
+    """One coordinate: its cuts, its buckets, and why it is unfit; stability where it is fit."""
+    low, high = cut_points(values, convention)
+    counts = bucket_counts(values, low, high)
+    distinct = len(np.unique(values))
+    reasons = [f"{name} holds {count} of {len(values)}" for name, count in counts.items() if _small(count, values)]
+    if low == high:
+        reasons.insert(0, "cut-points coincide")
+    if distinct < DISTINCT_SHARE * len(values):
+        reasons.append(f"{distinct} distinct values of {len(values)}")
+    row = {"cut_low": low, "cut_high": high, "counts": counts, "distinct": distinct, "unfit": reasons}
+    moved = None if reasons else stability(values, convention, resamples=1000)["changed_median"]
+    return {**row, "changed_median": moved}
+
+
+def recommended(step_one: pd.DataFrame, convention: str) -> tuple[str | None, dict[str, dict[str, Any]]]:
+    """The fit coordinate whose buckets are most stable (ties: registry order), and the evidence for all."""
+    table = {name: judged(values, convention) for name, values in candidates(step_one).items()}
+    fit = [name for name, row in table.items() if not row["unfit"]]
+    return min(fit, key=lambda name: table[name]["changed_median"], default=None), table
+
+
+def _small(count: int, values: Floats) -> bool:
+    return count < SMALLEST_SHARE * len(values)

@@ -14,16 +14,22 @@ from casewise.core.durable import text_sha256
 from casewise.core.errors import BadInput, Overlap, TooFewCases
 from casewise.core.records import CALIBRATION, EVALUATION, Policy
 from casewise.data.splits import check_disjoint, cluster_of, clusters_of
-from casewise.judge.calibration.coordinate import recommended
-from casewise.judge.calibration.cuts import FEWEST, Floats, bucket_counts, checked, cut_points, warn_if_degenerate
+from casewise.judge.calibration.cuts import (
+    FEWEST,
+    Floats,
+    bucket_counts,
+    checked,
+    cut_points,
+    recommended,
+    stability,
+    statistics,
+    warn_if_degenerate,
+)
 from casewise.judge.calibration.designs import CONSENSUS_NAMES, fitted_choice
 from casewise.judge.calibration.fixed_budget import budget, tau
 from casewise.judge.calibration.groups import fitted_cuts, inference
-from casewise.judge.calibration.hurt import EVIDENT
 from casewise.judge.calibration.hybrid import DELTA, WARM_UP
-from casewise.judge.calibration.preflight import concerns, preflight
-from casewise.judge.calibration.stability import stability
-from casewise.judge.calibration.statistics import statistics
+from casewise.judge.calibration.preflight import EVIDENT, concerns, preflight
 from casewise.judge.controllers.bucket import bucket_of
 from casewise.judge.controllers.signal_value import RISK
 from casewise.judge.ledger import OURS, PAPER
@@ -75,7 +81,9 @@ def calibrate(
     """
     design = design_of(design) if isinstance(design, str) else design
     holdout = _holdout(archive)
-    design = fitted_on(replace(design, calibration_cases=(), calibration_clusters=()), holdout.entries.values())
+    design = fitted_on(
+        replace(design, calibration_cases=(), calibration_clusters=(), calibration_inputs=()), holdout.entries.values()
+    )
     if evaluation is not None:
         check_held_out(design, evaluation.entries.values())
         evaluation = evaluation.locked()

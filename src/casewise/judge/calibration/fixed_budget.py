@@ -10,8 +10,7 @@ import pandas as pd
 
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.registry import Registry
-from casewise.judge.calibration.cuts import FEWEST, Floats
-from casewise.judge.calibration.statistics import mean_and_sigma
+from casewise.judge.calibration.cuts import FEWEST, Floats, mean_and_sigma
 
 RULES: Registry[Callable[[Floats, Floats], Floats]] = Registry(
     "budget rule",

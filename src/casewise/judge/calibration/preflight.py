@@ -1,20 +1,27 @@
-"""Before anything is deployed: what the holdout says about a policy. Printed, and stored in policy.json."""
+"""Before anything is deployed: what the holdout says about a policy. Printed, and stored in policy.json.
+
+Go or no-go by a majority of a dozen cases is a coin toss when adaptation does little, so the guard of a design acts on
+evidence only: a one-sided sign test over patients, by labels or by a reviewer's decisions.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from math import comb
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from casewise.archive.store import Archive
-from casewise.core.errors import CasewiseError
+from casewise.core.errors import BadInput, CasewiseError
 from casewise.core.records import Controller, Decision
+from casewise.judge.calibration.cuts import statistics
 from casewise.judge.calibration.fixed_budget import budgets, shape
-from casewise.judge.calibration.hurt import hurt_p
-from casewise.judge.calibration.statistics import statistics
 from casewise.judge.deciding import decision_of
 from casewise.judge.outcomes import deployed
 
@@ -163,3 +170,57 @@ def _or_reason(make: Any) -> dict[str, Any]:
 def _median(values: pd.Series) -> float | None:
     known = values.dropna()
     return float(np.median(known)) if len(known) else None
+
+
+EVIDENT = 0.05
+
+
+def hurt_p(changes: ArrayLike, clusters: Sequence[str]) -> float:
+    """P(so many clusters hurt | helped and hurt are equally likely); a cluster counts by the sign of its mean change.
+
+    >>> round(hurt_p([-0.1, -0.2, -0.1, -0.3, -0.1], list("abcde")), 5)
+    0.03125
+    >>> hurt_p([], [])
+    1.0
+    """
+    values = np.asarray(changes, dtype=np.float64)
+    _, units = np.unique(np.asarray(clusters, dtype=str), return_inverse=True)
+    means = np.bincount(units, weights=values) / np.bincount(units)
+    hurt, moved = int((means < 0).sum()), int((means != 0).sum())
+    return float(sum(comb(moved, more) for more in range(hurt, moved + 1)) / 2**moved)
+
+
+_HELPED = frozenset({"adapted", "adaptation"})
+_HURT = frozenset({"m0", "source"})
+
+
+def read_reviews(path: str | Path) -> dict[str, float]:
+    """+1 for cases whose adaptation was kept, -1 where M0 was kept, 0 for flagged ones; the last decision counts.
+
+    One JSON object a line with ``case`` and ``decision`` (keep-m0, keep-adapted, flag); other lines of an audit log
+    have no such decision and are passed over.
+    """
+    found: dict[str, float] = {}
+    for number, text in enumerate(Path(path).read_text().splitlines(), start=1):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except ValueError as error:
+            raise BadInput(f"line {number} of {path} is not JSON ({error})") from error
+        if isinstance(row, Mapping) and {"case", "decision"} <= set(row) and isinstance(row["decision"], str):
+            found[str(row["case"])] = _change(row["decision"], number, path)
+    if not found:
+        raise BadInput(f"{path} holds no review; expected lines such as {{'case': 'c1', 'decision': 'keep-m0'}}")
+    return found
+
+
+def _change(decision: str, number: int, path: str | Path) -> float:
+    word = decision.lower().replace("_", "-").replace(" ", "-").removeprefix("keep-")
+    if word in _HELPED:
+        return 1.0
+    if word in _HURT:
+        return -1.0
+    if word.startswith("flag"):
+        return 0.0
+    raise BadInput(f"line {number} of {path}: a review is keep-m0, keep-adapted or flag, got {decision!r}")

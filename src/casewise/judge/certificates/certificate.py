@@ -1,20 +1,27 @@
-"""The certificate as a record: what is promised, for whom, from how many cases, and what makes it void."""
+"""The certificate as a record: what is promised, for whom, from how many cases, and what makes it void.
+
+Beside it the policy that it holds for, which is never looser than the one that was certified.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from casewise import __version__
+from casewise.archive.store import Archive
 from casewise.core.durable import json_sha256, write_json
 from casewise.core.errors import BadInput, Mismatch, Refused
-from casewise.core.records import Binding, Policy
+from casewise.core.records import Binding, Decision, Policy
 from casewise.core.strict_json import numbered
+from casewise.judge.controllers.region_gate import UNSCORED
 
 CERTIFICATE = "certificate.json"
-SCHEMA = 1
+SCHEMA, READABLE = 2, (1, 2)
 _NUMBERS = ("cut", "bound", "deployed", "details")
 
 INVALID_IF = (
@@ -58,6 +65,12 @@ class Certificate:
     exposures: tuple[Mapping[str, Any], ...] = ()
     invalid_if: tuple[str, ...] = INVALID_IF
     details: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()  # what a reader must know beside the promise: a forced no-go, a repeated attempt
+    attempt: int = 1  # how many different certifications these labels have seen, this one included
+    issued: str = ""  # the day, as YYYY-MM-DD
+    version: str = ""  # of casewise
+    cohort: str = ""  # the archive whose labels were used
+    groups: tuple[str, ...] = ()  # sites, vendors or conditions of its cases; a case of another one is outside
     schema: int = SCHEMA
 
     @property
@@ -89,6 +102,23 @@ def check_certificate(certificate: Certificate, policy: Policy, binding: Binding
         )
 
 
+def origin_of(archive: Archive) -> dict[str, Any]:
+    """When, with which casewise, and from which cohort and sites a certificate is issued."""
+    groups = sorted({entry.group for entry in archive.entries.values() if entry.group})
+    today = datetime.now(timezone.utc).date().isoformat()
+    return {"issued": today, "version": __version__, "cohort": archive.path.name, "groups": tuple(groups)}
+
+
+def outside_promise(certificate: Certificate, decision: Decision) -> str | None:
+    """Why a case is not among those that the certificate is about, as far as that shows without a label; else None."""
+    if certificate.groups and decision.group is not None and decision.group not in certificate.groups:
+        known = ", ".join(certificate.groups)
+        return f"outside the certificate: group {decision.group} is not among those that it was issued for ({known})"
+    if certificate.details.get("population") == "scored" and decision.bucket == UNSCORED:
+        return "outside the certificate: it was issued for cases with at least one changed region, this one has none"
+    return None
+
+
 def check_feasible(certificate: Certificate) -> None:
     """Refuse to present a failed attempt as a promise."""
     if not certificate.feasible:
@@ -107,8 +137,11 @@ def read_certificate(path: str | Path) -> Certificate:
     file = _file(path)
     try:
         plain = json.loads(file.read_text())
-        if plain["schema"] != SCHEMA:
-            raise Mismatch(f"{file} has certificate schema {plain['schema']}, this casewise reads {SCHEMA}")
+        if plain["schema"] not in READABLE:
+            raise Mismatch(
+                f"{file} has certificate schema {plain['schema']}, this casewise reads up to {SCHEMA}; "
+                f"use a newer casewise, or certify again"
+            )
         values: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()
         }
@@ -125,3 +158,28 @@ def read_certificate(path: str | Path) -> Certificate:
 def _file(path: str | Path) -> Path:
     path = Path(path)
     return path / CERTIFICATE if path.is_dir() else path
+
+
+def certified_policy(policy: Policy, cut: float | None) -> Policy:
+    """cut_high = min(own, certified), for each group too; M0 where nothing was certified (2.1)."""
+    name = f"{policy.name}-certified"
+    if cut is None:
+        return replace(policy, name=name, controller="m0", options={}, groups={})
+    groups = {group: _tightened(more, cut) for group, more in policy.groups.items()}
+    return replace(policy, name=name, options=_tightened(policy.options, cut), groups=groups)
+
+
+def certified_gate(policy: Policy, threshold: float | None, min_area: int, binding: Binding) -> Policy:
+    """The region gate with its certified threshold; M0 where nothing was certified."""
+    name = f"{policy.name}-certified"
+    if threshold is None:
+        return replace(policy, name=name, controller="m0", options={}, binding=binding)
+    options = {**policy.options, "threshold": threshold, "min_area": min_area}
+    return replace(policy, name=name, options=options, binding=binding)
+
+
+def _tightened(options: Mapping[str, Any], cut: float) -> dict[str, Any]:
+    if "cut_high" not in options:
+        return dict(options)
+    high = min(float(options["cut_high"]), cut)
+    return {**options, "cut_high": high, "cut_low": min(float(options.get("cut_low", high)), high)}

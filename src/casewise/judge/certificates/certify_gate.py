@@ -10,15 +10,23 @@ import numpy as np
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import SOURCE, Policy, State
-from casewise.judge.certificates.certificate import Certificate, policy_digest
-from casewise.judge.certificates.certified_policy import certified_gate
-from casewise.judge.certificates.certify_router import curve
-from casewise.judge.certificates.crc import conformal_bounds, conformal_cases, conformal_floor, conformal_setting
+from casewise.judge.certificates.certificate import Certificate, certified_gate, origin_of, policy_digest
+from casewise.judge.certificates.certify_router import curve, noted
+from casewise.judge.certificates.crc import (
+    conformal_bounds,
+    conformal_cases,
+    conformal_floor,
+    conformal_setting,
+    inflated_bounds,
+    inflated_setting,
+    inflation,
+    left_out_reliability,
+    stability,
+    tested_reliability,
+)
 from casewise.judge.certificates.evidence import cluster_of
 from casewise.judge.certificates.gate_losses import Gated, gate_table, gated
-from casewise.judge.certificates.inflated import inflated_bounds, inflated_setting, inflation, stability
 from casewise.judge.certificates.loss_table import LossTable
-from casewise.judge.certificates.reliability import left_out_reliability, tested_reliability
 from casewise.judge.certificates.statements import population_of, promise, refusal, unit_of
 from casewise.judge.controllers.region_gate import gated as gated_mask
 from casewise.judge.controllers.region_gate import region_scores
@@ -76,11 +84,14 @@ def certify_gate(
     within: str = "mean",
     thresholds: Sequence[float] | None = None,
     evaluation: Archive | None = None,
+    force: bool = False,
 ) -> tuple[Certificate, Policy]:
-    """A certificate for the region gate: 'surrogate' (C1), 'envelope' (C5), or 'deployed' on fixed thresholds (C7)."""
+    """A certificate for the region gate: 'surrogate', 'envelope', or 'deployed' on thresholds fixed in advance."""
     if policy.controller != "region-gate":
         raise BadInput(f"a gate certificate needs the policy 'region-gate', got {policy.name!r} ({policy.controller})")
     check_binding(policy, archive.binding)
+    question = {"method": loss, "alphas": [alpha], "population": population, "within": within, "at": thresholds}
+    said = noted(archive, policy, question, force=force)
     if evaluation is not None:
         evaluation = unlock(evaluation, purpose="certify", policy=fitted_on(policy, archive.entries.values()))
     keep_small = bool(policy.options.get("keep_small", False))
@@ -121,6 +132,8 @@ def certify_gate(
         deployed=_deployed(tables, chosen, ungated),
         **_reliability(tables, loss, fresh),
         **_about(archive, policy, certified, ids, table, loss, alpha, cut, population),
+        **origin_of(archive),
+        **said,
     )
     return certificate, certified
 
@@ -183,7 +196,7 @@ def _about(
     unit = unit_of(len(ids), table.units)
     price = inflation(table.units, len(table.settings)) if loss == "deployed" else conformal_floor(table.units)
     needed = (
-        int(np.ceil(np.log(len(table.settings)) / (2 * alpha**2))) if loss == "deployed" else conformal_cases(alpha)
+        int(np.ceil(np.log(len(table.settings) + 1) / (2 * alpha**2))) if loss == "deployed" else conformal_cases(alpha)
     )
     which = " with at least one region" if population == "scored" else ""
     said = (
@@ -194,7 +207,7 @@ def _about(
     words = "surrogate" if loss == "surrogate" else "envelope"
     return {
         "statement": promise((words,), (alpha,), None, certified.name, "", table.units, unit),
-        "population": population_of(len(ids), table.units, 0, which),
+        "population": population_of(len(ids), table.units, which),
         "units": table.units,
         "cases": len(ids),
         "floor": price,

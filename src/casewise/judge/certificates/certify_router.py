@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput
 from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
-from casewise.judge.certificates.certificate import Certificate, policy_digest
-from casewise.judge.certificates.certified_policy import certified_policy
-from casewise.judge.certificates.crc import conformal_bounds, conformal_cases, conformal_floor, conformal_setting
-from casewise.judge.certificates.evidence import LOSSES, Evidence, deployed_numbers, router_evidence
-from casewise.judge.certificates.loss_table import Floats, LossTable
+from casewise.judge.certificates.certificate import Certificate, certified_policy, origin_of, policy_digest
+from casewise.judge.certificates.crc import (
+    conformal_bounds,
+    conformal_cases,
+    conformal_floor,
+    conformal_setting,
+    left_out_reliability,
+    tested_reliability,
+)
+from casewise.judge.certificates.evidence import LOSSES, Evidence, check_router, deployed_numbers, router_evidence
+from casewise.judge.certificates.loss_table import Floats, LossTable, rollback_table
 from casewise.judge.certificates.ltt import by_kept_share, fixed_sequence, joint_p_values, p_values
-from casewise.judge.certificates.reliability import left_out_reliability, tested_reliability
-from casewise.judge.certificates.rollback import rollback_table
 from casewise.judge.certificates.sample_size import betting_alpha, betting_cases, ltt_alpha, ltt_cases
 from casewise.judge.certificates.statements import population_of, promise, refusal, tightening, unit_of
-from casewise.judge.ledger import unlock
-from casewise.judge.policy import fitted_on
+from casewise.judge.ledger import attempt_sentence, certification_attempt, unlock
+from casewise.judge.outcomes import LITTLE, judged_sentence
+from casewise.judge.policy import check_go, fitted_on
 
-KINDS = {"ha": "C2", "harmed": "C3", "dice": "C4"}
+KINDS = {"ha": "C2", "harmed": "C3", "dice": "C4", "worse-voxels": "C2"}
 ORDERS = 25  # fixed permutations over which betting averages the luck of the order away
 
 
@@ -36,7 +41,8 @@ class Promise:
     delta: float | None = None  # None: in expectation (CRC)
     p_value: str = "auto"
     within: str = "mean"  # how the cases of one patient are joined
-    low_mid: str = "envelope"  # or "fixed": the low/mid cut comes from other cases (2.3)
+    low_mid: str = "envelope"  # or "fixed": the low/mid cut comes from other cases
+    margin: float = 0.0  # a case is harmed where its metric falls by more than this
 
     def __post_init__(self) -> None:
         if not self.losses or len(self.losses) != len(self.alphas) or set(self.losses) - set(LOSSES):
@@ -47,6 +53,12 @@ class Promise:
             raise BadInput("CRC certifies one risk at a time; several at once need method 'ltt' and --delta")
         if self.low_mid not in ("envelope", "fixed"):
             raise BadInput(f"the low/mid cut is handled by 'envelope' or 'fixed', got {self.low_mid!r}")
+        if not 0 <= self.margin < 1:
+            raise BadInput(
+                f"a margin is a loss of the metric between 0 and 1, e.g. 0.01 for a point, got {self.margin}"
+            )
+        if self.margin and "harmed" not in self.losses:
+            raise BadInput(f"a margin is for the loss 'harmed', got {', '.join(self.losses)}; leave it out")
 
     @property
     def label(self) -> str:
@@ -55,25 +67,36 @@ class Promise:
 
 
 def certify_router(
-    archive: Archive, policy: Policy, asked: Promise, *, evaluation: Archive | None = None
+    archive: Archive, policy: Policy, asked: Promise, *, evaluation: Archive | None = None, force: bool = False
 ) -> tuple[Certificate, Policy]:
     """A certificate for the deployed harm of a router, and the router it holds for: cut_high = min(own, certified).
 
-    Without a certified cut the policy is M0. Labels of ``evaluation`` are read through its exposure ledger.
+    Without a certified cut the policy is M0. Labels of ``evaluation`` are read through its exposure ledger, and the
+    attempt is written into that of ``archive``. A policy that calibration advised against needs ``force``.
     """
+    check_router(policy)
+    said = noted(archive, policy, {"method": "crc or ltt", **asdict(asked)}, force=force)
     if evaluation is not None:
         evaluation = unlock(evaluation, purpose="certify", policy=fitted_on(policy, archive.entries.values()))
-    evidence = router_evidence(archive, policy, overlap=asked.low_mid == "envelope")
+    evidence = router_evidence(archive, policy, overlap=asked.low_mid == "envelope", margin=asked.margin)
     tables = tuple(loss_table(evidence, asked, name) for name in asked.losses)
     kind = chosen_p_value(asked, evidence)
     at, scores = _crc(tables, asked) if asked.delta is None else _ltt(tables, asked, kind)
     cut = None if at is None else float(tables[0].settings[at])
     bound = None if at is None else float(scores[at])
-    certificate, certified = issued(
-        archive, policy, asked, evidence, cut, bound, limits(asked, tables[0].units, kind), curve(tables[0], scores)
-    )
+    reach = limits(asked, tables[0].units, kind)
+    certificate, certified = issued(archive, policy, asked, evidence, cut, bound, reach, curve(tables[0], scores), said)
     more = _reliability(policy, asked, evidence, tables, evaluation)
     return replace(certificate, details=_details(asked, kind, evidence), **more), certified
+
+
+def noted(archive: Archive, policy: Policy, question: Mapping[str, Any], *, force: bool) -> dict[str, Any]:
+    """What stands beside a promise: a forced no-go, and how often these labels were asked. Written before any look."""
+    warning = check_go(policy, force=force)
+    attempt = certification_attempt(archive, {"policy": policy_digest(policy), "name": policy.name, **question})
+    warnings = [f"{warning}. It was certified all the same (--force)."] if warning else []
+    warnings += [attempt_sentence(attempt)] if attempt > 1 else []
+    return {"attempt": attempt, "warnings": tuple(warnings)}
 
 
 def issued(
@@ -85,22 +108,28 @@ def issued(
     bound: float | None,
     reach: tuple[float, int],
     points: tuple[dict[str, float], ...],
+    said: Mapping[str, Any],
 ) -> tuple[Certificate, Policy]:
     """The record of a search that found ``cut`` (or nothing), and the policy that it holds for."""
     certified = fitted_on(certified_policy(policy, cut), archive.entries.values())
     units = len(set(evidence.clusters))
     unit = unit_of(len(evidence.ids), units)
-    after = deployed_numbers(archive, certified)
+    after = deployed_numbers(archive, certified, margin=asked.margin)
+    before = deployed_numbers(archive, policy, margin=asked.margin)
     own = float(policy.options["cut_high"])
+    if "ha" in asked.losses and before.get("judged", 1.0) < LITTLE:
+        said = {**said, "warnings": (*said["warnings"], f"{judged_sentence(before['judged'])}.")}
     advice = refusal(min(asked.alphas), units, *reach, unit) if cut is None else tightening(own, cut, after["kept"])
     certificate = Certificate(
         kind=KINDS[asked.label] if asked.delta is None else ("C6" if len(asked.losses) == 1 else "C8"),
-        statement=promise(asked.losses, asked.alphas, asked.delta, certified.name, _metric(archive), units, unit),
+        statement=promise(
+            asked.losses, asked.alphas, asked.delta, certified.name, _metric(archive), units, unit, asked.margin
+        ),
         loss=asked.label,
         method="crc" if asked.delta is None else "ltt",
         alpha=asked.alphas[0],
         delta=asked.delta,
-        population=population_of(len(evidence.ids), units, evidence.excluded),
+        population=population_of(len(evidence.ids), units),
         units=units,
         cases=len(evidence.ids),
         floor=reach[0],
@@ -108,7 +137,7 @@ def issued(
         cut=cut,
         bound=bound,
         kept=after["kept"],
-        deployed={"before": deployed_numbers(archive, policy), "certified": after},
+        deployed={"before": before, "certified": after},
         advice=advice,
         binding=archive.binding,
         policy=policy_digest(certified),
@@ -117,6 +146,8 @@ def issued(
         calibration_id=archive.digest,
         curve=points,
         exposures=(*policy.exposures, {"what": "labels used to certify", "cases": list(evidence.ids)}),
+        **origin_of(archive),
+        **said,
     )
     return certificate, certified
 
@@ -167,7 +198,8 @@ def _ltt(tables: Sequence[LossTable], asked: Promise, kind: str) -> tuple[int | 
 
 
 def _details(asked: Promise, kind: str, evidence: Evidence) -> dict[str, Any]:
-    details: dict[str, Any] = {"low_mid": asked.low_mid, "within_cluster": asked.within, "excluded": evidence.excluded}
+    details: dict[str, Any] = {"low_mid": asked.low_mid, "within_cluster": asked.within}
+    details |= {"margin": asked.margin} if asked.margin else {}
     if asked.delta is not None:
         details |= {"p_value": kind, "family_wise": "fixed sequence by kept share"}
         details |= {"alphas": list(asked.alphas), "orders": ORDERS, "order_seed": RESAMPLING_SEED}
@@ -188,7 +220,7 @@ def _reliability(
         paid = loss_table(evidence, own, asked.label)
         points = left_out_reliability(tables[0], paid)
         return {"reliability": points, "reliability_from": "leave-one-out on the calibration cases"}
-    fresh = router_evidence(evaluation, policy, overlap=False)
+    fresh = router_evidence(evaluation, policy, overlap=False, margin=asked.margin)
     points = tested_reliability(
         tables[0],
         loss_table(fresh, asked, asked.label),

@@ -13,12 +13,12 @@ from casewise.archive.store import Archive
 from casewise.core.durable import text_sha256
 from casewise.core.errors import BadInput, Refused, TooFewCases
 from casewise.core.records import Controller, Policy, State, Verdict
-from casewise.judge.certificates.loss_table import Floats
-from casewise.judge.certificates.rollback import policy_envelope
-from casewise.judge.outcomes import outcomes
+from casewise.judge.certificates.loss_table import Floats, policy_envelope
+from casewise.judge.outcomes import judged_share, outcomes
 from casewise.judge.policy import check_binding, check_held_out, controller_of, is_hybrid
 
-LOSSES = ("ha", "harmed", "dice")
+LOSSES = ("ha", "harmed", "dice", "worse-voxels")
+"""What can be certified of a router; each is defined for every labelled case (docs/explanation/certificates.md)."""
 ROUTERS = ("router", "stop-router")
 
 
@@ -32,15 +32,17 @@ class Evidence:
     low: Mapping[str, Floats]  # loss name -> loss of the low action, in [0, 1]; also "gain", the metric's change
     mid: Mapping[str, Floats]
     own: Mapping[str, Floats]  # of the action that the policy's own low/mid cut (of the case's group) chooses
-    excluded: int  # labelled cases without a defined metric (A10)
 
     def loss(self, name: str) -> Floats:
         """The policy envelope (2.3 b): the worse of the two actions that a kept case may get."""
         return policy_envelope(self.low[name], self.mid[name])
 
 
-def router_evidence(archive: Archive, policy: Policy, *, overlap: bool = True) -> Evidence:
-    """Evidence for a router from labelled cases; with ``overlap=False`` its own calibration cases are refused (A3)."""
+def router_evidence(archive: Archive, policy: Policy, *, overlap: bool = True, margin: float = 0.0) -> Evidence:
+    """Evidence for a router from all labelled cases; with ``overlap=False`` its own calibration cases are refused.
+
+    ``margin`` is the loss of the metric that a case may have before it counts as harmed.
+    """
     check_router(policy)
     check_binding(policy, archive.binding)
     if not overlap:
@@ -50,7 +52,7 @@ def router_evidence(archive: Archive, policy: Policy, *, overlap: bool = True) -
             "the coordinate 'risk' was standardized on these cases, so they are not exchangeable with new ones; "
             "certify on other labelled cases or calibrate with coordinate 'delta' or 'regions'"
         )
-    ids, costs, excluded = _scored(archive)
+    ids, costs = _scored(archive)
     low, mid = (_forced(policy, cut) for cut in (np.inf, -np.inf))
     own = controller_of(_keeping(policy))
     verdicts = {case: verdict_of(archive, low, case) for case in ids}
@@ -58,10 +60,9 @@ def router_evidence(archive: Archive, policy: Policy, *, overlap: bool = True) -
         ids,
         tuple(cluster_of(archive, case) for case in ids),
         np.array([_value(case, verdicts[case]) for case in ids]),
-        _losses(costs, {case: verdict.state for case, verdict in verdicts.items()}),
-        _losses(costs, {case: verdict_of(archive, mid, case).state for case in ids}),
-        _losses(costs, {case: verdict_of(archive, own, case).state for case in ids}),
-        excluded,
+        _losses(costs, {case: verdict.state for case, verdict in verdicts.items()}, margin),
+        _losses(costs, {case: verdict_of(archive, mid, case).state for case in ids}, margin),
+        _losses(costs, {case: verdict_of(archive, own, case).state for case in ids}, margin),
     )
 
 
@@ -94,40 +95,58 @@ def cluster_of(archive: Archive, case_id: str) -> str:
     return text_sha256(archive.entry(case_id).cluster or case_id)
 
 
-def deployed_losses(archive: Archive, policy: Policy) -> tuple[tuple[str, ...], dict[str, Floats]]:
-    """What a policy really does to each labelled case: ha, harmed, dice (lost), gain, kept."""
-    ids, costs, _ = _scored(archive)
+def deployed_losses(
+    archive: Archive, policy: Policy, *, margin: float = 0.0
+) -> tuple[tuple[str, ...], dict[str, Floats]]:
+    """What a policy really does to each labelled case: every loss, the metric's gain, and whether it is kept."""
+    ids, costs = _scored(archive)
     controller = controller_of(policy)
     states = {case: verdict_of(archive, controller, case).state for case in ids}
     kept = np.array([float(state.step > 0) for state in states.values()])
-    return ids, {**_losses(costs, states), "kept": kept}
+    return ids, {**_losses(costs, states, margin), "kept": kept}
 
 
-def deployed_numbers(archive: Archive, policy: Policy) -> dict[str, float]:
-    """The means of :func:`deployed_losses`."""
-    return {name: float(values.mean()) for name, values in deployed_losses(archive, policy)[1].items()}
+def deployed_numbers(archive: Archive, policy: Policy, *, margin: float = 0.0) -> dict[str, float]:
+    """The means of :func:`deployed_losses`, and the share of the deployed edit that HA judged.
+
+    The gain is the mean over the cases whose metric is defined.
+    """
+    ids, costs = _scored(archive)
+    controller = controller_of(policy)
+    states = {case: verdict_of(archive, controller, case).state for case in ids}
+    found = _losses(costs, states, margin)
+    found["gain"] = found["gain"][np.isfinite(found["gain"])]
+    numbers = {name: float(values.mean()) if len(values) else 0.0 for name, values in found.items()}
+    numbers["kept"] = float(np.mean([state.step > 0 for state in states.values()]))
+    judged = judged_share(costs.loc[[(case, state.step, state.shrink) for case, state in states.items()]])
+    return numbers if judged is None else {**numbers, "judged": judged}
 
 
-def _scored(archive: Archive) -> tuple[tuple[str, ...], pd.DataFrame, int]:
-    labelled = [case for case in archive.ids if archive.entry(case).labelled]
+def _scored(archive: Archive) -> tuple[tuple[str, ...], pd.DataFrame]:
+    """The labelled cases, none left out, and what every state of them costs."""
+    labelled = tuple(case for case in archive.ids if archive.entry(case).labelled)
     if not labelled:
         raise TooFewCases(f"{archive.path} has no labelled case; a certificate needs labels")
-    frame = outcomes(archive).set_index(["case", "step", "shrink"])[["metric", "ha"]]
-    source = frame.xs((0, 0.0), level=("step", "shrink"))["metric"]
-    ids = tuple(case for case in labelled if np.isfinite(source[case]))
-    if not ids:
-        raise TooFewCases(f"no labelled case of {archive.path} has a defined metric; nothing can be certified")
-    return ids, frame, len(labelled) - len(ids)
+    columns = ["metric", "ha", "unscored", "area", "worse_voxels", "better_voxels"]
+    return labelled, outcomes(archive).set_index(["case", "step", "shrink"])[columns]
 
 
-def _losses(frame: pd.DataFrame, states: Mapping[str, State]) -> dict[str, Floats]:
+def _losses(frame: pd.DataFrame, states: Mapping[str, State], margin: float = 0.0) -> dict[str, Floats]:
+    """Losses in [0, 1] of the given state of each case, defined for all of them.
+
+    A label without foreground has no Dice. Such a case is harmed, and loses 1, where more voxels became wrong than
+    right: adaptation drew something where nothing is.
+    """
     rows = frame.loc[[(case, state.step, state.shrink) for case, state in states.items()]]
     source = frame.loc[[(case, 0, 0.0) for case in states], "metric"].to_numpy(float)
     change = rows["metric"].to_numpy(float) - source
+    worse = (rows["worse_voxels"] > rows["better_voxels"]).to_numpy(float)
+    defined = np.isfinite(change)
     return {
         "ha": rows["ha"].to_numpy(float),
-        "harmed": (change < 0).astype(float),
-        "dice": np.maximum(0.0, -change),
+        "harmed": np.where(defined, change < -margin, worse).astype(float),
+        "dice": np.where(defined, np.maximum(0.0, -np.where(defined, change, 0.0)), worse),
+        "worse-voxels": rows["worse_voxels"].to_numpy(float),
         "gain": change,
     }
 

@@ -8,7 +8,7 @@ order by looking at labels), and the other half is tested.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,8 @@ from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import Policy
 from casewise.judge.certificates.certificate import Certificate, policy_digest
-from casewise.judge.certificates.certify_router import ORDERS, Promise, issued, limits
-from casewise.judge.certificates.evidence import Evidence, deployed_numbers, router_evidence
+from casewise.judge.certificates.certify_router import ORDERS, Promise, issued, limits, noted
+from casewise.judge.certificates.evidence import Evidence, check_router, deployed_numbers, router_evidence
 from casewise.judge.certificates.loss_table import Floats, cluster_rows
 from casewise.judge.certificates.ltt import (
     best_certified,
@@ -31,6 +31,7 @@ from casewise.judge.certificates.ltt import (
     pareto_order,
 )
 from casewise.judge.controllers.bucket import bucket_of
+from casewise.judge.policy import check_go
 
 FAMILIES = ("chains", "holm", "pareto")
 _CUTS = 20  # quantiles of the coordinate on the half that fixes the grid
@@ -49,23 +50,52 @@ def action_pairs(policy: Policy, archive: Archive, deepest: int = 3) -> list[Pol
 
 
 def certify_grid(
-    archive: Archive, policy: Policy, asked: Promise, *, family: str = "chains"
+    archive: Archive, policy: Policy, asked: Promise, *, family: str = "chains", force: bool = False
 ) -> tuple[Certificate, Policy]:
     """The configuration of greatest metric among those that are certified together with probability 1 - delta."""
     if family not in FAMILIES or asked.delta is None:
         raise BadInput(f"a grid needs --delta and one of the families {', '.join(FAMILIES)}, got {family!r}")
-    grid = [Variant(one, router_evidence(archive, one)) for one in action_pairs(policy, archive)]
+    said = noted(archive, policy, {"method": f"grid {family}", **asdict(asked)}, force=force)
+    grid = [Variant(one, router_evidence(archive, one, margin=asked.margin)) for one in action_pairs(policy, archive)]
     found = searched(grid, asked, family)
     best = grid[0] if found is None else found.variant
     cut, p = (None, None) if found is None else (found.cut, found.p)
     chosen = policy if found is None else best.policy
-    certificate, certified = issued(archive, chosen, asked, best.evidence, cut, p, reach(grid, asked, family), ())
+    certificate, certified = issued(archive, chosen, asked, best.evidence, cut, p, reach(grid, asked, family), (), said)
     actions = {} if found is None else {name: str(bucket_of(chosen.options[name])) for name in ("low", "mid")}
-    said = "".join(f" The {name} action is now: {action}." for name, action in actions.items())
+    more = "".join(f" The {name} action is now: {action}." for name, action in actions.items())
     details = {"family_wise": family, "action_pairs": len(grid), "p_value": _kind(asked), **actions}
-    before: dict[str, Any] = {"deployed": {**certificate.deployed, "before": deployed_numbers(archive, policy)}}
-    before |= {"policy_before": policy_digest(policy), "advice": certificate.advice + said}
-    return replace(certificate, details=details, **before), certified
+    before = deployed_numbers(archive, policy, margin=asked.margin)
+    changed: dict[str, Any] = {"deployed": {**certificate.deployed, "before": before}}
+    changed |= {"policy_before": policy_digest(policy), "advice": certificate.advice + more}
+    return replace(certificate, details=details, **changed), certified
+
+
+def certify_designs(
+    archive: Archive, policies: Sequence[Policy], asked: Promise, *, force: bool = False
+) -> tuple[Certificate, Policy]:
+    """The best of several routers, certified together: each is a chain of cuts, walked at delta / number of routers.
+
+    This is the valid way to choose a design with the labels that certify it; one certificate for each and the best of
+    them is not.
+    """
+    if len(policies) < 2 or asked.delta is None:
+        raise BadInput(f"certifying designs together needs --method ltt and two or more of them, got {len(policies)}")
+    for one in policies:
+        check_router(one)
+        check_go(one, force=force)
+    names = [one.name for one in policies]
+    digests = [policy_digest(one) for one in policies]
+    said = noted(archive, policies[0], {"method": "designs", "designs": digests, **asdict(asked)}, force=force)
+    grid = [Variant(one, router_evidence(archive, one, margin=asked.margin)) for one in policies]
+    found = _chains(grid, asked)
+    best = grid[0] if found is None else found.variant
+    cut, p = (None, None) if found is None else (found.cut, found.p)
+    where = reach(grid, asked, "chains")
+    certificate, certified = issued(archive, best.policy, asked, best.evidence, cut, p, where, (), said)
+    advice = certificate.advice + ("" if found is None else f" Of {', '.join(names)} it is {best.policy.name!r}.")
+    details = {"family_wise": "chains", "designs": names, "p_value": _kind(asked)}
+    return replace(certificate, details=details, advice=advice), certified
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +115,7 @@ class Variant:
         """The metric that each cut gains over M0, with the router's own cuts where they are tighter."""
         own = float(self.policy.options["cut_high"])
         kept = self.evidence.values[:, None] < np.minimum(cuts, own)[None, :]
-        return np.asarray((self.evidence.own["gain"][:, None] * kept).mean(axis=0))
+        return np.asarray((np.nan_to_num(self.evidence.own["gain"])[:, None] * kept).mean(axis=0))
 
     def part(self, side: NDArray[np.bool_]) -> Variant:
         """The same router on some of the cases."""
@@ -128,13 +158,13 @@ def reach(grid: Sequence[Variant], asked: Promise, family: str) -> tuple[float, 
 
 
 def _chains(grid: Sequence[Variant], asked: Promise) -> Found | None:
+    """Each variant's own jump points, from the one that keeps least; the best of what all chains certify."""
     level = float(asked.delta or 0) / len(grid)
-    cuts = np.append(np.unique(grid[0].evidence.values), np.inf)
-    order = by_kept_share((grid[0].evidence.values[:, None] < cuts[None, :]).mean(axis=0))
-    each = np.split(_joint(_stacked(grid, cuts, asked), asked, level), len(grid))
     best: Found | None = None
-    for variant, p in zip(grid, each, strict=True):
-        gains = variant.gains(cuts)
+    for variant in grid:
+        cuts = np.append(np.unique(variant.evidence.values), np.inf)
+        order = by_kept_share((variant.evidence.values[:, None] < cuts[None, :]).mean(axis=0))
+        p, gains = _joint(variant.risks(cuts, asked), asked, level), variant.gains(cuts)
         at = best_certified(fixed_sequence(p, order, level), gains)
         if at is not None and (best is None or gains[at] > best.gain):
             best = Found(variant, float(cuts[at]), float(p[at]), float(gains[at]))

@@ -10,7 +10,7 @@ from scipy import stats
 
 from casewise.judge.certificates.crc import conformal_cases, conformal_floor
 from casewise.judge.certificates.loss_table import ACCEPT, check_level
-from casewise.judge.certificates.pvalues import betting
+from casewise.judge.certificates.ltt import betting
 
 ALPHAS = (0.05, 0.10, 0.15, 0.20, 0.30)
 

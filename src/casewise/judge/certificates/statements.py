@@ -6,19 +6,34 @@ from collections.abc import Sequence
 
 WHAT = {
     "ha": "the share of the changed area that made the segmentation worse (HA; a case that is rolled back counts 0)",
-    "harmed": "the share of cases whose {metric} ends below that of the unadapted model",
-    "dice": "the {metric} lost against the unadapted model (gains count 0)",
+    "harmed": "the share of cases whose {metric} ends {margin}below that of the unadapted model{without}",
+    "dice": "the {metric} lost against the unadapted model (gains count 0){without}",
+    "worse-voxels": "the share of the changed voxels that became wrong (small pieces and swaps of classes count)",
     "surrogate": "the harmful accepted area as a share of the un-gated edit (a surrogate: not the deployed HA)",
     "envelope": "the share of the accepted area that made the segmentation worse (deployed HA of the gate)",
 }
 
 
 def promise(
-    losses: Sequence[str], alphas: Sequence[float], delta: float | None, policy: str, metric: str, units: int, unit: str
+    losses: Sequence[str],
+    alphas: Sequence[float],
+    delta: float | None,
+    policy: str,
+    metric: str,
+    units: int,
+    unit: str,
+    margin: float = 0.0,
 ) -> str:
     """The statement of a certificate: a mean over new units, in expectation or with probability 1 - delta."""
     pairs = zip(losses, alphas, strict=True)
-    what = ", and ".join(f"{WHAT[name].format(metric=metric)} is at most {alpha:g}" for name, alpha in pairs)
+    words = {
+        "metric": metric,
+        "margin": f"more than {margin:g} " if margin else "",
+        "without": ""
+        if metric == "mIoU"
+        else " (without foreground in the label: where more voxels became wrong than right)",
+    }
+    what = ", and ".join(f"{WHAT[name].format(**words)} is at most {alpha:g}" for name, alpha in pairs)
     whom = f"on average over new {unit}s like the {units} {unit}s that were used, and when policy '{policy}' decides"
     if delta is None:
         luck = f"It is an average over the choice of calibration {unit}s too: one certificate may be unlucky."
@@ -52,11 +67,10 @@ def tightening(own: float, cut: float, kept: float) -> str:
     return f"The calibrated rollback cut {own:.4g} is certified as it is."
 
 
-def population_of(cases: int, units: int, excluded: int, which: str = "") -> str:
-    """Whom the promise is about."""
+def population_of(cases: int, units: int, which: str = "") -> str:
+    """Whom the promise is about: all labelled cases, none left out, unless ``which`` says so."""
     clustered = f" of {units} patients or sequences; the promise is per patient or sequence" if units < cases else ""
-    left_out = f"; {excluded} labelled cases without a defined metric are outside the population" if excluded else ""
-    return f"{cases} labelled calibration cases{which}{clustered}{left_out}"
+    return f"{cases} labelled calibration cases{which}{clustered}"
 
 
 def unit_of(cases: int, units: int) -> str:

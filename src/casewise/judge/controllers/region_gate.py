@@ -21,6 +21,9 @@ from casewise.measure.difference import changed_voxels
 from casewise.measure.regions import Regions, components, regions_of
 from casewise.measure.signals.entropy_drops import DROP
 
+UNSCORED = "unscored"
+"""The bucket of a case without any region: a certificate of scored cases does not cover it."""
+
 
 @dataclass(frozen=True)
 class RegionGate:
@@ -46,13 +49,10 @@ class RegionGate:
         scores = region_scores(seen)
         accepted = tuple(number for number, score in enumerate(scores) if score > self.threshold)
         reason = f"{len(accepted)} of {len(scores)} regions have an entropy drop > {self.threshold:.4g}"
+        scored = None if scores else UNSCORED
         if not accepted and not self.keep_small:
-            return Verdict(
-                SOURCE, Action.ROLLBACK, coordinate="drop", cut_low=self.threshold, accepted=(), reason=reason
-            )
-        return Verdict(
-            State(1), Action.GATE, coordinate="drop", cut_low=self.threshold, accepted=accepted, reason=reason
-        )
+            return Verdict(SOURCE, Action.ROLLBACK, scored, "drop", cut_low=self.threshold, accepted=(), reason=reason)
+        return Verdict(State(1), Action.GATE, scored, "drop", cut_low=self.threshold, accepted=accepted, reason=reason)
 
     def output(self, mask: Callable[[State], Mask], decision: Decision) -> Mask:
         """M0 with the regions of the step-1 edit that a decision accepted; the very M0 where it rolled back."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.judge.certificates.loss_table import check_level
-from casewise.judge.certificates.pvalues import clopper_pearson_upper
+from casewise.judge.certificates.ltt import clopper_pearson_upper
 from casewise.judge.monitors.betting import exceeds, lower_bound
 
 
