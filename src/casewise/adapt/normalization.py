@@ -63,6 +63,40 @@ def blending(network: nn.Module, prior: float = PRIOR) -> Iterator[None]:
                 layer.__dict__["forward"] = forward
 
 
+@contextmanager
+def blending_by(network: nn.Module, share: float) -> Iterator[None]:
+    """Inside, every BatchNorm layer uses (1 - share) of the source's statistics and ``share`` of its input's own.
+
+    The input's variance is the biased one, as in the layer's own training mode.
+    """
+    layers = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    if not layers:
+        raise BadInput(
+            "statistics(share) mixes the statistics of BatchNorm, and this network has no such layer; use other views"
+        )
+    found = [layer.__dict__.get("forward") for layer in layers]
+    try:
+        for layer in layers:
+            layer.forward = _mixed(layer, share)  # type: ignore[method-assign, assignment]
+        yield
+    finally:
+        for layer, forward in zip(layers, found, strict=True):
+            layer.__dict__.pop("forward", None)
+            if forward is not None:
+                layer.__dict__["forward"] = forward
+
+
+def _mixed(layer: _BatchNorm, share: float) -> Callable[[Tensor], Tensor]:
+    def forward(inputs: Tensor) -> Tensor:
+        axes = [axis for axis in range(inputs.ndim) if axis != 1]
+        variance, mean = torch.var_mean(inputs, dim=axes, correction=0)
+        known_mean, known_variance = layer.get_buffer("running_mean"), layer.get_buffer("running_var")
+        mixed = torch.lerp(known_mean, mean, share), torch.lerp(known_variance, variance, share)
+        return functional.batch_norm(inputs, *mixed, layer.weight, layer.bias, eps=layer.eps)
+
+    return forward
+
+
 def group_instance_norm(network: nn.Module) -> None:
     """Compute InstanceNorm as GroupNorm with one channel a group: faster on CPU, equal up to rounding."""
     for layer in network.modules():

@@ -48,10 +48,10 @@ class Registry(Mapping[str, Item], Generic[Item]):
     def __len__(self) -> int:
         return len(self._items)
 
-    def build(self, name: str, **options: Any) -> Any:
-        """Look a class up by name and build it; options are its own arguments."""
+    def build(self, name: str, /, *arguments: Any, **options: Any) -> Any:
+        """Look a class up by name and build it; arguments and options are its own."""
         made: Any = self[name]
-        return made(**options)
+        return made(*arguments, **options)
 
 
 def from_address(address: str, kind: str) -> Any:

@@ -19,6 +19,25 @@ from casewise.core.errors import BadInput
 from casewise.core.records import Case, Mask
 from casewise.data.folders import CaseFiles
 
+Invert = Callable[[Tensor], Tensor]
+"""Takes maps (n, classes, *space) that were predicted on transformed inputs back to the geometry of the case."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """A backbone's whole way from a case to a mask, for inputs that were transformed: forward passes only.
+
+    Probabilities are (n, classes, *space) on the grid of the mask, float32, with the current weights.
+    """
+
+    whole: Tensor  # (n, channel, *space): the prepared case, before windows and padding
+    read: Callable[[Tensor, Invert], Tensor]  # (transformed whole, how logits are taken back) -> probabilities
+    source: Callable[[], tuple[Mask, Tensor]]  # M0 as the backbone predicts it, and its probabilities: one pass
+    mask: Callable[[Tensor], Mask]  # the mask of probabilities
+    network: nn.Module  # what runs in between
+    mirrored: tuple[int, ...] = ()  # axes, counted from the end, over which the pipeline averages mirror images itself
+    rows_alone: bool = False  # whether every row of n is predicted for itself, so that rows may be read in parts
+
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
@@ -31,6 +50,7 @@ class Prepared:
     inputs: Tensor  # (n, channel, *space)
     forward: Callable[[Tensor], Tensor] | None = None
     predict: Callable[[], Mask] | None = None
+    pipeline: Pipeline | None = None  # what views and members are read through
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from casewise.adapt.backbones import Expectation, Prepared, Reading, check_image
 from casewise.adapt.backbones.files import read_files, read_label_file, write_mask_file
 from casewise.adapt.logits import at_resolution
+from casewise.adapt.readings import logits_pipeline
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput, MissingExtra, UnsafeInput
 from casewise.core.records import Case, Decision, Mask
@@ -94,7 +95,14 @@ class HuggingFace:
         picture = np.moveaxis(np.asarray(case.image), 0, -1)
         inputs = self.processor(images=picture, return_tensors="pt")["pixel_values"].to(self.device)
         size = tuple(case.image.shape[1:])
-        return Prepared(inputs, forward=lambda pixels: at_resolution(self.network(pixel_values=pixels).logits, size))
+        pipeline = logits_pipeline(self.network, inputs, self.head, self._coarse_logits, size)
+        return Prepared(
+            inputs, forward=lambda pixels: at_resolution(self._coarse_logits(pixels), size), pipeline=pipeline
+        )
+
+    def _coarse_logits(self, pixels: Tensor) -> Tensor:
+        logits: Tensor = self.network(pixel_values=pixels).logits
+        return logits
 
 
 def segments(mask: Mask, labels: Mapping[int, str], decision: Decision | None = None) -> list[dict[str, Any]]:

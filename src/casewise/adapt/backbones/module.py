@@ -23,6 +23,7 @@ from casewise.adapt.backbones import Backbone, Expectation, Prepared, Reading, c
 from casewise.adapt.backbones.checkpoints import load_weights
 from casewise.adapt.backbones.files import INTENSITIES, read_files, read_label_file, write_mask_file
 from casewise.adapt.logits import at_resolution, labels, logits_of
+from casewise.adapt.readings import logits_pipeline
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput
 from casewise.core.records import Case, Mask
@@ -92,10 +93,21 @@ class Module:
         space = tuple(whole.shape[2:])
         if self.window is not None and self.infer is not None:
             inputs = patches(image, self.window).to(self.device)
-            return Prepared(inputs, predict=lambda: self._whole_mask(whole))
+            pipeline = logits_pipeline(self.network, whole, self.head, lambda seen: self._inferred(seen))
+            return Prepared(inputs, predict=lambda: self._whole_mask(whole), pipeline=pipeline)
         padded = functional.pad(whole, _margins(space, self.multiple))
         inside = (slice(None), slice(None), *(slice(size) for size in space))
-        return Prepared(padded, forward=lambda inputs: self._logits(inputs)[inside])
+        pipeline = logits_pipeline(self.network, whole, self.head, self._padded_logits)
+        return Prepared(padded, forward=lambda inputs: self._logits(inputs)[inside], pipeline=pipeline)
+
+    def _padded_logits(self, whole: Tensor) -> Tensor:
+        space = tuple(whole.shape[2:])
+        logits = self._logits(functional.pad(whole, _margins(space, self.multiple)))
+        return logits[(slice(None), slice(None), *(slice(size) for size in space))]
+
+    def _inferred(self, whole: Tensor) -> Tensor:
+        assert self.infer is not None
+        return self.infer(self.network, whole)
 
     def _batch(self, image: Tensor) -> Tensor:
         if image.ndim - 1 == self.dimensions:
@@ -108,9 +120,8 @@ class Module:
         return at_resolution(logits_of(self.network(inputs)), inputs.shape[2:])
 
     def _whole_mask(self, whole: Tensor) -> Mask:
-        assert self.infer is not None
         with torch.inference_mode():
-            logits = self.infer(self.network, whole)
+            logits = self._inferred(whole)
         found = labels(logits, self.head)
         return np.asarray(found[0] if len(found) == 1 else found)
 

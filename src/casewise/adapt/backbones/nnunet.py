@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from casewise.adapt.backbones import Expectation, Prepared, Reading, check_image
+from casewise.adapt.backbones import Expectation, Invert, Pipeline, Prepared, Reading, check_image
 from casewise.adapt.backbones.architectures import check_nnunet_names, read_model_json
 from casewise.adapt.backbones.checkpoints import read_checkpoint
 from casewise.adapt.backbones.module import patches
+from casewise.adapt.logits import at_resolution
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput, MissingExtra
 from casewise.core.records import Case, Mask
@@ -146,22 +147,65 @@ class NnUNet:
                 predictor.plans_manager, predictor.configuration_manager, predictor.dataset_json,
             )  # fmt: skip
         volume = torch.as_tensor(data).to(dtype=torch.float32, memory_format=torch.contiguous_format)
+        properties["preprocessed_shape"] = tuple(volume.shape[1:])
         inputs = patches(volume, predictor.configuration_manager.patch_size).to(predictor.device)
-        return Prepared(inputs=inputs, predict=lambda: self._mask(volume, properties))
+        pipeline = Pipeline(
+            whole=volume[None],
+            read=lambda whole, invert: self._probabilities(whole[0], properties, invert),
+            source=lambda: self._source(volume, properties),
+            mask=lambda probabilities: self._labels(probabilities[0]),
+            network=self.predictor.network,
+            mirrored=self.mirrored,
+        )
+        return Prepared(inputs=inputs, predict=lambda: self._mask(volume, properties), pipeline=pipeline)
 
     def _mask(self, volume: Tensor, properties: dict[str, Any]) -> Mask:
         """nnU-Net's own prediction with the current weights; one logit volume lives at a time."""
-        from nnunetv2.inference.export_prediction import convert_predicted_logits_to_segmentation_with_correct_shape
+        return np.asarray(self._converted(self._logits(volume), properties))
 
+    def _logits(self, volume: Tensor) -> Tensor:
+        """Sliding window, mirroring and folds as they are configured, with the current weights."""
         members = list(self.network.members) if isinstance(self.network, Ensemble) else [self.network]
         self.predictor.list_of_parameters = [member.state_dict() for member in members]
         with _quiet():
-            mask = convert_predicted_logits_to_segmentation_with_correct_shape(
-                self.predictor.predict_logits_from_preprocessed_data(volume).cpu(),
+            logits: Tensor = self.predictor.predict_logits_from_preprocessed_data(volume).cpu()
+        return logits
+
+    def _converted(self, logits: Tensor, properties: dict[str, Any], *, probabilities: bool = False) -> Any:
+        """The mask on the image's own grid; with ``probabilities`` a pair of it and them."""
+        from nnunetv2.inference.export_prediction import convert_predicted_logits_to_segmentation_with_correct_shape
+
+        with _quiet():
+            return convert_predicted_logits_to_segmentation_with_correct_shape(
+                logits,
                 self.predictor.plans_manager, self.predictor.configuration_manager, self.predictor.label_manager,
-                properties,
+                properties, return_probabilities=probabilities,
             )  # fmt: skip
-        return np.asarray(mask)
+
+    def _probabilities(self, volume: Tensor, properties: dict[str, Any], invert: Invert) -> Tensor:
+        logits = self._logits(volume.contiguous())
+        space = tuple(properties["preprocessed_shape"])
+        back = at_resolution(invert(logits[None].float()), space)[0]
+        return torch.as_tensor(self._converted(back, properties, probabilities=True)[1])[None]
+
+    def _source(self, volume: Tensor, properties: dict[str, Any]) -> tuple[Mask, Tensor]:
+        """M0 exactly as ``_mask`` gives it, and its probabilities, from one pass of the network."""
+        logits = self._logits(volume)
+        mask = np.asarray(self._converted(logits.clone(), properties))
+        return mask, torch.as_tensor(self._converted(logits, properties, probabilities=True)[1])[None]
+
+    def _labels(self, probabilities: Tensor) -> Mask:
+        manager = self.predictor.label_manager
+        few = len(manager.foreground_labels) < 255
+        chosen = np.asarray(manager.convert_probabilities_to_segmentation(probabilities))
+        return chosen.astype(np.uint8 if few else np.uint16)
+
+    @property
+    def mirrored(self) -> tuple[int, ...]:
+        """The axes over which it averages mirror images, counted from the end; nnU-Net counts those of a patch."""
+        axes = self.predictor.allowed_mirroring_axes if self.predictor.use_mirroring else None
+        patch = len(self.predictor.configuration_manager.patch_size)
+        return () if axes is None else tuple(axis - patch for axis in axes)
 
     def write(self, mask: Mask, reading: Reading, path: Path) -> None:
         """Write with nnU-Net's own writer, so that a rolled-back case is the file that ``nnUNetv2_predict`` writes."""

@@ -1,0 +1,352 @@
+"""Views: other readings of a case by the same frozen network (forward passes only, no label, no training).
+
+A view transforms the prepared inputs (after the backbone's own preprocessing) and, where it moves voxels, takes the
+logits back; the network's whole pipeline runs in between. A view is a frozen object with ``apply(inputs)`` and, where
+it needs them, ``invert(maps)`` and ``lent(network)``. A view of your own is one function from tensor to tensor, named
+by its address ``package.module:view``.
+
+    gamma(1.4)              one view            gamma(1.4)+mirror(x)    one after the other
+    mri                     a named set         random(12)              twelve drawn ones, seeded by case
+    mri,random(12)          a list of them
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from casewise.adapt.normalization import blending_by
+from casewise.adapt.views.geometry import Mirror, Rotate90, Scale, Turn
+from casewise.adapt.views.intensity import (
+    Bias,
+    Blur,
+    Clip,
+    Contrast,
+    Gamma,
+    GreyWorld,
+    Noise,
+    Sharpen,
+    Shift,
+    Stretch,
+)
+from casewise.adapt.views.source import Fourier, Histogram, SourceStatistics, read_source_statistics
+from casewise.core.errors import BadInput
+from casewise.core.registry import Registry
+from casewise.core.seeds import seed_of
+
+
+@runtime_checkable
+class View(Protocol):
+    """A transform of prepared inputs, (n, channel, *space). ``invert`` and ``lent`` are optional."""
+
+    def apply(self, inputs: Tensor) -> Tensor:
+        """The inputs under this view."""
+        ...
+
+
+def inverted(view: View, maps: Tensor) -> Tensor:
+    """Maps that were predicted under a view, back in the geometry of the case."""
+    back: Callable[[Tensor], Tensor] | None = getattr(view, "invert", None)
+    return maps if back is None else back(maps)
+
+
+@contextmanager
+def lent(view: View, network: nn.Module) -> Iterator[None]:
+    """The network as a view wants it for its forward; it comes back as it was."""
+    borrowed = getattr(view, "lent", None)
+    if borrowed is None:
+        yield
+        return
+    with borrowed(network):
+        yield
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The case as it is."""
+
+    def __str__(self) -> str:
+        return "identity"
+
+    def apply(self, inputs: Tensor) -> Tensor:
+        """The very same tensor."""
+        return inputs
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """BatchNorm with (1 - share) of the source's statistics and ``share`` of the image's own (InTEnt, CVPR-W 2024)."""
+
+    share: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise BadInput(f"statistics takes a share from 0 to 1, got {self.share:g}")
+
+    def __str__(self) -> str:
+        return f"statistics({self.share:g})"
+
+    def apply(self, inputs: Tensor) -> Tensor:
+        """The very same tensor: what changes is the network."""
+        return inputs
+
+    @contextmanager
+    def lent(self, network: nn.Module) -> Iterator[None]:
+        """The network with mixed statistics."""
+        with blending_by(network, self.share):
+            yield
+
+
+@dataclass(frozen=True)
+class Chain:
+    """One view after the other; inverted in the other order."""
+
+    views: tuple[View, ...]
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self.views))
+
+    def apply(self, inputs: Tensor) -> Tensor:
+        """All of them."""
+        for view in self.views:
+            inputs = view.apply(inputs)
+        return inputs
+
+    def invert(self, maps: Tensor) -> Tensor:
+        """Back through all of them."""
+        for view in reversed(self.views):
+            maps = inverted(view, maps)
+        return maps
+
+    @contextmanager
+    def lent(self, network: nn.Module) -> Iterator[None]:
+        """The network as all of them want it."""
+        with ExitStack() as stack:
+            for view in self.views:
+                stack.enter_context(lent(view, network))
+            yield
+
+
+@dataclass(frozen=True)
+class Own:
+    """A view of your own: one function, by its address."""
+
+    address: str
+    function: Callable[[Tensor], Tensor] = field(repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return self.address
+
+    def apply(self, inputs: Tensor) -> Tensor:
+        """What the function returns for a copy of the inputs."""
+        seen = self.function(inputs.clone())
+        if not isinstance(seen, Tensor) or seen.ndim != inputs.ndim or seen.shape[:2] != inputs.shape[:2]:
+            got = tuple(seen.shape) if isinstance(seen, Tensor) else type(seen).__name__
+            raise BadInput(
+                f"view {self.address} takes a tensor {tuple(inputs.shape)} to one of its kind, it gave {got}"
+            )
+        return seen
+
+    def invert(self, maps: Tensor) -> Tensor:
+        """Through the function's own attribute ``invert``, where it has one."""
+        return inverted(self.function, maps)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """``random(n)``: n views that are drawn for each case, from a seed of the run and the case."""
+
+    count: int
+    photos: bool = False  # photographs: gamma within .7-1.4 and the range kept
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= 256:
+            raise BadInput(f"random takes 1 to 256 views, got {self.count}")
+
+    def __str__(self) -> str:
+        return f"random({self.count},photos)" if self.photos else f"random({self.count})"
+
+    def drawn(self, case_id: str, seed: int) -> tuple[View, ...]:
+        """The views of one case: gamma, contrast, offset, sometimes noise, a small turn and zoom, random mirrors."""
+        generator = torch.Generator().manual_seed(seed_of(f"views/{seed}", case_id))
+        return tuple(self._one(generator) for _ in range(self.count))
+
+    def _one(self, generator: torch.Generator) -> View:
+        def between(low: float, high: float) -> float:
+            return low + (high - low) * float(torch.rand(1, generator=generator, dtype=torch.float64))
+
+        low, high = (0.7, 1.4) if self.photos else (0.9, 2.0)
+        power = math.exp(between(math.log(low), math.log(high)))
+        contrast, offset = between(0.8, 1.3 if self.photos else 1.2), between(-0.1, 0.1)
+        noise, field_seed = between(0, 0.1), int(torch.randint(2**31, (1,), generator=generator))
+        noisy, mirrored_x, mirrored_y = (between(0, 1) for _ in range(3))
+        degrees, zoom = between(-15, 15), between(0.87, 1.1)
+        keep = "range" if self.photos else "moments"
+        mirrors = "x" * (mirrored_x < 0.5) + "y" * (mirrored_y < 0.5 and not self.photos)
+        parts: list[View] = [Gamma(round(power, 4), keep), Contrast(round(contrast, 4)), Shift(round(offset, 4))]
+        parts += [Noise(round(noise, 4), field_seed)] if noisy < 0.25 else []
+        parts += [Turn(round(degrees, 3), round(zoom, 4))]
+        return Chain((*parts, *([Mirror(mirrors)] if mirrors else [])))
+
+
+VIEWS: Registry[Callable[..., Any]] = Registry(
+    "view",
+    {
+        "identity": Identity,
+        "mirror": Mirror,
+        "rotate90": Rotate90,
+        "scale": Scale,
+        "turn": Turn,
+        "gamma": Gamma,
+        "contrast": Contrast,
+        "shift": Shift,
+        "bias": Bias,
+        "blur": Blur,
+        "sharpen": Sharpen,
+        "clip": Clip,
+        "stretch": Stretch,
+        "grey-world": GreyWorld,
+        "noise": Noise,
+        "statistics": Statistics,
+        "histogram": Histogram,
+        "fourier": Fourier,
+        "random": Drawn,
+    },
+)
+"""Every view by name; ``histogram`` and ``fourier`` need the source statistics of the model."""
+
+_FROM_SOURCE = ("histogram", "fourier")
+
+SETS: Registry[tuple[str, ...]] = Registry(
+    "set of views",
+    {
+        "light": ("mirror(x)", "gamma(1.2)", "gamma(1.4)", "gamma(1.4)+mirror(x)"),
+        "mri": (
+            "gamma(1.2)", "gamma(1.4)", "gamma(1.7)", "gamma(2)", "gamma(0.8)", "bias(30)", "sharpen", "clip",
+            "mirror(x)", "mirror(y)", "mirror(xy)",
+            "gamma(1.4)+mirror(x)", "gamma(1.4)+mirror(y)", "gamma(1.4)+mirror(xy)",
+        ),
+        "ct": ("mirror(x)", "shift(-0.1)", "shift(0.1)", "contrast(0.9)", "contrast(1.1)", "clip(0.5,99.5,range)"),
+        "photo": (
+            "mirror(x)", "gamma(0.8,range)", "gamma(1.25,range)", "contrast(1.4,range)", "stretch", "scale(0.75)",
+            "scale(1.25)",
+        ),
+        "driving": (
+            "mirror(x)", "gamma(0.6,range)", "gamma(0.8,range)", "gamma(1.25,range)", "contrast(0.7,range)",
+            "contrast(1.4,range)", "stretch", "grey-world", "scale(0.75)", "scale(1.25)",
+        ),
+        "intent": tuple(f"statistics({share:g})" for share in (0.2, 0.4, 0.6, 0.8, 1.0)),
+        "all": (
+            "mirror(x)", "mirror(y)", "mirror(xy)", "rotate90(1)", "rotate90(3)", "scale(0.75)", "scale(1.25)",
+            "gamma(0.6)", "gamma(0.8)", "gamma(1.2)", "gamma(1.4)", "gamma(1.7)", "gamma(2)", "contrast(0.7)",
+            "contrast(1.4)", "bias(30)", "blur", "sharpen", "clip", "stretch", "grey-world", "noise",
+        ),
+    },
+)  # fmt: skip
+"""Named lists; M0, the identity, is always the first reading and is not listed."""
+
+
+def views_of(spec: str, *, statistics: SourceStatistics | str | Path | None = None) -> tuple[View | Drawn, ...]:
+    """The views that a text names: sets, views, chains with ``+``, ``random(n)`` and addresses, with commas between.
+
+    >>> [str(view) for view in views_of("light")]
+    ['mirror(x)', 'gamma(1.2)', 'gamma(1.4)', 'gamma(1.4)+mirror(x)']
+    """
+    known = read_source_statistics(statistics) if isinstance(statistics, str | Path) else statistics
+    words = [word.strip() for word in re.split(r",(?![^(]*\))", spec) if word.strip()]
+    if not words:
+        raise BadInput("name at least one view or set of views, such as views:mri or views:gamma(1.4),mirror(x)")
+    listed = [name for word in words for name in (SETS[word] if word in SETS else (word,))]  # noqa: SIM401
+    made = [_chained(word, known) for word in dict.fromkeys(listed)]
+    return tuple(view for view in made if not isinstance(view, Identity))
+
+
+def _chained(word: str, statistics: SourceStatistics | None) -> View | Drawn:
+    parts = [_single(part, statistics) for part in word.split("+")]
+    if len(parts) == 1:
+        return parts[0]
+    if any(isinstance(part, Drawn) for part in parts):
+        raise BadInput(f"random draws whole views and cannot be chained, got {word!r}")
+    return Chain(tuple(part for part in parts if not isinstance(part, Drawn)))
+
+
+def _single(word: str, statistics: SourceStatistics | None) -> View | Drawn:
+    if ":" in word:
+        return _own(word)
+    found = re.fullmatch(r"([a-z0-9-]+)(?:\(([^()]*)\))?", word)
+    if found is None:
+        raise BadInput(f"a view is name or name(arguments), such as gamma(1.4), got {word!r}")
+    name, given = found[1], [text.strip() for text in (found[2] or "").split(",") if text.strip()]
+    if name not in VIEWS and name not in SETS:
+        VIEWS[name]
+    if name in SETS:
+        raise BadInput(f"{name!r} is a set of views and cannot be chained or given arguments; list it by itself")
+    arguments: list[Any] = [_argument(name, text) for text in given]
+    if name in _FROM_SOURCE:
+        if statistics is None:
+            raise BadInput(f"view {name} needs --source-statistics; make the file with casewise source-statistics")
+        arguments.insert(0, statistics)
+    if name == "random" and arguments[1:]:
+        arguments[1] = arguments[1] == "photos"
+    try:
+        made: View | Drawn = VIEWS.build(name, *arguments)
+    except TypeError as error:
+        wanted = ", ".join(inspect.signature(VIEWS[name]).parameters)
+        raise BadInput(f"view {name} takes ({wanted}), got ({', '.join(given)})") from error
+    return made
+
+
+def _argument(name: str, text: str) -> Any:
+    if re.fullmatch(r"[+-]?\d+", text) and name in ("rotate90", "random", "fourier", "noise"):
+        return int(text)
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _own(address: str) -> Own:
+    module, _, name = address.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise BadInput(f"no view at '{address}': {error}; an address is 'package.module:view'") from error
+    if not callable(function):
+        raise BadInput(f"'{address}' is no function; a view takes a tensor and returns one")
+    return Own(address, function)
+
+
+def drawn(views: Iterable[View | Drawn], case_id: str, seed: int) -> tuple[View, ...]:
+    """The views of one case: fixed ones as they are, random ones drawn for it."""
+    return tuple(one for view in views for one in (view.drawn(case_id, seed) if isinstance(view, Drawn) else (view,)))
+
+
+def count(views: Iterable[View | Drawn]) -> int:
+    """How many readings they are for a case, M0 not counted."""
+    return sum(view.count if isinstance(view, Drawn) else 1 for view in views)
+
+
+def unmirrored(views: Sequence[View], axes: Iterable[int]) -> tuple[View, ...]:
+    """The views without mirrors along axes that the backbone averages over anyway; what then is there twice goes.
+
+    A drawn view keeps its place, so that every case has as many.
+    """
+    averaged = frozenset(axes)
+    found: dict[str, View] = {}
+    for view in views:
+        parts = view.views if isinstance(view, Chain) else (view,)
+        kept = tuple(part for part in parts if not (isinstance(part, Mirror) and set(part.places) <= averaged))
+        if kept:
+            one = view if len(kept) == len(parts) else (kept[0] if len(kept) == 1 else Chain(kept))
+            found.setdefault(str(one), one)
+    return tuple(found.values())

@@ -1,0 +1,228 @@
+"""Views through a whole network: M0 untouched, the consensus the mean, bad views left out, the network given back."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from casewise.adapt.backbones.module import of_network
+from casewise.adapt.proposers import SharedSource, Views, named_proposal, readings_of
+from casewise.adapt.snapshot import fingerprint
+from casewise.core.errors import BadInput
+from casewise.core.records import Case, State
+
+
+@pytest.fixture
+def backbone(make_unet):
+    return of_network(make_unet(lambda n: nn.BatchNorm2d(n)), multiple=4)
+
+
+@pytest.fixture
+def case():
+    return Case("one", np.random.default_rng(3).normal(size=(1, 3, 14, 18)).astype(np.float32))
+
+
+def read(backbone, case, views, **more):
+    return readings_of(backbone, backbone.prepare(case), case.id, Views(views, min_area=1, **more))
+
+
+def test_m0_is_the_backbones_own_mask_and_every_view_has_its_rung(backbone, case):
+    made = read(backbone, case, "mirror(x),gamma(1.4)")
+    backbone.network.eval()
+    logits = backbone.prepare(case).forward(backbone.prepare(case).inputs)
+    assert np.array_equal(made.masks[0], logits.argmax(1).numpy())
+    assert made.rungs == ("mirror(x)", "gamma(1.4)", "mean")
+    assert made.steps == 3
+    assert made.signals[0]["delta"] == 0
+    assert made.mask(State(3)) is made.masks[3]
+
+
+def test_a_mirrored_reading_is_the_mirrored_prediction_of_the_mirror_image(backbone, case):
+    made = read(backbone, case, "mirror(x)")
+    mirrored = Case("one", np.ascontiguousarray(case.image[..., ::-1]))
+    backbone.network.eval()
+    ready = backbone.prepare(mirrored)
+    pads = backbone.prepare(case).pipeline
+    expected = pads.read(pads.whole.flip(-1), lambda maps: maps.flip(-1))
+    assert np.array_equal(made.masks[1], expected.argmax(1).numpy())
+    assert ready.pipeline.whole.shape == pads.whole.shape
+
+
+@pytest.mark.parametrize("kind", ["mean", "vote", "medoid", "intent", "weighted"])
+def test_each_kind_of_consensus_is_what_it_says(backbone, case, kind):
+    weights = {"gamma(1.4)": 3.0} if kind == "weighted" else {}
+    made = read(backbone, case, "mirror(x),gamma(1.4),blur", consensus=kind, weights=weights, keep_ballots=True)
+    masks, last = made.masks[:-1], made.masks[-1]
+    assert made.rungs[-1] == kind
+    pipeline = backbone.prepare(case).pipeline
+    backbone.network.eval()
+    from casewise.adapt.views import inverted, views_of
+
+    shares = [pipeline.source()[1]] + [
+        pipeline.read(view.apply(pipeline.whole), lambda maps, view=view: inverted(view, maps))
+        for view in views_of("mirror(x),gamma(1.4),blur")
+    ]
+    mean = torch.stack(shares).mean(0)
+    if kind == "mean":
+        assert np.array_equal(last, mean.argmax(1).numpy())
+    elif kind == "weighted":
+        assert np.array_equal(last, ((shares[0] + shares[1] + 3 * shares[2] + shares[3]) / 6).argmax(1).numpy())
+    elif kind == "medoid":
+        assert any(np.array_equal(last, mask) for mask in masks)
+    else:
+        assert set(np.unique(last)) <= {0, 1, 2}
+        agreed = np.all([mask == masks[0] for mask in masks], axis=0)
+        assert np.array_equal(last[agreed], masks[0][agreed])
+
+
+def test_ballots_are_kept_where_readings_differ(backbone, case):
+    made = read(backbone, case, "mirror(x),gamma(1.4)", keep_ballots=True)
+    changed = np.any([mask != made.masks[0] for mask in made.masks[1:]], axis=0)
+    assert made.probabilities["ballots"].shape == (3, 3, int(changed.sum()))
+    assert made.probabilities["ballots"].dtype == np.uint8
+
+
+def test_the_network_comes_back_bit_identical_in_the_mode_that_it_was_in(backbone, case):
+    before = fingerprint(backbone.network)
+    assert backbone.network.training
+    read(backbone, case, "mirror(x),statistics(0.4),random(2)")
+    assert fingerprint(backbone.network) == before
+    assert all(module.training for module in backbone.network.modules())
+    assert not any("forward" in module.__dict__ for module in backbone.network.modules())
+
+
+def test_results_do_not_depend_on_other_cases_or_their_order(backbone, case):
+    other = Case("two", case.image[:, ::-1] * 2)
+    first = read(backbone, case, "random(3)")
+    read(backbone, other, "random(3)")
+    again = read(backbone, case, "random(3)")
+    assert all(np.array_equal(a, b) for a, b in zip(first.masks, again.masks, strict=True))
+    assert first.signals == again.signals
+
+
+def test_slices_in_parts_give_the_same_masks(backbone, case):
+    whole, parts = (read(backbone, case, "mirror(x),gamma(1.4)", max_slices=size) for size in (None, 1))
+    assert all(np.array_equal(a, b) for a, b in zip(whole.masks, parts.masks, strict=True))
+
+
+def test_m0_is_predicted_once_for_several_ladders(backbone, case):
+    calls = []
+    handle = backbone.network.register_forward_hook(lambda *_: calls.append(1))
+    ready = backbone.prepare(case)
+    source = SharedSource(ready.pipeline)
+    made = [
+        readings_of(backbone, ready, case.id, Views(name), source) for name in ("mirror(x)", "gamma(1.4),mirror(y)")
+    ]
+    handle.remove()
+    assert len(calls) == 1 + 1 + 2
+    assert np.array_equal(made[0].masks[0], made[1].masks[0])
+
+
+def test_a_view_that_gives_nan_or_a_constant_is_left_out_and_reported(backbone, case, monkeypatch):
+    module = types.ModuleType("my_views")
+    module.broken = lambda x: x * float("nan")
+    module.flat = lambda x: x * 0
+    module.brighter = lambda x: x + 1
+    monkeypatch.setitem(sys.modules, "my_views", module)
+    made = read(backbone, case, "my_views:broken,my_views:flat,my_views:brighter")
+    alone = read(backbone, case, "my_views:brighter")
+    assert [signals.get("left_out") for signals in made.signals[1:4]] == [1.0, 1.0, 0.0]
+    assert np.array_equal(made.masks[1], made.masks[0])
+    assert np.array_equal(made.masks[-1], alone.masks[-1])
+    nothing = read(backbone, case, "my_views:broken")
+    assert np.array_equal(nothing.masks[-1], nothing.masks[0])
+
+
+def test_a_view_of_your_own_may_say_how_it_is_inverted(backbone, case, monkeypatch):
+    def swap(x):
+        return x.flip(-1)
+
+    swap.invert = lambda maps: maps.flip(-1)
+    module = types.ModuleType("my_views")
+    module.swap, module.wrong = swap, lambda x: x[0, 0]
+    monkeypatch.setitem(sys.modules, "my_views", module)
+    made = read(backbone, case, "my_views:swap,mirror(x),my_views:wrong")
+    assert np.array_equal(made.masks[1], made.masks[2])
+    assert made.signals[3]["left_out"] == 1.0
+
+
+def test_a_running_consensus_ends_where_the_plain_one_does(backbone, case):
+    plain = read(backbone, case, "mirror(x),gamma(1.4),blur")
+    running = read(backbone, case, "mirror(x),gamma(1.4),blur", running=True)
+    assert running.rungs == ("mirror(x)", "gamma(1.4)", "blur(0.7)")
+    assert np.array_equal(running.masks[-1], plain.masks[-1])
+    assert all(0 <= signals["settled"] <= 1 for signals in running.signals[1:])
+
+
+def test_statistics_mix_the_sources_with_the_images_own(backbone, case):
+    made = read(backbone, case, "statistics(0),statistics(1)")
+    assert np.array_equal(made.masks[1], made.masks[0])
+    ready = backbone.prepare(case)
+    backbone.network.train()
+    with torch.no_grad():
+        own = backbone.prepare(case).pipeline.whole
+        padded = nn.functional.pad(own, (0, -own.shape[-1] % 4, 0, -own.shape[-2] % 4))
+        before = fingerprint(backbone.network)
+        state = {k: v.clone() for k, v in backbone.network.state_dict().items()}
+        expected = backbone.network(padded)[..., : own.shape[-2], : own.shape[-1]].argmax(1)
+        backbone.network.load_state_dict(state)
+    assert fingerprint(backbone.network) == before
+    assert np.array_equal(made.masks[2], expected.numpy())
+    assert ready.pipeline is not None
+
+
+def test_networks_without_batchnorm_have_no_statistics_to_mix(make_unet, case):
+    made = read(of_network(make_unet(), multiple=4), case, "statistics(0.5)")
+    assert made.signals[1]["left_out"] == 1.0
+
+
+def test_a_sigmoid_head_is_read_and_averaged(make_unet, case):
+    backbone = of_network(make_unet(classes=1), multiple=4, head="sigmoid", classes=1)
+    made = read(backbone, case, "mirror(x),gamma(1.4)", keep_ballots=True)
+    pipeline = backbone.prepare(case).pipeline
+    backbone.network.eval()
+    from casewise.adapt.views import inverted, views_of
+
+    shares = [pipeline.source()[1]] + [
+        pipeline.read(view.apply(pipeline.whole), lambda maps, view=view: inverted(view, maps))
+        for view in views_of("mirror(x),gamma(1.4)")
+    ]
+    assert np.array_equal(made.masks[-1], (torch.stack(shares).mean(0) > 0.5)[:, 0].numpy())
+    assert made.signals[1]["msp"] >= 0.5
+
+
+def test_a_3d_network_is_read(case):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv3d(1, 4, 3, padding=1), nn.InstanceNorm3d(4, affine=True), nn.Conv3d(4, 3, 1))
+    made = read(of_network(network), case, "mirror(xyz),rotate90(1),scale(0.75),turn(5,1.05)")
+    assert made.masks[-1].shape == (3, 14, 18)
+    assert not any(signals.get("left_out") for signals in made.signals[1:])
+
+
+def test_absolute_intensities_refuse_views_that_renormalize(make_unet):
+    from casewise.adapt.backbones import Expectation
+
+    backbone = of_network(make_unet(), expects=Expectation(channels=1, absolute=(True,)))
+    with pytest.raises(BadInput, match=r"reads absolute intensities, and gamma\(1.2\).*views:ct"):
+        Views("mri").on(backbone)
+    assert len(Views("ct").on(backbone)) == 6
+
+
+def test_names_of_proposals():
+    assert named_proposal("tent") == ("tent", "tent")
+    assert named_proposal("views:gamma(1.4),mirror(x)")[0] == "views-gamma-1.4-mirror-x"
+    with pytest.raises(BadInput, match="a ladder is named"):
+        named_proposal("Best=views:mri")
+
+
+def test_binding_says_what_is_read(backbone):
+    words = Views("light,random(2)", seed=3).binding(backbone).objective
+    assert "gamma(1.4)+mirror(x), random(2)" in words
+    assert "consensus=mean" in words
+    assert "seed=3" in words
+    assert Views("light").binding(backbone) != Views("light", consensus="vote").binding(backbone)

@@ -1,0 +1,112 @@
+"""Views through the whole pipeline of every kind of backbone: nnU-Net, Hugging Face, MONAI."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from casewise.adapt.backbones import load_backbone
+from casewise.adapt.backbones.checkpoints import write_safetensors
+from casewise.adapt.proposers import Views, pipeline_of, readings_of
+from casewise.adapt.snapshot import fingerprint
+from casewise.core.records import Case
+from casewise.data.folders import list_cases
+
+KINDS: dict[str, dict[str, Any]] = {
+    "2-D": {"dimensions": 2},
+    "3-D, two folds": {"dimensions": 3, "folds": (0, 1)},
+    "regions": {"regions": True},
+}
+
+
+@pytest.fixture(autouse=True)
+def third_party_warnings() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+def test_nnunet_is_read_through_its_own_pipeline(options: dict[str, Any], model: Any, scans: Path) -> None:
+    backbone = load_backbone(str(model(**options)), mirroring=False, step_size=1.0)
+    case = backbone.read(list_cases(scans / "images", ending=backbone.ending)[0]).case
+    prepared = backbone.prepare(case)
+    before = fingerprint(backbone.network)
+    made = readings_of(backbone, prepared, case.id, Views("mirror(x),gamma(1.3),scale(0.8)", keep_ballots=True))
+    assert prepared.predict is not None
+    assert np.array_equal(made.masks[0], prepared.predict())
+    assert fingerprint(backbone.network) == before
+    assert not any(signals.get("left_out") for signals in made.signals)
+    pipeline = pipeline_of(prepared, backbone)
+    again = pipeline.read(pipeline.whole, lambda maps: maps)
+    assert np.array_equal(pipeline.mask(again), made.masks[0])  # the identity is exact
+    twice = pipeline.read(pipeline.whole.flip(-1).flip(-1), lambda maps: maps.flip(-1).flip(-1))
+    assert torch.equal(twice, again)
+
+
+def test_mirrors_are_dropped_where_nnunet_averages_over_them_itself(model: Any, scans: Path) -> None:
+    folder = str(model(dimensions=2))
+    with_mirrors, without = (load_backbone(folder, mirroring=one) for one in (True, False))
+    views = Views("mirror(x),mirror(y),mirror(xy),gamma(1.3),gamma(1.3)+mirror(x)")
+    assert [str(view) for view in views.on(with_mirrors)] == ["gamma(1.3)"]
+    assert views.steps(with_mirrors) == 2
+    assert views.steps(without) == 6
+    assert views.binding(with_mirrors) != views.binding(without)
+
+
+def test_the_mean_over_mirrors_is_close_to_nnunets_own_mirroring(model: Any, scans: Path) -> None:
+    folder = str(model(dimensions=2))
+    with_mirrors, without = (load_backbone(folder, mirroring=one) for one in (True, False))
+    case = without.read(list_cases(scans / "images", ending=without.ending)[0]).case
+    made = readings_of(without, without.prepare(case), case.id, Views("mirror(x),mirror(y),mirror(xy)"))
+    own = with_mirrors.prepare(case).predict
+    assert own is not None
+    assert (made.masks[-1] != own()).mean() < 0.02  # nnU-Net averages logits, a consensus probabilities
+
+
+def test_hugging_face_is_read_at_the_pictures_own_size(tmp_path: Path) -> None:
+    from transformers import SegformerConfig, SegformerForSemanticSegmentation, SegformerImageProcessor
+
+    torch.manual_seed(0)
+    config = SegformerConfig(
+        depths=[1, 1, 1, 1], hidden_sizes=[8, 8, 16, 16], decoder_hidden_size=16, num_attention_heads=[1, 1, 1, 1],
+        id2label={0: "road", 1: "sky", 2: "car"}, label2id={"road": 0, "sky": 1, "car": 2},
+    )  # fmt: skip
+    SegformerForSemanticSegmentation(config).save_pretrained(tmp_path)
+    SegformerImageProcessor(size={"height": 64, "width": 64}).save_pretrained(tmp_path)
+    backbone = load_backbone(str(tmp_path))
+    case = Case("street", np.random.default_rng(0).integers(0, 255, (3, 40, 72)).astype(np.float32))
+    made = readings_of(backbone, backbone.prepare(case), case.id, Views("driving", foreground=False))
+    assert all(mask.shape == (40, 72) for mask in made.masks)
+    assert made.rungs[-1] == "mean"
+    assert not any(signals.get("left_out") for signals in made.signals)
+    prepared = backbone.prepare(case)
+    assert prepared.forward is not None
+    backbone.network.eval()
+    with torch.inference_mode():
+        expected = prepared.forward(prepared.inputs).argmax(1)[0].numpy()
+    assert np.array_equal(made.masks[0], expected)
+
+
+def test_monai_is_read_through_its_sliding_window(tmp_path: Path) -> None:
+    import monai.networks.nets as nets
+
+    arguments = {"spatial_dims": 3, "in_channels": 1, "out_channels": 2, "channels": [4, 8], "strides": [2]}
+    torch.manual_seed(0)
+    write_safetensors(tmp_path / "model.safetensors", nets.UNet(**arguments).state_dict())
+    plain = {"network": "UNet", "arguments": arguments, "window": [8, 16, 16], "labels": {"1": "organ"}}
+    (tmp_path / "network.json").write_text(json.dumps(plain))
+    backbone = load_backbone(str(tmp_path))
+    case = Case("one", np.random.default_rng(1).normal(size=(1, 9, 20, 18)).astype(np.float32))
+    prepared = backbone.prepare(case)
+    made = readings_of(backbone, prepared, case.id, Views("mirror(xyz),gamma(1.4),rotate90(1)"))
+    assert prepared.predict is not None
+    assert np.array_equal(made.masks[0], prepared.predict())
+    assert made.masks[-1].shape == (9, 20, 18)
+    assert not any(signals.get("left_out") for signals in made.signals)
