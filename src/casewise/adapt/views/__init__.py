@@ -12,7 +12,6 @@ by its address ``package.module:view``.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
 import re
@@ -41,7 +40,7 @@ from casewise.adapt.views.intensity import (
 )
 from casewise.adapt.views.source import Fourier, Histogram, SourceStatistics, read_source_statistics
 from casewise.core.errors import BadInput
-from casewise.core.registry import Registry
+from casewise.core.registry import Registry, from_address
 from casewise.core.seeds import seed_of
 
 
@@ -316,11 +315,7 @@ def _argument(name: str, text: str) -> Any:
 
 
 def _own(address: str) -> Own:
-    module, _, name = address.partition(":")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise BadInput(f"no view at '{address}': {error}; an address is 'package.module:view'") from error
+    function = from_address(address, "view")
     if not callable(function):
         raise BadInput(f"'{address}' is no function; a view takes a tensor and returns one")
     return Own(address, function)
