@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from casewise.adapt.adaptation import PRIOR
+from casewise.core.errors import BadInput
 
 
 def depends_on_batch(network: nn.Module, mode: str) -> bool:
