@@ -30,6 +30,15 @@ def test_the_finest_logits_are_found(output):
     assert logits_of(output) is FINE
 
 
+def test_a_finer_map_of_features_is_not_taken_for_the_logits():
+    features = torch.zeros(1, 64, 8, 8)
+    assert logits_of((COARSE, features), classes=2) is COARSE
+    assert logits_of((features, COARSE, FINE), classes=2) is FINE
+    for classes in (None, 3):
+        with pytest.raises(BadInput, match="tensors with 2 and 64 channels, and it is not clear which are the logits"):
+            logits_of((COARSE, features), classes=classes)
+
+
 def test_what_holds_no_logits_is_refused_with_a_way_out():
     with pytest.raises(BadInput, match=r"one of the keys .*got \['other'\]; pass forward="):
         logits_of({"other": FINE})

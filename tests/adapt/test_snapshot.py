@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from casewise.adapt.snapshot import fingerprint, restored
-from casewise.core.errors import Refused
+from casewise.core.errors import BadInput, MovedUnselected
 
 
 def vandalize(network):
@@ -78,14 +78,116 @@ def test_a_gradient_that_was_found_is_the_same_tensor_afterwards(unet):
     assert unet.head.bias.grad is found
 
 
-def test_only_what_may_change_is_copied(unet):
+def in_place(parameter):
+    parameter.add_(1)
+
+
+def through_data(parameter):
+    parameter.data[:] += 1
+
+
+def through_numpy(parameter):
+    parameter.detach().numpy()[:] += 1
+
+
+def through_a_view(parameter):
+    parameter.detach().view(-1)[0] = 9
+
+
+def by_another_memory(parameter):
+    parameter.data = parameter.data + 1
+
+
+def by_giving_the_memory_away(parameter):
+    parameter.untyped_storage().resize_(0)
+
+
+@pytest.mark.parametrize("error", [None, ZeroDivisionError])
+@pytest.mark.parametrize(
+    "move", [in_place, through_data, through_numpy, through_a_view, by_another_memory, by_giving_the_memory_away]
+)
+def test_a_weight_that_was_not_selected_comes_back_and_is_named(unet, slices, move, error):
+    before, logits = fingerprint(unet), unet(slices)
+
     def touch_what_was_not_selected():
         with restored(unet, {"encoder.1.weight"}), torch.no_grad():
             unet.encoder[1].weight.add_(1)
-            unet.head.bias.add_(1)
+            move(unet.head.bias)
+            if error is not None:
+                raise error
 
-    with pytest.raises(Refused, match=r"moved head\.bias, which were not selected"):
-        touch_what_was_not_selected()
+    if move is by_giving_the_memory_away:
+        with pytest.raises((MovedUnselected, RuntimeError, ZeroDivisionError)):
+            touch_what_was_not_selected()
+    elif error is None:
+        with pytest.raises(MovedUnselected, match=r"moved head\.bias, which were not selected; they were given back"):
+            touch_what_was_not_selected()
+    else:
+        with pytest.raises(error):
+            touch_what_was_not_selected()
+    assert fingerprint(unet) == before
+    assert torch.equal(unet(slices), logits)
+
+
+def test_a_nan_that_was_there_is_no_change(unet):
+    with torch.no_grad():
+        unet.head.bias[0] = float("nan")
+    before = fingerprint(unet)
+    with restored(unet, ()):
+        pass
+    assert fingerprint(unet) == before
+
+
+def test_tensors_in_lists_and_plain_attributes_come_back(unet):
+    unet.plain = torch.zeros(3)
+    unet.listed = [torch.zeros(2), {"inner": [np.zeros(2)]}]
+    unet.settings = {"rate": torch.ones(1)}
+    held = unet.listed
+    with restored(unet):
+        unet.plain += 1
+        unet.listed[0] += 1
+        unet.listed[1]["inner"][0] += 1
+        unet.listed.append("more")
+        unet.settings["rate"].mul_(5)
+        unet.settings["new"] = 1
+    assert unet.plain.tolist() == [0, 0, 0]
+    assert unet.listed is held
+    assert len(held) == 2
+    assert held[0].tolist() == [0, 0]
+    assert held[1]["inner"][0].tolist() == [0, 0]
+    assert unet.settings == {"rate": torch.ones(1)}
+
+
+def test_hooks_and_attributes_of_a_parameter_are_taken_off_again(unet, slices):
+    calls = []
+    kept = unet.head.bias.register_hook(lambda grad: calls.append("kept"))
+    with restored(unet):
+        unet.head.bias.register_hook(lambda grad: calls.append("left behind"))
+        unet.head.weight.register_hook(lambda grad: grad * 100)
+        unet.head.weight.register_post_accumulate_grad_hook(lambda parameter: calls.append("left behind"))
+        unet.head.weight.note = "left behind"
+    unet(slices).sum().backward()
+    assert calls == ["kept"]
+    assert not hasattr(unet.head.weight, "note")
+    kept.remove()
+    unet(slices).sum().backward()
+    assert calls == ["kept"]
+
+
+def test_the_content_of_a_gradient_that_was_found_comes_back(unet):
+    unet.head.bias.grad = found = torch.ones(3)
+    with restored(unet):
+        found.zero_()
+    assert found.tolist() == [1, 1, 1]
+
+
+def test_lazy_layers_are_refused_with_a_sentence(slices):
+    network = nn.Sequential(nn.LazyConv2d(3, 1))
+    for touch in (lambda: fingerprint(network), lambda: restored(network).__enter__()):
+        with pytest.raises(BadInput, match=r"0\.weight, 0\.bias have no shape yet, because their lazy layers saw no input"):
+            touch()
+    network(slices)
+    assert len(fingerprint(network)) == 64
 
 
 def test_selected_parameters_are_given_back(unet):

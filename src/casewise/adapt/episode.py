@@ -87,6 +87,8 @@ class Episode:
 
     def __enter__(self) -> Episode:
         with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(False))  # whatever mode the caller is in, updates need gradients
+            stack.enter_context(torch.enable_grad())
             changing = None if self._moves == "anything" else self._movable.keys()
             stack.enter_context(restored(self.network, changing))
             began = time.perf_counter()
@@ -280,7 +282,7 @@ class Episode:
         """
         state = State(step, alpha)
         if state not in self.record.shrunk:
-            between = {name: torch.lerp(v, self.source[name], alpha) for name, v in self._values(step).items()}
+            between = {name: _between(v, self.source[name], alpha) for name, v in self._values(step).items()}
             seen = self._forwards.prediction_with(between, where=self._where)
             self.record.shrunk[state] = seen.mask
             self.record.shrunk_signals[state] = self.record.measured(seen)
@@ -298,6 +300,11 @@ class Episode:
         return {name: torch.as_tensor(kept[name]).to(tensor) for name, tensor in self._movable.items()}
 
 
+def _between(adapted: Tensor, source: Tensor, alpha: float) -> Tensor:
+    """``alpha`` of the way back to the source; counters, such as BatchNorm's, have no values in between and stay."""
+    return torch.lerp(adapted, source, alpha) if adapted.is_floating_point() else adapted
+
+
 def as_inputs(image: Tensor | NDArray[Any], like: Tensor) -> Tensor:
     """The image where the network lies, in its precision."""
     batch = torch.as_tensor(image).to(like.device, like.dtype)
@@ -305,6 +312,9 @@ def as_inputs(image: Tensor | NDArray[Any], like: Tensor) -> Tensor:
         raise BadInput(
             f"an image is (n, channel, rows, columns) or (n, channel, slices, rows, columns), got {tuple(batch.shape)}"
         )
+    if batch.is_inference():  # made inside torch.inference_mode(): no gradient may pass it
+        with torch.inference_mode(False):
+            return batch.clone()
     return batch.detach()
 
 

@@ -17,8 +17,12 @@ _KEYS = ("logits", "out", "pred", "seg", "masks")
 _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
-def logits_of(output: Any) -> Tensor:
-    """The logits in a tensor, a tuple or list (deep supervision: the finest), a dict, or an object with ``.logits``."""
+def logits_of(output: Any, *, classes: int | None = None) -> Tensor:
+    """The logits in a tensor, a tuple or list (deep supervision: the finest), a dict, or an object with ``.logits``.
+
+    Where the tensors of a tuple differ in channels, the logits are those with ``classes`` channels; where that does not
+    say it, the tuple is refused: the finest of them may be a map of features.
+    """
     if isinstance(output, Tensor):
         return output
     if isinstance(getattr(output, "logits", None), Tensor):
@@ -33,6 +37,14 @@ def logits_of(output: Any) -> Tensor:
         )
     if isinstance(output, Sequence):
         tensors = [item for item in output if isinstance(item, Tensor) and item.ndim >= 3]
+        channels = sorted({int(item.shape[1]) for item in tensors})
+        if classes in channels:
+            tensors = [item for item in tensors if item.shape[1] == classes]
+        elif len(channels) > 1:
+            raise BadInput(
+                f"the network returns tensors with {', '.join(map(str, channels[:-1]))} and {channels[-1]} channels, "
+                "and it is not clear which are the logits; return the logits alone, or pass forward= to run_episode"
+            )
         if tensors:
             return max(tensors, key=lambda item: item[0, 0].numel())
     raise BadInput(

@@ -1,15 +1,17 @@
-"""A network on loan comes back exactly as it was found.
+"""A network on loan comes back exactly as it was found, whatever was done to it.
 
-``restored(network)`` remembers the structure of every module (hooks, modes, buffers, replaced methods), every
-``requires_grad`` and ``.grad``, the state of the random generators, and the values of the tensors that may change; on
-the way out, also after an exception or a KeyboardInterrupt, it puts them back. Nothing else is copied.
+``restored(network)`` keeps a copy of every parameter and buffer, of tensors in plain attributes and in lists, and of
+the structure of every module (hooks, modes, replaced methods), every ``requires_grad``, ``.grad`` and hook of a
+parameter, and the state of the random generators. On the way out, also after an exception or a KeyboardInterrupt, it
+puts all of them back. Values are compared bit by bit, so that a weight that was changed through ``.data`` or a NumPy
+view, which no counter of torch sees, is undone and named too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,13 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from casewise.core.errors import Refused
+from casewise.core.errors import BadInput, MovedUnselected
 
 
 def fingerprint(network: nn.Module) -> str:
     """sha256 over the names, types, shapes and bytes of every unique parameter and buffer."""
     digest = hashlib.sha256()
-    for name, tensor in _tensors(network).items():
+    tensors = _tensors(network)
+    check_loadable({name: tensor for name, tensor in tensors.items() if nn.parameter.is_lazy(tensor)})
+    for name, tensor in tensors.items():
         plain = tensor.detach().cpu().contiguous().reshape(-1)
         digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         digest.update(plain.view(torch.uint8).numpy().tobytes())
@@ -34,29 +38,44 @@ def fingerprint(network: nn.Module) -> str:
 def restored(network: nn.Module, changing: Collection[str] | None = None) -> Iterator[None]:
     """Give the network back bit-identical. ``changing`` names the parameters that may move; None means any of them.
 
-    Buffers are always saved (they are small). A parameter outside ``changing`` that moved in place is an error that
-    names it: it cannot be given back.
+    Buffers may always change. A parameter outside ``changing`` that moved is given back like all others, and then the
+    error says which one it was: what the network predicted meanwhile is not what was asked for.
     """
     tensors = _tensors(network)
-    buffers = {name for name, _ in network.named_buffers()}
-    kept = {
-        name: t.detach().clone()
-        for name, t in tensors.items()
-        if changing is None or name in changing or name in buffers
-    }
-    found = {name: (t, t.data, t.requires_grad, t.grad, t._version) for name, t in tensors.items()}
-    structure = [_Structure(module) for module in network.modules()]
+    check_loadable(tensors)
+    allowed = {*tensors} if changing is None else {*changing, *(name for name, _ in network.named_buffers())}
+    found = {name: _Held(tensor) for name, tensor in tensors.items()}
+    known = {id(tensor) for tensor in tensors.values()}
+    structure = [_Structure(module, known) for module in network.modules()]
     with _random_state():
         try:
             yield
         finally:
-            for part in structure:
-                part.restore()
-            touched = _give_back(found, kept)
+            with torch.inference_mode(False), torch.no_grad():
+                for part in structure:
+                    part.restore()
+                moved = [name for name, held in found.items() if held.restore()]
+    touched = [name for name in moved if name not in allowed]
     if touched:
-        raise Refused(
-            f"the objective moved {', '.join(touched[:3])}, which were not selected, so they cannot be given back; "
-            "select them (parameters='all') and load the network again"
+        raise MovedUnselected(
+            f"the objective moved {', '.join(touched[:3])}, which were not selected; they were given back, but what was "
+            "predicted meanwhile does not count; select them (parameters='all'), or mend the objective"
+        )
+
+
+def check_loadable(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse weights that cannot be adapted or kept: those of lazy layers, and those made in inference mode."""
+    lazy = [name for name, tensor in tensors.items() if nn.parameter.is_lazy(tensor)]
+    if lazy:
+        raise BadInput(
+            f"{', '.join(lazy[:3])} have no shape yet, because their lazy layers saw no input; run the network once on "
+            "an image before it is adapted"
+        )
+    frozen = [name for name, tensor in tensors.items() if tensor.is_inference()]
+    if frozen:
+        raise BadInput(
+            f"{', '.join(frozen[:3])} were made inside torch.inference_mode(), so that no gradient can reach them; "
+            "load the network outside of it"
         )
 
 
@@ -64,29 +83,74 @@ def _tensors(network: nn.Module) -> dict[str, Tensor]:
     return {**dict(network.named_parameters()), **dict(network.named_buffers())}
 
 
-def _give_back(found: dict[str, Any], kept: dict[str, Tensor]) -> list[str]:
-    touched = []
-    with torch.no_grad():
-        for name, (tensor, data, requires_grad, grad, version) in found.items():
-            moved = tensor._version != version
-            tensor.data = data
-            if name in kept:
-                tensor.copy_(kept[name])
-            elif moved:
-                touched.append(name)
-            if tensor.is_leaf:
-                tensor.requires_grad_(requires_grad)
-            tensor.grad = grad
-    return touched
+class _Held:
+    """A parameter or buffer: its memory, a copy of its values, its gradient, hooks and attributes."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor, self.data, self.values = tensor, tensor.data, tensor.detach().clone()
+        self.requires_grad, self.grad = tensor.requires_grad, tensor.grad
+        self.gradient = None if tensor.grad is None else tensor.grad.detach().clone()
+        self.hooks = {name: (value := getattr(tensor, name), value and value.copy()) for name in _HOOKS}
+        self.attributes = dict(tensor.__dict__)
+
+    def restore(self) -> bool:
+        """Put everything back; whether the values had changed."""
+        tensor = self.tensor
+        moved = tensor.data.shape != self.values.shape or not _same_bits(tensor.data, self.values)
+        elsewhere = tensor.data_ptr() != self.data.data_ptr()
+        tensor.data = self.data
+        if moved or (elsewhere and not _same_bits(tensor.data, self.values)):
+            _put(tensor, self.values)
+        if tensor.is_leaf:
+            tensor.requires_grad_(self.requires_grad)
+        if self.grad is not None and self.gradient is not None:
+            self.grad.copy_(self.gradient)
+        tensor.grad = self.grad
+        for name, (value, content) in self.hooks.items():
+            if value is not None and content is not None and value != content:
+                value.clear()
+                value.update(content)
+            added = getattr(tensor, name)
+            if added is not value:
+                added.clear()  # torch keeps calling what is in here, whatever the attribute says
+                setattr(tensor, name, value)
+        if tensor.__dict__ != self.attributes:
+            tensor.__dict__.clear()
+            tensor.__dict__.update(self.attributes)
+        return moved
+
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape hold the same bits: NaN is NaN, and 0 is not -0."""
+    if one.dtype != other.dtype or one.device != other.device or one.layout != torch.strided:
+        return False
+    if one.stride() != other.stride() or one.is_complex():
+        return bool(torch.equal(one, other))
+    kind = _WHOLE[one.element_size()]
+    return bool(torch.equal(one.view(kind), other.view(kind)))
+
+
+def _put(tensor: Tensor, values: Tensor) -> None:
+    """Values into the memory of a tensor, or in place of it where that memory was given away."""
+    try:
+        tensor.copy_(values)
+    except RuntimeError:
+        tensor.data = values.clone()
 
 
 class _Structure:
-    """Everything in a module's ``__dict__``, dictionaries such as hooks and buffers one level deep."""
+    """Everything in a module's ``__dict__``: dictionaries such as hooks and buffers, and tensors in plain attributes."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, known: Collection[int]) -> None:
         self.module = module
         self.plain = dict(module.__dict__)
         self.nested = [(value, value.copy()) for value in self.plain.values() if isinstance(value, dict)]
+        own = [value for name, value in self.plain.items() if name not in _OWN]
+        self.loose = [(held, _copied(held)) for value in own for held in _inside(value, known)]
 
     def restore(self) -> None:
         for value, content in self.nested:
@@ -95,6 +159,36 @@ class _Structure:
                 value.update(content)
         self.module.__dict__.clear()
         self.module.__dict__.update(self.plain)
+        for held, content in self.loose:
+            if isinstance(held, Tensor):
+                if not _same_bits(held.data, content):
+                    _put(held, content)
+            elif isinstance(held, np.ndarray):
+                np.copyto(held, content)
+            elif isinstance(held, dict | set):
+                held.clear()
+                held.update(content)
+            else:
+                held[:] = content
+
+
+_OWN = frozenset(nn.Module().__dict__)  # modules, parameters, buffers, hooks: looked after elsewhere
+
+
+def _copied(held: Any) -> Any:
+    return held.detach().clone() if isinstance(held, Tensor) else held.copy()
+
+
+def _inside(value: Any, known: Collection[int], depth: int = 4) -> Iterator[Any]:
+    """Loose tensors, arrays and the containers that hold some, each as the object that it is."""
+    if isinstance(value, Tensor | np.ndarray):
+        if id(value) not in known:
+            yield value
+    elif isinstance(value, list | dict | set | tuple) and depth:
+        if not isinstance(value, tuple):
+            yield value
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _inside(item, known, depth - 1)
 
 
 @contextmanager

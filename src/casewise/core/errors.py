@@ -10,6 +10,7 @@
     ├── DegenerateStatistic     a calibration statistic has no spread (sigma = 0) and no fallback was asked for
     ├── TooFewCases             calibration refused; says how many cases are needed
     ├── Refused                 right kind of thing, wrong thing
+    │   ├── MovedUnselected     an objective moved weights that were not selected; they were given back
     │   ├── Mismatch            policy or certificate belongs to another model, objective, loader or calibration
     │   ├── Overlap             calibration and evaluation share cases, or cases of one patient or sequence
     │   └── Locked              evaluation labels, before the exposure ledger says why they are read
@@ -76,6 +77,10 @@ class TooFewCases(CasewiseError):
 
 class Refused(CasewiseError):
     """Right kind of thing, wrong thing."""
+
+
+class MovedUnselected(Refused):
+    """An objective moved weights that were not selected; the network was given back, its predictions do not count."""
 
 
 class Mismatch(Refused):

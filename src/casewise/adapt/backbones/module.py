@@ -117,7 +117,7 @@ class Module:
         raise BadInput(f"a {self.dimensions}-D network cannot take an image of shape {tuple(image.shape)}")
 
     def _logits(self, inputs: Tensor) -> Tensor:
-        return at_resolution(logits_of(self.network(inputs)), inputs.shape[2:])
+        return at_resolution(logits_of(self.network(inputs), classes=self.classes), inputs.shape[2:])
 
     def _whole_mask(self, whole: Tensor) -> Mask:
         with torch.inference_mode():

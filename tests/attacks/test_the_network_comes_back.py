@@ -1,0 +1,148 @@
+"""Objectives that do what they must not: the network comes back, and no later case pays for it."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from casewise.adapt.backbones.module import of_network
+from casewise.adapt.networks import PlainUNet
+from casewise.adapt.objectives.tent import Tent
+from casewise.adapt.snapshot import fingerprint
+from casewise.core.errors import BadInput, MovedUnselected
+from casewise.core.records import Case
+from casewise.guard import guard
+from casewise.judge.controllers.fixed import FixedK
+
+
+class Vandal:
+    """TENT that also writes into a weight outside the selection, in a way that no counter of torch sees."""
+
+    def __init__(self, how: str, error: Exception | None = None) -> None:
+        self.how, self.error = how, error
+
+    def begin(self, subject):
+        update = Tent().begin(subject)
+
+        def vandalize():
+            weight = subject.network.head.weight
+            if self.how == "data":
+                weight.data.mul_(-3)
+            elif self.how == "numpy":
+                weight.detach().numpy()[:] *= -3
+            elif self.how == "list":
+                subject.network.listed[0].mul_(-3)
+            elif self.how == "hook":
+                weight.requires_grad_(True).register_hook(lambda gradient: gradient * 0)
+            if self.error is not None:
+                raise self.error
+            return update()
+
+        return vandalize
+
+
+class Listed(PlainUNet):
+    """A network that keeps a scale in a plain list."""
+
+    def __init__(self) -> None:
+        super().__init__(features=(4, 8))
+        self.listed = [torch.ones(1)]
+
+    def forward(self, image):
+        return super().forward(image) * self.listed[0]
+
+
+@pytest.fixture
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return Listed().eval()
+
+
+@pytest.fixture
+def image() -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(1, 16, 16)).astype(np.float32)
+
+
+def m0(network: nn.Module, image: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return network(torch.as_tensor(image)[None]).argmax(1)[0].numpy()
+
+
+@pytest.mark.parametrize("error", [None, ValueError("on top")])
+@pytest.mark.parametrize("how", ["data", "numpy", "list", "hook"])
+def test_the_next_case_gets_the_same_m0(network, image, how, error):
+    before, mask = fingerprint(network), m0(network, image)
+    with contextlib.suppress(MovedUnselected, ValueError, RuntimeError):
+        guard(Case("a", image), network, Vandal(how, error), FixedK(1), steps=1)
+    assert fingerprint(network) == before
+    assert np.array_equal(m0(network, image), mask)
+
+
+@pytest.mark.parametrize("how", ["data", "numpy"])
+def test_a_weight_that_was_not_selected_is_reported(network, image, how):
+    with pytest.raises(MovedUnselected, match=r"moved head\.weight, which were not selected; they were given back"):
+        guard(Case("a", image), network, Vandal(how), FixedK(1), steps=1)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_guard_inside_no_grad_or_inference_mode_still_adapts(network, image, mode):
+    outside = guard(Case("a", image), network, Tent(0.05), FixedK(2), steps=2)
+    with mode():
+        inside = guard(Case("a", image), network, Tent(0.05), FixedK(2), steps=2)
+        assert torch.is_inference_mode_enabled() == (mode is torch.inference_mode)
+        assert not torch.is_grad_enabled()
+    assert np.array_equal(inside.mask, outside.mask)
+    assert inside.trajectory.signals[2]["gradient_norm"] == pytest.approx(
+        outside.trajectory.signals[2]["gradient_norm"]
+    )
+
+
+def test_a_network_made_in_inference_mode_and_a_lazy_one_are_refused_with_a_sentence(image):
+    with torch.inference_mode():
+        made = Listed()
+    with pytest.raises(BadInput, match=r"made inside torch\.inference_mode\(\)"):
+        guard(Case("a", image), made, "tent", FixedK(1), steps=1)
+    lazy = nn.Sequential(nn.LazyConv2d(4, 1), nn.InstanceNorm2d(4, affine=True), nn.Conv2d(4, 2, 1))
+    with pytest.raises(BadInput, match="lazy layers saw no input"):
+        guard(Case("a", image), lazy, "tent", FixedK(1), steps=1)
+
+
+class Counting:
+    """In the shape of published code; it trains, so BatchNorm counts its batches."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model.train()
+
+    def reset(self) -> None: ...
+
+    def forward_and_adapt(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x)
+
+
+def test_a_counter_has_no_value_between_and_shrinks_without_an_error(image):
+    from casewise.adapt.episode import run_episode
+    from casewise.core.records import State
+
+    network = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1))
+    made = run_episode(
+        network, torch.as_tensor(image)[None], Counting(network), steps=1, shrink=(State(1, 0.5),), keep_parameters=True
+    )
+    assert made.shrunk[State(1, 0.5)].shape == (16, 16)
+    assert int(network[1].num_batches_tracked) == 0
+
+
+def test_features_beside_the_logits_are_not_taken_for_them(image):
+    class Two(PlainUNet):
+        def forward(self, x):
+            logits = super().forward(x)
+            return logits[..., ::2, ::2], torch.zeros(len(x), 32, *x.shape[2:])
+
+    network = Two(features=(4, 8)).eval()
+    with pytest.raises(BadInput, match="4 and 32 channels, and it is not clear which are the logits"):
+        guard(Case("a", image), network, "tent", FixedK(1), steps=1)
+    made = guard(Case("a", image), of_network(network, classes=4), "tent", FixedK(1), steps=1)
+    assert made.mask.max() < 4
