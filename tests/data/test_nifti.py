@@ -109,7 +109,7 @@ FORGERIES = {
     "nine axes": ({"n": (40, "<h", 9)}, "1 to 7 axes"),
     "offset is NaN": ({"o": (108, "<f", float("nan"))}, "vox_offset"),
     "offset is negative": ({"o": (108, "<f", -1.0)}, "vox_offset"),
-    "strange voxels": ({"b": (72, "<h", 5)}, "no NIfTI type"),
+    "strange voxels": ({"d": (70, "<h", 5)}, "5 is no datatype of NIfTI"),
 }
 
 
@@ -145,7 +145,19 @@ def test_a_header_that_nibabel_refuses_is_said_in_a_sentence(tmp_path: Path) -> 
     content = bytearray(path.read_bytes())
     content[70:72] = struct.pack("<h", 4096)  # a datatype that does not exist
     path.write_bytes(content)
-    with pytest.raises(BadInput, match=r"a\.nii: its header makes no sense .*; export the file again"):
+    with pytest.raises(UnsafeInput, match=r"a\.nii: 4096 is no datatype of NIfTI; export the file again"):
+        read_volume(path)
+
+
+def test_the_size_is_that_of_the_datatype_whatever_bitpix_says(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.nii", np.arange(27, dtype=np.int16).reshape(3, 3, 3), np.eye(4))
+    content = bytearray(path.read_bytes())
+    content[72:74] = struct.pack("<h", 8)  # says half of what int16 needs
+    path.write_bytes(content)
+    assert check_header(path).bytes == 54
+    assert read_volume(path).voxels.max() == 26
+    path.write_bytes(content[:-27])
+    with pytest.raises(BadInput, match="it is truncated"):
         read_volume(path)
 
 

@@ -58,8 +58,8 @@ def restored(network: nn.Module, changing: Collection[str] | None = None) -> Ite
     touched = [name for name in moved if name not in allowed]
     if touched:
         raise MovedUnselected(
-            f"the objective moved {', '.join(touched[:3])}, which were not selected; they were given back, but what was "
-            "predicted meanwhile does not count; select them (parameters='all'), or mend the objective"
+            f"the objective moved {', '.join(touched[:3])}, which were not selected; they were given back, but what "
+            "was predicted meanwhile does not count; select them (parameters='all'), or mend the objective"
         )
 
 
@@ -143,7 +143,7 @@ def _put(tensor: Tensor, values: Tensor) -> None:
 
 
 class _Structure:
-    """Everything in a module's ``__dict__``: dictionaries such as hooks and buffers, and tensors in plain attributes."""
+    """Everything in a module's ``__dict__``: dictionaries such as hooks and buffers, tensors in plain attributes."""
 
     def __init__(self, module: nn.Module, known: Collection[int]) -> None:
         self.module = module

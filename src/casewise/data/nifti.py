@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from casewise.core.brief import brief
-from casewise.core.errors import BadInput, UnsafeInput
+from casewise.core.errors import BadInput, CasewiseError, UnsafeInput
 from casewise.core.records import Mask
 
 MAX_BYTES = 8 * 2**30
@@ -37,7 +37,7 @@ class Header:
     """What the first bytes of a file claim."""
 
     shape: tuple[int, ...]
-    bits: int
+    bits: int  # of one voxel, from its datatype; what bitpix says is not believed
     offset: float
     zooms: tuple[float, ...]
 
@@ -78,7 +78,9 @@ class Volume:
 
 def check_header(path: Path, *, max_bytes: int = MAX_BYTES) -> Header:
     """Read a NIfTI header without unpacking the rest, and refuse what no honest file can claim."""
-    header = _parse(path, _first_bytes(path, _NIFTI2))
+    start = _first_bytes(path, _NIFTI2)
+    header = _parse(path, start)
+    _check_place(path, start)
     if any(size <= 0 for size in header.shape):
         raise UnsafeInput(f"{path.name}: dimensions must be positive, the header says {header.shape}; export it again")
     if not math.isfinite(header.offset) or header.offset < 0 or header.offset > 2**31:
@@ -126,22 +128,59 @@ def _parse(path: Path, start: bytes) -> Header:
         size = struct.unpack(f"{order}i", start[:4])[0]
         if size == _NIFTI1 and start[344:347] in (b"n+1", b"ni1"):
             dims = struct.unpack(f"{order}8h", start[40:56])
-            bits, zooms = struct.unpack(f"{order}h", start[72:74])[0], struct.unpack(f"{order}8f", start[76:108])
-            return _header(path, dims, bits, struct.unpack(f"{order}f", start[108:112])[0], zooms)
+            kind, zooms = struct.unpack(f"{order}h", start[70:72])[0], struct.unpack(f"{order}8f", start[76:108])
+            return _header(path, dims, kind, struct.unpack(f"{order}f", start[108:112])[0], zooms)
         if size == _NIFTI2 and len(start) >= _NIFTI2 and start[4:7] in (b"n+2", b"ni2"):
             dims = struct.unpack(f"{order}8q", start[16:80])
-            bits, zooms = struct.unpack(f"{order}h", start[14:16])[0], struct.unpack(f"{order}8d", start[104:168])
-            return _header(path, dims, bits, float(struct.unpack(f"{order}q", start[168:176])[0]), zooms)
+            kind, zooms = struct.unpack(f"{order}h", start[12:14])[0], struct.unpack(f"{order}8d", start[104:168])
+            return _header(path, dims, kind, float(struct.unpack(f"{order}q", start[168:176])[0]), zooms)
     raise BadInput(f"{path.name} is not a NIfTI file; its first bytes are {start[:8]!r}")
 
 
-def _header(path: Path, dims: tuple[int, ...], bits: int, offset: float, zooms: tuple[float, ...]) -> Header:
+_BITS = {2: 8, 4: 16, 8: 32, 16: 32, 64: 64, 256: 8, 512: 16, 768: 32, 1024: 64, 1280: 64, 1536: 128}
+"""Bits of one voxel by datatype code: whole and real numbers."""
+
+_UNUSABLE = {
+    1: "single bits", 32: "complex numbers", 128: "colors (RGB)", 1792: "complex numbers", 2048: "complex numbers",
+    2304: "colors (RGBA)",
+}  # fmt: skip
+
+
+def _header(path: Path, dims: tuple[int, ...], kind: int, offset: float, zooms: tuple[float, ...]) -> Header:
     axes = dims[0]
     if not 1 <= axes <= 7:
         raise UnsafeInput(f"{path.name}: a NIfTI file has 1 to 7 axes, the header says {axes}")
-    if bits not in (8, 16, 24, 32, 64, 96, 128, 256):
-        raise UnsafeInput(f"{path.name}: {bits} bits a voxel is no NIfTI type")
-    return Header(dims[1 : axes + 1], bits, offset, tuple(float(zoom) for zoom in zooms[1 : axes + 1]))
+    if kind in _UNUSABLE:
+        raise BadInput(f"{path.name} holds {_UNUSABLE[kind]}; write one number for each voxel, one file per channel")
+    if kind not in _BITS:
+        raise UnsafeInput(f"{path.name}: {kind} is no datatype of NIfTI; export the file again")
+    return Header(dims[1 : axes + 1], _BITS[kind], offset, tuple(float(zoom) for zoom in zooms[1 : axes + 1]))
+
+
+def _check_place(path: Path, start: bytes) -> None:
+    """Refuse a header that puts the volume nowhere: NaN, flat axes, a quaternion that turns nothing.
+
+    Fields that the header says are not used (their code is 0) may hold anything.
+    """
+    from nibabel import Nifti1Header, Nifti2Header
+
+    order = "<" if struct.unpack("<i", start[:4])[0] in (_NIFTI1, _NIFTI2) else ">"
+    kind, length = (Nifti1Header, _NIFTI1) if start[344:347] in (b"n+1", b"ni1") else (Nifti2Header, _NIFTI2)
+    fields = np.frombuffer(start[:length], kind.template_dtype.newbyteorder(order))[0]
+    zooms, turn = fields["pixdim"][1:4], [float(fields[f"quatern_{axis}"]) for axis in "bcd"]
+    wrong = ""
+    if not np.isfinite(zooms).all():
+        wrong = f"spacing {[float(zoom) for zoom in zooms]}"
+    elif fields["sform_code"] > 0:
+        affine = np.array([fields[f"srow_{axis}"] for axis in "xyz"], np.float64)
+        if not np.isfinite(affine).all() or np.linalg.matrix_rank(affine[:, :3]) < 3:
+            wrong = f"sform {affine.tolist()}"
+    elif fields["qform_code"] > 0:
+        offsets = [float(fields[f"qoffset_{axis}"]) for axis in "xyz"]
+        if not np.isfinite([*turn, *offsets]).all() or sum(part**2 for part in turn) > 1 + 1e-3:
+            wrong = f"quaternion {turn} at {offsets}"
+    if wrong:
+        raise BadInput(f"{path.name}: {wrong} places no volume; set qform or sform anew, or export the file again")
 
 
 def read_volume(path: Path, *, frame: int | None = None, max_bytes: int = MAX_BYTES) -> Volume:
@@ -150,7 +189,9 @@ def read_volume(path: Path, *, frame: int | None = None, max_bytes: int = MAX_BY
     image = _opened(path)
     try:
         voxels = _voxels(path, image, header, frame)
-    except (OSError, EOFError, zlib.error) as error:
+    except CasewiseError:
+        raise
+    except (OSError, EOFError, zlib.error, ValueError, ArithmeticError, KeyError, IndexError) as error:
         raise BadInput(f"{path.name} cannot be read ({error}); it is truncated or damaged") from error
     zooms = tuple(abs(float(zoom)) for zoom in image.header.get_zooms()[: voxels.ndim])
     return Volume(voxels.T, zooms[::-1], _geometry(image, voxels.shape))
@@ -166,7 +207,7 @@ def _opened(path: Path) -> Any:
         return nibabel.load(path)
     except (OSError, EOFError, zlib.error, ImageFileError) as error:
         raise BadInput(f"{path.name} cannot be read ({error}); it is truncated or damaged") from error
-    except HeaderDataError as error:
+    except (HeaderDataError, ValueError, ArithmeticError, KeyError) as error:
         raise BadInput(f"{path.name}: its header makes no sense ({error}); export the file again") from error
 
 

@@ -12,7 +12,7 @@ from casewise.adapt.contract import Finding, check_orientations
 from casewise.adapt.memory import shape_of
 from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256, sweep, write_durably
-from casewise.core.errors import BadInput, CasewiseError
+from casewise.core.errors import BadInput
 from casewise.core.records import DONE, FAILED
 from casewise.data import nifti
 from casewise.data.folders import CaseFiles
@@ -177,6 +177,6 @@ def orientation_findings(cases: Sequence[CaseFiles], backbone: Backbone) -> dict
         try:
             nifti.check_header(path)
             found[files.id] = "".join(str(code) for code in nibabel.aff2axcodes(nibabel.load(path).affine))
-        except (CasewiseError, OSError, EOFError, nibabel.filebasedimages.ImageFileError):
+        except Exception:  # a header can be bad in more ways than nibabel has errors; the case itself says which
             continue
     return check_orientations(found)
