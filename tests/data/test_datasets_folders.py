@@ -153,10 +153,12 @@ def test_a_case_that_the_table_lacks_is_named(folders: Path) -> None:
         plain(folders)
 
 
-def test_one_id_in_two_folders_is_refused(folders: Path, volume: Write) -> None:
+def test_one_id_in_two_folders_becomes_two_with_the_names_of_the_folders(folders: Path, volume: Write) -> None:
     volume(folders / "vendorB" / "images" / "A1_ED.nii.gz", np.ones((6, 5, 4), np.int16))
-    with pytest.raises(BadInput, match="would both be case A1_ED"):
+    with pytest.raises(BadInput, match=r"no row for \['vendorA_A1_ED'"):  # the table must use the same names
         plain(folders)
+    (folders / "cases.csv").unlink()
+    assert {"vendorA_A1_ED", "vendorB_A1_ED", "vendorB_B1_ED"} <= set(plain(folders).ids)
 
 
 def test_images_alone_are_unlabelled_cases(tmp_path: Path, picture: Write, photo: NDArray[np.uint8]) -> None:

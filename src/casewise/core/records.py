@@ -7,7 +7,9 @@ source model M0. A controller sees an *observation* (label-free signals of the s
 
 from __future__ import annotations
 
+import hashlib
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
@@ -52,6 +54,21 @@ def check_ladder(name: str) -> str:
             f"got {name!r}"
         )
     return name
+
+
+def made_case_id(name: str) -> str:
+    """An id for whatever a file is called: the name itself where it is one, else a plain form of it and a short hash.
+
+    The hash keeps names apart that look alike without their spaces and accents.
+
+    >>> made_case_id("case_001"), made_case_id("Fall Müller (1)")
+    ('case_001', 'Fall_Muller_1-6fd5cf')
+    """
+    if _SAFE_ID.fullmatch(name):
+        return name
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    words = re.sub(r"[^A-Za-z0-9._-]+", "_", plain).strip("_.-")[:100] or "case"
+    return f"{words}-{hashlib.sha256(name.encode('utf-8', 'surrogateescape')).hexdigest()[:6]}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from casewise.core.errors import BadInput
+from casewise.core.records import made_case_id
 from casewise.data.cohort import Cohort
 
 NAME = "cases.csv"
@@ -75,9 +76,9 @@ def read_table(path: Path) -> Table:
     if not rows or "case" not in rows[0]:
         known = ", ".join(column for names in COLUMNS.values() for column in names)
         raise BadInput(f"{path} needs a header with case and any of {known}")
-    by_case = {row["case"]: row for row in rows}
+    by_case = {made_case_id(row["case"]): row for row in rows}  # as file names become ids
     if len(by_case) < len(rows):
-        twice = sorted(case for case in by_case if sum(row["case"] == case for row in rows) > 1)
+        twice = sorted(case for case in by_case if sum(made_case_id(row["case"]) == case for row in rows) > 1)
         raise BadInput(f"{path} has more than one row for {twice[:5]}; keep one a case")
     columns = {name: next((column for column in known if column in rows[0]), None) for name, known in COLUMNS.items()}
     return Table(path.name, by_case, columns)

@@ -7,6 +7,7 @@ case's entry last, so a case whose entry is there is whole.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,8 +18,8 @@ import numpy as np
 from casewise.adapt.backbones import Backbone, Reading
 from casewise.adapt.contract import Finding
 from casewise.core.durable import file_sha256, replacing, write_durably
-from casewise.core.errors import CasewiseError, in_one_line
-from casewise.core.records import FAILED, Mask, Trajectory
+from casewise.core.errors import CasewiseError, CasewiseWarning, in_one_line
+from casewise.core.records import FAILED, Case, Mask, Trajectory
 from casewise.data.folders import CaseFiles
 from casewise.data.nifti import place_like
 from casewise.deployment import Deployment
@@ -72,6 +73,7 @@ class PredictCase:
         return {
             "schema": SCHEMA,
             "case": files.id,
+            "name": files.name or files.id,
             "group": files.group,
             "key": self.key,
             "seed": self.deployment.adaptation.seed,
@@ -121,11 +123,24 @@ class PredictCase:
             with replacing(path) as temporary:
                 self._put(backbone, candidate, reading, temporary)
         paths = list(wanted)
-        if self.draw is not None:
-            picture = self.draw(preview_of(reading.case, source, trajectory.masks[-1], mask))
-            write_durably(self.layout.overlay(case_id), picture)
+        if self._drawn(reading.case, source, trajectory.masks[-1], mask):
             paths.append(self.layout.overlay(case_id))
         return {str(path.relative_to(self.layout.out)): file_sha256(path) for path in paths}
+
+    def _drawn(self, case: Case, source: Mask, adapted: Mask, mask: Mask) -> bool:
+        """Whether the picture for a person was drawn; one that cannot be drawn never costs the mask."""
+        if self.draw is None:
+            return False
+        try:
+            write_durably(self.layout.overlay(case.id), self.draw(preview_of(case, source, adapted, mask)))
+        except Exception as error:
+            warnings.warn(
+                f"the picture of case {case.id} cannot be drawn ({in_one_line(error)}); its mask is there",
+                CasewiseWarning,
+                stacklevel=2,
+            )
+            return False
+        return True
 
     def _put(self, backbone: Backbone, mask: Mask, reading: Reading, path: Path) -> None:
         backbone.write(mask, reading, path)

@@ -25,7 +25,8 @@ class Preview:
 def preview_of(case: Case, source: Mask, adapted: Mask, deployed: Mask) -> Preview:
     """The slice that adaptation changed most; where it changed nothing, the one with the most foreground."""
     if source.ndim == 2:
-        return Preview(_greys(case.image), source, adapted, deployed, None)
+        flat = case.image[:, 0] if case.image.ndim == 4 else case.image  # a volume of one slice
+        return Preview(_greys(flat), source, adapted, deployed, None if case.image.ndim < 4 else 0)
     changed = (source != adapted).sum(axis=(1, 2))
     weight = changed if changed.any() else (source > 0).sum(axis=(1, 2))
     number = int(np.argmax(weight))

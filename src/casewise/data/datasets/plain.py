@@ -12,7 +12,7 @@ from casewise.core.records import Mask
 from casewise.data.cases_csv import read_table, table_for, with_table
 from casewise.data.cohort import Cohort
 from casewise.data.datasets.label_files import whole_label
-from casewise.data.datasets.located import Found, cohort_of, is_volume, visible
+from casewise.data.datasets.located import Found, cohort_of, is_volume, safe_id, visible
 from casewise.data.folders import READABLE, list_cases, with_labels
 from casewise.data.pictures import read_label_picture
 
@@ -25,12 +25,16 @@ def is_plain(root: Path) -> bool:
 def plain(root: Path, *, cluster: str | None = None, ignore: int | None = None) -> Cohort:
     """The cases of a plain folder; of several side by side, each is a group named after its folder.
 
+    Where several of them name their cases alike, an id is the name of the folder and that of the case.
+
     ``cases.csv`` (in the folder or one level up; columns case, group, cluster, split or their usual other names)
     describes the cases. ``cluster`` is a pattern whose first bracket is the cluster in a case id, such as
     ``(.+)_frame_`` for frames of a sequence; ``ignore`` is a label value that is not scored, such as 255.
     """
     parts = _parts(root)
     found = [case for part in parts for case in _part(part, part.name if part != root else None)]
+    if len({case.id for case in found}) < len(found):  # sites that name their cases alike
+        found = [replace(case, id=safe_id(case.group or "", case.id)) for case in found]
     if not parts:
         found = [Found(case.id, case.images) for case in list_cases(root)]
     facts = {"group": "name of the folder"} if parts and root not in parts else {}
