@@ -27,9 +27,9 @@ from casewise.adapt.forwards import Forwards
 from casewise.adapt.memory import estimate_bytes
 from casewise.adapt.parameters import select
 from casewise.archive.layout import mask_sha256
-from casewise.core.errors import BadInput, CasewiseError, NotFinite, Refused, in_one_line
+from casewise.core.errors import BadInput, CasewiseError, MovedUnselected, NotFinite, Refused, in_one_line
 from casewise.core.records import DONE, FALLBACK, SOURCE, Action, Binding, Case, Decision, Mask, Policy, Trajectory
-from casewise.guard import Guarded, check_bound, decided, episode_of, prepared
+from casewise.guard import Guarded, check_bound, decided, episode_of, fallen_back, prepared
 from casewise.judge.certificates.certificate import Certificate, check_certificate, check_feasible
 from casewise.judge.monitors.watch import active_policy, read_watch, write_watch
 from casewise.judge.policy import READY, controller_of
@@ -264,7 +264,15 @@ class Deployment:
             except Exception as error:  # M0 with a graph did not succeed, mostly for want of memory: M0 without one
                 return self._source_only(case, ready, f"adaptation failed: {in_one_line(error)}", error)
             clock.running = True
-            return decided(episode, case, controller, calibration_id=policy.calibration_id, ladder=policy.ladder)
+            try:
+                with stack.pop_all():
+                    found = decided(
+                        episode, case, controller, calibration_id=policy.calibration_id, ladder=policy.ladder
+                    )
+            except MovedUnselected as error:
+                _loaded.cache_clear()  # the network was given back; the next case loads it again nevertheless
+                return fallen_back(found, error)
+            return found
 
     def _prepared(self, case: Case) -> Prepared:
         with _refusing(case):

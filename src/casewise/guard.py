@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from casewise.core.errors import BadInput, Refused, in_one_line
+from casewise.core.errors import BadInput, MovedUnselected, Refused, in_one_line
 from casewise.core.records import (
     DONE,
     FALLBACK,
@@ -71,9 +71,13 @@ def guard(
         controller, calibration_id = controller_of(policy), policy.calibration_id
     else:
         controller = policy
-    with episode_of(case, network, prepared(case, network), how, controller) as episode:
-        ladder = policy.ladder if isinstance(policy, Policy) else ""
-        return decided(episode, case, controller, calibration_id=calibration_id, ladder=ladder)
+    ladder = policy.ladder if isinstance(policy, Policy) else ""
+    try:
+        with episode_of(case, network, prepared(case, network), how, controller) as episode:
+            found = decided(episode, case, controller, calibration_id=calibration_id, ladder=ladder)
+    except MovedUnselected as error:
+        return fallen_back(found, error)
+    return found
 
 
 def check_bound(policy: Policy, how: Adaptation, network: Any) -> None:
@@ -180,6 +184,18 @@ def decided(
         return Guarded(mask, replace(decision, state_hash=mask_sha256(mask)), episode.trajectory, FALLBACK, error)
     named = decision.state.on(ladder)
     return Guarded(mask, replace(decision, state=named, state_hash=mask_sha256(mask)), episode.trajectory)
+
+
+def fallen_back(found: Guarded, error: Exception) -> Guarded:
+    """The same case with M0 as it was predicted before the objective began: what came after it does not count."""
+    from casewise.archive.layout import mask_sha256
+
+    mask = found.trajectory.masks[0]
+    decision = replace(
+        found.decision, action=Action.ROLLBACK, state=SOURCE, state_hash=mask_sha256(mask), accepted=None,
+        reason=f"adaptation failed: {in_one_line(error)}",
+    )  # fmt: skip
+    return replace(found, mask=mask, decision=decision, status=FALLBACK, error=error)
 
 
 def _verdict(episode: Episode, case: Case, controller: Controller) -> tuple[Observation, Verdict]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
+import sys
 
 import numpy as np
 import pytest
@@ -76,23 +77,72 @@ def m0(network: nn.Module, image: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("how", ["data", "numpy", "list", "hook"])
 def test_the_next_case_gets_the_same_m0(network, image, how, error):
     before, mask = fingerprint(network), m0(network, image)
-    with contextlib.suppress(MovedUnselected, ValueError, RuntimeError):
-        guard(Case("a", image), network, Vandal(how, error), FixedK(1), steps=1)
+    found = guard(Case("a", image), network, FixedK(1), Vandal(how, error), steps=1)
     assert fingerprint(network) == before
+    assert found.status == ("done" if how == "hook" and error is None else "fallback")
+    assert found.status == "done" or np.array_equal(found.mask, mask)
     assert np.array_equal(m0(network, image), mask)
 
 
 @pytest.mark.parametrize("how", ["data", "numpy"])
 def test_a_weight_that_was_not_selected_is_reported(network, image, how):
-    with pytest.raises(MovedUnselected, match=r"moved head\.weight, which were not selected; they were given back"):
-        guard(Case("a", image), network, Vandal(how), FixedK(1), steps=1)
+    found = guard(Case("a", image), network, FixedK(1), Vandal(how), steps=1)
+    assert isinstance(found.error, MovedUnselected)
+    assert "moved head.weight, which were not selected; they were given back" in found.decision.reason
+    assert found.decision.rolled_back
+    assert found.decision.executed == 1
+
+
+VANDAL = """
+from casewise.adapt.objectives.tent import Tent
+class Vandal(Tent):
+    def begin(self, subject):
+        update = super().begin(subject)
+        def vandalize():
+            subject.network.head.weight.data.mul_(-3)
+            if RAISES: raise ValueError("on top")
+            return update()
+        return vandalize
+"""
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_predict_delivers_m0_for_this_case_and_the_next(tmp_path, monkeypatch, raises):
+    import importlib
+
+    import nibabel
+    from typer.testing import CliRunner
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vandals.py").write_text(f"RAISES = {raises}\n{VANDAL}")
+    (tmp_path / "images").mkdir()
+    for number in range(3):
+        voxels = np.random.default_rng(number).normal(size=(16, 16, 2)).astype(np.float32)
+        nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), tmp_path / "images" / f"{number}.nii.gz")
+    app = importlib.import_module("casewise.cli.predict").app
+    model = "casewise.adapt.networks:phantom_cardiac"
+    words = ["-i", "images", "-m", model, "-device", "cpu", "--contract", "off", "--no-overlays"]
+    assert CliRunner().invoke(app, [*words, "-o", "m0", "--policy", "m0"], catch_exceptions=False).exit_code == 0
+    adapted = ["--policy", "fixed-k", "--steps", "1", "--objective", "vandals:Vandal"]
+    try:
+        done = CliRunner().invoke(app, [*words, "-o", "out", *adapted], catch_exceptions=False)
+    finally:
+        sys.modules.pop("vandals", None)
+        sys.path.remove(str(tmp_path))
+    assert done.exit_code == 3
+    for number in range(3):
+        entry = json.loads((tmp_path / "out" / "casewise" / f"{number}.json").read_text())
+        assert entry["status"] == "fallback"
+        assert entry["error_kind"] == "MovedUnselected"
+        masks = [(tmp_path / out / f"{number}.nii.gz").read_bytes() for out in ("m0", "out")]
+        assert masks[0] == masks[1]
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_guard_inside_no_grad_or_inference_mode_still_adapts(network, image, mode):
-    outside = guard(Case("a", image), network, Tent(0.05), FixedK(2), steps=2)
+    outside = guard(Case("a", image), network, FixedK(2), Tent(0.05), steps=2)
     with mode():
-        inside = guard(Case("a", image), network, Tent(0.05), FixedK(2), steps=2)
+        inside = guard(Case("a", image), network, FixedK(2), Tent(0.05), steps=2)
         assert torch.is_inference_mode_enabled() == (mode is torch.inference_mode)
         assert not torch.is_grad_enabled()
     assert np.array_equal(inside.mask, outside.mask)
@@ -105,10 +155,10 @@ def test_a_network_made_in_inference_mode_and_a_lazy_one_are_refused_with_a_sent
     with torch.inference_mode():
         made = Listed()
     with pytest.raises(BadInput, match=r"made inside torch\.inference_mode\(\)"):
-        guard(Case("a", image), made, "tent", FixedK(1), steps=1)
+        guard(Case("a", image), made, FixedK(1), "tent", steps=1)
     lazy = nn.Sequential(nn.LazyConv2d(4, 1), nn.InstanceNorm2d(4, affine=True), nn.Conv2d(4, 2, 1))
     with pytest.raises(BadInput, match="lazy layers saw no input"):
-        guard(Case("a", image), lazy, "tent", FixedK(1), steps=1)
+        guard(Case("a", image), lazy, FixedK(1), "tent", steps=1)
 
 
 class Counting:
@@ -143,6 +193,6 @@ def test_features_beside_the_logits_are_not_taken_for_them(image):
 
     network = Two(features=(4, 8)).eval()
     with pytest.raises(BadInput, match="4 and 32 channels, and it is not clear which are the logits"):
-        guard(Case("a", image), network, "tent", FixedK(1), steps=1)
-    made = guard(Case("a", image), of_network(network, classes=4), "tent", FixedK(1), steps=1)
+        guard(Case("a", image), network, FixedK(1), "tent", steps=1)
+    made = guard(Case("a", image), of_network(network, classes=4), FixedK(1), "tent", steps=1)
     assert made.mask.max() < 4
