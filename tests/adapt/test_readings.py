@@ -83,8 +83,8 @@ def test_each_kind_of_consensus_is_what_it_says(backbone, case, kind):
 def test_ballots_are_kept_where_readings_differ(backbone, case):
     made = read(backbone, case, "mirror(x),gamma(1.4)", keep_ballots=True)
     changed = np.any([mask != made.masks[0] for mask in made.masks[1:]], axis=0)
-    assert made.probabilities["ballots"].shape == (3, 3, int(changed.sum()))
-    assert made.probabilities["ballots"].dtype == np.uint8
+    assert made.ballots.shape == (3, 3, int(changed.sum()))
+    assert made.ballots.dtype == np.uint8
 
 
 def test_the_network_comes_back_bit_identical_in_the_mode_that_it_was_in(backbone, case):

@@ -264,12 +264,12 @@ class Readings:
     def trajectory(self) -> Trajectory:
         """Everything so far."""
         found = self.record.trajectory(self.case_id, self._made_by, self.seed, with_entropies=False)
-        extras = None
+        kept = None
         if self._keep_ballots and self._ballots is not None and self.step >= len(self.readings) and not self.left_out:
-            extras = {"ballots": self._ballots.on(_disputed(found.masks))}
+            kept = self._ballots.on(_disputed(found.masks))
         return Trajectory(
             case_id=found.case_id, masks=found.masks, signals=found.signals, made_by=found.made_by, seed=found.seed,
-            seconds=found.seconds, diagnostics=found.diagnostics, probabilities=extras, rungs=self.rungs[: self.step],
+            seconds=found.seconds, diagnostics=found.diagnostics, ballots=kept, rungs=self.rungs[: self.step],
         )  # fmt: skip
 
 

@@ -220,7 +220,17 @@ class Archive:
         """
         if layout.EXTRAS not in self.entry(case_id).files:
             return None
-        return layout.decode_extras(unpacked(self._file(case_id, layout.EXTRAS)), self.masks(case_id))
+        found = layout.decode_extras(unpacked(self._file(case_id, layout.EXTRAS)), self.masks(case_id))
+        return {name: values for name, values in found.items() if name != layout.BALLOTS} or None
+
+    def ballots(self, case_id: str) -> NDArray[np.uint8] | None:
+        """The probabilities of every reading of a ladder of views, in 255ths, or None where they were not kept.
+
+        (reading, class, voxel): reading 0 is M0; voxels are those at which any state differs from M0, in flat order.
+        """
+        if layout.EXTRAS not in self.entry(case_id).files:
+            return None
+        return unpacked(self._file(case_id, layout.EXTRAS)).get(layout.BALLOTS)
 
     def trajectory(self, case_id: str) -> Trajectory:
         """A case as it was recorded."""
@@ -239,6 +249,7 @@ class Archive:
             diagnostics=entry.diagnostics,
             ladder=entry.ladder,
             rungs=entry.rungs,
+            ballots=self.ballots(case_id),
         )
 
     def signals(self) -> pd.DataFrame:

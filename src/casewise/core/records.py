@@ -158,6 +158,7 @@ class Trajectory:
     diagnostics: tuple[Mapping[str, float], ...] = ()  # what the objective reported: loss, kept share, ...
     ladder: str = ""  # the name under which an archive keeps it, where it keeps several
     rungs: tuple[str, ...] = ()  # what each step after M0 is called, where they are not updates: "gamma(1.4)", "mean"
+    ballots: NDArray[Any] | None = None  # (reading, class, voxel in 255ths) where any state differs from M0, if asked
 
     def __post_init__(self) -> None:
         if not self.masks or len(self.masks) != len(self.signals):
