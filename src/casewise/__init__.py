@@ -27,7 +27,10 @@ _HOME = {
     "boundary_iou": "casewise.measure.metrics.surface",
     "surface_gaps": "casewise.measure.surfaces",
     # adapt and decide
+    "Adaptation": "casewise.adapt.adaptation",
     "run_episode": "casewise.adapt.episode",
+    "Deployment": "casewise.deployment",
+    "Model": "casewise.deployment",
     "open_archive": "casewise.archive.store",
     "create_archive": "casewise.archive.store",
     "calibrate": "casewise.judge.calibration.fit",
