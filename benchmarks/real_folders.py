@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -39,6 +40,19 @@ def write_fundus(data: Path, out: Path) -> None:
         _write(out / split, ((image, label, "drishti_gs", split) for image, label in pairs), None)
 
 
+def write_polyps(data: Path, out: Path) -> None:
+    """CVC-ClinicDB: frames of one sequence are one cluster."""
+    home = data / "polyps" / "cvc_clinicdb"
+    with (data / "polyps" / "cases.csv").open() as file:
+        listed = [row for row in csv.DictReader(file) if row["domain"] == "cvc_clinicdb"]
+    for split in SPLITS:
+        rows = [row for row in listed if row["split"] == split]
+        files = ((home / "images" / f"{row['case']}.jpg", home / "labels" / f"{row['case']}.png", row) for row in rows)
+        _write(
+            out / split, ((image, label, "cvc_clinicdb", split, row["cluster"]) for image, label, row in files), None
+        )
+
+
 def write_driving(data: Path, out: Path) -> None:
     """ACDC fog and night; images are resized bilinearly, labels by nearest neighbour."""
     for split in SPLITS:
@@ -54,18 +68,19 @@ def _driving_rows(home: Path, split: str) -> Iterator[tuple[Path, Path, str, str
                 yield image, label, condition, split
 
 
-def _write(folder: Path, rows: Iterable[tuple[Path, Path, str, str]], size: tuple[int, int] | None) -> None:
+def _write(folder: Path, rows: Iterable[tuple[Any, ...]], size: tuple[int, int] | None) -> None:
+    """(image, label, group, split) of each case, or with its cluster as the last word."""
     if (folder / "cases.csv").exists():
         return
     for name in ("images", "labels"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     lines = []
-    for image, label, group, split in rows:
+    for image, label, group, split, *cluster in rows:
         _resized(image, size, Image.Resampling.BILINEAR).convert("RGB").save(folder / "images" / f"{image.stem}.png")
         _resized(label, size, Image.Resampling.NEAREST).save(folder / "labels" / f"{image.stem}.png")
-        lines.append((image.stem, group, split))
+        lines.append((image.stem, group, split, *cluster))
     with (folder / "cases.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("case", "group", "split"), *lines])
+        csv.writer(file).writerows([("case", "group", "split", "cluster")[: len(lines[0])], *lines])
 
 
 def _resized(path: Path, size: tuple[int, int] | None, how: Image.Resampling) -> Image.Image:

@@ -118,4 +118,7 @@ class Recorded:
             adapted=adapted,
             signals={} if adapted is None else dict(self.archive.ladder(case_id)[known[adapted]]),
             has_deployed=decision is not None,
+            flagged=decision is not None and decision.flagged,
+            quality=None if decision is None else decision.quality,
+            quality_low=None if decision is None else decision.quality_low,
         )

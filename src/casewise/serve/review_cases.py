@@ -31,6 +31,9 @@ class ReviewCase:
     signals: Signals = field(default_factory=dict)  # of the adapted state
     inputs: Mapping[str, str] = field(default_factory=dict)  # sha256 of each image file by name
     has_deployed: bool = False
+    flagged: bool = False  # by the policy: a person should look
+    quality: float | None = None  # estimate of the deployed mask's metric, without a label
+    quality_low: float | None = None  # lower bound of it
 
     @property
     def has_masks(self) -> bool:

@@ -217,7 +217,7 @@ def missing(message: str) -> Answer:
 def _brief(case: ReviewCase) -> dict[str, Any]:
     names = (
         "id", "about", "status", "group", "action", "reason", "error", "warnings", "coordinate", "value", "cut_low",
-        "cut_high", "states", "adapted", "has_deployed", "has_masks",
+        "cut_high", "states", "adapted", "has_deployed", "has_masks", "flagged", "quality", "quality_low",
     )  # fmt: skip
     return {name: getattr(case, name) for name in names}
 

@@ -79,6 +79,21 @@ class Predictions:
             adapted = deployed
         return Masks(source, adapted, deployed, _spacing_mm(layout.mask(case_id)))
 
+    def file_of(self, case_id: str, which: str, state: str | None = None) -> Path:
+        """The file of the deployed mask, of M0 ("m0") or of an adapted state, with the bytes that were recorded."""
+        layout = self._layout(case_id)
+        if which == "deployed":
+            return self._checked(case_id, layout.mask(case_id))
+        if which == "m0":
+            kept = layout.source(case_id)
+            return self._checked(case_id, kept if self._names(case_id, kept) else layout.mask(case_id))
+        saved = layout.candidates(case_id) / f"{state}{layout.ending}"
+        if state is not None and self._names(case_id, saved):
+            return self._checked(case_id, saved)
+        if self.cases[case_id].states == (state,):  # the deployed state is the only one that was kept
+            return self._checked(case_id, layout.mask(case_id))
+        raise BadInput(f"state {state} of case {case_id} was not saved; predict with --save-candidates to keep it")
+
     def drops(self, case_id: str, state: str) -> Mapping[int, float] | Mask | None:
         """The region scores of the gate, where they were measured for this state."""
         signals = (self.entries[case_id].get("signals") or {}).get(state) or {}
@@ -113,6 +128,9 @@ class Predictions:
             signals=dict(signals.get(adapted or last or "") or {}),
             inputs=entry.get("inputs") or {},
             has_deployed=entry.get("status") != FAILED,
+            flagged=bool(decision.get("flagged")),
+            quality=number_or_none(decision.get("quality")),
+            quality_low=number_or_none(decision.get("quality_low")),
         )
 
     def _states(self, case_id: str, entry: Mapping[str, Any], decision: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Worst first, without a label: no output, then M0 after a failure, then by how risky the adaptation looks."""
+"""Worst first, without a label: no output, M0 after a failure, flagged cases, then by quality, else by risk."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ def position(case: ReviewCase) -> float | None:
 def risks(cases: Iterable[ReviewCase]) -> dict[str, float | None]:
     """A number by case id, higher is riskier; None where nothing was measured.
 
-    The position between the cut-points where every measured case has one, so that groups with cut-points of their own
-    compare; else the share of the cohort whose edit is smaller.
+    One minus the lower bound of the quality where every case with a mask has one. Else the position between the
+    cut-points where every measured case has one, so that groups with cut-points of their own compare; else the share of the cohort whose edit is smaller.
     """
     cases = list(cases)
+    if cases and all(case.quality_low is not None for case in cases if case.status not in TIERS):
+        return {case.id: None if case.quality_low is None else 1 - case.quality_low for case in cases}
     measured = [case for case in cases if case.signals]
     places = {case.id: position(case) for case in measured}
     if measured and all(place is not None for place in places.values()):
@@ -42,7 +44,8 @@ def worst_first(cases: Mapping[str, ReviewCase]) -> list[str]:
 
     def key(case_id: str) -> tuple[int, bool, float, str]:
         risk = found[case_id]
-        return TIERS.get(cases[case_id].status, 2), risk is None, -(risk or 0.0), case_id
+        tier = TIERS.get(cases[case_id].status, 2 if cases[case_id].flagged else 3)
+        return tier, risk is None, -(risk or 0.0), case_id
 
     return sorted(cases, key=key)
 

@@ -53,7 +53,7 @@ function item(row) {
   const button = made("button", { type: "button" },
     made("span", { className: `mark ${decision}`, textContent: MARK[decision] || "·" }),
     made("span", { className: "id", textContent: row.id }),
-    made("span", { className: "risk", textContent: row.risk === null ? "" : row.risk.toFixed(2), title: "label-free risk, higher is riskier" }),
+    made("span", { className: "risk", textContent: (row.flagged ? "⚑ " : "") + (row.risk === null ? "" : row.risk.toFixed(2)), title: row.quality_low === null ? "label-free risk, higher is riskier" : "1 - lower bound of the quality (" + row.quality_low.toFixed(3) + ")" }),
     made("span", { className: "what", textContent: what.filter(Boolean).join(" · ") }));
   button.dataset.case = row.id;
   button.setAttribute("aria-current", row === state.current);

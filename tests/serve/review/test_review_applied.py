@@ -1,0 +1,108 @@
+"""What reviewers chose is what is written; what they did not look at, or looked at before it changed, stays open."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from casewise.cli.review import app
+from casewise.core.chain import Chain
+from casewise.core.durable import file_sha256
+from casewise.core.errors import BadInput, Refused
+from casewise.serve.review_applied import APPLIED, apply_reviews
+from casewise.serve.review_cases import ReviewCase
+from casewise.serve.review_log import REVIEWS, Review, ReviewLog
+from casewise.serve.review_predictions import Predictions
+from casewise.serve.review_risk import worst_first
+
+
+def reviewed(out, *said):
+    """Reviews of (case, decision, adapted state) about what lies in the folder now."""
+    folder = Predictions(out)
+    log = ReviewLog(out / REVIEWS, folder.audit)
+    for case_id, decision, state in said:
+        log.append(Review(case_id, decision, "Ada", folder.about(case_id), adapted=state))
+
+
+def test_every_choice_becomes_its_mask(predictions, tmp_path):
+    out, layout = predictions.layout.out, predictions.layout
+    reviewed(out, ("kept", "keep-m0", "1"), ("undone", "keep-adapted", "1"), ("unsaved", "flag", "1"))
+    done = {one.case: one for one in apply_reviews(out, tmp_path / "chosen")}
+    chosen = tmp_path / "chosen"
+    assert file_sha256(chosen / "kept.nii.gz") == file_sha256(layout.source("kept"))
+    assert file_sha256(chosen / "undone.nii.gz") == file_sha256(layout.candidates("undone") / "1.nii.gz")
+    assert file_sha256(chosen / "unsaved.nii.gz") == file_sha256(layout.mask("unsaved"))
+    assert {name: one.taken for name, one in done.items()} == {
+        "kept": "m0", "undone": "adapted", "unsaved": "deployed", "broken": "none",
+    }  # fmt: skip
+    assert {name for name, one in done.items() if one.open} == {"unsaved", "broken"}
+    log = Chain(chosen / APPLIED)
+    assert not log.problems
+    assert [line["reviewer"] for line in log.lines() if line["case"] == "kept"] == ["Ada"]
+
+
+def test_a_case_that_nobody_reviewed_keeps_what_was_deployed(predictions, tmp_path):
+    done = {one.case: one for one in apply_reviews(predictions.layout.out, tmp_path / "chosen")}
+    assert done["kept"].taken == "deployed"
+    assert not done["kept"].open
+    assert done["kept"].sha256 == file_sha256(predictions.layout.mask("kept"))
+
+
+def test_the_deployed_state_can_be_kept_without_saved_candidates(predictions, tmp_path):
+    out = predictions.layout.out
+    reviewed(out, ("unsaved", "keep-adapted", "1"))
+    done = {one.case: one for one in apply_reviews(out, tmp_path / "chosen")}
+    assert done["unsaved"].taken == "adapted"
+    assert done["unsaved"].sha256 == file_sha256(predictions.layout.mask("unsaved"))
+
+
+def test_a_review_of_another_output_decides_nothing(predictions, tmp_path):
+    out = predictions.layout.out
+    log = ReviewLog(out / REVIEWS, Predictions(out).audit)
+    log.append(Review("kept", "keep-m0", "Ada", "0" * 64, adapted="1"))
+    one = {one.case: one for one in apply_reviews(out, tmp_path / "chosen")}["kept"]
+    assert one.taken == "deployed"
+    assert one.open
+    assert "another output" in one.why
+
+
+def test_an_edited_log_and_a_full_folder_are_refused(predictions, tmp_path):
+    out = predictions.layout.out
+    reviewed(out, ("kept", "keep-m0", "1"))
+    with pytest.raises(Refused, match="is not empty; masks that a person chose go into a folder of their own"):
+        apply_reviews(out, predictions.images)
+    text = (out / REVIEWS).read_text()
+    (out / REVIEWS).write_text(text.replace("keep-m0", "keep-adapted"))
+    with pytest.raises(Refused, match="the reviews cannot be trusted"):
+        apply_reviews(out, tmp_path / "chosen")
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(BadInput, match="is an archive and holds no mask files"):
+        apply_reviews(tmp_path, tmp_path / "x")
+
+
+def test_a_mask_that_was_changed_is_not_copied_and_costs_no_other(predictions, tmp_path):
+    out = predictions.layout.out
+    reviewed(out, ("kept", "keep-m0", "1"))
+    shutil.copyfile(predictions.layout.mask("undone"), predictions.layout.source("kept"))
+    done = {one.case: one for one in apply_reviews(out, tmp_path / "chosen")}
+    assert done["kept"].taken == "none"
+    assert "changed after it was written" in done["kept"].why
+    assert done["undone"].taken == "deployed"
+
+
+def test_the_command_says_what_is_open(predictions, tmp_path):
+    out = predictions.layout.out
+    reviewed(out, ("kept", "flag", "1"))
+    result = CliRunner().invoke(app, [str(out), "--apply", "-o", str(tmp_path / "chosen")])
+    assert result.exit_code == 3  # one case has no output
+    assert "! kept is open: Ada flagged it" in result.output
+    assert "deployed: 3, none: 1" in result.output
+
+
+def test_flagged_cases_come_first_and_then_the_lowest_quality():
+    low = {"a": 0.9, "b": 0.5, "c": 0.7}
+    cases = {name: ReviewCase(name, "", quality_low=value, flagged=name == "c") for name, value in low.items()}
+    cases["failed"] = ReviewCase("failed", "", status="failed")
+    assert worst_first(cases) == ["failed", "c", "b", "a"]
