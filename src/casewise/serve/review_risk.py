@@ -26,7 +26,8 @@ def risks(cases: Iterable[ReviewCase]) -> dict[str, float | None]:
     """A number by case id, higher is riskier; None where nothing was measured.
 
     One minus the lower bound of the quality where every case with a mask has one. Else the position between the
-    cut-points where every measured case has one, so that groups with cut-points of their own compare; else the share of the cohort whose edit is smaller.
+    cut-points where every measured case has one, so that groups with cut-points of their own compare; else
+    the share of the cohort whose edit is smaller.
     """
     cases = list(cases)
     if cases and all(case.quality_low is not None for case in cases if case.status not in TIERS):
