@@ -137,7 +137,8 @@ class CaseOptions:
     """Which cases this process takes."""
 
     images: Annotated[
-        Path, typer.Option("-i", help="Folder with images, named as nnU-Net wants them or one file per case.")
+        Path,
+        typer.Option("-i", help="Folder with images (nnU-Net's names, or a file per case) or DICOM series."),
     ]
     labels: Annotated[
         Path | None,
@@ -149,14 +150,18 @@ class CaseOptions:
     ] = None
     part_id: Annotated[int | None, typer.Option("-part_id", help="This part, from 0.")] = None
 
-    def gathered(self, model: Model) -> tuple[CaseFiles, ...]:
-        """The cases of the folder that this process takes."""
+    def gathered(self, model: Model, keep: Path | None = None) -> tuple[CaseFiles, ...]:
+        """The cases of the folder that this process takes; DICOM series are written as NIfTI below ``keep``."""
         from casewise.run.assemble import gathered_cases
 
-        return gathered_cases(
+        refused: dict[str, str] = {}
+        cases = gathered_cases(
             model, self.images, labels=self.labels, groups=self.groups, parts=(self.num_parts, self.part_id),
-            environment=os.environ,
+            environment=os.environ, keep=keep, refused=refused,
         )  # fmt: skip
+        for reason in refused.values():
+            typer.echo(f"casewise: {reason}", err=True)
+        return cases
 
 
 @dataclass(frozen=True)

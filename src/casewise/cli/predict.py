@@ -43,6 +43,7 @@ def predict(
     ),
     max_ram: str = typer.Option(None, "--max-ram", help="Refuse cases that need more, such as 16G."),
     contract: str = typer.Option("refuse", help="Input contract: refuse, warn or off."),
+    codes: Path = typer.Option(None, help="JSON with codes of classes, for DICOM SEG; see docs/how-to/dicom.md."),
     report: Path = typer.Option(None, help="Write a machine-readable report of the run."),
     track: str = typer.Option(None, help="Tell a tracker, mlflow+URI or wandb+URI; no case name leaves."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Say what would be done; write nothing."),
@@ -71,7 +72,7 @@ def predict(
         model, "m0" if no_adapt else policy, asked=how.asked(model), certificate=certificate, watch=watch,
         contract=contract, max_ram=parse_size(max_ram) if max_ram else None,
     )  # fmt: skip
-    cases = which.gathered(model)
+    cases = which.gathered(model, keep=out / "casewise" / "images")
     if which.labels is not None:
         check_held_out(deployment.policy, cases)
     work = prediction_work(
@@ -95,8 +96,28 @@ def predict(
         finish.write_report(report, finish.run_report(work, which.images, entries, seconds, scores))
     _say_result(entries, out)
     _say_promise(work)
-    if any(entry["status"] != "done" for entry in entries):
+    unwritten = _write_dicom(work, which.images, entries, codes)
+    if unwritten or any(entry["status"] != "done" for entry in entries):
         raise typer.Exit(NOT_ALL_DONE)
+
+
+def _write_dicom(work: PredictCase, images: Path, entries: Sequence[Mapping[str, Any]], codes: Path | None) -> bool:
+    """SEG and structured report of every case whose image came as DICOM; whether any could not be written."""
+    from casewise.data.dicom import is_dicom_folder
+    from casewise.run.dicom import FOLDER, write_objects
+
+    if not is_dicom_folder(images):
+        return False
+    deployment = work.deployment
+    failed = write_objects(
+        images, work.layout.out, {case_id: work.layout.mask(case_id) for case_id in work.cases}, entries,
+        classes=deployment.backbone.labels, codes=codes,
+        certificate="" if deployment.certificate is None else deployment.certificate.statement,
+    )  # fmt: skip
+    for case_id, reason in failed.items():
+        typer.echo(f"{case_id}: no DICOM output, {reason}", err=True)
+    typer.echo(f"DICOM SEG and structured reports: {work.layout.out / FOLDER}")
+    return bool(failed)
 
 
 def _say_promise(work: PredictCase) -> None:

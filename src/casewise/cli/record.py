@@ -42,7 +42,7 @@ def record(
     probes = tuple(name for name in signals.split(",") if name)
     adaptation = Adaptation(**how.asked(model), shrink=parsed_states(shrink), signals=probes)
     deployment = Deployment(model, (adaptation,))
-    cases = which.gathered(model)
+    cases = which.gathered(model, keep=archive.with_name(f"{archive.name}-images"))
     work = RecordCase(deployment, {files.id: files for files in cases})
     made, results = record_folder(work, where.chosen(), archive, metric=metric, dataset=_name(which.images))
     before, failed = len(made.entries), 0

@@ -13,10 +13,12 @@ from casewise.archive.store import open_archive
 from casewise.core.errors import BadInput, CasewiseError, Mismatch, MissingExtra, Refused
 from casewise.core.records import Policy
 from casewise.core.registry import Registry
+from casewise.data.dicom import is_dicom_folder
 from casewise.data.folders import CaseFiles, list_cases, part_of, with_groups, with_labels
 from casewise.deployment import Deployment, Model, Watching
 from casewise.judge.certificates.certificate import CERTIFICATE, Certificate, check_certificate, read_certificate
 from casewise.judge.policy import READY, controller_of, is_hybrid, read_policy
+from casewise.run.dicom import series_cases, write_series
 
 ENGINES = Registry("engine", {"local": "casewise.run.local:LocalEngine", "ray": "casewise.run.ray:RayEngine"})
 CERTIFIED = "-certified"
@@ -150,15 +152,31 @@ def gathered_cases(
     groups: Path | None = None,
     parts: tuple[int | None, int | None] = (None, None),
     environment: Mapping[str, str] | None = None,
+    keep: Path | None = None,
+    refused: dict[str, str] | None = None,
 ) -> tuple[CaseFiles, ...]:
-    """The cases of a folder that this process takes, with labels and groups where there are any."""
-    cases = list_cases(images, ending=model.load().ending)
+    """The cases of a folder that this process takes, with labels and groups where there are any.
+
+    The series of a DICOM folder are written as NIfTI below ``keep``; ``refused`` is told which cannot be read, and why.
+    """
+    series = is_dicom_folder(images)
+    if series:
+        if keep is None:
+            raise BadInput(f"{images} holds DICOM, which this command does not take; casewise predict and record do")
+        cases, problems = series_cases(images, keep, ending=model.load().ending)
+        (refused if refused is not None else {}).update(problems)
+    else:
+        cases = list_cases(images, ending=model.load().ending)
     if labels is not None:
         cases = with_labels(cases, labels)
     if groups is not None:
         cases = with_groups(cases, groups)
     number, own = part_from(*parts, environment or {})
-    return part_of(cases, parts=number, part=own)
+    cases = part_of(cases, parts=number, part=own)
+    if series:
+        cases, problems = write_series(images, cases)
+        (refused if refused is not None else {}).update(problems)
+    return cases
 
 
 def part_from(num_parts: int | None, part_id: int | None, environment: Mapping[str, str]) -> tuple[int, int]:

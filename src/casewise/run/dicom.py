@@ -1,0 +1,133 @@
+"""DICOM around a run: series become NIfTI cases on the way in, masks become SEG and a structured report on the way out.
+
+Every backbone reads NIfTI, nnU-Net with readers of its own, so a series is written once as NIfTI below the output
+folder: voxels and place, no name, no date. The same series gives the same bytes, so a continued run finds its cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from casewise.core.durable import replacing
+from casewise.core.errors import BadInput, CasewiseError, in_one_line
+from casewise.core.records import Mask
+from casewise.data.dicom import Series, read_series, survey_series
+from casewise.data.dicom_objects import Statement, read_codes, write_report, write_segmentation
+from casewise.data.folders import CaseFiles
+from casewise.data.nifti import read_geometry, read_label, write_volume
+
+FOLDER = "dicom"  # of a prediction folder: <case>.seg.dcm and <case>.sr.dcm
+
+
+Gathered = tuple[tuple[CaseFiles, ...], dict[str, str]]
+"""Cases, and by case why others were refused."""
+
+
+def series_cases(folder: Path, keep: Path, *, ending: str | None = None) -> Gathered:
+    """Every series of ``folder`` as a case whose NIfTI file will lie below ``keep``, with its patient as the cluster.
+
+    Also by case why a series was refused: one bad series costs no other its mask. Nothing is written yet.
+    """
+    ending = ending or ".nii.gz"
+    if ending not in (".nii.gz", ".nii"):
+        raise BadInput(f"DICOM is handed to the model as NIfTI, but this one reads {ending} only; convert the series")
+    found, problems = survey_series(folder)
+    refused = {case_id: str(error) for case_id, error in problems.items()}
+    if not found:
+        raise BadInput(f"no series of {folder} can be read: {'; '.join(refused.values())}")
+    cases = [
+        CaseFiles(series.case_id, (keep / f"{series.case_id}_0000{ending}",), cluster=series.cluster)
+        for series in found
+    ]
+    return tuple(cases), refused
+
+
+def write_series(folder: Path, cases: Sequence[CaseFiles]) -> Gathered:
+    """Write the series of these cases as NIfTI; the cases that are there now, and why others are not."""
+    by_id = {series.case_id: series for series in survey_series(folder)[0]}
+    made, refused = [], {}
+    for files in cases:
+        try:
+            volume = read_series(by_id[files.id])
+        except CasewiseError as error:
+            refused[files.id] = str(error)
+            continue
+        with replacing(files.images[0]) as temporary:
+            write_volume(temporary, volume)
+        made.append(files)
+    if not made:
+        raise BadInput(f"no series of {folder} can be read: {'; '.join(refused.values())}")
+    return tuple(made), refused
+
+
+def write_objects(
+    folder: Path,  # with the series
+    out: Path,
+    masks: Mapping[str, Path],
+    entries: Sequence[Mapping[str, Any]],
+    *,
+    classes: Mapping[int, str],
+    codes: Path | None = None,
+    certificate: str = "",
+) -> dict[str, str]:
+    """``OUT/dicom/<case>.seg.dcm`` and ``<case>.sr.dcm`` for every case that has a mask; by case what went wrong.
+
+    Series that were refused are among what went wrong: they have no mask.
+    """
+    known = read_codes(codes)
+    found, problems = survey_series(folder)
+    series = {one.case_id: one for one in found}
+    failed = {case_id: str(error) for case_id, error in problems.items()}
+    for entry in entries:
+        case_id = str(entry["case"])
+        if case_id not in series or case_id not in masks or not masks[case_id].is_file():
+            continue
+        try:
+            _write_case(out / FOLDER, series[case_id], masks[case_id], entry, classes, known, certificate)
+        except (CasewiseError, OSError, ValueError) as error:
+            failed[case_id] = in_one_line(error)
+    return failed
+
+
+def _write_case(
+    folder: Path, series: Series, file: Path, entry: Mapping[str, Any], classes: Mapping[int, str],
+    codes: Mapping[str, Mapping[str, Any]], certificate: str,
+) -> None:  # fmt: skip
+    software = f"casewise {entry.get('versions', {}).get('casewise', '')}".strip()
+    mask = read_label(file)
+    if not np.allclose(read_geometry(file).affine, series.affine, atol=1e-2):
+        raise BadInput(f"{file.name} does not lie where series {series.case_id} lies; predict with --keep-header")
+    segmentation, report = folder / f"{series.case_id}.seg.dcm", folder / f"{series.case_id}.sr.dcm"
+    with replacing(segmentation) as temporary:
+        write_segmentation(temporary, mask, series, classes=_named(classes, mask), codes=codes, software=software)
+    said = Statement(decision_sentence(entry), flag_sentence(entry), certificate, software)
+    with replacing(report) as temporary:
+        write_report(temporary, series, segmentation, said)
+
+
+def _named(classes: Mapping[int, str], mask: Mask) -> dict[int, str]:
+    """The model's names; a number where it has none."""
+    held = {int(value): f"class {value}" for value in np.unique(mask) if value}
+    return {**held, **classes} if {**held, **classes}.keys() - {0} else {1: "class 1"}
+
+
+def decision_sentence(entry: Mapping[str, Any]) -> str:
+    """What was deployed, in one sentence, and the decision's own reason."""
+    decision = entry.get("decision") or {}
+    depth = decision.get("deployed") or 0
+    deployed = "the source model's mask" if not depth else f"the mask after {depth} update{'s' * (depth > 1)}"
+    return f"Deployed: {deployed} ({decision.get('action', 'no decision')}). {decision.get('reason') or ''}".strip()
+
+
+def flag_sentence(entry: Mapping[str, Any]) -> str:
+    """Why a person should look at the case; empty where nothing asks for it."""
+    decision = entry.get("decision") or {}
+    reasons = [str(entry["error"])] if entry.get("error") else []
+    if decision.get("flagged"):
+        low = decision.get("quality_low")
+        reasons.append("flagged by the policy" + ("" if low is None else f": quality may be as low as {low:.2f}"))
+    return "; ".join([*reasons, *(str(finding["message"]) for finding in entry.get("contract") or ())])

@@ -1,0 +1,121 @@
+"""casewise predict on a folder of DICOM series: NIfTI, SEG and a structured report, for any backbone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from casewise.cli import app
+from casewise.data.dicom import find_series
+from casewise.data.nifti import read_label
+
+pydicom = pytest.importorskip("pydicom")
+pytest.importorskip("highdicom")
+
+from miniature_nnunet import scan, write_model  # noqa: E402
+from worlds.dicom_series import OBLIQUE, STRAIGHT, write_series  # noqa: E402
+
+from casewise.data.dicom_objects import read_report, read_segmentation  # noqa: E402
+
+
+def said(*words: object, code: int = 0) -> Any:
+    torch.set_num_threads(1)
+    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"), steps=12)
+
+
+@pytest.fixture
+def studies(tmp_path: Path) -> Path:
+    """A straight, a descending and an oblique series, and one with a missing slice."""
+    for name, orientation, step_mm, seed in (
+        ("straight", STRAIGHT, 2.0, 1), ("descending", STRAIGHT, -2.0, 2), ("oblique", OBLIQUE, 2.0, 3),
+    ):  # fmt: skip
+        values = np.rint(scan(seed, shift=0.3)[0])
+        write_series(tmp_path / "in" / name, values, orientation=orientation, step_mm=step_mm, pixel_mm=(1.0, 1.0))
+    write_series(tmp_path / "in" / "torn", np.rint(scan(4)[0]))[1].unlink()
+    return tmp_path / "in"
+
+
+def test_series_go_in_and_masks_come_out_in_every_form(model: Path, studies: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ("predict", "-i", studies, "-o", out, "-m", model, "--disable_tta", "-device", "cpu", "--policy", "fixed-k",
+             "--steps", "1", "--lr", "1e-3", "--no-overlays", "--contract", "warn")  # fmt: skip
+    result = said(*words, code=3)  # the torn series
+    assert "series torn: 1 slice is missing between 000.dcm and 002.dcm" in result.stderr
+    assert sorted(path.name for path in (out / "dicom").iterdir()) == [
+        f"{name}.{kind}.dcm" for name in ("descending", "oblique", "straight") for kind in ("seg", "sr")
+    ]
+    for name in ("straight", "descending", "oblique"):
+        (series,) = find_series(studies / name)
+        mask = read_label(out / f"{name}.nii.gz")
+        assert mask.any()
+        assert np.array_equal(read_segmentation(out / "dicom" / f"{name}.seg.dcm", series), mask)
+        entry = json.loads((out / "casewise" / f"{name}.json").read_text())
+        report = read_report(out / "dicom" / f"{name}.sr.dcm")
+        assert report["decision"].startswith("Deployed: the mask after 1 update (keep).")
+        assert report["certificate"] == "no certificate was given"
+        assert entry["status"] == "done"
+    assert b"Doe" not in (out / "casewise" / "images" / "straight_0000.nii.gz").read_bytes()
+    again = said(*words, "--continue_prediction", code=3)
+    assert "3 cases" in again.stdout
+
+
+def test_record_takes_series_and_keeps_patients_together(studies: Path, tmp_path: Path) -> None:
+    from casewise.archive.store import open_archive
+
+    words = ("-m", "casewise.adapt.networks:phantom_cardiac", "--steps", "1", "--shrink", "", "-device", "cpu")
+    said("record", "-i", studies, "-o", tmp_path / "archive", *words)
+    archive = open_archive(tmp_path / "archive")
+    assert archive.ids == ("descending", "oblique", "straight")
+    assert len({entry.cluster for entry in archive.entries.values()}) == 1  # all of patient P1
+
+
+def test_the_monai_deploy_operator_runs_predict_and_passes_the_folder_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against a stand-in for the SDK, which is not installed here; predict itself is the test above."""
+    import importlib
+    import subprocess
+    import sys
+    import types
+
+    class Operator:
+        def __init__(self, fragment: object, *args: object, **kwargs: object) -> None:
+            self.fragment = fragment
+
+    core = types.ModuleType("monai.deploy.core")
+    core.Operator, core.OperatorSpec = Operator, object  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "monai.deploy", types.ModuleType("monai.deploy"))
+    monkeypatch.setitem(sys.modules, "monai.deploy.core", core)
+    monkeypatch.delitem(sys.modules, "monai_deploy_operator", raising=False)
+    made = importlib.import_module("monai_deploy_operator").GuardedSegmentation(
+        None, model="M", policy="P", out=str(tmp_path)
+    )
+    asked: list[list[str]] = []
+    codes = iter((3, 1))
+
+    def ran(words: list[str]) -> types.SimpleNamespace:
+        asked.append(words)
+        return types.SimpleNamespace(returncode=next(codes))
+
+    monkeypatch.setattr(subprocess, "run", ran)
+    given = types.SimpleNamespace(receive=lambda name: Path("series"))
+    emitted: list[object] = []
+    passed = types.SimpleNamespace(emit=lambda value, name: emitted.append((value, name)))
+    made.compute(given, passed, None)
+    assert emitted == [(tmp_path / "dicom", "dicom_folder")]
+    assert asked[0][3:6] == ["predict", "-i", "series"]
+    with pytest.raises(RuntimeError, match="exit code 1"):
+        made.compute(given, passed, None)
