@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from casewise.core.errors import DamagedArchive, UnsafeInput
+from casewise.core.npy import npy_array
 
 LARGEST_BYTES = 16 << 30
 _FLAT = re.compile(  # how NumPy begins a flat array of numbers, which is nearly all that an archive holds
@@ -39,16 +40,15 @@ def unpacked(path: Path, *, largest_bytes: int = LARGEST_BYTES) -> dict[str, NDA
             size = sum(member.file_size for member in archive.infolist())
             if size > largest_bytes:
                 raise UnsafeInput(f"{path} would unpack to {size:,} bytes, more than the allowed {largest_bytes:,}")
-            return {name.removesuffix(".npy"): _array(archive.read(name)) for name in archive.namelist()}
+            return {name.removesuffix(".npy"): _array(archive.read(name), name) for name in archive.namelist()}
     except FileNotFoundError:
         raise DamagedArchive(f"{path} is missing; restore it or record the case again") from None
     except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, KeyError) as error:
         raise DamagedArchive(f"{path} is damaged ({error}); restore it or record the case again") from error
 
 
-def _array(content: bytes) -> NDArray[Any]:
+def _array(content: bytes, name: str) -> NDArray[Any]:
     """An array from the bytes of an .npy; a flat one without NumPy's reader, which takes longer than the array."""
     if flat := _FLAT.match(content):
         return np.frombuffer(content, flat[1].decode(), int(flat[2]), flat.end())
-    array: NDArray[Any] = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
-    return array
+    return npy_array(content, name)

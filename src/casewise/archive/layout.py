@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from casewise.core.durable import json_sha256
-from casewise.core.errors import BadInput, DamagedArchive
+from casewise.core.errors import BadInput, DamagedArchive, UnsafeInput
 from casewise.core.records import Mask, State, check_case_id
 from casewise.core.strict_json import numbered
 
@@ -36,6 +37,7 @@ MANIFEST, CASES, CACHE = "manifest.json", "cases", "cache"
 ENTRY, SIGNALS, MASKS, LABEL, EXTRAS = "entry.json", "signals.parquet", "masks.npz", "label.npz", "extras.npz"
 HALF_WRITTEN, LADDER = ".new-", "ladder-"
 ON_D, BALLOTS = "on_d:", "ballots"
+LARGEST_MASK = 2**32  # voxels; 1,600 cubed
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,7 @@ def decode_masks(
     """The inverse of :func:`encode_masks`: the wanted masks, and M0, by their place in the list."""
     ends = np.cumsum(arrays["counts"])
     runs = slice(0, ends[0])
+    _check_runs(arrays["lengths"][runs], shape)
     source = np.repeat(arrays["labels"][runs], arrays["lengths"][runs]).reshape(shape)
     masks = {0: source}
     for place, end in enumerate(ends[1:], start=1):
@@ -172,6 +175,15 @@ def decode_masks(
             masks[place] = mask = source.copy()
             mask.reshape(-1)[np.cumsum(arrays["lengths"][part], dtype=np.int64)] = arrays["labels"][part]
     return masks
+
+
+def _check_runs(lengths: NDArray[Any], shape: tuple[int, ...]) -> None:
+    """Refuse runs that do not fill the mask exactly: a few bytes can ask for more memory than there is."""
+    voxels, asked = math.prod(shape), int(lengths.sum(dtype=np.float64))
+    if voxels > LARGEST_MASK or min(shape, default=0) < 0:
+        raise UnsafeInput(f"a mask of shape {shape} has {voxels:,} voxels, at most {LARGEST_MASK:,} are read")
+    if asked != voxels:
+        raise DamagedArchive(f"the runs of a mask of shape {shape} fill {asked:,} voxels instead of {voxels:,}")
 
 
 def decode_edit(

@@ -6,10 +6,11 @@ imports no torch. A file defines ``app = typer.Typer()`` with one ``@app.command
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -120,18 +121,69 @@ def _casewise(
     """Decide, case by case, whether a segmentation model should keep what test-time adaptation did to it."""
 
 
+_USAGE: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+"""What typer shows by itself: click's own class, or the one of the click that newer versions of typer bring along."""
+
+
 def main() -> None:
-    """Run a command; an error that casewise raises on purpose becomes one line and exit code 2."""
+    """Run a command; what casewise refuses, or the machine does, becomes one line and an exit code.
+
+    0 done, 1 a bug (with its traceback), 2 wrong arguments or inputs, or a disk that is full or may not be written to,
+    3 finished, but not for every case, 130 interrupted.
+    """
     from casewise.core.errors import CasewiseError
 
     try:
-        app(prog_name="casewise")
+        code = typer.main.get_command(app).main(prog_name="casewise", standalone_mode=False)
+    except (typer.Abort, KeyboardInterrupt):
+        code = INTERRUPTED
+    except _USAGE as error:
+        error.show()
+        sys.exit(error.exit_code)
     except CasewiseError as error:
-        typer.echo(f"casewise: {error}", err=True)
-        sys.exit(2)
+        _stop(str(error), 2)
     except ModuleNotFoundError as error:
         extra = EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
-        typer.echo(f"casewise: this command needs {error.name}; pip install 'casewise[{extra}]'", err=True)
-        sys.exit(2)
+        _stop(f"this command needs {error.name}; pip install 'casewise[{extra}]'", 2)
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        _stop(f"{DISK[error.errno]}{where}; what was finished is whole{_resuming()}", 2)
+    if code == INTERRUPTED:
+        _stop(f"interrupted; what was finished is whole{_resuming()}", INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+INTERRUPTED = 130  # by Ctrl-C, as shells count it
+
+DISK = {
+    errno.ENOSPC: "the disk is full: free some space",
+    errno.EDQUOT: "the quota of the disk is used up: free some space",
+    errno.EROFS: "the disk can only be read: choose another place",
+    errno.EACCES: "this may not be read or written by you: choose another place",
+    errno.EPERM: "this may not be changed by you: choose another place",
+    errno.EEXIST: "this is a file where a folder is needed: choose another place",
+    errno.ENOTDIR: "this is a file where a folder is needed: choose another place",
+    errno.EISDIR: "this is a folder where a file is needed: choose another place",
+    errno.ENAMETOOLONG: "this name is too long for the disk: choose a shorter one",
+}
+"""What a machine says that a person can mend, in words."""
+
+RESUME = {
+    "predict": "run the same command with --continue_prediction to go on",
+    "record": "run the same command again to go on",
+    "import": "run the same command again to go on",
+}
+
+
+def _resuming() -> str:
+    named = next((word for word in sys.argv[1:] if word in RESUME), None)
+    return f"; {RESUME[named]}" if named else ""
+
+
+def _stop(sentence: str, code: int) -> NoReturn:
+    typer.echo(f"casewise: {sentence}", err=True)
+    sys.exit(code)

@@ -85,15 +85,14 @@ def _one_candidate(old: Path | None, new: Path | None, labels: Path | None) -> t
 
 def _read(path: Path) -> tuple[Mask, tuple[float, ...] | None]:
     """(mask, spacing in mm or None) of a NIfTI, NumPy or PNG file."""
-    import numpy as np
-
     from casewise.core.errors import BadInput
+    from casewise.core.npy import read_npy
     from casewise.data.nifti import read_label, read_volume
     from casewise.data.pictures import read_label_picture
 
     if path.suffix == ".npy":
         try:
-            return np.load(path, allow_pickle=False), None
+            return read_npy(path), None
         except (ValueError, EOFError, OSError) as error:
             raise BadInput(f"{path} is not a plain NumPy array ({error}); save integers with numpy.save") from error
     if path.suffix == ".png":

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, BadPair, CasewiseError, UnsafeInput
+from casewise.core.npy import read_npy
 from casewise.core.records import Mask, check_case_id
 from casewise.data.cases_csv import read_table, with_table
 from casewise.data.nifti import read_volume
@@ -169,7 +170,7 @@ def read_placed(path: Path) -> Placed:
     """A mask file with its spacing and place; anything but one whole number per voxel is refused."""
     try:
         if path.name.lower().endswith(".npy"):
-            placed = Placed(_whole_numbers(path, np.load(path, allow_pickle=False)))
+            placed = Placed(_whole_numbers(path, read_npy(path)))
         elif path.name.lower().endswith(".png"):
             placed = Placed(read_label_picture(path))
         else:
@@ -256,7 +257,7 @@ def _nearest(placed: Placed, grid: Placed) -> Mask:
 def read_image(path: Path) -> NDArray[Any]:
     """The picture behind a pair's masks: grey (slices, rows, columns) or (rows, columns), or (rows, columns, 3)."""
     if path.name.lower().endswith(".npy"):
-        return np.asarray(np.load(path, allow_pickle=False))
+        return read_npy(path)
     if path.name.lower().endswith(".png"):
         return np.moveaxis(read_picture(path), 0, -1)
     return read_volume(path).voxels
