@@ -119,7 +119,7 @@ class Watching:
         """Show a decision; one of a case that was seen before, or that read no coordinate, does not count."""
         if decision is None or decision.value is None:
             return
-        after = self.state.decision(decision.case_id, decision.value, decision.cluster)
+        after = self.state.decision(decision.case_id, decision.value, decision.cluster, decision.bucket)
         if after is not self.state:
             write_watch(self.path, after)
             self.state = after

@@ -25,7 +25,7 @@ from casewise.core.errors import (
     UnknownName,
 )
 from casewise.core.records import Case, Trajectory
-from casewise.judge.calibration.fit import calibrate
+from casewise.judge.calibration.fit import _settled, calibrate
 from casewise.judge.calibration.fixed_budget import budget, budgets, shape, tau
 from casewise.judge.calibration.hybrid import stream_of
 from casewise.judge.calibration.policy_sentences import in_words
@@ -408,3 +408,31 @@ def test_every_design_can_be_put_in_words(archive, design):
     lines = in_words(policy)
     assert lines[0].startswith(f"policy {design}")
     assert any("conformal floor" in line for line in lines)
+
+
+def test_buckets_of_groups_are_those_of_their_own_cuts(archive):
+    policy = calibrate(archive, "cardiac", mode="per-group")
+    decided = casewise.replay(archive, policy)
+    counts = {name: sum(one.bucket == name for one in decided) for name in ("low", "mid", "hard")}
+    assert {name: row["cases"] for name, row in policy.preflight["buckets"].items()} == counts
+
+
+def test_the_floor_counts_patients(archive):
+    found = calibrate(archive, "cardiac").preflight
+    assert (found["labelled"], found["patients"]) == (18, 9)
+    assert found["conformal"]["floor"] == 1 / 10
+
+
+def test_quotas_that_do_not_travel_are_noticed(tmp_path):
+    calm = synthetic_archive(tmp_path / "a", cases=40, harmful=0.5)
+    wild = synthetic_archive(tmp_path / "b", cases=40, harmful=1.0, prefix="new", split="evaluation", seed=3)
+    same = synthetic_archive(tmp_path / "c", cases=40, harmful=0.5, prefix="new", split="evaluation", seed=4)
+    said = [calibrate(calm, "cardiac", evaluation=other).preflight["concerns"] for other in (wild, same)]
+    assert any("QUOTA: the cut-points do not travel" in line for line in said[0])
+    assert not any("QUOTA" in line for line in said[1])
+
+
+def test_ties_that_leave_no_thirds_take_the_fallback():
+    first = pd.DataFrame({"case": list("abcdefghijkl"), "largest": [1.0] * 7 + [2.0, 3, 4, 5, 6], "delta": range(12)})
+    settled = _settled(first, {"coordinate": "largest", "fallback": "delta"}, "medical")
+    assert settled["coordinate"] == "delta"  # 7 of 12 low

@@ -68,12 +68,14 @@ def test_designs_of_the_paper_have_no_guard(tmp_path):
     assert np.isfinite(policy.options["cut_high"])
 
 
-def test_where_the_tertiles_of_the_coordinate_coincide_the_fallback_is_routed_on(tmp_path):
-    """S11: one size for all but one case."""
+def test_where_thirds_are_no_thirds_the_fallback_is_routed_on(tmp_path):
+    """One size for all but one case."""
     archive = hurting(tmp_path / "a", largest=lambda number: 1 + (number == 7), worse=False)
     policy = calibrate(archive)
     assert policy.options["coordinate"] == "delta"
-    assert any("tertiles of largest coincide here; routed on delta" in line for line in policy.preflight["concerns"])
+    assert any(
+        "largest are no thirds here; routed on delta" in line for line in policy.preflight["concerns"]
+    )
 
 
 def test_a_coordinate_that_the_user_names_has_no_fallback(tmp_path):

@@ -30,6 +30,7 @@ def monitor(
     exchangeability: bool = typer.Option(True, help="Do coordinates still look like calibration? Suspends the policy."),
     go_live: bool = typer.Option(True, help="Compare the first patients with calibration, once. Suspends the policy."),
     first: int = typer.Option(20, help="How many patients --go-live compares."),
+    quota: bool = typer.Option(False, "--quota", help="Do as many cases fall into each bucket as at calibration?"),
     audit: bool = typer.Option(False, "--audit", help="Labelled audits against the promised risk."),
     suspend_on_harm: bool = typer.Option(False, help="An alarm of --audit or --reference deploys M0, too."),
     reference: bool = typer.Option(False, "--reference", help="Labelled audits against the calibration risk."),
@@ -49,7 +50,8 @@ def monitor(
     from casewise.judge.policy import read_policy
 
     asked = {
-        "exchangeability": exchangeability, "go-live": go_live, "audit": audit, "reference": reference, "proxy": proxy,
+        "exchangeability": exchangeability, "go-live": go_live, "quota": quota, "audit": audit,
+        "reference": reference, "proxy": proxy,
     }  # fmt: skip
     if state.exists():
         watch = read_watch(state)
@@ -92,7 +94,7 @@ def _taken(watch: Watch, row: dict[str, Any]) -> Watch:
         raise BadInput(f"a row of the stream needs 'case' or 'case_id', got {', '.join(row) or 'nothing'}")
     cluster = str(row.get("cluster") or "") or None
     if row.get("value") not in (None, ""):
-        watch = watch.decision(str(case), float(row["value"]), cluster)
+        watch = watch.decision(str(case), float(row["value"]), cluster, row.get("bucket") or None)
     return watch if row.get("loss") in (None, "") else watch.audit(str(case), float(row["loss"]), cluster)
 
 

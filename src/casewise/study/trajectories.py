@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput
 from casewise.core.records import State
+from casewise.judge.calibration.fixed_budget import cheapest
 from casewise.measure.signals import SIGNALS
 from casewise.study.finding import need_columns
 
@@ -60,7 +61,8 @@ def harm_and_metric(outcomes: pd.DataFrame) -> tuple[Floats, Floats]:
 
 def least_harm(outcomes: pd.DataFrame) -> int:
     """The step k >= 1 of lowest cohort HA; ties go to the smallest."""
-    return int(np.argmin(harm_and_metric(outcomes)[0].mean(axis=0))) + 1
+    ha, _ = harm_and_metric(outcomes)
+    return int(cheapest("ha", ha.mean(axis=0), np.zeros(ha.shape[1]))) + 1
 
 
 def step_one(outcomes: pd.DataFrame, column: str) -> pd.Series:

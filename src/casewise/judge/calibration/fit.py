@@ -32,7 +32,9 @@ from casewise.judge.calibration.hybrid import DELTA, WARM_UP
 from casewise.judge.calibration.preflight import EVIDENT, concerns, preflight
 from casewise.judge.controllers.bucket import bucket_of
 from casewise.judge.controllers.signal_value import RISK
+from casewise.judge.deciding import decision_of
 from casewise.judge.ledger import OURS, PAPER
+from casewise.judge.monitors.quota import BUCKETS, quota_drift, quota_of
 from casewise.judge.outcomes import outcomes
 from casewise.judge.policy import (
     AMONG_CANDIDATES,
@@ -46,6 +48,8 @@ from casewise.measure.signals import SIGNALS
 from casewise.measure.signals.risk import RiskStatistics
 
 _ROUTERS = frozenset({"router", "stop-router"})
+UNEVEN = 0.1
+"""A third that holds more or less than this beside a third of the cases is none; the fallback coordinate is taken."""
 _STOPS = frozenset({"frag-stop", "entropy-stop", "msp-stop", "gradient-stop"})
 
 
@@ -124,12 +128,28 @@ def calibrate(
         **examined,
         **preflight(holdout, controller_of(policy), frame, reviews=reviews, source_metric=source_metric),
     }
+    if design.controller in _ROUTERS:
+        found |= _bucketed(holdout, policy)
+        found["degenerate"] = found["degenerate"] or not all(row["cases"] for row in found["buckets"].values())
     if guarded and found["retained"]["hurt_p"] <= EVIDENT:
         policy, found["guard"] = _closed(policy), "closed"
+        found["quota"] = {"low": 0, "mid": 0, "hard": sum(found["quota"].values())}
+    if evaluation is not None and design.controller in _ROUTERS:
+        decided = [decision_of(evaluation, controller_of(policy), case_id) for case_id in evaluation.ids]
+        found["evaluation_buckets"] = {name: sum(one.bucket == name for one in decided) for name in BUCKETS}
+        found["quota_drift"] = quota_drift(replace(policy, preflight=found), quota_of(decided))
     found["concerns"] = concerns(found)
     if hybrid:
         policy = _hybrid(policy, holdout, convention, window)
     return replace(policy, preflight=found)
+
+
+def _bucketed(holdout: Archive, policy: Policy) -> dict[str, Any]:
+    """Where the policy itself, cut-points of all groups included, puts the calibration cases; patients counted once."""
+    decided = [decision_of(holdout, controller_of(policy), case_id) for case_id in holdout.ids]
+    counts = {name: sum(one.bucket == name for one in decided) for name in BUCKETS}
+    buckets = {name: {"cases": count, "share": count / len(decided)} for name, count in counts.items()}
+    return {"buckets": buckets, "quota": quota_of(decided)}
 
 
 def _has_consensus(archive: Archive, consensus: str | None) -> bool:
@@ -227,34 +247,36 @@ def _routed(
     best, table = recommended(first, convention)
     fitted = fitted_cuts(first, values, mode=mode, convention=convention)
     low, high = fitted["options"]["cut_low"], fitted["options"]["cut_high"]
-    warn_if_degenerate(coordinate, values, low, high, best if best != coordinate else None)
+    for name, own in fitted["groups"].items() or {"": fitted["options"]}.items():
+        mine = values[first["group"].to_numpy() == name] if name else values
+        what = f"{coordinate} of group {name}" if name else coordinate
+        warn_if_degenerate(what, mine, own["cut_low"], own["cut_high"], best if best != coordinate else None)
     if mode == "inferred":
         fitted["options"]["inference"] = inference(_step(archive, 0))
-    counts = bucket_counts(values, low, high)
     judged = None if evaluation is None else _evaluation_values(evaluation, coordinate, options)
     examined = {
         "coordinate": coordinate,
         "convention": convention,
         "mode": mode,
-        "buckets": {name: {"cases": count, "share": count / len(values)} for name, count in counts.items()},
-        "degenerate": not all(counts.values()) or low == high,
+        "degenerate": low == high,
         "stability": stability(values, convention, judged=judged),
         "coordinates": table,
         "recommended_coordinate": best,
     }
     if coordinate != asked:
         examined["instead_of"] = asked
-    if judged is not None:
-        examined["evaluation_buckets"] = bucket_counts(judged, low, high)
     return {"options": {**options, **fitted["options"]}, "groups": fitted["groups"]}, examined
 
 
 def _settled(first: pd.DataFrame, options: Mapping[str, Any], convention: str) -> dict[str, Any]:
-    """The design with its own coordinate, or with its fallback where the tertiles of that coincide (S11)."""
+    """The design with its own coordinate, or with its fallback where ties leave thirds that are no thirds (S11)."""
     settled = {name: value for name, value in options.items() if name != "fallback"}
     if "fallback" in options:
-        low, high = cut_points(coordinate_values(first, settled["coordinate"]), convention)
-        if low == high:
+        values = coordinate_values(first, settled["coordinate"])
+        low, high = cut_points(values, convention)
+        shares = [count / len(values) for count in bucket_counts(values, low, high).values()]
+        uneven = max(abs(share - 1 / 3) for share in shares)
+        if low == high or uneven > max(UNEVEN, 1 / len(values)) + 1e-9:
             settled["coordinate"] = options["fallback"]
     return settled
 

@@ -42,8 +42,16 @@ def labelled_steps(frame: pd.DataFrame) -> pd.DataFrame:
 def budget(frame: pd.DataFrame, rule: str = "ha") -> int:
     """The fixed step that a rule selects on the holdout (G2)."""
     steps = ladder(frame).loc[1:]
-    cost = RULES[rule](steps["ha"].to_numpy(), steps["metric"].to_numpy())
-    return int(steps.index[int(np.argmin(np.round(cost, 12)))])
+    return int(steps.index[int(cheapest(rule, steps["ha"].to_numpy(), steps["metric"].to_numpy()))])
+
+
+def cheapest(rule: str, ha: Floats, metric: Floats) -> Any:
+    """The place of the step that a rule selects, along the last axis, from cohort means of steps 1..K.
+
+    The one rule for calibrate and study. Costs that agree to twelve digits are ties, and go to the smallest step: means
+    of the same cases may differ in the last bit with the order of summation.
+    """
+    return np.argmin(np.round(RULES[rule](ha, metric), 12), axis=-1)
 
 
 def budgets(frame: pd.DataFrame) -> dict[str, int]:
@@ -68,12 +76,17 @@ def shape(frame: pd.DataFrame) -> dict[str, Any]:
 def tau(frame: pd.DataFrame, *, quantile: float = 0.5, signal: str = "regions") -> dict[str, float]:
     """mean, sigma and tau of the tau-stop: a quantile of z at each case's oracle early-stop step (F6).
 
-    The oracle step is argmax over k >= 1 of the metric, ties to the smallest k.
+    The oracle step is argmax over k >= 1 of the metric, ties to the smallest k, over the labelled cases. Mean and sigma
+    need no label: they are those of step 1 over all cases, or of all steps where step 1 has no spread. Only a signal
+    that never varies is refused.
     """
     if not 0 <= quantile <= 1:
         raise BadInput(f"tau is a quantile between 0 and 1, got {quantile}")
     steps = labelled_steps(frame)
     steps = steps.loc[(steps["step"] >= 1) & steps["metric"].notna()].sort_values(["case", "step"])
-    mean, sigma = mean_and_sigma(steps.loc[steps["step"] == 1, signal].to_numpy(), signal)
+    everything = frame.loc[(frame["shrink"] == 0) & (frame["step"] >= 1) & frame[signal].notna()]
+    first = everything.loc[everything["step"] == 1, signal].to_numpy(float)
+    values = first if np.ptp(first) > 0 else everything[signal].to_numpy(float)
+    mean, sigma = mean_and_sigma(values, signal)
     best = steps.loc[steps.groupby("case")["metric"].idxmax(), signal].to_numpy()
     return {"mean": mean, "sigma": sigma, "tau": float(np.quantile((best - mean) / sigma, quantile))}

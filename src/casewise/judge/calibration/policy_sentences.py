@@ -8,6 +8,7 @@ from typing import Any
 from casewise.core.records import Policy
 from casewise.judge.calibration.designs import choice_sentences
 from casewise.judge.controllers.bucket import bucket_of
+from casewise.judge.outcomes import judged_sentence
 
 
 def in_words(policy: Policy) -> list[str]:
@@ -60,7 +61,7 @@ def _router_lines(found: Mapping[str, Any]) -> Iterator[str]:
     best = found["recommended_coordinate"]
     unfit = found["coordinates"].get(found["coordinate"], {}).get("unfit", [])
     verdict = f"unfit ({'; '.join(unfit)})" if unfit else "fit"
-    yield f"coordinate {found['coordinate']} is {verdict}; most stable fit coordinate: {best or 'none'} (S11)"
+    yield f"coordinate {found['coordinate']} is {verdict}; most stable fit coordinate: {best or 'none'}"
 
 
 def _common_lines(found: Mapping[str, Any]) -> Iterator[str]:
@@ -76,7 +77,8 @@ def _common_lines(found: Mapping[str, Any]) -> Iterator[str]:
     ladder = found["ladder"]
     if "ha" in ladder:
         dips = "dips before it rises" if ladder["dips_before_it_rises"] else "does not dip before it rises"
-        yield "HA by step: " + ", ".join(f"{value:.3f}" for value in ladder["ha"]) + f"; it {dips}"
+        judged = judged_sentence(found.get("edit", {}).get("judged"))
+        yield "HA by step: " + ", ".join(f"{value:.3f}" for value in ladder["ha"]) + f"; it {dips}; {judged}"
     if "ha" in found["budgets"]:
         yield "budget by rule: " + ", ".join(f"{rule} {step}" for rule, step in found["budgets"].items())
     first = found["coherence"]["first"]
@@ -87,7 +89,8 @@ def _common_lines(found: Mapping[str, Any]) -> Iterator[str]:
     if source["metric_mean"] is not None:
         lowest, empty = source["metric_lowest"], source["empty"]
         yield f"M0: mean metric {source['metric_mean']:.3f}, lowest {lowest:.3f}, empty in {empty} cases"
-    yield f"conformal floor with {found['conformal']['cases']} labelled cases: {found['conformal']['floor']:.3f}"
+    floor = found["conformal"]
+    yield f"conformal floor with {floor['patients']} labelled patients: {floor['floor']:.3f}"
 
 
 def _interval(pair: list[float]) -> str:

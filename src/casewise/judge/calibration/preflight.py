@@ -23,9 +23,11 @@ from casewise.core.records import Controller, Decision
 from casewise.judge.calibration.cuts import statistics
 from casewise.judge.calibration.fixed_budget import budgets, shape
 from casewise.judge.deciding import decision_of
-from casewise.judge.outcomes import deployed
+from casewise.judge.outcomes import LITTLE, deployed, judged_sentence, judged_share
 
 ALPHAS = (0.05, 0.10, 0.15, 0.20, 0.30)
+SWAPPED = 0.1
+"""From this share of swaps between foreground classes on, calibrate says that HA does not see them."""
 USABLE_LOSS = 0.05
 """M0 counts as usable when its metric is at most this far below the source domain's (O4)."""
 
@@ -40,16 +42,20 @@ def preflight(
 ) -> dict[str, Any]:
     """Everything but the cut-points themselves: retained bucket, ladder, coherence, M0, floor, z-statistics."""
     decisions = [decision_of(archive, controller, case_id) for case_id in archive.ids]
-    labelled = int(frame.loc[frame["ha"].notna(), "case"].nunique())
+    known = frame.loc[frame["ha"].notna()]
+    labelled = int(known["case"].nunique())
+    patients = int(known["cluster"].where(known["cluster"].notna(), known["case"]).nunique())
     return {
         "cases": len(archive.ids),
         "labelled": labelled,
+        "patients": patients,
         "retained": retained(frame, decisions, archive, reviews),
         "ladder": _or_reason(lambda: shape(frame)),
         "budgets": _or_reason(lambda: budgets(frame)),
         "coherence": coherence(frame),
         "source": usability(frame, source_metric),
-        "conformal": conformal_floor(labelled),
+        "conformal": conformal_floor(patients),
+        "edit": edit(frame, archive),
         "statistics": _or_reason(lambda: vars(_statistics(archive))),
     }
 
@@ -105,13 +111,24 @@ def usability(frame: pd.DataFrame, source_metric: float | None = None) -> dict[s
     return {**found, "line": line, "usable": bool(metric.mean() >= line)}
 
 
-def conformal_floor(cases: int) -> dict[str, Any]:
-    """The smallest risk that n labelled cases can certify, 1/(n+1), and how many each alpha needs (L6)."""
+def edit(frame: pd.DataFrame, archive: Archive) -> dict[str, Any]:
+    """What HA sees of the edit at the last step: the share in large enough pieces, and swaps between classes."""
+    plain = frame.loc[(frame["shrink"] == 0) & (frame["step"] == frame["step"].max())]
+    changed = plain.loc[plain["area"] > 0] if "swapped" in plain else plain.iloc[:0]
     return {
-        "cases": cases,
-        "floor": 1 / (cases + 1),
+        "judged": judged_share(plain) if plain["unscored"].notna().any() else None,
+        "swapped": float(plain["swapped"].mean()) if len(changed) or "swapped" in plain else None,
+        "foreground": bool(archive.configuration.get("foreground", True)),
+    }
+
+
+def conformal_floor(patients: int) -> dict[str, Any]:
+    """The smallest risk that n labelled patients can certify, 1/(n+1), and how many each alpha needs (L6)."""
+    return {
+        "patients": patients,
+        "floor": 1 / (patients + 1),
         "needed": {f"{alpha:.2f}": math.ceil(round(1 / alpha - 1, 9)) for alpha in ALPHAS},
-        "feasible": [alpha for alpha in ALPHAS if 1 / (cases + 1) <= alpha + 1e-12],
+        "feasible": [alpha for alpha in ALPHAS if 1 / (patients + 1) <= alpha + 1e-12],
     }
 
 
@@ -123,16 +140,16 @@ def concerns(found: Mapping[str, Any]) -> list[str]:
     if found.get("guard"):
         said.append(
             f"GUARD: {counted} (sign test over clusters, p = {kept['hurt_p']:.3f}), so this policy rolls every case "
-            f"back to M0; adapt less, or choose a design without a guard, such as cardiac (M3)"
+            f"back to M0; adapt less, or choose a design without a guard, such as cardiac"
         )
     elif kept["go"] is False:
-        said.append(f"NO-GO: {counted} (M3)")
+        said.append(f"NO-GO: {counted}")
     if kept["go"] is None:
-        said.append("no label or review says whether the retained cases were helped; helped/hurt is unknown (M3)")
+        said.append("no label or review says whether the retained cases were helped; helped/hurt is unknown")
     if not kept["kept"]:
         said.append("every calibration case rolls back: this policy deploys M0 only")
     if "instead_of" in found:
-        said.append(f"the tertiles of {found['instead_of']} coincide here; routed on {found['coordinate']} (S11)")
+        said.append(f"the tertiles of {found['instead_of']} are no thirds here; routed on {found['coordinate']}")
     ladder = found["ladder"]
     if "ha" in ladder and not any(ladder["ha"]):
         said.append(
@@ -140,16 +157,26 @@ def concerns(found: Mapping[str, Any]) -> list[str]:
             "min_area, or adapt harder, before trusting this"
         )
     elif ladder.get("argmin") == 1 and not ladder["dips_before_it_rises"]:
-        said.append("HA is lowest at step 1 and only rises: more steps buy harm here (G6)")
+        said.append("HA is lowest at step 1 and only rises: more steps buy harm here")
     if found["source"]["usable"] is False:
-        said.append(f"M0 is not usable here: metric below the line {found['source']['line']:.3f} (O4)")
+        said.append(f"M0 is not usable here: metric below the line {found['source']['line']:.3f}")
     singles = found["coherence"]["first"]["singleton_share"]
     if singles is not None and singles > 0.5:
-        said.append(f"the edit is not coherent: half the cases have {singles:.0%} or more of it in single voxels (O5)")
+        said.append(f"the edit is not coherent: half the cases have {singles:.0%} or more of it in single voxels")
     if 0.10 not in found["conformal"]["feasible"]:
         said.append(
-            f"alpha 0.10 cannot be certified: the floor is {found['conformal']['floor']:.3f}; 9 cases are needed"
+            f"alpha 0.10 cannot be certified: the floor is {found['conformal']['floor']:.3f}; 9 patients are needed"
         )
+    seen = found.get("edit", {})
+    if seen.get("judged") is not None and seen["judged"] < LITTLE:
+        said.append(judged_sentence(seen["judged"]))
+    if seen.get("foreground") and (seen.get("swapped") or 0) >= SWAPPED:
+        said.append(
+            f"{seen['swapped']:.0%} of the changed voxels move between foreground classes, which HA does not see here "
+            f"(foreground against background); record with --no-foreground, or certify worse-voxels"
+        )
+    if found.get("quota_drift"):
+        said.append(found["quota_drift"])
     return said
 
 

@@ -24,9 +24,11 @@ from casewise.judge.certificates.loss_table import Floats, LossTable, rollback_t
 from casewise.judge.certificates.ltt import by_kept_share, fixed_sequence, joint_p_values, p_values
 from casewise.judge.certificates.sample_size import betting_alpha, betting_cases, ltt_alpha, ltt_cases
 from casewise.judge.certificates.statements import population_of, promise, refusal, tightening, unit_of
+from casewise.judge.deciding import decision_of
 from casewise.judge.ledger import attempt_sentence, certification_attempt, unlock
+from casewise.judge.monitors.quota import quota_of
 from casewise.judge.outcomes import LITTLE, judged_sentence
-from casewise.judge.policy import check_go, fitted_on
+from casewise.judge.policy import check_go, controller_of, fitted_on
 
 KINDS = {"ha": "C2", "harmed": "C3", "dice": "C4", "worse-voxels": "C2"}
 ORDERS = 25  # fixed permutations over which betting averages the luck of the order away
@@ -112,6 +114,9 @@ def issued(
 ) -> tuple[Certificate, Policy]:
     """The record of a search that found ``cut`` (or nothing), and the policy that it holds for."""
     certified = fitted_on(certified_policy(policy, cut), archive.entries.values())
+    if "quota" in certified.preflight:  # the cut moved, and with it how many cases are to be expected in each bucket
+        decided = (decision_of(archive, controller_of(certified), case) for case in archive.ids)
+        certified = replace(certified, preflight={**certified.preflight, "quota": quota_of(decided)})
     units = len(set(evidence.clusters))
     unit = unit_of(len(evidence.ids), units)
     after = deployed_numbers(archive, certified, margin=asked.margin)

@@ -27,14 +27,22 @@ from casewise.judge.certificates.evidence import deployed_losses, router_evidenc
 from casewise.judge.monitors.audits import Audit, Reference
 from casewise.judge.monitors.exchangeability import AUDITED, SUSPENDED, Exchangeability, GoLive, suspended_policy
 from casewise.judge.monitors.proxy import Proxy
+from casewise.judge.monitors.quota import Quota
 from casewise.judge.policy import check_binding, controller_of, is_hybrid
 
-Monitor = Audit | Reference | Proxy | Exchangeability | GoLive
+Monitor = Audit | Reference | Proxy | Exchangeability | GoLive | Quota
 SCHEMA = 2
 
 MONITORS: Registry[Callable[..., Monitor]] = Registry(
     "monitor",
-    {"audit": Audit, "reference": Reference, "proxy": Proxy, "exchangeability": Exchangeability, "go-live": GoLive},
+    {
+        "audit": Audit,
+        "reference": Reference,
+        "proxy": Proxy,
+        "exchangeability": Exchangeability,
+        "go-live": GoLive,
+        "quota": Quota,
+    },
 )
 DRIFT = ("exchangeability", "go-live")
 """Monitors whose alarm always suspends the policy: the cut-points no longer apply."""
@@ -70,7 +78,7 @@ class Watch:
     @property
     def void(self) -> str | None:
         """Why the certificate of the watched policy is void, as a sentence; None while it holds."""
-        raised = self._raised((*DRIFT, *HARM))
+        raised = self._raised((*DRIFT, *HARM, "quota"))
         if not raised:
             return None
         return (
@@ -82,7 +90,7 @@ class Watch:
         """Monitors that raised an alarm, and after how many patients."""
         return {name: one.alarm_at for name, one in self.monitors.items() if one.alarm_at is not None}
 
-    def decision(self, case_id: str, value: float, cluster: str | None = None) -> Watch:
+    def decision(self, case_id: str, value: float, cluster: str | None = None, bucket: str | None = None) -> Watch:
         """The watch after one more decision; ``value`` is the coordinate that the policy read."""
         if case_id in self.decided:
             return self
@@ -96,6 +104,8 @@ class Watch:
                 after[name] = one.seen(case_id, value)
             elif isinstance(one, Proxy | GoLive):
                 after[name] = one.seen(value)
+            elif isinstance(one, Quota) and bucket is not None:
+                after[name] = one.seen(bucket)
         return replace(self, monitors=after, decided=decided, decided_patients=(*self.decided_patients, patient))
 
     def audit(self, case_id: str, loss: float, cluster: str | None = None) -> Watch:
@@ -155,6 +165,8 @@ def start_watch(
         if kind in DRIFT:
             pool = stream_of(policy).monitor.pool if is_hybrid(policy) else coordinates(archive, policy)
             return Exchangeability(pool, delta, seed) if kind == "exchangeability" else GoLive(pool, first, delta)
+        if kind == "quota":
+            return Quota(policy.preflight.get("quota", {}), delta)
         if kind == "audit":
             if limit is None:
                 raise BadInput("the audit alarm needs the promised risk; give --limit or --certificate")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from casewise.archive.tables import cached_table
 from casewise.core.records import Mask, State
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.core.strict_json import json_text
+from casewise.judge.calibration.fixed_budget import cheapest
 from casewise.measure.metrics.overlap import micro_miou
 from casewise.render.cells import NOT_RUN, Cell, number
 from casewise.render.ink import HARM, INK, MUTED, OURS, Picture, canvas, inked
@@ -212,13 +213,13 @@ def _curve(study: Study) -> tuple[pd.DataFrame, str, str]:
 Floats = NDArray[np.float64]
 
 
-RULES: Mapping[str, Callable[[Floats, Floats], Floats]] = {
-    "lowest HA": lambda ha, metric: ha,
-    "highest metric": lambda ha, metric: -metric,
-    "HA - 0.5 metric": lambda ha, metric: ha - 0.5 * metric,
-    "HA - metric": lambda ha, metric: ha - metric,
+RULES = {
+    "lowest HA": "ha",
+    "highest metric": "metric",
+    "HA - 0.5 metric": "ha-half-metric",
+    "HA - metric": "ha-metric",
 }
-"""The four selection rules as costs over steps; the smallest cost wins, ties go to the smallest step (G2)."""
+"""How the report calls the selection rules of calibrate; :func:`cheapest` is the one place that applies them (G2)."""
 
 
 def ladder(outcomes: pd.DataFrame, *, by_group: bool = False) -> Finding:
@@ -256,10 +257,10 @@ def selection(holdout: pd.DataFrame, evaluation: pd.DataFrame) -> Finding:
     held, scored = harm_and_metric(holdout), harm_and_metric(evaluation)
     held_ha, scored_ha = held[0].mean(axis=0), scored[0].mean(axis=0)
     scored_metric = np.nanmean(scored[1], axis=0)
-    best = int(np.argmin(scored_ha))
+    best = int(cheapest("ha", scored_ha, scored_metric))
     records = []
-    for rule, cost in RULES.items():
-        chosen = int(np.argmin(cost(held_ha, np.nanmean(held[1], axis=0))))
+    for rule, name in RULES.items():
+        chosen = int(cheapest(name, held_ha, np.nanmean(held[1], axis=0)))
         records.append(
             {
                 "rule": rule,
@@ -286,7 +287,7 @@ def _choices(outcomes: pd.DataFrame, resamples: int, seed: int) -> tuple[dict[st
     mean_ha = weights @ ha / len(ha)
     with np.errstate(invalid="ignore"):
         mean_metric = (weights @ np.where(defined, metric, 0.0)) / (weights @ defined)
-    chosen = {rule: np.argmin(cost(mean_ha, mean_metric), axis=1) + 1 for rule, cost in RULES.items()}
+    chosen = {rule: cheapest(name, mean_ha, mean_metric) + 1 for rule, name in RULES.items()}
     return chosen, drawn.proof
 
 

@@ -162,7 +162,7 @@ def router_facts(study: Study) -> dict[str, Fact]:
         "metric.default_minus_router": _turned(_interval(metric)),
         "share.random": float(attribution_of(study).row(control="random")["share"]),
         "p.random": float(chance_of(study).row(scope="all", quantity="ha")["p_draws_corrected"]),
-        "ha.oracle_minus_router": _minus_router(ha, "oracle HA"),
+        "ha.oracle_minus_router": _minus_router(ha, "oracle metric"),
         "ha.entropy_minus_router": _minus_router(ha, "entropy"),
     }
     return {key: value for key, value in found.items() if value is not None}
