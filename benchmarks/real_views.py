@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from real_folders import SPLITS, write_cardiac, write_driving
 
+from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone, load_backbone
-from casewise.adapt.proposers import SharedSource, Views, pipeline_of, readings_of
+from casewise.adapt.proposers import SharedSource, pipeline_of, readings_of
 from casewise.archive.store import create_archive
 from casewise.data.folders import list_cases, with_groups, with_labels
 
@@ -29,7 +30,7 @@ class Arm:
 
     shift: str
     model: tuple[str, Mapping[str, Any]]
-    ladders: Mapping[str, Views]
+    ladders: Mapping[str, Adaptation]
     configuration: Mapping[str, Any]
 
 
@@ -37,13 +38,13 @@ def arms(weights: Path) -> dict[str, Arm]:
     """What can be recorded; the archives are named after these."""
     heart = str(weights / "nnunet_mnms_vendorA")
     mri = {
-        "random12": Views("random(12)", keep_ballots=True),
-        "mri": Views("mri,blur", keep_ballots=True),
+        "random12": Adaptation("views:random(12)", keep_ballots=True),
+        "mri": Adaptation("views:mri,blur", keep_ballots=True),
     }
-    small = {"mri": Views("gamma(1.2),gamma(1.4),gamma(1.7),random(6)", keep_ballots=True)}
+    small = {"mri": Adaptation("views:gamma(1.2),gamma(1.4),gamma(1.7),random(6)", keep_ballots=True)}
     plain = {"metric": "dice", "min_area": 16, "foreground": True, "classes": [1, 2, 3]}
     city = {"metric": "miou", "min_area": 51, "foreground": False, "ignore": 255}
-    driving = {"driving": Views("driving", keep_ballots=True, min_area=51, foreground=False)}
+    driving = {"driving": Adaptation("views:driving", keep_ballots=True, min_area=51, foreground=False)}
     vit = {"weights": weights / "efficientvit_b0_cityscapes.pth"}
     return {
         "hearts-views": Arm("cardiac", (heart, {"mirroring": False}), mri, plain),
@@ -68,7 +69,7 @@ def record(arm: Arm, data: Path, out: Path, only: list[str] | None) -> None:
         cases = with_groups(cases, home / "cases.csv")
         archives = {
             name: create_archive(
-                out / split, binding=views.binding(backbone), steps=views.steps(backbone), ladder=name,
+                out / split, binding=views.binding(backbone), steps=views.horizon(backbone), ladder=name,
                 configuration={**arm.configuration, "dataset": arm.shift, "model": backbone.name},
             )
             for name, views in ladders.items()
@@ -81,7 +82,9 @@ def record(arm: Arm, data: Path, out: Path, only: list[str] | None) -> None:
             archive.seal()
 
 
-def _record_case(backbone: Backbone, files: Any, missing: Mapping[str, Views], archives: Mapping[str, Any]) -> None:
+def _record_case(
+    backbone: Backbone, files: Any, missing: Mapping[str, Adaptation], archives: Mapping[str, Any]
+) -> None:
     case = backbone.read(files).case
     prepared = backbone.prepare(case)
     source = SharedSource(pipeline_of(prepared, backbone))

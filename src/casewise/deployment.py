@@ -26,11 +26,28 @@ from casewise.adapt.episode import as_inputs, run_episode
 from casewise.adapt.forwards import Forwards
 from casewise.adapt.memory import estimate_bytes
 from casewise.adapt.parameters import select
+from casewise.adapt.proposers import SharedSource, readings_of
 from casewise.archive.layout import mask_sha256
 from casewise.core.errors import BadInput, CasewiseError, MovedUnselected, NotFinite, Refused, in_one_line
-from casewise.core.records import DONE, FALLBACK, SOURCE, Action, Binding, Case, Decision, Mask, Policy, Trajectory
+from casewise.core.records import (
+    DONE,
+    FALLBACK,
+    SOURCE,
+    Action,
+    Binding,
+    Case,
+    Controller,
+    Decision,
+    Mask,
+    Observation,
+    Policy,
+    State,
+    Trajectory,
+    deployed,
+)
 from casewise.guard import Guarded, check_bound, decided, episode_of, fallen_back, prepared
 from casewise.judge.certificates.certificate import Certificate, check_certificate, check_feasible
+from casewise.judge.deciding import compared
 from casewise.judge.monitors.watch import active_policy, read_watch, write_watch
 from casewise.judge.policy import READY, controller_of
 
@@ -130,18 +147,23 @@ class Deployment:
     """How cases are segmented under guard. Not for two threads at once: there is one network, and it is lent out."""
 
     model: Model
-    proposers: tuple[Adaptation, ...] = (Adaptation(),)  # what makes candidates; one gradient adaptation today
+    proposers: tuple[Adaptation, ...] = (Adaptation(),)  # what makes candidates, each against the same M0
     policy: Policy = READY["m0"]
     certificate: Certificate | None = None
     watch: Watching | None = field(default=None, compare=False)
     contract: str = "refuse"  # of the model with its images: "refuse", "warn" or "off"
     max_ram: int | None = None  # bytes for one case; more is refused before the first forward
+    ladders: tuple[str, ...] = ("",)  # what the candidates of each proposer are called; "" where there is one
 
     def __post_init__(self) -> None:
         if self.contract not in CONTRACTS:
             raise BadInput(f"--contract is one of {', '.join(CONTRACTS)}, got {self.contract!r}")
-        if len(self.proposers) != 1:
-            raise BadInput(f"a deployment has one proposer of candidates, got {len(self.proposers)}")
+        if not self.proposers or len(self.proposers) != len(self.ladders):
+            raise BadInput(
+                f"a deployment needs a name for each proposer, got {len(self.proposers)} and {len(self.ladders)} names"
+            )
+        if len(set(self.ladders)) < len(self.ladders):
+            raise BadInput(f"two proposers are called alike: {', '.join(self.ladders)}; name them: NAME=PROPOSAL")
 
     # ---- what it is made of ----
 
@@ -152,8 +174,9 @@ class Deployment:
 
     @property
     def adaptation(self) -> Adaptation:
-        """How the candidates are made."""
-        return self.proposers[0]
+        """How the candidates are made that the policy decides on; the first proposer where it does not say."""
+        named = self.policy.ladder in self.ladders
+        return self.proposers[self.ladders.index(self.policy.ladder) if named else 0]
 
     @property
     def binding(self) -> Binding:
@@ -198,7 +221,13 @@ class Deployment:
         """Refuse, before the first case, what belongs to another model, objective, loader or calibration."""
         if self.adapts:
             check_bound(self.policy, replace(self.adaptation, steps=self.policy.steps), self.backbone)
-            select(self.backbone.network, self.adaptation.parameters)
+            if self.adaptation.forward_only is None:
+                select(self.backbone.network, self.adaptation.parameters)
+            elif self.adaptation.horizon(self.backbone) != self.policy.steps:
+                raise Refused(
+                    f"policy {self.policy.name!r} decides on {self.policy.steps} candidates, "
+                    f"{self.adaptation.objective} makes {self.adaptation.horizon(self.backbone)}; calibrate again"
+                )
         controller_of(self.active_policy)
         if self.certificate is not None:
             check_certificate(self.certificate, self.policy, self.binding)
@@ -229,15 +258,35 @@ class Deployment:
 
     def record(self, case: Case) -> Trajectory:
         """Adapt one case over the whole horizon and keep every candidate; a failure is raised."""
+        (made,) = self.record_ladders(case, (self.ladders[self.proposers.index(self.adaptation)],)).values()
+        return made
+
+    def record_ladders(self, case: Case, ladders: Iterable[str] | None = None) -> dict[str, Trajectory]:
+        """The ladders that are asked for, all by default, against one M0 that is predicted once."""
+        ready = self.backbone.prepare(case)
+        asked = None if ladders is None else set(ladders)
+        hows = {
+            name: how for name, how in zip(self.ladders, self.proposers, strict=True) if asked is None or name in asked
+        }
+        shared = None
+        if ready.pipeline is not None and any(how.forward_only is not None for how in hows.values()):
+            shared = SharedSource(ready.pipeline)
+        return {name: self._recorded(case, ready, how, shared) for name, how in hows.items()}
+
+    def _recorded(self, case: Case, ready: Prepared, how: Adaptation, shared: SharedSource | None) -> Trajectory:
         backbone = self.backbone
-        ready = backbone.prepare(case)
+        if how.forward_only is not None:
+            return readings_of(backbone, ready, case.id, how, shared)
+        predict = ready.predict
+        if predict is not None and shared is not None:
+            predict = shared.first(predict)
         return run_episode(
             backbone.network,
             ready.inputs,
-            self.adaptation,
+            how,
             case_id=case.id,
             forward=ready.forward,
-            predict=ready.predict,
+            predict=predict,
             head=backbone.head,
         )
 
@@ -255,6 +304,8 @@ class Deployment:
             )
         clock, ready = _Clock(deadline), self._prepared(case)
         how, controller = replace(self.adaptation, steps=policy.steps), controller_of(policy)
+        if getattr(controller, "ladders", ()):
+            return self._among_ladders(case, ready, controller, policy)
         episode = episode_of(case, self.backbone, ready, how, controller, before_forward=clock.look)
         with ExitStack() as stack:
             try:
@@ -273,6 +324,29 @@ class Deployment:
                 _loaded.cache_clear()  # the network was given back; the next case loads it again nevertheless
                 return fallen_back(found, error)
             return found
+
+    def _among_ladders(self, case: Case, ready: Prepared, controller: Controller, policy: Policy) -> Guarded:
+        """A controller that reads several ladders: all their candidates are made, then it decides once."""
+        try:
+            made = self.record_ladders(case, controller.ladders)  # type: ignore[attr-defined]
+            first = next(iter(made.values()))
+            seen = Observation(
+                case.id, case.group, first.signals[:1], case.cluster, {name: one.signals for name, one in made.items()}
+            )
+            masks = {State(0): first.masks[0]}
+            for name, one in made.items():
+                masks |= {State(step).on(name): mask for step, mask in enumerate(one.masks)}
+            verdict = controller.decide(compared(controller, seen, masks))
+            if verdict is None:
+                raise BadInput(f"{controller.name} saw every candidate of case {case.id} and asked for one more step")
+            decision = Decision.of(seen, verdict, controller.name, calibration_id=policy.calibration_id)
+            mask = deployed(controller, lambda state: masks[state], decision)
+        except Exception as error:
+            return self._source_only(case, ready, f"adaptation failed: {in_one_line(error)}", error)
+        executed = sum(one.steps for one in made.values())
+        decision = replace(decision, executed=executed, state_hash=mask_sha256(mask))
+        shown = made.get(decision.state.ladder, first)
+        return Guarded(mask, decision, shown)
 
     def _prepared(self, case: Case) -> Prepared:
         with _refusing(case):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from casewise.adapt.adaptation import Adaptation
     from casewise.adapt.backbones import Prepared
     from casewise.adapt.episode import Episode
+    from casewise.adapt.readings import Readings
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,9 +142,14 @@ def episode_of(
     controller: Controller,
     *,
     before_forward: Callable[[], None] | None = None,
-) -> Episode:
+) -> Episode | Readings:
     """The case on loan, with the signals and the states that the controller needs."""
     from torch import nn
+
+    readings = how.forward_only
+    if readings is not None:
+        lent: Readings = readings.episode(network, ready, case.id, before_forward=before_forward)
+        return lent
 
     from casewise.adapt.episode import Episode
     from casewise.adapt.probes import PROBES
@@ -166,7 +172,7 @@ def episode_of(
 
 
 def decided(
-    episode: Episode, case: Case, controller: Controller, *, calibration_id: str = "", ladder: str = ""
+    episode: Episode | Readings, case: Case, controller: Controller, *, calibration_id: str = "", ladder: str = ""
 ) -> Guarded:
     """The episode under the controller, from M0 on; whatever fails there, the answer is M0 as it was predicted."""
     from casewise.archive.layout import mask_sha256
@@ -198,7 +204,7 @@ def fallen_back(found: Guarded, error: Exception) -> Guarded:
     return replace(found, mask=mask, decision=decision, status=FALLBACK, error=error)
 
 
-def _verdict(episode: Episode, case: Case, controller: Controller) -> tuple[Observation, Verdict]:
+def _verdict(episode: Episode | Readings, case: Case, controller: Controller) -> tuple[Observation, Verdict]:
     from casewise.judge.deciding import compared
 
     steps = episode.how.steps
@@ -217,5 +223,5 @@ def _verdict(episode: Episode, case: Case, controller: Controller) -> tuple[Obse
         episode.advance(last=seen.step + 1 == steps)
 
 
-def _mask(episode: Episode, state: State) -> Mask:
+def _mask(episode: Episode | Readings, state: State) -> Mask:
     return episode.shrink(state.step, state.shrink) if state.shrink else episode.masks[state.step]

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones.module import of_network
-from casewise.adapt.proposers import SharedSource, Views, named_proposal, readings_of
+from casewise.adapt.proposers import SharedSource, named_proposal, readings_of
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput
 from casewise.core.records import Case, State
@@ -27,8 +28,13 @@ def case():
     return Case("one", np.random.default_rng(3).normal(size=(1, 3, 14, 18)).astype(np.float32))
 
 
+def of_views(views, **more):
+    kind = "running" if more.pop("running", False) else "views"
+    return Adaptation(f"{kind}:{views}", **more)
+
+
 def read(backbone, case, views, **more):
-    return readings_of(backbone, backbone.prepare(case), case.id, Views(views, min_area=1, **more))
+    return readings_of(backbone, backbone.prepare(case), case.id, of_views(views, min_area=1, **more))
 
 
 def test_m0_is_the_backbones_own_mask_and_every_view_has_its_rung(backbone, case):
@@ -55,7 +61,7 @@ def test_a_mirrored_reading_is_the_mirrored_prediction_of_the_mirror_image(backb
 
 @pytest.mark.parametrize("kind", ["mean", "vote", "medoid", "intent", "weighted"])
 def test_each_kind_of_consensus_is_what_it_says(backbone, case, kind):
-    weights = {"gamma(1.4)": 3.0} if kind == "weighted" else {}
+    weights = (("gamma(1.4)", 3.0),) if kind == "weighted" else ()
     made = read(backbone, case, "mirror(x),gamma(1.4),blur", consensus=kind, weights=weights, keep_ballots=True)
     masks, last = made.masks[:-1], made.masks[-1]
     assert made.rungs[-1] == kind
@@ -116,7 +122,7 @@ def test_m0_is_predicted_once_for_several_ladders(backbone, case):
     ready = backbone.prepare(case)
     source = SharedSource(ready.pipeline)
     made = [
-        readings_of(backbone, ready, case.id, Views(name), source) for name in ("mirror(x)", "gamma(1.4),mirror(y)")
+        readings_of(backbone, ready, case.id, of_views(name), source) for name in ("mirror(x)", "gamma(1.4),mirror(y)")
     ]
     handle.remove()
     assert len(calls) == 1 + 1 + 2
@@ -209,8 +215,27 @@ def test_absolute_intensities_refuse_views_that_renormalize(make_unet):
 
     backbone = of_network(make_unet(), expects=Expectation(channels=1, absolute=(True,)))
     with pytest.raises(BadInput, match=r"reads absolute intensities, and gamma\(1.2\).*views:ct"):
-        Views("mri").on(backbone)
-    assert len(Views("ct").on(backbone)) == 6
+        of_views("mri").forward_only.on(backbone)
+    assert len(of_views("ct").forward_only.on(backbone)) == 6
+
+
+def test_a_bare_network_is_guarded_by_a_consensus_and_replayed_alike(make_unet, tmp_path):
+    from casewise.archive.store import create_archive
+    from casewise.guard import guard
+    from casewise.judge.controllers import CONTROLLERS
+    from casewise.replay import replay
+
+    image = np.random.default_rng(3).normal(size=(1, 3, 16, 16)).astype(np.float32)
+    network, how = make_unet(), of_views("mirror(x),gamma(1.4)", min_area=1)
+    controller = CONTROLLERS.build("consensus", consensus="3", steps=3)
+    found = guard(Case("one", image), network, controller, how)
+    assert found.status == "done", found.error
+    assert found.decision.state == State(3)
+    assert found.decision.executed == 3
+    archive = create_archive(tmp_path, binding=how.binding(network), steps=how.horizon(network), ladder="views")
+    archive.add(Case("one", image), found.trajectory)
+    (again,) = replay(archive, controller)
+    assert (again.state, again.state_hash) == (State(3, ladder="views"), found.decision.state_hash)
 
 
 def test_names_of_proposals():
@@ -221,8 +246,8 @@ def test_names_of_proposals():
 
 
 def test_binding_says_what_is_read(backbone):
-    words = Views("light,random(2)", seed=3).binding(backbone).objective
+    words = of_views("light,random(2)", seed=3).binding(backbone).objective
     assert "gamma(1.4)+mirror(x), random(2)" in words
     assert "consensus=mean" in words
     assert "seed=3" in words
-    assert Views("light").binding(backbone) != Views("light", consensus="vote").binding(backbone)
+    assert of_views("light").binding(backbone) != of_views("light", consensus="vote").binding(backbone)

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import load_backbone
 from casewise.adapt.backbones.checkpoints import write_safetensors
-from casewise.adapt.proposers import Views, pipeline_of, readings_of
+from casewise.adapt.proposers import pipeline_of, readings_of
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.records import Case
 from casewise.data.folders import list_cases
@@ -38,7 +39,8 @@ def test_nnunet_is_read_through_its_own_pipeline(options: dict[str, Any], model:
     case = backbone.read(list_cases(scans / "images", ending=backbone.ending)[0]).case
     prepared = backbone.prepare(case)
     before = fingerprint(backbone.network)
-    made = readings_of(backbone, prepared, case.id, Views("mirror(x),gamma(1.3),scale(0.8)", keep_ballots=True))
+    how = Adaptation("views:mirror(x),gamma(1.3),scale(0.8)", keep_ballots=True)
+    made = readings_of(backbone, prepared, case.id, how)
     assert prepared.predict is not None
     assert np.array_equal(made.masks[0], prepared.predict())
     assert fingerprint(backbone.network) == before
@@ -53,10 +55,10 @@ def test_nnunet_is_read_through_its_own_pipeline(options: dict[str, Any], model:
 def test_mirrors_are_dropped_where_nnunet_averages_over_them_itself(model: Any, scans: Path) -> None:
     folder = str(model(dimensions=2))
     with_mirrors, without = (load_backbone(folder, mirroring=one) for one in (True, False))
-    views = Views("mirror(x),mirror(y),mirror(xy),gamma(1.3),gamma(1.3)+mirror(x)")
-    assert [str(view) for view in views.on(with_mirrors)] == ["gamma(1.3)"]
-    assert views.steps(with_mirrors) == 2
-    assert views.steps(without) == 6
+    views = Adaptation("views:mirror(x),mirror(y),mirror(xy),gamma(1.3),gamma(1.3)+mirror(x)")
+    assert [str(view) for view in views.forward_only.on(with_mirrors)] == ["gamma(1.3)"]
+    assert views.horizon(with_mirrors) == 2
+    assert views.horizon(without) == 6
     assert views.binding(with_mirrors) != views.binding(without)
 
 
@@ -64,7 +66,7 @@ def test_the_mean_over_mirrors_is_close_to_nnunets_own_mirroring(model: Any, sca
     folder = str(model(dimensions=2))
     with_mirrors, without = (load_backbone(folder, mirroring=one) for one in (True, False))
     case = without.read(list_cases(scans / "images", ending=without.ending)[0]).case
-    made = readings_of(without, without.prepare(case), case.id, Views("mirror(x),mirror(y),mirror(xy)"))
+    made = readings_of(without, without.prepare(case), case.id, Adaptation("views:mirror(x),mirror(y),mirror(xy)"))
     own = with_mirrors.prepare(case).predict
     assert own is not None
     assert (made.masks[-1] != own()).mean() < 0.02  # nnU-Net averages logits, a consensus probabilities
@@ -82,7 +84,7 @@ def test_hugging_face_is_read_at_the_pictures_own_size(tmp_path: Path) -> None:
     SegformerImageProcessor(size={"height": 64, "width": 64}).save_pretrained(tmp_path)
     backbone = load_backbone(str(tmp_path))
     case = Case("street", np.random.default_rng(0).integers(0, 255, (3, 40, 72)).astype(np.float32))
-    made = readings_of(backbone, backbone.prepare(case), case.id, Views("driving", foreground=False))
+    made = readings_of(backbone, backbone.prepare(case), case.id, Adaptation("views:driving", foreground=False))
     assert all(mask.shape == (40, 72) for mask in made.masks)
     assert made.rungs[-1] == "mean"
     assert not any(signals.get("left_out") for signals in made.signals)
@@ -105,7 +107,7 @@ def test_monai_is_read_through_its_sliding_window(tmp_path: Path) -> None:
     backbone = load_backbone(str(tmp_path))
     case = Case("one", np.random.default_rng(1).normal(size=(1, 9, 20, 18)).astype(np.float32))
     prepared = backbone.prepare(case)
-    made = readings_of(backbone, prepared, case.id, Views("mirror(xyz),gamma(1.4),rotate90(1)"))
+    made = readings_of(backbone, prepared, case.id, Adaptation("views:mirror(xyz),gamma(1.4),rotate90(1)"))
     assert prepared.predict is not None
     assert np.array_equal(made.masks[0], prepared.predict())
     assert made.masks[-1].shape == (9, 20, 18)

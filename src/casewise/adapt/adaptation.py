@@ -1,4 +1,7 @@
-"""How a case is adapted: the only place that spells the knobs of an episode.
+"""How candidates of a case are proposed: the only place that spells the knobs of an episode.
+
+The objective is a gradient method ("tent"), or forward passes of the frozen network: "views:mri" reads the case under a
+set of views, "running:mri" deploys their consensus so far at every step, "members:FOLDER" reads it with other models.
 
 Everything that adapts takes an :class:`Adaptation`: ``Episode``, ``guard``, ``Deployment`` and with it ``record``,
 ``predict``, ``serve`` and workers on other machines. A new knob is a field here and, where the command line should have
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from casewise.archive.layout import measure_words
@@ -55,10 +59,17 @@ class Adaptation:
     shrink: tuple[State, ...] = ()  # states between a step and M0 that are predicted too
     keep_parameters: bool = False
     keep_entropy: bool = False
+    consensus: str = "mean"  # of views or members: mean, weighted, vote, medoid or intent
+    weights: tuple[tuple[str, float], ...] = ()  # for "weighted": (view, weight); a view that is not named has 1
+    source_statistics: str | None = None  # file of casewise source-statistics, for the views that need it
+    keep_ballots: bool = False  # keep all probabilities where readings differ, so that consensuses can be compared
 
     def __post_init__(self) -> None:
         for name in ("signals", "shrink"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "weights", tuple((str(name), float(value)) for name, value in self.weights))
+        if isinstance(self.source_statistics, Path):
+            object.__setattr__(self, "source_statistics", str(self.source_statistics))
         if isinstance(self.parameters, list):
             object.__setattr__(self, "parameters", tuple(self.parameters))
         if self.steps < 0:
@@ -98,6 +109,18 @@ class Adaptation:
             )
         return Modulated(plain, self.modulation, self.statistics)
 
+    @property
+    def forward_only(self) -> Any:
+        """The readings that the objective names, or None where it is a gradient method."""
+        from casewise.adapt.proposers import forward_proposer
+
+        return forward_proposer(self)
+
+    def horizon(self, network: Backbone | nn.Module) -> int:
+        """Candidates after M0: updates, or readings and their consensus."""
+        readings = self.forward_only
+        return self.steps if readings is None else int(readings.steps(network))
+
     def rate(self, objective: Objective) -> float:
         """The learning rate: the one that was asked for, else the objective's own."""
         own = getattr(objective, "learning_rate", DEFAULT_RATE)
@@ -109,6 +132,9 @@ class Adaptation:
 
         from casewise.adapt.snapshot import fingerprint
 
+        if (readings := self.forward_only) is not None:
+            bound: Binding = readings.binding(network)
+            return bound
         objective = self.built()
         how = f"{objective!r} learning_rate={self.rate(objective):g} parameters={self.parameters}{self._numerics()}"
         measure = measure_words(min_area=self.min_area, foreground=self.foreground)
@@ -184,7 +210,7 @@ def _from_words(binding: Binding, steps: int) -> Adaptation | None:
 
 _KNOBS = Registry("option of an episode", {field.name: field.name for field in fields(Adaptation)})
 _DEFAULTS = {field.name: field.default for field in fields(Adaptation) if field.default is not MISSING}
-_KEPT = ("signals", "shrink", "keep_parameters", "keep_entropy")
+_KEPT = ("signals", "shrink", "keep_parameters", "keep_entropy", "keep_ballots")
 _ALWAYS = (
     "objective", "learning_rate", "parameters", "steps", "seed", "min_area", "foreground", "max_slices",
 )  # fmt: skip

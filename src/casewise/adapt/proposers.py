@@ -7,18 +7,18 @@ models. On the command line: ``--propose tent --propose views:mri --propose best
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from casewise.adapt.adaptation import ARRAYS, Adaptation
 from casewise.adapt.backbones import Backbone, Pipeline, Prepared
 from casewise.adapt.consensus import checked_weights
-from casewise.adapt.readings import Reading, Readings
-from casewise.adapt.views import Drawn, View, drawn, inverted, lent, unmirrored, views_of
+from casewise.adapt.readings import Reading, Readings, logits_pipeline
+from casewise.adapt.snapshot import fingerprint
+from casewise.adapt.views import Drawn, View, count, drawn, inverted, lent, unmirrored, views_of
 from casewise.adapt.views.source import SourceStatistics, read_source_statistics
 from casewise.archive.layout import measure_words
 from casewise.core.errors import BadInput, NotFinite
@@ -29,24 +29,20 @@ from casewise.core.records import Binding, Mask, Trajectory, check_ladder
 class Views:
     """Readings of the same frozen network under a list of views, and their consensus as the last candidate."""
 
-    views: str = "mri"  # as casewise.adapt.views.views_of reads it
-    consensus: str = "mean"  # mean, weighted, vote, medoid or intent
-    weights: Mapping[str, float] = field(default_factory=dict)  # for "weighted": by the name of a view, M0 has 1
-    source_statistics: Path | None = None
+    how: Adaptation
+    views: str  # as casewise.adapt.views.views_of reads it
     running: bool = False  # every step is the consensus of the readings so far
-    keep_ballots: bool = False  # keep all probabilities where readings differ, so that consensuses can be compared
-    seed: int = 0
-    min_area: int = 16
-    foreground: bool = True
-    max_slices: int | None = None
 
     def __post_init__(self) -> None:
+        if self.running and self.how.consensus not in ("mean", "weighted"):
+            raise BadInput(f"a running consensus is a mean, got {self.how.consensus!r}")
         made = views_of(self.views, statistics=self._statistics)
-        checked_weights(self.consensus, self.weights, [str(view) for view in made])
+        checked_weights(self.how.consensus, dict(self.how.weights), [str(view) for view in made])
 
     @property
     def _statistics(self) -> SourceStatistics | None:
-        return None if self.source_statistics is None else read_source_statistics(self.source_statistics)
+        file = self.how.source_statistics
+        return None if file is None else read_source_statistics(file)
 
     def on(self, backbone: Backbone) -> tuple[View | Drawn, ...]:
         """The views that say something new to this backbone: without mirrors over which it averages anyway."""
@@ -61,26 +57,24 @@ class Views:
             raise BadInput(f"views:{self.views} are mirrors, and the model averages mirror images itself; name others")
         return found
 
-    def steps(self, backbone: Backbone) -> int:
+    def steps(self, network: Backbone | nn.Module) -> int:
         """Candidates after M0: one for each reading, and the consensus."""
-        readings = sum(view.count if isinstance(view, Drawn) else 1 for view in self.on(backbone))
+        readings = count(self.on(as_backbone(network)))
         return readings if self.running else readings + 1
 
-    def binding(self, backbone: Backbone) -> Binding:
+    def binding(self, network: Backbone | nn.Module) -> Binding:
         """What a policy that was fitted with this may be used with."""
+        backbone, how = as_backbone(network), self.how
         named = ", ".join(map(str, self.on(backbone)))
-        words = [f"views({named})", f"consensus={self.consensus}"]
-        words += [f"weights={dict(sorted(self.weights.items()))}"] if self.weights else []
-        words += ["running"] if self.running else []
-        words += [f"seed={self.seed}"] if "random" in named else []
-        if self._statistics is not None:
-            words.append(f"source images={self._statistics.images}")
-        measure = measure_words(min_area=self.min_area, foreground=self.foreground, connectivity="1")
-        return Binding(backbone.fingerprint, " ".join(words), backbone.loader, measure)
+        words = [f"{'running' if self.running else 'views'}({named})", f"consensus={how.consensus}"]
+        words += [f"weights={dict(sorted(how.weights))}"] if how.weights else []
+        words += [f"seed={how.seed}"] if "random(" in named else []
+        words += [f"source images={self._statistics.images}"] if self._statistics is not None else []
+        return bound_to(network, " ".join(words), how)
 
     def episode(
         self,
-        backbone: Backbone,
+        network: Backbone | nn.Module,
         prepared: Prepared,
         case_id: str,
         *,
@@ -88,19 +82,40 @@ class Views:
         before_forward: Callable[[], None] | None = None,
     ) -> Readings:
         """The case on loan; ``source`` gives M0 and its probabilities where they were predicted already."""
+        backbone, how = as_backbone(network), self.how
         pipeline = pipeline_of(prepared, backbone)
-        views = unmirrored(drawn(self.on(backbone), case_id, self.seed), _mirrored(backbone))
-        weights = checked_weights(self.consensus, self.weights, list(dict.fromkeys(map(str, views))))
-        readings = [Reading(str(view), _reader(pipeline, view, self.max_slices), weights[str(view)]) for view in views]
+        views = unmirrored(drawn(self.on(backbone), case_id, how.seed), _mirrored(backbone))
+        weights = checked_weights(how.consensus, dict(how.weights), list(dict.fromkeys(map(str, views))))
+        readings = [Reading(str(view), _reader(pipeline, view, how.max_slices), weights[str(view)]) for view in views]
+        steps = len(readings) if self.running else len(readings) + 1
         return Readings(
-            backbone.network, pipeline, readings, case_id=case_id, head=backbone.head, consensus=self.consensus,
-            running=self.running, keep_ballots=self.keep_ballots, min_area=self.min_area, foreground=self.foreground,
-            made_by=repr(self), seed=self.seed, source=source, before_forward=before_forward,
+            backbone.network, pipeline, readings, replace(how, steps=steps), case_id=case_id, head=backbone.head,
+            running=self.running, source=source, before_forward=before_forward,
         )  # fmt: skip
+
+
+def as_backbone(network: Backbone | nn.Module) -> Backbone:
+    """A backbone as it is; a bare network as one whose images are taken as they are."""
+    if not isinstance(network, nn.Module):
+        return network
+    from casewise.adapt.backbones.module import of_network
+
+    made = of_network(network, intensity="as-is")
+    return replace(made, head="sigmoid") if made.classes == 1 else made
+
+
+def bound_to(network: Backbone | nn.Module, words: str, how: Adaptation) -> Binding:
+    """The binding of a forward-only proposer."""
+    measure = measure_words(min_area=how.min_area, foreground=how.foreground)
+    if isinstance(network, nn.Module):
+        return Binding(fingerprint(network), words, ARRAYS, measure)
+    return Binding(network.fingerprint, words, network.loader, measure)
 
 
 def pipeline_of(prepared: Prepared, backbone: Backbone) -> Pipeline:
     """The pipeline through which a prepared case is read."""
+    if prepared.pipeline is None and prepared.forward is None and prepared.predict is None:
+        return logits_pipeline(backbone.network, prepared.inputs, backbone.head)
     if prepared.pipeline is None:
         raise BadInput(f"{backbone.name} gives no pipeline for views and members; return Prepared(..., pipeline=...)")
     return prepared.pipeline
@@ -162,17 +177,16 @@ def named_proposal(text: str) -> tuple[str, str]:
     return check_ladder(made), text
 
 
-def forward_proposer(proposal: str, **options: Any) -> Views | None:
-    """The proposer of forward passes that a text names; None where it names a gradient objective."""
-    kind, found, rest = proposal.partition(":")
+def forward_proposer(how: Adaptation) -> Views | None:
+    """The readings that an adaptation's objective names; None where it is a gradient method."""
+    kind, found, rest = str(how.objective).partition(":") if isinstance(how.objective, str) else ("", "", "")
     if found and kind in ("views", "running"):
-        made = Views(views=rest, **options)
-        return replace(made, running=True) if kind == "running" else made
+        return Views(how, rest, running=kind == "running")
     return None
 
 
 class SharedSource:
-    """M0 and its probabilities, predicted once for all forward-only ladders of a case; each gets a copy of its own."""
+    """M0, predicted once for all ladders of a case; every forward-only one gets its own copy of the probabilities."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -185,12 +199,18 @@ class SharedSource:
         mask, shares = self._found
         return mask, shares.clone()
 
+    def first(self, predict: Callable[[], Mask]) -> Callable[[], Mask]:
+        """A backbone's own prediction whose first call, that of M0, gives the mask that is known."""
+        known = [self()[0]]
+        return lambda: known.pop() if known else predict()
+
 
 def readings_of(
-    backbone: Backbone, prepared: Prepared, case_id: str, proposer: Views, source: SharedSource | None = None
+    network: Backbone | nn.Module, prepared: Prepared, case_id: str, how: Adaptation, source: SharedSource | None = None
 ) -> Trajectory:
     """Every candidate of one forward-only ladder of a case."""
-    with proposer.episode(backbone, prepared, case_id, source=source) as episode:
-        for _ in range(proposer.steps(backbone)):
+    with how.forward_only.episode(network, prepared, case_id, source=source) as episode:
+        for _ in range(episode.how.steps):
             episode.advance()
-        return episode.trajectory
+        found: Trajectory = episode.trajectory
+        return found

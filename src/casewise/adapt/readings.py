@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Invert, Pipeline
 from casewise.adapt.consensus import Ballots, Mean, balanced_entropy, intent_weights, medoid, vote, weighted_labels
 from casewise.adapt.logits import at_resolution, labels, logits_of
@@ -80,31 +81,23 @@ class Readings:
         network: nn.Module,  # is given back bit-identical
         pipeline: Pipeline,
         readings: Sequence[Reading],
+        how: Adaptation,
         *,
         case_id: str,
         head: str,
-        consensus: str = "mean",
         running: bool = False,
-        keep_ballots: bool = False,
-        min_area: int = 16,
-        foreground: bool = True,
-        made_by: str = "",
-        seed: int = 0,
         source: Callable[[], tuple[Mask, Tensor]] | None = None,  # M0, where it was predicted already
         before_forward: Callable[[], None] | None = None,
     ) -> None:
-        if running and consensus not in ("mean", "weighted"):
-            raise BadInput(f"a running consensus is a mean, got {consensus!r}")
         self.network, self.pipeline, self.readings = network, pipeline, tuple(readings)
         self.case_id, self.head = case_id, head
-        self.consensus, self.running, self.seed = consensus, running, seed
-        self.record = Recording(min_area, foreground)
+        self.how, self.consensus, self.running = how, how.consensus, running
+        self.record = Recording(how.min_area, how.foreground)
         self.left_out: dict[str, str] = {}
         self._source = source or pipeline.source
         self._look = before_forward or (lambda: None)
-        self._made_by, self._keep_ballots = made_by, keep_ballots
         self._mean = Mean()
-        self._ballots = Ballots(head) if keep_ballots or consensus == "intent" else None
+        self._ballots = Ballots(head) if how.keep_ballots or how.consensus == "intent" else None
         self._entropies: list[float] = []
         self._loan: ExitStack | None = None
 
@@ -144,6 +137,11 @@ class Readings:
     def step(self) -> int:
         """Readings so far, and the consensus where it was formed."""
         return len(self.record.masks) - 1
+
+    @property
+    def updates(self) -> int:
+        """Steps that were made; what a decision calls executed."""
+        return self.step
 
     def advance(self, *, last: bool = False) -> Signals:
         """The next reading, or the consensus after the last of them; returns its signals."""
@@ -263,9 +261,15 @@ class Readings:
     @property
     def trajectory(self) -> Trajectory:
         """Everything so far."""
-        found = self.record.trajectory(self.case_id, self._made_by, self.seed, with_entropies=False)
+        made_by = f"{self.how.objective} consensus={self.consensus}"
+        found = self.record.trajectory(self.case_id, made_by, self.how.seed, with_entropies=False)
         kept = None
-        if self._keep_ballots and self._ballots is not None and self.step >= len(self.readings) and not self.left_out:
+        if (
+            self.how.keep_ballots
+            and self._ballots is not None
+            and self.step >= len(self.readings)
+            and not self.left_out
+        ):
             kept = self._ballots.on(_disputed(found.masks))
         return Trajectory(
             case_id=found.case_id, masks=found.masks, signals=found.signals, made_by=found.made_by, seed=found.seed,

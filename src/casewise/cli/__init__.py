@@ -23,6 +23,7 @@ COMMANDS = {
     "merge": "Take over new masks case by case: keep new, keep old, or ask, as a calibrated policy says.",
     "qc": "How good is each mask at least, without a label: from how far folds, views, raters or models agree.",
     "record": "Adapt a model to every case and keep all candidates in an archive.",
+    "source-statistics": "What source images look like to a model, for the views that imitate them.",
     "import": "Make an archive from masks that anybody else produced.",
     "verify": "Check an archive or a prediction folder against its hashes and its audit log.",
     "calibrate": "Fit a policy's cut-points on a labelled (or unlabelled) holdout archive.",
@@ -61,7 +62,8 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, name: str) -> Any:
         if name not in COMMANDS:
             return None
-        module = importlib.import_module(f"casewise.cli.{name}_" if name == "import" else f"casewise.cli.{name}")
+        stem = "import_" if name == "import" else name.replace("-", "_")
+        module = importlib.import_module(f"casewise.cli.{stem}")
         command = typer.main.get_command(module.app)
         _take_defaults(ctx, name, command)
         return command

@@ -104,6 +104,16 @@ class AdaptationOptions:
         ),
     ] = None
     max_slices: Annotated[int | None, typer.Option(help="Slices or patches at once: less memory, same result.")] = None
+    consensus: Annotated[
+        str | None, typer.Option(help="Of views: mean, vote, medoid or intent; default: the policy's, else mean.")
+    ] = None
+    source_statistics: Annotated[
+        Path | None,
+        typer.Option("--source-statistics", help="File of casewise source-statistics, for histogram and fourier."),
+    ] = None
+    keep_ballots: Annotated[
+        bool | None, typer.Option("--keep-ballots", help="Keep the probabilities of all views where they differ.")
+    ] = None
     modulation: Annotated[
         str | None,
         typer.Option(

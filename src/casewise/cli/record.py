@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from casewise.cli.options import AdaptationOptions, CaseOptions, EngineOptions, ModelOptions, NnUNetStyle, grouped
+
+if TYPE_CHECKING:
+    from casewise.adapt.adaptation import Adaptation
 
 app = typer.Typer()
 
@@ -25,6 +29,11 @@ def record(
     shrink: str = typer.Option("2:0.5", help="Interpolated states to keep, as step:alpha with commas; '' for none."),
     signals: str = typer.Option("", help="Further signals, with commas, such as augmentation_disagreement."),
     metric: str = typer.Option("dice", help="dice or miou."),
+    propose: list[str] = typer.Option(
+        [],
+        help="What makes candidates, instead of --objective: tent, views:mri, NAME=views:gamma(1.4),random(8), ...; "
+        "repeat for several ladders against one M0.",
+    ),
 ) -> None:
     """Adapt a model to every case and keep all candidates in an archive; a killed run goes on where it stopped.
 
@@ -41,7 +50,8 @@ def record(
     model = source.chosen()
     probes = tuple(name for name in signals.split(",") if name)
     adaptation = Adaptation(**how.asked(model), shrink=parsed_states(shrink), signals=probes)
-    deployment = Deployment(model, (adaptation,))
+    ladders, proposers = _proposals(adaptation, propose, how.objective)
+    deployment = Deployment(model, proposers, ladders=ladders)
     cases = which.gathered(model, keep=archive.with_name(f"{archive.name}-images"))
     work = RecordCase(deployment, {files.id: files for files in cases})
     made, results = record_folder(work, where.chosen(), archive, metric=metric, dataset=_name(which.images))
@@ -55,6 +65,23 @@ def record(
     typer.echo(f"{archive}: {len(made.entries)} cases, {before} of them from before; {failed} failed")
     if failed:
         raise typer.Exit(NOT_ALL_DONE)
+
+
+def _proposals(
+    plain: Adaptation, texts: list[str], objective: str | None
+) -> tuple[tuple[str, ...], tuple[Adaptation, ...]]:
+    """(ladders, proposers): those that are named, or the objective on a ladder without a name."""
+    from dataclasses import replace
+
+    from casewise.adapt.proposers import named_proposal
+    from casewise.core.errors import BadInput
+
+    if not texts:
+        return ("",), (plain,)
+    if objective is not None:
+        raise BadInput(f"--objective {objective} is what --propose {objective} says; give the one or the other")
+    named = [named_proposal(text) for text in texts]
+    return tuple(name for name, _ in named), tuple(replace(plain, objective=text) for _, text in named)
 
 
 def _name(images: Path) -> str:

@@ -46,11 +46,25 @@ def assembled(
     """
     decides, fitted = chosen_policy(policy, steps=asked.get("steps"), objective=asked.get("objective"))
     how = replace(fitted or Adaptation(), **{**asked, "steps": decides.steps})
+    if how.forward_only is None and decides.name == "consensus" and decides.binding is None:
+        raise BadInput("policy consensus deploys the consensus of several readings; name them: --objective views:mri")
+    if how.forward_only is not None and decides.controller != "m0":
+        decides = _over_readings(decides, how.horizon(model.load()))
+        how = replace(how, steps=decides.steps)
     promised = certificate_for(decides, policy, certificate)
     watching = None if watch is None else Watching(watch)
     deployment = Deployment(model, (how,), decides, promised, watching, contract, max_ram)
     deployment.check()
     return deployment
+
+
+def _over_readings(policy: Policy, steps: int) -> Policy:
+    """An uncalibrated policy over the readings of a case, whose number the model and its views say."""
+    if policy.binding is not None:
+        return policy
+    if policy.name == "consensus":
+        return replace(policy, steps=steps, options={**policy.options, "consensus": str(steps), "steps": steps})
+    return replace(policy, steps=steps)
 
 
 def chosen_policy(
@@ -78,6 +92,8 @@ def _named(name: str, steps: int | None) -> Policy:
     if name not in READY and ("/" in name or name.endswith(".json")):
         raise BadInput(f"there is no policy at {name}; {NO_POLICY}")
     policy = READY[name]
+    if name == "consensus":  # of how many readings, the model and its views say later
+        return replace(policy, options={"consensus": "1", "steps": 1})
     if name == "fixed-k":
         policy = replace(policy, options={"step": steps or policy.steps})
     if steps is not None and name != "m0":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,16 @@ class RecordCase:
 
     deployment: Deployment
     cases: Mapping[str, CaseFiles]
+    missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # ladders that a case lacks; all by default
 
     def prepare(self) -> None:
         """Load the model before the clock of a case starts."""
         self.deployment.model.load()
 
-    def __call__(self, case_id: str) -> tuple[Case, Trajectory]:
-        """The case and its trajectory."""
+    def __call__(self, case_id: str) -> tuple[Case, dict[str, Trajectory]]:
+        """The case and its trajectory on each ladder."""
         case = self.deployment.backbone.read(self.cases[case_id]).case
-        return case, self.deployment.record(case)
+        return case, self.deployment.record_ladders(case, self.missing.get(case_id))
 
 
 def record_folder(
@@ -45,38 +46,51 @@ def record_folder(
 ) -> tuple[Archive, Iterator[Result]]:
     """Open or resume the archive at ``path``, and stream the results of the cases that it does not hold yet.
 
-    The iterator adds each case to the archive (whole or not at all) before it yields, and seals the archive at its end.
+    A case waits for every ladder that it lacks, so a proposer can be added to an archive that is there. The iterator
+    adds each ladder of a case (whole or not at all) before it yields, and seals the archive at its end. The archive
+    that is returned shows the first ladder.
     """
-    backbone = work.deployment.backbone
-    archive = create_archive(
-        path,
-        binding=work.deployment.binding,
-        steps=work.deployment.adaptation.steps,
-        configuration={**_configuration(work, backbone, metric, dataset), **({"notice": notice} if notice else {})},
-    )
-    waiting = [case_id for case_id in work.cases if case_id not in archive.entries]
-    return archive, _recorded(work, engine, archive, backbone, waiting)
+    backbone, deployment = work.deployment.backbone, work.deployment
+    archives = {
+        ladder: create_archive(
+            path,
+            binding=how.binding(backbone),
+            steps=how.horizon(backbone),
+            configuration={**_configuration(how, backbone, metric, dataset), **({"notice": notice} if notice else {})},
+            ladder=ladder,
+        )
+        for ladder, how in zip(deployment.ladders, deployment.proposers, strict=True)
+    }
+    missing = {
+        case_id: tuple(ladder for ladder, archive in archives.items() if case_id not in archive.entries)
+        for case_id in work.cases
+    }
+    work = replace(work, missing={case_id: ladders for case_id, ladders in missing.items() if ladders})
+    first = next(iter(archives.values()))
+    return first, _recorded(work, engine, archives, backbone)
 
 
 def _recorded(
-    work: RecordCase, engine: Engine, archive: Archive, backbone: Backbone, waiting: Sequence[str]
+    work: RecordCase, engine: Engine, archives: Mapping[str, Archive], backbone: Backbone
 ) -> Iterator[Result]:
-    for result in engine.map(work, waiting):
+    for result in engine.map(work, list(work.missing)):
         if result.error is None:
-            case, trajectory = result.value
-            label = work.cases[case.id].label
+            case, trajectories = result.value
+            path = work.cases[case.id].label
             try:
-                archive.add(case, trajectory, None if label is None else backbone.read_label(label))
+                label = None if path is None else backbone.read_label(path)
+                for ladder, trajectory in trajectories.items():
+                    archives[ladder].add(case, trajectory, label)
             except ValueError as error:
                 result = replace(result, error=str(error), kind=type(error).__name__)
         yield replace(result, value=None)
-    archive.seal()
+    for archive in archives.values():
+        archive.seal()
 
 
-def _configuration(work: RecordCase, backbone: Backbone, metric: str, dataset: str) -> dict[str, Any]:
-    how = work.deployment.adaptation
+def _configuration(how: Adaptation, backbone: Backbone, metric: str, dataset: str) -> dict[str, Any]:
     return {
-        "objective": repr(how.built()),
+        "objective": repr(how.built()) if how.forward_only is None else str(how.objective),
         "learning_rate": how.learning_rate,
         "parameters": how.parameters,
         "seed": how.seed,

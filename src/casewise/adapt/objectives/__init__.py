@@ -77,6 +77,9 @@ def check_named_in_file(name: object, *, typed: str | None, where: str) -> None:
         raise BadInput(f"{where} names an objective with a text, got {type(name).__name__}; record it again")
     if name in OBJECTIVES or name in PUBLISHED or (":" in name and name == typed):
         return
+    kind, _, rest = name.partition(":")
+    if kind in ("views", "running") and ":" not in rest:  # sets and views by name; an address would have one
+        return
     if ":" in name:
         raise UnsafeInput(
             f"{where} names the objective {name[:100]!r}, which is code of its own; if you know it and would run it, "

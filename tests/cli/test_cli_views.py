@@ -1,0 +1,142 @@
+"""Views as a user types them: several ladders in one pass, a consensus deployed, source statistics."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from casewise.adapt.backbones.checkpoints import write_safetensors
+from casewise.archive.store import open_archive
+from casewise.archive.verify import verify
+from casewise.core.errors import BadInput, Mismatch
+from casewise.core.records import State
+
+FACTORY = "casewise.adapt.networks:PlainUNet"
+
+
+def call(command: str, *arguments: object) -> Any:
+    torch.set_num_threads(1)
+    app = importlib.import_module(f"casewise.cli.{command}").app
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from casewise.adapt.networks import PlainUNet
+
+    folder = tmp_path_factory.mktemp("views")
+    torch.manual_seed(3)
+    write_safetensors(folder / "unet.safetensors", PlainUNet().state_dict())
+    rng = np.random.default_rng(0)
+    for kind in ("images", "labels"):
+        (folder / kind).mkdir()
+    for number in range(3):
+        image = rng.normal(size=(24, 24, 2)).cumsum(0).cumsum(1).astype(np.float32)
+        nibabel.save(nibabel.Nifti1Image(image, np.eye(4)), folder / "images" / f"case_{number}_0000.nii.gz")
+        label = (image > image.mean()).astype(np.uint8)
+        nibabel.save(nibabel.Nifti1Image(label, np.eye(4)), folder / "labels" / f"case_{number}.nii.gz")
+    return folder
+
+
+def model(home: Path) -> tuple[object, ...]:
+    return ("-m", FACTORY, "--weights", home / "unet.safetensors", "-device", "cpu")
+
+
+def recorded(home: Path, archive: Path, *more: object) -> Any:
+    cases = ("-i", home / "images", "-l", home / "labels", "-o", archive, "--steps", 1, "--shrink", "", "--min-area", 1)
+    return call("record", *model(home), *cases, *more)
+
+
+def test_ladders_are_recorded_in_one_pass_and_one_more_is_a_resume(home: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "archive"
+    done = recorded(home, archive, "--propose", "views:light", "--propose", "tent", "--keep-ballots")
+    assert done.exit_code == 0, done.output
+    both = open_archive(archive)
+    assert both.ladders == ("views-light", "tent")
+    views, tent = both.on("views-light"), both.on("tent")
+    assert (views.steps, tent.steps) == (5, 1)
+    assert views.trajectory("case_0").rungs[-1] == "mean"
+    assert views.ballots("case_0") is not None
+    assert np.array_equal(views.mask("case_0", State(0)), tent.mask("case_0", State(0)))
+    again = recorded(home, archive, "--propose", "views:light", "--propose", "tent", "--propose", "two=views:random(2)")
+    assert again.exit_code == 0, again.output
+    assert open_archive(archive).ladders == ("views-light", "tent", "two")
+    assert open_archive(archive).on("two").ids == views.ids
+    assert verify(archive) == []
+    listed = call("replay", archive, "fixed-k", "--set", "step=3", "--ladder", "two")
+    assert listed.exit_code == 0, listed.output
+
+
+def test_a_consensus_is_deployed_as_it_was_recorded(home: Path, tmp_path: Path) -> None:
+    views = ("--objective", "views:gamma(1.4),mirror(x),random(2)", "--seed", 5)
+    assert recorded(home, tmp_path / "archive", *views).exit_code == 0
+    out = tmp_path / "masks"
+    done = call("predict", *model(home), "-i", home / "images", "-o", out, "--policy", "consensus", *views,
+                "--min-area", 1)  # fmt: skip
+    assert done.exit_code == 0, done.output
+    archive = open_archive(tmp_path / "archive")
+    changed = 0
+    for case_id in archive.ids:
+        mask = np.asarray(nibabel.load(out / f"{case_id}.nii.gz").dataobj).T  # type: ignore[attr-defined]
+        assert np.array_equal(mask, archive.mask(case_id, State(5)))
+        changed += int((mask != archive.mask(case_id, State(0))).sum())
+    assert changed
+
+
+def test_a_policy_brings_its_views_along(home: Path, tmp_path: Path) -> None:
+    from casewise.core.records import Policy
+    from casewise.judge.policy import write_policy
+
+    views = ("--objective", "views:gamma(1.4),mirror(x)", "--consensus", "vote")
+    assert recorded(home, tmp_path / "archive", *views).exit_code == 0
+    archive = open_archive(tmp_path / "archive")
+    options = {"consensus": "3", "steps": 3}
+    made = Policy("consensus", "consensus", options, 3, archive.binding, archive.configuration["adaptation"])
+    write_policy(tmp_path / "policy.json", made)
+    out = tmp_path / "masks"
+    done = call("predict", *model(home), "-i", home / "images", "-o", out, "--policy", tmp_path / "policy.json")
+    assert done.exit_code == 0, done.output
+    mask = np.asarray(nibabel.load(out / "case_0.nii.gz").dataobj).T  # type: ignore[attr-defined]
+    assert np.array_equal(mask, archive.mask("case_0", State(3)))
+    with pytest.raises(Mismatch, match="another objective"):
+        call("predict", *model(home), "-i", home / "images", "-o", tmp_path / "b", "--policy", tmp_path / "policy.json",
+             "--consensus", "medoid")  # fmt: skip
+
+
+def test_a_file_cannot_name_a_view_that_is_code(home: Path) -> None:
+    from casewise.adapt.adaptation import Adaptation
+    from casewise.core.errors import UnsafeInput
+
+    assert Adaptation.from_plain({"objective": "views:light"}).objective == "views:light"
+    with pytest.raises(UnsafeInput, match="code of its own"):
+        Adaptation.from_plain({"objective": "views:os:system"})
+
+
+def test_a_consensus_of_nothing_is_refused(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="name them: --objective views:mri"):
+        call("predict", *model(home), "-i", home / "images", "-o", tmp_path / "out", "--policy", "consensus")
+    with pytest.raises(BadInput, match="give the one or the other"):
+        recorded(home, tmp_path / "a", "--objective", "tent", "--propose", "views:light")
+
+
+def test_source_statistics_are_measured_and_used(home: Path, tmp_path: Path) -> None:
+    file = tmp_path / "source.json"
+    done = call("source_statistics", home / "images", "-o", file, *model(home))
+    assert done.exit_code == 0, done.output
+    assert "3 images" in done.output
+    plain = json.loads(file.read_text())
+    assert len(plain["quantiles"][0]) == 101
+    views = ("--objective", "views:histogram,fourier(2)", "--source-statistics", file)
+    assert recorded(home, tmp_path / "archive", *views).exit_code == 0
+    assert open_archive(tmp_path / "archive").trajectory("case_0").rungs == ("histogram", "fourier(2)", "mean")
+    file.write_text(json.dumps({**plain, "model": "another"}))
+    with pytest.raises(Mismatch, match="measured with another model"):
+        recorded(home, tmp_path / "other", *views)
