@@ -132,9 +132,10 @@ def test_what_a_merge_is_worth_said_twice(archive, setting, known):
         masks, label = candidate_masks(archive, one.case_id), archive.label(one.case_id)
         edit = masks[state_of(setting.consensus)]
         for share in (0.0, 0.3, 1.0):
-            accepted = rng.random(len(one.pieces)) < share
+            rows, counts = one.edits[state_of(setting.consensus)]
+            accepted = rng.random(len(rows)) < share
             mask = merged(masks[SOURCE], edit, tuple(np.flatnonzero(accepted).tolist()))
-            assert one.counts.of(accepted) == pytest.approx(dice(mask, label))
+            assert counts.of(accepted) == pytest.approx(dice(mask, label))
 
 
 @pytest.mark.parametrize("design", list(DESIGNS))

@@ -91,8 +91,7 @@ class Known:
     seen: Observation  # with the signals of disagreement
     metric: Mapping[State, float]
     ha: Mapping[State, float]
-    pieces: Floats  # features of the pieces of the consensus edit
-    counts: Counts
+    edits: Mapping[State, tuple[Floats, Counts]]  # of each candidate: features of its pieces, and what they are worth
 
     @property
     def source(self) -> float:
@@ -222,7 +221,7 @@ def gather(archive: Archive, setting: Setting) -> list[Known]:
             silent=(*setting.silent, setting.consensus),
             background=setting.background,
         )
-        pieces, rows = piece_features(masks, state_of(setting.consensus), (*setting.silent, setting.consensus))
+        truth, silent = archive.label(case_id), (*setting.silent, setting.consensus)
         options = {"metric": configuration.get("metric", "dice"), "ignore": configuration.get("ignore")}
         found.append(
             Known(
@@ -231,8 +230,7 @@ def gather(archive: Archive, setting: Setting) -> list[Known]:
                 seen,
                 {state: metric for state, (metric, _) in worth.items()},
                 {state: ha for state, (_, ha) in worth.items()},
-                rows,
-                _counts(masks[SOURCE], archive.label(case_id), pieces, **options),
+                {state: _edit(masks, state, silent, truth, **options) for state in masks if state != SOURCE},
             )
         )
     if not found:
@@ -244,6 +242,13 @@ def _observation(archive: Archive, case_id: str, setting: Setting) -> Observatio
     if setting.ladders:
         return archive.whole_observation(case_id, setting.ladders)
     return archive.observation(case_id, archive.steps)
+
+
+def _edit(
+    masks: Mapping[State, Mask], state: State, silent: tuple[str, ...], label: Mask, **options: Any
+) -> tuple[Floats, Counts]:
+    pieces, rows = piece_features(masks, state, silent)
+    return rows, _counts(masks[SOURCE], label, pieces, **options)
 
 
 def _counts(source: Mask, label: Mask, pieces: Pieces, *, metric: Any, ignore: int | None) -> Counts:
@@ -291,13 +296,15 @@ def fit_low_agreement(known: Sequence[Known], setting: Setting) -> Controller:
     return AgreementRule(**_plain(setting), rule="low-agreement", threshold=best)
 
 
-def fit_choose(
-    known: Sequence[Known], setting: Setting, *, ridge: float = 1.0, shrink: float = 20.0, level: float = 0.9
-) -> Controller:
-    """Expected gain of a candidate by ridge regression, and the same without each cluster in turn."""
+def fit_choose(known: Sequence[Known], setting: Setting, *, ridge: float = 1.0, level: float = 0.9) -> Controller:
+    """Expected gain of a candidate by ridge regression, and the same without each cluster in turn.
+
+    What is particular to a candidate is shrunk by as much as its mean residual is noise (empirical Bayes).
+    """
     rows = [_rows(one) for one in known]
     names = sorted({name for one in rows for name in one[2]})
     clusters = np.array([one.cluster for one in known])
+    shrink = _shrinkage(rows, names, ridge)
     whole = _fit_gain(rows, names, ridge, shrink)
     left_out = [
         _fit_gain([row for row, cluster in zip(rows, clusters, strict=True) if cluster != out], names, ridge, shrink)
@@ -326,6 +333,19 @@ def _rows(one: Known) -> tuple[Floats, Floats, list[str]]:
     return rows, np.array([row[1] for row in found]), [row[2] for row in found]
 
 
+def _shrinkage(rows: Sequence[tuple[Floats, Floats, list[str]]], names: Sequence[str], ridge: float) -> float:
+    """Variance of a residual over the variance between candidates: the ridge that treats their means as random."""
+    weights, _ = _fit_gain(rows, names, ridge, 1e9)
+    place = {name: k for k, name in enumerate(names)}
+    rest = np.concatenate([row[1] - row[0] @ np.asarray(weights) for row in rows])
+    which = np.array([place[name] for row in rows for name in row[2]])
+    counts = np.bincount(which, minlength=len(names))
+    means = np.bincount(which, rest, minlength=len(names)) / np.maximum(counts, 1)
+    within = float(((rest - means[which]) ** 2).sum() / max(1, len(rest) - len(names)))
+    between = float((means**2).mean() - within * (1 / np.maximum(counts, 1)).mean())
+    return min(1e6, within / between) if between > 0 else 1e6
+
+
 def _fit_gain(
     rows: Sequence[tuple[Floats, Floats, list[str]]], names: Sequence[str], ridge: float, shrink: float
 ) -> tuple[tuple[float, ...], tuple[tuple[str, float], ...]]:
@@ -347,35 +367,46 @@ THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 def fit_merge(known: Sequence[Known], setting: Setting, *, ridge: float = 0.01) -> Controller:
-    """Which pieces of the consensus edit are right; the threshold by leaving folds of clusters out.
+    """Which pieces of the edit of one candidate are right; the threshold by leaving folds of clusters out.
 
     Where no threshold gains on clusters that the model had not seen, everything is rejected.
     """
-    pieces = [one.pieces for one in known]
-    model = _fit_pieces(known, ridge)
+    edit = _edit_to_judge(known, setting)
+    edits = [one.edits[edit] for one in known]
+    model = _fit_pieces(edits, ridge)
     changes: list[tuple[str, list[float]]] = []
     for inside, out in folds([one.cluster for one in known]):
-        fold_model = _fit_pieces([known[i] for i in inside], ridge)
+        fold_model = _fit_pieces([edits[i] for i in inside], ridge)
         for i in out:
-            scores = _merge(setting, fold_model, 0.5).scores(pieces[i])
-            gains = [known[i].counts.of(scores > t) - known[i].source for t in THRESHOLDS]
+            rows, counts = edits[i]
+            scores = _merge(setting, edit, fold_model, 0.5).scores(rows)
+            gains = [counts.of(scores > t) - known[i].source for t in THRESHOLDS]
             changes.append((known[i].cluster, gains))
     table = np.array([gains for _, gains in changes])
     held_out = np.array([mean_low(column, [name for name, _ in changes])[1] for column in table.T])
     best = int(np.argmax(held_out))
-    return _merge(setting, model, THRESHOLDS[best] if held_out[best] > 0 else float("inf"))
+    return _merge(setting, edit, model, THRESHOLDS[best] if held_out[best] > 0 else float("inf"))
 
 
-def _merge(setting: Setting, model: tuple[Floats, Floats, Floats], threshold: float) -> Merge:
+def _edit_to_judge(known: Sequence[Known], setting: Setting) -> State:
+    """The consensus, or the candidate that gains most where it surely gains more than the consensus."""
+    consensus = state_of(setting.consensus)
+    best = max(board(known[0].seen), key=lambda state: float(np.mean([one.metric[state] for one in known])))
+    more = [one.metric[best] - one.metric[consensus] for one in known]
+    surely = mean_low(more, [one.cluster for one in known])[1] > 0
+    return best if surely and best != SOURCE else consensus
+
+
+def _merge(setting: Setting, edit: State, model: tuple[Floats, Floats, Floats], threshold: float) -> Merge:
     weights, center, scale = (tuple(part.tolist()) for part in model)
-    return Merge(**_plain(setting), weights=weights, center=center, scale=scale, threshold=threshold)
+    return Merge(**_plain(setting), edit=str(edit), weights=weights, center=center, scale=scale, threshold=threshold)
 
 
-def _fit_pieces(known: Sequence[Known], ridge: float) -> tuple[Floats, Floats, Floats]:
+def _fit_pieces(edits: Sequence[tuple[Floats, Counts]], ridge: float) -> tuple[Floats, Floats, Floats]:
     """Logistic regression of "made right" against "made wrong", weighted by voxels, by Newton's method."""
-    x = np.concatenate([one.pieces for one in known])
-    won = np.concatenate([one.counts.won for one in known])
-    lost = np.concatenate([one.counts.lost for one in known])
+    x = np.concatenate([rows for rows, _ in edits])
+    won = np.concatenate([counts.won for _, counts in edits])
+    lost = np.concatenate([counts.lost for _, counts in edits])
     total = won + lost
     width = len(PIECE_FEATURES)
     if not total.sum():
@@ -420,7 +451,7 @@ def answer(one: Known, controller: Controller) -> Deployed:
     """What a controller deploys for a gathered case, and what that is worth."""
     seen = one.seen
     if isinstance(controller, Merge):
-        scores = controller.scores(one.pieces)
+        scores = controller.scores(one.edits[controller.edited][0])
         named = {f"{PIECE}{number}": float(score) for number, score in enumerate(scores)}
         seen = added(seen, {controller.edited: {"pieces": float(len(scores)), **named}})
     verdict = controller.decide(seen)
@@ -435,9 +466,10 @@ def _worth(one: Known, verdict: Verdict) -> Deployed:
     values = [candidates[state].get("agreement") for state in read]
     metric = one.metric[verdict.state]
     if gated:
-        accepted = np.zeros(len(one.pieces), bool)
+        rows, counts = one.edits[verdict.state]
+        accepted = np.zeros(len(rows), bool)
         accepted[list(verdict.accepted or ())] = True
-        metric = one.counts.of(accepted)
+        metric = counts.of(accepted)
     return Deployed(
         one.case_id,
         one.cluster,
