@@ -32,7 +32,7 @@ KINDS = {
     "affine": "masks that lie at different places",
     "labels": "a label value that only one of the two folders ever has",
     "empty": "a mask without any foreground, where the label (if there is one) has some",
-    "died": "a case whose process died",
+    "broke": "a case whose comparison broke off: its process died, or met an error that nobody expected",
 }
 """Kinds of trouble with pairs, by the word that ``--allow`` takes."""
 

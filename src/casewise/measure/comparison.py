@@ -20,7 +20,7 @@ from casewise.measure.masks import Flags, Floats, Integers, checked_masks, check
 from casewise.measure.metrics.harm import Harm, harm
 from casewise.measure.metrics.overlap import VOID
 from casewise.measure.metrics.surface import assd, hd95
-from casewise.measure.pieces import Enclosure, Pieces, padded, pieces_of
+from casewise.measure.pieces import Enclosure, Pieces, padded, padded_index, pieces_of
 from casewise.measure.regions import components, regions_of
 from casewise.measure.surfaces import surface_gaps
 
@@ -240,7 +240,7 @@ class _Case:
             return None
         return float(np.prod(self.spacing)) / 1000
 
-    @property
+    @cached_property
     def values(self) -> int:
         """One more than the largest label."""
         return 1 + max(int(mask.max()) for mask in (self.old, self.new, self.label) if mask is not None)
@@ -255,9 +255,14 @@ class _Case:
         return mask.reshape(-1)[self.changed]
 
     @cached_property
+    def pieces_old(self) -> Pieces:
+        """Pieces of the old mask, with one layer of background around the box."""
+        return pieces_of(padded(self.old))
+
+    @cached_property
     def held(self) -> tuple[Integers, Integers, Integers]:
         """Voxels of each label in old, in new, and in exactly one of the two."""
-        old = np.bincount(self.old.reshape(-1), minlength=self.values)
+        old = np.bincount(self.pieces_old.value, self.pieces_old.sizes, minlength=self.values).astype(np.int64)
         gone, come = (np.bincount(self.at_changes(mask), minlength=self.values) for mask in (self.old, self.new))
         return old, old - gone + come, gone + come
 
@@ -265,19 +270,23 @@ class _Case:
     def tally(self) -> _Tally:
         """Counts against the label; those of the new mask follow from the old mask's at the changes alone."""
         assert self.label is not None
-        old, truth, values = self.old.reshape(-1), self.label.reshape(-1), self.values
+        held = np.flatnonzero(self.old | self.label)  # the rest is background in both
+        old, truth = self.old.reshape(-1)[held], self.label.reshape(-1)[held]
         before, after, there = (self.at_changes(mask) for mask in (self.old, self.new, self.label))
         if self.ignore is not None:
             valid, near = truth != self.ignore, there != self.ignore
             old, truth, before, after, there = old[valid], truth[valid], before[near], after[near], there[near]
 
         def count(labels: NDArray[Any]) -> Integers:
-            return np.bincount(labels, minlength=values)
+            return np.bincount(labels, minlength=self.values)
 
         in_old, right_old = count(old), count(old[old == truth])
+        in_label = count(truth)
+        for counts in (in_old, right_old, in_label):
+            counts[0] += self.size - held.size
         in_new = in_old - count(before) + count(after)
         right_new = right_old - count(before[before == there]) + count(after[after == there])
-        return _Tally(in_old, in_new, count(truth), right_old, right_new)
+        return _Tally(in_old, in_new, in_label, right_old, right_new)
 
 
 def _compact(name: str, mask: NDArray[Any]) -> NDArray[Any]:
@@ -376,12 +385,11 @@ def _dice_means(case: _Case) -> tuple[float, float]:
 def _mean_ious(case: _Case) -> tuple[float, float]:
     """Mean IoU of old and of new over the labels that mask or label hold, background included (A11)."""
     t = (case if case.ignore is not None else replace(case, ignore=VOID)).tally
-    outside = np.where(np.arange(t.label.size) == 0, case.size - case.old.size, 0)  # background in all masks
     scores = []
     for mask, right in ((t.old, t.right_old), (t.new, t.right_new)):
-        union = mask + t.label - right + outside
+        union = mask + t.label - right
         there = union > 0
-        scores.append(float(np.mean((right + outside)[there] / union[there])) if there.any() else NAN)
+        scores.append(float(np.mean(right[there] / union[there])) if there.any() else NAN)
     return scores[0], scores[1]
 
 
@@ -444,11 +452,10 @@ def _harm_of(case: _Case, c: int) -> tuple[float, float]:
 def _piece_counts(case: _Case, holes: Enclosure) -> dict[str, Integers]:
     """Pieces and holes of each label in old and new, and those that have no counterpart."""
     size = case.values
-    old, new = padded(case.old), padded(case.new)
-    before = pieces_of(old)
-    after = pieces_of(new) if case.changed.size else before
-    same = ((old == new) & (new > 0)).reshape(-1)
-    lost, gained = (~found.touched(same) & (found.value > 0) for found in (before, after))
+    before = case.pieces_old
+    after = pieces_of(padded(case.new)) if case.changed.size else before
+    changed = padded_index(case.changed, case.old.shape)
+    lost, gained = (found.without(changed) & (found.value > 0) for found in (before, after))
 
     def count(of: Integers, which: Flags, weights: Integers | None = None) -> Integers:
         counts = np.bincount(of[which], None if weights is None else weights[which], minlength=size)
@@ -472,12 +479,19 @@ def _hole_counts(before: Pieces, after: Pieces, count: Any) -> dict[str, Integer
     """A hole between several labels is a hole of none of them; it is seen as their change of volume."""
     kept_old, kept_new = before.hole_of > 0, after.hole_of > 0
     counted = {"holes_old": count(before.hole_of, kept_old), "holes_new": count(after.hole_of, kept_new)}
-    gained, lost = kept_new, kept_old
-    if kept_old.any() and kept_new.any():
-        around_old, around_new = before.hole_of[before.number], after.hole_of[after.number]
-        same = (around_old == around_new) & (around_old > 0)
-        gained, lost = kept_new & ~after.touched(same), kept_old & ~before.touched(same)
+    gained, lost = _alone(after, before), _alone(before, after)
     return counted | {"holes_gained": count(after.hole_of, gained), "holes_lost": count(before.hole_of, lost)}
+
+
+def _alone(found: Pieces, other: Pieces) -> Flags:
+    """Which pieces are holes that touch no hole of the same label in the other mask."""
+    holes: Flags = found.hole_of > 0
+    if not holes.any() or not (other.hole_of > 0).any():
+        return holes
+    voxels = found.voxels_of(holes)
+    mine = found.at(voxels)
+    met = other.hole_of[other.at(voxels)] == found.hole_of[mine]
+    return np.asarray(holes & (np.bincount(mine[met], minlength=holes.size) == 0))
 
 
 def _with_surfaces(case: _Case, row: LabelChange, surfaces: Surfaces) -> LabelChange:

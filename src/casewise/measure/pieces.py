@@ -8,7 +8,6 @@ same pass as a mask of one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -31,15 +30,20 @@ class Pieces:
     sizes: Integers  # voxels of each piece
     hole_of: Integers  # of each piece: the label around a hole, 0 where there are several, -1 for what is no hole
 
-    @cached_property
-    def number(self) -> Integers:
-        """Piece of every voxel of the padded mask, flat."""
-        return np.repeat(self.owner, self.runs.lengths)
+    def at(self, voxels: Integers) -> Integers:
+        """The piece of each of these voxels (flat indices into the padded mask)."""
+        return self.owner[np.searchsorted(self.runs.first, voxels, side="right") - 1]
 
-    def touched(self, voxels: Flags) -> Flags:
-        """Which pieces hold any of these voxels (flat flags over the padded mask)."""
-        per_run = np.add.reduceat(voxels, self.runs.first, dtype=np.int64)
-        return np.bincount(self.owner, weights=per_run, minlength=self.value.size) > 0
+    def voxels_of(self, which: Flags) -> Integers:
+        """Flat indices of the voxels of some pieces."""
+        runs = np.flatnonzero(which[self.owner])
+        lengths = self.runs.lengths[runs]
+        start = np.cumsum(lengths) - lengths
+        return np.repeat(self.runs.first[runs] - start, lengths) + np.arange(int(lengths.sum()))
+
+    def without(self, voxels: Integers) -> Flags:
+        """Which pieces hold nothing but these voxels."""
+        return np.asarray(np.bincount(self.at(voxels), minlength=self.sizes.size) == self.sizes)
 
 
 def padded(mask: NDArray[Any], *, within: Enclosure = "volume") -> NDArray[Any]:
@@ -48,6 +52,12 @@ def padded(mask: NDArray[Any], *, within: Enclosure = "volume") -> NDArray[Any]:
         return np.pad(mask, 1)
     framed = np.pad(mask, ((0, 0), (1, 1), (1, 1)))
     return framed.reshape(-1, framed.shape[-1])
+
+
+def padded_index(voxels: Integers, shape: tuple[int, ...]) -> Integers:
+    """Flat indices into a mask of this shape, as flat indices into the mask with its layer of background around it."""
+    places = np.unravel_index(voxels, shape)
+    return np.ravel_multi_index([place + 1 for place in places], [size + 2 for size in shape])
 
 
 def pieces_of(mask: NDArray[Any]) -> Pieces:

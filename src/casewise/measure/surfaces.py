@@ -81,7 +81,7 @@ def _distances(points: Integers, surface: Flags, spacing: Floats) -> Floats:
     distances = np.zeros(len(points))
     if away.size:
         there = np.argwhere(surface)
-        nearest = cKDTree(there * spacing).query(points[away] * spacing)[1]
+        nearest = cKDTree(there * spacing, compact_nodes=False, balanced_tree=False).query(points[away] * spacing)[1]
         distances[away] = np.sqrt((((points[away] - there[nearest]) * spacing) ** 2).sum(axis=1))
     return distances
 

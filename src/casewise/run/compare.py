@@ -152,8 +152,7 @@ def _line_of(work: CompareCase, result: Result) -> dict[str, Any]:
     if result.value is not None:
         line: dict[str, Any] = result.value
         return line
-    kind = "died" if result.kind in ("Killed", "TimeOut") else "unreadable"
-    return work.line(work.pairs[result.case_id], problems=[(kind, f"{result.case_id}: {result.error}")])
+    return work.line(work.pairs[result.case_id], problems=[("broke", f"{result.case_id}: {result.error}")])
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from casewise.core.errors import BadInput
 from casewise.measure.comparison import Comparison, LabelChange, Regression, comparison
 from casewise.measure.masks import is_tensor
-from casewise.study.statistics.resample import Interval, mean_interval, undefined_interval
+from casewise.study.statistics.resample import RESAMPLES, Interval, mean_interval, undefined_interval
 
+_DRAWN = 2_000_000  # cells of a bootstrap's index at most: memory does not grow with the cohort
 GOOD = 0.7  # a case at or above this metric is good, unless told otherwise; good before and not now is a flip
 
 
@@ -212,7 +213,7 @@ def _sides(
         "undefined": int((~defined).sum()),
         "metric_old": float(old.mean()) if old.size else None,
         "metric_new": float(new.mean()) if new.size else None,
-        "change": as_plain(mean_interval(change, clusters=of) if old.size else undefined_interval(0, "no case")),
+        "change": as_plain(_mean(change, of) if old.size else undefined_interval(0, "no case")),
         "helped": int((change > 0).sum()),
         "hurt": int((change < 0).sum()),
         "unchanged": int((change == 0).sum()),
@@ -225,7 +226,12 @@ def _sides(
 
 
 def _share(flags: NDArray[np.bool_], of: NDArray[np.int64]) -> dict[str, Any] | None:
-    return as_plain(mean_interval(flags.astype(float), clusters=of)) if flags.size else None
+    return as_plain(_mean(flags.astype(float), of)) if flags.size else None
+
+
+def _mean(values: NDArray[np.float64], of: NDArray[np.int64]) -> Interval:
+    """The mean with its interval; large cohorts need, and get, fewer draws."""
+    return mean_interval(values, clusters=of, resamples=max(400, min(RESAMPLES, _DRAWN // (int(of.max()) + 1))))
 
 
 def units(cases: Sequence[ComparedCase]) -> NDArray[np.int64]:
@@ -240,7 +246,7 @@ def interval(cases: Sequence[ComparedCase], value: Callable[[ComparedCase], floa
     defined = [(case, number) for case, number in pairs if number is not None and not np.isnan(number)]
     if not defined:
         return None
-    found = mean_interval([number for _, number in defined], clusters=units([case for case, _ in defined]))
+    found = _mean(np.array([number for _, number in defined]), units([case for case, _ in defined]))
     return {**as_plain(found), "undefined": len(pairs) - len(defined)}
 
 
