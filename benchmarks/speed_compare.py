@@ -37,7 +37,7 @@ MOST_OF_READING, LEAST_OVER_LOOP, MOST_GROWTH_MB = 2.0, 5.0, 60.0
 
 
 def heart(draw: np.random.Generator) -> np.ndarray:
-    """A chamber in a ring of muscle and a second chamber, with wavy borders and some crumbs."""
+    """A chamber in a ring of muscle and a second chamber, with wavy borders and some crumbs around them."""
     z, y, x = np.ogrid[: SHAPE[0], : SHAPE[1], : SHAPE[2]]
     y, x = y - 160 + draw.normal(0, 0.7), x - 160 + draw.normal(0, 0.7)
     wave = 1.5 * np.sin(5 * np.arctan2(y, x) + draw.normal() + 0.4 * z)
@@ -47,7 +47,7 @@ def heart(draw: np.random.Generator) -> np.ndarray:
     mask[(radius < 35) & inside] = 2
     mask[(radius < 24) & inside] = 1
     mask[(np.hypot(y / 1.3, x - 60) + wave < 28) & (mask == 0) & inside] = 3
-    crumbs = tuple(draw.integers(0, size, 12) for size in SHAPE)
+    crumbs = tuple(draw.integers(low, high, 12) for low, high in ((0, 12), (110, 210), (110, 260)))
     mask[crumbs] = draw.integers(0, 4, 12)
     return mask
 

@@ -83,3 +83,50 @@ def test_logits_are_not_masks() -> None:
     _, adapted, label = batch(0, 3, 4, 4)
     with pytest.raises(BadInput, match="take the argmax of logits first"):
         HarmfulArea().update(torch.zeros(3, 2, 16, 16), adapted, label)
+
+
+def updates() -> list[torch.Tensor]:
+    """Old, new and label of four cases: hurt, helped, flipped, empty."""
+    label = torch.zeros(4, 8, 8, dtype=torch.long)
+    label[:3, 2:6, 2:6] = 1
+    old, new = label.clone(), label.clone()
+    new[0, 2, 2:6] = 0
+    old[1, 2, 2:6] = 0
+    new[2, 2:5] = 0
+    return [old, new, label]
+
+
+def test_new_against_old_counts_the_same_in_torchmetrics_monai_and_casewise():
+    torchmetrics_metric = pytest.importorskip("casewise.adapt.integrations.torchmetrics_metric")
+    monai_metric = pytest.importorskip("casewise.adapt.integrations.monai_metric")
+    import casewise
+
+    old, new, label = updates()
+    first = torchmetrics_metric.NewAgainstOld(min_area=1)
+    first.update(old[:2], new[:2], label[:2])
+    first.update(old[2:], new[2:], label[2:])
+    second = monai_metric.NewAgainstOld(min_area=1)
+    second(y_pred=new[:, None], y=label[:, None], old=old[:, None])
+    found, other = first.compute(), second.aggregate()
+    summary = casewise.compare([m.numpy() for m in old], list(new.numpy()), list(label.numpy()), min_area=1).summary
+    for name in ("helped", "hurt", "flips", "cases"):
+        assert int(found[name]) == int(other[name]) == summary[name], name
+    assert (int(found["helped"]), int(found["hurt"]), int(found["flips"])) == (1, 2, 1)
+    for name in ("metric_old", "metric_new"):
+        assert float(found[name]) == pytest.approx(float(other[name])) == pytest.approx(summary[name])
+    assert float(found["ha"]) == pytest.approx(float(other["ha"])) == pytest.approx(summary["ha"]["estimate"])
+
+
+def test_new_against_old_passes_its_options_on_and_refuses_other_shapes():
+    torchmetrics_metric = pytest.importorskip("casewise.adapt.integrations.torchmetrics_metric")
+    monai_metric = pytest.importorskip("casewise.adapt.integrations.monai_metric")
+    old, new, label = updates()
+    strict = torchmetrics_metric.NewAgainstOld(min_area=100, good=0.1, metric="miou")
+    strict.update(old, new, label)
+    assert (float(strict.compute()["ha"]), int(strict.compute()["flips"])) == (0.0, 0)
+    with pytest.raises(BadInput, match="label maps"):
+        strict.update(old, new[:2], label)
+    with pytest.raises(BadInput, match="new against old needs three masks"):
+        monai_metric.NewAgainstOld()(y_pred=new[:, None], y=label[:, None])
+    with pytest.raises(BadInput, match="before any case"):
+        monai_metric.NewAgainstOld().aggregate()

@@ -134,7 +134,10 @@ def _write(
     write_durably(out / "junit.xml", junit_xml(summary, list(pairs)).encode())
     shown = _pictured(outcome, pairs, settings, pictures)
     spaced = any(case.found.spacing_known for case in outcome.found.cases)
-    facts = {name: Path(folder).name for name, folder in folders.items()} | {"unit": "mm" if spaced else "voxels"}
+    facts: dict[str, Any] = {name: Path(folder).name for name, folder in folders.items()} | {
+        "unit": "mm" if spaced else "voxels",
+        "hd95": settings.surfaces == "all",
+    }
     write_durably(out / "report.html", comparison_page(summary, shown, facts).encode())
     write_json(out / "summary.json", summary)  # last: it vouches for the rest
 

@@ -26,6 +26,7 @@ MAX_BYTES = 8 * 2**30
 DEFLATE_LIMIT = 1032  # no gzip stream unpacks to more than 1032 times its size
 
 _NIFTI1, _NIFTI2 = 348, 540
+_AT_ONCE = 2**28  # bytes; larger volumes are unpacked piece by piece
 _GEOMETRY_FIELDS = (
     "pixdim", "xyzt_units", "qform_code", "sform_code", "quatern_b", "quatern_c", "quatern_d",
     "qoffset_x", "qoffset_y", "qoffset_z", "srow_x", "srow_y", "srow_z",
@@ -186,7 +187,7 @@ def _check_place(path: Path, start: bytes) -> None:
 def read_volume(path: Path, *, frame: int | None = None, max_bytes: int = MAX_BYTES) -> Volume:
     """Read a volume behind the gate; ``frame`` picks one time point of a 4-D file without unpacking the others."""
     header = check_header(path, max_bytes=max_bytes)
-    image = _opened(path)
+    image = _opened(path, header if frame is None else None)
     try:
         voxels = _voxels(path, image, header, frame)
     except CasewiseError:
@@ -197,18 +198,37 @@ def read_volume(path: Path, *, frame: int | None = None, max_bytes: int = MAX_BY
     return Volume(voxels.T, zooms[::-1], _geometry(image, voxels.shape))
 
 
-def _opened(path: Path) -> Any:
-    """The image with its header, voxels still packed; what nibabel cannot make sense of is said in a sentence."""
+def _opened(path: Path, whole: Header | None = None) -> Any:
+    """The image with its header; voxels still packed, unless the ``whole`` file is wanted, which is unpacked at once.
+
+    What nibabel cannot make sense of is said in a sentence.
+    """
     import nibabel
     from nibabel.filebasedimages import ImageFileError
     from nibabel.spatialimages import HeaderDataError
 
     try:
-        return nibabel.load(path)
+        content = None if whole is None or whole.bytes > _AT_ONCE else _unpacked(path, whole)
+        return nibabel.load(path) if content is None else nibabel.Nifti1Image.from_bytes(content)
     except (OSError, EOFError, zlib.error, ImageFileError) as error:
         raise BadInput(f"{path.name} cannot be read ({error}); it is truncated or damaged") from error
     except (HeaderDataError, ValueError, ArithmeticError, KeyError) as error:
         raise BadInput(f"{path.name}: its header makes no sense ({error}); export the file again") from error
+
+
+def _unpacked(path: Path, header: Header) -> bytes | None:
+    """A packed single-file NIfTI-1 in one go, several times faster than through a file of gzip; None for other kinds.
+
+    No more is unpacked than the header, which was judged before, promises.
+    """
+    packed = path.read_bytes()
+    if packed[:2] != b"\x1f\x8b":
+        return None
+    stream = zlib.decompressobj(wbits=31)
+    content = stream.decompress(packed, int(header.offset) + header.bytes)
+    stream.decompress(stream.unconsumed_tail, 1)  # to the end, where the checksum is compared
+    single = content[344:348] == b"n+1\0"
+    return content if single and len(content) == int(header.offset) + header.bytes else None
 
 
 def _voxels(path: Path, image: Any, header: Header, frame: int | None) -> NDArray[Any]:

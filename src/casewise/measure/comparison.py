@@ -270,7 +270,7 @@ class _Case:
     def tally(self) -> _Tally:
         """Counts against the label; those of the new mask follow from the old mask's at the changes alone."""
         assert self.label is not None
-        held = np.flatnonzero(self.old | self.label)  # the rest is background in both
+        held = np.flatnonzero((self.old | self.label) != 0)  # the rest is background in both
         old, truth = self.old.reshape(-1)[held], self.label.reshape(-1)[held]
         before, after, there = (self.at_changes(mask) for mask in (self.old, self.new, self.label))
         if self.ignore is not None:

@@ -25,6 +25,7 @@ from casewise.render.cells import number
 Pixels = NDArray[np.uint8]
 Flags = NDArray[np.bool_]
 
+METRICS = {"dice": "Dice", "miou": "mIoU"}
 ADDED, REMOVED, RELABELED = (74, 144, 226), (226, 84, 48), (214, 120, 190)
 WORSE, BETTER = (255, 92, 60), (96, 176, 255)
 _LABELS = np.array(
@@ -38,6 +39,7 @@ def comparison_page(summary: Mapping[str, Any], cases: Sequence[Mapping[str, Any
     templates = resources.files("casewise.report") / "templates"
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"number": _number, "signed": _signed, "interval": _interval, "percent": _percent}
+    environment.filters["metric"] = METRICS.__getitem__
     return environment.from_string((templates / "comparison.html.j2").read_text(encoding="utf-8")).render(
         said=headline(summary),
         result=summary,
@@ -69,8 +71,8 @@ def markdown_summary(summary: Mapping[str, Any], *, shown: int = 10) -> str:
     if "metric_old" in cohort:
         change = cohort["change"]
         lines += [
-            f"Mean {cohort['metric']} {_number(cohort['metric_old'])} → {_number(cohort['metric_new'])}, change "
-            f"{_signed(change['estimate'])} [{_signed(change['low'])}, {_signed(change['high'])}]; "
+            f"Mean {METRICS[cohort['metric']]} {_number(cohort['metric_old'])} → {_number(cohort['metric_new'])}, "
+            f"change {_signed(change['estimate'])} [{_signed(change['low'])}, {_signed(change['high'])}]; "
             f"HA {_interval(cohort['ha'])}, BA {_interval(cohort['ba'])}. "
             f"{change['cases']} cases of {change['clusters']} patients.",
             "",

@@ -1,4 +1,4 @@
-"""Harmful accepted area as a MONAI ``CumulativeIterationMetric``: one value a case, buffered, then reduced."""
+"""Harmful accepted area, and new masks against old ones, as MONAI metrics: one row per case, buffered, then reduced."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from casewise.core.errors import BadInput, MissingExtra
+from casewise.measure.comparison import comparison
 from casewise.measure.metrics.harm import harm
 
 try:
@@ -60,6 +61,55 @@ class HarmfulArea(CumulativeIterationMetric):  # type: ignore[misc]
             raise BadInput("aggregate() was called before any case; call the metric on a batch first")
         reduced: Tensor = do_metric_reduction(data, reduction or self.reduction)[0]
         return reduced
+
+
+class NewAgainstOld(CumulativeIterationMetric):  # type: ignore[misc]
+    """What a new version does to cases that had an old mask, for masks in MONAI's layout.
+
+    Called as ``metric(y_pred=new, y=label, old=old)``; gives (n, 4) of metric_old, metric_new, ha and ba per case.
+    ``aggregate`` gives the same dictionary as :class:`casewise.adapt.integrations.torchmetrics_metric.NewAgainstOld`.
+    Options are those of :func:`casewise.compare`.
+    """
+
+    def __init__(self, *, good: float = 0.7, min_area: int = 16, metric: str = "dice", **options: Any) -> None:
+        super().__init__()
+        self.good = good
+        self._measure: dict[str, Any] = {"min_area": min_area, "metric": metric, "surfaces": "none", **options}
+
+    def _compute_tensor(self, y_pred: Tensor, y: Tensor | None = None, old: Tensor | None = None) -> Tensor:
+        """(n, 4): metric_old, metric_new, ha, ba of every case of the batch."""
+        if y is None or old is None:
+            raise BadInput("new against old needs three masks: metric(y_pred=new, y=label, old=old)")
+        if not y_pred.shape == y.shape == old.shape or y_pred.ndim not in (4, 5):
+            raise BadInput(
+                f"masks are (n, 1 or class, *space) of one shape, got y_pred {tuple(y_pred.shape)}, "
+                f"y {tuple(y.shape)}, old {tuple(old.shape)}"
+            )
+        rows = []
+        for one in zip(*(_numbers(mask) for mask in (old, y_pred, y)), strict=True):
+            found = comparison(*(mask.numpy() for mask in one), **self._measure)
+            rows.append([found.metric_old, found.metric_new, found.ha, found.ba])
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def aggregate(self) -> dict[str, Tensor]:
+        """Means and counts over the buffered cases."""
+        data = self.get_buffer()
+        if not isinstance(data, Tensor):
+            raise BadInput("aggregate() was called before any case; call the metric on a batch first")
+        before, after = data[:, 0], data[:, 1]
+        change = torch.round(after - before, decimals=12)
+        return {
+            "metric_old": before.nanmean(),
+            "metric_new": after.nanmean(),
+            "change": change.nanmean(),
+            "ha": data[:, 2].mean(),
+            "ba": data[:, 3].mean(),
+            "helped": (change > 0).sum(),
+            "hurt": (change < 0).sum(),
+            "unchanged": (change == 0).sum(),
+            "flips": ((before >= self.good) & (after < self.good)).sum(),
+            "cases": torch.tensor(len(data)),
+        }
 
 
 def _numbers(mask: Tensor) -> Tensor:
