@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 from worlds.cohorts import synthetic_archive
+from worlds.updates import heart, update, write
 
 from casewise.cli import app
 from casewise.judge.calibration.fit import calibrate
@@ -21,6 +22,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 HERE = "tests/test_docs.py"
 RUN = {  # pages whose commands run as printed, and the test that runs them
     "docs/how-to/certify.md": HERE,
+    "docs/how-to/compare.md": HERE,
     "docs/how-to/configure.md": "tests/cli/test_config.py",
     "docs/how-to/import-masks.md": HERE,
     "docs/how-to/monitor.md": HERE,
@@ -126,3 +128,31 @@ def test_the_commands_about_masks_of_others_run_as_printed(here: Path) -> None:
     (here / "groups.csv").write_text("\n".join(rows))
     ran("docs/how-to/import-masks.md")
     assert len((here / "decisions.jsonl").read_text().splitlines()) == 12
+
+
+@pytest.mark.filterwarnings("ignore::casewise.core.errors.CasewiseWarning")
+def test_the_commands_about_comparisons_run_as_printed_those_of_pipelines_too(here: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    update(here, cases=40, wrong=False)
+    update(here / "holdout", cases=24, wrong=False)
+    for name in ("old", "new", "labels"):
+        (here / "holdout" / name).rename(here / f"holdout-{name}")
+    for number in range(24):
+        bitten = heart(8.0 + number % 2)
+        bitten[2, 8 : 9 + number // 3, 22:27] = 0
+        write(here / "holdout-new", f"h{number:02d}", bitten)
+    (here / "images").mkdir()
+    text = (ROOT / "docs/how-to/compare.md").read_text(encoding="utf-8")
+    blocks = dict(re.findall(r"```(json|yaml)\n(.*?)```", text, flags=re.DOTALL)[:1])
+    (here / "accept.json").write_text(blocks["json"])
+    assert len(ran("docs/how-to/compare.md")) == 6
+    assert (here / "merged" / "h00.nii.gz").is_file()
+    github, gitlab = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL))
+    steps = [step["run"] for step in github["jobs"]["masks"]["steps"] if "run" in step] + gitlab["masks"]["script"]
+    compared = [line.removeprefix("casewise ") for line in steps if line.startswith("casewise ")]
+    assert len(compared) == 2
+    for command in compared:
+        outcome = CliRunner().invoke(app, shlex.split(command))
+        assert outcome.exit_code == 0, outcome.output
+    assert gitlab["masks"]["artifacts"]["reports"]["junit"] == "out/junit.xml"
+    assert (here / "out" / "junit.xml").is_file()
