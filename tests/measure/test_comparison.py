@@ -225,6 +225,7 @@ def test_nothing_depends_on_where_in_the_volume_the_organ_lies():
 def test_tensors_and_other_integer_types_give_the_same():
     torch = pytest.importorskip("torch")
     new = np.roll(ORGAN, 1, axis=2)
-    plain = str(comparison(ORGAN, new, ORGAN))
-    assert str(comparison(torch.from_numpy(ORGAN), torch.from_numpy(new), torch.from_numpy(ORGAN))) == plain
-    assert str(comparison(ORGAN.astype(np.int32), new.astype(np.int64), ORGAN.astype(np.uint16))) == plain
+    plain = str(comparison(ORGAN, new, ORGAN).as_dict())
+    tensors = comparison(torch.from_numpy(ORGAN), torch.from_numpy(new), torch.from_numpy(ORGAN))
+    assert str(tensors.as_dict()) == plain
+    assert str(comparison(ORGAN.astype(np.int32), new.astype(np.int64), ORGAN.astype(np.uint16)).as_dict()) == plain

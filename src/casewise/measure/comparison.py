@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from casewise.core.brief import brief
 from casewise.core.errors import BadInput
 from casewise.measure.difference import changed_voxels
 from casewise.measure.masks import Flags, Floats, Integers, checked_masks, checked_spacing, least_voxels, on_host
@@ -117,6 +118,8 @@ class Comparison:
     made_right: int | None = None
     regressions: tuple[Regression, ...] = field(default=())  # the largest harmful regions
     harmful_regions: int | None = None
+
+    __repr__ = brief
 
     @property
     def delta(self) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from casewise.core.brief import brief
 from casewise.core.errors import BadInput
 from casewise.measure.comparison import Comparison, LabelChange, Regression, comparison
 from casewise.measure.masks import is_tensor
@@ -39,6 +40,8 @@ class Comparisons:
 
     cases: tuple[ComparedCase, ...]
     good: float = GOOD
+
+    __repr__ = brief
 
     @property
     def summary(self) -> dict[str, Any]:
