@@ -23,7 +23,7 @@ from casewise.deployment import Deployment, Model
 from casewise.run.assemble import gathered_cases
 from casewise.run.local import LocalEngine
 from casewise.run.ray import RayEngine, connected
-from casewise.run.record import SHRUNK, RecordCase, record_folder
+from casewise.run.record_folder import SHRUNK, RecordCase, record_folder
 
 EMPTY = 500
 CASES = 6

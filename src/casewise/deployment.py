@@ -21,7 +21,7 @@ from typing import Any
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone, Prepared, load_backbone
-from casewise.adapt.contract import CONTRACTS, Finding, check_contract
+from casewise.adapt.contract import CONTRACTS, check_contract
 from casewise.adapt.episode import as_inputs, run_episode
 from casewise.adapt.forwards import Forwards
 from casewise.adapt.memory import estimate_bytes
@@ -29,6 +29,7 @@ from casewise.adapt.parameters import select
 from casewise.adapt.proposers import SharedSource, readings_of
 from casewise.archive.layout import mask_sha256
 from casewise.core.errors import BadInput, CasewiseError, MovedUnselected, NotFinite, Refused, in_one_line
+from casewise.core.predicted import Finding
 from casewise.core.records import (
     DONE,
     FALLBACK,

@@ -23,7 +23,7 @@ from casewise.core.records import Case, Policy
 from casewise.data.folders import list_cases
 from casewise.deployment import Deployment, Model
 from casewise.run.assemble import gathered_cases
-from casewise.run.folder import prediction_work
+from casewise.run.predict_folder import prediction_work
 
 KINDS: dict[str, dict[str, Any]] = {
     "2-D": {"dimensions": 2},
@@ -147,7 +147,7 @@ def test_headers_are_kept_exactly_where_that_is_asked_for(reader: str, model: An
     for name, keep in (("plain", False), ("kept", True)):
         deployment = Deployment(spec, policy=policy, contract="off")
         work = prediction_work(deployment, cases, tmp_path / name, keep_header=keep)
-        assert work("case_001")["status"] == "done"
+        assert work("case_001").status == "done"
     plain, kept = (nibabel.load(tmp_path / name / "case_001.nii.gz") for name in ("plain", "kept"))
     nnunet_itself(Path(spec.spec), source.parent, tmp_path / "theirs")
     theirs = (tmp_path / "theirs" / "case_001.nii.gz").read_bytes()

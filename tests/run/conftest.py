@@ -16,8 +16,8 @@ from casewise.adapt.backbones.checkpoints import write_safetensors
 from casewise.core.records import Policy
 from casewise.deployment import Deployment, Model
 from casewise.run.assemble import gathered_cases
-from casewise.run.folder import prediction_work
-from casewise.run.predict import PredictCase
+from casewise.run.predict_case import PredictCase
+from casewise.run.predict_folder import prediction_work
 
 FACTORY = "casewise.adapt.networks:PlainUNet"
 

@@ -15,20 +15,21 @@ import torch
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.core.chain import Chain
+from casewise.core.predicted import PredictedCase
 from casewise.core.records import Policy
 from casewise.report.overlays import overlay_png
-from casewise.run.folder import plan_folder, predict_folder
 from casewise.run.local import LocalEngine
-from casewise.run.predict import PredictCase
-from casewise.run.verify import verify_predictions
+from casewise.run.predict_case import PredictCase
+from casewise.run.predict_folder import plan_folder, predict_folder
+from casewise.run.prediction_folder import verify_predictions
 
 Maker = Callable[..., PredictCase]
 HOW = Adaptation(objective="tent", learning_rate=0.05, steps=1, min_area=4)
 M0 = Policy("m0", "m0", {}, 0)
 
 
-def run(work: PredictCase, **options: Any) -> dict[str, dict[str, Any]]:
-    return {entry["case"]: entry for entry in predict_folder(work, LocalEngine(), **options)}
+def run(work: PredictCase, **options: Any) -> dict[str, PredictedCase]:
+    return {entry.case: entry for entry in predict_folder(work, LocalEngine(), **options)}
 
 
 def tree(folder: Path) -> dict[str, Any]:
@@ -47,12 +48,12 @@ def tree(folder: Path) -> dict[str, Any]:
 def test_every_case_has_a_mask_an_entry_and_a_line(work: Maker, tmp_path: Path, images: Path) -> None:
     made = work(draw=overlay_png, save_candidates=True)
     entries = run(made)
-    assert [entry["status"] for entry in entries.values()] == ["done"] * 3
+    assert [entry.status for entry in entries.values()] == ["done"] * 3
     entry = entries["case_0"]
-    assert entry["decision"]["action"] == "keep"
-    assert entry["decision"]["executed"] == 1
-    assert set(entry["signals"]) == {"0", "1"}
-    assert entry["inputs"].keys() == {"case_0_0000.nii.gz"}
+    assert entry.action == "keep"
+    assert entry.decision.executed == 1
+    assert set(entry.signals) == {"0", "1"}
+    assert entry.inputs.keys() == {"case_0_0000.nii.gz"}
     mask = nibabel.load(tmp_path / "out" / "case_0.nii.gz")
     np.testing.assert_array_equal(mask.affine, nibabel.load(images / "case_0_0000.nii.gz").affine)
     assert {path.name for path in (tmp_path / "out/casewise/candidates/case_0").iterdir()} == {"0.nii.gz", "1.nii.gz"}
@@ -65,7 +66,7 @@ def test_without_adaptation_the_mask_is_m0(work: Maker, tmp_path: Path) -> None:
     run(work(save_candidates=True, out="adapted"))
     entries = run(work(policy=M0, out="plain"))
     for case_id, entry in entries.items():
-        assert entry["decision"]["action"] == "rollback"
+        assert entry.action == "rollback"
         theirs = tmp_path / "adapted/casewise/candidates" / case_id / "0.nii.gz"
         assert (tmp_path / "plain" / f"{case_id}.nii.gz").read_bytes() == theirs.read_bytes()
 
@@ -104,12 +105,12 @@ def test_one_bad_case_fails_alone_and_leaves_nothing_old(
     assert (tmp_path / "out" / "case_1.nii.gz").exists()
     spoil(images / "case_1_0000.nii.gz")
     entries = run(work())
-    assert {case: entry["status"] for case, entry in entries.items()} == {
+    assert {case: entry.status for case, entry in entries.items()} == {
         "case_0": "done", "case_1": "failed", "case_2": "done",
     }  # fmt: skip
     assert not (tmp_path / "out" / "case_1.nii.gz").exists(), "an old output stands in for a failed new one"
-    assert entries["case_1"]["error"]
-    assert "\n" not in entries["case_1"]["error"]
+    assert entries["case_1"].error
+    assert "\n" not in entries["case_1"].error
     assert verify_predictions(tmp_path / "out") == []
 
 
@@ -134,22 +135,22 @@ def test_where_adaptation_fails_m0_is_deployed(error: str, work: Maker, tmp_path
     run(work(policy=M0, out="plain"))
     entries = run(work(adaptation=replace(HOW, objective=Breaks(error))))
     for case_id, entry in entries.items():
-        assert entry["status"] == "fallback"
-        assert entry["decision"]["action"] == "rollback"
-        assert "adaptation failed" in entry["decision"]["reason"]
+        assert entry.status == "fallback"
+        assert entry.action == "rollback"
+        assert "adaptation failed" in entry.decision.reason
         ours = (tmp_path / "out" / f"{case_id}.nii.gz").read_bytes()
         assert ours == (tmp_path / "plain" / f"{case_id}.nii.gz").read_bytes()
 
 
 def test_out_of_time_deploys_m0(work: Maker) -> None:
     entries = run(work(timeout_s=1e-9))
-    assert {entry["error_kind"] for entry in entries.values()} == {"OutOfTime"}
-    assert {entry["status"] for entry in entries.values()} == {"fallback"}
+    assert {entry.error_kind for entry in entries.values()} == {"OutOfTime"}
+    assert {entry.status for entry in entries.values()} == {"fallback"}
 
 
 def test_a_case_above_max_ram_is_refused(work: Maker) -> None:
     entries = run(work(max_ram=1000))
-    assert all("--max-ram allows" in entry["error"] for entry in entries.values())
+    assert all("--max-ram allows" in entry.error for entry in entries.values())
 
 
 def test_resuming_trusts_hashes_and_not_file_names(work: Maker, images: Path, tmp_path: Path) -> None:
@@ -161,9 +162,9 @@ def test_resuming_trusts_hashes_and_not_file_names(work: Maker, images: Path, tm
     plan = {row.case_id: row.complete for row in plan_folder(work(), resume=True)}
     assert plan == {"case_0": False, "case_1": False, "case_2": True}
     after = run(work(), resume=True)
-    assert after["case_2"]["timing"] == before["case_2"]["timing"], "a complete case was done again"
-    assert after["case_0"]["outputs"] == before["case_0"]["outputs"]
-    assert after["case_1"]["inputs"] != before["case_1"]["inputs"]
+    assert after["case_2"].timing == before["case_2"].timing, "a complete case was done again"
+    assert after["case_0"].outputs == before["case_0"].outputs
+    assert after["case_1"].inputs != before["case_1"].inputs
     other = work(adaptation=replace(HOW, seed=7))
     assert not any(row.complete for row in plan_folder(other, resume=True))
 

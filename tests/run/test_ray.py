@@ -26,11 +26,11 @@ from casewise.data.phantom.as_files import write_cohort
 from casewise.data.phantom.cardiac import cardiac_cohort
 from casewise.deployment import Deployment, Model
 from casewise.run.assemble import chosen_engine, gathered_cases
-from casewise.run.folder import predict_folder, prediction_work
 from casewise.run.local import LocalEngine, Result
-from casewise.run.preview import Preview
+from casewise.run.predict_case import Preview
+from casewise.run.predict_folder import predict_folder, prediction_work
 from casewise.run.ray import RayEngine, connected
-from casewise.run.record import SHRUNK, RecordCase, record_folder
+from casewise.run.record_folder import SHRUNK, RecordCase, record_folder
 
 PHANTOM = Model("casewise.adapt.networks:phantom_cardiac")
 HOW = Adaptation(objective="tent", learning_rate=0.01, steps=2, min_area=4)
@@ -104,7 +104,7 @@ def _timeless(plain: Any, *more: str) -> Any:
 def test_predictions_are_the_local_engines_byte_for_byte(cluster: None, scans: Path, tmp_path: Path) -> None:
     def run(engine: Any, out: str) -> dict[str, Any]:
         work = prediction_work(DEPLOYED, gathered_cases(PHANTOM, scans / "images"), tmp_path / out)
-        assert [entry["status"] for entry in predict_folder(work, engine)] == ["done"] * 4
+        assert [entry.status for entry in predict_folder(work, engine)] == ["done"] * 4
         assert Chain(tmp_path / out / "audit.jsonl").problems == []
         return predicted(tmp_path / out)
 
@@ -139,7 +139,7 @@ def test_a_worker_killed_between_the_mask_and_its_entry_loses_nothing(
         cases = gathered_cases(PHANTOM, scans / "images")
         work = prediction_work(DEPLOYED, cases, tmp_path / out, draw=deadly)
         entries = list(predict_folder(work, engine))
-        assert sorted(entry["case"] for entry in entries) == sorted(work.cases)
+        assert sorted(entry.case for entry in entries) == sorted(work.cases)
         return predicted(tmp_path / out)
 
     through_death = run(RayEngine(jobs=2), "ray")

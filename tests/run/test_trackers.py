@@ -10,17 +10,19 @@ from typing import Any
 import pytest
 
 from casewise.core.errors import BadInput, MissingExtra, UnknownName
+from casewise.core.predicted import PredictedCase
+from casewise.core.records import Action, Decision, State
 from casewise.run.trackers import tracked, tracker_at
 
-ENTRIES: list[dict[str, Any]] = [
-    {
-        "case": "J_Smith_1961",
-        "status": "done",
-        "decision": {"case_id": "J_Smith_1961", "action": "keep", "deployed": 2, "executed": 3, "value": 0.5},
-        "timing": {"total_s": 1.5},
-        "inputs": {"J_Smith_1961.nii.gz": "ab"},
-    },
-    {"case": "K_Jones", "status": "failed", "decision": None, "error": "K_Jones.nii.gz is truncated"},
+ENTRIES = [
+    PredictedCase(
+        "J_Smith_1961",
+        "done",
+        Decision("J_Smith_1961", Action.KEEP, State(2), executed=3, controller="router", value=0.5),
+        timing={"total_s": 1.5},
+        inputs={"J_Smith_1961.nii.gz": "ab"},
+    ),
+    PredictedCase("K_Jones", "failed", error="K_Jones.nii.gz is truncated"),
 ]
 
 

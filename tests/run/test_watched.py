@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from casewise.core.errors import BadInput, Mismatch
-from casewise.core.records import Policy
+from casewise.core.predicted import PredictedCase
+from casewise.core.records import SOURCE, Action, Decision, Policy
 from casewise.deployment import Watching
 from casewise.judge.calibration.hybrid import stream_of
 from casewise.judge.monitors.exchangeability import SUSPENDED, Exchangeability
 from casewise.judge.monitors.watch import Watch, read_watch, write_watch
-from casewise.run.folder import predict_folder
 from casewise.run.local import LocalEngine, Result
-from casewise.run.predict import PredictCase
-from casewise.run.watched import decision_in, watched_results
+from casewise.run.predict_case import PredictCase
+from casewise.run.predict_folder import predict_folder, watched_results
 
 Maker = Callable[..., PredictCase]
 
@@ -41,7 +41,7 @@ FAR = [10.0 + 0.1 * k for k in range(30)]  # no delta is ever that large: every 
 TOUCHY = 0.5  # alarms at once on strange cases
 
 
-def entries(work: PredictCase, watch: Path, **options) -> list[dict]:
+def entries(work: PredictCase, watch: Path, **options) -> list[PredictedCase]:
     return list(predict_folder(watched(work, watch), LocalEngine(), **options))
 
 
@@ -52,12 +52,12 @@ def watched(work: PredictCase, watch: Path) -> PredictCase:
 def test_an_alarm_within_a_run_suspends_the_rest_of_it(work: Maker, tmp_path: Path) -> None:
     made = work(policy=router(FAR))
     found = entries(made, watch_file(tmp_path / "w.json", FAR, TOUCHY))
-    reasons = [entry["decision"]["reason"] for entry in found]
+    reasons = [entry.decision.reason for entry in found]
     assert read_watch(tmp_path / "w.json").suspended
     assert SUSPENDED not in reasons[0]
     assert reasons[-1] == SUSPENDED
-    assert found[-1]["policy"]["name"] == "made-up-suspended"
-    assert found[-1]["decision"]["executed"] == 0
+    assert found[-1].policy["name"] == "made-up-suspended"
+    assert found[-1].decision.executed == 0
 
 
 def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(work: Maker, tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(work: Maker, tmp_pat
     next(cut_off)
     cut_off.close()  # what a kill leaves: one case is there, two are not
     gone_on = entries(work(policy=policy, watch=Watching(part)), part, resume=True)
-    assert [entry["decision"] for entry in gone_on] == [entry["decision"] for entry in whole]
+    assert [entry.decision for entry in gone_on] == [entry.decision for entry in whole]
     assert read_watch(part) == read_watch(tmp_path / "whole.json")
 
 
@@ -79,9 +79,9 @@ def test_a_hybrid_run_decides_as_its_stream_does(work: Maker, tmp_path: Path) ->
     found = entries(work(policy=policy, watch=Watching(file)), file)
     stream = stream_of(policy)
     for entry in found:
-        assert entry["decision"]["cut_high"] == stream.controller.cut_high
-        stream = stream.after(entry["case"], entry["decision"]["value"])
-    assert len({entry["decision"]["cut_high"] for entry in found}) > 1
+        assert entry.decision.cut_high == stream.controller.cut_high
+        stream = stream.after(entry.case, entry.decision.value)
+    assert len({entry.decision.cut_high for entry in found}) > 1
     assert stream.monitor == read_watch(tmp_path / "w.json").monitors["exchangeability"]
 
 
@@ -113,6 +113,6 @@ def test_what_ran_ahead_of_an_alarm_is_done_again_as_m0(work: Maker, tmp_path: P
 
 def test_entries_without_a_decision_do_not_count(tmp_path: Path) -> None:
     watch = Watching(watch_file(tmp_path / "w.json", FAR))
-    for entry in ({"case": "a", "decision": None}, {"case": "b"}, None):
-        watch.show(decision_in(entry))
+    watch.show(None)
+    watch.show(Decision("a", Action.ROLLBACK, SOURCE, 0, "m0"))
     assert watch.state.decided == ()

@@ -7,13 +7,13 @@ shift: they are a header, and adapting to them makes a wrong input look right. S
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from casewise.adapt.backbones import Expectation
+from casewise.core.predicted import Finding
 from casewise.core.records import Case
 
 CONTRACTS = ("refuse", "warn", "off")
@@ -24,15 +24,6 @@ REFUSE_RATIO = 10.0
 _SAMPLES = 200_000
 
 HINT = "this is not a domain shift, this is a header"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that does not fit."""
-
-    level: str  # "warning" or "refusal"
-    what: str  # "spacing", "axes", "intensity", "orientation"
-    message: str
 
 
 def check_contract(case: Case, expects: Expectation) -> tuple[Finding, ...]:

@@ -70,7 +70,7 @@ def _recorded(out: Path, split: str, cases: int, steps: int, jobs: int) -> Archi
     from casewise.deployment import Deployment, Model
     from casewise.run.assemble import gathered_cases
     from casewise.run.local import LocalEngine
-    from casewise.run.record import SHRUNK, RecordCase, record_folder
+    from casewise.run.record_folder import SHRUNK, RecordCase, record_folder
 
     cohort = cardiac_cohort("B", cases, split=split)
     folder = write_cohort(cohort, out / "data" / split)

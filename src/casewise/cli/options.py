@@ -131,7 +131,7 @@ class AdaptationOptions:
         """Fields of an Adaptation that were given; an archive of statistics as the statistics themselves."""
         from casewise.adapt.adaptation import Adaptation
         from casewise.core.errors import BadInput
-        from casewise.run.record import risk_statistics
+        from casewise.run.record_folder import risk_statistics
 
         given = {name: value for name, value in vars(self).items() if value is not None}
         if self.statistics is not None:

@@ -13,8 +13,9 @@ import typer
 from casewise.cli.options import AdaptationOptions, CaseOptions, EngineOptions, ModelOptions, NnUNetStyle, grouped
 
 if TYPE_CHECKING:
-    from casewise.run.folder import Planned
-    from casewise.run.predict import PredictCase
+    from casewise.core.predicted import PredictedCase
+    from casewise.run.predict_case import PredictCase
+    from casewise.run.predict_folder import Planned
     from casewise.run.trackers import Tracker
 
 app = typer.Typer()
@@ -59,10 +60,10 @@ def predict(
     from casewise.adapt.memory import parse_size
     from casewise.judge.policy import check_held_out
     from casewise.report.overlays import overlay_png
-    from casewise.run import finish
+    from casewise.run import summary
     from casewise.run.allocator import keep_freed_memory
     from casewise.run.assemble import assembled
-    from casewise.run.folder import plan_folder, prediction_work
+    from casewise.run.predict_folder import plan_folder, prediction_work
     from casewise.run.trackers import tracker_at
 
     keep_freed_memory()
@@ -86,22 +87,22 @@ def predict(
         return
     _warn_about_memory(planned, where.jobs)
     entries = _run(work, where.chosen(), resume=resume, quiet=quiet, verbose=verbose, tracker=tracker)
-    finish.copy_model_files(work)
+    summary.copy_model_files(work)
     scores: Mapping[str, Any] = {}
     if which.labels is not None:
-        scores = finish.write_summary(work, cases, entries)["adapt"]["mean"]
+        scores = summary.write_summary(work, cases, entries)["adapt"]["mean"]
     _write_page(work, entries, scores)
     if report is not None:
         seconds = time.monotonic() - began
-        finish.write_report(report, finish.run_report(work, which.images, entries, seconds, scores))
+        summary.write_report(report, summary.run_report(work, which.images, entries, seconds, scores))
     _say_result(entries, out)
     _say_promise(work)
     unwritten = _write_dicom(work, which.images, entries, codes)
-    if unwritten or any(entry["status"] != "done" for entry in entries):
+    if unwritten or not all(entry.is_done for entry in entries):
         raise typer.Exit(NOT_ALL_DONE)
 
 
-def _write_dicom(work: PredictCase, images: Path, entries: Sequence[Mapping[str, Any]], codes: Path | None) -> bool:
+def _write_dicom(work: PredictCase, images: Path, entries: Sequence[PredictedCase], codes: Path | None) -> bool:
     """SEG and structured report of every case whose image came as DICOM; whether any could not be written."""
     from casewise.data.dicom import is_dicom_folder
     from casewise.run.dicom import FOLDER, write_objects
@@ -132,33 +133,32 @@ def _say_promise(work: PredictCase) -> None:
 
 def _run(
     work: PredictCase, engine: Any, *, resume: bool, quiet: bool, verbose: bool, tracker: Tracker | None
-) -> list[Mapping[str, Any]]:
+) -> list[PredictedCase]:
     from tqdm import tqdm
 
-    from casewise.run.folder import predict_folder
+    from casewise.run.predict_folder import predict_folder
     from casewise.run.trackers import tracked
 
-    entries: list[Mapping[str, Any]] = []
+    entries: list[PredictedCase] = []
     silent = quiet or verbose or not sys.stderr.isatty()
     with tqdm(total=len(work.cases), unit="case", disable=silent) as bar:
         for entry in tracked(predict_folder(work, engine, resume=resume), tracker):
             entries.append(entry)
             bar.update()
-            if verbose or entry["status"] != "done":
+            if verbose or not entry.is_done:
                 typer.echo(_in_words(entry), err=True)
     return entries
 
 
-def _in_words(entry: Mapping[str, Any]) -> str:
-    decision = entry.get("decision") or {}
-    what = entry["error"] or decision.get("reason") or ""
-    return f"{entry['case']}: {entry['status']}, {decision.get('action') or 'no output'}. {what}"
+def _in_words(entry: PredictedCase) -> str:
+    why = entry.error or (entry.decision.reason if entry.decision is not None else "")
+    return f"{entry.case}: {entry.status}, {entry.action or 'no output'}. {why}"
 
 
-def _write_page(work: PredictCase, entries: Sequence[Mapping[str, Any]], scores: Mapping[str, Any]) -> None:
+def _write_page(work: PredictCase, entries: Sequence[PredictedCase], scores: Mapping[str, Any]) -> None:
     from casewise.core.durable import write_durably
     from casewise.report.prediction_page import prediction_page
-    from casewise.run.entry import versions
+    from casewise.run.prediction_folder import versions
 
     policy = work.deployment.policy
     facts = {
@@ -190,10 +190,10 @@ def _warn_about_memory(planned: Sequence[Planned], jobs: int) -> None:
         )
 
 
-def _say_result(entries: Sequence[Mapping[str, Any]], out: Path) -> None:
+def _say_result(entries: Sequence[PredictedCase], out: Path) -> None:
     from collections import Counter
 
-    actions = Counter(str((entry.get("decision") or {}).get("action") or "no output") for entry in entries)
-    failed = sum(entry["status"] != "done" for entry in entries)
+    actions = Counter(entry.action or "no output" for entry in entries)
+    failed = sum(not entry.is_done for entry in entries)
     counted = ", ".join(f"{count} {action}" for action, count in sorted(actions.items()))
     typer.echo(f"{len(entries)} cases: {counted}; {failed} not done as asked. {out / 'report.html'}")

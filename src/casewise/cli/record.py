@@ -44,7 +44,7 @@ def record(
     from casewise.adapt.adaptation import Adaptation
     from casewise.deployment import Deployment
     from casewise.run.allocator import keep_freed_memory
-    from casewise.run.record import RecordCase, parsed_states, record_folder
+    from casewise.run.record_folder import RecordCase, parsed_states, record_folder
 
     keep_freed_memory()
     model = source.chosen()

@@ -18,7 +18,7 @@ def verify(
     """Check an archive or a prediction folder against its hashes and its audit log."""
     from casewise.archive.verify import verify as archive_problems
     from casewise.judge.ledger import ledger_problems
-    from casewise.run.verify import review_problems, verify_predictions
+    from casewise.run.prediction_folder import review_problems, verify_predictions
 
     if (folder / "audit.jsonl").exists():
         problems = verify_predictions(folder)

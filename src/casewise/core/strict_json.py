@@ -19,8 +19,15 @@ def json_text(value: Any, **options: Any) -> str:
     return json.dumps(worded(value), allow_nan=False, **options)
 
 
+def json_bytes(value: Any) -> bytes:
+    """A value as a small file or an answer: strict JSON, indented, keys in order."""
+    return f"{json_text(value, indent=1, sort_keys=True)}\n".encode()
+
+
 def worded(value: Any) -> Any:
-    """The same value with words for infinities and None for NaN."""
+    """The same value with words for infinities and None for NaN; NumPy's numbers as Python's."""
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(float(value))
     if isinstance(value, Mapping):

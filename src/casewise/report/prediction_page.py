@@ -1,4 +1,4 @@
-"""report.html of a prediction folder: one row a case, flagged ones first, with its picture and its reasons.
+"""report.html of a prediction folder: one row per case, flagged ones first, with its picture and its reasons.
 
 The page loads nothing from anywhere but its own folder, and everything that came from files is escaped.
 """
@@ -13,11 +13,14 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from casewise.core.predicted import PredictedCase
+from casewise.core.records import Decision
+
 ORDER = {"failed": 0, "fallback": 1, "done": 2}
 SHOWN = ("regions", "delta", "delta_foreground", "entropy", "msp", "gradient_norm")
 
 
-def prediction_page(entries: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> str:
+def prediction_page(entries: Sequence[PredictedCase], facts: Mapping[str, Any]) -> str:
     """The page from the cases' entries and the facts of the run (model, policy, versions, summary)."""
     rows = sorted((_row(entry) for entry in entries), key=lambda row: (row["rank"], row["case"]))
     template = (resources.files("casewise.report") / "templates" / "prediction.html.j2").read_text(encoding="utf-8")
@@ -31,32 +34,28 @@ def prediction_page(entries: Sequence[Mapping[str, Any]], facts: Mapping[str, An
     )
 
 
-def _row(entry: Mapping[str, Any]) -> dict[str, Any]:
-    decision = entry.get("decision") or {}
-    status = str(entry.get("status"))
-    case = str(entry["case"])
-    warned = [finding["message"] for finding in entry.get("contract") or ()]
-    signals = _last_signals(entry.get("signals") or {})
+def _row(entry: PredictedCase) -> dict[str, Any]:
+    decision, signals = entry.decision, _last_signals(entry.signals)
     return {
-        "case": case,
-        "group": entry.get("group") or "",
-        "status": status,
-        "rank": (ORDER.get(status, 0), not warned),
-        "action": str(decision.get("action") or "no output"),
+        "case": entry.case,
+        "group": entry.group or "",
+        "status": entry.status,
+        "rank": (ORDER[entry.status], not entry.warnings),
+        "action": entry.action or "no output",
         "state": _state(decision),
-        "executed": decision.get("executed"),
-        "bucket": decision.get("bucket") or "",
-        "coordinate": decision.get("coordinate") or "",
-        "value": _number(decision.get("value")),
-        "cut_low": _number(decision.get("cut_low")),
-        "cut_high": _number(decision.get("cut_high")),
-        "reason": decision.get("reason") or "",
-        "error": entry.get("error") or "",
-        "warnings": warned,
+        "executed": None if decision is None else decision.executed,
+        "bucket": (decision and decision.bucket) or "",
+        "coordinate": (decision and decision.coordinate) or "",
+        "value": _number(decision and decision.value),
+        "cut_low": _number(decision and decision.cut_low),
+        "cut_high": _number(decision and decision.cut_high),
+        "reason": "" if decision is None else decision.reason,
+        "error": entry.error or "",
+        "warnings": list(entry.warnings),
         "signals": [(name, _number(signals.get(name))) for name in SHOWN if name in signals],
-        "regions": len(entry.get("regions") or ()),
-        "overlay": next((path for path in entry.get("outputs", {}) if path.endswith(f"overlays/{case}.png")), None),
-        "seconds": _number((entry.get("timing") or {}).get("total_s")),
+        "regions": len(entry.regions),
+        "overlay": next((path for path in entry.outputs if path.endswith(f"overlays/{entry.case}.png")), None),
+        "seconds": _number(entry.timing.get("total_s")),
     }
 
 
@@ -65,11 +64,11 @@ def _last_signals(signals: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]
     return signals[max(steps, key=int)] if steps else {}
 
 
-def _state(decision: Mapping[str, Any]) -> str:
-    state = decision.get("state") or {}
-    if not state:
+def _state(decision: Decision | None) -> str:
+    if decision is None:
         return ""
-    return f"{state['step']}" + (f", {state['shrink']:.0%} back" if state.get("shrink") else "")
+    state = decision.state
+    return f"{state.step}" + (f", {state.shrink:.0%} back" if state.shrink else "")
 
 
 def _number(value: Any) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 from casewise.core.durable import replacing
 from casewise.core.errors import BadInput, CasewiseError, in_one_line
+from casewise.core.predicted import PredictedCase
 from casewise.core.records import Mask
 from casewise.data.dicom import Series, read_series, survey_series
 from casewise.data.dicom_objects import Statement, read_codes, write_report, write_segmentation
@@ -68,7 +69,7 @@ def write_objects(
     folder: Path,  # with the series
     out: Path,
     masks: Mapping[str, Path],
-    entries: Sequence[Mapping[str, Any]],
+    entries: Sequence[PredictedCase],
     *,
     classes: Mapping[int, str],
     codes: Path | None = None,
@@ -83,7 +84,7 @@ def write_objects(
     series = {one.case_id: one for one in found}
     failed = {case_id: str(error) for case_id, error in problems.items()}
     for entry in entries:
-        case_id = str(entry["case"])
+        case_id = entry.case
         if case_id not in series or case_id not in masks or not masks[case_id].is_file():
             continue
         try:
@@ -94,10 +95,10 @@ def write_objects(
 
 
 def _write_case(
-    folder: Path, series: Series, file: Path, entry: Mapping[str, Any], classes: Mapping[int, str],
+    folder: Path, series: Series, file: Path, entry: PredictedCase, classes: Mapping[int, str],
     codes: Mapping[str, Mapping[str, Any]], certificate: str,
 ) -> None:  # fmt: skip
-    software = f"casewise {entry.get('versions', {}).get('casewise', '')}".strip()
+    software = f"casewise {entry.versions.get('casewise', '')}".strip()
     mask = read_label(file)
     if not np.allclose(read_geometry(file).affine, series.affine, atol=1e-2):
         raise BadInput(f"{file.name} does not lie where series {series.case_id} lies; predict with --keep-header")
@@ -115,19 +116,17 @@ def _named(classes: Mapping[int, str], mask: Mask) -> dict[int, str]:
     return {**held, **classes} if {**held, **classes}.keys() - {0} else {1: "class 1"}
 
 
-def decision_sentence(entry: Mapping[str, Any]) -> str:
+def decision_sentence(entry: PredictedCase) -> str:
     """What was deployed, in one sentence, and the decision's own reason."""
-    decision = entry.get("decision") or {}
-    depth = decision.get("deployed") or 0
+    depth, reason = (0, "") if entry.decision is None else (entry.decision.deployed, entry.decision.reason)
     deployed = "the source model's mask" if not depth else f"the mask after {depth} update{'s' * (depth > 1)}"
-    return f"Deployed: {deployed} ({decision.get('action', 'no decision')}). {decision.get('reason') or ''}".strip()
+    return f"Deployed: {deployed} ({entry.action or 'no decision'}). {reason}".strip()
 
 
-def flag_sentence(entry: Mapping[str, Any]) -> str:
+def flag_sentence(entry: PredictedCase) -> str:
     """Why a person should look at the case; empty where nothing asks for it."""
-    decision = entry.get("decision") or {}
-    reasons = [str(entry["error"])] if entry.get("error") else []
-    if decision.get("flagged"):
-        low = decision.get("quality_low")
+    reasons = [entry.error] if entry.error else []
+    if entry.decision is not None and entry.decision.flagged:
+        low = entry.decision.quality_low
         reasons.append("flagged by the policy" + ("" if low is None else f": quality may be as low as {low:.2f}"))
-    return "; ".join([*reasons, *(str(finding["message"]) for finding in entry.get("contract") or ())])
+    return "; ".join([*reasons, *entry.warnings])

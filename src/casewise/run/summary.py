@@ -1,4 +1,6 @@
-"""summary.json as ``nnUNetv2_evaluate_folder`` writes it, so that users' scripts keep working, plus an ``adapt`` block.
+"""What a run leaves besides its masks: summary.json, nnU-Net's two files, and the machine-readable report.
+
+summary.json is as ``nnUNetv2_evaluate_folder`` writes it, so that users' scripts keep working, plus an ``adapt`` block.
 
 Dice and IoU are NaN where a class is neither predicted nor there; means are nanmeans. This is nnU-Net's convention; the
 study's own differs (classes absent from the label are skipped, A10).
@@ -6,6 +8,7 @@ study's own differs (classes absent from the label are skipped, A10).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -16,11 +19,17 @@ from numpy.typing import NDArray
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone
+from casewise.core.chain import Chain
+from casewise.core.durable import write_durably, write_json
 from casewise.core.errors import BadInput
-from casewise.core.records import FAILED, Mask
+from casewise.core.predicted import PredictedCase
+from casewise.core.records import Mask
+from casewise.core.strict_json import json_bytes, worded
 from casewise.data.folders import CaseFiles
+from casewise.judge.certificates.certificate import Certificate
 from casewise.measure.metrics.harm import harm
-from casewise.run.outputs import Layout
+from casewise.run.predict_case import PredictCase
+from casewise.run.prediction_folder import Layout, versions
 
 Region = int | tuple[int, ...]
 METRICS = ("Dice", "FN", "FP", "IoU", "TN", "TP", "n_pred", "n_ref")
@@ -29,7 +38,7 @@ METRICS = ("Dice", "FN", "FP", "IoU", "TN", "TP", "n_pred", "n_ref")
 def summarize(
     layout: Layout,
     cases: Sequence[CaseFiles],
-    entries: Mapping[str, Mapping[str, Any]],
+    entries: Mapping[str, PredictedCase],
     backbone: Backbone,
     adaptation: Adaptation,
 ) -> dict[str, Any]:
@@ -60,8 +69,8 @@ def summarize(
     }
 
 
-def _has_output(entry: Mapping[str, Any] | None) -> bool:
-    return entry is not None and entry.get("status") != FAILED
+def _has_output(entry: PredictedCase | None) -> bool:
+    return entry is not None and entry.has_output
 
 
 def _regions(backbone: Backbone, scored: Sequence[CaseFiles]) -> tuple[Region, ...]:
@@ -113,7 +122,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _effect(
-    entry: Mapping[str, Any],
+    entry: PredictedCase,
     source: Mask,
     mask: Mask,
     label: Mask,
@@ -126,9 +135,9 @@ def _effect(
         source, mask, label, min_area=adaptation.min_area, foreground=adaptation.foreground, ignore=backbone.ignore
     )
     dice = [_nanmean([values["Dice"] for values in metrics.values()]) for metrics in (before, after)]
-    decision = entry.get("decision") or {}
+    depth = None if entry.decision is None else entry.decision.deployed
     return {
-        "status": entry["status"], "action": decision.get("action"), "deployed": decision.get("deployed"),
+        "status": entry.status, "action": entry.action, "deployed": depth,
         "source_Dice": dice[0], "Dice": dice[1], "change": dice[1] - dice[0],
         "ha": done.ha, "ba": done.ba, "neutral_scored": done.neutral_scored, "unscored": done.unscored,
         "regions": done.regions, "delta": done.delta,
@@ -145,3 +154,69 @@ def _cohort(effects: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "harmed": sum(row["change"] < 0 for row in rows),
         "helped": sum(row["change"] > 0 for row in rows),
     }
+
+
+def write_summary(work: PredictCase, cases: Sequence[CaseFiles], entries: Sequence[PredictedCase]) -> dict[str, Any]:
+    """summary.json beside the masks; null where nnU-Net writes NaN, which strict readers refuse."""
+    by_id = {entry.case: entry for entry in entries}
+    summary = summarize(work.layout, cases, by_id, work.deployment.backbone, work.deployment.adaptation)
+    write_json(work.layout.out / "summary.json", summary, indent=4, sort_keys=True)
+    return summary
+
+
+def copy_model_files(work: PredictCase) -> None:
+    """dataset.json and plans.json, which nnU-Net's own tools look for beside predictions."""
+    for name in ("dataset.json", "plans.json"):
+        path = Path(work.deployment.model.spec) / name
+        if path.is_file():
+            write_durably(work.layout.out / name, path.read_bytes())
+
+
+def run_report(
+    work: PredictCase,
+    images: Path,
+    entries: Sequence[PredictedCase],
+    seconds: float,
+    scores: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The run for a machine, in the manner of TotalSegmentator's ``--report``."""
+    deployment = work.deployment
+    backbone, model, policy = deployment.backbone, deployment.model, deployment.policy
+    lines, last = Chain(work.layout.audit).tip
+    return {
+        "tool": "casewise predict",
+        "versions": versions(),
+        "model": {"name": backbone.name, "sha256": backbone.fingerprint, "trusted": model.trust},
+        "policy": {"name": policy.name, "calibration_id": policy.calibration_id},
+        "certificate": in_short(deployment.certificate),
+        "alarms": {} if deployment.watch is None else deployment.watch.state.alarms,
+        "device": model.device,
+        "options": {**deployment.adaptation.as_plain(), "contract": deployment.contract, "timeout_s": work.timeout_s},
+        "input": str(images),
+        "output": str(work.layout.out),
+        "classes": {str(value): name for value, name in backbone.labels.items()},
+        "runtime_seconds": round(seconds, 3),
+        "output_files": sorted(name for entry in entries for name in entry.outputs),
+        "statuses": dict(Counter(entry.status for entry in entries)),
+        "actions": dict(Counter(str(entry.action) for entry in entries)),
+        "failures": [
+            {"case": entry.case, "status": entry.status, "error": entry.error, "kind": entry.error_kind}
+            for entry in entries
+            if not entry.is_done
+        ],
+        "warnings": {entry.case: list(entry.warnings) for entry in entries if entry.contract},
+        "scores": dict(scores),
+        "audit": {"lines": lines, "last_hash": last},
+    }
+
+
+def write_report(path: Path, report: Mapping[str, Any]) -> None:
+    """The report as JSON."""
+    write_durably(path, json_bytes(report))
+
+
+def in_short(certificate: Certificate | None) -> dict[str, Any] | None:
+    """The promise for a machine-readable report."""
+    if certificate is None:
+        return None
+    return {"statement": certificate.statement, "alpha": certificate.alpha, "cut": worded(certificate.cut)}

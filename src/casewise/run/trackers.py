@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from casewise.core.errors import BadInput, MissingExtra
+from casewise.core.predicted import PredictedCase
 from casewise.core.registry import Registry
 
 PROJECT = "casewise"
@@ -32,7 +33,7 @@ class Tracker(Protocol):
         ...
 
 
-def tracked(entries: Iterable[Mapping[str, Any]], tracker: Tracker | None) -> Iterator[Mapping[str, Any]]:
+def tracked(entries: Iterable[PredictedCase], tracker: Tracker | None) -> Iterator[PredictedCase]:
     """Pass the entries of ``predict_folder`` through, and tell the tracker about each; None tells nobody."""
     if tracker is None:
         yield from entries
@@ -42,25 +43,25 @@ def tracked(entries: Iterable[Mapping[str, Any]], tracker: Tracker | None) -> It
     try:
         for step, entry in enumerate(entries):
             tracker.log(numbers_of(entry), step)
-            action = (entry.get("decision") or {}).get("action") or "no_output"
-            counted.update((f"status_{entry.get('status')}", f"action_{action}"))
+            counted.update((f"status_{entry.status}", f"action_{entry.action or 'no_output'}"))
             yield entry
         done = True
     finally:
         tracker.finish({name: float(count) for name, count in sorted(counted.items())}, failed=not done)
 
 
-def numbers_of(entry: Mapping[str, Any]) -> dict[str, float]:
+def numbers_of(entry: PredictedCase) -> dict[str, float]:
     """What may leave: depth deployed and executed, the coordinate's value, rolled back or not, seconds.
 
-    >>> numbers_of({"case": "J_Smith", "decision": {"action": "keep", "deployed": 2, "executed": 3, "value": 0.25}})
+    >>> from casewise.core.records import Action, Decision, State
+    >>> decision = Decision("J_Smith", Action.KEEP, State(2), 3, "router", value=0.25)
+    >>> numbers_of(PredictedCase("J_Smith", "done", decision))
     {'deployed': 2.0, 'executed': 3.0, 'value': 0.25, 'rolled_back': 0.0}
     """
-    decision = entry.get("decision") or {}
-    found = {name: decision.get(name) for name in ("deployed", "executed", "value")}
-    if decision:
-        found["rolled_back"] = decision.get("action") == "rollback"
-    found["seconds"] = (entry.get("timing") or {}).get("total_s")
+    found: dict[str, float | None] = {}
+    if entry.decision is not None:
+        found = {name: getattr(entry.decision, name) for name in ("deployed", "executed", "value", "rolled_back")}
+    found["seconds"] = entry.timing.get("total_s")
     return {name: float(value) for name, value in found.items() if value is not None}
 
 

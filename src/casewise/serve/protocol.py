@@ -20,9 +20,8 @@ from pydantic import ValidationError
 from casewise.adapt.backbones import Backbone
 from casewise.core.errors import BadInput, in_one_line
 from casewise.core.records import Case, Mask
-from casewise.core.strict_json import json_text
+from casewise.core.strict_json import json_bytes, json_text
 from casewise.deployment import Segmented
-from casewise.run.entry import as_json
 from casewise.serve.schema import InferRequest, InferResponse, InputTensor, OutputTensor
 
 HEADER = "Inference-Header-Content-Length"
@@ -192,7 +191,7 @@ def facts_of(answer: Segmented, promise: Mapping[str, Any] | None) -> dict[str, 
         "certificate": promise,
         "seconds": round(answer.seconds, 4),
     }
-    plain: dict[str, Any] = json.loads(as_json(facts))
+    plain: dict[str, Any] = json.loads(json_bytes(facts))
     return plain
 
 

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from casewise.archive.layout import MANIFEST
 from casewise.archive.store import open_archive
 from casewise.core.errors import BadInput, CasewiseError, Refused, UnknownName
-from casewise.run.entry import as_json
+from casewise.core.strict_json import json_bytes
 from casewise.serve.review_archive import Recorded
 from casewise.serve.review_cases import Reviewable
 from casewise.serve.review_desk import Answer, Desk, missing
@@ -100,7 +100,7 @@ class _Visit(BaseHTTPRequestHandler):
         closed = refusal(method, parts.path, self.headers, port=self.server.server_port, token=self.server.token)
         if closed is not None:
             self.close_connection = True  # an unread body must not be taken for the next request
-            self._send(Answer(as_json({"error": closed[1]}), status=closed[0]))
+            self._send(Answer(json_bytes({"error": closed[1]}), status=closed[0]))
             return
         self._send(self._from_desk(method, unquote(parts.path), parts.query))
 
@@ -113,7 +113,7 @@ class _Visit(BaseHTTPRequestHandler):
         except UnknownName as error:
             return missing(str(error))
         except (CasewiseError, OSError, ValueError) as error:
-            return Answer(as_json({"error": str(error)}), status=409 if isinstance(error, Refused) else 400)
+            return Answer(json_bytes({"error": str(error)}), status=409 if isinstance(error, Refused) else 400)
 
     def _send(self, answer: Answer) -> None:
         self.send_response(answer.status)

@@ -12,8 +12,8 @@ from importlib import resources
 from typing import Any
 
 from casewise.core.errors import BadInput, CasewiseError, Refused, UnknownName
+from casewise.core.strict_json import json_bytes
 from casewise.measure.signals import SIGNALS
-from casewise.run.entry import as_json
 from casewise.serve.review_cases import Masks, Reviewable, ReviewCase
 from casewise.serve.review_log import Review, ReviewLog, as_csv
 from casewise.serve.review_pictures import WINDOWS, Images, Where, mask_slice, plane, png
@@ -79,9 +79,9 @@ class Desk:
             return Answer((resources.files(package) / name).read_bytes(), kind)
         match path.split("/"):
             case ["cases"]:
-                return Answer(as_json(self._list()))
+                return Answer(json_bytes(self._list()))
             case ["case", case_id]:
-                return Answer(as_json(self._detail(self._case(case_id), query)))
+                return Answer(json_bytes(self._detail(self._case(case_id), query)))
             case ["masks", case_id]:
                 case = self._case(case_id)
                 masks = self._opened(case, query)
@@ -110,7 +110,7 @@ class Desk:
             if review.about != self.folder.about(case.id):
                 raise Refused(f"case {case.id} was written anew since this page was started; start it again")
             self.log.append(review)
-            return Answer(as_json(self._latest()[case.id]))
+            return Answer(json_bytes(self._latest()[case.id]))
 
     def _case(self, case_id: str) -> ReviewCase:
         if case_id not in self.folder.cases:
@@ -200,7 +200,7 @@ class Desk:
             "problems": self.log.problems,
             "reviews": rows,
         }
-        return Answer(as_json(document), name=name)
+        return Answer(json_bytes(document), name=name)
 
     def _exported(self, line: Mapping[str, Any]) -> dict[str, Any]:
         case = self.folder.cases[line["case"]]
@@ -211,7 +211,7 @@ class Desk:
 
 def missing(message: str) -> Answer:
     """404 with a sentence."""
-    return Answer(as_json({"error": message}), status=404)
+    return Answer(json_bytes({"error": message}), status=404)
 
 
 def _brief(case: ReviewCase) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from typing import Any
 
 from casewise.core.durable import file_sha256
 from casewise.core.errors import BadInput, CasewiseError, Refused, UnsafeInput
-from casewise.core.records import FAILED, Mask, check_case_id
+from casewise.core.predicted import PredictedCase
+from casewise.core.records import Mask, check_case_id
 from casewise.data import nifti, pictures
 from casewise.measure.signals.entropy_drops import DROP
-from casewise.run.entry import read_entry
-from casewise.run.outputs import Layout
+from casewise.run.prediction_folder import Layout, read_entry
 from casewise.serve.review_cases import Masks, ReviewCase, deepest, number_or_none, state_order
 
 ENDINGS = (".nii.gz", ".nii", *pictures.ENDINGS)
@@ -36,13 +36,13 @@ class Predictions:
         return self.path / "audit.jsonl"
 
     @cached_property
-    def entries(self) -> Mapping[str, Mapping[str, Any]]:
+    def entries(self) -> Mapping[str, PredictedCase]:
         """Entries by case id."""
         found = {}
         for file in sorted((self.path / "casewise").glob("*.json")):
             entry = read_entry(file)
             case_id = check_case_id(file.stem)
-            if entry is None or entry.get("case") != case_id:
+            if entry is None or entry.case != case_id:
                 raise BadInput(f"{file} is not the entry of case {case_id}; run casewise verify {self.path}")
             found[case_id] = entry
         return found
@@ -96,71 +96,67 @@ class Predictions:
 
     def drops(self, case_id: str, state: str) -> Mapping[int, float] | Mask | None:
         """The region scores of the gate, where they were measured for this state."""
-        signals = (self.entries[case_id].get("signals") or {}).get(state) or {}
-        return drops_of(signals)
+        return drops_of(self.entries[case_id].signals.get(state) or {})
 
     def overlay(self, case_id: str) -> Path | None:
         """The overlay that was drawn, unless it was changed since."""
         path = Layout(self.path, "").overlay(case_id)
         return self._checked(case_id, path) if self._names(case_id, path) else None
 
-    def _case(self, case_id: str, entry: Mapping[str, Any]) -> ReviewCase:
-        decision = entry.get("decision") or {}
-        states = self._states(case_id, entry, decision)
+    def _case(self, case_id: str, entry: PredictedCase) -> ReviewCase:
+        decision, signals = entry.decision, entry.signals
+        states = self._states(case_id, entry)
         adapted = deepest(states)
-        signals = entry.get("signals") or {}
         last = deepest(tuple(name for name in signals if _STATE.fullmatch(name)))
         return ReviewCase(
             id=case_id,
             about=self.about(case_id),
-            status=str(entry.get("status")),
-            group=entry.get("group"),
-            action=decision.get("action"),
-            reason=str(decision.get("reason") or ""),
-            error=str(entry.get("error") or ""),
-            warnings=tuple(str(finding.get("message")) for finding in entry.get("contract") or ()),
-            coordinate=decision.get("coordinate"),
-            value=number_or_none(decision.get("value")),
-            cut_low=number_or_none(decision.get("cut_low")),
-            cut_high=number_or_none(decision.get("cut_high")),
+            status=entry.status,
+            group=entry.group,
+            action=entry.action,
+            reason="" if decision is None else decision.reason,
+            error=entry.error or "",
+            warnings=entry.warnings,
+            coordinate=None if decision is None else decision.coordinate,
+            value=None if decision is None else number_or_none(decision.value),
+            cut_low=None if decision is None else number_or_none(decision.cut_low),
+            cut_high=None if decision is None else number_or_none(decision.cut_high),
             states=states,
             adapted=adapted,
             signals=dict(signals.get(adapted or last or "") or {}),
-            inputs=entry.get("inputs") or {},
-            has_deployed=entry.get("status") != FAILED,
-            flagged=bool(decision.get("flagged")),
-            quality=number_or_none(decision.get("quality")),
-            quality_low=number_or_none(decision.get("quality_low")),
+            inputs=entry.inputs,
+            has_deployed=entry.has_output,
+            flagged=decision is not None and decision.flagged,
+            quality=None if decision is None else number_or_none(decision.quality),
+            quality_low=None if decision is None else number_or_none(decision.quality_low),
         )
 
-    def _states(self, case_id: str, entry: Mapping[str, Any], decision: Mapping[str, Any]) -> tuple[str, ...]:
+    def _states(self, case_id: str, entry: PredictedCase) -> tuple[str, ...]:
         """Saved candidates; without them the deployed state, where that is not M0."""
         start = f"casewise/candidates/{case_id}/"
-        names = [name.removeprefix(start) for name in entry.get("outputs", {}) if name.startswith(start)]
+        names = [name.removeprefix(start) for name in entry.outputs if name.startswith(start)]
         stems = {name[: -len(end)] for name in names for end in ENDINGS if name.endswith(end)}
         found = sorted((stem for stem in stems if _STATE.fullmatch(stem) and stem != "0"), key=state_order)
-        changed = any(name.startswith("casewise/source/") for name in entry.get("outputs", {}))
+        changed = any(name.startswith("casewise/source/") for name in entry.outputs)
         if found or not changed:
             return tuple(found)
-        state = decision.get("state") or {}
-        shrink = float(state.get("shrink") or 0)
-        return (f"{int(state.get('step') or 0)}" + (f"~{shrink:g}" if shrink else ""),)
+        return ("0",) if entry.decision is None else (str(entry.decision.state.on("")),)
 
     def _layout(self, case_id: str) -> Layout:
         for ending in ENDINGS:
-            if f"{case_id}{ending}" in self.entries[case_id].get("outputs", {}):
+            if f"{case_id}{ending}" in self.entries[case_id].outputs:
                 return Layout(self.path, ending)
         raise BadInput(f"the entry of case {case_id} names no mask; run casewise verify {self.path}")
 
     def _names(self, case_id: str, path: Path) -> bool:
-        return path.relative_to(self.path).as_posix() in self.entries[case_id].get("outputs", {})
+        return path.relative_to(self.path).as_posix() in self.entries[case_id].outputs
 
     def _checked(self, case_id: str, path: Path) -> Path:
         """The path, inside the folder and with the bytes that were recorded."""
         name = path.relative_to(self.path).as_posix()
         if self.path.resolve() not in path.resolve().parents:
             raise UnsafeInput(f"{name} is a link that leaves {self.path}; copy the file into the folder")
-        if not path.is_file() or file_sha256(path) != self.entries[case_id]["outputs"].get(name):
+        if not path.is_file() or file_sha256(path) != self.entries[case_id].outputs.get(name):
             raise Refused(f"{name} is missing or was changed after it was written; predict case {case_id} again")
         return path
 

@@ -15,12 +15,13 @@ import pytest
 
 from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256, replacing, write_durably
+from casewise.core.predicted import SCHEMA
 from casewise.core.records import SOURCE, Action, Decision, Mask, State
+from casewise.core.strict_json import json_bytes
 from casewise.data import nifti, pictures
 from casewise.data.phantom.cardiac import cardiac_cohort
 from casewise.measure.signals.fragmentation import fragmentation
-from casewise.run.entry import SCHEMA, as_json
-from casewise.run.outputs import Layout
+from casewise.run.prediction_folder import Layout
 from casewise.serve.review import ReviewServer, review_server
 
 CUTS = {"cut_low": 0.05, "cut_high": 0.3}
@@ -82,7 +83,7 @@ class Folder:
 
     def entry(self, case_id: str, **facts: Any) -> None:
         plain: Mapping[str, Any] = {"schema": SCHEMA, "case": case_id, "outputs": {}, "inputs": {}, **facts}
-        write_durably(self.layout.entry(case_id), as_json(plain))
+        write_durably(self.layout.entry(case_id), json_bytes(plain))
         digest = file_sha256(self.layout.entry(case_id))
         Chain(self.layout.audit).append("case", {"case": case_id, "status": facts["status"], "entry": digest})
 

@@ -20,7 +20,7 @@ from worlds.cohorts import synthetic_archive
 from casewise.core.chain import Chain
 from casewise.core.errors import BadInput
 from casewise.judge.calibration.preflight import read_reviews
-from casewise.run.verify import review_problems, verify_predictions
+from casewise.run.prediction_folder import review_problems, verify_predictions
 from casewise.serve.review import review_server
 
 

@@ -19,9 +19,9 @@ from casewise.core.records import Policy
 from casewise.deployment import Deployment, Model
 from casewise.judge.calibration.preflight import read_reviews
 from casewise.run.assemble import gathered_cases
-from casewise.run.folder import predict_folder, prediction_work
 from casewise.run.local import LocalEngine
-from casewise.run.verify import verify_predictions
+from casewise.run.predict_folder import predict_folder, prediction_work
+from casewise.run.prediction_folder import verify_predictions
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def predicted(tmp_path: Path) -> Path:
     fixed = Policy("fixed-k", "fixed-k", {"step": 1}, 1)
     deployment = Deployment(model, (how,), fixed, contract="off")
     work = prediction_work(deployment, cases, tmp_path / "out", save_candidates=True)
-    assert [entry["status"] for entry in predict_folder(work, LocalEngine())] == ["done", "done"]
+    assert [entry.status for entry in predict_folder(work, LocalEngine())] == ["done", "done"]
     return tmp_path
 
 

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from casewise.adapt.backbones import Backbone
-from casewise.adapt.contract import Finding, check_orientations
+from casewise.adapt.contract import check_orientations
 from casewise.adapt.memory import shape_of
 from casewise.core.chain import Chain
-from casewise.core.durable import file_sha256, sweep, write_durably
+from casewise.core.durable import file_sha256, sweep
 from casewise.core.errors import BadInput
-from casewise.core.records import DONE, FAILED
+from casewise.core.predicted import Finding, PredictedCase
 from casewise.data import nifti
 from casewise.data.folders import CaseFiles
-from casewise.deployment import Deployment
-from casewise.run.entry import as_json, is_complete, read_entry, run_key
+from casewise.deployment import Deployment, Watching
+from casewise.judge.policy import is_hybrid
 from casewise.run.local import Engine, Result
-from casewise.run.outputs import Layout
-from casewise.run.predict import Draw, PredictCase
-from casewise.run.watched import decision_in, watched_results
+from casewise.run.predict_case import Draw, PredictCase
+from casewise.run.prediction_folder import Layout, is_complete, read_entry, run_key, write_entry
 
 
 def prediction_work(
@@ -50,16 +50,8 @@ def prediction_work(
     )
     if work.keep_header and not work.layout.ending.endswith((".nii", ".nii.gz")):
         raise BadInput(f"--keep-header is for NIfTI, the masks of this model are {work.layout.ending}; leave it out")
-    settings = {
-        "seed": deployment.adaptation.seed,
-        "steps": deployment.policy.steps,
-        "device": deployment.model.device,
-        "candidates": work.save_candidates,
-        "overlays": work.draw is not None,
-        "contract": deployment.contract,
-        "keep_header": work.keep_header,
-    }
-    return replace(work, key=run_key(deployment.binding, deployment.policy, settings))
+    written = {"candidates": save_candidates, "overlays": draw is not None, "keep_header": keep_header}
+    return replace(work, key=run_key(deployment, written))
 
 
 def _ending_for(cases: Sequence[CaseFiles]) -> str:
@@ -88,7 +80,7 @@ def _planned(work: PredictCase, files: CaseFiles, *, resume: bool) -> Planned:
     return Planned(files.id, shape, need, resume and is_complete(work.layout, files, work.key))
 
 
-def predict_folder(work: PredictCase, engine: Engine, *, resume: bool = False) -> Iterator[dict[str, Any]]:
+def predict_folder(work: PredictCase, engine: Engine, *, resume: bool = False) -> Iterator[PredictedCase]:
     """Predict every case and stream the entries: those kept from an earlier run first.
 
     Outputs of all cases that are to be done are removed before the first one starts, so that nothing old can be taken
@@ -105,34 +97,29 @@ def predict_folder(work: PredictCase, engine: Engine, *, resume: bool = False) -
     for case_id in waiting:
         layout.forget(case_id)
     for case_id in kept:
-        entry = read_entry(layout.entry(case_id)) or {}
+        entry = read_entry(layout.entry(case_id))
+        assert entry is not None  # it was just found to be complete
         audit.append("case-kept", _line(layout, entry))
         if watch is not None:
-            watch.show(decision_in(entry))
+            watch.show(entry.decision)
         yield entry
     failed = 0
     for result in engine.map(work, waiting) if watch is None else watched_results(work, engine, waiting, watch):
         entry = _entry_of(work, result)
-        failed += entry["status"] != DONE
+        failed += not entry.is_done
         audit.append("case", _line(layout, entry))
         yield entry
     audit.append("run-finished", {"cases": len(work.cases), "not_done": failed})
 
 
-def _entry_of(work: PredictCase, result: Result) -> dict[str, Any]:
+def _entry_of(work: PredictCase, result: Result) -> PredictedCase:
     """The entry that the work wrote, or one for a case whose process died."""
     if result.value is not None:
-        entry: dict[str, Any] = result.value
-        return entry
-    work.layout.forget(result.case_id)
-    entry = {
-        **work.blank(work.cases[result.case_id]),
-        "status": FAILED,
-        "error": result.error,
-        "error_kind": result.kind,
-        "timing": {"total_s": round(result.seconds, 3)},
-    }
-    write_durably(work.layout.entry(result.case_id), as_json(entry))
+        written: PredictedCase = result.value
+        return written
+    entry = work.failed(work.cases[result.case_id], result.error, result.kind)
+    entry = replace(entry, timing={"total_s": round(result.seconds, 3)})
+    write_entry(work.layout, entry)
     return entry
 
 
@@ -151,16 +138,51 @@ def _facts(work: PredictCase, **more: int) -> dict[str, Any]:
     }
 
 
-def _line(layout: Layout, entry: Mapping[str, Any]) -> dict[str, Any]:
-    decision = entry.get("decision") or {}
+def _line(layout: Layout, entry: PredictedCase) -> dict[str, Any]:
     return {
-        "case": entry.get("case"),
-        "status": entry.get("status"),
-        "error": entry.get("error"),
-        "action": decision.get("action"),
-        "outputs": entry.get("outputs", {}),
-        "entry": file_sha256(layout.entry(str(entry.get("case")))),
+        "case": entry.case,
+        "status": entry.status,
+        "error": entry.error,
+        "action": entry.action,
+        "outputs": entry.outputs,
+        "entry": file_sha256(layout.entry(entry.case)),
     }
+
+
+def watched_results(work: PredictCase, engine: Engine, waiting: Sequence[str], watch: Watching) -> Iterator[Result]:
+    """Results in the order of the cases; after an alarm the rest gets M0, whatever ran ahead of it.
+
+    Cut-points of a hybrid policy move with every case, so its cases run one after the other.
+    """
+    left = list(waiting)
+    while left:
+        policy = watch.policy(work.deployment.policy)
+        adapts = policy.controller != "m0"
+        together = left[:1] if is_hybrid(work.deployment.policy) and adapts else left
+        now = replace(work, deployment=replace(work.deployment, policy=policy, watch=None))
+        with closing(_in_order(engine, now, list(together))) as results:
+            for result in results:
+                watch.show(None if result.value is None else result.value.decision)
+                left.remove(result.case_id)
+                yield result
+                if adapts and watch.state.suspended:
+                    break
+        if adapts and watch.state.suspended:
+            for case_id in left:
+                work.layout.forget(case_id)
+
+
+def _in_order(engine: Engine, work: PredictCase, case_ids: Sequence[str]) -> Generator[Result]:
+    """Results in the order that was asked for: which case ends first may depend on its coordinate."""
+    early: dict[str, Result] = {}
+    waiting = iter(case_ids)
+    due = next(waiting, None)
+    with closing(engine.map(work, case_ids)) as results:  # type: ignore[type-var]
+        for result in results:
+            early[result.case_id] = result
+            while due in early:
+                yield early.pop(due)
+                due = next(waiting, None)
 
 
 def orientation_findings(cases: Sequence[CaseFiles], backbone: Backbone) -> dict[str, Finding]:

@@ -9,26 +9,37 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from casewise.adapt.backbones import Backbone, Reading
-from casewise.adapt.contract import Finding
 from casewise.core.durable import file_sha256, replacing, write_durably
 from casewise.core.errors import CasewiseError, CasewiseWarning, in_one_line
-from casewise.core.records import FAILED, Case, Mask, Trajectory
+from casewise.core.predicted import Finding, PredictedCase
+from casewise.core.records import FAILED, Case, Mask, Signals, Trajectory
 from casewise.data.folders import CaseFiles
 from casewise.data.nifti import place_like
 from casewise.deployment import Deployment
 from casewise.measure.regions import regions_of
-from casewise.run.entry import SCHEMA, as_json, input_hashes, signals_of, versions
-from casewise.run.outputs import Layout
-from casewise.run.preview import Preview, preview_of
+from casewise.run.prediction_folder import Layout, input_hashes, versions, write_entry
 
 REGIONS_LISTED = 50
+
+
+@dataclass(frozen=True, eq=False)
+class Preview:
+    """An image slice as 8-bit greys or colors, and the masks there."""
+
+    image: NDArray[np.uint8]  # (rows, columns) or (rows, columns, 3)
+    source: Mask
+    adapted: Mask
+    deployed: Mask
+    slice: int | None  # which slice of a volume it is
+
 
 Draw = Callable[[Preview], bytes]
 """Draws the overlay PNG; given from above, because pictures belong to reports."""
@@ -52,62 +63,62 @@ class PredictCase:
         """Load the model; engines call it before the clock of a case starts."""
         self.deployment.model.load()
 
-    def __call__(self, case_id: str) -> dict[str, Any]:
+    def __call__(self, case_id: str) -> PredictedCase:
         """Predict one case; the entry that was written. Errors of the case are in the entry, not raised."""
         began = time.monotonic()
         files = self.cases[case_id]
         self.layout.forget(case_id)
-        entry = self.blank(files)
         try:
-            entry |= self._predicted(files, began)
+            entry = self._predicted(files, began)
         except (CasewiseError, MemoryError, RuntimeError, OSError) as error:
-            self.layout.forget(case_id)
-            entry |= {"status": FAILED, "error": in_one_line(error), "error_kind": type(error).__name__}
-        entry["timing"] = {**entry.get("timing", {}), "total_s": round(time.monotonic() - began, 3)}
-        write_durably(self.layout.entry(case_id), as_json(entry))
+            entry = self.failed(files, in_one_line(error), type(error).__name__)
+        entry = replace(entry, timing={**entry.timing, "total_s": round(time.monotonic() - began, 3)})
+        write_entry(self.layout, entry)
         return entry
 
-    def blank(self, files: CaseFiles) -> dict[str, Any]:
+    def failed(self, files: CaseFiles, error: str | None, kind: str | None) -> PredictedCase:
+        """The entry of a case without output; whatever was written of it is removed."""
+        self.layout.forget(files.id)
+        return replace(self._blank(files), error=error, error_kind=kind)
+
+    def _blank(self, files: CaseFiles) -> PredictedCase:
         """An entry before anything is known of the case."""
         model, policy = self.deployment.model, self.deployment.policy
-        return {
-            "schema": SCHEMA,
-            "case": files.id,
-            "name": files.name or files.id,
-            "group": files.group,
-            "key": self.key,
-            "seed": self.deployment.adaptation.seed,
-            "device": model.device,
-            "trusted_checkpoint": model.trust,
-            "policy": {"name": policy.name, "calibration_id": policy.calibration_id},
-            "versions": versions(),
-            "outputs": {},
-            "inputs": {},
-            "error": None,
-        }
+        return PredictedCase(
+            case=files.id,
+            name=files.name or files.id,
+            status=FAILED,
+            group=files.group,
+            key=self.key,
+            seed=self.deployment.adaptation.seed,
+            device=model.device,
+            trusted_checkpoint=model.trust,
+            policy={"name": policy.name, "calibration_id": policy.calibration_id},
+            versions=versions(),
+        )
 
-    def _predicted(self, files: CaseFiles, began: float) -> dict[str, Any]:
+    def _predicted(self, files: CaseFiles, began: float) -> PredictedCase:
         backbone = self.deployment.backbone
         hashes = input_hashes(files)
         reading = backbone.read(files)
         deadline = None if self.timeout_s is None else began + self.timeout_s
         known = [self.known[files.id]] if files.id in self.known else []
         found = self.deployment.segment(reading.case, deadline=deadline, known=known)
-        outputs = self._write(backbone, reading, found.mask, found.trajectory)
-        return {
-            "status": found.status,
-            "error": None if found.error is None else in_one_line(found.error),
-            "error_kind": None if found.error is None else type(found.error).__name__,
-            "model": backbone.fingerprint,
-            "inputs": hashes,
-            "outputs": outputs,
-            "contract": [asdict(finding) for finding in found.findings],
-            "decision": found.decision.as_dict(),
-            "signals": signals_of(found.trajectory),
-            "diagnostics": [dict(facts) for facts in found.trajectory.diagnostics],
-            "regions": self._regions(found.source, found.mask),
-            "timing": {"step_s": [round(seconds, 4) for seconds in found.trajectory.seconds]},
-        }
+        return replace(
+            self._blank(files),
+            status=found.status,
+            error=None if found.error is None else in_one_line(found.error),
+            error_kind=None if found.error is None else type(found.error).__name__,
+            model=backbone.fingerprint,
+            inputs=hashes,
+            outputs=self._write(backbone, reading, found.mask, found.trajectory),
+            contract=found.findings,
+            decision=found.decision,
+            signals=signals_of(found.trajectory),
+            diagnostics=found.trajectory.diagnostics,
+            regions=self._regions(found.source, found.mask),
+            timing={"step_s": [round(seconds, 4) for seconds in found.trajectory.seconds]},
+        )
 
     def _write(self, backbone: Backbone, reading: Reading, mask: Mask, trajectory: Trajectory) -> dict[str, str]:
         case_id, source = reading.case.id, trajectory.masks[0]
@@ -147,13 +158,13 @@ class PredictCase:
         if self.keep_header:
             place_like(path, self.cases[reading.case.id].images[0])
 
-    def _regions(self, source: Mask, mask: Mask) -> list[dict[str, Any]]:
+    def _regions(self, source: Mask, mask: Mask) -> tuple[dict[str, Any], ...]:
         """The largest regions of the edit that is deployed: number, voxels, whether it counts, first voxel."""
         how = self.deployment.adaptation
         found = regions_of(source, mask, min_area=how.min_area, foreground=how.foreground)
         order = np.argsort(-found.sizes, kind="stable")[:REGIONS_LISTED]
         first = found.voxels[np.unique(found.number, return_index=True)[1]]
-        return [
+        return tuple(
             {
                 "number": int(number),
                 "voxels": int(found.sizes[number]),
@@ -161,4 +172,32 @@ class PredictCase:
                 "at": [int(place) for place in np.unravel_index(first[number], found.shape)],
             }
             for number in order
-        ]
+        )
+
+
+def signals_of(trajectory: Trajectory) -> dict[str, Signals]:
+    """Signals of every state by its name: "0", "1", "2~0.5"."""
+    found: dict[str, Signals] = {str(step): dict(signals) for step, signals in enumerate(trajectory.signals)}
+    found.update({str(state): dict(signals) for state, signals in trajectory.shrunk_signals.items()})
+    return found
+
+
+def preview_of(case: Case, source: Mask, adapted: Mask, deployed: Mask) -> Preview:
+    """The slice that adaptation changed most; where it changed nothing, the one with the most foreground."""
+    if source.ndim == 2:
+        flat = case.image[:, 0] if case.image.ndim == 4 else case.image  # a volume of one slice
+        return Preview(_greys(flat), source, adapted, deployed, None if case.image.ndim < 4 else 0)
+    changed = (source != adapted).sum(axis=(1, 2))
+    weight = changed if changed.any() else (source > 0).sum(axis=(1, 2))
+    number = int(np.argmax(weight))
+    image = case.image[:, number] if case.image.shape[1:] == source.shape else np.zeros((1, *source.shape[1:]))
+    return Preview(_greys(image), source[number], adapted[number], deployed[number], number)
+
+
+def _greys(image: NDArray[Any]) -> NDArray[np.uint8]:
+    """(channel, rows, columns) to 8 bits: three byte channels are colors, else the first, 1st to 99th percentile."""
+    if image.shape[0] == 3 and image.dtype == np.uint8:
+        return np.ascontiguousarray(np.moveaxis(image, 0, -1))
+    first = np.asarray(image[0], np.float32)
+    low, high = np.percentile(first, (1, 99))
+    return np.asarray(np.clip((first - low) / max(high - low, 1e-6), 0, 1) * 255, np.uint8)

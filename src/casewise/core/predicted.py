@@ -1,0 +1,106 @@
+"""The record of one predicted case: what was decided and why, and the hashes that let a later run trust the files.
+
+``OUT/casewise/CASE.json`` is this, in the one JSON dialect of :mod:`casewise.core.strict_json`: an infinite cut is the
+word "inf". Entries of casewise 0.1 (schema 1) are read; they wrote null for an infinite cut, so that one is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from casewise.core.errors import BadInput, Mismatch
+from casewise.core.records import DONE, FAILED, FALLBACK, Decision, Signals, check_case_id
+from casewise.core.strict_json import numbered
+
+SCHEMA, READABLE = 2, (1, 2)
+STATUSES = (DONE, FALLBACK, FAILED)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing about an image that does not fit the model's training."""
+
+    level: str  # "warning" or "refusal"
+    what: str  # "spacing", "axes", "intensity", "orientation"
+    message: str
+
+
+@dataclass(frozen=True)
+class PredictedCase:
+    """One case of a prediction folder."""
+
+    case: str
+    status: str  # done, fallback (M0 replaced a failure) or failed (there is no output)
+    decision: Decision | None = None  # None where there is no output
+    name: str = ""  # as the file has it, in any language; the id is made of it
+    error: str | None = None
+    error_kind: str | None = None  # class name of the error
+    group: str | None = None
+    outputs: Mapping[str, str] = field(default_factory=dict)  # sha256 of each file, by its path in the folder
+    inputs: Mapping[str, str] = field(default_factory=dict)  # sha256 of each image file, by name
+    contract: tuple[Finding, ...] = ()
+    signals: Mapping[str, Signals] = field(default_factory=dict)  # by state: "0", "1", "2~0.5"
+    diagnostics: tuple[Mapping[str, float], ...] = ()
+    regions: tuple[Mapping[str, Any], ...] = ()  # the largest ones of the deployed edit
+    timing: Mapping[str, Any] = field(default_factory=dict)
+    key: str = ""  # sha256 of all that the output depends on besides the image
+    model: str = ""  # sha256 of the source weights
+    policy: Mapping[str, str] = field(default_factory=dict)  # name, calibration_id
+    seed: int = 0
+    device: str = ""
+    trusted_checkpoint: bool = False
+    versions: Mapping[str, str] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    def __post_init__(self) -> None:
+        check_case_id(self.case)
+        if self.status not in STATUSES:
+            raise BadInput(f"a case is {', '.join(STATUSES)}, got status {self.status!r}")
+        for name in self.outputs:
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts:
+                raise BadInput(f"case {self.case} names an output outside its folder: {name!r}")
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it was decided as the policy says."""
+        return self.status == DONE
+
+    @property
+    def has_output(self) -> bool:
+        """Whether there is a mask."""
+        return self.status != FAILED
+
+    @property
+    def action(self) -> str | None:
+        """What was done with the adaptation; None where there is no output."""
+        return None if self.decision is None else self.decision.action.value
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the input contract found."""
+        return tuple(finding.message for finding in self.contract)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {**asdict(self), "decision": None if self.decision is None else self.decision.as_dict()}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> PredictedCase:
+        """The inverse of :meth:`as_dict`; another schema, or something else, is refused with a sentence."""
+        if plain.get("schema") not in READABLE:
+            known = " and ".join(map(str, READABLE))
+            raise Mismatch(f"the entry has schema {plain.get('schema')!r}, this casewise reads {known}; predict again")
+        try:
+            values = dict(plain)
+            values["decision"] = None if not plain.get("decision") else Decision.from_dict(plain["decision"])
+            values["contract"] = tuple(Finding(**finding) for finding in plain.get("contract") or ())
+            for name in ("diagnostics", "regions"):
+                values[name] = tuple(numbered(plain.get(name) or []))
+            values["signals"] = numbered(plain.get("signals") or {})
+            return cls(**{**values, "schema": SCHEMA})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise BadInput(f"this is not the entry of a predicted case ({error}); predict the case again") from error

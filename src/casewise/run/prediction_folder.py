@@ -1,0 +1,186 @@
+"""A prediction folder: where things are, which cases need not be done again, and whether it is still what it was.
+
+OUT/<case>.nii.gz                     the deployed mask (or .png)
+OUT/casewise/<case>.json              the case's entry: written last, so it vouches for the rest
+OUT/casewise/source/<case>.nii.gz     M0, where something else was deployed
+OUT/casewise/candidates/<case>/       every candidate, when asked for
+OUT/casewise/overlays/<case>.png      M0, adapted, edits, deployed
+OUT/audit.jsonl  OUT/summary.json  OUT/report.html
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from casewise.core.chain import Chain
+from casewise.core.durable import file_sha256, json_sha256, write_durably
+from casewise.core.errors import CasewiseError
+from casewise.core.predicted import PredictedCase
+from casewise.core.strict_json import json_bytes
+from casewise.data.folders import CaseFiles
+from casewise.deployment import Deployment
+
+PACKAGES = ("casewise", "numpy", "torch", "nnunetv2", "monai", "transformers", "nibabel", "SimpleITK")
+_OWN = ("time", "previous", "hash")  # what a line has of its own log
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Paths of a prediction folder."""
+
+    out: Path
+    ending: str  # of the masks
+
+    @property
+    def audit(self) -> Path:
+        """The audit log."""
+        return self.out / "audit.jsonl"
+
+    def mask(self, case_id: str) -> Path:
+        """The deployed mask."""
+        return self.out / f"{case_id}{self.ending}"
+
+    def entry(self, case_id: str) -> Path:
+        """What was decided, and why."""
+        return self.out / "casewise" / f"{case_id}.json"
+
+    def source(self, case_id: str) -> Path:
+        """M0 where it was not deployed."""
+        return self.out / "casewise" / "source" / f"{case_id}{self.ending}"
+
+    def candidates(self, case_id: str) -> Path:
+        """The folder of all candidates."""
+        return self.out / "casewise" / "candidates" / case_id
+
+    def overlay(self, case_id: str) -> Path:
+        """The picture for a person."""
+        return self.out / "casewise" / "overlays" / f"{case_id}.png"
+
+    def forget(self, case_id: str) -> None:
+        """Remove everything of a case, the entry first: an old output never stands in for a failed new one."""
+        for path in (self.entry(case_id), self.mask(case_id), self.source(case_id), self.overlay(case_id)):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(self.candidates(case_id), ignore_errors=True)
+
+
+def versions() -> dict[str, str]:
+    """What made the output."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def run_key(deployment: Deployment, options: Mapping[str, Any]) -> str:
+    """sha256 over everything besides the image that the output depends on: an entry with another key is redone."""
+    settings = {
+        "seed": deployment.adaptation.seed,
+        "steps": deployment.policy.steps,
+        "device": deployment.model.device,
+        "contract": deployment.contract,
+        **options,
+    }
+    software = {name: version for name, version in versions().items() if name != "python"}
+    bound = {"binding": asdict(deployment.binding), "policy": asdict(deployment.policy)}
+    return json_sha256({**bound, "options": settings, "versions": software})
+
+
+def input_hashes(files: CaseFiles) -> dict[str, str]:
+    """sha256 of each image file by name; paths stay out of what is shared."""
+    return {path.name: file_sha256(path) for path in files.images}
+
+
+def is_complete(layout: Layout, files: CaseFiles, key: str) -> bool:
+    """Whether a case need not be done again: same run, same inputs, and every output still what it was."""
+    entry = read_entry(layout.entry(files.id))
+    if entry is None or not entry.is_done or entry.key != key:
+        return False
+    try:
+        if entry.inputs != input_hashes(files):
+            return False
+        return all(file_sha256(layout.out / name) == digest for name, digest in entry.outputs.items())
+    except OSError:
+        return False
+
+
+def write_entry(layout: Layout, entry: PredictedCase) -> None:
+    """The entry of a case, whole or not at all."""
+    write_durably(layout.entry(entry.case), json_bytes(entry.as_dict()))
+
+
+def read_entry(path: Path) -> PredictedCase | None:
+    """An entry, or None where there is none that can be read."""
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        return PredictedCase.from_dict(plain) if isinstance(plain, dict) else None
+    except (OSError, ValueError, CasewiseError):
+        return None
+
+
+def verify_predictions(out: Path) -> list[str]:
+    """What is wrong with a prediction folder; an empty list where nothing is."""
+    audit = out / "audit.jsonl"
+    if not audit.is_file():
+        return [f"{out} has no audit.jsonl; it is no prediction folder"]
+    problems = log_problems(audit)
+    for path in sorted((out / "casewise").glob("*.json")):
+        entry = read_entry(path)
+        if entry is None:
+            problems.append(f"{path.name} cannot be read")
+            continue
+        problems += [f"{name} {fault}" for name, fault in _faults(out, entry.outputs)]
+    return [*problems, *_against_log(out, audit)]
+
+
+def review_problems(folder: Path) -> list[str]:
+    """What is wrong with the reviewers' decisions: a chain of their own, and the same ones in the audit log."""
+    reviews, audit = folder / "reviews.jsonl", folder / "audit.jsonl"
+    if not reviews.is_file():
+        return []
+    problems = log_problems(reviews)
+    if audit.is_file() and _decisions(reviews) != _decisions(audit):
+        problems.append("reviews.jsonl and audit.jsonl do not hold the same reviews: added or removed")
+    return problems
+
+
+def log_problems(path: Path) -> list[str]:
+    """What is wrong with a hash-chained log, half a line at its end included."""
+    log = Chain(path)
+    torn = f"{path.name} ends with half a line: its writer was killed; the next one cuts it off"
+    return [*log.problems, *([torn] if log.torn else [])]
+
+
+def _decisions(log: Path) -> list[dict[str, object]]:
+    events = [event for event in Chain(log).lines() if event.get("event") == "review"]
+    return [{name: value for name, value in event.items() if name not in _OWN} for event in events]
+
+
+def _faults(out: Path, outputs: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for name, digest in outputs.items():
+        if not (out / name).is_file():
+            yield name, "is missing"
+        elif file_sha256(out / name) != digest:
+            yield name, "was changed after it was written"
+
+
+def _against_log(out: Path, audit: Path) -> list[str]:
+    logged: dict[str, str] = {}
+    for event in Chain(audit).lines():
+        if event.get("event") in ("case", "case-kept"):
+            logged[str(event.get("case"))] = str(event.get("entry"))
+    return [
+        f"casewise/{case_id}.json is not the entry that the audit log saw"
+        for case_id, digest in sorted(logged.items())
+        if not (out / "casewise" / f"{case_id}.json").is_file()
+        or file_sha256(out / "casewise" / f"{case_id}.json") != digest
+    ]

@@ -1,0 +1,64 @@
+"""The entry of a predicted case: one JSON dialect, entries of 0.1 are read, others are refused with a sentence."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from casewise.core.errors import BadInput, Mismatch
+from casewise.core.predicted import Finding, PredictedCase
+from casewise.core.records import Action, Decision, State
+from casewise.core.strict_json import json_bytes
+from casewise.run.prediction_folder import Layout, read_entry, write_entry
+
+INFINITE = float("inf")
+DECISION = Decision("heart", Action.GATE, State(1), 1, "gate", cut_low=INFINITE, cut_high=-INFINITE, accepted=(0,))
+ENTRY = PredictedCase(
+    "heart", "done", DECISION, outputs={"heart.nii.gz": "ab"}, contract=(Finding("warning", "spacing", "thick"),),
+    signals={"0": {"delta": 0.0}, "1": {"delta": 0.5, "entropy_on_d": None}}, diagnostics=({"loss": 0.5},),
+    regions=({"number": 0, "at": [1, 2]},), timing={"total_s": 1.5},
+)  # fmt: skip
+
+
+def test_an_entry_comes_back_from_its_file_as_it_was_written(tmp_path: Path) -> None:
+    layout = Layout(tmp_path, ".nii.gz")
+    write_entry(layout, ENTRY)
+    assert read_entry(layout.entry("heart")) == ENTRY
+
+
+def test_infinite_cuts_are_words() -> None:
+    plain = json.loads(json_bytes(ENTRY.as_dict()))
+    assert (plain["decision"]["cut_low"], plain["decision"]["cut_high"]) == ("inf", "-inf")
+
+
+def test_an_entry_of_casewise_0_1_is_read() -> None:
+    """As 0.1 wrote it: null for an infinite cut, and no model where a case failed."""
+    plain = json.loads(json_bytes(replace(ENTRY, schema=1).as_dict()))
+    plain["decision"] |= {"cut_low": None, "cut_high": None}
+    found = PredictedCase.from_dict(plain)
+    assert found.decision == replace(DECISION, cut_low=None, cut_high=None)
+    failed = {
+        "schema": 1, "case": "c", "group": None, "key": "", "seed": 0, "device": "cpu", "trusted_checkpoint": False,
+        "policy": {"name": "m0", "calibration_id": ""}, "versions": {}, "outputs": {}, "inputs": {},
+        "error": "truncated", "error_kind": "BadInput", "status": "failed", "timing": {"total_s": 0.1},
+    }  # fmt: skip
+    assert (PredictedCase.from_dict(failed).has_output, PredictedCase.from_dict(failed).action) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "sentence"),
+    [
+        ({"schema": 9}, Mismatch, r"has schema 9, this casewise reads 1 and 2; predict again"),
+        ({"status": "fine"}, BadInput, "a case is done, fallback, failed, got status 'fine'"),
+        ({"surprise": 1}, BadInput, "not the entry of a predicted case .*surprise"),
+        ({"case": "../up"}, BadInput, "a case id holds"),
+        ({"outputs": {"../../etc/passwd": "0"}}, BadInput, "names an output outside its folder"),
+        ({"outputs": {"/etc/passwd": "0"}}, BadInput, "names an output outside its folder"),
+    ],
+)
+def test_what_is_no_entry_is_refused(changes: dict[str, object], error: type[Exception], sentence: str) -> None:
+    with pytest.raises(error, match=sentence):
+        PredictedCase.from_dict({**ENTRY.as_dict(), **changes})

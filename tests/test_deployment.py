@@ -1,0 +1,365 @@
+"""No knob is dropped on the way: each field of an adaptation, a model and a deployment reaches what it is for.
+
+Every way in is tried: ``guard``, ``Deployment.segment`` and ``.record``, the work of ``predict`` and ``record`` after a
+journey between processes, the service, and the command line.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import casewise.adapt.episode as episode_module
+import casewise.deployment as deployment_module
+from casewise.adapt.adaptation import Adaptation
+from casewise.adapt.episode import Episode
+from casewise.adapt.networks import PlainUNet
+from casewise.cli.options import AdaptationOptions, ModelOptions
+from casewise.core.errors import BadInput, Mismatch, Refused
+from casewise.core.records import Case, Policy, State
+from casewise.data.folders import CaseFiles
+from casewise.deployment import Deployment, Model
+from casewise.guard import guard
+from casewise.judge.policy import controller_of
+from casewise.measure.signals.risk import RiskStatistics
+from casewise.run.assemble import gathered_cases
+from casewise.run.predict_folder import prediction_work
+from casewise.run.record_folder import RecordCase
+
+MODEL = Model("casewise.adapt.networks:PlainUNet")
+PLAIN = Adaptation("tent", 0.05, steps=1, min_area=4)
+FIXED = Policy("fixed-k", "fixed-k", {"step": 1}, 1)
+OTHER: dict[str, Any] = {
+    "objective": "memo", "learning_rate": 0.01, "parameters": "all", "steps": 2, "seed": 5, "min_area": 9,
+    "foreground": False, "max_slices": 1, "modulation": "param-subset", "statistics": RiskStatistics(1, 1, 1, 1),
+    "batch_statistics": "blend", "blend_prior": 3.0, "group_instance_norm": True, "autocast": "bfloat16",
+    "channels_last": True, "compile": True, "cache_frozen": True, "signals": ("drop",), "shrink": (State(1, 0.5),),
+    "keep_parameters": True, "keep_entropy": True,
+}  # fmt: skip
+NEEDS = {"modulation": {"statistics": OTHER["statistics"]}, "blend_prior": {"batch_statistics": "blend"}}
+BY_POLICY = ("steps",)  # under a policy the horizon is the policy's
+
+
+class Reached(Exception):
+    """Thrown where the way ends."""
+
+    def __init__(self, what: Any) -> None:
+        super().__init__(str(what))
+        self.what = what
+
+
+@pytest.fixture
+def arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An episode that goes no further than its adaptation."""
+
+    def begun(self: Episode, network: Any, image: Any, how: Adaptation, **others: Any) -> None:
+        raise Reached(how)
+
+    monkeypatch.setattr(Episode, "__init__", begun)
+
+
+@pytest.fixture
+def case() -> Case:
+    return Case("heart", np.random.default_rng(0).normal(size=(1, 2, 16, 16)).cumsum(2).astype(np.float32))
+
+
+@pytest.fixture
+def scan(tmp_path: Path) -> Path:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    image = np.random.default_rng(1).normal(size=(16, 16, 2)).cumsum(0).astype(np.float32)
+    nibabel.save(nibabel.Nifti1Image(image, np.diag([1.0, 1.0, 5.0, 1.0])), folder / "heart_0000.nii.gz")
+    return folder
+
+
+def travelled(work: Any) -> Any:
+    """As it arrives in another process, on this machine or on a Ray cluster."""
+    return pickle.loads(pickle.dumps(work))
+
+
+def by_guard(how: Adaptation, case: Case, scan: Path, out: Path) -> Any:
+    return guard(case, PlainUNet(), controller_of(FIXED), how)
+
+
+def by_segment(how: Adaptation, case: Case, scan: Path, out: Path) -> Any:
+    return Deployment(MODEL, (how,), FIXED).segment(case)
+
+
+def by_record(how: Adaptation, case: Case, scan: Path, out: Path) -> Any:
+    return Deployment(MODEL, (how,)).record(case)
+
+
+def by_predict_work(how: Adaptation, case: Case, scan: Path, out: Path) -> Any:
+    work = prediction_work(Deployment(MODEL, (how,), FIXED), gathered_cases(MODEL, scan), out)
+    return travelled(work)("heart")
+
+
+def by_record_work(how: Adaptation, case: Case, scan: Path, out: Path) -> Any:
+    cases: dict[str, CaseFiles] = {files.id: files for files in gathered_cases(MODEL, scan)}
+    return travelled(RecordCase(Deployment(MODEL, (how,)), cases))("heart")
+
+
+def by_service(how: Adaptation, case: Case, scan: Path, out: Path) -> Any:
+    from fastapi.testclient import TestClient
+
+    from casewise.serve.app import create_app
+    from casewise.serve.settings import Settings
+
+    app = create_app(Deployment(MODEL, (how,), FIXED), Settings())
+    with TestClient(app, base_url="http://127.0.0.1:8000") as client:
+        return client.post("/segment", content=next(scan.iterdir()).read_bytes())
+
+
+Way = Callable[[Adaptation, Case, Path, Path], Any]
+WAYS: list[Way] = [by_guard, by_segment, by_record, by_predict_work, by_record_work, by_service]
+
+
+def test_every_knob_has_another_value_here() -> None:
+    assert set(OTHER) == {field.name for field in fields(Adaptation)}
+    assert all(value != getattr(PLAIN, name) for name, value in OTHER.items())
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", OTHER)
+def test_each_knob_of_an_adaptation_reaches_the_episode(
+    name: str, way: Way, arrives: None, case: Case, scan: Path, tmp_path: Path
+) -> None:
+    how = replace(PLAIN, **{name: OTHER[name]}, **NEEDS.get(name, {}))
+    with pytest.raises(Reached) as reached:
+        way(how, case, scan, tmp_path / "out")
+    found = reached.value.what
+    if name in BY_POLICY and way not in (by_guard, by_record, by_record_work):
+        assert getattr(found, name) == FIXED.steps
+    else:
+        assert getattr(found, name) == OTHER[name]
+
+
+def test_an_episode_reads_every_knob(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A field that nothing reads is a knob that does nothing."""
+    read: set[str] = set()
+
+    class Watched(Adaptation):
+        def __getattribute__(self, name: str) -> Any:
+            read.add(name)
+            return super().__getattribute__(name)
+
+    how = Watched("tent", 0.05, steps=1, batch_statistics="blend")
+    read.clear()
+    episode_module.run_episode(PlainUNet(), torch.zeros(1, 1, 16, 16), how)
+    modulated = Watched("tent", modulation="param-subset", statistics=OTHER["statistics"])
+    modulated.built()
+    assert {field.name for field in fields(Adaptation)} <= read
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    {
+        "spec": "another:Net", "weights": Path("w"), "folds": (1,), "checkpoint": "best.pth", "device": "meta",
+        "step_size": 0.25, "mirroring": False, "trust": True, "trust_bundle": True, "trust_architectures": ("a.B",),
+    }.items(),
+)  # fmt: skip
+def test_each_knob_of_a_model_reaches_the_loader(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(deployment_module, "load_backbone", lambda *spec, **options: seen.append((spec, options)))
+    deployment_module._loaded.cache_clear()
+    try:
+        for model in (MODEL, replace(MODEL, **{name: value})):
+            travelled(model).load()
+    finally:
+        deployment_module._loaded.cache_clear()
+    assert seen[0] != seen[1], f"{name} is dropped on the way to the loader"
+
+
+def test_the_list_of_model_knobs_is_complete() -> None:
+    listed = test_each_knob_of_a_model_reaches_the_loader.pytestmark[0].args[1]  # type: ignore[attr-defined]
+    assert {name for name, _ in listed} == {field.name for field in fields(Model)}
+
+
+# ---- the command line ----
+
+TYPED = {
+    "objective": (["--objective", "memo"], "memo"), "learning_rate": (["--lr", "0.01"], 0.01),
+    "parameters": (["--parameters", "all"], "all"), "steps": (["--steps", "2"], 2), "seed": (["--seed", "5"], 5),
+    "min_area": (["--min-area", "9"], 9), "foreground": (["--classes"], False),
+    "max_slices": (["--max-slices", "1"], 1),
+}  # fmt: skip
+ELSEWHERE = {"modulation", "statistics"}  # need an archive: tests/run/test_record_folder.py, tests/cli
+
+
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that stop at their deployment."""
+    import casewise.run.predict_folder as predicting
+    import casewise.run.record_folder as recording
+    import casewise.serve.running as running
+
+    def stop(work: Any, *others: Any, **options: Any) -> None:
+        raise Reached(getattr(work, "deployment", work))
+
+    monkeypatch.setattr(predicting, "prediction_work", stop)
+    monkeypatch.setattr(recording, "record_folder", stop)
+    monkeypatch.setattr(running, "run", stop)
+
+
+def typed(command: str, words: list[str], scan: Path) -> Deployment:
+    import importlib
+
+    app = importlib.import_module(f"casewise.cli.{command}").app
+    own = {
+        "predict": ["-i", str(scan), "-o", str(scan / "out"), "--policy", "fixed-k"],
+        "record": ["-i", str(scan), "-o", str(scan / "archive")],
+        "serve": ["--policy", "fixed-k"],
+    }[command]
+    result = CliRunner().invoke(app, ["-m", MODEL.spec, *own, *words])
+    assert isinstance(result.exception, Reached), (result.output, result.exception)
+    found: Deployment = result.exception.what
+    return found
+
+
+@pytest.mark.parametrize("command", ["predict", "record", "serve"])
+@pytest.mark.parametrize("name", TYPED)
+def test_each_option_of_the_command_line_reaches_the_adaptation(
+    name: str, command: str, stopped: None, scan: Path
+) -> None:
+    words, value = TYPED[name]
+    assert getattr(typed(command, words, scan).adaptation, name) == value
+    assert getattr(typed(command, [], scan).adaptation, name) == getattr(Adaptation(), name)
+
+
+def test_every_option_of_an_adaptation_is_tried() -> None:
+    assert set(TYPED) | ELSEWHERE == {field.name for field in fields(AdaptationOptions)}
+    assert {field.name for field in fields(AdaptationOptions)} <= {field.name for field in fields(Adaptation)}
+
+
+@pytest.mark.parametrize(
+    ("option", "changes"),
+    {
+        "weights": {"weights": Path("w")}, "folds": {"folds": (0, 1)}, "checkpoint": {"checkpoint": "best.pth"},
+        "device": {"device": "meta"}, "step_size": {"step_size": 0.25}, "unmirrored": {"mirroring": False},
+        "trust_checkpoint": {"trust": True}, "trust_bundle": {"trust_bundle": True},
+        "trust_architecture": {"trust_architectures": ("a.B",)}, "model": {"spec": "another:Net"},
+    }.items(),
+)  # fmt: skip
+def test_each_option_of_a_model_reaches_the_model(option: str, changes: dict[str, Any]) -> None:
+    typed_value = {"folds": "0 1", "unmirrored": True, "trust_architecture": ["a.B"]}
+    value = typed_value.get(option, next(iter(changes.values())))
+    plain = ModelOptions(model=MODEL.spec, device="cpu")
+    assert replace(plain, **{option: value}).chosen() == replace(plain.chosen(), **changes)
+
+
+def test_contract_and_memory_of_the_command_line_reach_the_deployment(stopped: None, scan: Path) -> None:
+    for command in ("predict", "serve"):
+        found = typed(command, ["--contract", "warn", "--max-ram", "1T"], scan)
+        assert (found.contract, found.max_ram) == ("warn", 2**40)
+
+
+# ---- what a deployment does ----
+
+
+def test_each_part_of_a_deployment_matters(case: Case) -> None:
+    flat = Case("flat", np.ones((1, 2, 16, 16), np.float32))
+    with pytest.raises(Refused, match=r"case flat breaks the model's input contract: .*; correct the file"):
+        Deployment(MODEL, (PLAIN,), FIXED).segment(flat)
+    assert Deployment(MODEL, (PLAIN,), FIXED, contract="warn").segment(flat).findings
+    assert not Deployment(MODEL, (PLAIN,), FIXED, contract="off").segment(flat).findings
+    with pytest.raises(Refused, match="--max-ram allows"):
+        Deployment(MODEL, (PLAIN,), FIXED, max_ram=1000).segment(case)
+    assert Deployment(MODEL, (PLAIN,), FIXED).segment(case).executed == 1
+    assert Deployment(MODEL, (PLAIN,)).segment(case).executed == 0
+    with pytest.raises(BadInput, match="--contract is one of refuse, warn, off, got 'perhaps'"):
+        Deployment(MODEL, contract="perhaps")
+
+
+@dataclass(frozen=True)
+class Breaks:
+    """An objective that fails in its second update, in a chosen way."""
+
+    error: Exception
+
+    def begin(self, subject: Any) -> Any:
+        done: list[int] = []
+
+        def update() -> Any:
+            if done:
+                raise self.error
+            done.append(1)
+            return {}
+
+        return update
+
+
+@pytest.fixture
+def forwards() -> Iterator[list[int]]:
+    """Slices of each forward of the network."""
+    sizes: list[int] = []
+    network = MODEL.load().network
+
+    def seen(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        sizes.append(len(inputs[0]))
+
+    hook = network.register_forward_pre_hook(seen)
+    yield sizes
+    hook.remove()
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), RuntimeError("gone"), BadInput("no"), MemoryError()], ids=repr)
+def test_a_failing_adaptation_is_m0_as_it_was_cached(error: Exception, case: Case, forwards: list[int]) -> None:
+    """The two slices of M0 and of step 1, one at a time as asked, and nothing after the failure."""
+    how = replace(PLAIN, objective=Breaks(error), max_slices=1)
+    found = Deployment(MODEL, (how,), Policy("fixed-k", "fixed-k", {"step": 3}, 3)).segment(case)
+    assert (found.status, found.executed, found.decision.deployed) == ("fallback", 1, 0)
+    assert found.mask is found.source
+    assert found.source is found.trajectory.masks[0]
+    assert found.error is error
+    assert forwards == [1, 1, 1, 1]
+    np.testing.assert_array_equal(found.mask, Deployment(MODEL).segment(case).mask)
+
+
+def test_m0_without_adaptation_goes_through_in_the_slices_that_were_asked_for(case: Case, forwards: list[int]) -> None:
+    Deployment(MODEL, (replace(PLAIN, max_slices=1),)).segment(case)
+    assert forwards == [1, 1]
+
+
+def test_m0_is_predicted_without_a_graph_where_memory_does_not_suffice_for_one(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hungry(self: Any, *, where: str, keep_graph: bool) -> Any:
+        raise torch.OutOfMemoryError("out of memory, injected")
+
+    expected = Deployment(MODEL).segment(case)
+    monkeypatch.setattr(episode_module.Forwards, "prediction", hungry)
+    found = Deployment(MODEL, (PLAIN,), FIXED).segment(case)
+    assert (found.status, found.executed) == ("fallback", 0)
+    np.testing.assert_array_equal(found.mask, expected.mask)
+
+
+# ---- what belongs together ----
+
+
+def test_a_policy_of_another_rate_steps_or_model_is_refused(case: Case) -> None:
+    binding = PLAIN.binding(MODEL.load())
+    policy = replace(FIXED, binding=binding)
+    Deployment(MODEL, (PLAIN,), policy).check()
+    with pytest.raises(Mismatch, match=r"fitted on another objective .*0\.05.*used with.*0\.1"):
+        Deployment(MODEL, (replace(PLAIN, learning_rate=0.1),), policy).check()
+    with pytest.raises(Mismatch, match="fitted on another model"):
+        Deployment(MODEL, (PLAIN,), replace(policy, binding=replace(binding, model="another"))).check()
+
+
+def test_the_binding_of_casewise_0_1_is_the_same_binding() -> None:
+    now = PLAIN.binding(MODEL.load())
+    assert now.measure == "min_area=4 foreground=True connectivity=face"
+    old = replace(now, measure="min_area=4 foreground=True connectivity=1")
+    assert old.differences(now) == now.differences(old) == []
+    assert replace(now, measure="min_area=4 foreground=True connectivity=full").differences(old) == ["measure"]
+    Deployment(MODEL, (PLAIN,), replace(FIXED, binding=old)).check()
