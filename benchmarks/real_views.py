@@ -41,7 +41,7 @@ def arms(weights: Path) -> dict[str, Arm]:
         "random12": Adaptation("views:random(12)", keep_ballots=True),
         "mri": Adaptation("views:mri,blur", keep_ballots=True),
     }
-    small = {"mri": Adaptation("views:gamma(1.2),gamma(1.4),gamma(1.7),random(6)", keep_ballots=True)}
+    small = {"mri": Adaptation("views:gamma(1.4),bias(30),random(5)", keep_ballots=True)}
     plain = {"metric": "dice", "min_area": 16, "foreground": True, "classes": [1, 2, 3]}
     city = {"metric": "miou", "min_area": 51, "foreground": False, "ignore": 255}
     driving = {"driving": Adaptation("views:driving", keep_ballots=True, min_area=51, foreground=False)}

@@ -15,9 +15,9 @@ from casewise.adapt.consensus import (
     intent_weights,
     medoid,
     vote,
-    weighted_labels,
 )
 from casewise.core.errors import BadInput
+from casewise.measure.ballots import weighted_labels
 
 
 def test_the_mean_is_the_mean_and_takes_one_volume():

@@ -18,6 +18,8 @@ from casewise.archive.store import open_archive
 from casewise.archive.verify import verify
 from casewise.core.errors import BadInput, Mismatch
 from casewise.core.records import State
+from casewise.judge.controllers import CONTROLLERS
+from casewise.replay import replay
 
 FACTORY = "casewise.adapt.networks:PlainUNet"
 
@@ -89,6 +91,20 @@ def test_a_consensus_is_deployed_as_it_was_recorded(home: Path, tmp_path: Path) 
         assert np.array_equal(mask, archive.mask(case_id, State(5)))
         changed += int((mask != archive.mask(case_id, State(0))).sum())
     assert changed
+
+
+def test_views_are_read_until_their_consensus_has_settled(home: Path, tmp_path: Path) -> None:
+    views = ("--objective", "running:gamma(1.1),gamma(1.2),gamma(1.3),gamma(1.4),gamma(1.5),gamma(1.6)")
+    out = tmp_path / "masks"
+    done = call("predict", *model(home), "-i", home / "images", "-o", out, "--policy", "settled", *views,
+                "--min-area", 1)  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert recorded(home, tmp_path / "archive", *views).exit_code == 0
+    archive = open_archive(tmp_path / "archive")
+    for decision in replay(archive, CONTROLLERS.build("settled", cap=6)):
+        mask = np.asarray(nibabel.load(out / f"{decision.case_id}.nii.gz").dataobj).T  # type: ignore[attr-defined]
+        assert np.array_equal(mask, archive.mask(decision.case_id, decision.state))
+        assert decision.executed == decision.state.step
 
 
 def test_a_policy_brings_its_views_along(home: Path, tmp_path: Path) -> None:

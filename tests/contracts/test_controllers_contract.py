@@ -19,6 +19,7 @@ from casewise.judge.deciding import candidate_masks, compared
 OPTIONS = {
     "m0": {},
     "fixed-k": {"step": 2},
+    "settled": {"cap": 3},
     "frag-stop": {"cap": 4},
     "entropy-stop": {"cap": 4},
     "msp-stop": {"cap": 4},

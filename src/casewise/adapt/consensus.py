@@ -16,10 +16,10 @@ from torch import Tensor
 
 from casewise.core.errors import BadInput
 from casewise.core.records import Mask
+from casewise.measure.ballots import FULL
 from casewise.measure.signals.agreement import agreements, candidates_of, mean_agreement
 
 KINDS = ("mean", "weighted", "vote", "medoid", "intent")
-FULL = 255  # a probability of 1 in a ballot
 
 
 @dataclass
@@ -109,18 +109,6 @@ def balanced_entropy(entropy: NDArray[Any], mask: Mask) -> float:
     foreground = mask > 0
     parts = [entropy[side] for side in (foreground, ~foreground) if side.any()]
     return float(np.mean([part.mean(dtype=np.float64) for part in parts]))
-
-
-def weighted_labels(ballots: NDArray[np.uint8], weights: NDArray[np.float64], head: str) -> NDArray[np.int64]:
-    """The label of each voxel under a weighted mean of ballots, (reading, class, voxel); channels count as labels.
-
-    Softmax: the first class with the largest mean. Sigmoid: 1 + the last channel above one half, else 0.
-    """
-    mean = np.tensordot(weights / weights.sum(), ballots.astype(np.float32), axes=1)
-    if head == "softmax":
-        return np.asarray(mean.argmax(0), np.int64)
-    numbers = np.arange(1, mean.shape[0] + 1)[:, None]
-    return np.asarray(((mean > FULL / 2) * numbers).max(0), np.int64)
 
 
 def checked_weights(kind: str, weights: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:

@@ -27,6 +27,7 @@ COMMANDS = {
     "import": "Make an archive from masks that anybody else produced.",
     "verify": "Check an archive or a prediction folder against its hashes and its audit log.",
     "calibrate": "Fit a policy's cut-points on a labelled (or unlabelled) holdout archive.",
+    "choose-views": "Which recorded views should enter the consensus, and what that is worth on patients left out.",
     "replay": "Let a controller decide again on recorded trajectories; no network, no GPU.",
     "study": "Every table and figure of the paper, on your own archive.",
     "plan": "How many labelled cases a certificate needs, and what the ones you have can buy.",

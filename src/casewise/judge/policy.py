@@ -88,6 +88,7 @@ READY: Registry[Policy] = Registry(
         "update": UPDATE,
         "m0": Policy("m0", "m0", {}, 0),
         "fixed-k": Policy("fixed-k", "fixed-k", {}, 4),
+        "settled": Policy("settled", "settled", {"cap": 4}, 4),
         "frag-stop": Policy("frag-stop", "frag-stop", {}, 4),
         "entropy-stop": Policy("entropy-stop", "entropy-stop", {}, 4),
         "msp-stop": Policy("msp-stop", "msp-stop", {}, 4),

@@ -64,6 +64,8 @@ def _over_readings(policy: Policy, steps: int) -> Policy:
         return policy
     if policy.name == "consensus":
         return replace(policy, steps=steps, options={**policy.options, "consensus": str(steps), "steps": steps})
+    if policy.name == "settled":
+        return replace(policy, steps=steps, options={**policy.options, "cap": steps})
     return replace(policy, steps=steps)
 
 

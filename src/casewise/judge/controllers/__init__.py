@@ -9,7 +9,7 @@ from functools import partial
 from casewise.core.records import Controller
 from casewise.core.registry import Registry
 from casewise.judge.controllers.choose import AgreementRule, Choose
-from casewise.judge.controllers.fixed import FixedK, Source
+from casewise.judge.controllers.fixed import FixedK, Settled, Source
 from casewise.judge.controllers.merge import Merge
 from casewise.judge.controllers.region_gate import RegionGate
 from casewise.judge.controllers.router import Router
@@ -22,6 +22,7 @@ CONTROLLERS: Registry[Callable[..., Controller]] = Registry(
     {
         "m0": Source,
         "fixed-k": FixedK,
+        "settled": Settled,
         "frag-stop": FragStop,
         "entropy-stop": EntropyStop,
         "msp-stop": MspStop,

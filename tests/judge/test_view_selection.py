@@ -1,0 +1,114 @@
+"""Choosing views: exact scores of any subset, the useful view found, and an honest estimate where nothing is useful."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from casewise.adapt.consensus import Ballots
+from casewise.archive.store import create_archive
+from casewise.cli.choose_views import app
+from casewise.core.errors import BadInput, TooFewCases
+from casewise.core.records import Binding, Case, State, Trajectory
+from casewise.judge.calibration.view_selection import chosen_views, read_case, settled_after
+from casewise.measure.metrics.overlap import dice, miou
+
+torch = pytest.importorskip("torch")
+BINDING = Binding("model", "views", "loader", "measure")
+NAMES = ("good", "bad", "same", "mean")
+
+
+def a_case(rng, good):
+    """M0 misses half of a square; one view sees it, one sees nonsense, one sees what M0 sees."""
+    label = np.zeros((16, 16), np.int64)
+    label[4:12, 4:12] = 1
+    source = label.copy()
+    source[4:12, 8:12] = 0
+    nonsense = source.copy()
+    nonsense[0:3] = 1
+    seen = [source, label if good else nonsense, nonsense, source]
+    strength = [0.6, 0.95, 0.9, 0.6]
+    shares = []
+    for mask, sure in zip(seen, strength, strict=True):
+        yes = np.where(mask == 1, sure, 1 - sure) + rng.uniform(-0.02, 0.02, mask.shape)
+        shares.append(torch.as_tensor(np.stack([1 - yes, yes])[None].astype(np.float32)))
+    return label, shares
+
+
+def an_archive(path, good=True, cases=6, metric="dice"):
+    configuration = {"metric": metric, "min_area": 1, "foreground": True}
+    archive = create_archive(path, binding=BINDING, steps=4, configuration=configuration, ladder="views")
+    for number in range(cases):
+        label, shares = a_case(np.random.default_rng(number), good)
+        ballots = Ballots("softmax")
+        masks = [share.argmax(1)[0].numpy().astype(np.uint8) for share in shares]
+        for share, mask in zip(shares, masks, strict=True):
+            ballots.add(share, mask)
+        masks.append(torch.stack(shares).mean(0).argmax(1)[0].numpy().astype(np.uint8))
+        changed = np.any([mask != masks[0] for mask in masks], axis=0)
+        signals = tuple({"delta": 0.0} for _ in masks)
+        made = Trajectory(
+            f"case-{number}", tuple(masks), signals, rungs=NAMES, ballots=ballots.on(np.flatnonzero(changed))
+        )
+        archive.add(Case(f"case-{number}", np.zeros((1, 16, 16)), cluster=f"patient-{number // 2}"), made, label)
+    return archive.seal()
+
+
+@pytest.mark.parametrize("metric", ["dice", "miou"])
+def test_every_subset_scores_what_its_mask_scores(tmp_path, metric):
+    archive = an_archive(tmp_path, metric=metric)
+    score = dice if metric == "dice" else miou
+    for case_id in archive.ids:
+        case, label = read_case(archive, case_id), archive.label(case_id)
+        assert case.source == pytest.approx(score(archive.mask(case_id, State(0)), label))
+        for place in (1, 2, 3):
+            assert case.alone(place) == pytest.approx(score(archive.mask(case_id, State(place)), label))
+        assert case.consensus((1, 2, 3)) == pytest.approx(score(archive.mask(case_id, State(4)), label))
+
+
+def test_the_useful_view_is_chosen_and_the_estimate_is_of_clusters_left_out(tmp_path):
+    archive = an_archive(tmp_path)
+    cases = [read_case(archive, case_id) for case_id in archive.ids]
+    found = chosen_views(cases)
+    assert found.names == ("good",)
+    assert found.proposal == "views:good"
+    assert found.left_out == pytest.approx(found.in_sample)
+    assert found.left_out > 0.3 > found.everything
+
+
+def test_nothing_useful_gives_nothing(tmp_path):
+    archive = an_archive(tmp_path, good=False)
+    found = chosen_views([read_case(archive, case_id) for case_id in archive.ids])
+    assert found.names == ()
+    assert found.left_out == 0
+    done = CliRunner().invoke(app, [str(tmp_path)])
+    assert done.exit_code == 1
+    assert "keep M0" in done.output
+
+
+def test_the_command_prints_a_proposal(tmp_path):
+    an_archive(tmp_path)
+    done = CliRunner().invoke(app, [str(tmp_path), "--ladder", "views"])
+    assert done.exit_code == 0, done.output
+    assert "6 cases of 3 clusters, 3 views" in done.output
+    assert "--propose 'views:good'" in done.output
+
+
+def test_too_few_clusters_and_random_views_are_refused(tmp_path):
+    archive = an_archive(tmp_path, cases=4)
+    cases = [read_case(archive, case_id) for case_id in archive.ids]
+    with pytest.raises(TooFewCases, match="three clusters"):
+        chosen_views(cases)
+    from dataclasses import replace
+
+    mixed = [replace(case, names=(f"random-{place}", "b", "c"), cluster=str(place)) for place, case in enumerate(cases)]
+    with pytest.raises(BadInput, match="different views"):
+        chosen_views(mixed)
+
+
+def test_the_sequential_rule_stops_when_two_views_in_a_row_changed_nothing(tmp_path):
+    archive = an_archive(tmp_path)
+    case = read_case(archive, "case-0")
+    assert settled_after(case, 0.0) == 2
+    assert settled_after(case, 1.1) == 3
