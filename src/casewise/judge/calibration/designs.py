@@ -30,7 +30,7 @@ from casewise.judge.controllers.choose import (
     with_agreement,
 )
 from casewise.judge.controllers.fixed import Source
-from casewise.judge.controllers.merge import PIECE, PIECE_FEATURES, Merge, Pieces, piece_features
+from casewise.judge.controllers.merge import PIECE, PIECE_FEATURES, Merge, Pieces, piece_features, piece_scores
 from casewise.judge.deciding import candidate_masks
 from casewise.judge.outcomes import outcomes
 
@@ -366,35 +366,36 @@ def _fit_gain(
 THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
-def fit_merge(known: Sequence[Known], setting: Setting, *, ridge: float = 0.01) -> Controller:
-    """Which pieces of the edit of one candidate are right; the threshold by leaving folds of clusters out.
+def fit_merge(known: Sequence[Known], setting: Setting, *, ridge: float = 0.01, rivals: int = 2) -> Controller:
+    """Which pieces of the edit of one candidate are right; which candidate and which threshold by leaving clusters out.
 
-    Where no threshold gains on clusters that the model had not seen, everything is rejected.
+    The consensus is judged beside the ``rivals`` single candidates that gain most. Where nothing gains on clusters that
+    the model had not seen, everything is rejected.
     """
-    edit = _edit_to_judge(known, setting)
+    consensus = state_of(setting.consensus)
+    single = [state for state in board(known[0].seen) if state not in (SOURCE, consensus)]
+    single.sort(key=lambda state: -float(np.mean([one.metric[state] for one in known])))
+    best, taken, threshold = 0.0, consensus, float("inf")
+    for edit in (consensus, *single[:rivals]):
+        held_out = _held_out_gains(known, edit, ridge)
+        clusters = [one.cluster for one in known]
+        lows = [mean_low(column, clusters)[1] for column in held_out.T]
+        if max(lows) > best:
+            best, taken, threshold = max(lows), edit, THRESHOLDS[int(np.argmax(lows))]
+    return _merge(setting, taken, _fit_pieces([one.edits[taken] for one in known], ridge), threshold)
+
+
+def _held_out_gains(known: Sequence[Known], edit: State, ridge: float) -> Floats:
+    """(case, threshold): the gain of a merge whose model had not seen the case's cluster."""
+    gains = np.zeros((len(known), len(THRESHOLDS)))
     edits = [one.edits[edit] for one in known]
-    model = _fit_pieces(edits, ridge)
-    changes: list[tuple[str, list[float]]] = []
     for inside, out in folds([one.cluster for one in known]):
-        fold_model = _fit_pieces([edits[i] for i in inside], ridge)
+        model = _fit_pieces([edits[i] for i in inside], ridge)
         for i in out:
             rows, counts = edits[i]
-            scores = _merge(setting, edit, fold_model, 0.5).scores(rows)
-            gains = [counts.of(scores > t) - known[i].source for t in THRESHOLDS]
-            changes.append((known[i].cluster, gains))
-    table = np.array([gains for _, gains in changes])
-    held_out = np.array([mean_low(column, [name for name, _ in changes])[1] for column in table.T])
-    best = int(np.argmax(held_out))
-    return _merge(setting, edit, model, THRESHOLDS[best] if held_out[best] > 0 else float("inf"))
-
-
-def _edit_to_judge(known: Sequence[Known], setting: Setting) -> State:
-    """The consensus, or the candidate that gains most where it surely gains more than the consensus."""
-    consensus = state_of(setting.consensus)
-    best = max(board(known[0].seen), key=lambda state: float(np.mean([one.metric[state] for one in known])))
-    more = [one.metric[best] - one.metric[consensus] for one in known]
-    surely = mean_low(more, [one.cluster for one in known])[1] > 0
-    return best if surely and best != SOURCE else consensus
+            scores = piece_scores(rows, *model)
+            gains[i] = [counts.of(scores > t) - known[i].source for t in THRESHOLDS]
+    return gains
 
 
 def _merge(setting: Setting, edit: State, model: tuple[Floats, Floats, Floats], threshold: float) -> Merge:

@@ -87,6 +87,12 @@ def piece_features(masks: Mapping[State, Mask], edit: State, silent: tuple[str, 
     return pieces, np.column_stack(columns)
 
 
+def piece_scores(features: Floats, weights: Any, center: Any, scale: Any) -> Floats:
+    """The chance of each piece to be right: a logistic model, the intercept first among its weights."""
+    z = (features - np.asarray(center)) / np.asarray(scale)
+    return np.asarray(1 / (1 + np.exp(-np.clip(weights[0] + z @ np.asarray(weights[1:]), -35, 35))))
+
+
 def merged(source: Mask, edit: Mask, accepted: tuple[int, ...]) -> Mask:
     """M0 with the accepted pieces of an edit."""
     pieces = pieces_of(source, edit)
@@ -129,8 +135,7 @@ class Merge(_AmongAll):
 
     def scores(self, features: Floats) -> Floats:
         """The chance of each piece to be right."""
-        z = (features - np.asarray(self.center)) / np.asarray(self.scale)
-        return np.asarray(1 / (1 + np.exp(-np.clip(self.weights[0] + z @ np.asarray(self.weights[1:]), -35, 35))))
+        return piece_scores(features, self.weights, self.center, self.scale)
 
     def compared(self, seen: Observation, masks: Mapping[State, Mask]) -> Observation:
         """The observation with the signals of disagreement and the score of every piece of the edit."""
