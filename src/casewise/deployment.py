@@ -50,7 +50,7 @@ from casewise.guard import Guarded, check_bound, decided, episode_of, fallen_bac
 from casewise.judge.certificates.certificate import Certificate, check_certificate, check_feasible
 from casewise.judge.deciding import compared
 from casewise.judge.monitors.watch import active_policy, read_watch, write_watch
-from casewise.judge.policy import READY, controller_of
+from casewise.judge.policy import READY, adapts, controller_of
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class Deployment:
     @property
     def adapts(self) -> bool:
         """Whether any update may be made."""
-        return self.policy.controller != "m0"
+        return adapts(self.policy)
 
     @property
     def suspended(self) -> bool:
@@ -298,7 +298,7 @@ class Deployment:
     # ---- how ----
 
     def _guarded(self, case: Case, policy: Policy, deadline: float | None) -> Guarded:
-        if policy.controller == "m0":
+        if not adapts(policy):
             own = str(policy.options.get("reason", "no adaptation was asked for"))
             return self._source_only(
                 case, self._prepared(case), "the policy is suspended: M0" if self.suspended else own

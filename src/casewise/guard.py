@@ -85,9 +85,9 @@ def check_bound(policy: Policy, how: Adaptation, network: Any) -> None:
     """Refuse a policy that was fitted with other steps, or on another model, objective, loader or measure."""
     from torch import nn
 
-    from casewise.judge.policy import check_binding
+    from casewise.judge.policy import adapts, check_binding
 
-    if policy.controller == "m0":
+    if not adapts(policy):
         return
     if policy.binding is not None and how.steps != policy.steps:
         raise Refused(
@@ -102,6 +102,7 @@ def check_bound(policy: Policy, how: Adaptation, network: Any) -> None:
 def _adaptation(policy: Policy | Controller, objective: Any, knobs: dict[str, Any]) -> Adaptation:
     """What the policy was fitted with, or what was asked for."""
     from casewise.adapt.adaptation import Adaptation, adaptation_of
+    from casewise.judge.policy import adapts
 
     if not isinstance(policy, Policy):
         if objective is None:
@@ -110,7 +111,7 @@ def _adaptation(policy: Policy | Controller, objective: Any, knobs: dict[str, An
             )
         return Adaptation.of(objective, **knobs)
     fitted = adaptation_of(policy, typed=objective if isinstance(objective, str) else None)
-    if fitted is None and objective is None and policy.controller != "m0":
+    if fitted is None and objective is None and adapts(policy):
         raise BadInput(
             f"policy {policy.name!r} does not say how its cases were adapted; name the objective, and the learning "
             "rate where it is not the objective's own: guard(image, network, policy, 'tent', learning_rate=...)"

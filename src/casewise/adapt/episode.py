@@ -29,6 +29,7 @@ from casewise.adapt.snapshot import restored
 from casewise.core.errors import BadInput, NotFinite
 from casewise.core.records import Mask, Signals, State, Trajectory
 from casewise.core.seeds import seed_of
+from casewise.measure.signals import check_registered
 
 
 class Episode:
@@ -159,6 +160,7 @@ class Episode:
 
     def _keep(self, seen: Prediction, used: Mapping[str, float | None], began: float) -> None:
         signals = {**self.record.measured(seen), **used}
+        check_registered(signals)
         self.record.masks.append(seen.mask)
         self.record.signals.append(signals)
         if self.how.keep_entropy or "drop" in self._probes:

@@ -37,8 +37,10 @@ def import_(
     from casewise.archive.layout import measure_words
     from casewise.archive.store import create_archive
     from casewise.core.records import Binding
+    from casewise.measure.metrics import METRICS
     from casewise.measure.signals.fragmentation import fragmentation
 
+    METRICS[metric]
     found = find_masks(masks, labels) if masks is not None else _one_candidate(old, new, labels)
     archive = create_archive(
         out,

@@ -20,8 +20,9 @@ from casewise.core.records import SOURCE, Action, Decision, Mask
 from casewise.core.strict_json import json_text
 from casewise.judge.controllers.region_gate import RegionGate
 from casewise.judge.deciding import gated_mask
+from casewise.measure.metrics import METRICS
 from casewise.measure.metrics.harm import harm
-from casewise.measure.metrics.overlap import VOID, dice, miou
+from casewise.measure.metrics.overlap import VOID
 from casewise.measure.signals.entropy_drops import DROP
 from casewise.measure.signals.fragmentation import fragmentation
 
@@ -131,12 +132,19 @@ def case_outcomes(archive: Archive, options: dict[str, Any], case_id: str) -> Ro
     label = archive.label(case_id) if entry.labelled else None
     who = {"case": case_id, "group": entry.group, "cluster": entry.cluster, "split": entry.split}
     return [
-        {**who, "step": state.step, "shrink": state.shrink, **_measured(masks[SOURCE], mask, label, options)}
+        {
+            **who,
+            "step": state.step,
+            "shrink": state.shrink,
+            **_measured(masks[SOURCE], mask, label, options, entry.spacing_mm),
+        }
         for state, mask in masks.items()
     ]
 
 
-def _measured(source: Mask, mask: Mask, label: Mask | None, options: dict[str, Any]) -> dict[str, float]:
+def _measured(
+    source: Mask, mask: Mask, label: Mask | None, options: dict[str, Any], spacing_mm: tuple[float, ...] | None
+) -> dict[str, float]:
     """One candidate against the source and the label."""
     area = {"min_area": options["min_area"], "foreground": options["foreground"]}
     if label is None:
@@ -145,7 +153,8 @@ def _measured(source: Mask, mask: Mask, label: Mask | None, options: dict[str, A
     judged = harm(source, mask, label, ignore=options["ignore"], **area)
     shares = {name: getattr(judged, name) for name in COLUMNS[1:8]}
     edit = _edit(source, mask, label, options["ignore"])
-    return {"metric": _metric(mask, label, options), **shares, **edit}
+    score = METRICS[options["metric"]].of(mask, label, ignore=options["ignore"], spacing_mm=spacing_mm)
+    return {"metric": float(score), **shares, **edit}
 
 
 def _edit(source: Mask, mask: Mask, label: Mask | None, ignore: int | None) -> dict[str, float]:
@@ -188,14 +197,6 @@ def judged_sentence(share: float | None) -> str:
     return f"HA judged only {share:.0%} of the edit and says little here: read worse-voxels, which counts every voxel"
 
 
-def _metric(mask: Mask, label: Mask, options: dict[str, Any]) -> float:
-    if options["metric"] == "miou":
-        return float(miou(mask, label, ignore=options["ignore"]))
-    if options["metric"] == "dice":
-        return float(dice(mask, label, ignore=options["ignore"]))
-    raise BadInput(f"an archive's metric is 'dice' or 'miou', got {options['metric']!r}")
-
-
 def _chosen(decision: Decision) -> dict[str, Any]:
     return {
         "case": decision.case_id,
@@ -218,6 +219,7 @@ def _gated_row(archive: Archive | None, decision: Decision, gate: RegionGate | N
     options, masks = _options(archive), archive.masks(decision.case_id)
     gate = gate or RegionGate(0.0, min_area=options["min_area"])
     output = gated_mask(masks[SOURCE], masks[decision.state.on("")], decision, gate)
-    label = archive.label(decision.case_id) if archive.entry(decision.case_id).labelled else None
-    measured = _measured(masks[SOURCE], output, label, options)
+    entry = archive.entry(decision.case_id)
+    label = archive.label(decision.case_id) if entry.labelled else None
+    measured = _measured(masks[SOURCE], output, label, options, entry.spacing_mm)
     return [measured.get(name, float("nan")) for name in COLUMNS]

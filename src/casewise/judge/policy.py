@@ -16,13 +16,13 @@ from casewise.core.registry import Registry, from_address
 from casewise.core.strict_json import json_text, numbered
 from casewise.data.splits import Clustered, check_disjoint, cluster_of, clusters_of
 from casewise.judge.controllers import CONTROLLERS, takes
+from casewise.judge.controllers.about import about
 from casewise.judge.controllers.bucket import bucket_of
 from casewise.judge.controllers.by_group import ByGroup, InferredGroup
 from casewise.judge.controllers.flag import flagging
 
 POLICY, HASH = "policy.json", "sha256"
 MOST_STEPS = 1000  # a policy that asks for more is a mistake or an attack
-FITTED = ("router", "stop-router", "tau-stop")  # controllers whose numbers come from calibration cases
 
 DEFAULT = Policy(
     "default",
@@ -103,12 +103,31 @@ READY: Registry[Policy] = Registry(
 
 
 def design_of(text: str) -> Policy:
-    """A design by name, or a controller of your own by its address ``package.module:Name``, uncalibrated."""
+    """A design by name, or a controller of your own by its address ``package.module:Name``, uncalibrated.
+
+    Any registered controller is a design too, with the options that it has by itself.
+    """
     if ":" not in text:
-        return READY[text]
+        return READY[text] if text in READY or text not in CONTROLLERS else Policy(text, text, {}, 4)
     design = Policy(text.partition(":")[2], text, {}, 4)
     controller_of(design)
     return design
+
+
+def controller_kind(policy: Policy) -> Any:
+    """The class of a policy's controller, which says what calibration and reports must know without building one."""
+    own = ":" in policy.controller
+    return from_address(policy.controller, "controller") if own else CONTROLLERS[policy.controller]
+
+
+def _fitted_by(policy: Policy) -> str:
+    """How calibration finds the numbers of a registered controller; a file's own code is not imported to ask it."""
+    return about(CONTROLLERS[policy.controller]).fitted_by if policy.controller in CONTROLLERS else ""
+
+
+def adapts(policy: Policy) -> bool:
+    """Whether a policy ever makes an update; the source model by itself does not."""
+    return about(controller_kind(policy)).adapts
 
 
 def read_policy(path: str | Path, *, typed: str | None = None) -> Policy:
@@ -172,7 +191,7 @@ def _check_sense(policy: Policy, file: Path) -> None:
             f"{file} asks for {policy.steps!r} steps; a horizon is a whole number from 0 to {MOST_STEPS}; "
             "run casewise calibrate again"
         )
-    fitted = policy.controller in FITTED or policy.groups or {"cut_low", "cut_high"} & set(policy.options)
+    fitted = _fitted_by(policy) in ("cuts", "tau") or policy.groups or {"cut_low", "cut_high"} & set(policy.options)
     if fitted and policy.binding is None:
         raise BadInput(
             f"{file} has cut-points, but its binding does not say which model they were fitted on; "
@@ -191,7 +210,7 @@ def _check_sense(policy: Policy, file: Path) -> None:
 
 def uncalibrated(name: str, steps: int, options: Mapping[str, Any]) -> Policy:
     """A policy of a controller that needs no calibration; one with a cap runs to the horizon unless told otherwise."""
-    capped = {"cap": steps} if ":" not in name and takes(name, "cap") else {}
+    capped = {"cap": steps} if takes(controller_kind(Policy(name, name, {}, steps)), "cap") else {}
     return Policy(name, name, {**capped, **options}, steps)
 
 
@@ -304,7 +323,7 @@ def no_go(policy: Policy) -> str | None:
     A policy that deploys M0 for every case cannot harm, and one whose guard closed it does just that.
     """
     kept = policy.preflight.get("retained", {})
-    if kept.get("go") is not False or policy.controller == "m0" or policy.preflight.get("guard"):
+    if kept.get("go") is not False or not adapts(policy) or policy.preflight.get("guard"):
         return None
     return (
         f"NO-GO: of the calibration cases that policy {policy.name!r} keeps adapted, {kept['helped']} were helped and "
@@ -343,9 +362,8 @@ def _input(case: Clustered) -> str:
 
 def _built(policy: Policy, more: Mapping[str, Any]) -> Controller:
     options = {key: value for key, value in {**policy.options, **more}.items() if key not in ("inference", "flag")}
-    own = ":" in policy.controller
     try:
-        made: Any = from_address(policy.controller, "controller") if own else CONTROLLERS[policy.controller]
+        made = controller_kind(policy)
         controller: Controller = made(**options) if callable(made) else made
     except TypeError as error:
         raise BadInput(f"policy {policy.name!r} is not calibrated ({error}); run casewise calibrate first") from error

@@ -17,7 +17,8 @@ from casewise.data.dicom import is_dicom_folder
 from casewise.data.folders import CaseFiles, list_cases, part_of, with_groups, with_labels
 from casewise.deployment import Deployment, Model, Watching
 from casewise.judge.certificates.certificate import CERTIFICATE, Certificate, check_certificate, read_certificate
-from casewise.judge.policy import READY, controller_of, is_hybrid, read_policy
+from casewise.judge.controllers import takes
+from casewise.judge.policy import READY, adapts, controller_kind, controller_of, design_of, is_hybrid, read_policy
 from casewise.run.dicom import series_cases, write_series
 
 ENGINES = Registry("engine", {"local": "casewise.run.local:LocalEngine", "ray": "casewise.run.ray:RayEngine"})
@@ -93,12 +94,12 @@ def chosen_policy(
 def _named(name: str, steps: int | None) -> Policy:
     if name not in READY and ("/" in name or name.endswith(".json")):
         raise BadInput(f"there is no policy at {name}; {NO_POLICY}")
-    policy = READY[name]
+    policy = design_of(name)
     if name == "consensus":  # of how many readings, the model and its views say later
         return replace(policy, options={"consensus": "1", "steps": 1})
-    if name == "fixed-k":
+    if takes(controller_kind(policy), "step"):
         policy = replace(policy, options={"step": steps or policy.steps})
-    if steps is not None and name != "m0":
+    if steps is not None and adapts(policy):
         policy = replace(policy, steps=steps)
     try:
         controller_of(policy)

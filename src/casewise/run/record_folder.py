@@ -16,6 +16,7 @@ from casewise.data.folders import CaseFiles
 from casewise.data.splits import check_disjoint, clusters_of
 from casewise.deployment import Deployment, Model
 from casewise.judge.calibration.cuts import statistics
+from casewise.measure.metrics import METRICS
 from casewise.measure.signals.risk import RiskStatistics
 from casewise.run.local import Engine, Result
 
@@ -50,6 +51,7 @@ def record_folder(
     adds each ladder of a case (whole or not at all) before it yields, and seals the archive at its end. The archive
     that is returned shows the first ladder.
     """
+    METRICS[metric]  # refused before the first case, not when somebody calibrates
     backbone, deployment = work.deployment.backbone, work.deployment
     archives = {
         ladder: create_archive(

@@ -16,7 +16,7 @@ from casewise.measure.signals import SIGNALS
 from casewise.study.oracles import change_oracle_scores, ha_oracle_scores
 from casewise.study.statistics.chance import ChanceMoments, chance_moments
 from casewise.study.statistics.resample import clusters_of
-from casewise.study.trajectories import deployed_at, mean_or_nan, unshrunk
+from casewise.study.trajectories import deployed_at, mean_or_nan, signals_in, unshrunk
 
 Arms = Mapping[str, pd.DataFrame]
 Floats = NDArray[np.float64]
@@ -78,8 +78,8 @@ def selector_scores(
     frame = unshrunk(outcomes)
     first = frame[frame["step"] == step].set_index("case").sort_index()
     scores = {f"router ({coordinate})": _oriented(first, coordinate)}
-    for name in SIGNALS:
-        if name in first.columns and name != coordinate and first[name].notna().all():
+    for name in signals_in(first.reset_index()):
+        if name != coordinate and first[name].notna().all():
             scores[name] = _oriented(first, name)
     scores["oracle HA"] = ha_oracle_scores(frame)
     scores["oracle metric"] = change_oracle_scores(frame, step=budget)

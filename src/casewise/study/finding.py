@@ -57,7 +57,7 @@ class Section:
 def plain_table(id: str, title: str, finding: Finding, *, caption: str = "") -> Table:
     """Every column of a finding as it is, for analyses whose table needs no shape of its own."""
     columns = [
-        Column(str(name), str(name).replace("_", " "), text=finding.table[name].dtype == object)
+        Column(str(name), str(name).replace("_", " "), text=not pd.api.types.is_numeric_dtype(finding.table[name]))
         for name in finding.table
     ]
     return table(id, title, columns, rows_of(finding.table, columns), caption=caption)

@@ -23,6 +23,7 @@ from casewise.judge.controllers.about import About, about
 from casewise.judge.ledger import unlock
 from casewise.judge.outcomes import deployed, outcomes
 from casewise.judge.policy import controller_of, uncalibrated
+from casewise.measure.metrics import METRICS, Metric
 from casewise.replay import replay
 from casewise.study.assignment import DRIVING, MEDICAL, arms_of, selector_scores
 from casewise.study.preregistration import Declaration
@@ -138,7 +139,12 @@ class Study:
     @property
     def metric(self) -> str:
         """The metric as people write it: Dice or mIoU."""
-        return {"dice": "Dice", "miou": "mIoU"}.get(str(self.configuration.get("metric", "dice")), "metric")
+        return self.scored_by.title
+
+    @property
+    def scored_by(self) -> Metric:
+        """The metric of the archives."""
+        return METRICS[str(self.configuration.get("metric", "dice"))]
 
     @property
     def configuration(self) -> Mapping[str, Any]:

@@ -11,11 +11,15 @@ from numpy.typing import NDArray
 from casewise.core.errors import BadInput
 from casewise.core.records import State
 from casewise.judge.calibration.fixed_budget import cheapest
-from casewise.measure.signals import SIGNALS
+from casewise.judge.outcomes import COLUMNS, KEYS, WHO
+from casewise.measure.signals import REGION_SCORES, SIGNALS
 from casewise.study.finding import need_columns
 
 Floats = NDArray[np.float64]
 _KEYS = ("case", "step", "shrink")
+_NO_SIGNAL = frozenset(
+    {*WHO, *KEYS, *COLUMNS, "risk", REGION_SCORES}
+)  # columns of an outcomes frame that no probe made
 
 
 def unshrunk(outcomes: pd.DataFrame) -> pd.DataFrame:
@@ -72,12 +76,16 @@ def step_one(outcomes: pd.DataFrame, column: str) -> pd.Series:
 
 
 def signals_in(outcomes: pd.DataFrame, signals: Sequence[str] | None = None) -> list[str]:
-    """The signals to look at: those asked for, or every known signal with a defined value."""
+    """The signals to look at: those asked for, or every one with a defined value; your own follow the registered ones.
+
+    A coordinate that is made of signals (risk, -msp) is no signal of its own.
+    """
     if signals is not None:
         need_columns(outcomes, signals, "the outcomes frame")
         return list(signals)
     adapted = outcomes[outcomes["step"] > 0]
-    return [name for name in SIGNALS if name in outcomes.columns and adapted[name].notna().any()]
+    own = [name for name in outcomes.columns if name not in _NO_SIGNAL and name not in SIGNALS and name[0] != "-"]
+    return [name for name in (*SIGNALS, *own) if name in outcomes.columns and adapted[name].notna().any()]
 
 
 def deployed_at(outcomes: pd.DataFrame, state: State) -> pd.DataFrame:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from casewise.core.records import Signals
 from casewise.core.registry import Registry, from_address
+from casewise.measure.signals import check_registered
 
 if TYPE_CHECKING:
     from casewise.adapt.episode import Episode
@@ -50,11 +51,14 @@ def probes_of(asked: Sequence[str | Probe]) -> dict[str, Probe]:
 
 
 def probed(probes: Mapping[str, Probe], episode: Episode) -> Signals:
-    """The signals of all probes at the current step."""
+    """The signals of all probes at the current step; those of a probe that is named here must be registered."""
     signals: dict[str, float | None] = {}
     for name, probe in probes.items():
         value = probe(episode)
-        signals.update(value if isinstance(value, Mapping) else {name: value})
+        found = value if isinstance(value, Mapping) else {name: value}
+        if name in PROBES:
+            check_registered(found)
+        signals.update(found)
     return signals
 
 

@@ -30,6 +30,8 @@ from casewise.judge.calibration.fixed_budget import budget, tau
 from casewise.judge.calibration.groups import fitted_cuts, inference
 from casewise.judge.calibration.hybrid import DELTA, WARM_UP
 from casewise.judge.calibration.preflight import EVIDENT, concerns, preflight
+from casewise.judge.controllers import takes
+from casewise.judge.controllers.about import about
 from casewise.judge.controllers.bucket import bucket_of
 from casewise.judge.controllers.signal_value import RISK
 from casewise.judge.deciding import decision_of
@@ -40,6 +42,7 @@ from casewise.judge.policy import (
     AMONG_CANDIDATES,
     check_held_out,
     check_modulated,
+    controller_kind,
     controller_of,
     design_of,
     fitted_on,
@@ -47,10 +50,8 @@ from casewise.judge.policy import (
 from casewise.measure.signals import SIGNALS
 from casewise.measure.signals.risk import RiskStatistics
 
-_ROUTERS = frozenset({"router", "stop-router"})
 UNEVEN = 0.1
 """A third that holds more or less than this beside a third of the cases is none; the fallback coordinate is taken."""
-_STOPS = frozenset({"frag-stop", "entropy-stop", "msp-stop", "gradient-stop"})
 
 
 def calibrate(
@@ -106,12 +107,13 @@ def calibrate(
     guarded = bool(options.pop("guard", False))
     fitted: dict[str, Any] = {"options": options, "groups": {}}
     examined: dict[str, Any] = {}
-    if design.controller in _ROUTERS:
+    kind = about(controller_kind(design))
+    if kind.fitted_by == "cuts":
         fitted, examined = _routed(holdout, options, mode, convention, evaluation)
-    elif design.controller == "fixed-k":
+    elif kind.fitted_by == "budget":
         fitted["options"] = {"step": budget(frame, budget_rule)}
         examined = {"budget_rule": budget_rule}
-    elif design.controller == "tau-stop":
+    elif kind.fitted_by == "tau":
         fitted["options"] = {**tau(frame, quantile=tau_quantile), "cap": holdout.steps}
     policy = replace(
         design,
@@ -128,13 +130,13 @@ def calibrate(
         **examined,
         **preflight(holdout, controller_of(policy), frame, reviews=reviews, source_metric=source_metric),
     }
-    if design.controller in _ROUTERS:
+    if kind.is_router:
         found |= _bucketed(holdout, policy)
         found["degenerate"] = found["degenerate"] or not all(row["cases"] for row in found["buckets"].values())
     if guarded and found["retained"]["hurt_p"] <= EVIDENT:
         policy, found["guard"] = _closed(policy), "closed"
         found["quota"] = {"low": 0, "mid": 0, "hard": sum(found["quota"].values())}
-    if evaluation is not None and design.controller in _ROUTERS:
+    if evaluation is not None and kind.is_router:
         decided = [decision_of(evaluation, controller_of(policy), case_id) for case_id in evaluation.ids]
         found["evaluation_buckets"] = {name: sum(one.bucket == name for one in decided) for name in BUCKETS}
         found["quota_drift"] = quota_drift(replace(policy, preflight=found), quota_of(decided))
@@ -200,17 +202,17 @@ def _design_options(archive: Archive, design: Policy, *, coordinate: str | None,
     """The design's options, checked against what the archive holds."""
     options = dict(design.options)
     check_modulated(design, archive.binding)
-    if design.controller in _STOPS:
+    if takes(controller_kind(design), "cap"):
         options["cap"] = archive.steps
-    if design.controller == "region-gate":
+    if takes(controller_kind(design), "min_area"):
         options["min_area"] = int(archive.configuration.get("min_area", 16))
     if coordinate is not None:
         options["coordinate"] = coordinate
         options.pop("fallback", None)
-    if design.controller == "router":
-        for name in ("low", "mid", "hard"):
+    for name in ("low", "mid", "hard"):
+        if name in options:
             options[name] = _bucket(archive, design, dict(options[name]), unshrunk)
-    if design.controller == "stop-router" and unshrunk:
+    if unshrunk and "mid_shrink" in options:
         options["mid_shrink"] = 0.0
     return options
 

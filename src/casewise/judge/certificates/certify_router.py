@@ -29,6 +29,7 @@ from casewise.judge.ledger import attempt_sentence, certification_attempt, unloc
 from casewise.judge.monitors.quota import quota_of
 from casewise.judge.outcomes import LITTLE, judged_sentence
 from casewise.judge.policy import check_go, controller_of, fitted_on
+from casewise.measure.metrics import METRICS
 
 KINDS = {"ha": "C2", "harmed": "C3", "dice": "C4", "worse-voxels": "C2"}
 ORDERS = 25  # fixed permutations over which betting averages the luck of the order away
@@ -235,4 +236,4 @@ def _reliability(
 
 
 def _metric(archive: Archive) -> str:
-    return {"dice": "Dice", "miou": "mIoU"}[str(archive.configuration.get("metric", "dice"))]
+    return METRICS[str(archive.configuration.get("metric", "dice"))].title

@@ -14,12 +14,12 @@ from casewise.core.durable import text_sha256
 from casewise.core.errors import BadInput, Refused, TooFewCases
 from casewise.core.records import Controller, Policy, State, Verdict
 from casewise.judge.certificates.loss_table import Floats, policy_envelope
+from casewise.judge.controllers.about import about
 from casewise.judge.outcomes import judged_share, outcomes
-from casewise.judge.policy import check_binding, check_held_out, controller_of, is_hybrid
+from casewise.judge.policy import check_binding, check_held_out, controller_kind, controller_of, is_hybrid
 
 LOSSES = ("ha", "harmed", "dice", "worse-voxels")
 """What can be certified of a router; each is defined for every labelled case (docs/explanation/certificates.md)."""
-ROUTERS = ("router", "stop-router")
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,7 @@ def check_router(policy: Policy) -> None:
             f"certify them; certify the seed-only policy"
         )
     hard = dict(policy.options.get("hard", {"action": "rollback"}))
-    if policy.controller not in ROUTERS or hard.get("action") != "rollback":
+    if not about(controller_kind(policy)).is_router or hard.get("action") != "rollback":
         raise BadInput(
             f"a rollback certificate needs a router whose hard bucket rolls back, got policy {policy.name!r} "
             f"({policy.controller}); calibrate one of cardiac, prostate, driving, default or stop-router"

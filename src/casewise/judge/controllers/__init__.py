@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from casewise.core.records import Controller
 from casewise.core.registry import Registry
@@ -41,6 +42,6 @@ CONTROLLERS: Registry[Callable[..., Controller]] = Registry(
 )
 
 
-def takes(name: str, option: str) -> bool:
-    """Whether a controller has an argument of this name."""
-    return option in inspect.signature(CONTROLLERS[name]).parameters
+def takes(kind: Any, option: str) -> bool:
+    """Whether a kind of controller has an argument of this name."""
+    return callable(kind) and option in inspect.signature(kind).parameters

@@ -21,7 +21,8 @@ class About:
 
 def about(controller: Controller | type | object) -> About:
     """What a controller, or its class, says of itself."""
-    said = getattr(controller, "about", None)
+    kind = getattr(controller, "func", controller)  # a registry may hold a class with some of its options given
+    said = getattr(kind, "about", None)
     if isinstance(said, About):
         return said
-    return About(str(getattr(controller, "name", getattr(controller, "__name__", controller))))
+    return About(str(getattr(kind, "name", getattr(kind, "__name__", kind))))

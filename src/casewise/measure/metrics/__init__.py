@@ -1,1 +1,45 @@
-"""What needs a label: harm, overlap, surface distances, and the table of what each gives for empty masks."""
+"""What needs a label: harm, overlap, surface distances, and the table of what each gives for empty masks.
+
+``METRICS`` lists what an archive may be scored by: ``record --metric`` takes its names and nothing else. A metric of
+your own is one file with a function of a mask and a label, and one line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from casewise.core.records import Mask
+from casewise.core.registry import Registry
+from casewise.measure.metrics.overlap import dice, micro_miou, miou
+
+
+class Scored(Protocol):
+    """The score of one mask: higher is better, NaN where it is undefined."""
+
+    def __call__(
+        self, mask: Mask, label: Mask, *, ignore: int | None, spacing_mm: tuple[float, ...] | None
+    ) -> float: ...
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A score of a mask against its label by which cases are better or worse; it must rise with quality.
+
+    A distance such as HD95 falls with quality, so it cannot be one; analyses measure it beside the metric.
+    """
+
+    title: str  # as tables print it
+    of: Scored
+    micro: Callable[..., float] | None = None  # the same over all voxels of many (mask, label) pairs, where it has one
+
+
+METRICS: Registry[Metric] = Registry(
+    "metric",
+    {
+        "dice": Metric("Dice", lambda mask, label, *, ignore, spacing_mm: dice(mask, label, ignore=ignore)),
+        "miou": Metric("mIoU", lambda mask, label, *, ignore, spacing_mm: miou(mask, label, ignore=ignore), micro_miou),
+    },
+)
+"""Every metric by the name that an archive's configuration holds."""

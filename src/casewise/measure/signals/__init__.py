@@ -6,8 +6,10 @@ computed is None.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from casewise.core.errors import UnknownName
 from casewise.core.registry import Registry
 
 
@@ -57,3 +59,16 @@ SIGNALS: Registry[SignalInfo] = Registry(
     },
 )
 """Every signal by name, in the order in which tables print them."""
+
+REGION_SCORES = "drop"
+"""The region gate's scores of step 1: ``drop``, then ``drop.0``, ``drop.1``, ... of each region; no table column."""
+
+
+def check_registered(names: Iterable[str]) -> None:
+    """Refuse a signal that has no line above: tables, calibration and analyses would not know what it means."""
+    for name in names:
+        if name not in SIGNALS and name.partition(".")[0] != REGION_SCORES:
+            raise UnknownName(
+                f"signal {name!r} is recorded but not registered; add a line to SIGNALS (measure/signals/__init__.py), "
+                f"or pass it as a function of your own"
+            )

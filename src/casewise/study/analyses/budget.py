@@ -62,8 +62,8 @@ def ladder_of(study: Study) -> Finding:
 
 @once
 def micro_of(study: Study) -> Finding | None:
-    """mIoU over all voxels by step, for the teaser only; None where the metric is not mIoU."""
-    return micro_ladder(study.evaluation, by_group=bool(study.groups)) if study.metric == "mIoU" else None
+    """The metric over all voxels by step, for the teaser only; None where the metric has no such average."""
+    return micro_ladder(study.evaluation, by_group=bool(study.groups)) if study.scored_by.micro else None
 
 
 @once

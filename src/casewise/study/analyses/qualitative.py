@@ -15,7 +15,6 @@ from casewise.data.folders import CaseFiles
 from casewise.data.nifti import read_volume
 from casewise.data.pictures import ENDINGS, read_picture
 from casewise.judge.controllers.tau_stop import TauStop
-from casewise.measure.metrics.overlap import dice, miou
 from casewise.render.cells import Cell
 from casewise.render.ink import Picture
 from casewise.render.masks import Edits, Pixels, View, draw_masks, edits, painted, photographed, view_of
@@ -214,9 +213,7 @@ def whole(mask: Any, index: int | None) -> View:
 def metric_of(study: Study, view: View, mask: Any, label: Any) -> float:
     """The archive's metric on what is in view; NaN when the label has nothing there."""
     shown, truth = view.of(mask), view.of(label)
-    if study.metric == "mIoU":
-        return float(miou(shown, truth, ignore=study.measure["ignore"]))
-    return float(dice(shown, truth, ignore=study.measure["ignore"]))
+    return float(study.scored_by.of(shown, truth, ignore=study.measure["ignore"], spacing_mm=None))
 
 
 def _number(value: float) -> str:
