@@ -89,7 +89,7 @@ def _record_case(
     prepared = backbone.prepare(case)
     source = SharedSource(pipeline_of(prepared, backbone))
     for name, views in missing.items():
-        made = readings_of(backbone, prepared, case.id, views, source)
+        made = readings_of(backbone, prepared, case, views, source)
         archives[name].add(case, made, backbone.read_label(files.label))
         print(f"{case.id}: {name}, {sum(made.seconds):.0f} s", flush=True)
 

@@ -277,7 +277,7 @@ class Deployment:
     def _recorded(self, case: Case, ready: Prepared, how: Adaptation, shared: SharedSource | None) -> Trajectory:
         backbone = self.backbone
         if how.forward_only is not None:
-            return readings_of(backbone, ready, case.id, how, shared)
+            return readings_of(backbone, ready, case, how, shared)
         predict = ready.predict
         if predict is not None and shared is not None:
             predict = shared.first(predict)

@@ -149,7 +149,7 @@ def episode_of(
 
     readings = how.forward_only
     if readings is not None:
-        lent: Readings = readings.episode(network, ready, case.id, before_forward=before_forward)
+        lent: Readings = readings.episode(network, ready, case, before_forward=before_forward)
         return lent
 
     from casewise.adapt.episode import Episode

@@ -34,7 +34,7 @@ def of_views(views, **more):
 
 
 def read(backbone, case, views, **more):
-    return readings_of(backbone, backbone.prepare(case), case.id, of_views(views, min_area=1, **more))
+    return readings_of(backbone, backbone.prepare(case), case, of_views(views, min_area=1, **more))
 
 
 def test_m0_is_the_backbones_own_mask_and_every_view_has_its_rung(backbone, case):
@@ -122,7 +122,7 @@ def test_m0_is_predicted_once_for_several_ladders(backbone, case):
     ready = backbone.prepare(case)
     source = SharedSource(ready.pipeline)
     made = [
-        readings_of(backbone, ready, case.id, of_views(name), source) for name in ("mirror(x)", "gamma(1.4),mirror(y)")
+        readings_of(backbone, ready, case, of_views(name), source) for name in ("mirror(x)", "gamma(1.4),mirror(y)")
     ]
     handle.remove()
     assert len(calls) == 1 + 1 + 2

@@ -40,7 +40,7 @@ def test_nnunet_is_read_through_its_own_pipeline(options: dict[str, Any], model:
     prepared = backbone.prepare(case)
     before = fingerprint(backbone.network)
     how = Adaptation("views:mirror(x),gamma(1.3),scale(0.8)", keep_ballots=True)
-    made = readings_of(backbone, prepared, case.id, how)
+    made = readings_of(backbone, prepared, case, how)
     assert prepared.predict is not None
     assert np.array_equal(made.masks[0], prepared.predict())
     assert fingerprint(backbone.network) == before
@@ -66,7 +66,7 @@ def test_the_mean_over_mirrors_is_close_to_nnunets_own_mirroring(model: Any, sca
     folder = str(model(dimensions=2))
     with_mirrors, without = (load_backbone(folder, mirroring=one) for one in (True, False))
     case = without.read(list_cases(scans / "images", ending=without.ending)[0]).case
-    made = readings_of(without, without.prepare(case), case.id, Adaptation("views:mirror(x),mirror(y),mirror(xy)"))
+    made = readings_of(without, without.prepare(case), case, Adaptation("views:mirror(x),mirror(y),mirror(xy)"))
     own = with_mirrors.prepare(case).predict
     assert own is not None
     assert (made.masks[-1] != own()).mean() < 0.02  # nnU-Net averages logits, a consensus probabilities
@@ -84,7 +84,7 @@ def test_hugging_face_is_read_at_the_pictures_own_size(tmp_path: Path) -> None:
     SegformerImageProcessor(size={"height": 64, "width": 64}).save_pretrained(tmp_path)
     backbone = load_backbone(str(tmp_path))
     case = Case("street", np.random.default_rng(0).integers(0, 255, (3, 40, 72)).astype(np.float32))
-    made = readings_of(backbone, backbone.prepare(case), case.id, Adaptation("views:driving", foreground=False))
+    made = readings_of(backbone, backbone.prepare(case), case, Adaptation("views:driving", foreground=False))
     assert all(mask.shape == (40, 72) for mask in made.masks)
     assert made.rungs[-1] == "mean"
     assert not any(signals.get("left_out") for signals in made.signals)
@@ -107,8 +107,42 @@ def test_monai_is_read_through_its_sliding_window(tmp_path: Path) -> None:
     backbone = load_backbone(str(tmp_path))
     case = Case("one", np.random.default_rng(1).normal(size=(1, 9, 20, 18)).astype(np.float32))
     prepared = backbone.prepare(case)
-    made = readings_of(backbone, prepared, case.id, Adaptation("views:mirror(xyz),gamma(1.4),rotate90(1)"))
+    made = readings_of(backbone, prepared, case, Adaptation("views:mirror(xyz),gamma(1.4),rotate90(1)"))
     assert prepared.predict is not None
     assert np.array_equal(made.masks[0], prepared.predict())
     assert made.masks[-1].shape == (9, 20, 18)
     assert not any(signals.get("left_out") for signals in made.signals)
+
+
+def test_the_folds_of_an_nnunet_are_members_and_their_mean_is_near_m0(model: Any, scans: Path) -> None:
+    backbone = load_backbone(str(model(dimensions=3, folds=(0, 1))), mirroring=False, step_size=1.0)
+    case = backbone.read(list_cases(scans / "images", ending=backbone.ending)[0]).case
+    before = fingerprint(backbone.network)
+    made = readings_of(backbone, backbone.prepare(case), case, Adaptation("members:folds"))
+    assert made.rungs == ("fold-0", "fold-1", "mean")
+    assert fingerprint(backbone.network) == before
+    alone = load_backbone(str(model(dimensions=3, folds=(0, 1))), fold=(1,), mirroring=False, step_size=1.0)
+    predict = alone.prepare(case).predict
+    assert predict is not None
+    assert np.array_equal(made.masks[2], predict())
+    assert made.masks[-1].shape == made.masks[0].shape
+
+
+def test_another_model_is_a_member_where_its_labels_agree(model: Any, scans: Path) -> None:
+    from casewise.core.errors import BadInput, Mismatch
+
+    backbone = load_backbone(str(model(dimensions=2)), mirroring=False)
+    case = backbone.read(list_cases(scans / "images", ending=backbone.ending)[0]).case
+    other = model(dimensions=3)
+    how = Adaptation(f"members:{other}")
+    made = readings_of(backbone, backbone.prepare(case), case, how)
+    predict = load_backbone(str(other)).prepare(case).predict
+    assert predict is not None
+    assert np.array_equal(made.masks[1], predict())
+    assert load_backbone(str(other)).fingerprint[:12] in how.binding(backbone).objective
+    with pytest.raises(Mismatch, match=r"member .* has another"):
+        Adaptation(f"members:{model(regions=True)}").binding(backbone)
+    with pytest.raises(BadInput, match="needs an nnU-Net of several folds"):
+        Adaptation("members:folds").horizon(backbone)
+    with pytest.raises(BadInput, match="name at least one member"):
+        Adaptation("members:").horizon(backbone)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,10 @@ from casewise.adapt.views import Drawn, View, count, drawn, inverted, lent, unmi
 from casewise.adapt.views.source import SourceStatistics, read_source_statistics
 from casewise.archive.layout import measure_words
 from casewise.core.errors import BadInput, NotFinite
-from casewise.core.records import Binding, Mask, Trajectory, check_ladder
+from casewise.core.records import Binding, Case, Mask, Trajectory, check_ladder
+
+if TYPE_CHECKING:
+    from casewise.adapt.members import Members
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Views:
         self,
         network: Backbone | nn.Module,
         prepared: Prepared,
-        case_id: str,
+        case: Case,
         *,
         source: Callable[[], tuple[Mask, Tensor]] | None = None,
         before_forward: Callable[[], None] | None = None,
@@ -84,12 +88,12 @@ class Views:
         """The case on loan; ``source`` gives M0 and its probabilities where they were predicted already."""
         backbone, how = as_backbone(network), self.how
         pipeline = pipeline_of(prepared, backbone)
-        views = unmirrored(drawn(self.on(backbone), case_id, how.seed), _mirrored(backbone))
+        views = unmirrored(drawn(self.on(backbone), case.id, how.seed), _mirrored(backbone))
         weights = checked_weights(how.consensus, dict(how.weights), list(dict.fromkeys(map(str, views))))
         readings = [Reading(str(view), _reader(pipeline, view, how.max_slices), weights[str(view)]) for view in views]
         steps = len(readings) if self.running else len(readings) + 1
         return Readings(
-            backbone.network, pipeline, readings, replace(how, steps=steps), case_id=case_id, head=backbone.head,
+            backbone.network, pipeline, readings, replace(how, steps=steps), case_id=case.id, head=backbone.head,
             running=self.running, source=source, before_forward=before_forward,
         )  # fmt: skip
 
@@ -177,11 +181,15 @@ def named_proposal(text: str) -> tuple[str, str]:
     return check_ladder(made), text
 
 
-def forward_proposer(how: Adaptation) -> Views | None:
+def forward_proposer(how: Adaptation) -> Views | Members | None:
     """The readings that an adaptation's objective names; None where it is a gradient method."""
     kind, found, rest = str(how.objective).partition(":") if isinstance(how.objective, str) else ("", "", "")
     if found and kind in ("views", "running"):
         return Views(how, rest, running=kind == "running")
+    if found and kind == "members":
+        from casewise.adapt.members import Members
+
+        return Members(how, rest)
     return None
 
 
@@ -206,10 +214,10 @@ class SharedSource:
 
 
 def readings_of(
-    network: Backbone | nn.Module, prepared: Prepared, case_id: str, how: Adaptation, source: SharedSource | None = None
+    network: Backbone | nn.Module, prepared: Prepared, case: Case, how: Adaptation, source: SharedSource | None = None
 ) -> Trajectory:
     """Every candidate of one forward-only ladder of a case."""
-    with how.forward_only.episode(network, prepared, case_id, source=source) as episode:
+    with how.forward_only.episode(network, prepared, case, source=source) as episode:
         for _ in range(episode.how.steps):
             episode.advance()
         found: Trajectory = episode.trajectory

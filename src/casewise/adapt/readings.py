@@ -23,7 +23,7 @@ from casewise.adapt.logits import at_resolution, labels, logits_of
 from casewise.adapt.losses import probabilities
 from casewise.adapt.recording import Prediction, Recording
 from casewise.adapt.snapshot import restored
-from casewise.core.errors import BadInput, NotFinite
+from casewise.core.errors import BadInput, Mismatch, NotFinite
 from casewise.core.records import Mask, Signals, Trajectory
 from casewise.measure.ballots import weighted_labels
 from casewise.measure.signals.agreement import agreement
@@ -119,6 +119,7 @@ class Readings:
             mask, shares = self._source()
             if not torch.isfinite(shares).all():
                 raise NotFinite(f"the probabilities of M0 of case {self.case_id} are not finite; look at the image")
+            self._shape = shares.shape
             self._keep(mask, shares, began, {})
             self._take(mask, shares, 1.0)
             self._loan = stack.pop_all()
@@ -159,6 +160,11 @@ class Readings:
             shares = reading.read()
             if not torch.isfinite(shares).all():
                 raise NotFinite(f"its probabilities are not finite for case {self.case_id}")
+            if shares.shape != self._shape:
+                got, own = tuple(shares.shape), tuple(self._shape)
+                raise Mismatch(
+                    f"{reading.name} gave probabilities of shape {got} for case {self.case_id}, M0's are {own}"
+                )
             mask = self.pipeline.mask(shares)
         except (BadInput, NotFinite) as error:
             return self._leave_out(reading, str(error), began)
