@@ -27,7 +27,7 @@ from casewise.adapt.forwards import Forwards
 from casewise.adapt.memory import estimate_bytes
 from casewise.adapt.parameters import select
 from casewise.adapt.proposers import SharedSource, readings_of
-from casewise.archive.layout import mask_sha256
+from casewise.archive.layout import image_sha256, mask_sha256
 from casewise.core.errors import BadInput, CasewiseError, MovedUnselected, NotFinite, Refused, in_one_line
 from casewise.core.predicted import Finding
 from casewise.core.records import (
@@ -47,10 +47,10 @@ from casewise.core.records import (
     deployed,
 )
 from casewise.guard import Guarded, check_bound, decided, episode_of, fallen_back, prepared
-from casewise.judge.certificates.certificate import Certificate, check_certificate, check_feasible
+from casewise.judge.certificates.certificate import Certificate, check_certificate, check_feasible, outside_promise
 from casewise.judge.deciding import compared
 from casewise.judge.monitors.watch import active_policy, read_watch, write_watch
-from casewise.judge.policy import READY, adapts, controller_of
+from casewise.judge.policy import READY, adapts, calibration_case, check_go, controller_of, no_go
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,7 @@ class Segmented:
     status: str = DONE  # or "fallback" where M0 replaced a failure or a time-out
     error: Exception | None = None
     findings: tuple[Finding, ...] = ()  # of the input contract
+    notes: tuple[str, ...] = ()  # what no promise covers about this case: a calibration case, a forced no-go, ...
     monitor: Mapping[str, Any] | None = None  # what the watch says after this case
     seconds: float = 0.0
 
@@ -155,6 +156,8 @@ class Deployment:
     contract: str = "refuse"  # of the model with its images: "refuse", "warn" or "off"
     max_ram: int | None = None  # bytes for one case; more is refused before the first forward
     ladders: tuple[str, ...] = ("",)  # what the candidates of each proposer are called; "" where there is one
+    force: bool = False  # deploy a policy that calibration called NO-GO; every output says so
+    void: str = ""  # why the certificate no longer holds, where the watch is kept elsewhere
 
     def __post_init__(self) -> None:
         if self.contract not in CONTRACTS:
@@ -201,12 +204,26 @@ class Deployment:
 
     @property
     def promise(self) -> dict[str, Any] | None:
-        """The certificate in short; void once any alarm was raised."""
+        """The certificate in short; void once an alarm says that it no longer holds."""
         if self.certificate is None:
             return None
-        one = self.certificate
-        void = self.watch is not None and bool(self.watch.state.alarms)
-        return {"kind": one.kind, "statement": one.statement, "alpha": one.alpha, "delta": one.delta, "void": void}
+        one, void = self.certificate, self.why_void
+        short = {"kind": one.kind, "statement": one.statement, "alpha": one.alpha, "delta": one.delta}
+        return {**short, "void": void is not None, "why_void": void, "warnings": list(one.warnings)}
+
+    @property
+    def why_void(self) -> str | None:
+        """Why the certificate no longer holds, as a sentence; None where it does, or where there is none."""
+        if self.certificate is None:
+            return None
+        return (self.void or None) if self.watch is None else self.watch.state.void
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What every output of this deployment says: a forced no-go, and a certificate that no longer holds."""
+        advised = no_go(self.policy)
+        forced = () if advised is None else (f"{advised}. It was deployed all the same (--force).",)
+        return (*forced, *(() if self.why_void is None else (self.why_void,)))
 
     @property
     def monitor(self) -> dict[str, Any] | None:
@@ -229,6 +246,7 @@ class Deployment:
                     f"policy {self.policy.name!r} decides on {self.policy.steps} candidates, "
                     f"{self.adaptation.objective} makes {self.adaptation.horizon(self.backbone)}; calibrate again"
                 )
+        check_go(self.policy, force=self.force)
         controller_of(self.active_policy)
         if self.certificate is not None:
             check_certificate(self.certificate, self.policy, self.binding)
@@ -253,6 +271,7 @@ class Deployment:
             status=found.status,
             error=found.error,
             findings=findings,
+            notes=self._notes(case, found.decision),
             monitor=self.monitor,
             seconds=time.monotonic() - began,
         )
@@ -348,6 +367,12 @@ class Deployment:
         decision = replace(decision, executed=executed, state_hash=mask_sha256(mask))
         shown = made.get(decision.state.ladder, first)
         return Guarded(mask, decision, shown)
+
+    def _notes(self, case: Case, decision: Decision) -> tuple[str, ...]:
+        """What a reader of this case must know; a calibration case is recognised by its image, under any name."""
+        seen = calibration_case(self.policy, case.id, cluster=case.cluster, input_sha256=image_sha256(case.image))
+        outside = None if self.certificate is None else outside_promise(self.certificate, decision)
+        return (*self.warnings, *(said for said in (seen, outside) if said))
 
     def _prepared(self, case: Case) -> Prepared:
         with _refusing(case):

@@ -74,7 +74,8 @@ def work(model: Model, images: Path, tmp_path: Path) -> Maker:
 
     def make(policy: Policy = FIXED, out: str = "out", **options: Any) -> PredictCase:
         how = options.pop("adaptation", HOW)
-        own = {key: options.pop(key) for key in ("contract", "watch", "max_ram", "certificate") if key in options}
+        names = ("contract", "watch", "max_ram", "certificate", "force")
+        own = {key: options.pop(key) for key in names if key in options}
         deployment = Deployment(model, (how,), policy, **own)
         return prediction_work(deployment, gathered_cases(model, images), tmp_path / out, **options)
 

@@ -34,6 +34,7 @@ def predict(
     policy: str = typer.Option(None, help="policy.json, the archive that holds it, or m0."),
     certificate: Path = typer.Option(None, help="Certificate that must hold for this policy; a mismatch is refused."),
     watch: Path = typer.Option(None, help="State of casewise monitor: M0 once it is suspended; decisions are added."),
+    force: bool = typer.Option(False, "--force", help="Deploy a policy that calibration called NO-GO."),
     resume: bool = typer.Option(False, "--continue_prediction", "--c", help="Keep cases whose hashes all match."),
     quiet: bool = typer.Option(False, "--disable_progress_bar", help="No progress bar."),
     verbose: bool = typer.Option(False, "--verbose", help="A line for each case."),
@@ -58,12 +59,11 @@ def predict(
     back to M0 (which ones is in OUT/casewise and in the report).
     """
     from casewise.adapt.memory import parse_size
-    from casewise.judge.policy import check_held_out
     from casewise.report.overlays import overlay_png
     from casewise.run import summary
     from casewise.run.allocator import keep_freed_memory
     from casewise.run.assemble import assembled
-    from casewise.run.predict_folder import plan_folder, prediction_work
+    from casewise.run.predict_folder import check_scorable, plan_folder, prediction_work
     from casewise.run.trackers import tracker_at
 
     keep_freed_memory()
@@ -71,11 +71,11 @@ def predict(
     model = source.chosen()
     deployment = assembled(
         model, "m0" if no_adapt else policy, asked=how.asked(model), certificate=certificate, watch=watch,
-        contract=contract, max_ram=parse_size(max_ram) if max_ram else None,
+        contract=contract, max_ram=parse_size(max_ram) if max_ram else None, force=force,
     )  # fmt: skip
     cases = which.gathered(model, keep=out / "casewise" / "images")
     if which.labels is not None:
-        check_held_out(deployment.policy, cases)
+        check_scorable(deployment, cases)
     work = prediction_work(
         deployment, cases, out, timeout_s=where.timeout, save_candidates=save_candidates, keep_header=keep_header,
         draw=overlay_png if overlays else None,
@@ -96,7 +96,7 @@ def predict(
         seconds = time.monotonic() - began
         summary.write_report(report, summary.run_report(work, which.images, entries, seconds, scores))
     _say_result(entries, out)
-    _say_promise(work)
+    _say_promise(work, entries)
     unwritten = _write_dicom(work, which.images, entries, codes)
     if unwritten or not all(entry.is_done for entry in entries):
         raise typer.Exit(NOT_ALL_DONE)
@@ -121,10 +121,19 @@ def _write_dicom(work: PredictCase, images: Path, entries: Sequence[PredictedCas
     return bool(failed)
 
 
-def _say_promise(work: PredictCase) -> None:
+def _say_promise(work: PredictCase, entries: Sequence[PredictedCase]) -> None:
+    from casewise.judge.monitors.quota import quota_drift
+    from casewise.run.summary import quota_in
+
     deployment = work.deployment
-    if deployment.certificate is not None:
+    if deployment.certificate is not None and deployment.why_void is None:
         typer.echo(deployment.certificate.statement)
+    own = sum(any("calibration case" in note for note in entry.notes) for entry in entries)
+    said = [*deployment.warnings, quota_drift(deployment.policy, quota_in(entries))]
+    said += [f"{own} of {len(entries)} cases were calibration cases: no certificate covers them"] if own else []
+    for sentence in said:
+        if sentence:
+            typer.echo(f"! {sentence}", err=True)
     for name, cases_seen in ({} if deployment.watch is None else deployment.watch.state.alarms).items():
         typer.echo(
             f"casewise: the {name} monitor raised an alarm after {cases_seen} cases; see casewise monitor", err=True
@@ -163,7 +172,8 @@ def _write_page(work: PredictCase, entries: Sequence[PredictedCase], scores: Map
     policy = work.deployment.policy
     facts = {
         "model": work.deployment.backbone.name, "policy": policy.name, "calibration_id": policy.calibration_id,
-        "scores": scores, "versions": versions(),
+        "scores": scores, "versions": versions(), "warnings": work.deployment.warnings,
+        "promise": None if work.deployment.certificate is None else work.deployment.certificate.statement,
     }  # fmt: skip
     write_durably(work.layout.out / "report.html", prediction_page(entries, facts).encode())
 

@@ -21,6 +21,7 @@ def serve(
     policy: str = typer.Option(None, help="policy.json, the archive that holds it, or m0."),
     certificate: Path = typer.Option(None, help="certificate.json; refused unless it is this policy's."),
     watch: Path = typer.Option(None, help="watch.json of casewise monitor: continued, and M0 once it alarms."),
+    force: bool = typer.Option(False, "--force", help="Deploy a policy that calibration called NO-GO."),
     host: str = typer.Option("127.0.0.1", help="Address to bind to; others than this machine need a token."),
     port: int = typer.Option(8000, help="Port."),
     allow_host: list[str] = typer.Option([], "--allow-host", help="A further name for the Host header; repeat."),
@@ -43,7 +44,7 @@ def serve(
     model = source.chosen()
     deployment = assembled(
         model, policy, asked=how.asked(model), certificate=certificate, watch=watch, contract=contract,
-        max_ram=parse_size(max_ram) if max_ram else None,
+        max_ram=parse_size(max_ram) if max_ram else None, force=force,
     )  # fmt: skip
     token, fresh = service.token_for(host, os.environ)
     settings = service.Settings(

@@ -42,13 +42,15 @@ class PredictedCase:
     outputs: Mapping[str, str] = field(default_factory=dict)  # sha256 of each file, by its path in the folder
     inputs: Mapping[str, str] = field(default_factory=dict)  # sha256 of each image file, by name
     contract: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()  # what no promise covers: a calibration case, a forced no-go, a void certificate
+    certificate: Mapping[str, Any] | None = None  # the promise in short, and whether an alarm made it void
     signals: Mapping[str, Signals] = field(default_factory=dict)  # by state: "0", "1", "2~0.5"
     diagnostics: tuple[Mapping[str, float], ...] = ()
     regions: tuple[Mapping[str, Any], ...] = ()  # the largest ones of the deployed edit
     timing: Mapping[str, Any] = field(default_factory=dict)
     key: str = ""  # sha256 of all that the output depends on besides the image
     model: str = ""  # sha256 of the source weights
-    policy: Mapping[str, str] = field(default_factory=dict)  # name, calibration_id
+    policy: Mapping[str, Any] = field(default_factory=dict)  # name, calibration_id, no_go (a sentence or null)
     seed: int = 0
     device: str = ""
     trusted_checkpoint: bool = False
@@ -81,8 +83,8 @@ class PredictedCase:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the input contract found."""
-        return tuple(finding.message for finding in self.contract)
+        """What the input contract found, and what no promise covers."""
+        return (*(finding.message for finding in self.contract), *self.notes)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -98,6 +100,7 @@ class PredictedCase:
             values = dict(plain)
             values["decision"] = None if not plain.get("decision") else Decision.from_dict(plain["decision"])
             values["contract"] = tuple(Finding(**finding) for finding in plain.get("contract") or ())
+            values["notes"] = tuple(plain.get("notes") or ())
             for name in ("diagnostics", "regions"):
                 values[name] = tuple(numbered(plain.get(name) or []))
             values["signals"] = numbered(plain.get("signals") or {})

@@ -40,6 +40,7 @@ def assembled(
     watch: Path | None = None,
     contract: str = "refuse",
     max_ram: int | None = None,
+    force: bool = False,
 ) -> Deployment:
     """A deployment, checked: everything that can be refused is refused here, before the first case.
 
@@ -54,7 +55,7 @@ def assembled(
         how = replace(how, steps=decides.steps)
     promised = certificate_for(decides, policy, certificate)
     watching = None if watch is None else Watching(watch)
-    deployment = Deployment(model, (how,), decides, promised, watching, contract, max_ram)
+    deployment = Deployment(model, (how,), decides, promised, watching, contract, max_ram, force=force)
     deployment.check()
     return deployment
 

@@ -24,6 +24,7 @@ from casewise.core.records import FAILED, Case, Mask, Signals, Trajectory
 from casewise.data.folders import CaseFiles
 from casewise.data.nifti import place_like
 from casewise.deployment import Deployment
+from casewise.judge.policy import no_go
 from casewise.measure.regions import regions_of
 from casewise.run.prediction_folder import Layout, input_hashes, versions, write_entry
 
@@ -93,7 +94,8 @@ class PredictCase:
             seed=self.deployment.adaptation.seed,
             device=model.device,
             trusted_checkpoint=model.trust,
-            policy={"name": policy.name, "calibration_id": policy.calibration_id},
+            policy={"name": policy.name, "calibration_id": policy.calibration_id, "no_go": no_go(policy)},
+            certificate=self.deployment.promise,
             versions=versions(),
         )
 
@@ -113,6 +115,7 @@ class PredictCase:
             inputs=hashes,
             outputs=self._write(backbone, reading, found.mask, found.trajectory),
             contract=found.findings,
+            notes=found.notes,
             decision=found.decision,
             signals=signals_of(found.trajectory),
             diagnostics=found.trajectory.diagnostics,

@@ -11,14 +11,15 @@ from typing import Any
 from casewise.adapt.backbones import Backbone
 from casewise.adapt.contract import check_orientations
 from casewise.adapt.memory import shape_of
+from casewise.archive.layout import image_sha256
 from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256, sweep
-from casewise.core.errors import BadInput
+from casewise.core.errors import BadInput, CasewiseError
 from casewise.core.predicted import Finding, PredictedCase
 from casewise.data import nifti
 from casewise.data.folders import CaseFiles
 from casewise.deployment import Deployment, Watching
-from casewise.judge.policy import is_hybrid
+from casewise.judge.policy import check_held_out, is_hybrid
 from casewise.run.local import Engine, Result
 from casewise.run.predict_case import Draw, PredictCase
 from casewise.run.prediction_folder import Layout, is_complete, read_entry, run_key, write_entry
@@ -52,6 +53,29 @@ def prediction_work(
         raise BadInput(f"--keep-header is for NIfTI, the masks of this model are {work.layout.ending}; leave it out")
     written = {"candidates": save_candidates, "overlays": draw is not None, "keep_header": keep_header}
     return replace(work, key=run_key(deployment, written))
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A case as a policy recognises it."""
+
+    id: str
+    cluster: str | None
+    input_sha256: str | None
+
+
+def check_scorable(deployment: Deployment, cases: Sequence[CaseFiles]) -> None:
+    """Refuse to score a policy on its calibration cases; the images are read, so that no other name hides them."""
+    known = any(deployment.policy.calibration_inputs)
+    check_held_out(deployment.policy, [_seen(files, deployment.backbone, known=known) for files in cases])
+
+
+def _seen(files: CaseFiles, backbone: Backbone, *, known: bool) -> _Seen:
+    try:
+        digest = image_sha256(backbone.read(files).case.image) if known else None
+    except (CasewiseError, OSError, ValueError, RuntimeError):  # the run itself says what is wrong with the file
+        digest = None
+    return _Seen(files.id, files.cluster, digest)
 
 
 def _ending_for(cases: Sequence[CaseFiles]) -> str:
@@ -159,7 +183,7 @@ def watched_results(work: PredictCase, engine: Engine, waiting: Sequence[str], w
         policy = watch.policy(work.deployment.policy)
         adapts = policy.controller != "m0"
         together = left[:1] if is_hybrid(work.deployment.policy) and adapts else left
-        now = replace(work, deployment=replace(work.deployment, policy=policy, watch=None))
+        now = replace(work, deployment=replace(work.deployment, policy=policy, watch=None, void=watch.state.void or ""))
         with closing(_in_order(engine, now, list(together))) as results:
             for result in results:
                 watch.show(None if result.value is None else result.value.decision)

@@ -26,7 +26,9 @@ from casewise.core.predicted import PredictedCase
 from casewise.core.records import Mask
 from casewise.core.strict_json import json_bytes, worded
 from casewise.data.folders import CaseFiles
-from casewise.judge.certificates.certificate import Certificate
+from casewise.deployment import Deployment
+from casewise.judge.monitors.quota import quota_drift, quota_of
+from casewise.judge.policy import no_go
 from casewise.measure.metrics.harm import harm
 from casewise.run.predict_case import PredictCase
 from casewise.run.prediction_folder import Layout, versions
@@ -187,8 +189,9 @@ def run_report(
         "tool": "casewise predict",
         "versions": versions(),
         "model": {"name": backbone.name, "sha256": backbone.fingerprint, "trusted": model.trust},
-        "policy": {"name": policy.name, "calibration_id": policy.calibration_id},
-        "certificate": in_short(deployment.certificate),
+        "policy": {"name": policy.name, "calibration_id": policy.calibration_id, "no_go": no_go(policy)},
+        "certificate": in_short(deployment),
+        "quota": quota_drift(policy, quota_in(entries)),
         "alarms": {} if deployment.watch is None else deployment.watch.state.alarms,
         "device": model.device,
         "options": {**deployment.adaptation.as_plain(), "contract": deployment.contract, "timeout_s": work.timeout_s},
@@ -204,7 +207,7 @@ def run_report(
             for entry in entries
             if not entry.is_done
         ],
-        "warnings": {entry.case: list(entry.warnings) for entry in entries if entry.contract},
+        "warnings": {entry.case: list(entry.warnings) for entry in entries if entry.warnings},
         "scores": dict(scores),
         "audit": {"lines": lines, "last_hash": last},
     }
@@ -215,8 +218,13 @@ def write_report(path: Path, report: Mapping[str, Any]) -> None:
     write_durably(path, json_bytes(report))
 
 
-def in_short(certificate: Certificate | None) -> dict[str, Any] | None:
-    """The promise for a machine-readable report."""
-    if certificate is None:
+def quota_in(entries: Sequence[PredictedCase]) -> dict[str, int]:
+    """Patients in each bucket, by the first decision about each of them."""
+    return quota_of(entry.decision for entry in entries if entry.decision is not None)
+
+
+def in_short(deployment: Deployment) -> dict[str, Any] | None:
+    """The promise for a machine-readable report, and whether an alarm made it void."""
+    if deployment.certificate is None:
         return None
-    return {"statement": certificate.statement, "alpha": certificate.alpha, "cut": worded(certificate.cut)}
+    return {**(deployment.promise or {}), "cut": worded(deployment.certificate.cut)}

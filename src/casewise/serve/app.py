@@ -106,6 +106,7 @@ class _Service:
                 "labels": {str(value): name for value, name in backbone.labels.items()},
                 "policy": policy.name,
                 "calibration_id": policy.calibration_id,
+                "warnings": list(self.deployment.warnings),
                 "certificate": self.deployment.promise,
                 "monitor": self.deployment.monitor,
             },
