@@ -44,7 +44,8 @@ OTHER: dict[str, Any] = {
     "foreground": False, "max_slices": 1, "modulation": "param-subset", "statistics": RiskStatistics(1, 1, 1, 1),
     "batch_statistics": "blend", "blend_prior": 3.0, "group_instance_norm": True, "autocast": "bfloat16",
     "channels_last": True, "compile": True, "cache_frozen": True, "signals": ("drop",), "shrink": (State(1, 0.5),),
-    "keep_parameters": True, "keep_entropy": True,
+    "keep_parameters": True, "keep_entropy": True, "consensus": "vote", "weights": (("mirror(x)", 2.0),),
+    "source_statistics": "statistics.npz", "keep_ballots": True,
 }  # fmt: skip
 NEEDS = {"modulation": {"statistics": OTHER["statistics"]}, "blend_prior": {"batch_statistics": "blend"}}
 BY_POLICY = ("steps",)  # under a policy the horizon is the policy's
@@ -144,7 +145,7 @@ def test_each_knob_of_an_adaptation_reaches_the_episode(
         assert getattr(found, name) == OTHER[name]
 
 
-def test_an_episode_reads_every_knob(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_episode_reads_every_knob(case: Case) -> None:
     """A field that nothing reads is a knob that does nothing."""
     read: set[str] = set()
 
@@ -158,6 +159,7 @@ def test_an_episode_reads_every_knob(monkeypatch: pytest.MonkeyPatch) -> None:
     episode_module.run_episode(PlainUNet(), torch.zeros(1, 1, 16, 16), how)
     modulated = Watched("tent", modulation="param-subset", statistics=OTHER["statistics"])
     modulated.built()
+    Deployment(MODEL, (Watched("views:gamma(1.4)"),)).record(case)
     assert {field.name for field in fields(Adaptation)} <= read
 
 
@@ -191,7 +193,9 @@ TYPED = {
     "objective": (["--objective", "memo"], "memo"), "learning_rate": (["--lr", "0.01"], 0.01),
     "parameters": (["--parameters", "all"], "all"), "steps": (["--steps", "2"], 2), "seed": (["--seed", "5"], 5),
     "min_area": (["--min-area", "9"], 9), "foreground": (["--classes"], False),
-    "max_slices": (["--max-slices", "1"], 1),
+    "max_slices": (["--max-slices", "1"], 1), "consensus": (["--consensus", "vote"], "vote"),
+    "keep_ballots": (["--keep-ballots"], True),
+    "source_statistics": (["--source-statistics", "statistics.npz"], "statistics.npz"),
 }  # fmt: skip
 ELSEWHERE = {"modulation", "statistics"}  # need an archive: tests/run/test_record_folder.py, tests/cli
 
