@@ -24,6 +24,7 @@ RUN = {  # pages whose commands run as printed, and the test that runs them
     "docs/how-to/certify.md": HERE,
     "docs/how-to/compare.md": HERE,
     "docs/how-to/configure.md": "tests/cli/test_config.py",
+    "docs/how-to/huggingface.md": "tests/cli/test_driving.py",
     "docs/how-to/import-masks.md": HERE,
     "docs/how-to/monitor.md": HERE,
     "docs/how-to/study.md": "tests/cli/test_cli_study.py",

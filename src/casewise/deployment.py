@@ -21,6 +21,7 @@ from typing import Any
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone, Prepared, load_backbone
+from casewise.adapt.backbones.merged import merged
 from casewise.adapt.contract import CONTRACTS, check_contract
 from casewise.adapt.episode import as_inputs, run_episode
 from casewise.adapt.forwards import Forwards
@@ -67,6 +68,7 @@ class Model:
     trust: bool = False
     trust_bundle: bool = False
     trust_architectures: tuple[str, ...] = ()  # classes that a model folder may name
+    merge: tuple[str, ...] = ()  # classes merged or renamed, such as "disc=rim+cup"
 
     def load(self) -> Backbone:
         """The backbone; the same object each time in one process."""
@@ -75,7 +77,7 @@ class Model:
 
 @functools.lru_cache(maxsize=1)
 def _loaded(model: Model) -> Backbone:
-    return load_backbone(
+    plain = load_backbone(
         model.spec,
         weights=model.weights,
         fold=model.folds,
@@ -87,6 +89,7 @@ def _loaded(model: Model) -> Backbone:
         trust_bundle=model.trust_bundle,
         trust_architectures=model.trust_architectures,
     )
+    return merged(plain, model.merge)
 
 
 def device_of(asked: str | None) -> str:

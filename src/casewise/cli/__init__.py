@@ -22,6 +22,7 @@ COMMANDS = {
     "compare": "New masks against old ones, case by case: what changed, who was hurt, accepted or not.",
     "merge": "Take over new masks case by case: keep new, keep old, or ask, as a calibrated policy says.",
     "qc": "How good is each mask at least, without a label: from how far folds, views, raters or models agree.",
+    "tune": "Try learning rates on a few images, without labels, and recommend one.",
     "record": "Adapt a model to every case and keep all candidates in an archive.",
     "source-statistics": "What source images look like to a model, for the views that imitate them.",
     "import": "Make an archive from masks that anybody else produced.",

@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand
 
+from casewise.cli.presets import apply_preset
+from casewise.cli.printing import Progress
+
 if TYPE_CHECKING:
     from casewise.data.folders import CaseFiles
     from casewise.deployment import Model
@@ -44,6 +47,10 @@ class ModelOptions:
     unmirrored: Annotated[
         bool, typer.Option("--disable_tta", "--disable_mirroring", help="Do not average mirrored images.")
     ] = False
+    merge: Annotated[
+        list[str] | None,
+        typer.Option("--merge", help="Merge or rename classes, such as disc=rim+cup; repeat for more."),
+    ] = None
     trust_checkpoint: Annotated[
         bool, typer.Option("--trust-checkpoint", help="Let a pickled checkpoint run its code.")
     ] = False
@@ -73,6 +80,7 @@ class ModelOptions:
             trust=self.trust_checkpoint,
             trust_bundle=self.trust_bundle,
             trust_architectures=tuple(self.trust_architecture or ()),
+            merge=tuple(self.merge or ()),
         )
 
 
@@ -80,6 +88,10 @@ class ModelOptions:
 class AdaptationOptions:
     """How cases are adapted; what is not given is the policy's, else the default of an Adaptation."""
 
+    preset: Annotated[
+        str | None,
+        typer.Option("--preset", callback=apply_preset, is_eager=True, help="Options that belong together: driving."),
+    ] = None
     objective: Annotated[
         str | None, typer.Option(help="tent, eata, memo, ... or package.module:Name; default: the policy's, else eata.")
     ] = None
@@ -133,7 +145,7 @@ class AdaptationOptions:
         from casewise.core.errors import BadInput
         from casewise.run.record_folder import risk_statistics
 
-        given = {name: value for name, value in vars(self).items() if value is not None}
+        given = {name: value for name, value in vars(self).items() if value is not None and name != "preset"}
         if self.statistics is not None:
             if self.modulation is None:
                 raise BadInput("--statistics belongs to a modulation; add --modulation param-subset, or leave it out")
@@ -190,6 +202,23 @@ class EngineOptions:
         from casewise.run.assemble import chosen_engine
 
         return chosen_engine(self.engine, jobs=self.jobs, timeout_s=self.timeout, address=self.address)
+
+
+@dataclass(frozen=True)
+class PrintingOptions:
+    """How much a run says while it runs."""
+
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", "--disable_progress_bar", help="No progress; only what went wrong.")
+    ] = False
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line for each case.")] = False
+    log_file: Annotated[
+        Path | None, typer.Option("--log-file", help="Also write a dated line for each case to this file.")
+    ] = None
+
+    def progress(self, total: int, *, done: int = 0) -> Progress:
+        """The progress of a run over so many cases."""
+        return Progress(total, done=done, quiet=self.quiet, verbose=self.verbose, log_file=self.log_file)
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

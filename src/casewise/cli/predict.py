@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from casewise.cli.options import AdaptationOptions, CaseOptions, EngineOptions, ModelOptions, NnUNetStyle, grouped
+from casewise.cli.options import (
+    AdaptationOptions,
+    CaseOptions,
+    EngineOptions,
+    ModelOptions,
+    NnUNetStyle,
+    PrintingOptions,
+    grouped,
+)
 
 if TYPE_CHECKING:
     from casewise.core.predicted import PredictedCase
@@ -30,14 +37,13 @@ def predict(
     which: CaseOptions,
     how: AdaptationOptions,
     where: EngineOptions,
+    telling: PrintingOptions,
     out: Path = typer.Option(..., "-o", help="Folder for the masks; made if it is not there."),
     policy: str = typer.Option(None, help="policy.json, the archive that holds it, or m0."),
     certificate: Path = typer.Option(None, help="Certificate that must hold for this policy; a mismatch is refused."),
     watch: Path = typer.Option(None, help="State of casewise monitor: M0 once it is suspended; decisions are added."),
     force: bool = typer.Option(False, "--force", help="Deploy a policy that calibration called NO-GO."),
     resume: bool = typer.Option(False, "--continue_prediction", "--c", help="Keep cases whose hashes all match."),
-    quiet: bool = typer.Option(False, "--disable_progress_bar", help="No progress bar."),
-    verbose: bool = typer.Option(False, "--verbose", help="A line for each case."),
     no_adapt: bool = typer.Option(False, "--no-adapt", help="The same as --policy m0."),
     save_candidates: bool = typer.Option(False, "--save-candidates", help="Keep the mask of every step."),
     keep_header: bool = typer.Option(
@@ -86,7 +92,7 @@ def predict(
         _say_plan(planned)
         return
     _warn_about_memory(planned, where.jobs)
-    entries = _run(work, where.chosen(), resume=resume, quiet=quiet, verbose=verbose, tracker=tracker)
+    entries = _run(work, where.chosen(), resume=resume, telling=telling, tracker=tracker)
     summary.copy_model_files(work)
     scores: Mapping[str, Any] = {}
     if which.labels is not None:
@@ -141,21 +147,16 @@ def _say_promise(work: PredictCase, entries: Sequence[PredictedCase]) -> None:
 
 
 def _run(
-    work: PredictCase, engine: Any, *, resume: bool, quiet: bool, verbose: bool, tracker: Tracker | None
+    work: PredictCase, engine: Any, *, resume: bool, telling: PrintingOptions, tracker: Tracker | None
 ) -> list[PredictedCase]:
-    from tqdm import tqdm
-
     from casewise.run.predict_folder import predict_folder
     from casewise.run.trackers import tracked
 
     entries: list[PredictedCase] = []
-    silent = quiet or verbose or not sys.stderr.isatty()
-    with tqdm(total=len(work.cases), unit="case", disable=silent) as bar:
+    with telling.progress(len(work.cases)) as progress:
         for entry in tracked(predict_folder(work, engine, resume=resume), tracker):
             entries.append(entry)
-            bar.update()
-            if verbose or not entry.is_done:
-                typer.echo(_in_words(entry), err=True)
+            progress.step(_in_words(entry), bad=not entry.is_done)
     return entries
 
 

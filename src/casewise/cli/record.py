@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from casewise.cli.options import AdaptationOptions, CaseOptions, EngineOptions, ModelOptions, NnUNetStyle, grouped
+from casewise.cli.options import (
+    AdaptationOptions,
+    CaseOptions,
+    EngineOptions,
+    ModelOptions,
+    NnUNetStyle,
+    PrintingOptions,
+    grouped,
+)
+from casewise.cli.presets import driving_cases
 
 if TYPE_CHECKING:
     from casewise.adapt.adaptation import Adaptation
@@ -25,6 +33,7 @@ def record(
     which: CaseOptions,
     how: AdaptationOptions,
     where: EngineOptions,
+    telling: PrintingOptions,
     archive: Path = typer.Option(..., "-o", help="Archive to make, or to go on with."),
     shrink: str = typer.Option("2:0.5", help="Interpolated states to keep, as step:alpha with commas; '' for none."),
     signals: str = typer.Option("", help="Further signals, with commas, such as augmentation_disagreement."),
@@ -39,9 +48,8 @@ def record(
 
     Exit codes: 0 every case is in the archive, 2 wrong arguments, 3 some cases failed and are not in it.
     """
-    from tqdm import tqdm
-
     from casewise.adapt.adaptation import Adaptation
+    from casewise.adapt.probes import probes_of
     from casewise.deployment import Deployment
     from casewise.run.allocator import keep_freed_memory
     from casewise.run.record_folder import RecordCase, parsed_states, record_folder
@@ -49,19 +57,21 @@ def record(
     keep_freed_memory()
     model = source.chosen()
     probes = tuple(name for name in signals.split(",") if name)
-    adaptation = Adaptation(**how.asked(model), shrink=parsed_states(shrink), signals=probes)
-    ladders, proposers = _proposals(adaptation, propose, how.objective)
-    deployment = Deployment(model, proposers, ladders=ladders)
+    probes_of(probes)  # a wrong name is an error before anything is recorded
     cases = which.gathered(model, keep=archive.with_name(f"{archive.name}-images"))
+    given = how.asked(model)
+    if how.preset is not None:
+        cases, given = driving_cases(cases, given)
+    adaptation = Adaptation(**given, shrink=parsed_states(shrink), signals=probes)
+    ladders, proposers = _proposals(adaptation, propose, None if how.preset else how.objective)
+    deployment = Deployment(model, proposers, ladders=ladders)
     work = RecordCase(deployment, {files.id: files for files in cases})
     made, results = record_folder(work, where.chosen(), archive, metric=metric, dataset=_name(which.images))
     before, failed = len(made.entries), 0
-    with tqdm(total=len(cases), initial=before, unit="case", disable=not sys.stderr.isatty()) as bar:
+    with telling.progress(len(cases), done=before) as progress:
         for result in results:
-            bar.update()
-            if result.error is not None:
-                failed += 1
-                typer.echo(f"{result.case_id}: {result.error}", err=True)
+            failed += result.error is not None
+            progress.step(f"{result.case_id}: {result.error or 'recorded'}", bad=result.error is not None)
     typer.echo(f"{archive}: {len(made.entries)} cases, {before} of them from before; {failed} failed")
     if failed:
         raise typer.Exit(NOT_ALL_DONE)

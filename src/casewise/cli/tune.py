@@ -1,0 +1,117 @@
+"""``casewise tune``: a learning rate without labels."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from casewise.cli.options import AdaptationOptions, CaseOptions, ModelOptions, NnUNetStyle, grouped
+from casewise.cli.printing import AS_JSON, answer
+
+if TYPE_CHECKING:
+    from casewise.adapt.rates import RateChoice, RateRow
+
+app = typer.Typer()
+
+NOTHING_FITS = 1
+
+
+@app.command(cls=NnUNetStyle)
+@grouped
+def tune(
+    source: ModelOptions,
+    which: CaseOptions,
+    how: AdaptationOptions,
+    rates: str = typer.Option("", help="Rates to try, with commas; default: 1e-5 to 1e-2 in half decades."),
+    cases: int = typer.Option(6, "-n", "--cases", min=1, help="How many images to try, spread over the folder."),
+    coverage: float = typer.Option(7e-4, help="Share of voxels that the first step should change."),
+    picture: Path = typer.Option(None, "-o", "--picture", help="Draw the sweep, such as tune.svg or tune.png."),
+    as_json: bool = AS_JSON,
+) -> None:
+    """Try learning rates on a few images, without labels, and recommend one.
+
+    A rate is too small where the first step changes nothing and too large where later steps change more than the
+    first. Exit code 1: no rate of the grid fits; the last line says which way to look.
+    """
+    from tempfile import TemporaryDirectory
+
+    from casewise.adapt.adaptation import Adaptation
+    from casewise.adapt.rates import RATES, sweep_rates
+
+    model = source.chosen()
+    adaptation = Adaptation(**how.asked(model))
+    with TemporaryDirectory() as keep:
+        files = which.gathered(model, keep=Path(keep))
+        few = files[:: max(1, len(files) // cases)][:cases]
+        read = [model.load().read(one).case for one in few]
+    choice = sweep_rates(
+        model.load(),
+        read,
+        adaptation.built(),
+        rates=_numbers(rates) or RATES,
+        steps=adaptation.steps,
+        coverage=coverage,
+        seen=None if as_json else _say_row,
+        parameters=adaptation.parameters,
+        seed=adaptation.seed,
+        max_slices=adaptation.max_slices,
+    )
+    if picture is not None:
+        _draw(choice, coverage, picture)
+    answer(_words(choice, adaptation.objective), asdict(choice), as_json=as_json)
+    if choice.rate is None:
+        raise typer.Exit(NOTHING_FITS)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    from casewise.core.errors import BadInput
+
+    try:
+        return tuple(float(word) for word in text.split(",") if word.strip())
+    except ValueError:
+        raise BadInput(f"--rates takes numbers with commas, such as 1e-4,1e-3, got {text!r}") from None
+
+
+def _say_row(row: RateRow) -> None:
+    if row.failed:
+        typer.echo(f"  {row.rate:8.0e}  {row.failed} of {row.cases} cases ended in NaN")
+        return
+    changed = "  ".join(f"{share:.1e}" for share in row.coverage)
+    rest = "comes to rest" if row.settles else "does not come to rest"
+    typer.echo(f"  {row.rate:8.0e}  changed after each step: {changed}  ({row.moved:.0%} of cases moved, {rest})")
+
+
+def _words(choice: RateChoice, objective: str) -> str:
+    if choice.rate is None:
+        return f"No rate to recommend: {choice.reason}."
+    return f"Recommended for {objective}: --lr {choice.rate:g}; {choice.reason}."
+
+
+def _draw(choice: RateChoice, coverage: float, path: Path) -> None:
+    """Change after each step against the rate; the wanted first step as a band."""
+    from casewise.render.ink import HARM, MUTED, OURS, SOFT, canvas, inked
+
+    with inked():
+        figure, axes = canvas(6.4, 3.6)
+        axis = axes[0, 0]
+        axis.axhspan(coverage / 2, coverage * 2, color=SOFT, linewidth=0)
+        whole = [row for row in choice.rows if row.coverage]
+        for step in range(len(whole[0].coverage) if whole else 0):
+            shares = [max(row.coverage[step], 1e-7) for row in whole]
+            style = {"color": OURS if step == 0 else MUTED, "linewidth": 2.0 if step == 0 else 0.9}
+            axis.plot([row.rate for row in whole], shares, marker="o", markersize=3, label=f"step {step + 1}", **style)
+        for row in whole:
+            if not row.settles:
+                axis.plot([row.rate], [max(row.coverage[0], 1e-7)], marker="x", color=HARM, markersize=9)
+        if choice.rate is not None:
+            axis.axvline(choice.rate, color=OURS, linestyle=(0, (4, 3)), linewidth=1)
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.set_xlabel("learning rate")
+        axis.set_ylabel("share of voxels that changed")
+        axis.set_title("Change by rate; the band is wanted at step 1, a cross does not come to rest")
+        axis.legend(frameon=False, fontsize=8)
+        figure.savefig(path, dpi=150, facecolor="white")

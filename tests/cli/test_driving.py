@@ -1,0 +1,124 @@
+"""Driving with a small SegFormer: the page as printed, the preset, merged classes, and a rate without labels."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from casewise.archive.store import open_archive
+from casewise.cli import app
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "how-to" / "huggingface.md"
+pytestmark = pytest.mark.filterwarnings("ignore::casewise.core.errors.CasewiseWarning")
+
+
+def said(*words: object, code: int = 0) -> Any:
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def street(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny SegFormer, twelve frames of six drives with labels, and two frames at night."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import SegformerConfig, SegformerForSemanticSegmentation, SegformerImageProcessor
+
+        home = tmp_path_factory.mktemp("street")
+        torch.manual_seed(0)
+        config = SegformerConfig(
+            depths=[1, 1, 1, 1], hidden_sizes=[8, 8, 16, 16], decoder_hidden_size=16, num_attention_heads=[1, 1, 1, 1],
+            id2label={0: "road", 1: "sky", 2: "car", 3: "bus"}, label2id={"road": 0, "sky": 1, "car": 2, "bus": 3},
+        )  # fmt: skip
+        SegformerForSemanticSegmentation(config).save_pretrained(home / "segformer-b0-cityscapes")
+        SegformerImageProcessor(size={"height": 64, "width": 64}).save_pretrained(home / "segformer-b0-cityscapes")
+    rng = np.random.default_rng(0)
+    for folder in ("frames", "labels", "night"):
+        (home / folder).mkdir()
+    for number in range(14):
+        place, brightness = ("frames", 255) if number < 12 else ("night", 80)
+        name = f"drive{number // 2}_frame_{number:06d}.png"
+        label = np.repeat(rng.integers(0, 4, 8), 8)[:, None].repeat(96, 1).astype(np.uint8)
+        noise = rng.random((64, 96, 3)) * 0.4 + label[..., None] / 6
+        Image.fromarray((np.clip(noise, 0, 1) * brightness).astype(np.uint8)).save(home / place / name)
+        if place == "frames":
+            label[:2] = 255
+            Image.fromarray(label).save(home / "labels" / name)
+    return home
+
+
+def test_the_page_runs_as_printed(street: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(street)
+    text = re.sub(r"\\\n\s*", " ", PAGE.read_text(encoding="utf-8"))
+    blocks = dict(re.findall(r"```(bash|python)\n(.*?)```", text, re.DOTALL))
+    for line in blocks["bash"].splitlines():
+        if line.startswith("casewise "):
+            said(*shlex.split(line, comments=True)[1:])
+    assert len(list((street / "out").glob("*.png"))) == 2
+    archive = open_archive(street / "archive")
+    assert archive.steps == 8
+    how = archive.configuration
+    assert (how["metric"], how["foreground"], how["ignore"], how["parameters"]) == ("miou", False, 255, "encoder-norm")
+    assert how["min_area"] == 1  # 200 pixels of 1080 x 1920, in frames of 64 x 96
+    assert len({entry.cluster for entry in archive.entries.values()}) == 6
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        told: dict[str, Any] = {}
+        exec(blocks["python"], told)
+    assert told["guarded"].mask.shape == (64, 96)
+
+
+def test_the_command_line_wins_over_the_preset(street: Path, tmp_path: Path) -> None:
+    words = ("-m", street / "segformer-b0-cityscapes", "-i", street / "night", "-device", "cpu")
+    said("record", *words, "-o", tmp_path / "a", "--preset", "driving", "--steps", "1", "--min-area", "7")
+    archive = open_archive(tmp_path / "a")
+    assert archive.steps == 1
+    assert archive.configuration["min_area"] == 7
+    assert archive.configuration["objective"].startswith("Tent")
+
+
+def test_classes_are_merged_without_a_factory(street: Path, tmp_path: Path) -> None:
+    words = ("-m", street / "segformer-b0-cityscapes", "-i", street / "night", "--policy", "m0", "--no-overlays")
+    said("predict", *words, "-o", tmp_path / "plain")
+    said("predict", *words, "-o", tmp_path / "merged", "--merge", "vehicle=car+bus", "--report", tmp_path / "r.json")
+    for path in (tmp_path / "plain").glob("*.png"):
+        plain, merged = np.array(Image.open(path)), np.array(Image.open(tmp_path / "merged" / path.name))
+        assert np.array_equal(np.minimum(plain, 2), merged)
+    assert json.loads((tmp_path / "r.json").read_text())["classes"] == {"0": "road", "1": "sky", "2": "vehicle"}
+
+
+def test_a_rate_is_chosen_without_labels_and_drawn(street: Path, tmp_path: Path) -> None:
+    words = ("-m", street / "segformer-b0-cityscapes", "-i", street / "frames", "--preset", "driving", "--steps", "2")
+    result = CliRunner().invoke(app, [str(word) for word in ("tune", *words, "-n", 2, "--rates", "1e-9,1e-5",
+                                      "-o", tmp_path / "tune.png", "--json")])  # fmt: skip
+    assert result.exit_code in (0, 1), result.output
+    told = json.loads(result.stdout)
+    assert [row["rate"] for row in told["rows"]] == [1e-9, 1e-5]
+    assert told["reason"]
+    assert (tmp_path / "tune.png").stat().st_size > 5000
+
+
+def test_a_wrong_signal_or_preset_is_an_error_before_anything_is_recorded(street: Path, tmp_path: Path) -> None:
+    from casewise.core.errors import UnknownName
+
+    words = ("record", "-m", street / "segformer-b0-cityscapes", "-i", street / "night", "-o", tmp_path / "a")
+    with pytest.raises(UnknownName, match=r"no signal is called 'adc'. Did you mean 'adic'\?"):
+        said(*words, "--signals", "adc")
+    with pytest.raises(UnknownName, match="no preset is called 'drivin'"):
+        said(*words, "--preset", "drivin")
+    assert not (tmp_path / "a").exists()
