@@ -1,0 +1,84 @@
+"""The worked examples of CONTRIBUTING.md, each added to a copy of the tree as it is printed, and used from outside."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import casewise
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r"^```python\n# (src/\S+)\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE))
+LINES = re.findall(r"^In `(src/\S+)`: (?:`(from [^`]+)` and )?`([^`]+)` in `([A-Z]+)`", TEXT, re.MULTILINE)
+PROGRAM = """
+import sys
+import pandas as pd
+from casewise.cli import app
+from casewise.study.analyses import ANALYSES
+from typer.testing import CliRunner
+from worlds.cohorts import synthetic_archive
+
+def ran(*words):
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == 0, (words, done.output, repr(done.exception))
+    return done.output
+
+held, scored = synthetic_archive("held", cases=24, seed=1), synthetic_archive("scored", cases=24, seed=2, prefix="new", split="evaluation")
+assert "24 cases" in ran("count", "held")
+ran("calibrate", "held", "--policy", "small-edits")
+assert "small-edits" in open("held/policy.json").read()
+shown = ran("study", "scored", "--calibration", "held", "-o", "report", "--only", "edit-sizes")
+assert "of the voxels in the mean of 24 cases" in open("report/report.html").read()
+assert "edit_sizes" in open("report/results.json").read()
+import pathlib
+assert list(pathlib.Path("report").rglob("edit-sizes.csv")) and list(pathlib.Path("report").rglob("edit-sizes.tex"))
+
+import numpy as np, torch, casewise
+from torch import nn
+network = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.InstanceNorm2d(4, affine=True), nn.Conv2d(4, 2, 1))
+image = np.random.default_rng(0).normal(size=(1, 1, 16, 16)).astype("float32")
+made = casewise.run_episode(network, image, "calm", steps=1, learning_rate=0.1)
+assert "loss" in made.diagnostics[0] and made.signals[1]["border_share"] is not None
+
+from casewise.measure.metrics import METRICS
+mask = np.array([[1, 1, 0]]); label = np.array([[1, 0, 1]])
+assert METRICS["sensitivity"].of(mask, label, ignore=None, spacing_mm=None) == 0.5
+print("everything that was added is there")
+"""
+
+
+def added_to(tree: Path) -> None:
+    for name, content in FILES.items():
+        (tree / name).write_text(content, encoding="utf-8")
+    for name, imported, line, registry in LINES:
+        path = tree / name
+        text = path.read_text(encoding="utf-8")
+        begin = re.search(rf"^{registry}\b[^\n]*= .*?(?:^\s*(?:\{{|for info in \()|\{{)\n", text, re.DOTALL | re.MULTILINE)
+        assert begin, f"{registry} is not a list of lines in {name}"
+        text = f"{text[: begin.end()]}        {line}\n{text[begin.end() :]}"
+        if imported:
+            text = text.replace("from __future__ import annotations\n", f"from __future__ import annotations\n{imported}\n", 1)
+        path.write_text(text, encoding="utf-8")
+
+
+def test_every_kind_of_addition_is_shown() -> None:
+    assert len(FILES) == len(LINES) == 6
+
+
+def test_what_is_added_as_printed_is_in_commands_calibration_report_and_archives(tmp_path: Path) -> None:
+    shutil.copytree(Path(casewise.__file__).parent, tmp_path / "src" / "casewise", ignore=shutil.ignore_patterns("*.pyc"))
+    added_to(tmp_path)
+    paths = [tmp_path / "src", ROOT / "tests", ROOT / "examples"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "everything that was added is there" in done.stdout
