@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import casewise
 
 ROOT = Path(__file__).parent.parent
@@ -30,7 +28,8 @@ def ran(*words):
     assert done.exit_code == 0, (words, done.output, repr(done.exception))
     return done.output
 
-held, scored = synthetic_archive("held", cases=24, seed=1), synthetic_archive("scored", cases=24, seed=2, prefix="new", split="evaluation")
+held = synthetic_archive("held", cases=24, seed=1)
+scored = synthetic_archive("scored", cases=24, seed=2, prefix="new", split="evaluation")
 assert "24 cases" in ran("count", "held")
 ran("calibrate", "held", "--policy", "small-edits")
 assert "small-edits" in open("held/policy.json").read()
@@ -60,11 +59,13 @@ def added_to(tree: Path) -> None:
     for name, imported, line, registry in LINES:
         path = tree / name
         text = path.read_text(encoding="utf-8")
-        begin = re.search(rf"^{registry}\b[^\n]*= .*?(?:^\s*(?:\{{|for info in \()|\{{)\n", text, re.DOTALL | re.MULTILINE)
+        begin = re.search(rf"^{registry}\b.*?(?:for info in \(|\{{(?!\n\s+info\.))\n", text, re.DOTALL | re.MULTILINE)
         assert begin, f"{registry} is not a list of lines in {name}"
         text = f"{text[: begin.end()]}        {line}\n{text[begin.end() :]}"
         if imported:
-            text = text.replace("from __future__ import annotations\n", f"from __future__ import annotations\n{imported}\n", 1)
+            text = text.replace(
+                "from __future__ import annotations\n", f"from __future__ import annotations\n{imported}\n", 1
+            )
         path.write_text(text, encoding="utf-8")
 
 
@@ -73,7 +74,9 @@ def test_every_kind_of_addition_is_shown() -> None:
 
 
 def test_what_is_added_as_printed_is_in_commands_calibration_report_and_archives(tmp_path: Path) -> None:
-    shutil.copytree(Path(casewise.__file__).parent, tmp_path / "src" / "casewise", ignore=shutil.ignore_patterns("*.pyc"))
+    shutil.copytree(
+        Path(casewise.__file__).parent, tmp_path / "src" / "casewise", ignore=shutil.ignore_patterns("*.pyc")
+    )
     added_to(tmp_path)
     paths = [tmp_path / "src", ROOT / "tests", ROOT / "examples"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}

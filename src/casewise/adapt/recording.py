@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from casewise.core.records import Mask, Signals, State, Trajectory
 from casewise.measure.masks import count_foreground
 from casewise.measure.regions import regions_of
+from casewise.measure.signals import of_masks
 from casewise.measure.signals.fragmentation import summary
 
 
@@ -46,6 +47,7 @@ class Recording:
         edit = summary(found, foreground_voxels=count_foreground(source))
         return {
             **edit.as_signals(),
+            **of_masks(source, seen.mask),
             "entropy": float(seen.entropy.mean(dtype=np.float64)),
             "msp": seen.msp,
             "entropy_on_d": _mean_at(seen, found.voxels),

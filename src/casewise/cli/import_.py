@@ -38,7 +38,7 @@ def import_(
     from casewise.archive.store import create_archive
     from casewise.core.records import Binding
     from casewise.measure.metrics import METRICS
-    from casewise.measure.signals.fragmentation import fragmentation
+    from casewise.measure.signals.fragmentation import edit_signals
 
     METRICS[metric]
     found = find_masks(masks, labels) if masks is not None else _one_candidate(old, new, labels)
@@ -57,7 +57,7 @@ def import_(
     )
 
     def compare(source: Mask, adapted: Mask) -> dict[str, float | None]:
-        return fragmentation(source, adapted, min_area=min_area, foreground=foreground).as_signals()
+        return edit_signals(source, adapted, min_area=min_area, foreground=foreground)
 
     added = import_masks(archive, found, read=_read, compare=compare, signals=signals, groups=groups, made_by=method)
     for _ in tqdm(added, total=len(found), unit="case", disable=None):

@@ -24,7 +24,7 @@ from casewise.core.strict_json import json_text
 from casewise.data.pairs import Pair, read_pair
 from casewise.judge.certificates.certificate import check_certificate, check_feasible, read_certificate
 from casewise.judge.policy import check_binding, controller_of
-from casewise.measure.signals.fragmentation import fragmentation
+from casewise.measure.signals.fragmentation import edit_signals
 
 AUDIT, DECISIONS = "audit.jsonl", "decisions.jsonl"
 _NOTHING = (np.zeros((1, 1), np.uint8), np.zeros((1, 1), np.uint8))
@@ -93,7 +93,7 @@ def _checked(policy: Policy, model: str, method: str, certificate: Path | None) 
         check_feasible(promised)
     controller = controller_of(policy)
     options = measure_options(policy.binding.measure)
-    known = frozenset(fragmentation(*_NOTHING).as_signals())
+    known = frozenset(edit_signals(*_NOTHING))
     lacking = sorted(controller.needs - known)
     if lacking:
         raise Refused(f"policy {policy.name!r} reads {', '.join(lacking)}, which two masks alone do not say")
@@ -116,7 +116,7 @@ def decide_pair(
 ) -> Decision:
     """The decision on one pair, step by step as live; labels are never opened."""
     old, new, _ = read_pair(replace(pair, label=None))
-    signals = [fragmentation(old.mask, mask, **options).as_signals() for mask in (old.mask, new.mask)]
+    signals = [edit_signals(old.mask, mask, **options) for mask in (old.mask, new.mask)]
     for step in (0, 1):
         seen = Observation(pair.id, pair.group, tuple(signals[: step + 1]), cluster=pair.cluster)
         verdict = controller.decide(seen)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from casewise.core.records import Signals
 from casewise.core.registry import Registry, from_address
-from casewise.measure.signals import check_registered
+from casewise.measure.signals import REGION_SCORES, SIGNALS, check_registered
 
 if TYPE_CHECKING:
     from casewise.adapt.episode import Episode
@@ -23,14 +23,11 @@ Probe = Callable[["Episode"], "float | Signals | None"]
 PROBES: Registry[str] = Registry(
     "signal",
     {
-        "augmentation_disagreement": "casewise.adapt.probes.agreement:augmentation_disagreement",
-        "dropout_disagreement": "casewise.adapt.probes.agreement:dropout_disagreement",
-        "grata_cosine": "casewise.adapt.objectives.grata:grata_cosine",
-        "aetta": "casewise.adapt.probes.aetta:aetta",
-        "adic": "casewise.adapt.probes.adic:adic",
-        "drop": "casewise.adapt.probes.entropy_drop:drop",
+        **{name: f"casewise.adapt.{info.probe}" for name, info in SIGNALS.items() if info.probe},
+        REGION_SCORES: "casewise.adapt.probes.entropy_drop:drop",
     },
 )
+"""Addresses by name, from the lines of ``SIGNALS`` that name a probe; and the region gate's scores."""
 
 
 def probes_of(asked: Sequence[str | Probe]) -> dict[str, Probe]:

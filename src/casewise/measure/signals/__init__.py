@@ -1,15 +1,17 @@
 """Label-free signals of one step: their names, what they mean, which way is risky, and what they cost.
 
-Names are the same everywhere: in a trajectory, in an archive's columns, on the command line. A signal that cannot be
-computed is None.
+``SIGNALS`` is the list. A signal of your own is one file and one line in it: ``of=`` a function of M0's mask and the
+step's mask, or ``probe=`` a function of the running episode in ``adapt/probes/``. Names are the same everywhere: in a
+trajectory, in an archive's columns, on the command line. A signal that cannot be computed is None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from casewise.core.errors import UnknownName
+from casewise.core.records import Mask
 from casewise.core.registry import Registry
 
 
@@ -23,6 +25,8 @@ class SignalInfo:
     forwards: int = 0  # forward passes beyond the prediction M_k, a plain one for comparison among them
     backwards: int = 0  # backward passes; gradient_norm shares the one that takes the step
     needs_gradient: bool = False  # can only be read while the network adapts
+    of: Callable[[Mask, Mask], float | None] | None = None  # read from M0's mask and the step's mask alone
+    probe: str = ""  # "module:function" below casewise.adapt, read from the episode when it is asked for
 
 
 SIGNALS: Registry[SignalInfo] = Registry(
@@ -42,10 +46,32 @@ SIGNALS: Registry[SignalInfo] = Registry(
             SignalInfo("msp", "mean largest softmax probability of M_k over all voxels", False),
             SignalInfo("entropy_on_d", "mean entropy of M_k over D, in nats", True),
             SignalInfo("gradient_norm", "L2 norm of the gradient that took the step", True, 0, 1, True),
-            SignalInfo("grata_cosine", "cosine of entropy and consistency gradient", False, 8, 2, True),
-            SignalInfo("augmentation_disagreement", "1 - agreement under 8 augmentations", True, 9),
-            SignalInfo("dropout_disagreement", "1 - agreement under dropout", True, 9),
-            SignalInfo("aetta", "AETTA's estimate of the error, from ten dropout passes", True, 11),
+            SignalInfo(
+                "grata_cosine",
+                "cosine of entropy and consistency gradient",
+                False,
+                8,
+                2,
+                True,
+                probe="objectives.grata:grata_cosine",
+            ),
+            SignalInfo(
+                "augmentation_disagreement",
+                "1 - agreement under 8 augmentations",
+                True,
+                9,
+                probe="probes.agreement:augmentation_disagreement",
+            ),
+            SignalInfo(
+                "dropout_disagreement",
+                "1 - agreement under dropout",
+                True,
+                9,
+                probe="probes.agreement:dropout_disagreement",
+            ),
+            SignalInfo(
+                "aetta", "AETTA's estimate of the error, from ten dropout passes", True, 11, probe="probes.aetta:aetta"
+            ),
             SignalInfo("agreement", "mean class Dice with the other candidates of the case", False),
             SignalInfo("agreement_lowest", "the same for the class that agrees least", False),
             SignalInfo("agreement_consensus", "mean class Dice with the majority of the candidates", False),
@@ -54,7 +80,13 @@ SIGNALS: Registry[SignalInfo] = Registry(
             SignalInfo("support", "share of the other candidates that hold the new label, mean over D", False),
             SignalInfo("persistence", "share of D whose new label more than half of the others hold", False),
             SignalInfo("area_change", "relative change of the foreground's size against M0", True),
-            SignalInfo("adic", "TEGDA's ADIC: agreement of ten dropout passes, weighted by their certainty", False, 11),
+            SignalInfo(
+                "adic",
+                "TEGDA's ADIC: agreement of ten dropout passes, weighted by their certainty",
+                False,
+                11,
+                probe="probes.adic:adic",
+            ),
         )
     },
 )
@@ -62,6 +94,11 @@ SIGNALS: Registry[SignalInfo] = Registry(
 
 REGION_SCORES = "drop"
 """The region gate's scores of step 1: ``drop``, then ``drop.0``, ``drop.1``, ... of each region; no table column."""
+
+
+def of_masks(source: Mask, adapted: Mask) -> dict[str, float | None]:
+    """Every signal that is a function of the two masks; those of fragmentation are measured together elsewhere."""
+    return {name: info.of(source, adapted) for name, info in SIGNALS.items() if info.of is not None}
 
 
 def check_registered(names: Iterable[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from casewise.measure.difference import changed_voxels
 from casewise.measure.masks import checked_masks, count_foreground, least_voxels
 from casewise.measure.regions import Connectivity, Regions, components
+from casewise.measure.signals import of_masks
 
 
 @dataclass(frozen=True)
@@ -77,3 +78,8 @@ def summary(found: Regions, *, foreground_voxels: int) -> Fragmentation:
         delta_foreground=area / foreground_voxels if foreground_voxels else None,
         largest=largest,
     )
+
+
+def edit_signals(source: Any, adapted: Any, **measure: Any) -> dict[str, float | None]:
+    """Every signal that two masks give: fragmentation (``measure`` are its options), and those of ``SIGNALS``."""
+    return {**fragmentation(source, adapted, **measure).as_signals(), **of_masks(source, adapted)}
