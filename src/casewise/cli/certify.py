@@ -39,6 +39,9 @@ def certify(
     evaluation: Path | None = typer.Option(None, help="Labelled archive of other cases for the reliability diagram."),
     split: str | None = typer.Option(None, help="Use the archive's cases of this split; default: calibration."),
     experimental: bool = typer.Option(False, "--experimental", help="Allow inflated CRC."),
+    among_kept: Path | None = typer.Option(
+        None, help="Archive of the batch to deploy (no labels): bound the risk among the cases that it keeps."
+    ),
     force: bool = typer.Option(False, "--force", help="Certify a policy that calibration called NO-GO."),
     out: Path | None = typer.Option(None, help="Folder for certificate.json, .html and the certified policy."),
     ladder: str | None = typer.Option(
@@ -53,6 +56,7 @@ def certify(
     from casewise.judge.certificates.certify_gate import certify_gate
     from casewise.judge.certificates.certify_router import Promise, certify_router
     from casewise.judge.certificates.grid import certify_designs, certify_grid
+    from casewise.judge.certificates.kept import certify_kept
 
     if method not in ("crc", "ltt", "envelope", "inflated"):
         raise BadInput(f"a method is crc, ltt, envelope or inflated, got {method!r}")
@@ -73,7 +77,10 @@ def certify(
     else:
         alphas = tuple(alpha) if len(alpha) == len(loss) else tuple(alpha) * len(loss)
         asked = Promise(tuple(loss), alphas, delta if method == "ltt" else None, p_value, within, low_mid, margin)
-        if len(designs) > 1:
+        if among_kept is not None:
+            batch = open_archive(among_kept, ladder=named).one()
+            certificate, certified = certify_kept(calibration, chosen, asked, batch, force=force)
+        elif len(designs) > 1:
             certificate, certified = certify_designs(calibration, designs, asked, force=force)
         elif grid is not None:
             certificate, certified = certify_grid(calibration, chosen, asked, family=grid, force=force)

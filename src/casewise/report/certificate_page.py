@@ -18,6 +18,7 @@ METHODS = {
     "envelope": "conformal risk control on the per-case envelope (a bound in expectation)",
     "ltt": "learn-then-test (a bound with high probability)",
     "inflated": "inflated conformal risk control (experimental)",
+    "selection": "conformal selection (a bound in expectation, for this batch)",
 }
 NAMES = {
     "ha": "Harmful share of the accepted change (HA)",
