@@ -46,6 +46,11 @@ image = np.random.default_rng(0).normal(size=(1, 1, 16, 16)).astype("float32")
 made = casewise.run_episode(network, image, "calm", steps=1, learning_rate=0.1)
 assert "loss" in made.diagnostics[0] and made.signals[1]["border_share"] is not None
 
+from casewise.adapt.views import views_of
+shown = torch.tensor([[[[0.0, 1.0, 3.0]]]])
+assert [str(view) for view in views_of("negative,gamma(1.4)")] == ["negative", "gamma(1.4)"]
+assert views_of("negative")[0].apply(shown).tolist() == [[[[3.0, 2.0, 0.0]]]]
+
 from casewise.measure.metrics import METRICS
 mask = np.array([[1, 1, 0]]); label = np.array([[1, 0, 1]])
 assert METRICS["sensitivity"].of(mask, label, ignore=None, spacing_mm=None) == 0.5
@@ -70,7 +75,7 @@ def added_to(tree: Path) -> None:
 
 
 def test_every_kind_of_addition_is_shown() -> None:
-    assert len(FILES) == len(LINES) == 6
+    assert len(FILES) == len(LINES) == 7
 
 
 def test_what_is_added_as_printed_is_in_commands_calibration_report_and_archives(tmp_path: Path) -> None:
