@@ -172,6 +172,12 @@ class CaseOptions:
     ] = None
     part_id: Annotated[int | None, typer.Option("-part_id", help="This part, from 0.")] = None
 
+    def whole(self, model: Model) -> tuple[CaseFiles, ...]:
+        """The cases of all parts, for what is said of the whole folder."""
+        from casewise.run.assemble import gathered_cases
+
+        return gathered_cases(model, self.images, labels=self.labels, groups=self.groups, parts=(1, 0))
+
     def gathered(self, model: Model, keep: Path | None = None) -> tuple[CaseFiles, ...]:
         """The cases of the folder that this process takes; DICOM series are written as NIfTI below ``keep``."""
         from casewise.run.assemble import gathered_cases

@@ -95,9 +95,11 @@ def predict(
     entries = _run(work, where.chosen(), resume=resume, telling=telling, tracker=tracker)
     summary.copy_model_files(work)
     scores: Mapping[str, Any] = {}
-    if which.labels is not None:
-        scores = summary.write_summary(work, cases, entries)["adapt"]["mean"]
-    _write_page(work, entries, scores)
+    with summary.everyone(work) as all_parts:
+        if which.labels is not None:
+            labelled = cases if len(all_parts) == len(cases) else which.whole(model)
+            scores = summary.write_summary(work, labelled, all_parts)["adapt"]["mean"]
+        _write_page(work, all_parts, scores)
     if report is not None:
         seconds = time.monotonic() - began
         summary.write_report(report, summary.run_report(work, which.images, entries, seconds, scores))

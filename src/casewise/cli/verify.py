@@ -13,7 +13,9 @@ app = typer.Typer()
 
 @app.command()
 def verify(
-    folder: Path = typer.Argument(..., help="An archive, or a folder of predictions."), as_json: bool = AS_JSON
+    folder: Path = typer.Argument(..., help="An archive, or a folder of predictions."),
+    report: Path = typer.Option(None, help="The report of casewise predict --report, which knows how the log ended."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Check an archive or a prediction folder against its hashes and its audit log."""
     from casewise.archive.verify import verify as archive_problems
@@ -21,7 +23,7 @@ def verify(
     from casewise.run.prediction_folder import review_problems, verify_predictions
 
     if (folder / "audit.jsonl").exists():
-        problems = verify_predictions(folder)
+        problems = verify_predictions(folder, report)
     else:
         problems = [*archive_problems(folder), *ledger_problems(folder)]
     problems = [*problems, *review_problems(folder)]

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from casewise.core.strict_json import json_text
 
 TEMPORARY = ".writing-"
+FORGOTTEN_S = 24 * 3600.0  # after which a file of another machine's writer counts as left behind
+_HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 
 @contextmanager
@@ -24,7 +28,7 @@ def replacing(path: Path) -> Iterator[Path]:
     where it is missing. After an error the old content stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}-{path.name}")
+    temporary = path.with_name(f"{TEMPORARY}{_HOST}-{os.getpid()}-{uuid.uuid4().hex}-{path.name}")
     try:
         yield temporary
         with temporary.open("rb+") as handle:
@@ -48,9 +52,67 @@ def write_json(path: Path, value: Any, *, indent: int | None = 1, sort_keys: boo
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed writers left behind."""
+    """Remove what killed writers left behind; a file whose writer still lives, here or on another machine, stays."""
     for path in folder.rglob(f"{TEMPORARY}*"):
-        path.unlink(missing_ok=True)
+        if not _is_written(path):
+            path.unlink(missing_ok=True)
+
+
+def _is_written(path: Path) -> bool:
+    """Whether somebody may still be writing this file: a living process of this machine, or a recent one elsewhere."""
+    host, _, rest = path.name.removeprefix(TEMPORARY).partition("-")
+    process = rest.partition("-")[0]
+    if not process.isdigit():
+        return False
+    if host == _HOST:
+        return is_alive(int(process))
+    try:
+        return time.time() - path.stat().st_mtime < FORGOTTEN_S
+    except FileNotFoundError:
+        return False
+
+
+def is_alive(process: int) -> bool:
+    """Whether a process of this machine runs."""
+    if sys.platform == "win32":
+        return True  # there, asking ends the process
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@contextmanager
+def held(path: Path, *, wait: bool) -> Iterator[BinaryIO | None]:
+    """A file of this process alone, made where it is missing; without ``wait`` None where another process holds it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        yield file if _locked(file, wait) else None
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _locked(file: BinaryIO, wait: bool) -> bool:
+        file.seek(0)
+        try:
+            msvcrt.locking(file.fileno(), msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+else:
+    import fcntl
+
+    def _locked(file: BinaryIO, wait: bool) -> bool:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
 
 def sync_folder(folder: Path) -> None:

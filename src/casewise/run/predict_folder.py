@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+import json
+import os
+import platform
+import uuid
+from collections.abc import Collection, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +17,8 @@ from casewise.adapt.contract import check_orientations
 from casewise.adapt.memory import shape_of
 from casewise.archive.layout import image_sha256
 from casewise.core.chain import Chain
-from casewise.core.durable import file_sha256, sweep
-from casewise.core.errors import BadInput, CasewiseError
+from casewise.core.durable import file_sha256, held, sweep
+from casewise.core.errors import BadInput, CasewiseError, Refused
 from casewise.core.predicted import Finding, PredictedCase
 from casewise.data import nifti
 from casewise.data.folders import CaseFiles
@@ -111,9 +115,53 @@ def predict_folder(work: PredictCase, engine: Engine, *, resume: bool = False) -
     for the result of this run, whatever happens to it. The deployment's watch sees every decision and may suspend the
     policy.
     """
+    work.layout.out.mkdir(parents=True, exist_ok=True)
+    with claimed(work.layout.claims, work.cases):
+        yield from _predicted(work, engine, resume)
+
+
+@contextmanager
+def claimed(folder: Path, cases: Collection[str]) -> Iterator[None]:
+    """These cases for this process alone; refused while another one works on any of them in the same output.
+
+    Parts of one folder (``-num_parts``) share no case, so they may run side by side. The claim of a process that was
+    killed holds no longer.
+    """
+    own = folder / f"{uuid.uuid4().hex}.json"
+    with ExitStack() as stack:
+        with held(folder / "lock", wait=True):
+            for path in folder.glob("*.json"):
+                _check_apart(path, cases)
+            file = stack.enter_context(held(own, wait=True))
+            assert file is not None
+            file.write(json.dumps({"process": os.getpid(), "host": platform.node(), "cases": list(cases)}).encode())
+            file.flush()
+        try:
+            yield
+        finally:
+            own.unlink(missing_ok=True)
+
+
+def _check_apart(path: Path, cases: Collection[str]) -> None:
+    with held(path, wait=False) as free:
+        if free is not None:
+            path.unlink(missing_ok=True)  # of a process that ended without a word
+            return
+    try:
+        other = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return
+    shared = sorted(set(other["cases"]) & set(cases))
+    if shared:
+        raise Refused(
+            f"process {other['process']} on {other['host']} is predicting {len(shared)} of these cases (such as "
+            f"{shared[0]}) into the same folder; wait until it ends, or choose another -o"
+        )
+
+
+def _predicted(work: PredictCase, engine: Engine, resume: bool) -> Iterator[PredictedCase]:
     watch = work.deployment.watch
     layout, audit = work.layout, Chain(work.layout.audit)
-    layout.out.mkdir(parents=True, exist_ok=True)
     sweep(layout.out)
     kept = [files.id for files in work.cases.values() if resume and is_complete(layout, files, work.key)]
     waiting = [case_id for case_id in work.cases if case_id not in kept]

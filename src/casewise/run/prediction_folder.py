@@ -28,6 +28,7 @@ from casewise.data.folders import CaseFiles
 from casewise.deployment import Deployment
 
 PACKAGES = ("casewise", "numpy", "torch", "nnunetv2", "monai", "transformers", "nibabel", "SimpleITK")
+MASKS = (".nii", ".nii.gz", ".png")
 _OWN = ("time", "previous", "hash")  # what a line has of its own log
 
 
@@ -62,6 +63,15 @@ class Layout:
     def overlay(self, case_id: str) -> Path:
         """The picture for a person."""
         return self.out / "casewise" / "overlays" / f"{case_id}.png"
+
+    @property
+    def claims(self) -> Path:
+        """Which process works on which cases, while it does."""
+        return self.out / "casewise" / "running"
+
+    def entries(self) -> list[Path]:
+        """The entries of all cases, of other runs and parts too."""
+        return sorted((self.out / "casewise").glob("*.json"))
 
     def forget(self, case_id: str) -> None:
         """Remove everything of a case, the entry first: an old output never stands in for a failed new one."""
@@ -127,12 +137,18 @@ def read_entry(path: Path) -> PredictedCase | None:
         return None
 
 
-def verify_predictions(out: Path) -> list[str]:
-    """What is wrong with a prediction folder; an empty list where nothing is."""
+def verify_predictions(out: Path, report: Path | None = None) -> list[str]:
+    """What is wrong with a prediction folder; an empty list where nothing is.
+
+    ``report`` is the file of ``casewise predict --report``, kept elsewhere: it knows how long the log was and how it
+    ended, so that a log that was cut off or written anew is noticed even where everything in it fits together.
+    """
     audit = out / "audit.jsonl"
     if not audit.is_file():
         return [f"{out} has no audit.jsonl; it is no prediction folder"]
-    problems = log_problems(audit)
+    problems = [*log_problems(audit), *_unlisted(out), *_pages(out, audit)]
+    if report is not None:
+        problems += _against_report(out, audit, report)
     for path in sorted((out / "casewise").glob("*.json")):
         entry = read_entry(path)
         if entry is None:
@@ -173,12 +189,44 @@ def _faults(out: Path, outputs: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             yield name, "was changed after it was written"
 
 
+def _unlisted(out: Path) -> Iterator[str]:
+    """Masks that no entry vouches for: put there by another hand, or left by a run whose entry was taken away."""
+    entries = (read_entry(path) for path in (out / "casewise").glob("*.json"))
+    listed = {name for entry in entries if entry is not None for name in entry.outputs}
+    for path in sorted(out.iterdir()):
+        if path.is_file() and path.name.lower().endswith(MASKS) and path.name not in listed:
+            yield f"{path.name} is a mask without an entry"
+
+
+def _pages(out: Path, audit: Path) -> Iterator[str]:
+    """The page and the summary as the log saw them last."""
+    last = [event for event in Chain(audit).lines() if event.get("event") == "pages"][-1:]
+    for event in last:
+        yield from (f"{name} {fault}" for name, fault in _faults(out, event.get("files", {})))
+
+
+def _against_report(out: Path, audit: Path, report: Path) -> Iterator[str]:
+    try:
+        told = json.loads(report.read_text(encoding="utf-8"))
+        lines, last, files = int(told["audit"]["lines"]), told["audit"]["last_hash"], told["output_files"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        yield f"{report} is no report of casewise predict ({error})"
+        return
+    found = Chain(audit).lines()
+    if len(found) < lines:
+        yield f"{audit.name} was cut off: the report saw {lines} lines, {len(found)} are left"
+    elif lines and found[lines - 1].get("hash") != last:
+        yield f"{audit.name} was written anew: its line {lines} is not the one that the report saw"
+    yield from (f"{name} is missing, the report names it" for name in files if not (out / name).is_file())
+
+
 def _against_log(out: Path, audit: Path) -> list[str]:
     logged: dict[str, str] = {}
     for event in Chain(audit).lines():
         if event.get("event") in ("case", "case-kept"):
             logged[str(event.get("case"))] = str(event.get("entry"))
-    return [
+    unlogged = [path.stem for path in sorted((out / "casewise").glob("*.json")) if path.stem not in logged]
+    return [f"casewise/{case_id}.json has no line in the audit log" for case_id in unlogged] + [
         f"casewise/{case_id}.json is not the entry that the audit log saw"
         for case_id, digest in sorted(logged.items())
         if not (out / "casewise" / f"{case_id}.json").is_file()

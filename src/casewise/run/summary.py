@@ -9,7 +9,8 @@ study's own differs (classes absent from the label are skipped, A10).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone
 from casewise.core.chain import Chain
-from casewise.core.durable import write_durably, write_json
+from casewise.core.durable import file_sha256, held, write_durably, write_json
 from casewise.core.errors import BadInput
 from casewise.core.predicted import PredictedCase
 from casewise.core.records import Mask
@@ -31,7 +32,7 @@ from casewise.judge.monitors.quota import quota_drift, quota_of
 from casewise.judge.policy import no_go
 from casewise.measure.metrics.harm import harm
 from casewise.run.predict_case import PredictCase
-from casewise.run.prediction_folder import Layout, versions
+from casewise.run.prediction_folder import Layout, read_entry, versions
 
 Region = int | tuple[int, ...]
 METRICS = ("Dice", "FN", "FP", "IoU", "TN", "TP", "n_pred", "n_ref")
@@ -211,6 +212,23 @@ def run_report(
         "scores": dict(scores),
         "audit": {"lines": lines, "last_hash": last},
     }
+
+
+PAGES = ("report.html", "summary.json")
+
+
+@contextmanager
+def everyone(work: PredictCase) -> Iterator[list[PredictedCase]]:
+    """The entries of this run, those of its other parts included, while no other part writes page or summary.
+
+    What the block leaves in the folder goes into the audit log, so that a later edit is noticed.
+    """
+    layout = work.layout
+    with held(layout.claims / "finish", wait=True):
+        read = (read_entry(path) for path in layout.entries())
+        yield [entry for entry in read if entry is not None and entry.key == work.key]
+        made = {name: file_sha256(layout.out / name) for name in PAGES if (layout.out / name).is_file()}
+        Chain(layout.audit).append("pages", {"files": made})
 
 
 def write_report(path: Path, report: Mapping[str, Any]) -> None:

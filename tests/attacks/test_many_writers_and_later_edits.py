@@ -1,0 +1,199 @@
+"""Several processes on one output folder, and hands that change it later."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from casewise.core.chain import Chain
+from casewise.core.durable import TEMPORARY, held, replacing, sweep
+from casewise.core.errors import Refused
+from casewise.run.predict_folder import claimed
+from casewise.run.prediction_folder import verify_predictions
+
+MODEL = "casewise.adapt.networks:phantom_cardiac"
+
+
+def scans(root: Path, count: int) -> Path:
+    for kind in ("images", "labels"):
+        (root / kind).mkdir(parents=True)
+    for number in range(count):
+        voxels = np.random.default_rng(number).normal(size=(16, 16, 2)).astype(np.float32)
+        nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), root / "images" / f"c{number}.nii.gz")
+        nibabel.save(
+            nibabel.Nifti1Image((voxels > 0).astype(np.uint8), np.eye(4)), root / "labels" / f"c{number}.nii.gz"
+        )
+    return root
+
+
+def words(root: Path, *more: object) -> list[str]:
+    typed = ["-i", root / "images", "-o", root / "out", "-l", root / "labels", "-m", MODEL, "-device", "cpu"]
+    return [str(word) for word in [*typed, "--policy", "m0", "--contract", "off", "--no-overlays", *more]]
+
+
+def predict(root: Path, *more: object) -> Any:
+    app = importlib.import_module("casewise.cli.predict").app
+    return CliRunner().invoke(app, words(root, *more), catch_exceptions=False)
+
+
+# ---- several writers ----
+
+
+def test_a_sweep_leaves_the_files_of_living_writers_and_takes_those_of_dead_ones(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    with replacing(tmp_path / "mask.nii.gz") as temporary:
+        temporary.write_bytes(b"half")
+        dead = temporary.with_name(temporary.name.replace(f"-{temporary.name.split('-')[2]}-", f"-{ended.pid}-", 1))
+        old = tmp_path / f"{TEMPORARY}{'0' * 32}-of-casewise-0.1.nii.gz"
+        for path in (dead, old):
+            path.write_bytes(b"left behind")
+        sweep(tmp_path)
+        assert temporary.exists()
+        assert not dead.exists()
+        assert not old.exists()
+    assert (tmp_path / "mask.nii.gz").read_bytes() == b"half"
+
+
+def test_two_runs_share_a_folder_only_where_they_share_no_case(tmp_path: Path) -> None:
+    with claimed(tmp_path, ["a", "b"]):
+        with claimed(tmp_path, ["c"]):
+            pass
+        with pytest.raises(Refused, match=r"is predicting 1 of these cases \(such as b\) into the same folder; wait"):
+            claimed(tmp_path, ["b", "c"]).__enter__()
+    with claimed(tmp_path, ["b", "c"]):
+        pass
+    (tmp_path / "dead.json").write_text(json.dumps({"process": 1, "host": "x", "cases": ["a"]}))
+    with claimed(tmp_path, ["a"]):  # nobody holds the claim of a process that was killed
+        assert not (tmp_path / "dead.json").exists()
+
+
+def test_a_second_process_on_the_same_cases_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    scans(tmp_path, 2)
+    with claimed(tmp_path / "out" / "casewise" / "running", ["c1"]), pytest.raises(Refused, match="such as c1"):
+        predict(tmp_path)
+
+
+def test_page_and_summary_hold_the_cases_of_all_parts(tmp_path: Path) -> None:
+    scans(tmp_path, 5)
+    first = predict(tmp_path, "-num_parts", 2, "-part_id", 0)
+    assert "3 cases" in first.stdout
+    assert "2 cases" in predict(tmp_path, "-num_parts", 2, "-part_id", 1, "--report", tmp_path / "run.json").stdout
+    page = (tmp_path / "out" / "report.html").read_text()
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert all(f"c{number}" in page for number in range(5))
+    assert len(summary["metric_per_case"]) == 5
+    assert verify_predictions(tmp_path / "out", tmp_path / "run.json") == []
+
+
+@pytest.mark.slow
+def test_parts_at_the_same_time_lose_no_case(tmp_path: Path) -> None:
+    scans(tmp_path, 40)
+    program = "from casewise.cli import main\nmain()"
+    parts = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, "predict", *words(tmp_path, "-num_parts", 4, "-part_id", part)]
+        )
+        for part in range(4)
+    ]
+    assert [part.wait() for part in parts] == [0] * 4
+    assert len(list((tmp_path / "out").glob("c*.nii.gz"))) == 40
+    assert len(json.loads((tmp_path / "out" / "summary.json").read_text())["metric_per_case"]) == 40
+    assert verify_predictions(tmp_path / "out") == []
+    assert not list((tmp_path / "out").rglob(f"{TEMPORARY}*"))
+
+
+def test_a_held_file_is_one_process_s_alone(tmp_path: Path) -> None:
+    with held(tmp_path / "lock", wait=True) as own:
+        assert own is not None
+        with held(tmp_path / "lock", wait=False) as other:
+            assert other is None
+    with held(tmp_path / "lock", wait=False) as after:
+        assert after is not None
+
+
+# ---- later edits ----
+
+
+def log_lines(out: Path) -> list[str]:
+    return (out / "audit.jsonl").read_text().splitlines(keepends=True)
+
+
+def cut_off(out: Path) -> None:
+    (out / "audit.jsonl").write_text("".join(log_lines(out)[:-2]))
+
+
+def written_anew(out: Path) -> None:
+    events = Chain(out / "audit.jsonl").lines()
+    (out / "audit.jsonl").unlink()
+    for event in events:
+        plain = {key: value for key, value in event.items() if key not in ("event", "previous", "hash", "time")}
+        Chain(out / "audit.jsonl").append(event["event"], {**plain, "note": "changed"})
+
+
+def edited_page(out: Path) -> None:
+    (out / "report.html").write_text((out / "report.html").read_text() + "<p>all is well</p>")
+
+
+def edited_summary(out: Path) -> None:
+    (out / "summary.json").write_text((out / "summary.json").read_text().replace("1", "9", 1))
+
+
+def unlogged_entry(out: Path) -> None:
+    (out / "casewise" / "c9.json").write_bytes((out / "casewise" / "c0.json").read_bytes())
+
+
+def stray_mask(out: Path) -> None:
+    (out / "c7.nii.gz").write_bytes((out / "c0.nii.gz").read_bytes())
+
+
+def without_its_entry(out: Path) -> None:
+    (out / "casewise" / "c0.json").unlink()
+
+
+def edited_mask(out: Path) -> None:
+    (out / "c0.nii.gz").write_bytes((out / "c1.nii.gz").read_bytes() + b"\0")
+
+
+EDITS: dict[Callable[[Path], None], str] = {
+    cut_off: "audit.jsonl was cut off: the report saw",
+    written_anew: "audit.jsonl was written anew: its line",
+    edited_page: "report.html was changed after it was written",
+    edited_summary: "summary.json was changed after it was written",
+    unlogged_entry: "casewise/c9.json has no line in the audit log",
+    stray_mask: "c7.nii.gz is a mask without an entry",
+    without_its_entry: "c0.nii.gz is a mask without an entry",
+    edited_mask: "c0.nii.gz was changed after it was written",
+}
+
+
+@pytest.fixture(scope="module")
+def predicted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = scans(tmp_path_factory.mktemp("predicted"), 2)
+    assert predict(root, "--report", root / "run.json").exit_code == 0
+    return root
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.__name__)
+def test_verify_notices(edit: Callable[[Path], None], predicted: Path, tmp_path: Path) -> None:
+    import shutil
+
+    root = tmp_path / "copy"
+    shutil.copytree(predicted, root)
+    app = importlib.import_module("casewise.cli.verify").app
+    typed = [str(root / "out"), "--report", str(root / "run.json")]
+    assert CliRunner().invoke(app, typed, catch_exceptions=False).exit_code == 0
+    edit(root / "out")
+    done = CliRunner().invoke(app, typed, catch_exceptions=False)
+    assert done.exit_code == 1
+    assert EDITS[edit] in done.stdout
