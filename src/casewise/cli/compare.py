@@ -143,11 +143,13 @@ def _write(
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    from casewise.core.csv_text import csv_cell
+
     text = io.StringIO()
     if rows:
         table = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
         table.writeheader()
-        table.writerows(rows)
+        table.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
     return text.getvalue()
 
 

@@ -30,6 +30,7 @@ def qc(
     Opinions are folds, views, raters or models. Some labelled cases are needed once, for the lower bound; without any,
     cases are sorted by agreement and nothing is promised.
     """
+    from casewise.core.csv_text import csv_cell
     from casewise.core.errors import BadInput
     from casewise.core.strict_json import json_text
     from casewise.study.quality_control import archive_opinions, controlled, folder_opinions, quality_from, quality_rows
@@ -47,8 +48,8 @@ def qc(
     known = None if quality is None else quality_from(json.loads(quality.read_text()))
     result = controlled(quality_rows(found, metric=metric, ignore=ignore), below=flag_below, level=at, quality=known)
     out.mkdir(parents=True, exist_ok=True)
-    result.cases.to_csv(out / "qc.csv", index=False)
-    result.worth.to_csv(out / "signals.csv", index=False)
+    result.cases.map(csv_cell).to_csv(out / "qc.csv", index=False)
+    result.worth.map(csv_cell).to_csv(out / "signals.csv", index=False)
     if result.fit is not None:
         (out / "quality.json").write_text(json_text(result.fit.as_dict(), indent=1) + "\n", encoding="utf-8")
     for line in result.sentences():

@@ -28,14 +28,14 @@ def serve(
     places: int = typer.Option(8, "--places", help="Requests inside at once; further ones are answered 429."),
     timeout: float = typer.Option(60.0, help="Seconds from acceptance; then M0 is the answer. 0 for none."),
     max_body: str = typer.Option("256M", "--max-body", help="Largest body of a request."),
-    max_ram: str = typer.Option(None, "--max-ram", help="Refuse images that need more, such as 16G."),
+    max_ram: str = typer.Option(None, "--max-ram", help="Refuse images that need more; default: 80 % of what is free."),
     contract: str = typer.Option("refuse", help="Input contract: refuse, warn or off."),
 ) -> None:
     """Guarded segmentation over HTTP (Open Inference Protocol v2): /v2/..., POST /segment, /metrics.
 
     Without a token only this machine can ask. For others, set CASEWISE_TOKEN and send Authorization: Bearer TOKEN.
     """
-    from casewise.adapt.memory import parse_size
+    from casewise.adapt.memory import available_bytes, parse_size
     from casewise.run.allocator import keep_freed_memory
     from casewise.run.assemble import assembled
 
@@ -44,7 +44,7 @@ def serve(
     model = source.chosen()
     deployment = assembled(
         model, policy, asked=how.asked(model), certificate=certificate, watch=watch, contract=contract,
-        max_ram=parse_size(max_ram) if max_ram else None, force=force,
+        max_ram=parse_size(max_ram) if max_ram else int(0.8 * (available_bytes() or 0)) or None, force=force,
     )  # fmt: skip
     token, fresh = service.token_for(host, os.environ)
     settings = service.Settings(

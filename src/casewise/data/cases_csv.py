@@ -8,6 +8,7 @@ from dataclasses import Field, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from casewise.core.csv_text import csv_cell, from_csv_cell
 from casewise.core.errors import BadInput
 from casewise.core.records import made_case_id
 from casewise.data.cohort import Cohort
@@ -72,7 +73,8 @@ def table_for(root: Path) -> Path | None:
 def read_table(path: Path) -> Table:
     """Read a table that has the column ``case``; every case may stand in it once."""
     with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = list(csv.DictReader(file))
+        read = csv.DictReader(file)
+        rows = [{name: from_csv_cell(cell or "") for name, cell in row.items() if name} for row in read]
     if not rows or "case" not in rows[0]:
         known = ", ".join(column for names in COLUMNS.values() for column in names)
         raise BadInput(f"{path} needs a header with case and any of {known}")
@@ -107,5 +109,6 @@ def write_table(cohort: Cohort, folder: Path) -> Path:
     with (folder / NAME).open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(["case", "group", "cluster", "split"])
-        rows.writerows([m.id, m.group or "", m.cluster or "", m.split or ""] for m in cohort.members.values())
+        cells = ([m.id, m.group or "", m.cluster or "", m.split or ""] for m in cohort.members.values())
+        rows.writerows([csv_cell(cell) for cell in row] for row in cells)
     return folder / NAME

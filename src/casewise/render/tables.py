@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from casewise.core.csv_text import csv_cell
 from casewise.render.cells import (
     DASH,
     Cell,
@@ -125,7 +126,8 @@ def write_csv(path: Path, made: Table) -> None:
         writer = csv.writer(file)
         writer.writerow([name for names in spread.values() for name in names])
         for row in made.rows:
-            writer.writerow([value for key, names in spread.items() for value in _values(row.get(key), len(names))])
+            cells = [value for key, names in spread.items() for value in _values(row.get(key), len(names))]
+            writer.writerow([csv_cell(value) for value in cells])
 
 
 def _parts(made: Table, column: Column) -> list[str]:

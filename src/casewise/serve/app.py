@@ -67,11 +67,17 @@ class _Service:
         get("/v2/models/{model}/ready", response_model=Ready, responses=described.MODEL)(self.model_ready)
         post("/v2/models/{model}/infer", responses=described.INFER, openapi_extra=described.INFER_BODY)(self.infer)
         post("/segment", responses=described.SEGMENT, openapi_extra=described.SEGMENT_BODY)(self.segment)
+        for path in ("/", "/docs"):
+            get(path, include_in_schema=False, response_class=Response)(self.page)
         get("/metrics", responses=described.METRICS, response_class=Response)(self.metrics)
 
     async def server(self) -> ServerMetadata:
         """What this server is."""
         return ServerMetadata(name="casewise", version=__version__, extensions=["binary_tensor_data"])
+
+    async def page(self) -> Response:
+        """What can be asked here, as a page that loads nothing from elsewhere."""
+        return Response(described.page(self.app, self.name), media_type="text/html; charset=utf-8")
 
     async def live(self) -> Live:
         """The process answers."""

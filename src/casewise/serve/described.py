@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from typing import Any
 
 from fastapi import FastAPI
@@ -19,8 +20,9 @@ def _problems(**meanings: str) -> Responses:
 
 
 ALWAYS = _problems(
-    _400="The Host header names another machine.", _401="The token is missing.", _403="A page of another site asked."
-)
+    _400="The Host header names another machine.", _401="The token is missing.", _403="A page of another site asked.",
+    _415="The body is packed (Content-Encoding).",
+)  # fmt: skip
 READY: Responses = {**ALWAYS, **_problems(_503="Shutting down.")}
 MODEL: Responses = {**READY, **_problems(_404="There is no such model.", _422="A parameter is not valid.")}
 _WORK: Responses = {
@@ -77,3 +79,18 @@ def add_request_schema(app: FastAPI) -> None:
     plain = InferRequest.model_json_schema(ref_template=_REFERENCE)
     parts = plain.pop("$defs", {})
     schema["components"]["schemas"] |= {**parts, "InferRequest": plain}
+
+
+def page(app: FastAPI, model: str) -> str:
+    """Every path with its meaning, for a person with a browser."""
+    rows = [
+        f"<tr><td>{method.upper()}</td><td><code>{html.escape(path)}</code></td>"
+        f"<td>{html.escape(str(said.get('description') or said.get('summary') or ''))}</td></tr>"
+        for path, methods in app.openapi()["paths"].items()
+        for method, said in methods.items()
+    ]
+    return (
+        f"<!doctype html><meta charset=utf-8><title>casewise: {html.escape(model)}</title>"
+        f"<h1>casewise serves {html.escape(model)}</h1><p>Open Inference Protocol v2, and POST /segment for one file. "
+        f"The whole description: <a href=/openapi.json>/openapi.json</a></p><table>{''.join(rows)}</table>"
+    )

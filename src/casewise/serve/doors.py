@@ -18,7 +18,10 @@ WITHOUT_TOKEN = ("/v2/health/live", "/v2/health/ready")
 
 
 class Doors:
-    """ASGI middleware: 400 for a foreign Host, 403 for a foreign Origin, 401 without the token, 413 for too much."""
+    """ASGI middleware: 400 for a foreign Host, 403 for a foreign Origin, 401 without the token, 413 for too much.
+
+    A packed body (Content-Encoding) is a 415: its size says nothing of what it would unpack to.
+    """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
@@ -48,6 +51,9 @@ class Doors:
             return 403, "pages of other sites may not use this service"
         if settings.token and path not in WITHOUT_TOKEN and not _bears(headers, settings.token):
             return 401, "send the header Authorization: Bearer TOKEN"
+        packed = headers.get("content-encoding", "identity").lower()
+        if packed != "identity":
+            return 415, f"the body is packed ({packed[:20]}); send it as it is, a .nii.gz file as the file that it is"
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > settings.max_bytes:
             return 413, _too_much(settings.max_bytes)

@@ -51,10 +51,23 @@ def parsed(body: bytes, header_length: str | None, *, max_json_bytes: int) -> As
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         raise BadInput(f"{'.'.join(map(str, first['loc'])) or 'request'}: {first['msg']}") from error
+    _check_parameters(request)
     tensors = _tensors(request, rest)
     if "image" not in tensors:
         raise BadInput("an input called image is needed, (channel, rows, columns) or (channel, slices, rows, columns)")
     return Asked(_case(request, tensors), request.id, _wanted(request))
+
+
+def _check_parameters(request: InferRequest) -> None:
+    """Refuse a parameter that nothing here reads: whoever sends it expects something."""
+    own = ("case_id", "group", "binary_data_output")
+    given: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [("parameters", request.parameters, own)]
+    given += [(f"inputs.{one.name}.parameters", one.parameters, ("binary_data_size",)) for one in request.inputs]
+    given += [(f"outputs.{one.name}.parameters", one.parameters, ("binary_data",)) for one in request.outputs or ()]
+    for where, found, known in given:
+        unknown = [name for name in found if name not in known]
+        if unknown:
+            raise BadInput(f"{where} holds {unknown[0][:40]!r}; known are {', '.join(known)}")
 
 
 def _halves(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:

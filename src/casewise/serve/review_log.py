@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from casewise.core.chain import Chain
+from casewise.core.csv_text import csv_cell
 from casewise.core.errors import BadInput
 from casewise.core.records import check_case_id
 
@@ -89,11 +90,5 @@ def as_csv(rows: Iterable[Mapping[str, Any]]) -> str:
     buffer = io.StringIO()
     table = csv.writer(buffer, lineterminator="\n")
     table.writerow(COLUMNS)
-    table.writerows([_cell(row.get(name)) for name in COLUMNS] for row in rows)
+    table.writerows(["" if row.get(name) is None else csv_cell(row[name]) for name in COLUMNS] for row in rows)
     return buffer.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
-        return f"'{value}"
-    return "" if value is None else value

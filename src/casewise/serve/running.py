@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import signal
 from collections.abc import Mapping
+from typing import ClassVar
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from casewise.deployment import Deployment
 from casewise.serve.app import create_app
 from casewise.serve.settings import LOOPBACK_NAMES, Settings
 
 TOKEN = "CASEWISE_TOKEN"
-MANY = 256  # connections; more are answered 503 at once
+MANY = 1024  # connections; more are answered 503 at once
+WAITING = 128  # of them that have not sent their header yet; the oldest makes way for a new one
+HEADER_S = 10.0  # for a header; who is slower is sent away
 
 
 def token_for(host: str, environment: Mapping[str, str]) -> tuple[str | None, bool]:
@@ -42,10 +48,48 @@ def server(deployment: Deployment, settings: Settings) -> uvicorn.Server:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            http="h11",
+            http=_Hurried,
             ws="none",
             lifespan="on",
             limit_concurrency=MANY,
             timeout_graceful_shutdown=None,
         )
     )
+
+
+class _Hurried(H11Protocol):
+    """uvicorn's protocol with an end to waiting for a header, which comes before the token and any other door."""
+
+    waiting: ClassVar[dict[_Hurried, asyncio.TimerHandle]] = {}  # oldest first
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self._wait()
+        else:
+            self._wait_no_longer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._wait_no_longer()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        if self not in self.waiting:
+            self.waiting[self] = self.loop.call_later(HEADER_S, self._send_away)
+        if len(self.waiting) > WAITING:
+            next(iter(self.waiting))._send_away()
+
+    def _wait_no_longer(self) -> None:
+        timer = self.waiting.pop(self, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _send_away(self) -> None:
+        self._wait_no_longer()
+        if not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+            self.transport.close()

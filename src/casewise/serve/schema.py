@@ -15,7 +15,13 @@ class _Message(BaseModel):
     model_config = ConfigDict(protected_namespaces=())
 
 
-class InputTensor(_Message):
+class _Request(_Message):
+    """What a client sends: a field that is not known is a mistake of the client, and it is told so."""
+
+    model_config = ConfigDict(protected_namespaces=(), extra="forbid")
+
+
+class InputTensor(_Request):
     """One input: ``data`` here, or ``parameters.binary_data_size`` bytes after the JSON."""
 
     name: Literal["image", "spacing_mm"]
@@ -25,14 +31,14 @@ class InputTensor(_Message):
     data: list[Any] | None = None
 
 
-class WantedOutput(_Message):
+class WantedOutput(_Request):
     """An output to send back; ``parameters.binary_data`` asks for bytes after the JSON."""
 
     name: Literal["mask", "source"]
     parameters: dict[str, Any] = Field(default_factory=dict)
 
 
-class InferRequest(_Message):
+class InferRequest(_Request):
     """``parameters``: case_id, group, binary_data_output."""
 
     id: str | None = Field(default=None, max_length=256)
