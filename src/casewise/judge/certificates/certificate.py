@@ -182,4 +182,5 @@ def _tightened(options: Mapping[str, Any], cut: float) -> dict[str, Any]:
     if "cut_high" not in options:
         return dict(options)
     high = min(float(options["cut_high"]), cut)
-    return {**options, "cut_high": high, "cut_low": min(float(options.get("cut_low", high)), high)}
+    low = {"cut_low": min(float(options["cut_low"]), high)} if "cut_low" in options else {}
+    return {**options, "cut_high": high, **low}

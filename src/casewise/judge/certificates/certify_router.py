@@ -122,7 +122,7 @@ def issued(
     unit = unit_of(len(evidence.ids), units)
     after = deployed_numbers(archive, certified, margin=asked.margin)
     before = deployed_numbers(archive, policy, margin=asked.margin)
-    own = float(policy.options["cut_high"])
+    own = float(policy.options.get("cut_high", float("inf")))
     if "ha" in asked.losses and before.get("judged", 1.0) < LITTLE:
         said = {**said, "warnings": (*said["warnings"], f"{judged_sentence(before['judged'])}.")}
     advice = refusal(min(asked.alphas), units, *reach, unit) if cut is None else tightening(own, cut, after["kept"])

@@ -15,11 +15,21 @@ from casewise.core.errors import BadInput, Refused, TooFewCases
 from casewise.core.records import Controller, Policy, State, Verdict
 from casewise.judge.certificates.loss_table import Floats, policy_envelope
 from casewise.judge.controllers.about import about
-from casewise.judge.outcomes import judged_share, outcomes
-from casewise.judge.policy import check_binding, check_held_out, controller_kind, controller_of, is_hybrid
+from casewise.judge.deciding import decision_of
+from casewise.judge.outcomes import deployed, judged_share, outcomes
+from casewise.judge.policy import (
+    AMONG_CANDIDATES,
+    check_binding,
+    check_held_out,
+    controller_kind,
+    controller_of,
+    is_hybrid,
+)
 
 LOSSES = ("ha", "harmed", "dice", "worse-voxels")
 """What can be certified of a router; each is defined for every labelled case (docs/explanation/certificates.md)."""
+UNFITTED = ("consensus", "highest-agreement", "medoid")
+"""Designs that no label chose or fitted: they may be certified on the cases that they were calibrated on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +55,8 @@ def router_evidence(archive: Archive, policy: Policy, *, overlap: bool = True, m
     """
     check_router(policy)
     check_binding(policy, archive.binding)
+    if policy.controller in AMONG_CANDIDATES:
+        return _choice_evidence(archive, policy, margin)
     if not overlap:
         check_held_out(policy, archive.entries.values())
     if policy.options.get("coordinate") == "risk" and set(policy.calibration_cases) & set(archive.ids):
@@ -74,11 +86,37 @@ def check_router(policy: Policy) -> None:
             f"certify them; certify the seed-only policy"
         )
     hard = dict(policy.options.get("hard", {"action": "rollback"}))
+    if policy.controller in AMONG_CANDIDATES:
+        return
     if not about(controller_kind(policy)).is_router or hard.get("action") != "rollback":
         raise BadInput(
             f"a rollback certificate needs a router whose hard bucket rolls back, got policy {policy.name!r} "
             f"({policy.controller}); calibrate one of cardiac, prostate, driving, default or stop-router"
         )
+
+
+def _choice_evidence(archive: Archive, policy: Policy, margin: float) -> Evidence:
+    """Of a policy that chooses among all candidates: what is deployed if kept, and the size of its edit.
+
+    The cut is on the size of the edit: a larger one goes back to M0, so losses only grow with the cut. What labels
+    chose (a fitted design, or the best of several) is refused on the same cases or patients.
+    """
+    if policy.name not in UNFITTED:
+        check_held_out(policy, archive.entries.values())
+    rows = _choice_rows(archive, replace(policy, options={**policy.options, "cut_high": np.inf}))
+    ids, values = tuple(rows["case"]), rows["value"].to_numpy(float)
+    if not np.isfinite(values).all():
+        lost = rows.loc[~np.isfinite(values), "case"].iloc[0]
+        raise BadInput(f"case {lost} has no finite size of its edit; record it again")
+    losses = _row_losses(rows, rows["change"].to_numpy(float), margin)
+    return Evidence(ids, tuple(cluster_of(archive, case) for case in ids), values, losses, losses, losses)
+
+
+def _choice_rows(archive: Archive, policy: Policy) -> pd.DataFrame:
+    """What a policy that chooses among candidates deploys for each labelled case, and what that costs."""
+    ids, _ = _scored(archive)
+    controller = controller_of(policy)
+    return deployed(outcomes(archive), [decision_of(archive, controller, case) for case in ids], archive=archive)
 
 
 def verdict_of(archive: Archive, controller: Controller, case_id: str) -> Verdict:
@@ -99,6 +137,10 @@ def deployed_losses(
     archive: Archive, policy: Policy, *, margin: float = 0.0
 ) -> tuple[tuple[str, ...], dict[str, Floats]]:
     """What a policy really does to each labelled case: every loss, the metric's gain, and whether it is kept."""
+    if policy.controller in AMONG_CANDIDATES:
+        rows = _choice_rows(archive, policy)
+        found = _row_losses(rows, rows["change"].to_numpy(float), margin)
+        return tuple(rows["case"]), {**found, "kept": (~rows["rolled_back"]).to_numpy(float)}
     ids, costs = _scored(archive)
     controller = controller_of(policy)
     states = {case: verdict_of(archive, controller, case).state for case in ids}
@@ -111,6 +153,14 @@ def deployed_numbers(archive: Archive, policy: Policy, *, margin: float = 0.0) -
 
     The gain is the mean over the cases whose metric is defined.
     """
+    if policy.controller in AMONG_CANDIDATES:
+        rows = _choice_rows(archive, policy)
+        made = _row_losses(rows, rows["change"].to_numpy(float), margin)
+        made["gain"] = made["gain"][np.isfinite(made["gain"])]
+        told = {name: float(values.mean()) if len(values) else 0.0 for name, values in made.items()}
+        told["kept"] = float((~rows["rolled_back"]).mean())
+        share = judged_share(rows)
+        return told if share is None else {**told, "judged": share}
     ids, costs = _scored(archive)
     controller = controller_of(policy)
     states = {case: verdict_of(archive, controller, case).state for case in ids}
@@ -139,7 +189,10 @@ def _losses(frame: pd.DataFrame, states: Mapping[str, State], margin: float = 0.
     """
     rows = frame.loc[[(case, state.step, state.shrink) for case, state in states.items()]]
     source = frame.loc[[(case, 0, 0.0) for case in states], "metric"].to_numpy(float)
-    change = rows["metric"].to_numpy(float) - source
+    return _row_losses(rows, rows["metric"].to_numpy(float) - source, margin)
+
+
+def _row_losses(rows: pd.DataFrame, change: Floats, margin: float) -> dict[str, Floats]:
     worse = (rows["worse_voxels"] > rows["better_voxels"]).to_numpy(float)
     defined = np.isfinite(change)
     return {

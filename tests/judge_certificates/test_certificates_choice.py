@@ -1,0 +1,92 @@
+"""Certificates for what choose, merge and the consensus deploy: refused on labels that fitted them, valid otherwise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from worlds.candidates import views_archive
+
+from casewise.core.errors import Overlap
+from casewise.core.records import SOURCE
+from casewise.judge.calibration.fit import calibrate
+from casewise.judge.certificates.certify_router import Promise, certify_router
+from casewise.judge.certificates.evidence import deployed_numbers, router_evidence
+from casewise.judge.certificates.loss_table import rollback_table
+from casewise.measure.metrics.harm import harm
+from casewise.replay import replay
+
+HARMED = Promise(("harmed",), (0.3,), margin=0.01)
+
+
+@pytest.fixture(scope="module")
+def fitting(tmp_path_factory):
+    return views_archive(tmp_path_factory.mktemp("fit") / "a", cases=16, prefix="fit", seed=1)
+
+
+@pytest.fixture(scope="module")
+def certifying(tmp_path_factory):
+    return views_archive(tmp_path_factory.mktemp("certify") / "a", cases=40, prefix="new", seed=2)
+
+
+def test_what_is_certified_is_what_replay_deploys(fitting, certifying):
+    policy = calibrate(fitting, "choose")
+    evidence = router_evidence(certifying, policy, overlap=False, margin=0.01)
+    for place, decision in enumerate(replay(certifying, policy)):
+        masks, label = certifying.masks(decision.case_id), certifying.label(decision.case_id)
+        found = harm(masks[SOURCE], masks[decision.state], label, min_area=4)
+        assert evidence.ids[place] == decision.case_id
+        assert evidence.own["ha"][place] == pytest.approx(found.ha)
+        assert evidence.values[place] == pytest.approx(decision.value)
+
+
+def test_a_certified_cut_sends_large_edits_back(fitting, certifying):
+    for design in ("choose", "merge"):
+        policy = calibrate(fitting, design)
+        certificate, certified = certify_router(certifying, policy, HARMED, force=True)
+        assert certificate.units == 20
+        if certificate.cut is None:
+            assert certified.controller == "m0"
+            continue
+        assert certified.options["cut_high"] == pytest.approx(certificate.cut)
+        decisions = replay(certifying, certified)
+        assert all(one.value < certificate.cut for one in decisions if not one.rolled_back)
+        assert deployed_numbers(certifying, certified, margin=0.01)["harmed"] <= 0.3
+
+
+def test_labels_that_fitted_a_design_cannot_certify_it(fitting):
+    for design in ("choose", "merge", "consensus-where-low"):
+        with pytest.raises(Overlap, match="share"):
+            certify_router(fitting, calibrate(fitting, design), HARMED, force=True)
+    certificate, _ = certify_router(fitting, calibrate(fitting, "consensus"), HARMED, force=True)
+    assert certificate.units == 8
+
+
+def test_the_best_of_several_designs_cannot_be_certified_on_the_labels_that_chose_it(fitting):
+    made = calibrate(fitting, "default", allowed_hurt=1.0)
+    if made.controller != "m0":
+        with pytest.raises(Overlap):
+            certify_router(fitting, made, HARMED, force=True)
+
+
+def realised(clusters: int, draws: int, alpha: float) -> float:
+    """Mean harm that is really deployed on a new cluster, by CRC over the size of edits, with ties and twins."""
+    rng, paid = np.random.default_rng(3), []
+    from casewise.judge.certificates.crc import conformal_setting
+
+    for _ in range(draws):
+        of = np.repeat(np.arange(clusters + 1), rng.integers(1, 4, clusters + 1))
+        edit = np.round(rng.beta(1, 4, clusters + 1)[of] + rng.uniform(0, 0.1, len(of)), 1)
+        hurt = (rng.random(len(of)) < 0.1 + 0.6 * edit).astype(float)
+        old = of < clusters
+        table = rollback_table(edit[old], hurt[old], clusters=tuple(map(str, of[old])), within="mean")
+        at = conformal_setting(table, alpha)
+        cut = -np.inf if at is None else float(table.settings[at])
+        new = np.flatnonzero(~old)
+        paid.append(float((hurt[new] * (edit[new] < cut)).mean()))
+    return float(np.mean(paid))
+
+
+@pytest.mark.parametrize(("clusters", "alpha"), [(9, 0.2), (20, 0.1), (4, 0.1)])
+def test_the_promise_holds_with_ties_clusters_and_few_of_them(clusters, alpha):
+    draws = 600
+    assert realised(clusters, draws, alpha) <= alpha + 3 * np.sqrt(alpha * (1 - alpha) / draws)
