@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
@@ -242,3 +245,18 @@ def test_import_needs_both_folders_and_every_partner(tmp_path):
     (root / "new" / "h01.nii.gz").unlink()
     words = ["import", "--old", root / "old", "--new", root / "new", "-o", root / "a"]
     assert "case h01 has no new mask" in str(run(*words).exception)
+
+
+def test_comparing_needs_no_torch(tmp_path):
+    """Also in its worker processes: a pipeline installs the core alone."""
+    root = update(tmp_path, cases=4)
+    blocked = tmp_path / "blocked"
+    blocked.mkdir()
+    (blocked / "torch.py").write_text("raise ImportError('torch is not installed here')\n")
+    places = os.pathsep.join([str(blocked), os.environ.get("PYTHONPATH", "")])
+    words = [sys.executable, "-m", "casewise", "compare", root / "old", root / "new", "-o", root / "out", "-j", "2"]
+    done = subprocess.run(
+        [str(word) for word in words], env={**os.environ, "PYTHONPATH": places}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "3 of 4 cases changed" in done.stdout

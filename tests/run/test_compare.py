@@ -150,3 +150,26 @@ def test_every_setting_reaches_the_comparison(tmp_path):
     assert ml == pytest.approx(plain[hole]["labels"][0]["volume_old_ml"] / 18)
     write(root / "new", "h07", heart()[:, 1:])
     assert with_settings("nearest", resample="nearest")["h07"] is not None
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_gives_the_same_lines(tmp_path):
+    ray = pytest.importorskip("casewise.run.ray")
+    root = update(tmp_path, cases=6)
+    here, there = (
+        {line["case"]: json.dumps(line, sort_keys=True) for line in lines_of(root, tmp_path / name, engine=engine)}
+        for name, engine in (("here", LocalEngine()), ("there", ray.RayEngine(jobs=2)))
+    )
+    assert here == there
+
+
+def test_a_case_that_breaks_off_is_a_line_with_its_reason(tmp_path, monkeypatch):
+    import casewise.run.compare as module
+
+    def broken(*_, **__):
+        raise ZeroDivisionError("by zero")
+
+    root = update(tmp_path, cases=2)
+    monkeypatch.setattr(module, "comparison", broken)
+    (first, _) = lines_of(root, tmp_path / "out")
+    assert (first["status"], first["problems"]) == ("failed", [{"kind": "broke", "message": "h00: by zero"}])

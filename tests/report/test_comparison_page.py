@@ -1,0 +1,114 @@
+"""The page, the Markdown and the JUnit file of a comparison: nothing from a file becomes markup, and it can be read."""
+
+from __future__ import annotations
+
+import base64
+import io
+import shutil
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+from worlds.updates import heart, planted
+
+from casewise.measure.comparison import comparison
+from casewise.report.comparison_page import case_pictures, comparison_page, headline, junit_xml, markdown_summary
+from casewise.study.comparison import ComparedCase, Comparisons
+
+EVIL = "<img src=x onerror=alert(1)>|`@you`"
+
+
+def summary(labelled: bool = True) -> dict:
+    """summary.json of three cases at a site with a dangerous name."""
+    masks = [(heart(), planted(kind, heart())) for kind in ("hole", "swapped", "")]
+    cases = tuple(
+        ComparedCase(f"h{number}", comparison(old, new, old if labelled else None), EVIL, f"p{number}")
+        for number, (old, new) in enumerate(masks)
+    )
+    found = Comparisons(cases)
+    problem = {"kind": "shape", "case": "h9", "message": EVIL, "allowed": False}
+    check = {"name": "max_ha", "scope": f"group {EVIL}", "says": EVIL, "limit": 0.1, "margin": 0.0, "value": 0.5}
+    check |= {"bound": None, "cases": 3, "patients": 3, "undefined": 0, "holds": False, "reason": EVIL}
+    return {
+        "verdict": "rejected",
+        "exit_code": 4,
+        "pairs": 4,
+        "compared": 3,
+        "problems": [problem],
+        "problems_by_kind": {"shape": 1},
+        "checks": [check],
+        "summary": found.summary,
+        "worst_first": [case.id for case in found.worst_first],
+        "casewise": "0",
+    }
+
+
+def page(labelled: bool = True) -> str:
+    found = comparison(heart(), planted("swapped", heart()), heart() if labelled else None)
+    pictures = case_pictures(heart(), planted("swapped", heart()), heart() if labelled else None)
+    shown = {**found.as_dict(), "id": "h1", "group": EVIL, "pictures": pictures, "change": -0.5 if labelled else None}
+    return comparison_page(summary(labelled), [shown], {"old": EVIL, "new": "v2", "unit": "mm", "hd95": True})
+
+
+def test_nothing_from_a_file_becomes_markup():
+    for labelled in (True, False):
+        text = page(labelled)
+        assert "<img src=x" not in text
+        assert "&lt;img src=x onerror=alert(1)&gt;" in text
+    said = markdown_summary(summary())
+    assert EVIL not in said
+    assert "\\<img src=x onerror=alert(1)\\>\\|\\`\\@you\\`" in said
+    suite = ElementTree.fromstring(junit_xml(summary(), ["h0", "h1", "h2"]).encode())[0]
+    assert suite.find("testcase/failure").text == EVIL
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("5", "1", "1")
+
+
+def test_the_headline_counts():
+    assert headline(summary()) == "2 of 3 cases changed; 0 became better, 2 worse, and 1 fell below 0.7."
+    assert headline(summary(labelled=False)) == "2 of 3 cases changed; 2 should be looked at."
+
+
+def pixels(uri: str) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1]))).convert("RGB")).astype(int)
+
+
+def test_pictures_show_what_was_removed_and_what_is_wrong_now():
+    shown = dict(case_pictures(heart(), planted("vanished", heart()), heart(), heart() * 60))
+    assert [title.split(",")[0] for title in shown] == ["image", "old", "new", "change", "label", "judgement"]
+    for title in ("change", "judgement"):
+        red = pixels(shown[title])
+        assert ((red[..., 0] > 200) & (red[..., 1] < 110) & (red[..., 2] < 80)).any(), title
+
+
+@pytest.mark.parametrize("image", [None, np.zeros((3, 3)), np.zeros((28, 32, 3), np.uint8)])
+def test_pictures_of_planes_bear_any_image(image):
+    old, new = heart()[2], planted("hole", heart())[2]
+    assert len(case_pictures(old, new, old, image)) == (5 if image is None else 6)
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed on this machine")
+def test_the_page_fits_wide_and_narrow_in_light_and_dark_and_asks_the_network_for_nothing(tmp_path):
+    playwright = pytest.importorskip("playwright.sync_api")
+    file = tmp_path / "report.html"
+    file.write_text(page(), encoding="utf-8")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        colors = set()
+        for width, scheme in ((1300, "light"), (390, "dark")):
+            tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+            wrong: list[str] = []
+            tab.on("console", lambda message, wrong=wrong: wrong.append(message.text))
+            tab.on(
+                "request", lambda one, wrong=wrong: None if one.url[:5] in ("file:", "data:") else wrong.append(one.url)
+            )
+            tab.goto(file.as_uri())
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+            assert tab.locator("article img").count() == 5
+            colors.add(tab.evaluate("getComputedStyle(document.body).backgroundColor"))
+            assert wrong == []
+        browser.close()
+    assert len(colors) == 2
