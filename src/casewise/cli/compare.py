@@ -185,11 +185,11 @@ def _say(outcome: Outcome, out: Path) -> None:
         if drift is not None and drift["estimate"] is not None:
             words.append(f"volume {drift['estimate']:+.1%}")
         words += [
-            f"{row[name]} {said}"
+            f"{said}: {row[name]}"
             for name, said in (
-                ("holes_gained", "holes gained"),
-                ("components_gained", "pieces gained"),
-                ("components_lost", "pieces lost"),
+                ("holes_gained", "gained holes"),
+                ("components_gained", "gained pieces"),
+                ("components_lost", "lost pieces"),
             )
             if row[name]
         ]

@@ -505,7 +505,8 @@ def _with_surfaces(case: _Case, row: LabelChange, surfaces: Surfaces) -> LabelCh
         gaps = surface_gaps(old, new, spacing_mm=case.spacing)
         row = replace(row, shift_hd95=hd95(gaps), shift_assd=assd(gaps))
     else:
-        row = replace(row, shift_hd95=0.0, shift_assd=0.0)
+        still = 0.0 if row.voxels_old else NAN
+        row = replace(row, shift_hd95=still, shift_assd=still)
     if surfaces == "moved" or case.label is None:
         return row
     truth = case.label == row.label

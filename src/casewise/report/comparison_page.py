@@ -72,13 +72,13 @@ def markdown_summary(summary: Mapping[str, Any], *, shown: int = 10) -> str:
         change = cohort["change"]
         lines += [
             f"Mean {METRICS[cohort['metric']]} {_number(cohort['metric_old'])} → {_number(cohort['metric_new'])}, "
-            f"change {_signed(change['estimate'])} [{_signed(change['low'])}, {_signed(change['high'])}]; "
+            f"change {_interval(change, signed=True)}; "
             f"HA {_interval(cohort['ha'])}, BA {_interval(cohort['ba'])}. "
-            f"{change['cases']} cases of {change['clusters']} patients.",
+            f"{change['cases']} cases of {change['clusters']} clusters.",
             "",
         ]
     if summary["checks"]:
-        lines += ["| | criterion | on | limit | observed | bound | patients |", "|---|---|---|---|---|---|---|"]
+        lines += ["| | criterion | on | limit | observed | bound | clusters |", "|---|---|---|---|---|---|---|"]
         for check in summary["checks"]:
             cells = ["✅" if check["holds"] else "❌", f"`{check['name']}`", _cell(check["scope"])]
             values = [f"{check['limit']:g}", _number(check["value"]), _number(check["bound"]), str(check["patients"])]
@@ -160,15 +160,22 @@ def _signed(value: Any) -> str:
     return "—" if value is None else number(float(value), signed=True)
 
 
-def _interval(found: Mapping[str, Any] | None) -> str:
-    if found is None or found["estimate"] is None:
+def _interval(found: Mapping[str, Any] | None, *, signed: bool = False) -> str:
+    if _lacks(found):
         return "—"
-    return f"{_number(found['estimate'])} [{_number(found['low'])}, {_number(found['high'])}]"
+    assert found is not None
+    value, low, high = (number(float(found[name]), signed=signed) for name in ("estimate", "low", "high"))
+    return f"{value} [{low}, {high}]"
+
+
+def _lacks(found: Mapping[str, Any] | None) -> bool:
+    return found is None or found["estimate"] is None or found["estimate"] != found["estimate"]
 
 
 def _percent(found: Mapping[str, Any] | None) -> str:
-    if found is None or found["estimate"] is None:
+    if _lacks(found):
         return "—"
+    assert found is not None
     return f"{100 * found['estimate']:+.1f} %".replace("-", "−")
 
 

@@ -13,7 +13,14 @@ from casewise.core.brief import brief
 from casewise.core.errors import BadInput
 from casewise.measure.comparison import Comparison, LabelChange, Regression, comparison
 from casewise.measure.masks import is_tensor
-from casewise.study.statistics.resample import RESAMPLES, Interval, mean_interval, undefined_interval
+from casewise.study.statistics.resample import (
+    RESAMPLES,
+    Interval,
+    draws,
+    interval_of,
+    mean_interval,
+    undefined_interval,
+)
 
 _DRAWN = 2_000_000  # cells of a bootstrap's index at most: memory does not grow with the cohort
 GOOD = 0.7  # a case at or above this metric is good, unless told otherwise; good before and not now is a flip
@@ -178,7 +185,7 @@ def label_row(cases: Sequence[ComparedCase], number: int, *, good: float = GOOD)
     found: dict[str, Any] = {
         "cases": len(those),
         "changed": sum(row.changed > 0 for _, row in held),
-        "drift": interval(those, lambda case: rows[case.id].drift),
+        "drift": _total_drift(those, rows),
         "drift_ml": interval(those, lambda case: rows[case.id].drift_ml),
         "agreement": interval(those, lambda case: rows[case.id].agreement),
         "shift_hd95_median": float(np.median(shifts)) if shifts else None,
@@ -197,6 +204,21 @@ def label_row(cases: Sequence[ComparedCase], number: int, *, good: float = GOOD)
         found["hd95_old"] = interval(those, lambda case: rows[case.id].hd95_old)
         found["hd95_new"] = interval(those, lambda case: rows[case.id].hd95_new)
     return found
+
+
+def _total_drift(cases: Sequence[ComparedCase], rows: Mapping[str, LabelChange]) -> dict[str, Any] | None:
+    """(all new - all old) / all old voxels, with an interval by cluster; a mean of ratios would be that of crumbs."""
+    of = units(cases)
+    old, new = (
+        np.bincount(of, [getattr(rows[case.id], name) for case in cases]) for name in ("voxels_old", "voxels_new")
+    )
+    if not old.sum():
+        return None
+    index = draws(len(old), _resamples(len(old))).index
+    with np.errstate(divide="ignore", invalid="ignore"):
+        drawn = new[index].sum(axis=1) / old[index].sum(axis=1) - 1
+    drift = float(new.sum() / old.sum() - 1)
+    return as_plain(interval_of(drift, drawn, n=len(cases), clusters=len(old)))
 
 
 def _sides(
@@ -234,7 +256,11 @@ def _share(flags: NDArray[np.bool_], of: NDArray[np.int64]) -> dict[str, Any] | 
 
 def _mean(values: NDArray[np.float64], of: NDArray[np.int64]) -> Interval:
     """The mean with its interval; large cohorts need, and get, fewer draws."""
-    return mean_interval(values, clusters=of, resamples=max(400, min(RESAMPLES, _DRAWN // (int(of.max()) + 1))))
+    return mean_interval(values, clusters=of, resamples=_resamples(int(of.max()) + 1))
+
+
+def _resamples(clusters: int) -> int:
+    return max(400, min(RESAMPLES, _DRAWN // clusters))
 
 
 def units(cases: Sequence[ComparedCase]) -> NDArray[np.int64]:
