@@ -7,7 +7,7 @@ import torch
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.episode import Episode, run_episode
 from casewise.adapt.networks import PlainUNet
-from casewise.adapt.objectives.grata import Grata
+from casewise.adapt.objectives.grata import Grata, Style, sampled_style
 
 
 def subject_parts():
@@ -70,3 +70,20 @@ def test_looking_leaves_weights_where_they_are():
         ahead, along, _ = Grata().gradient_pair(episode)
         assert set(ahead) == set(along) == set(episode.parameters)
         assert all(torch.equal(network.state_dict()[name], value) for name, value in before.items())
+
+
+def test_the_releases_strong_view_is_stronger_and_bends_the_inverted_picture():
+    inputs = torch.rand(400, 1, 2, 2)
+    style = sampled_style(inputs, torch.Generator().manual_seed(0), official=True)
+    plain = sampled_style(inputs, torch.Generator().manual_seed(0))
+    for name, low, high in (("brightness", 0.5, 1.5), ("contrast", 0.5, 1.5), ("gamma", 0.5, 2.0)):
+        drawn, before = getattr(style, name), getattr(plain, name)
+        assert low <= float(drawn.min()) < float(before.min())
+        assert float(before.max()) < float(drawn.max()) <= high
+    below, above = (style.gamma < 1).float().mean(), (style.gamma > 1).float().mean()
+    assert abs(float(below - above)) < 0.15  # as often below as above
+    neutral = torch.ones(1, 1)
+    bent = Style(neutral, neutral, 2 * neutral, 0 * neutral, 0 * neutral, inverted=True, retain_statistics=False)
+    picture = torch.tensor([[[[0.0, 0.5, 1.0]]]])
+    # the inverted picture 0, -0.5, -1 has range 1 and minimum -1: (x + 1)^2 - 1, and back: 0, 0.75, 1
+    assert bent.apply(picture).flatten().tolist() == pytest.approx([0.0, 0.75, 1.0], abs=1e-5)

@@ -9,7 +9,9 @@ import pytest
 
 from casewise.adapt.episode import run_episode
 from casewise.adapt.modulation import MODES, Modulated
+from casewise.adapt.objectives.cotta import Cotta
 from casewise.adapt.objectives.eata import Eata
+from casewise.adapt.objectives.grata import Grata
 from casewise.adapt.objectives.tent import Tent
 from casewise.core.errors import BadInput, DegenerateStatistic, NothingToAdapt
 from casewise.measure.signals.risk import RiskStatistics
@@ -129,3 +131,10 @@ def test_what_cannot_be_modulated_is_refused(unet, slices):
 
 def test_its_rate_is_the_objectives_own():
     assert Modulated(Eata(learning_rate=0.25), "combo", CARDIAC).learning_rate == 0.25
+
+
+@pytest.mark.parametrize("objective", [Grata(), Cotta()])
+def test_a_weight_that_no_term_would_feel_is_refused(objective):
+    with pytest.raises(BadInput, match="weighs an entropy term, and"):
+        Modulated(objective, "entropy-weight", RiskStatistics(1.0, 1.0, 0.1, 0.1))
+    Modulated(objective, "param-subset", RiskStatistics(1.0, 1.0, 0.1, 0.1))

@@ -309,7 +309,8 @@ def test_sar_that_recovers_once():
 
 def styled(x, dice, official=False):
     """The strong view again, in NumPy and SciPy, from the same sampled numbers."""
-    s = sampled_style(x, dice, retain_statistics=not official, blur_by_channel=official, rescale=official)
+    how = {"retain_statistics": not official, "blur_by_channel": official, "rescale": official, "official": official}
+    s = sampled_style(x, dice, **how)
     noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(s.seed)).numpy()
     out = x.numpy().astype(np.float64).copy()
     for i in range(out.shape[0]):
@@ -320,8 +321,10 @@ def styled(x, dice, official=False):
                 plane = np.clip(plane.mean() + factor * (plane - plane.mean()), plane.min(), plane.max())
             gamma = float(s.gamma[i, c])
             if gamma != 1:
+                plane = -plane if official else plane
                 mean, spread, low, extent = plane.mean(), plane.std(ddof=1), plane.min(), np.ptp(plane)
                 plane = ((plane - low) / (extent + 1e-7)) ** gamma * extent + low
+                plane = -plane if official else plane
                 if not official:
                     plane = (plane - plane.mean()) / (plane.std(ddof=1) + 1e-7) * spread + mean
             plane = plane + float(s.noise[i, 0]) * noise[i, c]

@@ -19,6 +19,7 @@ from casewise.core.errors import BadInput, NothingToAdapt
 from casewise.core.records import Signals
 from casewise.measure.signals.risk import RiskStatistics
 
+_ENTROPY = ("entropy-weight", "combo", "loss-switch")
 _ANCHORED = ("anchor-weight", "combo", "loss-switch")
 MODES = ("param-subset", "entropy-weight", "anchor-weight", "combo", "loss-switch")
 
@@ -29,7 +30,7 @@ class Modulated:
 
     - ``param-subset``: decoder normalization only where r > threshold, else everything that is selected (FragSubset).
     - ``entropy-weight``: the entropy term times :math:`w = \operatorname{clip}(e^{-\beta r}, w_{min}, 1)`.
-    - ``anchor-weight``: the anchor times
+    - ``anchor-weight``: replaces the objective's own anchor weight by
       :math:`\lambda = \operatorname{clip}(\lambda_0 e^{\beta r}, \lambda_0, \lambda_{max})`.
     - ``combo``: both weights.
     - ``loss-switch``: the entropy term alone where r <= threshold, the anchor alone above.
@@ -51,6 +52,11 @@ class Modulated:
             raise BadInput(f"a modulation is one of {', '.join(MODES)}, got '{self.mode}'")
         if not isinstance(self.objective, Objective):
             raise BadInput(f"a modulation needs an objective with begin(subject), got {type(self.objective).__name__}")
+        if self.mode in _ENTROPY and not getattr(self.objective, "entropy_weighted", True):
+            raise BadInput(
+                f"{self.mode} weighs an entropy term, and {type(self.objective).__name__} has none that a weight could "
+                "reach; use the objective eata, or the mode param-subset"
+            )
         if self.mode in _ANCHORED and not hasattr(self.objective, "anchor_weight"):
             raise BadInput(
                 f"{self.mode} weighs an anchor to the source weights, and {type(self.objective).__name__} has none; "

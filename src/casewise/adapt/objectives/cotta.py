@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -43,6 +43,8 @@ class Cotta:
     weight: float = 10.0
     gate: float | None = None
     deploy: str = "student"
+    entropy_weighted: ClassVar[bool] = False  # no term that a modulation of the entropy could weigh
+
     optimizer: str = "adam"
     learning_rate: float = 5e-4
 

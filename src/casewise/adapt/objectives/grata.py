@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,7 +25,8 @@ class Style:
     Brightness, contrast, gamma, noise and blur are drawn for each sample with probabilities 0.75 / 0.75 / 0.75 / 0.5 /
     0.5. The paper prints the probabilities and the noise variance (up to 0.05, so sigma up to 0.22); the other ranges
     are not stated and are those customary for this family of augmentations: brightness and contrast factors in
-    [0.75, 1.25], gamma in [0.7, 1.5], blur sigma in [0.5, 1.5] pixels.
+    [0.75, 1.25], gamma in [0.7, 1.5], blur sigma in [0.5, 1.5] pixels. The official release is stronger: brightness and
+    contrast in [0.5, 1.5], gamma in [0.5, 2] on the inverted picture, contrast and gamma below 1 as often as above.
     """
 
     brightness: Tensor  # (n, channel) factors, 1 is neutral
@@ -34,6 +35,7 @@ class Style:
     noise: Tensor  # (n, 1) standard deviations, 0 is neutral
     blur: Tensor  # (n, channel) sigmas in pixels, 0 is neutral
     seed: int = 0  # of the noise field
+    inverted: bool = False  # gamma bends the inverted picture: the official release
     retain_statistics: bool = True  # gamma gives mean and spread back: the paper's port; False is the official release
     rescale: bool = False  # min-max each sample to [0, 1] afterwards: the official release
 
@@ -41,7 +43,8 @@ class Style:
         """The inputs in this style; geometry is untouched, so nothing needs to be inverted."""
         styled = inputs * _over_space(self.brightness, inputs)
         styled = _contrasted(styled, _over_space(self.contrast, inputs))
-        styled = _gamma_corrected(styled, _over_space(self.gamma, inputs), self.retain_statistics)
+        sign = -1.0 if self.inverted else 1.0
+        styled = sign * _gamma_corrected(sign * styled, _over_space(self.gamma, inputs), self.retain_statistics)
         styled = styled + _over_space(self.noise, inputs) * gaussian_field(inputs, self.seed)
         styled = _blurred(styled, self.blur)
         return _unit_range(styled) if self.rescale else styled
@@ -54,11 +57,12 @@ def sampled_style(
     retain_statistics: bool = True,
     blur_by_channel: bool = False,
     rescale: bool = False,
+    official: bool = False,
 ) -> Style:
     """Draw the parameters of a strong view for these inputs.
 
     ``blur_by_channel`` is the official release: a sample chosen for blur (p = 0.5) then blurs each channel with p = 0.5
-    again. The paper's port omits the second draw (its deviation iv).
+    again. The paper's port omits the second draw (its deviation iv). ``official`` draws the release's wider ranges.
     """
     shape = (inputs.shape[0], inputs.shape[1])
     by_sample = (inputs.shape[0], 1)
@@ -66,13 +70,20 @@ def sampled_style(
     blur = uniform.chosen(by_sample, 0.5) * uniform.between(0.5, 1.5, shape)
     if blur_by_channel:
         blur = blur * uniform.chosen(shape, 0.5)
+    ranges = ((0.5, 1.5), (0.5, 1.5), (0.5, 2.0)) if official else ((0.75, 1.25), (0.75, 1.25), (0.7, 1.5))
+    factors = []
+    for number, (low, high) in enumerate(ranges):
+        chosen = uniform.chosen(by_sample, 0.75)
+        drawn = uniform.around(low, high, shape) if official and number else uniform.between(low, high, shape)
+        factors.append(1 + chosen * (drawn - 1))
     return Style(
-        brightness=1 + uniform.chosen(by_sample, 0.75) * (uniform.between(0.75, 1.25, shape) - 1),
-        contrast=1 + uniform.chosen(by_sample, 0.75) * (uniform.between(0.75, 1.25, shape) - 1),
-        gamma=1 + uniform.chosen(by_sample, 0.75) * (uniform.between(0.7, 1.5, shape) - 1),
+        brightness=factors[0],
+        contrast=factors[1],
+        gamma=factors[2],
         noise=uniform.chosen(by_sample, 0.5) * uniform.between(0, 0.05, by_sample).sqrt(),
         blur=blur,
         seed=drawn_seed(generator),
+        inverted=official,
         retain_statistics=retain_statistics,
         rescale=rescale,
     )
@@ -84,6 +95,11 @@ class _Uniform:
 
     def between(self, low: float, high: float, shape: tuple[int, int]) -> Tensor:
         return low + (high - low) * torch.rand(shape, generator=self.generator)
+
+    def around(self, low: float, high: float, shape: tuple[int, int]) -> Tensor:
+        """Below 1 as often as above, uniform on either side."""
+        below, above = self.between(low, 1.0, shape), self.between(1.0, high, shape)
+        return torch.where(self.chosen(shape, 0.5) > 0, below, above)
 
     def chosen(self, shape: tuple[int, int], probability: float) -> Tensor:
         return (torch.rand(shape, generator=self.generator) < probability).float()
@@ -162,7 +178,8 @@ class Grata:
     The paper's five deviations: (i) the softmax head is read from the network, and the mean target is not renormalized
     (``renormalize``); (ii) several steps instead of one: ``steps=1`` is native GraTa; (iii) gamma keeps mean and spread
     (``gamma_retains_statistics``); (iv) blur omits the draw by channel (``blur_by_channel``); (v) the strong view acts
-    on z-scored intensities instead of [0, 1] (``unit_range``). :meth:`official` undoes (iii) to (v).
+    on z-scored intensities instead of [0, 1] (``unit_range``). :meth:`official` undoes (iii) to (v) and draws the
+    release's stronger view (``official_view``).
 
     Sigmoid heads use the official losses: :math:`-\sum_k \sigma_k \log(\sigma_k + 10^{-6})`, the positive half only,
     and binary cross-entropy averaged over channels. An update costs two backwards, and seven forwards (six without a
@@ -173,7 +190,10 @@ class Grata:
     gamma_retains_statistics: bool = True
     blur_by_channel: bool = False
     unit_range: bool = False
+    official_view: bool = False  # the ranges of the release, and gamma on the inverted picture
     hard_target: bool = False  # one-hot targets: the paper's test of why cos is negative
+    entropy_weighted: ClassVar[bool] = False  # no term that a modulation of the entropy could weigh
+
     optimizer: str = "adam"
     learning_rate: float = 1e-4
 
@@ -189,6 +209,7 @@ class Grata:
     def official(cls, **options: Any) -> Grata:
         """The official release, for networks that read intensities in [0, 1]; run it with ``steps=1``."""
         release = {"gamma_retains_statistics": False, "blur_by_channel": True, "unit_range": True}
+        release |= {"official_view": True}
         return cls(**{**release, **options})
 
     def begin(self, subject: Adaptable) -> Update:
@@ -221,6 +242,7 @@ class Grata:
             retain_statistics=self.gamma_retains_statistics,
             blur_by_channel=self.blur_by_channel,
             rescale=self.unit_range,
+            official=self.official_view,
         )
         return style.apply(subject.inputs)
 

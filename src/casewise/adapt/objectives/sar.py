@@ -109,7 +109,10 @@ class Sar:
             reset = recovery.fires(sharp / (subject.entropy_weight or 1.0))  # of the entropy itself
             if reset:
                 _return_to_source(subject)
-                optimizer = optimizer_of(subject, self.optimizer)
+                if (
+                    self.recovery != "published"
+                ):  # the release resets SAM's wrapper, whose base optimizer keeps its momentum
+                    optimizer = optimizer_of(subject, self.optimizer)
             return seen | {"loss": loss, "sharp_loss": sharp, "reset": float(reset)}
 
         return update
