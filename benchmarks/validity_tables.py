@@ -61,7 +61,7 @@ def bold(text: str, broken: bool) -> str:
 
 
 def router_table(repetitions: int) -> str:
-    """C2-C4 and C6 by the rollback cut."""
+    """T2-T4 and T6 by the rollback cut."""
     rows = [
         "| n | alpha | losses | CRC: mean risk | kept | LTT betting: P(risk > alpha) | kept "
         "| LTT HB / binomial: P(risk > alpha) | kept | naive cut (empirical risk <= alpha): mean risk |",
@@ -85,10 +85,10 @@ def router_table(repetitions: int) -> str:
 
 
 def gate_rows(repetitions: int) -> str:
-    """C1 by its own measure, then C1 and C5: the deployed HA of a gate certified on this or that."""
+    """T1 by its own measure, then T1 and T5: the deployed HA of a gate certified on this or that."""
     rows = [
-        "| n | alpha | C1: the surrogate itself | certified on the surrogate (C1), read as deployed HA "
-        "| certified on the envelope (C5) | CRC on the raw HA (no guarantee) |",
+        "| n | alpha | T1: the surrogate itself | certified on the surrogate (T1), read as deployed HA "
+        "| certified on the envelope (T5) | CRC on the raw HA (no guarantee) |",
         "|---|---|---|---|---|---|",
     ]
     for n, alpha in CELLS:
@@ -102,9 +102,9 @@ def gate_rows(repetitions: int) -> str:
 
 
 def inflated_table(repetitions: int) -> str:
-    """C7: mean deployed risk, share of repetitions without a certificate, and what keeps within alpha by luck alone."""
+    """T7: mean deployed risk, share of repetitions without a certificate, and what keeps within alpha by luck alone."""
     rows = [
-        "| n | alpha | losses | inflated CRC (C7): mean risk | refused | kept "
+        "| n | alpha | losses | inflated CRC (T7): mean risk | refused | kept "
         "| naive (empirical risk <= alpha): mean risk |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -122,9 +122,9 @@ def inflated_table(repetitions: int) -> str:
 
 
 def grid_table(repetitions: int, delta: float = 0.1) -> str:
-    """C6 and C8 over a grid: P(risk > alpha), and how often nothing is certified."""
+    """T6 and T8 over a grid: P(risk > alpha), and how often nothing is certified."""
     rows = [
-        "| n | alpha | losses | p-value | C6 chains | C6 holm | C6 pareto | C8 chains | C8 pareto "
+        "| n | alpha | losses | p-value | T6 chains | T6 holm | T6 pareto | T8 chains | T8 pareto "
         "| naive (empirical risk <= alpha) |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]

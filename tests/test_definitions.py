@@ -54,6 +54,22 @@ def test_every_id_in_a_docstring_is_defined() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_no_message_table_or_page_shows_an_id() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {text[:80]}"
+        for path in sorted(ROOT.rglob("*.py"))
+        for is_document, line, text in strings_of(path)
+        if not is_document and (set(CITED.findall(text)) - NO_IDS or PAPER.search(text))
+    ]
+    wrong += [
+        f"{path.relative_to(ROOT)}: {cited}"
+        for path in sorted([*ROOT.rglob("*.html"), *ROOT.rglob("*.js")])
+        for cited in CITED.findall(path.read_text())
+        if cited not in NO_IDS
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_help_shows_no_id() -> None:
     """Docstrings of commands are their help."""
     wrong = [

@@ -109,7 +109,7 @@ def test_a_fixed_low_mid_cut_must_come_from_other_cases(site, second):
 
 def test_learn_then_test_needs_more_and_says_how_many(site):
     tight, policy = certify_router(site.archive, site.policy, Promise(("ha",), (0.1,), delta=0.1))
-    assert tight.kind == "C6"
+    assert tight.kind == "T6"
     assert tight.cut is None
     assert policy.controller == "m0"
     assert tight.needed > tight.units
@@ -127,7 +127,7 @@ def test_the_test_is_chosen_without_looking_at_a_loss(site):
 def test_two_risks_at_once_are_c8_and_never_looser_than_one(site):
     one, _ = certify_router(site.archive, site.policy, Promise(("ha",), (0.4,), delta=0.1))
     both, _ = certify_router(site.archive, site.policy, Promise(("ha", "dice"), (0.4, 0.4), delta=0.1))
-    assert both.kind == "C8"
+    assert both.kind == "T8"
     assert both.cut is None or both.cut <= one.cut
     with pytest.raises(BadInput, match="CRC certifies one risk at a time"):
         Promise(("ha", "harmed"), (0.1, 0.1))
@@ -244,7 +244,7 @@ def test_the_gate_on_masks_agrees_with_the_formula(site):
 def test_gate_certificates_print_surrogate_and_deployed(site, other):
     surrogate, gate = certify_gate(site.archive, READY["region-gate"], loss="surrogate", alpha=0.1, evaluation=other)
     envelope, _ = certify_gate(site.archive, READY["region-gate"], loss="envelope", alpha=0.1)
-    assert (surrogate.kind, envelope.kind) == ("C1", "C5")
+    assert (surrogate.kind, envelope.kind) == ("T1", "T5")
     assert envelope.cut >= surrogate.cut  # a higher threshold accepts less
     for certificate in (surrogate, envelope):
         assert {"ha", "surrogate"} <= set(certificate.deployed["certified"])
@@ -266,7 +266,7 @@ def test_inflated_crc_wants_thresholds_in_advance(site):
     with pytest.raises(BadInput, match="fixed in advance"):
         certify_gate(site.archive, READY["region-gate"], loss="deployed", alpha=0.4)
     found, _ = certify_gate(site.archive, READY["region-gate"], loss="deployed", alpha=0.5, thresholds=[0.0, 0.02])
-    assert found.kind == "C7"
+    assert found.kind == "T7"
     assert found.bound <= 0.5
     assert found.details["inflation"] == pytest.approx(np.sqrt(np.log(3) / 40))
 

@@ -38,7 +38,7 @@ def test_plan_prints_both_sample_sizes_and_what_n_buys():
 def test_certify_writes_certificate_page_and_policy(site, tmp_path):
     said = run("certify", site.path, "--alpha", 0.1, "--out", tmp_path)
     plain = json.loads((tmp_path / "certificate.json").read_text())
-    assert plain["kind"] == "C2"
+    assert plain["kind"] == "T2"
     assert plain["statement"] in said
     assert "deployed on the calibration cases" in said
     assert read_policy(tmp_path / "policy-certified.json").name == "cardiac-certified"
@@ -61,9 +61,9 @@ def test_an_infeasible_certificate_exits_with_one(site, tmp_path):
 
 def test_the_gate_is_certified_from_the_command_line(site, other, tmp_path):
     run("certify", site.path, "--loss", "surrogate", "--alpha", 0.1, "--evaluation", other.path, "--out", tmp_path)
-    assert json.loads((tmp_path / "certificate.json").read_text())["kind"] == "C1"
+    assert json.loads((tmp_path / "certificate.json").read_text())["kind"] == "T1"
     run("certify", site.path, "--method", "envelope", "--alpha", 0.1, "--out", tmp_path)
-    assert json.loads((tmp_path / "certificate.json").read_text())["kind"] == "C5"
+    assert json.loads((tmp_path / "certificate.json").read_text())["kind"] == "T5"
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def everything(sources, tmp_path_factory):
         frozen=sources.policy,
         criteria=declare(root / "criteria.json", declared_at=datetime(2020, 1, 1, tzinfo=timezone.utc)),
         certificate=Certificate(
-            kind="C2", statement="Mean HA is at most 0.10.", loss="HA", method="crc", alpha=0.1, delta=None,
+            kind="T2", statement="Mean HA is at most 0.10.", loss="HA", method="crc", alpha=0.1, delta=None,
             population="all", units=16, cases=16, floor=1 / 17, needed=9, cut=0.02, bound=0.08, kept=0.5,
             deployed={"certified": {"ha": 0.05}}, advice="",
             reliability=levels, reliability_from="leave-one-out",

@@ -44,7 +44,7 @@ def test_a_forced_no_go_is_in_every_entry_the_report_and_the_page(work: Maker, t
 
 def certificate(policy: Policy, **changes: Any) -> Certificate:
     plain: dict[str, Any] = {
-        "kind": "C2", "statement": "at most a tenth is harmed", "loss": "ha", "method": "crc", "alpha": 0.1,
+        "kind": "T2", "statement": "at most a tenth is harmed", "loss": "ha", "method": "crc", "alpha": 0.1,
         "delta": None, "population": "cases", "units": 50, "cases": 50, "floor": 0.02, "needed": 9, "cut": 0.3,
         "bound": 0.09, "kept": 0.5, "deployed": {}, "policy": policy_digest(policy),
     }  # fmt: skip

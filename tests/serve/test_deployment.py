@@ -23,7 +23,7 @@ DEEP = Policy("fixed-k", "fixed-k", {"step": 3}, 3)
 
 def certificate(policy: Policy, **changes: Any) -> Certificate:
     plain: dict[str, Any] = {
-        "kind": "C1", "statement": "on average at most 10 % of an edit is harmful", "loss": "ha", "method": "crc",
+        "kind": "T1", "statement": "on average at most 10 % of an edit is harmful", "loss": "ha", "method": "crc",
         "alpha": 0.1, "delta": None, "population": "cases", "units": 50, "cases": 50, "floor": 0.02, "needed": 9,
         "cut": 0.3, "bound": 0.09, "kept": 0.5, "deployed": {}, "policy": policy_digest(policy),
     }  # fmt: skip
@@ -56,7 +56,7 @@ def test_a_deadline_in_the_middle_gives_m0_and_the_network_back(volumes_model: M
 def test_a_certificate_is_shown_and_must_be_this_policys_and_feasible(volumes_model: Model) -> None:
     shown = Deployment(volumes_model, (HOW,), DEEP, certificate(DEEP)).promise
     assert shown is not None
-    assert (shown["kind"], shown["alpha"], shown["void"]) == ("C1", 0.1, False)
+    assert (shown["kind"], shown["alpha"], shown["void"]) == ("T1", 0.1, False)
     with pytest.raises(Mismatch, match="the certificate is for policy"):
         Deployment(volumes_model, (HOW,), DEEP, certificate(replace(DEEP, steps=4))).check()
     with pytest.raises(Refused, match="nothing is certified"):

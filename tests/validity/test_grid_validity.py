@@ -1,4 +1,4 @@
-"""Choosing among many settings (C6, C7, C8) in worlds whose risk is known: the price of the choice is really paid.
+"""Choosing among many settings (T6, T7, T8) in worlds whose risk is known: the price of the choice is really paid.
 
 Grids run ``searched``, the search of ``certify_grid``, with its own choice; only the archive is replaced by draws.
 """

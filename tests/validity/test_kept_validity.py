@@ -71,7 +71,7 @@ def test_a_batch_is_certified_and_its_policy_keeps_no_more(tmp_path):
     )
     policy = calibrate(archive, "cardiac")
     certificate, certified = certify_kept(archive, policy, Promise(("ha",), (0.3,)), batch, force=True)
-    assert certificate.kind == "C9"
+    assert certificate.kind == "T9"
     assert "Among the" in certificate.statement
     assert f"of these {len(batch.ids)} deployed patients" in certificate.statement
     assert certified.options["cut_high"] <= policy.options["cut_high"]

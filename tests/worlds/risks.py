@@ -124,7 +124,7 @@ def gate_outcomes(
 ) -> dict[str, Outcome]:
     """True *deployed* HA of a gate whose threshold was certified on the surrogate, the envelope, or the raw HA.
 
-    'own' is the promise of C1 itself: the true *surrogate* risk of the threshold that the surrogate certified.
+    'own' is the promise of T1 itself: the true *surrogate* risk of the threshold that the surrogate certified.
     Calibration cases are drawn from the population with replacement, so its means are the true risks exactly.
     """
     rng = np.random.default_rng(seed)
@@ -180,7 +180,7 @@ def _mean_above(scores: Floats, jumps: Floats, cuts: Floats) -> Floats:
 def inflated_outcomes(
     *, n: int, alpha: float, loss: str, repetitions: int, seed: int = 1000, population: int = 4000
 ) -> dict[str, Outcome]:
-    """C7 on four fixed thresholds: deployed HA ('continuous'), or whether it exceeds one half ('discrete').
+    """T7 on four fixed thresholds: deployed HA ('continuous'), or whether it exceeds one half ('discrete').
 
     Calibration cases are drawn from the population with replacement, so its means are the true risks exactly.
     'naive' pays nothing for choosing: the threshold that keeps most among empirical risks <= alpha.

@@ -18,7 +18,7 @@ PROMISE = "The mean harmful area of a new case is at most 0.10."
 
 def certificate(cut: float | None, reliability=()) -> Certificate:
     return Certificate(
-        kind="C2",
+        kind="T2",
         statement=PROMISE,
         loss="HA",
         method="crc",

@@ -81,7 +81,7 @@ def calibrate(
     deployed may lie below it, by a lower bound that holds with chance ``at``.
 
     Cut-points and z-statistics use no label. ``percentiles`` defaults to the design's own convention: driving 33/66,
-    everything else 33.33/66.67. ``unshrunk`` keeps mid at its full depth, for archives without shrunk states (D15).
+    everything else 33.33/66.67. ``unshrunk`` keeps mid at its full depth, for archives without shrunk states.
     ``hybrid`` lets the pool grow with the stream (E10). Of ``evaluation`` only ids and label-free signals are read.
     """
     design = design_of(design) if isinstance(design, str) else design

@@ -15,7 +15,7 @@ from casewise.judge.calibration.cuts import FEWEST, Floats, checked, cut_points
 MODES: Registry[str] = Registry(
     "mode",
     {
-        "union": "percentiles of all calibration cases together, as on prostate in the paper (F2, R11)",
+        "union": "percentiles of all calibration cases together, as on prostate in the paper",
         "pooled": "percentiles of the union in which every group weighs the same",
         "per-group": "each group its own cut-points; the group must be known at deployment",
         "robust": "the smallest cut-points of any group: no group is rolled back less often than with its own",

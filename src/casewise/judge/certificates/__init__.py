@@ -1,1 +1,1 @@
-"""Bounds on the harm that is really deployed, with the number of labelled cases that each needs (C1-C8)."""
+"""Bounds on the harm that is really deployed, with the number of labelled cases that each needs (T1-T8)."""

@@ -38,7 +38,7 @@ INVALID_IF = (
 class Certificate:
     """One promise about one policy. ``cut`` None means that nothing could be certified and M0 is always deployed."""
 
-    kind: str  # C1 ... C8 of the table in docs/explanation/certificates.md
+    kind: str  # T1 ... T8 of the table in docs/explanation/certificates.md
     statement: str  # the promise in words
     loss: str
     method: str  # "crc", "ltt", "envelope" or "inflated"

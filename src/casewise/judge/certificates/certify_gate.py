@@ -1,4 +1,4 @@
-"""Certificates for the region gate: the paper's surrogate (C1), deployed HA by its envelope (C5), inflated CRC (C7)."""
+"""Certificates for the region gate: the paper's surrogate (T1), deployed HA by its envelope (T5), inflated CRC (T7)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from casewise.judge.policy import check_binding, fitted_on
 from casewise.measure.metrics.harm import harm
 
 POPULATIONS = ("all", "scored")
-KINDS = {"surrogate": "C1", "envelope": "C5", "deployed": "C7"}
+KINDS = {"surrogate": "T1", "envelope": "T5", "deployed": "T7"}
 
 
 def gated_case(archive: Archive, case_id: str, *, keep_small: bool = False) -> Gated:

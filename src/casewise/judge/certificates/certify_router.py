@@ -1,4 +1,4 @@
-"""Certificates for a router by its rollback cut: C2, C3, C4 by CRC; C6 and C8 by learn-then-test."""
+"""Certificates for a router by its rollback cut: T2, T3, T4 by CRC; T6 and T8 by learn-then-test."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from casewise.judge.outcomes import LITTLE, judged_sentence
 from casewise.judge.policy import check_go, controller_of, fitted_on
 from casewise.measure.metrics import METRICS
 
-KINDS = {"ha": "C2", "harmed": "C3", "dice": "C4", "worse-voxels": "C2"}
+KINDS = {"ha": "T2", "harmed": "T3", "dice": "T4", "worse-voxels": "T2"}
 ORDERS = 25  # fixed permutations over which betting averages the luck of the order away
 
 
@@ -127,7 +127,7 @@ def issued(
         said = {**said, "warnings": (*said["warnings"], f"{judged_sentence(before['judged'])}.")}
     advice = refusal(min(asked.alphas), units, *reach, unit) if cut is None else tightening(own, cut, after["kept"])
     certificate = Certificate(
-        kind=KINDS[asked.label] if asked.delta is None else ("C6" if len(asked.losses) == 1 else "C8"),
+        kind=KINDS[asked.label] if asked.delta is None else ("T6" if len(asked.losses) == 1 else "T8"),
         statement=promise(
             asked.losses, asked.alphas, asked.delta, certified.name, _metric(archive), units, unit, asked.margin
         ),

@@ -1,4 +1,4 @@
-"""The region gate (C1, C5): the paper's surrogate, the harm that is really deployed, and the envelope between them.
+"""The region gate (T1, T5): the paper's surrogate, the harm that is really deployed, and the envelope between them.
 
 A region is accepted iff its score > threshold (right-continuous); a higher threshold accepts less. The surrogate
 divides by the un-gated edit and falls with the threshold; the deployed HA divides by what was accepted and does not,
@@ -70,7 +70,7 @@ def gate_table(
     clusters: Sequence[Hashable] | None = None,
     within: str = "mean",
 ) -> LossTable:
-    """Losses per threshold, most cautious first: 'surrogate' (C1), 'deployed' (not monotone) or 'envelope' (C5).
+    """Losses per threshold, most cautious first: 'surrogate' (T1), 'deployed' (not monotone) or 'envelope' (T5).
 
     ``at`` replaces the exact jump points by thresholds that were fixed in advance.
     """
@@ -84,7 +84,7 @@ def gate_table(
 
 
 def envelope(curve: Floats) -> Floats:
-    r""":math:`\tilde L(\lambda) = \max_{\lambda' \ge \lambda} HA(\lambda')` of one case: monotone, at least HA (C5)."""
+    r""":math:`\tilde L(\lambda) = \max_{\lambda' \ge \lambda} HA(\lambda')` of one case: monotone, at least HA (T5)."""
     return np.maximum.accumulate(curve)
 
 

@@ -1,4 +1,4 @@
-"""Learn-then-test over a grid (C6): rollback cuts x depths of the low and mid action x shrink, one deployed.
+"""Learn-then-test over a grid (T6): rollback cuts x depths of the low and mid action x shrink, one deployed.
 
 Three ways to pay for choosing. ``chains``: each action pair is a chain of cuts, walked at delta / number of pairs with
 exact jump points. ``holm`` and ``pareto`` give half of the units away: that half fixes the cuts (and, for pareto, the

@@ -107,7 +107,7 @@ def certify_kept(
         "patients": m,
         "kept_in_batch": kept,
     }
-    changed = {"kind": "C9", "statement": statement, "method": "selection", "kept": kept / m}
+    changed = {"kind": "T9", "statement": statement, "method": "selection", "kept": kept / m}
     return replace(certificate, details=details, **changed), certified
 
 

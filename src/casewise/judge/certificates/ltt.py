@@ -37,7 +37,7 @@ def p_values(losses: ArrayLike, alpha: float, *, kind: str, delta: float = 0.1, 
 
 
 def joint_p_values(each: Sequence[ArrayLike]) -> Floats:
-    """Several risks at once (C8): a configuration is unsafe if any risk is, so its p-value is the largest."""
+    """Several risks at once (T8): a configuration is unsafe if any risk is, so its p-value is the largest."""
     return np.asarray(np.max(np.stack([np.asarray(p, dtype=float) for p in each]), axis=0))
 
 

@@ -46,7 +46,7 @@ def section(study: Study) -> Section:
         "qualitative.selection",
         pd.DataFrame(picks),
         int(slices["case"].nunique()),
-        "sec:supp-qual-select",
+        "P",
         {"slices": len(slices), **{name: int(judged[name].sum()) for name in DESIDERATA}, "all": _all(judged)},
     )
     lead = (
