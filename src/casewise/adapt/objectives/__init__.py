@@ -11,6 +11,7 @@ from typing import Any
 
 from casewise.adapt.objective import Objective
 from casewise.adapt.objectives.bn_stats import BnStats
+from casewise.adapt.objectives.consensus import Consensus
 from casewise.adapt.objectives.cotta import Cotta
 from casewise.adapt.objectives.deyo import Deyo
 from casewise.adapt.objectives.eata import Eata, EataFisher
@@ -38,6 +39,7 @@ OBJECTIVES: Registry[type] = Registry(
         "bn-stats": BnStats,
         "foa": Foa,
         "ttt": Ttt,
+        "consensus": Consensus,
     },
 )
 """One class a method; built without options it is the paper's variant."""

@@ -177,7 +177,10 @@ class Drawn:
 
     def drawn(self, case_id: str, seed: int) -> tuple[View, ...]:
         """The views of one case: gamma, contrast, offset, sometimes noise, a small turn and zoom, random mirrors."""
-        generator = torch.Generator().manual_seed(seed_of(f"views/{seed}", case_id))
+        return self.with_generator(torch.Generator().manual_seed(seed_of(f"views/{seed}", case_id)))
+
+    def with_generator(self, generator: torch.Generator) -> tuple[View, ...]:
+        """The views that a generator of one's own draws."""
         return tuple(self._one(generator) for _ in range(self.count))
 
     def _one(self, generator: torch.Generator) -> View:
