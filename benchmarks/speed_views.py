@@ -1,0 +1,109 @@
+"""What views cost, in CPU time on one thread: ratios to M0's own forward, and to a recorded TENT episode.
+
+    python benchmarks/speed_views.py
+
+One case of 12 slices at 192 x 192, a 2-D U-Net like nnU-Net's. Contestants run interleaved; a ratio is the median of
+the rounds' own ratios. Promises: a consensus of V views costs at most 1.05 (V + 1) forwards, 12 views cost no more than
+TENT with K = 4, three ladders in one pass at most 5 % more than what they cost one by one without a second M0, and at
+most two volumes of probabilities are held, however many views there are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from casewise.adapt.adaptation import Adaptation
+from casewise.adapt.backbones.module import of_network
+from casewise.adapt.consensus import Mean
+from casewise.adapt.episode import run_episode
+from casewise.adapt.networks import PlainUNet
+from casewise.adapt.proposers import SharedSource, pipeline_of, readings_of
+from casewise.core.records import Case
+from casewise.run.allocator import keep_freed_memory
+
+FEW, MANY = "views:gamma(1.2),gamma(1.4),mirror(x)", "views:random(12)"
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """CPU seconds of one call."""
+    began = time.process_time()
+    run()
+    return time.process_time() - began
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--slices", type=int, default=12)
+    options = parser.parse_args()
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    backbone = of_network(PlainUNet(), multiple=8)
+    case = Case("one", np.random.default_rng(0).normal(size=(1, options.slices, 192, 192)).astype(np.float32))
+    ready = backbone.prepare(case)
+    pipeline = pipeline_of(ready, backbone)
+    tent = Adaptation("tent", steps=4)
+
+    def plain() -> object:
+        with torch.inference_mode():
+            return backbone.network(pipeline.whole)
+
+    def ladder(spec: str, source: SharedSource | None = None) -> object:
+        return readings_of(backbone, ready, case, Adaptation(spec), source)
+
+    def together() -> None:
+        shared = SharedSource(pipeline)
+        for spec in (FEW, MANY):
+            ladder(spec, shared)
+        run_episode(backbone.network, ready.inputs, tent, case_id="one", forward=ready.forward, head=backbone.head)
+
+    backbone.network.eval()
+    plain()
+    contestants: dict[str, Callable[[], object]] = {
+        "M0, a bare forward": plain,
+        "3 views and their mean": lambda: ladder(FEW),
+        "12 random views and their mean": lambda: ladder(MANY),
+        "TENT, K = 4, recorded": lambda: run_episode(
+            backbone.network, ready.inputs, tent, case_id="one", forward=ready.forward, head=backbone.head
+        ),
+        "all three ladders in one pass": together,
+    }
+    rounds = [{name: seconds(run) for name, run in contestants.items()} for _ in range(options.rounds)]
+    print("| | CPU seconds | forwards of M0 |\n|---|---|---|")
+    for name in contestants:
+        ratio = statistics.median(one[name] / one["M0, a bare forward"] for one in rounds)
+        print(f"| {name} | {statistics.median(one[name] for one in rounds):.2f} | {ratio:.2f} |")
+    few, many, episode, every = list(contestants)[1:]
+    for name, count in ((few, 4), (many, 13)):
+        ratio = statistics.median(one[name] / (count * one["M0, a bare forward"]) for one in rounds)
+        print(f"{name}: {ratio:.3f} of {count} forwards (promised: 1.05)")
+    print(f"12 views / TENT: {statistics.median(one[many] / one[episode] for one in rounds):.2f} (promised: 1)")
+    sums = [one[few] + one[many] + one[episode] - one["M0, a bare forward"] for one in rounds]
+    extra = statistics.median(one[every] / total for one, total in zip(rounds, sums, strict=True))
+    print(f"three ladders / their sum with one M0 for the readings: {extra:.3f} (promised: 1.05)")
+    print(f"volumes that a mean of 12 holds beside the newest: {held_volumes():.2f} (promised: 1)")
+
+
+def held_volumes(readings: int = 12, size: int = 1 << 20) -> float:
+    """Memory of a growing mean in volumes of probabilities; NumPy's allocations are traced, so tensors share them."""
+    tracemalloc.start()
+    mean = Mean()
+    peak = 0
+    for _ in range(readings):
+        mean.add(torch.from_numpy(np.ones((1, 1, size), np.float32)))
+        peak = max(peak, tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    return peak / (4 * size)
+
+
+if __name__ == "__main__":
+    main()
