@@ -10,7 +10,7 @@ from casewise.cli.import_ import import_
 from casewise.core.errors import UnknownName
 from casewise.judge.outcomes import outcomes
 from casewise.measure.metrics import METRICS, Metric
-from casewise.run.record import record_folder
+from casewise.run.record_folder import record_folder
 
 
 def test_recording_refuses_a_metric_that_nothing_could_score(tmp_path):

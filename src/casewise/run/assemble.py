@@ -50,7 +50,7 @@ def assembled(
     how = replace(fitted or Adaptation(), **{**asked, "steps": decides.steps})
     if how.forward_only is None and decides.name == "consensus" and decides.binding is None:
         raise BadInput("policy consensus deploys the consensus of several readings; name them: --objective views:mri")
-    if how.forward_only is not None and decides.controller != "m0":
+    if how.forward_only is not None and adapts(decides):
         decides = _over_readings(decides, how.horizon(model.load()))
         how = replace(how, steps=decides.steps)
     promised = certificate_for(decides, policy, certificate)

@@ -23,7 +23,7 @@ from casewise.core.predicted import Finding, PredictedCase
 from casewise.data import nifti
 from casewise.data.folders import CaseFiles
 from casewise.deployment import Deployment, Watching
-from casewise.judge.policy import check_held_out, is_hybrid
+from casewise.judge.policy import adapts, check_held_out, is_hybrid
 from casewise.run.local import Engine, Result
 from casewise.run.predict_case import Draw, PredictCase
 from casewise.run.prediction_folder import Layout, is_complete, read_entry, run_key, write_entry
@@ -229,17 +229,17 @@ def watched_results(work: PredictCase, engine: Engine, waiting: Sequence[str], w
     left = list(waiting)
     while left:
         policy = watch.policy(work.deployment.policy)
-        adapts = policy.controller != "m0"
-        together = left[:1] if is_hybrid(work.deployment.policy) and adapts else left
+        adapting = adapts(policy)
+        together = left[:1] if is_hybrid(work.deployment.policy) and adapting else left
         now = replace(work, deployment=replace(work.deployment, policy=policy, watch=None, void=watch.state.void or ""))
         with closing(_in_order(engine, now, list(together))) as results:
             for result in results:
                 watch.show(None if result.value is None else result.value.decision)
                 left.remove(result.case_id)
                 yield result
-                if adapts and watch.state.suspended:
+                if adapting and watch.state.suspended:
                     break
-        if adapts and watch.state.suspended:
+        if adapting and watch.state.suspended:
             for case_id in left:
                 work.layout.forget(case_id)
 

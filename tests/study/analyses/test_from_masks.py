@@ -16,12 +16,12 @@ from casewise.judge.controllers.router import Router
 from casewise.judge.outcomes import deployed, outcomes
 from casewise.measure.metrics.harm import harm
 from casewise.replay import replay
+from casewise.study.analyses.classes import class_edits
 from casewise.study.analyses.controls import check_licence
 from casewise.study.analyses.distance import distances, harm_and_distance
 from casewise.study.analyses.geometry import region_features, region_geometry
 from casewise.study.analyses.min_area import min_area_sweep, rank_invariance, sweep_outcomes
 from casewise.study.assignment import arms_of
-from casewise.study.classes import class_edits
 
 
 @pytest.fixture(scope="module")

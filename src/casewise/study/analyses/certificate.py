@@ -68,7 +68,7 @@ def _value(found: Certificate, name: str) -> Cell:
 def _picture(found: Certificate, curve: pd.DataFrame) -> Picture:
     caption = (
         f"Promised risk against risk ({found.reliability_from or 'origin not said'}); below the diagonal it held. "
-        "that this many cases cannot certify are left out."
+        "Levels that this many cases cannot certify are left out."
     )
     figure = draw_reliability({found.policy_name or "policy": curve[["alpha", "risk"]].dropna()})
     return Picture("crc", "Reliability diagram", figure, caption, "fig:crc")

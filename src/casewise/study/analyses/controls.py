@@ -25,13 +25,14 @@ from casewise.study.finding import Finding, Section, rows
 from casewise.study.statistics.chance import Floats, chance_draws
 from casewise.study.statistics.resample import RESAMPLES, clusters_of, paired_interval
 from casewise.study.study import Study, once
-from casewise.study.trajectories import mean_or_nan
+from casewise.study.trajectories import mean_or_nan, step_one
 
+COORDINATES = ("delta", "regions", "largest")  # what routers of the paper and the default read
 _P_CAPTION = "p is (k + 1) / (B + 1) when k of B random assignments have an HA at or below the row's."
 
 
 def section(study: Study) -> Section:
-    """tab:app-matched-mnm, tab:app-matched-acdc, hard-bucket overlap, attribution (P 13, 14)."""
+    """tab:app-matched-mnm, tab:app-matched-acdc, hard-bucket overlap, attribution."""
     if not study.is_router:
         reason = f"the policy is a {study.controller.name}; matched quotas need a router with buckets"
         return Section("controls", "Signal or quota?", missing={"matched-quota controls": reason})
@@ -44,7 +45,10 @@ def section(study: Study) -> Section:
     if study.groups:
         tables.append(_group_table(matched, chance, own))
     tables += [_pair_table(study, pairs, own), _overlap_table(shared)]
-    found = (matched, chance, pairs, shared, share)
+    swapped = substitutions_of(study)
+    if len(swapped.table):
+        tables.append(_substitution_table(study, swapped))
+    found = (matched, chance, pairs, shared, share, *((swapped,) if len(swapped.table) else ()))
     picture = _picture(study, matched, chance)
     return Section(
         "controls", "Signal or quota?", _lead(chance, share), tuple(tables), (picture,), found, matched.notes
@@ -68,6 +72,41 @@ def chance_of(study: Study) -> Finding:
 def attribution_of(study: Study) -> Finding:
     """What the HA cut is due to."""
     return attribution(study.arms, study.router, study.uncontrolled, study.scores)
+
+
+@once
+def substitutions_of(study: Study) -> Finding:
+    """Other coordinates in the router's place, with cut-points that the same rule fits on the calibration cases."""
+    tables, n = [], len(study.router)
+    for name in COORDINATES:
+        if name == study.coordinate or name not in study.outcomes.columns or name not in study.holdout.columns:
+            continue
+        pool, values = (step_one(frame, name) for frame in (study.holdout, study.outcomes))
+        if pool.notna().all() and values.notna().all():
+            low, high = (float(cut) for cut in np.percentile(pool, study.percentiles))
+            found = substitution(study.arms, study.router, values, cut_low=low, cut_high=high).table
+            tables.append(found.assign(coordinate=name, cut_low=low, cut_high=high))
+    table = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+    return Finding("controls.substitution", table, n, "J9", {"percentiles": list(study.percentiles)})
+
+
+def _substitution_table(study: Study, swapped: Finding) -> Table:
+    columns = (
+        Column("coordinate", "Coordinate", text=True),
+        Column("kind", "Quota", text=True),
+        Column("hard", "rolled back"),
+        Column("metric", study.metric, 4),
+        Column("ha", "HA", 4),
+        Column("ba", "BA", 4),
+        Column("steps", "Steps"),
+        Column("n", "n"),
+    )
+    caption = (
+        f"Another signal in the place of {study.coordinate}: matched, with as many cases in each bucket; native, with "
+        "cut-points of its own, fitted on the calibration cases by the same rule."
+    )
+    rows = rows_of(swapped.table, columns)
+    return table("substitution", "Another coordinate in its place", columns, rows, caption=caption, collapsed=True)
 
 
 def _lead(chance: Finding, share: Finding) -> str:

@@ -13,10 +13,10 @@ from casewise.core.errors import DegenerateStatistic
 from casewise.measure.signals import SIGNALS
 from casewise.render.cells import DASH, Cell, number
 from casewise.render.tables import Column, Table, rows_of, table
-from casewise.study.finding import Finding, Section, rows
+from casewise.study.finding import Finding, Section, plain_table, rows
 from casewise.study.inventory import CLOCK
 from casewise.study.study import Study
-from casewise.study.trajectories import mean_or_nan, unshrunk
+from casewise.study.trajectories import mean_or_nan, step_one, unshrunk
 
 
 def section(study: Study) -> Section:
@@ -34,18 +34,32 @@ def section(study: Study) -> Section:
     updates = table(
         "cost", "Updates paid for", columns, rows_of(paid, columns), caption="Means over cases.", collapsed=True
     )
-    found = (spent, signals, *(() if clock.reason else (clock,)))
-    missing = {CLOCK: clock.reason} if clock.reason else {}
+    found = [spent, signals, *(() if clock.reason else (clock,))]
+    tables, missing = [updates, _compute(signals, clock)], {CLOCK: clock.reason} if clock.reason else {}
+    try:
+        fired = firing(study.outcomes, **_spread(study))
+        found.append(fired)
+        caption = "Updates whose risk is above zero, by the mean and spread of the calibration cases after one update."
+        tables.append(plain_table("firing", "How often modulation would restrict an update", fired, caption=caption))
+    except DegenerateStatistic as error:
+        missing["how often modulation would fire"] = str(error)
     return Section(
         "cost",
         "What it costs",
         _lead(study, spent),
-        (updates, _compute(signals, clock)),
+        tuple(tables),
         (),
-        found,
+        tuple(found),
         spent.notes,
         missing,
     )
+
+
+def _spread(study: Study) -> dict[str, float]:
+    """Means and deviations of regions and delta after one update, over the calibration cases."""
+    first = {name: step_one(study.holdout, name).to_numpy(float) for name in ("regions", "delta")}
+    means = {f"mean_{name}": float(values.mean()) for name, values in first.items()}
+    return means | {f"sd_{name}": float(values.std()) for name, values in first.items()}
 
 
 def _lead(study: Study, spent: Finding) -> str:
@@ -57,7 +71,7 @@ def _lead(study: Study, spent: Finding) -> str:
 
 
 def _compute(signals: Finding, clock: Finding) -> Table:
-    """Passes of each signal, after the seconds that M0 and one update took where the archive stored them (P 24)."""
+    """Passes of each signal, after the seconds that M0 and one update took where the archive stored them."""
     columns = (
         Column("signal", "Component", text=True),
         Column("forwards", "extra forward passes"),

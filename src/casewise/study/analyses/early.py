@@ -11,9 +11,10 @@ from casewise.core.seeds import RESAMPLING_SEED
 from casewise.judge.controllers.stop import FragStop
 from casewise.render.tables import Column, rows_of, table
 from casewise.study.finding import Finding, Section
+from casewise.study.oracles import replay_oracle
 from casewise.study.statistics.resample import RESAMPLES, Interval, clusters_of, paired_interval
 from casewise.study.study import Study
-from casewise.study.trajectories import by_step, horizon, labelled, mean_or_nan, same_cases, unshrunk
+from casewise.study.trajectories import horizon, labelled, mean_or_nan, same_cases, unshrunk
 
 
 def section(study: Study) -> Section:
@@ -94,19 +95,14 @@ def _method_row(name: str, frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def _oracle_row(ladder: pd.DataFrame) -> dict[str, Any]:
-    metric = by_step(ladder, "metric").drop(columns=0).dropna()
-    harm = by_step(ladder, "ha").drop(columns=0).loc[metric.index]
-    if metric.empty:
+    adapted = ladder[ladder["step"] >= 1]
+    whole = adapted[~adapted["metric"].isna().groupby(adapted["case"]).transform("any")]
+    if whole.empty:
         return {"row": "oracle stop", "n": 0, "metric": float("nan"), "ha": float("nan"), "steps": float("nan")}
-    best = metric.to_numpy().argmax(axis=1)
-    rows = range(len(best))
-    return {
-        "row": "oracle stop",
-        "n": len(best),
-        "metric": float(metric.to_numpy()[rows, best].mean()),
-        "ha": float(harm.to_numpy()[rows, best].mean()),
-        "steps": float(best.mean() + 1),
-    }
+    best = {one.case_id: one.deployed for one in replay_oracle(whole, include_source=False)}
+    rows = whole[whole["step"] == whole["case"].map(best)]
+    means = {name: float(rows[name].mean()) for name in ("metric", "ha")}
+    return {"row": "oracle stop", "n": len(rows), **means, "steps": float(rows["step"].mean())}
 
 
 def _verdict(better: list[str], source: float, stop: str, reference: str, cut: Interval) -> str:

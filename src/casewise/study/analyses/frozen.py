@@ -17,7 +17,7 @@ from casewise.study.trajectories import mean_or_nan, same_cases
 
 
 def section(study: Study) -> Section:
-    """tab:app-frozen-p158: the design was fixed elsewhere, only the cut-points were refitted here (P 25)."""
+    """tab:app-frozen-p158: the design was fixed elsewhere, only the cut-points were refitted here."""
     columns = (
         Column("method", "Method", text=True),
         Column("metric", study.metric, 4),

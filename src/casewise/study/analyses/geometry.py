@@ -20,7 +20,7 @@ from casewise.study.study import Study
 
 
 def section(study: Study) -> Section:
-    """tab:supp-edit-geometry (P 8)."""
+    """tab:supp-edit-geometry."""
     found = region_geometry(region_features(study.evaluation))
     columns = (
         Column("feature", "Feature", text=True),

@@ -25,7 +25,7 @@ from casewise.study.trajectories import mean_or_nan
 
 
 def section(study: Study) -> Section:
-    """tab:supp-acdc-lr: the stop rule over learning rates (P 11)."""
+    """tab:supp-acdc-lr: the stop rule over learning rates."""
     if not study.extras.sweep:
         reason = "needs archives at several learning rates; give --sweep RATE=EVALUATION[,CALIBRATION] once for each"
         return Section("learning-rates", "Learning rates", missing={"learning-rate sweep (tab:supp-acdc-lr)": reason})

@@ -29,7 +29,7 @@ ALGORITHM = (
 
 
 def section(study: Study) -> Section:
-    """tab:supp-routing-coord, tab:supp-depth-var, tab:app-algorithm (P 6, 7, 23)."""
+    """tab:supp-routing-coord, tab:supp-depth-var, tab:app-algorithm."""
     if not study.is_router:
         reason = f"the policy is a {study.controller.name}, not a router"
         return Section("routing", "The router", missing={"routing tables": reason})

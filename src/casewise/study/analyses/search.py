@@ -25,13 +25,8 @@ from casewise.study.trajectories import deployed_at, labelled, unshrunk
 
 
 def section(study: Study) -> Section:
-    """What a searched design would really gain, against the winner's curse (S8)."""
-    half = study.holdout["case"].drop_duplicates().sort_values()
-    design, rest = set(half.iloc[::2]), set(half.iloc[1::2])
-    frame = study.holdout
-    found = design_search(
-        frame[frame["case"].isin(design)], frame[frame["case"].isin(rest)], study.outcomes, seed=study.seed
-    )
+    """What a searched design would really gain, against the winner's curse."""
+    found = design_search(*halves(study.holdout), study.outcomes, seed=study.seed)
     columns = (
         Column("design", "Design", text=True),
         Column("chosen", "chosen"),
@@ -52,6 +47,13 @@ Floats = NDArray[np.float64]
 
 
 Integers = NDArray[np.int64]
+
+
+def halves(holdout: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The holdout in two halves of whole patients or sequences, every other one."""
+    first = holdout.drop_duplicates("case").sort_values("case")
+    chosen = holdout["case"].isin(first.loc[clusters_of(first) % 2 == 0, "case"])
+    return holdout[chosen], holdout[~chosen]
 
 
 @dataclass(frozen=True)
