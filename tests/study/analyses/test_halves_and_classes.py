@@ -45,10 +45,9 @@ def test_another_coordinate_gets_cut_points_of_its_own(study):
 @pytest.mark.parametrize(("label", "several"), [([0, 1, 1], False), ([0, 1, 2], True), ([0, 1, 255], False)])
 def test_only_labels_with_several_classes_can_hide_a_swap(tmp_path, label, several):
     truth = np.array([label], np.uint8)
-    archive = create_archive(
-        tmp_path / "a", binding=Binding("m", "o", "l", "s"), steps=0, configuration={"ignore": 255}
-    )
-    archive.add(Case("x", np.zeros((1, 1, 3))), Trajectory("x", (truth,), ({"delta": 0.0},)), truth)
+    made = {"binding": Binding("m", "o", "l", "s"), "steps": 1, "configuration": {"ignore": 255}}
+    archive = create_archive(tmp_path / "a", **made)
+    archive.add(Case("x", np.zeros((1, 1, 3))), Trajectory("x", (truth, truth), ({"delta": 0.0},) * 2), truth)
     assert _has_classes(archive.seal()) is several
 
 
