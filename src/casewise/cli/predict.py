@@ -39,7 +39,8 @@ def predict(
     where: EngineOptions,
     telling: PrintingOptions,
     out: Path = typer.Option(..., "-o", help="Folder for the masks; made if it is not there."),
-    policy: str = typer.Option(None, help="policy.json, the archive that holds it, or m0."),
+    policy: str = typer.Option(None, help="policy.json, the archive that holds it, m0, or package.module:Name."),
+    controller: str = typer.Option(None, help="package.module:Name that the policy was calibrated with."),
     certificate: Path = typer.Option(None, help="Certificate that must hold for this policy; a mismatch is refused."),
     watch: Path = typer.Option(None, help="State of casewise monitor: M0 once it is suspended; decisions are added."),
     force: bool = typer.Option(False, "--force", help="Deploy a policy that calibration called NO-GO."),
@@ -76,7 +77,8 @@ def predict(
     began = time.monotonic()
     model = source.chosen()
     deployment = assembled(
-        model, "m0" if no_adapt else policy, asked=how.asked(model), certificate=certificate, watch=watch,
+        model, "m0" if no_adapt else policy, asked=how.asked(model), controller=controller,
+        certificate=certificate, watch=watch,
         contract=contract, max_ram=parse_size(max_ram) if max_ram else None, force=force,
     )  # fmt: skip
     cases = which.gathered(model, keep=out / "casewise" / "images")
@@ -176,6 +178,7 @@ def _write_page(work: PredictCase, entries: Sequence[PredictedCase], scores: Map
     facts = {
         "model": work.deployment.backbone.name, "policy": policy.name, "calibration_id": policy.calibration_id,
         "scores": scores, "versions": versions(), "warnings": work.deployment.warnings,
+        "classes": work.deployment.backbone.labels, "background": work.deployment.adaptation.foreground,
         "promise": None if work.deployment.certificate is None else work.deployment.certificate.statement,
     }  # fmt: skip
     write_durably(work.layout.out / "report.html", prediction_page(entries, facts).encode())

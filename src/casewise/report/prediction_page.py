@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from casewise.core.predicted import PredictedCase
 from casewise.core.records import Decision
+from casewise.report.overlays import legend
 
 ORDER = {"failed": 0, "fallback": 1, "done": 2}
 SHOWN = ("regions", "delta", "delta_foreground", "entropy", "msp", "gradient_norm")
@@ -30,6 +31,8 @@ def prediction_page(entries: Sequence[PredictedCase], facts: Mapping[str, Any]) 
         rows=rows,
         counts=sorted(Counter(row["action"] for row in rows).items()),
         facts=facts,
+        legend=legend(facts.get("classes", {}), background=bool(facts.get("background", True))),
+        background=bool(facts.get("background", True)),
         style=Markup(style),
     )
 

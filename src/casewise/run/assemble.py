@@ -36,6 +36,7 @@ def assembled(
     policy: str | None,
     *,
     asked: Mapping[str, Any],
+    controller: str | None = None,
     certificate: Path | None = None,
     watch: Path | None = None,
     contract: str = "refuse",
@@ -46,7 +47,9 @@ def assembled(
 
     ``asked`` are fields of an :class:`Adaptation`; all others are those that the policy's cases were adapted with.
     """
-    decides, fitted = chosen_policy(policy, steps=asked.get("steps"), objective=asked.get("objective"))
+    decides, fitted = chosen_policy(
+        policy, steps=asked.get("steps"), objective=asked.get("objective"), controller=controller
+    )
     how = replace(fitted or Adaptation(), **{**asked, "steps": decides.steps})
     if how.forward_only is None and decides.name == "consensus" and decides.binding is None:
         raise BadInput("policy consensus deploys the consensus of several readings; name them: --objective views:mri")
@@ -72,7 +75,7 @@ def _over_readings(policy: Policy, steps: int) -> Policy:
 
 
 def chosen_policy(
-    text: str | None, *, steps: int | None = None, objective: str | None = None
+    text: str | None, *, steps: int | None = None, objective: str | None = None, controller: str | None = None
 ) -> tuple[Policy, Adaptation | None]:
     """A policy from its file, from the archive folder that holds it, or by name; and how its cases were adapted."""
     if text is None:
@@ -80,7 +83,7 @@ def chosen_policy(
     path = Path(text)
     if not path.exists():
         return _named(text, steps), None
-    policy = read_policy(path)
+    policy = read_policy(path, typed=controller)
     if steps is not None and steps != policy.steps:
         raise Refused(
             f"policy {policy.name!r} was fitted on {policy.steps} steps, --steps {steps} was asked; leave it out"

@@ -40,6 +40,8 @@ class Preview:
     adapted: Mask
     deployed: Mask
     slice: int | None  # which slice of a volume it is
+    names: Mapping[int, str] = field(default_factory=dict)  # of the classes
+    background: bool = True  # whether label 0 is nothing; in a street it is a class like the others
 
 
 Draw = Callable[[Preview], bytes]
@@ -146,7 +148,9 @@ class PredictCase:
         if self.draw is None:
             return False
         try:
-            write_durably(self.layout.overlay(case.id), self.draw(preview_of(case, source, adapted, mask)))
+            names, background = self.deployment.backbone.labels, self.deployment.adaptation.foreground
+            seen = replace(preview_of(case, source, adapted, mask), names=names, background=background)
+            write_durably(self.layout.overlay(case.id), self.draw(seen))
         except Exception as error:
             warnings.warn(
                 f"the picture of case {case.id} cannot be drawn ({in_one_line(error)}); its mask is there",

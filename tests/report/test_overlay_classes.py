@@ -1,0 +1,49 @@
+"""Pages say what their colors mean, and class 0 of a street is a class."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import numpy as np
+from PIL import Image
+
+from casewise.report.overlays import legend, overlay_png
+from casewise.report.prediction_page import prediction_page
+from casewise.run.predict_case import Preview
+
+NAMES = {0: "road", 1: "sky", 2: "thing"}
+SOURCE = np.array([[0, 1], [2, 2]])
+DEPLOYED = np.array([[1, 1], [0, 2]])
+STREET = Preview(np.zeros((2, 2), np.uint8), SOURCE, DEPLOYED, DEPLOYED, None, NAMES, background=False)
+
+
+def panels(preview: Preview) -> list[np.ndarray]:
+    sheet = np.array(Image.open(io.BytesIO(overlay_png(preview))))[14:]
+    side = sheet.shape[0]
+    found = [sheet[:, left : left + side] for left in range(0, sheet.shape[1], side + 4)]
+    return [panel[side // 4 :: side // 2, side // 4 :: side // 2][:2, :2] for panel in found]
+
+
+def test_the_road_is_painted_and_nothing_is_added_or_removed() -> None:
+    source, _, edits, _ = panels(STREET)
+    assert source[0, 0].tolist() == [64, 32, 64]  # half of the road's own color over black
+    assert edits[0, 0].tolist() == edits[1, 0].tolist()  # both are "another class", neither blue nor red
+    assert edits[0, 1].tolist() == [0, 0, 0]
+
+
+def test_where_0_is_background_it_is_left_free_and_edits_have_a_direction() -> None:
+    source, _, edits, _ = panels(replace(STREET, background=True))
+    assert source[0, 0].tolist() == [0, 0, 0]
+    assert edits[0, 0].tolist() != edits[1, 0].tolist()
+
+
+def test_the_legend_names_every_class_with_its_color() -> None:
+    assert legend(NAMES, background=False)[0] == ("road", "#804080")
+    assert [name for name, _ in legend(NAMES, background=True)] == ["sky", "thing"]
+    facts = {"model": "m", "policy": "p", "calibration_id": "", "scores": {}, "versions": {}}
+    page = prediction_page([], {**facts, "classes": {**NAMES, 3: "<b>x</b>"}, "background": False})
+    assert '<span style="background:#804080"></span>road' in page
+    assert "red removed" not in page
+    assert "&lt;b&gt;x&lt;/b&gt;" in page
+    assert "red removed" in prediction_page([], facts)
