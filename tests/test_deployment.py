@@ -367,3 +367,30 @@ def test_the_binding_of_casewise_0_1_is_the_same_binding() -> None:
     assert old.differences(now) == now.differences(old) == []
     assert replace(now, measure="min_area=4 foreground=True connectivity=full").differences(old) == ["measure"]
     Deployment(MODEL, (PLAIN,), replace(FIXED, binding=old)).check()
+
+
+@dataclass(frozen=True)
+class AmongTwo:
+    """A controller that reads two ladders; it never gets to decide here."""
+
+    ladders = ("first", "second")
+    name = "among-two"
+    needs = frozenset[str]()
+    states = frozenset[State]()
+
+    def decide(self, seen: Any) -> None:
+        raise AssertionError("a ladder is missing")
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_m0_of_the_ladders_before_outlives_a_ladder_that_fails(
+    late: bool, case: Case, forwards: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployment_module, "controller_of", lambda policy: AmongTwo())
+    second = PLAIN if late else replace(PLAIN, objective=Breaks(ValueError("odd")), steps=2)
+    both = Deployment(MODEL, (PLAIN, second), FIXED, ladders=("first", "second"))
+    found = both.segment(case, deadline=0.0 if late else None)
+    assert (found.status, found.executed) == ("fallback", 1)
+    assert found.mask is found.source
+    assert ("time limit" if late else "odd") in found.decision.reason
+    assert len(forwards) == (2 if late else 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,10 +14,12 @@ import torch
 from torch import nn
 
 from casewise import Case, guard, replay, run_episode
+from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.objectives.tent import Tent
 from casewise.adapt.snapshot import fingerprint
 from casewise.archive.store import create_archive
-from casewise.core.records import Action, Binding, Controller, State
+from casewise.core.errors import BadInput, Mismatch, Refused, UnknownName, UnsafeInput
+from casewise.core.records import Action, Binding, Controller, Policy, State
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.controllers.bucket import Bucket
 from casewise.judge.controllers.router import Router
@@ -189,3 +191,63 @@ def test_the_examples_run(example, said, capsys, request):
     module.main()
     del sys.modules[example]
     assert said in capsys.readouterr().out
+
+
+# ---- a policy brings its adaptation along ----
+
+
+@pytest.fixture
+def fitted(network):
+    how = Adaptation("tent", RATE, steps=2, min_area=2)
+    return Policy("fixed-k", "fixed-k", {"step": 2}, 2, binding=how.binding(network), adaptation=how.as_plain())
+
+
+def test_a_policy_is_all_that_a_guard_needs(network, case, fitted):
+    guarded = guard(case, network, fitted)
+    asked = guard(case, network, CONTROLLERS.build("fixed-k", step=2), "tent", steps=2, learning_rate=RATE, min_area=2)
+    assert guarded.decision == asked.decision
+    assert guarded.trajectory.made_by == asked.trajectory.made_by
+
+
+def test_a_policy_of_before_says_its_adaptation_in_its_binding(network, case, fitted):
+    old = replace(fitted, adaptation={})
+    assert guard(case, network, old).decision == guard(case, network, fitted).decision
+    with pytest.raises(BadInput, match=r"policy 'fixed-k' does not say how its cases were adapted; name the objective"):
+        guard(case, network, replace(old, binding=replace(old.binding, objective="Secret() learning_rate=1")))
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "sentence"),
+    [
+        ({"learning_rate": 2 * RATE}, Mismatch, "fitted on another objective .*learning_rate="),
+        ({"objective": "memo"}, Mismatch, "fitted on another objective .*Memo"),
+        ({"min_area": 3}, Mismatch, "fitted on another measure .*min_area=2.*min_area=3"),
+        ({"steps": 3}, Refused, "was fitted on 2 steps, 3 were asked for; leave them out"),
+        ({"learning_rte": 0.1}, UnknownName, "no option of an episode is called 'learning_rte'. Did you mean"),
+    ],
+)
+def test_a_policy_is_refused_with_other_knobs(network, case, fitted, asked, error, sentence):
+    with pytest.raises(error, match=sentence):
+        guard(case, network, fitted, **asked)
+
+
+def test_a_policy_is_refused_on_another_network(network, case, fitted):
+    with torch.no_grad():
+        next(network.parameters()).add_(1)
+    with pytest.raises(Mismatch, match="fitted on another model"):
+        guard(case, network, fitted)
+
+
+def test_what_does_not_change_results_may_differ_from_the_policy(network, case, fitted):
+    assert np.array_equal(guard(case, network, fitted, max_slices=1).mask, guard(case, network, fitted).mask)
+
+
+def test_a_policy_file_from_a_stranger_imports_nothing(network, case, fitted):
+    theirs = replace(fitted, adaptation={**fitted.adaptation, "objective": "evil.module:Evil"})
+    with pytest.raises(UnsafeInput, match=r"names the objective 'evil.module:Evil', which is code of its own"):
+        guard(case, network, theirs)
+
+
+def test_a_controller_alone_needs_an_objective(network, case):
+    with pytest.raises(BadInput, match="fixed-k does not say how to adapt; name an objective"):
+        guard(case, network, CONTROLLERS.build("fixed-k", step=1))

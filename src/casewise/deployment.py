@@ -286,7 +286,11 @@ class Deployment:
 
     def record_ladders(self, case: Case, ladders: Iterable[str] | None = None) -> dict[str, Trajectory]:
         """The ladders that are asked for, all by default, against one M0 that is predicted once."""
-        ready = self.backbone.prepare(case)
+        return dict(self._ladder_by_ladder(case, self.backbone.prepare(case), ladders))
+
+    def _ladder_by_ladder(
+        self, case: Case, ready: Prepared, ladders: Iterable[str] | None
+    ) -> Iterator[tuple[str, Trajectory]]:
         asked = None if ladders is None else set(ladders)
         hows = {
             name: how for name, how in zip(self.ladders, self.proposers, strict=True) if asked is None or name in asked
@@ -294,7 +298,8 @@ class Deployment:
         shared = None
         if ready.pipeline is not None and any(how.forward_only is not None for how in hows.values()):
             shared = SharedSource(ready.pipeline)
-        return {name: self._recorded(case, ready, how, shared) for name, how in hows.items()}
+        for name, how in hows.items():
+            yield name, self._recorded(case, ready, how, shared)
 
     def _recorded(self, case: Case, ready: Prepared, how: Adaptation, shared: SharedSource | None) -> Trajectory:
         backbone = self.backbone
@@ -328,7 +333,7 @@ class Deployment:
         clock, ready = _Clock(deadline), self._prepared(case)
         how, controller = replace(self.adaptation, steps=policy.steps), controller_of(policy)
         if getattr(controller, "ladders", ()):
-            return self._among_ladders(case, ready, controller, policy)
+            return self._among_ladders(case, ready, controller, policy, clock)
         episode = episode_of(case, self.backbone, ready, how, controller, before_forward=clock.look)
         with ExitStack() as stack:
             try:
@@ -348,10 +353,19 @@ class Deployment:
                 return fallen_back(found, error)
             return found
 
-    def _among_ladders(self, case: Case, ready: Prepared, controller: Controller, policy: Policy) -> Guarded:
-        """A controller that reads several ladders: all their candidates are made, then it decides once."""
+    def _among_ladders(
+        self, case: Case, ready: Prepared, controller: Controller, policy: Policy, clock: _Clock
+    ) -> Guarded:
+        """A controller that reads several ladders: all their candidates are made, then it decides once.
+
+        Where one of them fails, or the time is up between two, M0 is the one that the ladders before it were made from.
+        """
+        made: dict[str, Trajectory] = {}
         try:
-            made = self.record_ladders(case, controller.ladders)  # type: ignore[attr-defined]
+            for name, one in self._ladder_by_ladder(case, ready, controller.ladders):  # type: ignore[attr-defined]
+                made[name] = one
+                clock.running = True
+                clock.look()
             first = next(iter(made.values()))
             seen = Observation(
                 case.id, case.group, first.signals[:1], case.cluster, {name: one.signals for name, one in made.items()}
@@ -365,7 +379,12 @@ class Deployment:
             decision = Decision.of(seen, verdict, controller.name, calibration_id=policy.calibration_id)
             mask = deployed(controller, lambda state: masks[state], decision)
         except Exception as error:
-            return self._source_only(case, ready, f"adaptation failed: {in_one_line(error)}", error)
+            reason = f"adaptation failed: {in_one_line(error)}"
+            if not made:
+                return self._source_only(case, ready, reason, error)
+            first, executed = next(iter(made.values())), sum(one.steps for one in made.values())
+            back = self._rollback(case, first.masks[0], reason, controller.name, executed)
+            return Guarded(first.masks[0], back, first, FALLBACK, error)
         executed = sum(one.steps for one in made.values())
         decision = replace(decision, executed=executed, state_hash=mask_sha256(mask))
         shown = made.get(decision.state.ladder, first)
@@ -383,12 +402,15 @@ class Deployment:
 
     def _source_only(self, case: Case, ready: Prepared, reason: str, error: Exception | None = None) -> Guarded:
         mask = self._source(case, ready)
-        decision = Decision(
-            case.id, Action.ROLLBACK, SOURCE, executed=0, controller="m0", group=case.group, cluster=case.cluster,
-            reason=reason, state_hash=mask_sha256(mask),
-        )  # fmt: skip
+        decision = self._rollback(case, mask, reason, "m0", 0)
         status = DONE if error is None else FALLBACK
         return Guarded(mask, decision, Trajectory(case.id, (mask,), ({},)), status, error)
+
+    def _rollback(self, case: Case, mask: Mask, reason: str, controller: str, executed: int) -> Decision:
+        return Decision(
+            case.id, Action.ROLLBACK, SOURCE, executed=executed, controller=controller, group=case.group,
+            cluster=case.cluster, reason=reason, state_hash=mask_sha256(mask),
+        )  # fmt: skip
 
     def _source(self, case: Case, ready: Prepared) -> Mask:
         """M0 without an episode: no graph, no signals, the least memory."""

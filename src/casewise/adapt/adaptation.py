@@ -84,7 +84,7 @@ class Adaptation:
             raise BadInput("compile and cache_frozen exclude each other: caching watches modules that compiling fuses")
 
     @classmethod
-    def of(cls, objective: Any, **knobs: Any) -> Adaptation:
+    def of(cls, objective: Any, /, **knobs: Any) -> Adaptation:
         """An adaptation with an objective and further fields by name; an adaptation is taken as it is, plus those.
 
         >>> Adaptation.of("tent", steps=2).steps
