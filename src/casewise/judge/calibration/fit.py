@@ -231,7 +231,7 @@ def _bucket(archive: Archive, design: Policy, plain: dict[str, Any], unshrunk: b
     if lost:
         raise BadInput(
             f"design {design.name!r} deploys state {lost[0]}, which this archive does not hold for every case; record "
-            f"with shrink {lost[0].shrink:g}, or calibrate unshrunk (D15)"
+            f"with shrink {lost[0].shrink:g}, or calibrate unshrunk"
         )
     return plain
 
