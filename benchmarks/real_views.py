@@ -39,7 +39,7 @@ def arms(weights: Path) -> dict[str, Arm]:
     heart = str(weights / "nnunet_mnms_vendorA")
     mri = {
         "random12": Adaptation("views:random(12)", keep_ballots=True),
-        "mri": Adaptation("views:mri,blur", keep_ballots=True),
+        "mri": Adaptation("views:mri,gamma(0.8),clip,blur", keep_ballots=True),
     }
     small = {"mri": Adaptation("views:gamma(1.4),bias(30),random(5)", keep_ballots=True)}
     plain = {"metric": "dice", "min_area": 16, "foreground": True, "classes": [1, 2, 3]}

@@ -214,7 +214,7 @@ def test_absolute_intensities_refuse_views_that_renormalize(make_unet):
     from casewise.adapt.backbones import Expectation
 
     backbone = of_network(make_unet(), expects=Expectation(channels=1, absolute=(True,)))
-    with pytest.raises(BadInput, match=r"reads absolute intensities, and gamma\(1.2\).*views:ct"):
+    with pytest.raises(BadInput, match=r"reads absolute intensities, and gamma\(1.4\).*views:ct"):
         of_views("mri").forward_only.on(backbone)
     assert len(of_views("ct").forward_only.on(backbone)) == 6
 

@@ -156,3 +156,22 @@ def test_source_statistics_are_measured_and_used(home: Path, tmp_path: Path) -> 
     file.write_text(json.dumps({**plain, "model": "another"}))
     with pytest.raises(Mismatch, match="measured with another model"):
         recorded(home, tmp_path / "other", *views)
+
+
+def test_a_calibrated_policy_of_a_named_ladder_is_deployed(home: Path, tmp_path: Path) -> None:
+    from casewise.core.records import Policy
+    from casewise.judge.policy import write_policy
+
+    archive = tmp_path / "archive"
+    assert recorded(home, archive, "--propose", "some=views:gamma(1.4),mirror(x)", "--propose", "tent").exit_code == 0
+    view = open_archive(archive).on("some")
+    adaptation = view.configuration["adaptation"]
+    made = Policy("consensus", "consensus", {"consensus": "3", "steps": 3}, 3, view.binding, adaptation, ladder="some")
+    write_policy(archive, made)
+    out = tmp_path / "masks"
+    done = call("predict", *model(home), "-i", home / "images", "-o", out, "--policy", archive)
+    assert done.exit_code == 0, done.output
+    mask = np.asarray(nibabel.load(out / "case_1.nii.gz").dataobj).T  # type: ignore[attr-defined]
+    assert np.array_equal(mask, view.mask("case_1", State(3)))
+    replayed = {one.case_id: one for one in replay(open_archive(archive), made)}
+    assert replayed["case_1"].state == State(3, ladder="some")

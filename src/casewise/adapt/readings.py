@@ -117,7 +117,7 @@ class Readings:
             self._look()
             began = time.perf_counter()
             mask, shares = self._source()
-            if not torch.isfinite(shares).all():
+            if not torch.isfinite(shares.sum()):  # finite only where every term is, and cheap
                 raise NotFinite(f"the probabilities of M0 of case {self.case_id} are not finite; look at the image")
             self._shape = shares.shape
             self._keep(mask, shares, began, {})
@@ -158,7 +158,7 @@ class Readings:
         reading = self.readings[self.step]
         try:
             shares = reading.read()
-            if not torch.isfinite(shares).all():
+            if not torch.isfinite(shares.sum()):  # finite only where every term is, and cheap
                 raise NotFinite(f"its probabilities are not finite for case {self.case_id}")
             if shares.shape != self._shape:
                 got, own = tuple(shares.shape), tuple(self._shape)
@@ -292,10 +292,15 @@ def _disputed(masks: Sequence[Mask]) -> np.ndarray:
 
 def _entropy(shares: Tensor, head: str) -> np.ndarray:
     """Entropy of each voxel of probabilities, nats."""
-    parts = torch.special.entr(shares).sum(1)
+    parts = _plain_entropy(shares)
     if head != "softmax":
-        parts = parts + torch.special.entr(1 - shares).sum(1)
+        parts = parts + _plain_entropy(1 - shares)
     return np.asarray(parts.cpu().numpy())
+
+
+def _plain_entropy(shares: Tensor) -> Tensor:
+    """The sum over classes of -p log p; 0 where p is 0. On CPU much faster than torch.special.entr."""
+    return -(shares * shares.clamp_min(torch.finfo(shares.dtype).tiny).log()).sum(1)
 
 
 def _joined(found: Mask) -> Mask:
