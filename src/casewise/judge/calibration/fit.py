@@ -336,7 +336,7 @@ def _step(archive: Archive, step: int) -> pd.DataFrame:
 
 
 def _hybrid(policy: Policy, archive: Archive, convention: str, window: int | None) -> Policy:
-    if policy.controller != "router" or policy.groups or "inference" in policy.options:
+    if not {"low", "mid", "hard"} <= set(policy.options) or policy.groups or "inference" in policy.options:
         raise BadInput(
             "hybrid calibration is for a router with one pair of cut-points; use mode union, pooled or robust"
         )

@@ -36,7 +36,7 @@ def _numbers(policy: Policy) -> Iterator[str]:
         yield f"cut-points of {options['coordinate']}: {options['cut_low']:.6g} and {options['cut_high']:.6g}"
     for name, own in policy.groups.items():
         yield f"cut-points of {options['coordinate']} for {name}: {own['cut_low']:.6g} and {own['cut_high']:.6g}"
-    if policy.controller == "router":
+    if {"low", "mid", "hard"} <= set(options):
         yield "; ".join(f"{name}: {bucket_of(options[name])}" for name in ("low", "mid", "hard"))
     elif "cut_low" not in options and options:
         yield ", ".join(

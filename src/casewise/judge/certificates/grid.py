@@ -39,7 +39,7 @@ _CUTS = 20  # quantiles of the coordinate on the half that fixes the grid
 
 def action_pairs(policy: Policy, archive: Archive, deepest: int = 3) -> list[Policy]:
     """The router with every (low depth, mid depth, shrink) that was recorded; fixed before any label is seen."""
-    if policy.controller != "router":
+    if not {"low", "mid"} <= set(policy.options):
         raise BadInput(f"a grid varies the actions of a router, got {policy.controller}")
     depths = range(1, min(deepest, archive.steps) + 1)
     shrinks = {state: state.shrink for state in archive.states if state.shrink}

@@ -12,6 +12,7 @@ from typing import Any
 
 from casewise.core.errors import BadInput
 from casewise.core.records import SOURCE, Action, Controller, Decision, Mask, Observation, State, Verdict, deployed
+from casewise.judge.controllers.about import About, about
 from casewise.judge.controllers.choose import board, state_of, with_agreement
 
 
@@ -70,6 +71,11 @@ class Flagging:
     def name(self) -> str:
         """The controller that decides what is deployed."""
         return self.inner.name
+
+    @property
+    def about(self) -> About:
+        """What that controller says of itself."""
+        return about(self.inner)
 
     @property
     def needs(self) -> frozenset[str]:
