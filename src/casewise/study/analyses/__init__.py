@@ -32,6 +32,7 @@ from casewise.study.analyses import (
     min_area,
     objectives,
     qualitative,
+    quality,
     ranking,
     rerun,
     routing,
@@ -49,6 +50,7 @@ ANALYSES: Registry[Analysis] = Registry(
     {
         "deployment": deployment.section,
         "helphurt": helphurt.section,
+        "quality": quality.section,
         "qualitative": qualitative.section,
         "routing": routing.section,
         "controls": controls.section,
