@@ -35,13 +35,13 @@ def merge(
     pairs = find_pairs(old, new, names=names, cases=cases)
     merged = list(merge_folders(pairs, read_policy(policy), out, model=model, method=method, certificate=certificate))
     counted = Counter(one.taken for one in merged)
-    words = {"new": "new", "old": "old", "ask": "old and to be looked at", "failed": "without a mask"}
+    words = {"new": "new", "old": "old", "ask": "old until a person has looked", "failed": "without a mask"}
     typer.echo(
         f"{len(merged)} cases: " + ", ".join(f"{counted[name]} {said}" for name, said in words.items() if counted[name])
     )
     for one in merged:
         if one.taken in (ASK, FAILED):
             typer.echo(f"{one.case_id}: {one.reason}", err=not one.compared)
-    typer.echo(f"masks, decisions.jsonl and audit.jsonl are in {out}")
+    typer.echo(f"masks, decisions.jsonl and audit.jsonl are in {out}; M0 in a reason is the old mask")
     if any(not one.compared for one in merged):
         raise typer.Exit(NOT_ALL_DECIDED)
