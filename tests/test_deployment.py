@@ -168,11 +168,13 @@ def test_an_episode_reads_every_knob(case: Case) -> None:
     {
         "spec": "another:Net", "weights": Path("w"), "folds": (1,), "checkpoint": "best.pth", "device": "meta",
         "step_size": 0.25, "mirroring": False, "trust": True, "trust_bundle": True, "trust_architectures": ("a.B",),
+        "merge": ("disc=rim+cup",),
     }.items(),
 )  # fmt: skip
 def test_each_knob_of_a_model_reaches_the_loader(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(deployment_module, "load_backbone", lambda *spec, **options: seen.append((spec, options)))
+    monkeypatch.setattr(deployment_module, "load_backbone", lambda *spec, **options: (spec, options))
+    monkeypatch.setattr(deployment_module, "merged", lambda backbone, lines: seen.append((backbone, lines)))
     deployment_module._loaded.cache_clear()
     try:
         for model in (MODEL, replace(MODEL, **{name: value})):
@@ -252,10 +254,11 @@ def test_every_option_of_an_adaptation_is_tried() -> None:
         "device": {"device": "meta"}, "step_size": {"step_size": 0.25}, "unmirrored": {"mirroring": False},
         "trust_checkpoint": {"trust": True}, "trust_bundle": {"trust_bundle": True},
         "trust_architecture": {"trust_architectures": ("a.B",)}, "model": {"spec": "another:Net"},
+        "merge": {"merge": ("disc=rim+cup",)},
     }.items(),
 )  # fmt: skip
 def test_each_option_of_a_model_reaches_the_model(option: str, changes: dict[str, Any]) -> None:
-    typed_value = {"folds": "0 1", "unmirrored": True, "trust_architecture": ["a.B"]}
+    typed_value = {"folds": "0 1", "unmirrored": True, "trust_architecture": ["a.B"], "merge": ["disc=rim+cup"]}
     value = typed_value.get(option, next(iter(changes.values())))
     plain = ModelOptions(model=MODEL.spec, device="cpu")
     assert replace(plain, **{option: value}).chosen() == replace(plain.chosen(), **changes)
