@@ -7,7 +7,7 @@ not apply is a dash. The page and LaTeX print three decimals (H11); CSV and JSON
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -111,6 +111,8 @@ def in_percent(cell: Any) -> Any:
     """A share as percent; anything that is not a share stays as it is."""
     if isinstance(cell, Estimate):
         return Estimate(100 * cell.value, 100 * cell.low, 100 * cell.high, cell.digits)
+    if isinstance(cell, Pair):
+        return replace(cell, first=None if cell.first is None else 100 * cell.first)
     is_share = isinstance(cell, float | np.floating | int | np.integer) and not isinstance(cell, bool | np.bool_)
     return 100 * float(cell) if is_share else cell
 

@@ -79,8 +79,8 @@ def _table(
     columns = (
         Column("split", "Split", text=True),
         Column("method", "Method", text=True),
-        Column("helped", "helped % (mean Δ⁺)"),
-        Column("hurt", "hurt % (mean Δ⁻)"),
+        Column("helped", "helped % (mean Δ⁺)", percent=True),
+        Column("hurt", "hurt % (mean Δ⁻)", percent=True),
         Column("rolled_back", "rolled back %", 1, percent=True),
         Column("unchanged", "unchanged %", 1, percent=True),
         Column("mean_change", "overall mean Δ", signed=True),
@@ -118,7 +118,7 @@ def _row(study: Study, split: str, row: dict[str, Any]) -> dict[str, Cell]:
 def _class(share: float, mean: float) -> Cell:
     if share != share:
         return Undefined(0)
-    return 0.0 if share == 0 else Pair(100 * share, mean, "{} ({})", first_digits=1, second_signed=True)
+    return 0.0 if share == 0 else Pair(share, mean, "{} ({})", first_digits=1, second_signed=True)
 
 
 def _weaker_table(study: Study, weaker: Finding) -> Table:

@@ -36,7 +36,9 @@ def section(study: Study) -> Section:
         Column("ha", "HA"),
         Column("rolled_back", "rolled back"),
     )
-    caption = "Chosen on half of the holdout, cut-points fitted on the other half, scored on the evaluation cases."
+    caption = (
+        "Chosen on half of the holdout's patients, cut-points fitted on the other half, scored on evaluation cases."
+    )
     made = table(
         "design-search", "Design search", columns, rows_of(found.table, columns), caption=caption, collapsed=True
     )
