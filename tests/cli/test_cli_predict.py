@@ -237,7 +237,7 @@ def test_frag_subset_from_images_to_masks(data: Path, weights: Path) -> None:
     modulated = ("--modulation", "param-subset", "--statistics", data / "plain")
     assert call(*shown, "-o", data / "subset", *modulated).exit_code == 0
     assert call("calibrate", data / "subset", "--policy", "frag-subset").exit_code == 0
-    result = predicted(data, weights, "--policy", data / "subset", "--verbose")
+    result = predicted(data, weights, "--policy", data / "subset", "--verbose", "--force")
     assert result.exit_code == 0, result.output
     with pytest.raises(BadInput, match="'frag-subset' is not calibrated"):
         predicted(data, weights, "--policy", "frag-subset", out="bare")

@@ -89,12 +89,16 @@ def _recorded(out: Path, split: str, cases: int, steps: int, jobs: int) -> Archi
 
 def _certified(archive: Archive, policy: Policy, alpha: float) -> str:
     """Certificate, its page and the certified policy beside the archive; the promise in words."""
+    from casewise.core.errors import Refused
     from casewise.judge.certificates.certificate import write_certificate
     from casewise.judge.certificates.certify_router import Promise, certify_router
     from casewise.judge.policy import write_policy
     from casewise.report.certificate_page import certificate_page
 
-    certificate, certified = certify_router(archive, policy, Promise(alphas=(alpha,)))
+    try:
+        certificate, certified = certify_router(archive, policy, Promise(alphas=(alpha,)))
+    except Refused as error:  # a NO-GO of the calibration: the demo goes on and says so
+        return str(error)
     write_certificate(archive.path, certificate)
     (archive.path / "certificate.html").write_text(certificate_page(certificate), encoding="utf-8")
     write_policy(archive.path / "policy-certified.json", certified)
