@@ -60,7 +60,7 @@ def captured(study: Study) -> Finding:
             }
         )
     table = pd.DataFrame(records)
-    return Finding("quality.captured", table, len(source), "", made={"oracle": room}, notes=_notes(study, table, room))
+    return Finding("quality.captured", table, len(source), "M1", made={"oracle": room}, notes=_notes(study, table, room))
 
 
 def _notes(study: Study, table: pd.DataFrame, room: float) -> tuple[str, ...]:
@@ -90,4 +90,4 @@ def signal_worth(study: Study) -> Finding:
     known = rows.loc[rows["metric"].notna() & rows["agreement"].notna()]
     table = worth(known, POOR, resamples=min(study.resamples, 1000))
     reason = "" if len(table) else "the candidates of all cases agree, or fewer than three cases are labelled"
-    return Finding("quality.signals", table, len(known), "", made={"below": POOR}, reason=reason)
+    return Finding("quality.signals", table, len(known), "S3", made={"below": POOR}, reason=reason)
