@@ -60,7 +60,9 @@ def captured(study: Study) -> Finding:
             }
         )
     table = pd.DataFrame(records)
-    return Finding("quality.captured", table, len(source), "M1", made={"oracle": room}, notes=_notes(study, table, room))
+    return Finding(
+        "quality.captured", table, len(source), "M1", made={"oracle": room}, notes=_notes(study, table, room)
+    )
 
 
 def _notes(study: Study, table: pd.DataFrame, room: float) -> tuple[str, ...]:
