@@ -12,7 +12,7 @@ import pytest
 from worlds.cohorts import synthetic_archive
 
 from casewise.core.errors import BadInput, Overlap, Refused, UnknownName
-from casewise.judge.certificates.certificate import Certificate
+from casewise.judge.certificates.certificate import Certificate, policy_digest
 from casewise.report.study_report import build
 from casewise.study.analyses import ANALYSES, backbones
 from casewise.study.audit import audit_study
@@ -130,7 +130,7 @@ def everything(sources, tmp_path_factory):
             kind="T2", statement="Mean HA is at most 0.10.", loss="HA", method="crc", alpha=0.1, delta=None,
             population="all", units=16, cases=16, floor=1 / 17, needed=9, cut=0.02, bound=0.08, kept=0.5,
             deployed={"certified": {"ha": 0.05}}, advice="",
-            reliability=levels, reliability_from="leave-one-out",
+            reliability=levels, reliability_from="leave-one-out", policy=policy_digest(sources.policy),
         ),
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:

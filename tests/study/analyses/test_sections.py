@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from casewise.core.records import Policy
-from casewise.judge.certificates.certificate import Certificate
+from casewise.judge.certificates.certificate import Certificate, policy_digest
 from casewise.study.analyses import ANALYSES, backbones
 from casewise.study.analyses.sensitivity import refit_of
 from casewise.study.study import Extras, Study
@@ -40,7 +40,15 @@ def certificate(cut: float | None, reliability=()) -> Certificate:
 
 
 def given(study, **extras):
+    if isinstance(extras.get("certificate"), Certificate) and not extras["certificate"].policy:
+        extras["certificate"] = replace(extras["certificate"], policy=policy_digest(study.policy))
     return replace(study, extras=Extras(**extras))
+
+
+def test_a_certificate_of_another_policy_is_not_shown(study):
+    section = ANALYSES["certificate"](given(study, certificate=replace(certificate(0.02), policy="another")))
+    assert PROMISE not in section.lead
+    assert "is another policy's" in next(iter(section.missing.values()))
 
 
 def test_a_certificate_speaks_in_its_own_words(study):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pandas as pd
 from matplotlib.figure import Figure
 
-from casewise.judge.certificates.certificate import Certificate
+from casewise.judge.certificates.certificate import Certificate, policy_digest
 from casewise.render.cells import Cell, NotRun
 from casewise.render.ink import INK, MUTED, OURS, SOFT, Picture, canvas, inked
 from casewise.render.tables import Column, Table, table
@@ -37,10 +37,16 @@ def section(study: Study) -> Section:
     if found is None:
         reason = "needs certificate.json beside the calibration archive; casewise certify writes it"
         return Section("certificate", "Certificate", missing={"certificate and reliability diagram (fig:crc)": reason})
+    if policy_digest(study.policy) not in (found.policy, found.policy_before):
+        reason = (
+            f"the certificate beside the calibration archive is another policy's ({found.policy_name}); there is none "
+            f"for {study.policy.name}: run casewise certify"
+        )
+        return Section("certificate", "Certificate", missing={"certificate and reliability diagram (fig:crc)": reason})
     curve = pd.DataFrame(found.reliability)
     drawn = not curve.empty and {"alpha", "risk"} <= set(curve.columns)
     missing = {} if drawn else {"reliability diagram (fig:crc)": "the certificate holds no risks at several levels"}
-    notes = tuple(f"It is void if {reason}." for reason in found.invalid_if)
+    notes = (*found.warnings, *(f"It is void if {reason}." for reason in found.invalid_if))
     pictures = (_picture(found, curve),) if drawn else ()
     return Section("certificate", "Certificate", _lead(found), (_table(found),), pictures, (), notes, missing)
 
