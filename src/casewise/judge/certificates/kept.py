@@ -107,8 +107,10 @@ def certify_kept(
         "patients": m,
         "kept_in_batch": kept,
     }
-    changed = {"kind": "T9", "statement": statement, "method": "selection", "kept": kept / m}
-    return replace(certificate, details=details, **changed), certified
+    among = replace(
+        certificate, details=details, kind="T9", statement=statement, method="selection", kept=kept / m
+    )  # fmt: skip
+    return among, certified
 
 
 def _plain(asked: Promise) -> dict[str, Any]:
