@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.episode import run_episode
 from casewise.adapt.normalization import blended, blending, use_statistics
 from casewise.adapt.objectives.bn_stats import BnStats
@@ -53,9 +54,9 @@ def test_an_endless_prior_is_the_source_and_no_prior_is_the_case(net, slices):
     assert not torch.allclose(none(slices), source, atol=1e-2)
 
 
-def test_a_mode_that_does_not_exist_is_refused(net):
+def test_a_mode_that_does_not_exist_is_refused():
     with pytest.raises(BadInput, match="one of source, batch, blend, got 'bach'"):
-        use_statistics(net, "bach")
+        Adaptation("tent", batch_statistics="bach")
 
 
 @pytest.mark.parametrize("mode", ["source", "batch", "blend"])

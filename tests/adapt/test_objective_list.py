@@ -70,7 +70,7 @@ def test_eata_leaves_everything_where_it_is_when_no_slice_is_confident(unet, sli
 
 
 def test_eata_counts_the_slices_below_its_margin(unet, slices):
-    entropies = run_episode(unet, slices, Tent(), steps=0, keep_entropy=True).probabilities["entropy_0"].mean((1, 2))
+    entropies = run_episode(unet, slices, Tent(), steps=0, keep_entropy=True).entropies["entropy_0"].mean((1, 2))
     below, above = sorted(float(value) for value in entropies)[1:3]
     margin = (below + above) / 2  # clear of both: micro-batches may round the last bit another way
     assert above - below > 1e-4
