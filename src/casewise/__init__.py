@@ -1,4 +1,4 @@
-"""casewise: decide, case by case, whether a segmentation model should keep what test-time adaptation did to it.
+"""casewise: decide, case by case, whether a segmentation model should keep a new mask.
 
 Public names are imported when first used, so ``import casewise`` costs nothing and pulls in no torch.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from casewise.guard import guard
 from casewise.replay import replay
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _HOME = {
     # measure: two masks, three masks, two folders' worth of them

@@ -1,8 +1,8 @@
 """M0 plus the accepted pieces of an edit: a gate for pieces, not for cases.
 
 A piece is a connected component of one class pair (from, to) of the edit from M0 to a candidate, of any size. Its score
-is the chance that it made the mask right, by a logistic model of a few label-free features, or its mean entropy drop
-(the paper's region gate, as one instance). Pieces above one threshold are deployed, the rest goes back to M0.
+is the chance that it made the mask right, by a logistic model of a few label-free features. Pieces above one threshold
+are deployed, the rest goes back to M0. (The paper's gate by entropy drop is a controller of its own: region_gate.py.)
 """
 
 from __future__ import annotations
