@@ -42,7 +42,7 @@ LOADERS = {  # the only files that import by a name they do not spell: registrie
 }  # fmt: skip
 NAMES_THAT_SAY_NOTHING = {
     "utils", "helpers", "misc", "common", "manager", "handler", "engine", "base", "found", "written", "reading",
-    "words", "for_gate",
+    "words", "for_gate", "material", "facts", "described", "numbers", "doors", "choice", "finish",
 }  # fmt: skip
 ADDRESS = re.compile(r"(casewise(?:\.\w+)+)(?::\w+)?")
 

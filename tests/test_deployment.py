@@ -113,8 +113,8 @@ def by_record_work(how: Adaptation, case: Case, scan: Path, out: Path) -> Any:
 def by_service(how: Adaptation, case: Case, scan: Path, out: Path) -> Any:
     from fastapi.testclient import TestClient
 
+    from casewise.serve.access import Settings
     from casewise.serve.app import create_app
-    from casewise.serve.settings import Settings
 
     app = create_app(Deployment(MODEL, (how,), FIXED), Settings())
     with TestClient(app, base_url="http://127.0.0.1:8000") as client:
@@ -207,7 +207,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that stop at their deployment."""
     import casewise.run.predict_folder as predicting
     import casewise.run.record_folder as recording
-    import casewise.serve.running as running
+    import casewise.serve.server as running
 
     def stop(work: Any, *others: Any, **options: Any) -> None:
         raise Reached(getattr(work, "deployment", work))

@@ -20,8 +20,8 @@ from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones.checkpoints import write_safetensors
 from casewise.core.records import Policy
 from casewise.deployment import Deployment, Model, Watching
-from casewise.serve.running import server
-from casewise.serve.settings import Settings
+from casewise.serve.access import Settings
+from casewise.serve.server import server
 
 HOW = Adaptation(objective="tent", learning_rate=0.05, steps=1, min_area=4)
 FIXED = Policy("fixed-k", "fixed-k", {"step": 1}, 1)

@@ -30,7 +30,7 @@ from casewise.judge.monitors.watch import Watch, read_watch, write_watch
 from casewise.run.assemble import gathered_cases
 from casewise.run.local import LocalEngine
 from casewise.run.predict_folder import predict_folder, prediction_work
-from casewise.serve.settings import Settings
+from casewise.serve.access import Settings
 
 HOW = Adaptation(objective="tent", learning_rate=0.05, steps=1, min_area=4)
 FIXED = Policy("fixed-k", "fixed-k", {"step": 1}, 1)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from casewise.serve import running as running_module
+from casewise.serve import server as server_module
 
 NAME = "casewise.adapt.networks-PlainUNet"
 INFER = f"/v2/models/{NAME}/infer"
@@ -43,13 +43,13 @@ def test_three_hundred_half_sent_headers_block_nobody(serving: Any) -> None:
 
 
 def test_a_header_that_does_not_come_is_sent_away(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running_module, "HEADER_S", 0.3)
+    monkeypatch.setattr(server_module, "HEADER_S", 0.3)
     with serving() as running, half_sent(running.port) as slow:
         assert slow.recv(64).startswith(b"HTTP/1.1 408")
         deadline = time.monotonic() + 30
-        while running_module._Hurried.waiting and time.monotonic() < deadline:
+        while server_module._Hurried.waiting and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert not running_module._Hurried.waiting
+        assert not server_module._Hurried.waiting
 
 
 def test_a_second_request_on_the_same_connection_has_its_header_time_too(
@@ -60,7 +60,7 @@ def test_a_second_request_on_the_same_connection_has_its_header_time_too(
         answered = b""
         while not answered.endswith(b'{"live":true}'):
             answered += connection.recv(1024)
-        monkeypatch.setattr(running_module, "HEADER_S", 0.3)
+        monkeypatch.setattr(server_module, "HEADER_S", 0.3)
         connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: ")
         assert connection.recv(1024).startswith(b"HTTP/1.1 408")
 

@@ -47,7 +47,7 @@ def _apply(folder: Path, out: Path | None) -> None:
     from collections import Counter
 
     from casewise.core.errors import BadInput
-    from casewise.serve.review_applied import APPLIED, apply_reviews
+    from casewise.serve.review_log import APPLIED, apply_reviews
 
     if out is None:
         raise BadInput("--apply writes masks; give an empty folder for them: --apply -o FOLDER")

@@ -65,7 +65,7 @@ def _service() -> Any:
     from casewise.core.errors import MissingExtra
 
     try:
-        from casewise.serve import running
+        from casewise.serve import server
     except ImportError as error:
         raise MissingExtra(f"the service cannot be imported ({error}); pip install 'casewise[serve]'") from error
-    return running
+    return server

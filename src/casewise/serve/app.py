@@ -2,6 +2,8 @@
 
 A request takes its place before its body is read (429 where there is none), and parsing, segmenting and encoding all
 happen on the one lane to the model: the event loop stays free, and no two cases ever meet.
+
+Every refusal is ``{"error": sentence}`` with a status that says whether the client or the service has to act.
 """
 
 from __future__ import annotations
@@ -14,21 +16,22 @@ from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
 
 from casewise import __version__
-from casewise.core.errors import BadInput
+from casewise.core.errors import BadInput, CasewiseError, UnsafeInput
 from casewise.core.strict_json import json_text
 from casewise.deployment import Deployment
 from casewise.deployment import Segmented as Answer
-from casewise.serve import described
-from casewise.serve.doors import Doors
-from casewise.serve.lane import Lane
-from casewise.serve.numbers import TEXT, Counting, Numbers
+from casewise.serve import openapi
+from casewise.serve.access import AccessControl, Settings
+from casewise.serve.lane import Closing, Full, Lane
+from casewise.serve.openapi import Live, ModelMetadata, Ready, Segmented, ServerMetadata, TensorKind
+from casewise.serve.prometheus import TEXT, Counting, Numbers
 from casewise.serve.protocol import HEADER, VERSION, datatype_of, encoded, facts_of, named_after, parsed
-from casewise.serve.refusals import add_refusals
-from casewise.serve.schema import Live, ModelMetadata, Ready, Segmented, ServerMetadata, TensorKind
-from casewise.serve.settings import Settings
 from casewise.serve.uploads import MEDIA_TYPES, ending_of, opened, written
 
 FACTS = "Casewise-Facts"
@@ -49,9 +52,9 @@ class _Service:
         self.app = FastAPI(title="casewise", version=__version__, lifespan=self._life, docs_url=None, redoc_url=None)
         self._add_paths()
         add_refusals(self.app)
-        self.app.add_middleware(Doors, settings=settings)
+        self.app.add_middleware(AccessControl, settings=settings)
         self.app.add_middleware(Counting, numbers=self.numbers)
-        described.add_request_schema(self.app)
+        openapi.add_request_schema(self.app)
 
     @asynccontextmanager
     async def _life(self, app: FastAPI) -> AsyncIterator[None]:
@@ -60,16 +63,16 @@ class _Service:
 
     def _add_paths(self) -> None:
         get, post = self.app.get, self.app.post
-        get("/v2", response_model=ServerMetadata, responses=described.ALWAYS)(self.server)
-        get("/v2/health/live", response_model=Live, responses=described.ALWAYS)(self.live)
-        get("/v2/health/ready", response_model=Ready, responses=described.READY)(self.ready)
-        get("/v2/models/{model}", response_model=ModelMetadata, responses=described.MODEL)(self.metadata)
-        get("/v2/models/{model}/ready", response_model=Ready, responses=described.MODEL)(self.model_ready)
-        post("/v2/models/{model}/infer", responses=described.INFER, openapi_extra=described.INFER_BODY)(self.infer)
-        post("/segment", responses=described.SEGMENT, openapi_extra=described.SEGMENT_BODY)(self.segment)
+        get("/v2", response_model=ServerMetadata, responses=openapi.ALWAYS)(self.server)
+        get("/v2/health/live", response_model=Live, responses=openapi.ALWAYS)(self.live)
+        get("/v2/health/ready", response_model=Ready, responses=openapi.READY)(self.ready)
+        get("/v2/models/{model}", response_model=ModelMetadata, responses=openapi.MODEL)(self.metadata)
+        get("/v2/models/{model}/ready", response_model=Ready, responses=openapi.MODEL)(self.model_ready)
+        post("/v2/models/{model}/infer", responses=openapi.INFER, openapi_extra=openapi.INFER_BODY)(self.infer)
+        post("/segment", responses=openapi.SEGMENT, openapi_extra=openapi.SEGMENT_BODY)(self.segment)
         for path in ("/", "/docs"):
             get(path, include_in_schema=False, response_class=Response)(self.page)
-        get("/metrics", responses=described.METRICS, response_class=Response)(self.metrics)
+        get("/metrics", responses=openapi.METRICS, response_class=Response)(self.metrics)
 
     async def server(self) -> ServerMetadata:
         """What this server is."""
@@ -77,7 +80,7 @@ class _Service:
 
     async def page(self) -> Response:
         """What can be asked here, as a page that loads nothing from elsewhere."""
-        return Response(described.page(self.app, self.name), media_type="text/html; charset=utf-8")
+        return Response(openapi.page(self.app, self.name), media_type="text/html; charset=utf-8")
 
     async def live(self) -> Live:
         """The process answers."""
@@ -189,3 +192,41 @@ def _file(content: bytes, media_type: str, facts: dict[str, Any], answer: str) -
         return Response(content, media_type=media_type, headers={FACTS: json_text(facts)})
     plain = Segmented(mask=base64.b64encode(content).decode(), media_type=media_type, facts=facts)
     return Response(plain.model_dump_json(), media_type="application/json")
+
+
+STATUS: dict[type[Exception], int] = {
+    BadInput: 400,
+    UnsafeInput: 400,
+    CasewiseError: 422,  # understood, but not for this model
+    Closing: 503,
+    ClientDisconnect: 400,
+}
+
+
+def add_refusals(app: FastAPI) -> None:
+    """Handlers for everything that is refused on purpose; the rest is a bug and answers 500."""
+    for kind, status in STATUS.items():
+        app.add_exception_handler(kind, _handler(status))
+    app.add_exception_handler(Full, _full)
+    app.add_exception_handler(HTTPException, _as_is)
+    app.add_exception_handler(RequestValidationError, _invalid)
+
+
+def _handler(status: int) -> Any:
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"error": str(error) or type(error).__name__}, status)
+
+    return answer
+
+
+async def _full(request: Request, error: Any) -> JSONResponse:
+    return JSONResponse({"error": str(error)}, 429, headers={"Retry-After": str(error.retry_s)})
+
+
+async def _as_is(request: Request, error: Any) -> JSONResponse:
+    return JSONResponse({"error": str(error.detail)}, error.status_code, headers=error.headers)
+
+
+async def _invalid(request: Request, error: Any) -> JSONResponse:
+    first = error.errors()[0]
+    return JSONResponse({"error": f"{'.'.join(map(str, first['loc']))}: {first['msg']}"}, 422)

@@ -22,7 +22,7 @@ from casewise.core.errors import BadInput, in_one_line
 from casewise.core.records import Case, Mask
 from casewise.core.strict_json import json_bytes, json_text
 from casewise.deployment import Segmented
-from casewise.serve.schema import InferRequest, InferResponse, InputTensor, OutputTensor
+from casewise.serve.openapi import InferRequest, InferResponse, InputTensor, OutputTensor
 
 HEADER = "Inference-Header-Content-Length"
 VERSION = "1"

@@ -1,13 +1,23 @@
-"""What a reviewer can look at: a folder's cases with the masks that are there, whatever kind of folder it is."""
+"""What a reviewer can look at: a folder's cases with the masks that are there, whatever kind of folder it is.
+
+Cases come worst first, without a label: no output, M0 after a failure, flagged cases, then by quality, else by risk.
+The regions of an edit are listed with size, kind of change, entropy drop, share deployed and place. Raw labels are
+compared, as the region gate does (L1), so a change of class is listed too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from casewise.core.records import Mask, Signals
+from casewise.judge.controllers.region_gate import gate_regions
 
 
 @dataclass(frozen=True)
@@ -111,3 +121,128 @@ def deepest(states: tuple[str, ...]) -> str | None:
 def number_or_none(value: Any) -> float | None:
     """A float of a JSON number; None for everything else, booleans too."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+TIERS = {"failed": 0, "fallback": 1}
+RANKED = ("delta_foreground", "delta", "regions")
+"""Signals to rank by, the first that every case has: shares before counts, so that image size does not decide (S4)."""
+
+
+def position(case: ReviewCase) -> float | None:
+    r"""Where the routing value lies between the policy's cut-points: 0 at cut_low, 1 and more is rolled back (E6).
+
+    .. math:: r = (u - c_{low}) / (c_{high} - c_{low})
+    """
+    if case.value is None or case.cut_low is None or case.cut_high is None or case.cut_high <= case.cut_low:
+        return None
+    return (case.value - case.cut_low) / (case.cut_high - case.cut_low)
+
+
+def risks(cases: Iterable[ReviewCase]) -> dict[str, float | None]:
+    """A number by case id, higher is riskier; None where nothing was measured.
+
+    One minus the lower bound of the quality where every case with a mask has one. Else the position between the
+    cut-points where every measured case has one, so that groups with cut-points of their own compare; else
+    the share of the cohort whose edit is smaller.
+    """
+    cases = list(cases)
+    if cases and all(case.quality_low is not None for case in cases if case.status not in TIERS):
+        return {case.id: None if case.quality_low is None else 1 - case.quality_low for case in cases}
+    measured = [case for case in cases if case.signals]
+    places = {case.id: position(case) for case in measured}
+    if measured and all(place is not None for place in places.values()):
+        return {case.id: places.get(case.id) for case in cases}
+    return {case.id: rank for case, rank in zip(cases, _ranks(cases), strict=True)}
+
+
+def worst_first(cases: Mapping[str, ReviewCase]) -> list[str]:
+    """Case ids in the order in which a person should look at them."""
+    found = risks(cases.values())
+
+    def key(case_id: str) -> tuple[int, bool, float, str]:
+        risk = found[case_id]
+        tier = TIERS.get(cases[case_id].status, 2 if cases[case_id].flagged else 3)
+        return tier, risk is None, -(risk or 0.0), case_id
+
+    return sorted(cases, key=key)
+
+
+def _ranks(cases: list[ReviewCase]) -> list[float | None]:
+    for name in RANKED:
+        values = [case.signals.get(name) for case in cases]
+        if all(value is not None for value, case in zip(values, cases, strict=True) if case.signals) and any(
+            value is not None for value in values
+        ):
+            break
+    known = sorted(value for value in values if value is not None)
+    return [None if value is None else bisect_left(known, value) / len(known) for value in values]
+
+
+LISTED = 200
+
+Drops = Mapping[int, float] | NDArray[Any] | None
+"""Entropy of M0 minus entropy of the adapted mask: by region number, or of every voxel."""
+
+
+def listed_regions(masks: Masks, *, min_area: int, drops: Drops = None) -> dict[str, Any]:
+    """Regions of M0 against adapted: those that became less sure first where that is known, else the largest first."""
+    if masks.adapted is None:
+        return {"area": 0, "total": 0, "crumbs": 0, "regions": []}
+    found = gate_regions(masks.source, masks.adapted, min_area=min_area)
+    order = np.argsort(found.number, kind="stable")
+    groups = np.split(found.voxels[order], np.cumsum(found.sizes)[:-1]) if found.area else []
+    kept = np.flatnonzero(found.kept)
+    rows = [
+        _row(number, groups[component], masks, found.area, _drop(drops, number, groups[component]))
+        for number, component in enumerate(kept)
+    ]
+    rows.sort(key=lambda row: (row["drop"] is None, row["drop"] or 0.0, -row["voxels"]))
+    return {
+        "area": found.area,
+        "total": len(rows),
+        "crumbs": int(found.sizes[~found.kept].sum()),
+        "regions": rows[:LISTED],
+    }
+
+
+def _drop(drops: Drops, number: int, voxels: NDArray[np.int64]) -> float | None:
+    if drops is None:
+        return None
+    if isinstance(drops, Mapping):
+        return drops.get(number)
+    mean = float(np.mean(drops.reshape(-1)[voxels]))
+    return mean if np.isfinite(mean) else None
+
+
+def _row(number: int, voxels: NDArray[np.int64], masks: Masks, area: int, drop: float | None) -> dict[str, Any]:
+    assert masks.adapted is not None
+    source, adapted = masks.source.reshape(-1)[voxels], masks.adapted.reshape(-1)[voxels]
+    places = np.unravel_index(voxels, masks.source.shape)
+    return {
+        "number": number,
+        "voxels": len(voxels),
+        "share": len(voxels) / area,
+        "added": int(((source == 0) & (adapted != 0)).sum()),
+        "removed": int(((source != 0) & (adapted == 0)).sum()),
+        "relabeled": int(((source != 0) & (adapted != 0)).sum()),
+        "drop": drop,
+        "deployed": _deployed(masks.deployed, voxels, adapted),
+        "box": [[int(axis.min()), int(axis.max())] for axis in places],
+        "at": [int(np.bincount(axis).argmax()) for axis in places],  # the slice of each axis that shows most of it
+    }
+
+
+def _deployed(deployed: Mask | None, voxels: NDArray[np.int64], adapted: NDArray[Any]) -> float | None:
+    """The share of the region that is deployed; None where nothing was decided."""
+    return None if deployed is None else float((deployed.reshape(-1)[voxels] == adapted).mean())
+
+
+def changes_by_slice(masks: Masks) -> list[list[int]]:
+    """For each axis, how many voxels of each slice changed; M0's foreground where nothing did."""
+    adapted = masks.source if masks.adapted is None else masks.adapted
+    changed = masks.source != adapted
+    if not changed.any() and masks.deployed is not None:
+        changed = masks.source != masks.deployed
+    weight = changed if changed.any() else masks.source > 0
+    axes = range(weight.ndim)
+    return [weight.sum(axis=tuple(other for other in axes if other != axis)).tolist() for axis in axes]

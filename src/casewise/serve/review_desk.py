@@ -14,11 +14,17 @@ from typing import Any
 from casewise.core.errors import BadInput, CasewiseError, Refused, UnknownName
 from casewise.core.strict_json import json_bytes
 from casewise.measure.signals import SIGNALS
-from casewise.serve.review_cases import Masks, Reviewable, ReviewCase
+from casewise.serve.review_cases import (
+    Masks,
+    Reviewable,
+    ReviewCase,
+    changes_by_slice,
+    listed_regions,
+    risks,
+    worst_first,
+)
 from casewise.serve.review_log import Review, ReviewLog, as_csv
 from casewise.serve.review_pictures import WINDOWS, Images, Where, mask_slice, plane, png
-from casewise.serve.review_regions import changes_by_slice, listed_regions
-from casewise.serve.review_risk import risks, worst_first
 
 ASSETS = {
     "": ("casewise.serve", "assets/review.html", "text/html; charset=utf-8"),

@@ -11,11 +11,9 @@ from casewise.cli.review import app
 from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256
 from casewise.core.errors import BadInput, Refused
-from casewise.serve.review_applied import APPLIED, apply_reviews
-from casewise.serve.review_cases import ReviewCase
-from casewise.serve.review_log import REVIEWS, Review, ReviewLog
+from casewise.serve.review_cases import ReviewCase, worst_first
+from casewise.serve.review_log import APPLIED, REVIEWS, Review, ReviewLog, apply_reviews
 from casewise.serve.review_predictions import Predictions
-from casewise.serve.review_risk import worst_first
 
 
 def reviewed(out, *said):

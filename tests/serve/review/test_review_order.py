@@ -5,10 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from casewise.serve.review_cases import Masks, ReviewCase, deepest, state_order
+from casewise.serve.review_cases import (
+    Masks,
+    ReviewCase,
+    changes_by_slice,
+    deepest,
+    listed_regions,
+    position,
+    risks,
+    state_order,
+    worst_first,
+)
 from casewise.serve.review_pictures import mask_slice, windowed
-from casewise.serve.review_regions import changes_by_slice, listed_regions
-from casewise.serve.review_risk import position, risks, worst_first
 
 
 def case(name: str, *, delta: float | None = None, value: float | None = None, cuts=(None, None), **more) -> ReviewCase:

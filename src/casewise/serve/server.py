@@ -1,4 +1,4 @@
-"""From choices to a service that listens, and back: a signal stops listening, and what was let in is finished."""
+"""The server that listens: started from settings, stopped by a signal once every accepted request is answered."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from casewise.deployment import Deployment
+from casewise.serve.access import LOOPBACK_NAMES, Settings
 from casewise.serve.app import create_app
-from casewise.serve.settings import LOOPBACK_NAMES, Settings
 
 TOKEN = "CASEWISE_TOKEN"
 MANY = 1024  # connections; more are answered 503 at once
@@ -58,7 +58,7 @@ def server(deployment: Deployment, settings: Settings) -> uvicorn.Server:
 
 
 class _Hurried(H11Protocol):
-    """uvicorn's protocol with an end to waiting for a header, which comes before the token and any other door."""
+    """uvicorn's protocol with an end to waiting for a header, which comes before the token and any other check."""
 
     waiting: ClassVar[dict[_Hurried, asyncio.TimerHandle]] = {}  # oldest first
 
