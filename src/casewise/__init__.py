@@ -12,7 +12,7 @@ from typing import Any
 from casewise.guard import guard
 from casewise.replay import replay
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 _HOME = {
     # measure: two masks, three masks, two folders' worth of them
