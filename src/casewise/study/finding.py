@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,8 +82,3 @@ def need_columns(frame: pd.DataFrame, columns: Iterable[str], what: str) -> None
     missing = [column for column in columns if column not in frame.columns]
     if missing:
         raise BadInput(f"{what} needs the columns {missing}, got {list(frame.columns)}; build it with judge.outcomes")
-
-
-def is_undefined(value: float | None) -> bool:
-    """Whether there is no number."""
-    return value is None or math.isnan(value)
