@@ -200,7 +200,7 @@ def test_the_risk_coordinate_carries_its_statistics(archive):
 
 
 def test_a_design_deeper_than_the_archive_is_refused(archive):
-    with pytest.raises(BadInput, match="needs 8 steps a case, the archive holds 4; record with steps=8"):
+    with pytest.raises(BadInput, match="needs 8 steps per case, the archive holds 4; record with steps=8"):
         calibrate(archive, "driving")
 
 

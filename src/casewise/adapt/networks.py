@@ -21,7 +21,7 @@ WEIGHTS = Path(__file__).parent / "weights"
 
 
 class PlainUNet(nn.Module):
-    """Two convolutions a stage, InstanceNorm, LeakyReLU, transposed convolutions upwards, like nnU-Net's plain plan."""
+    """Two convolutions per stage, InstanceNorm, LeakyReLU, transposed convolutions upwards, as in nnU-Net's plan."""
 
     def __init__(self, channels: int = 1, classes: int = 4, features: tuple[int, ...] = (16, 32, 64, 96)) -> None:
         super().__init__()

@@ -99,7 +99,7 @@ def _mixed(layer: _BatchNorm, share: float) -> Callable[[Tensor], Tensor]:
 
 
 def group_instance_norm(network: nn.Module) -> None:
-    """Compute InstanceNorm as GroupNorm with one channel a group: faster on CPU, equal up to rounding."""
+    """Compute InstanceNorm as GroupNorm with one channel per group: faster on CPU, equal up to rounding."""
     for layer in network.modules():
         if isinstance(layer, _InstanceNorm) and not layer.track_running_stats:
             layer.forward = _grouped(layer)  # type: ignore[method-assign, assignment]

@@ -1,4 +1,4 @@
-"""What runs before anything that moves is computed once a case: the encoder, when only the decoder adapts.
+"""What runs before anything that moves is computed once per case: the encoder, when only the decoder adapts.
 
 Found by watching one forward: a module none of whose parameters move, entered before any module that owns a moving
 parameter, gives the same output each time it sees the same input. Its output is kept and handed out again; exact, and

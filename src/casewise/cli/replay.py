@@ -22,7 +22,7 @@ app = typer.Typer()
 def replay(
     archive: Path = typer.Argument(..., help="An archive."),
     controller: str = typer.Argument(..., help="policy.json or its folder, m0, fixed-k, ..., or package.module:Name."),
-    out: Path = typer.Option(None, "--out", "-o", help="Write the decisions here, one JSON object a line."),
+    out: Path = typer.Option(None, "--out", "-o", help="Write the decisions here, one JSON object per line."),
     own: str = typer.Option(None, "--controller", help="package.module:Name that the policy was calibrated with."),
     setting: list[str] = typer.Option([], "--set", help="Options of a controller, e.g. --set step=2."),
     ladder: str = typer.Option(None, help="Which ladder, where the archive holds several."),

@@ -163,7 +163,7 @@ class Trajectory:
     def __post_init__(self) -> None:
         if not self.masks or len(self.masks) != len(self.signals):
             raise BadInput(
-                f"a trajectory needs one mask and one set of signals a step, beginning with M0; "
+                f"a trajectory needs one mask and one set of signals per step, beginning with M0; "
                 f"got {len(self.masks)} masks and {len(self.signals)} sets of signals"
             )
         if self.rungs and len(self.rungs) != self.steps:

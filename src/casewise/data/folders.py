@@ -42,7 +42,7 @@ class CaseFiles:
 def list_cases(folder: Path, *, ending: str | None = None) -> tuple[CaseFiles, ...]:
     """The cases of a folder in sorted order; ``ending`` (nnU-Net's ``file_ending``) takes only files that end so.
 
-    A folder whose every file is named ``{CASE}_{XXXX}`` is read the nnU-Net way, any other as one file a case. Hidden
+    A folder whose every file is named ``{CASE}_{XXXX}`` is read the nnU-Net way, any other as one file per case. Hidden
     files are passed over.
     """
     if not folder.is_dir():

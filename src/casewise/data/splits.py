@@ -46,7 +46,7 @@ def holdout(cohort: Cohort, *, share: float = 0.2, seed: int = RESAMPLING_SEED, 
     r"""Hold out :math:`\mathrm{round}(0.2\, n)` of the n clusters of every group for calibration (A4).
 
     A cluster is a patient or a sequence; all its cases go the same way. A case without a cluster is its own, so for
-    one volume a patient this is round(0.2 n) cases a site: 6 + 6 + 4 + 3 + 2 + 2 = 23 of the six prostate sites.
+    one volume per patient this is round(0.2 n) cases per site: 6 + 6 + 4 + 3 + 2 + 2 = 23 of the six prostate sites.
     Clusters are drawn from their sorted names with a seed of (seed, group), so one site does not change another's
     draw. A cluster that spans groups is drawn with the group of its first case. ``round`` takes halves to even.
     """

@@ -28,7 +28,7 @@ def decision_of(archive: Archive, controller: Controller, case_id: str, *, calib
             return replace(decision, state=decision.state.on(archive.ladder_name or ""))
     raise BadInput(
         f"{controller.name} asked for step {archive.steps + 1} of case {case_id}, the archive holds {archive.steps} "
-        f"steps a case; lower its cap or depth, or record more steps"
+        f"steps per case; lower its cap or depth, or record more steps"
     )
 
 

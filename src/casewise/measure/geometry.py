@@ -13,7 +13,7 @@ from casewise.measure.runs import Contacts, Runs, face_contacts
 
 @dataclass(frozen=True, eq=False)
 class Geometry:
-    """One row a region (a kept component), in the order of ``number``."""
+    """One row per region (a kept component), in the order of ``number``."""
 
     number: Integers  # component number
     area: Integers  # voxels

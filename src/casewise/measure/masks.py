@@ -118,7 +118,7 @@ def checked_spacing(spacing_mm: Sequence[float] | None, axes: int) -> Floats:
 def least_voxels(
     min_area: int, min_area_mm: float | None = None, spacing_mm: Sequence[float] | None = None, *, axes: int
 ) -> int:
-    """The fewest voxels a region may have (B4): ``min_area``, or ``min_area_mm`` in mm2 (2-D) or mm3 (3-D) (S26).
+    """The fewest voxels that a region may have (B4): ``min_area``, or ``min_area_mm`` in mm2 (2-D) or mm3 (3-D) (S26).
 
     >>> least_voxels(16, 10.0, (2.0, 1.0, 1.0), axes=3)
     5

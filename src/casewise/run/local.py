@@ -35,7 +35,7 @@ class Result:
 
 
 class Engine(Protocol):
-    """Runs work over cases, in any order; one result a case, and no exception of one case stops the others."""
+    """Runs work over cases, in any order; one result per case, and no exception of one case stops the others."""
 
     def map(self, work: Work, case_ids: Sequence[str]) -> Iterator[Result]:
         """Stream results as they come."""

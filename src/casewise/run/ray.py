@@ -1,4 +1,4 @@
-"""The same cases on a Ray cluster: one actor a worker, its model loaded once, one case at a time.
+"""The same cases on a Ray cluster: one actor per worker, its model loaded once, one case at a time.
 
 The driver keeps the list of what is to do. A worker that dies, with its process or with its node, gives its case back
 to the list and is replaced, so nothing is lost; a case that takes its worker down again and again is given up after

@@ -80,7 +80,7 @@ def test_an_objective_that_cannot_be_routed_says_why(given, tmp_path):
     holdout = synthetic_archive(tmp_path / "held", cases=16, seed=6, steps=1, shrink=(), prefix="held")
     extras = Extras(others={"MEMO": short}, holdouts={"MEMO": holdout})
     _, _, notes = objectives(replace(given, extras=extras.unlocked()))
-    assert any("needs 3 steps a case, the archive holds 1" in note for note in notes)
+    assert any("needs 3 steps per case, the archive holds 1" in note for note in notes)
 
 
 def test_the_first_step_is_compared_with_tents_when_tent_was_given(study, given):

@@ -42,7 +42,7 @@ OBJECTIVES: Registry[type] = Registry(
         "consensus": Consensus,
     },
 )
-"""One class a method; built without options it is the paper's variant."""
+"""One class per method; built without options it is the paper's variant."""
 
 PUBLISHED: Registry[Callable[..., Objective]] = Registry(
     "published form",

@@ -96,7 +96,7 @@ Moments = Mapping[str, tuple[Tensor, Tensor]]
 """(mean, standard deviation) of each channel of what goes into a normalization layer, by the layer's name."""
 
 Part = tuple[int, Tensor, Tensor]
-"""(values a channel, mean, standard deviation) of one micro-batch."""
+"""(values per channel, mean, standard deviation) of one micro-batch."""
 
 
 @dataclass(frozen=True, repr=False)

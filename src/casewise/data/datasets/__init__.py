@@ -1,4 +1,4 @@
-"""The public datasets in their official layouts, read without preprocessing: one file a dataset.
+"""The public datasets in their official layouts, read without preprocessing: one file per dataset.
 
 ``DATASETS`` is the list: name to loader ``(root, **options) -> Cohort``. ``recognize`` says which of them a folder is.
 """

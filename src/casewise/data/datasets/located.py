@@ -25,7 +25,7 @@ class Found:
     """A case that lies in files and has not been opened."""
 
     id: str
-    images: tuple[Path, ...]  # one file a channel, or one color picture
+    images: tuple[Path, ...]  # one file per channel, or one color picture
     labels: tuple[Path, ...] = ()  # empty: the case has no label
     group: str | None = None
     cluster: str | None = None

@@ -76,7 +76,7 @@ def checked(values: Any, *, fewest: int = FEWEST, what: str = "cut-points") -> F
     """Finite values of enough cases."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1:
-        raise BadInput(f"{what} are fitted on one value a case, got shape {array.shape}")
+        raise BadInput(f"{what} are fitted on one value per case, got shape {array.shape}")
     if len(array) < fewest:
         raise TooFewCases(f"{what} need at least {fewest} calibration cases, got {len(array)}; record {fewest} or more")
     if not np.isfinite(array).all():

@@ -223,7 +223,7 @@ def _bucket(archive: Archive, design: Policy, plain: dict[str, Any], unshrunk: b
     bucket = bucket_of(plain)
     if bucket.depth > archive.steps:
         raise BadInput(
-            f"design {design.name!r} needs {bucket.depth} steps a case, the archive holds {archive.steps}; "
+            f"design {design.name!r} needs {bucket.depth} steps per case, the archive holds {archive.steps}; "
             f"record with steps={bucket.depth} or choose another design"
             f"{' (update is the one for a single candidate)' if archive.steps == 1 else ''}"
         )

@@ -224,7 +224,7 @@ _HURT = frozenset({"m0", "source"})
 def read_reviews(path: str | Path) -> dict[str, float]:
     """+1 for cases whose adaptation was kept, -1 where M0 was kept, 0 for flagged ones; the last decision counts.
 
-    One JSON object a line with ``case`` and ``decision`` (keep-m0, keep-adapted, flag); other lines of an audit log
+    One JSON object per line with ``case`` and ``decision`` (keep-m0, keep-adapted, flag); other lines of an audit log
     have no such decision and are passed over.
     """
     found: dict[str, float] = {}

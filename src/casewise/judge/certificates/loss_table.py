@@ -66,7 +66,7 @@ def check_level(name: str, level: float) -> float:
 
 
 def cluster_rows(losses: Floats, clusters: Sequence[Hashable] | None, within: str = "mean") -> Floats:
-    """One row a cluster: the mean (or the worst) of its cases, so that rows are exchangeable.
+    """One row per cluster: the mean (or the worst) of its cases, so that rows are exchangeable.
 
     Two volumes of one patient are not exchangeable with two volumes of two patients; patients are. A mean or a
     maximum of monotone losses in [0, 1] is again one, so the same certificate holds per patient with n = patients.
@@ -76,7 +76,7 @@ def cluster_rows(losses: Floats, clusters: Sequence[Hashable] | None, within: st
     if clusters is None:
         return losses
     if len(clusters) != len(losses):
-        raise BadInput(f"need one cluster a case, got {len(clusters)} clusters for {len(losses)} cases")
+        raise BadInput(f"need one cluster per case, got {len(clusters)} clusters for {len(losses)} cases")
     names, number = np.unique(np.asarray([str(name) for name in clusters]), return_inverse=True)
     join = np.mean if within == "mean" else np.max
     return np.stack([join(losses[number == k], axis=0) for k in range(len(names))])
@@ -96,7 +96,7 @@ def rollback_table(
     """
     u, h = np.asarray(values, dtype=float), check_losses(losses)
     if u.ndim != 1 or u.shape != h.shape or not np.isfinite(u).all():
-        raise BadInput(f"need one finite coordinate and one loss a case, got shapes {u.shape} and {h.shape}")
+        raise BadInput(f"need one finite coordinate and one loss per case, got shapes {u.shape} and {h.shape}")
     cuts = np.append(np.unique(u), np.inf)
     kept = u[:, None] < cuts[None, :]
     return LossTable(cluster_rows(h[:, None] * kept, clusters, within), cuts, kept.mean(axis=0))

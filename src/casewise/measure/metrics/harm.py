@@ -40,7 +40,7 @@ class Harm:
 
     @cached_property
     def table(self) -> NDArray[np.void]:
-        """One row a region: number, area, verdict, box_low, box_high (half-open), centroid, compactness, boundary,
+        """One row per region: number, area, verdict, box_low, box_high (half-open), centroid, compactness, boundary,
         distance (centroids, to the largest, in voxels), distance_mm (NaN without a spacing), share of |D|."""
         shape = geometry_of(self.found)
         table = np.empty(shape.number.size, _row(len(self.found.shape)))

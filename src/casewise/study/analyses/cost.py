@@ -147,7 +147,7 @@ def firing(
 
 
 def signal_costs(milliseconds: Mapping[str, float] | None = None) -> Finding:
-    """Passes of every signal, with measured milliseconds a step where they are given; NaN is "not measured" (C13)."""
+    """Passes of every signal, with measured milliseconds per step where they are given; NaN is "not measured" (C13)."""
     measured = milliseconds or {}
     records = [
         {

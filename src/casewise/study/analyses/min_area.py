@@ -217,7 +217,7 @@ def rank_invariance(found: Finding) -> Finding:
 
 
 def draw_min_area(frame: pd.DataFrame, *, ours: str) -> Figure:
-    """``frame``: min_area, method, ha; one line a method, ours colored, the others told apart by their dashes."""
+    """``frame``: min_area, method, ha; one line per method, ours colored, the others told apart by their dashes."""
     dashes = iter(((0, ()), (0, (5, 2)), (0, (1, 2)), (0, (5, 1, 1, 1))) * 4)
     with inked():
         figure, axes = canvas(6.4, 3.0)

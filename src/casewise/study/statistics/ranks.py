@@ -24,7 +24,7 @@ _CELLS = 400_000  # (draw, row) cells of one block; keeps the working set in the
 
 @dataclass(frozen=True, eq=False)
 class Sorted:
-    """A column sorted once: where each distinct value begins, and which distinct value a row has."""
+    """A column sorted once: where each distinct value begins, and which distinct value each row has."""
 
     order: NDArray[np.int64]
     starts: NDArray[np.int64]
