@@ -6,8 +6,8 @@ the episode (``episode.py``). An objective is any object with one method::
     def begin(self, subject: Adaptable) -> Callable[[], Mapping[str, float]]
 
 ``begin`` is called once per case, after M0 was predicted; the function it returns makes one update each time it is
-called and reports what it likes (loss, kept share, ...). State that lives for a case (an optimizer, a teacher) is held by that
-closure and dies with it, so nothing leaks from case to case.
+called and reports what it likes (loss, kept share, ...). State that lives for a case (an optimizer, a teacher) is held
+by that closure and dies with it, so nothing leaks from case to case.
 
 Three habits keep an objective honest:
 
