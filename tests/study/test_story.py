@@ -33,11 +33,34 @@ def test_the_verdict_needs_the_interval_and_the_test(separated, shown, words):
     assert words in verdict({"separated": separated, "shown": shown, "p_flip": 0.06})
 
 
-def test_the_headline_counts_the_cases_made_worse(study):
+def test_the_first_screen_answers_in_the_order_in_which_people_ask(study):
+    said = told.story(study)
+    change = study.router["change"]
+    assert f"{len(study.router)} cases of 13 patients or sequences" in said.headline
+    assert list(said.answers) == ["hurt", "flagged", "promised"]
+    worst = study.router["case"][change.idxmin()]
+    hurt, by_a_point = int((change < 0).sum()), int((change < -0.01).sum())
+    assert said.answers["hurt"].startswith(
+        f"They hurt {hurt} of {len(change)} cases, {by_a_point} by more than a point (0.01), the worst ({worst}) by "
+        f"{-change.min():.3f}; they helped {int((change > 0).sum())}."
+    )
+    assert said.answers["flagged"] == "No case was flagged: this policy asks no person."
+    assert said.answers["promised"].startswith("Nothing is promised: there is no certificate")
+
+
+def test_the_first_three_key_figures_are_of_the_deployed_masks(study):
+    gain, sides, flagged = told.keys(study)[:3]
+    change = study.router["change"]
+    assert float(gain.value.replace("−", "-")) == pytest.approx(change.mean(), abs=1e-4)
+    assert sides.value == f"{int((change > 0).sum())} : {int((change < 0).sum())}"
+    assert flagged.value == "0"
+
+
+def test_the_second_paragraph_counts_the_cases_made_worse_without_control(study):
     worse = int((study.uncontrolled["change"] < 0).sum())
     assert worse > 0
-    assert told.story(study).headline.startswith(
-        f"Adaptation made {worse} of {len(study.uncontrolled)} cases individually worse"
+    assert told.story(study).second.startswith(
+        f"Without control, adaptation made {worse} of {len(study.uncontrolled)} cases individually worse"
     )
 
 

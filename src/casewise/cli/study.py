@@ -205,5 +205,5 @@ def _summary(page: Path) -> str:
     """The story, and where to look."""
     import json
 
-    results = json.loads((page.parent / "results.json").read_text(encoding="utf-8"))
-    return f"{results['story']['headline']}\n{results['story']['second']}\n\nOpen {page}"
+    story = json.loads((page.parent / "results.json").read_text(encoding="utf-8"))["story"]
+    return "\n".join((story["headline"], *story["answers"].values(), story["second"], "", f"Open {page}"))

@@ -1,4 +1,7 @@
-"""How a report opens: two sentences, key figures and a picture, said only as strongly as the intervals allow."""
+"""How a report opens: what was gained, who was hurt, who was flagged, what is promised; then key figures and a picture.
+
+Everything is said only as strongly as the intervals allow.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,18 @@ from casewise.render.cells import Estimate, number, text_of
 from casewise.render.ink import FAINT, HARM, HELP, INK, MUTED, Picture, canvas, inked
 from casewise.study.analyses.controls import attribution_of
 from casewise.study.analyses.deployment import interval_between, verdict
+from casewise.study.analyses.quality import answers, deployed_row
 from casewise.study.finding import Finding
 from casewise.study.study import Study
 
 
 @dataclass(frozen=True)
 class Story:
-    """What a reader who reads one sentence should know, and what the second sentence adds."""
+    """What the deployed masks gained; whom they hurt, who was flagged, what is promised; what control did about it."""
 
     headline: str
-    second: str
+    answers: Mapping[str, str]  # hurt, flagged, promised, in this order
+    second: str  # the same cases without control, and what the policy changed
 
 
 @dataclass(frozen=True)
@@ -38,20 +43,22 @@ class Key:
 
 
 def story(study: Study) -> Story:
-    """How many cases were made worse while the mean did or did not move; what the policy did about it."""
+    """The four answers of :mod:`casewise.study.analyses.quality`, then the cases without control."""
     share = attribution_of(study) if study.is_router else None
-    return Story(_headline(study), f"{_second(study)}{_attributed(share)}")
+    said = answers(study)
+    rest = {"hurt": said.hurt, "flagged": said.flagged, "promised": said.promised}
+    return Story(said.gained, rest, f"{_uncontrolled(study)} {_second(study)}{_attributed(share)}")
 
 
-def _headline(study: Study) -> str:
+def _uncontrolled(study: Study) -> str:
     frame = study.uncontrolled
     n, worse = int(frame["change"].notna().sum()), int((frame["change"] < 0).sum())
     moved = interval_between(study, study.reference, study.source, "metric")
     mean = f"the mean {study.metric} {_moved(moved)}" if moved else f"the mean {study.metric} is undefined"
     if worse == 0:
-        return f"Adaptation made none of {n} cases worse, and {mean}."
+        return f"Without control, adaptation made none of {n} cases worse, and {mean}."
     joint = "while" if moved is None or not moved["shown"] else "and" if _fell(moved) else "although"
-    return f"Adaptation made {worse} of {n} cases individually worse, {joint} {mean}."
+    return f"Without control, adaptation made {worse} of {n} cases individually worse, {joint} {mean}."
 
 
 def _fell(moved: Mapping[str, Any]) -> bool:
@@ -99,37 +106,47 @@ def _attributed(attribution: Finding | None) -> str:
 
 
 def keys(study: Study) -> list[Key]:
-    """Made worse, change of the mean, HA without control, HA deployed, rolled back, updates."""
-    frame, ours = study.uncontrolled, study.router
-    n, worse = int(frame["change"].notna().sum()), int((frame["change"] < 0).sum())
-    source = float(study.methods[study.source]["metric"].mean())
-    kept = f"of {n} cases, {int((frame['change'] > 0).sum())} made better"
+    """Of the deployed masks: gain, helped and hurt, flagged. Of control: made worse without it, HA, rolled back."""
+    return [*_deployed_keys(study), *_control_keys(study)]
+
+
+def _deployed_keys(study: Study) -> list[Key]:
+    row, decisions = deployed_row(study), study.decisions[study.ours]
+    flagged = sum(decision.flagged for decision in decisions)
+    asked = Key(f"{flagged}", "cases flagged for a person", f"of {len(decisions)}")
+    if row is None:
+        return [asked]
+    n, source = int(row["n"]), number(study.methods[study.source]["metric"].mean())
+    tone = ("help" if row["gain"] > 0 else "harm") if row["shown"] else ""
+    interval = f"[{number(row['low'], 4, signed=True)}, {number(row['high'], 4, signed=True)}], n = {n}"
+    gained = f"mean change of {study.metric}, deployed against M0 ({source})"
+    worst = f"{int(row['hurt_by_a_point'])} hurt by more than a point, the worst by {number(max(0.0, -row['worst']))}"
     return [
-        Key(f"{worse}", f"cases made worse by {study.reference}", kept, "harm"),
-        _key_of(
-            study,
-            study.reference,
-            study.source,
-            "metric",
-            f"mean change of {study.metric} against M0 ({number(source)})",
-        ),
-        Key(number(frame["ha"].mean()), f"HA of {study.reference}", f"mean over {len(frame)} cases", "harm"),
-        Key(number(ours["ha"].mean()), f"HA of the {study.title(study.ours)}", _versus(study), "ours"),
-        Key(f"{int(ours['rolled_back'].sum())}", "cases rolled back to M0", f"of {len(ours)}; {_buckets(study)}", ""),
-        Key(
-            number(ours["executed"].mean(), 2),
-            "updates executed per case",
-            f"{number(ours['deployed'].mean(), 2)} deployed; {study.reference} runs {study.evaluation.steps}",
-        ),
+        Key(number(row["gain"], 4, signed=True), gained, interval, tone),
+        Key(f"{int(row['helped'])} : {int(row['hurt'])}", "cases helped : hurt by the deployed masks", worst),
+        asked,
     ]
 
 
-def _key_of(study: Study, method: str, reference: str, quantity: str, what: str) -> Key:
-    row = interval_between(study, method, reference, quantity)
+def _control_keys(study: Study) -> list[Key]:
+    frame, ours = study.uncontrolled, study.router
+    n, worse = int(frame["change"].notna().sum()), int((frame["change"] < 0).sum())
+    harm = f"{number(frame['ha'].mean())} of {study.reference}; {_versus(study)}"
+    updates = f"{number(ours['executed'].mean(), 2)} of {study.evaluation.steps} updates executed per case"
+    back = f"of {len(ours)}; {_buckets(study)}; {updates}"
+    return [
+        Key(f"{worse}", f"cases made worse by {study.reference}, without control", f"of {n}{_change(study)}", "harm"),
+        Key(number(ours["ha"].mean()), f"HA of the {study.title(study.ours)}", harm, "ours"),
+        Key(f"{int(ours['rolled_back'].sum())}", "cases rolled back to M0", back),
+    ]
+
+
+def _change(study: Study) -> str:
+    row = interval_between(study, study.reference, study.source, "metric")
     if row is None:
-        return Key("not run", what, "")
-    interval = f"[{number(row['low'], 4, signed=True)}, {number(row['high'], 4, signed=True)}], n = {int(row['n'])}"
-    return Key(number(row["estimate"], 4, signed=True), what, interval)
+        return ""
+    interval = f"[{number(row['low'], 4, signed=True)}, {number(row['high'], 4, signed=True)}]"
+    return f"; mean change {number(row['estimate'], 4, signed=True)} {interval}"
 
 
 def _versus(study: Study) -> str:

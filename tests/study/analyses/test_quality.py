@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pandas as pd
 import pytest
 from worlds.candidates import views_archive
 
 from casewise.judge.calibration.fit import calibrate
-from casewise.study.analyses.quality import captured, section, signal_worth
-from casewise.study.study import Study
+from casewise.judge.certificates.certificate import Certificate, policy_digest
+from casewise.study.analyses import certificate
+from casewise.study.analyses.deployment import interval_between
+from casewise.study.analyses.quality import _gained as gained
+from casewise.study.analyses.quality import answers, captured, section, signal_worth
+from casewise.study.study import Extras, Study
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +46,65 @@ def test_the_sentences_come_in_the_order_in_which_people_ask(chosen: Study) -> N
     places = [lead.index(word) for word in ("gained", "hurt", "flagged", "promised")]
     assert places == sorted(places)
     assert "Nothing is promised" in lead
+
+
+def test_the_interval_is_the_one_of_the_single_list(study: Study) -> None:
+    row = captured(study).row(method=study.title(study.ours))
+    listed = interval_between(study, study.ours, study.source, "metric")
+    assert listed is not None
+    assert [row["gain"], row["low"], row["high"]] == pytest.approx([listed[k] for k in ("estimate", "low", "high")])
+    assert bool(row["shown"]) == bool(listed["shown"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"gain": 0.02, "low": 0.01, "high": 0.03, "shown": True}, "gained 0.020 Dice over M0 [+0.010, +0.030]"),
+        ({"gain": -0.02, "low": -0.03, "high": -0.01, "shown": True}, "lost Dice against M0: −0.020 [−0.030, −0.010]"),
+        ({"gain": 0.02, "low": -0.01, "high": 0.03, "shown": False}, "neither gained nor lost measurably against M0"),
+        ({"helped": 0, "hurt": 0, "shown": False}, "gained and lost nothing: all 9 score as M0 does."),
+    ],
+)
+def test_a_gain_is_said_only_where_it_is_shown(chosen: Study, change: dict[str, Any], words: str) -> None:
+    row = {"gain": 0.0, "low": 0.0, "high": 0.0, "helped": 5, "hurt": 4, "n": 9, "clusters": 9} | change
+    assert words in gained(chosen, pd.Series(row, dtype=object))
+
+
+def test_the_flagged_are_named_and_compared_with_the_others(chosen: Study) -> None:
+    flagged = [decision.case_id for decision in chosen.decisions[chosen.ours] if decision.flagged]
+    metric = chosen.router.set_index("case")["metric"]
+    said = answers(chosen).flagged
+    assert said.startswith(f"{len(flagged)} of 20 cases w")
+    assert flagged[0] in said
+    assert f"mean Dice {metric[flagged].mean():.3f}, of the others {metric.drop(flagged).mean():.3f}" in said
+
+
+def certified(study: Study, **more: Any) -> Study:
+    values: dict[str, Any] = {
+        "kind": "T2", "statement": "Mean HA is at most 0.10.", "loss": "HA", "method": "crc", "alpha": 0.1,
+        "delta": None, "population": "all", "units": 16, "cases": 16, "floor": 1 / 17, "needed": 9, "cut": 0.02,
+        "bound": 0.08, "kept": 0.5, "deployed": {}, "policy": policy_digest(study.policy),
+    }  # fmt: skip
+    return replace(study, extras=Extras(certificate=Certificate(**(values | more))))
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({}, "Mean HA is at most 0.10."),
+        ({"groups": ("A",)}, "Mean HA is at most 0.10 (13 of 26 cases are outside of it)."),
+        ({"cut": None}, "Nothing is promised: nothing could be certified at 0.1"),
+        ({"policy": "another"}, "Nothing is promised: the certificate is for policy another"),
+    ],
+)
+def test_a_promise_is_printed_only_where_it_holds(study: Study, more: dict[str, Any], words: str) -> None:
+    assert answers(certified(study, **more)).promised.startswith(words)
+
+
+def test_the_policy_before_certification_is_promised_nothing(study: Study) -> None:
+    other = certified(study, policy="another", policy_before=policy_digest(study.policy))
+    assert "the policy that certification made of this one" in answers(other).promised
+    assert certificate.section(other).lead.startswith("Nothing is promised")
 
 
 def test_every_signal_of_agreement_is_scored(chosen: Study) -> None:

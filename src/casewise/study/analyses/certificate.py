@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import pandas as pd
 from matplotlib.figure import Figure
 
-from casewise.judge.certificates.certificate import Certificate, policy_digest
+from casewise.core.errors import Mismatch
+from casewise.judge.certificates.certificate import Certificate, check_certificate, outside_promise, policy_digest
 from casewise.render.cells import Cell, NotRun
 from casewise.render.ink import INK, MUTED, OURS, SOFT, Picture, canvas, inked
 from casewise.render.tables import Column, Table, table
@@ -48,13 +49,28 @@ def section(study: Study) -> Section:
     missing = {} if drawn else {"reliability diagram (fig:crc)": "the certificate holds no risks at several levels"}
     notes = (*found.warnings, *(f"It is void if {reason}." for reason in found.invalid_if))
     pictures = (_picture(found, curve),) if drawn else ()
-    return Section("certificate", "Certificate", _lead(found), (_table(found),), pictures, (), notes, missing)
+    holds, said = promised(study)
+    lead = said if holds else f"Nothing is promised: {said}. {found.advice}".strip()
+    return Section("certificate", "Certificate", lead, (_table(found),), pictures, (), notes, missing)
 
 
-def _lead(found: Certificate) -> str:
-    if found.feasible:
-        return found.statement
-    return f"Nothing is certified, so M0 would always be deployed. {found.advice}"
+def promised(study: Study) -> tuple[bool, str]:
+    """Whether anything is promised about what this study deployed, and the promise; or why there is none."""
+    found = study.extras.certificate
+    if found is None:
+        return False, "there is no certificate; casewise certify can issue one"
+    try:
+        check_certificate(found, study.policy, study.evaluation.binding)
+    except Mismatch as error:
+        if policy_digest(study.policy) == found.policy_before:
+            return False, "the certificate is about the policy that certification made of this one; study that policy"
+        return False, str(error)
+    if not found.feasible:
+        return False, f"nothing could be certified at {found.alpha:g}, so M0 would always be deployed"
+    decisions = study.decisions[study.ours]
+    outside = sum(outside_promise(found, decision) is not None for decision in decisions)
+    statement = found.statement.rstrip(".")
+    return True, f"{statement}{f' ({outside} of {len(decisions)} cases are outside of it)' if outside else ''}."
 
 
 def _table(found: Certificate) -> Table:

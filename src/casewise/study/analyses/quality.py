@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple, dataclass
+
 import numpy as np
 import pandas as pd
 
 from casewise.render.cells import number
-from casewise.study.finding import Finding, Section, plain_table, sentences
+from casewise.study.analyses.certificate import promised
+from casewise.study.finding import Finding, Section, plain_table
 from casewise.study.quality_control import archive_opinions, quality_rows, worth
 from casewise.study.statistics.resample import clusters_of, mean_interval
-from casewise.study.study import Study
+from casewise.study.study import Study, once
 
 POINT, POOR = 0.01, 0.7
+NAMED = 3  # flagged cases that the sentence names
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the deployed masks did, in the order in which a reader asks; a report opens with these sentences."""
+
+    gained: str
+    hurt: str
+    flagged: str
+    promised: str
 
 
 def section(study: Study) -> Section:
@@ -28,9 +42,16 @@ def section(study: Study) -> Section:
             caption="Confidence in M0 without a label, from how far the candidates agree; risk is 1 - metric.",
         ),
     )
-    return Section("quality", "Gain and quality", sentences(found[0]), tables, (), found)
+    row = deployed_row(study)
+    share = (
+        f" That is {row['captured']:.0%} of what the best candidate of each case would gain."
+        if row is not None and row["captured"] > 0
+        else ""
+    )
+    return Section("quality", "Gain and quality", f"{' '.join(found[0].notes)}{share}", tables, (), found)
 
 
+@once
 def captured(study: Study) -> Finding:
     """Mean gain of every method, helped and hurt, and its share of the best candidate of each case."""
     best = study.outcomes.groupby("case")["metric"].max()
@@ -51,39 +72,93 @@ def captured(study: Study) -> Finding:
                 "gain": gain.estimate,
                 "low": gain.low,
                 "high": gain.high,
+                "clusters": gain.clusters,
+                "shown": gain.shown,
                 "helped": int((change > 0).sum()),
                 "hurt": int((change < 0).sum()),
                 "hurt_by_a_point": int((change < -POINT).sum()),
                 "worst": float(change.min()),
+                "worst_case": str(known["case"].iloc[int(change.argmin())]) if change.min() < 0 else "none",
                 "captured": gain.estimate / room if room > 0 else np.nan,
                 "flagged": sum(flagged),
             }
         )
     table = pd.DataFrame(records)
-    return Finding(
-        "quality.captured", table, len(source), "M1", made={"oracle": room}, notes=_notes(study, table, room)
-    )
+    made = {"oracle": room}
+    notes = astuple(_answers(study, table))
+    return Finding("quality.captured", table, len(source), "M1", made=made, notes=notes)
 
 
-def _notes(study: Study, table: pd.DataFrame, room: float) -> tuple[str, ...]:
-    """In the order in which a reader asks: gained, hurt, flagged, promised."""
-    own = table.loc[table["method"] == study.title(study.ours)]
-    if own.empty:
-        return ()
-    row = own.iloc[0]
-    share = f", {row['captured']:.0%} of what the best candidate of each case would gain" if room > 0 else ""
+def deployed_row(study: Study) -> pd.Series | None:
+    """The row of the policy's own masks; None where no case has a metric."""
+    return _own(study, captured(study).table)
+
+
+def answers(study: Study) -> Answers:
+    """Gained, hurt, flagged, promised: the four sentences that a report opens with."""
+    return Answers(*captured(study).notes)
+
+
+def _own(study: Study, table: pd.DataFrame) -> pd.Series | None:
+    own = table.loc[table["method"] == study.title(study.ours)] if len(table) else table
+    return None if own.empty else own.iloc[0]
+
+
+def _answers(study: Study, table: pd.DataFrame) -> Answers:
+    row = _own(study, table)
+    holds, said = promised(study)
+    promise = said if holds else f"Nothing is promised: {said}."
+    if row is None:
+        unknown = f"What the deployed masks gained is unknown: no case has a {study.metric}."
+        return Answers(unknown, "Whom they hurt is unknown too.", _flagged(study), promise)
+    return Answers(_gained(study, row), _hurt(study, row), _flagged(study), promise)
+
+
+def _gained(study: Study, row: pd.Series) -> str:
+    """Said only as strongly as the interval and the sign-flip test allow."""
+    if row["helped"] == row["hurt"] == 0:
+        return f"The deployed masks gained and lost nothing: all {int(row['n'])} score as M0 does."
+    metric, mean = study.metric, number(row["gain"], signed=True)
     spread = f"[{number(row['low'], signed=True)}, {number(row['high'], signed=True)}]"
-    said = [
-        f"the deployed masks gained {number(row['gain'], signed=True)} {study.metric} {spread} over M0{share}",
-        f"{int(row['hurt'])} of {int(row['n'])} cases were hurt, {int(row['hurt_by_a_point'])} by more than a point, "
-        f"the worst by {number(-min(row['worst'], 0.0))}",
-        f"{int(row['flagged'])} cases were flagged for a person",
-    ]
-    promised = study.extras.certificate
-    if promised is None:
-        return (*said, "nothing is promised: there is no certificate")
-    said.append(f"promised: {promised.statement.rstrip('.')}")
-    return tuple(said)
+    if not row["shown"]:
+        said = f"neither gained nor lost measurably against M0: {mean} {metric} {spread}"
+    elif row["gain"] > 0:
+        said = f"gained {number(row['gain'])} {metric} over M0 {spread}"
+    else:
+        said = f"lost {metric} against M0: {mean} {spread}"
+    among = f" of {int(row['clusters'])} patients or sequences" if row["clusters"] < row["n"] else ""
+    return f"The deployed masks {said}, {int(row['n'])} cases{among}."
+
+
+def _hurt(study: Study, row: pd.Series) -> str:
+    undefined = len(study.router) - int(row["n"])
+    rest = f" {undefined} more have no {study.metric}." if undefined else ""
+    if not row["hurt"]:
+        return f"They hurt none of {int(row['n'])} cases and helped {int(row['helped'])}.{rest}"
+    by_a_point = f"{int(row['hurt_by_a_point'])} by more than a point ({POINT:g})"
+    worst = f"the worst ({row['worst_case']}) by {number(-row['worst'])}"
+    hurt = f"They hurt {int(row['hurt'])} of {int(row['n'])} cases, {by_a_point}, {worst}"
+    return f"{hurt}; they helped {int(row['helped'])}.{rest}"
+
+
+def _flagged(study: Study) -> str:
+    decisions = study.decisions[study.ours]
+    chosen = [decision.case_id for decision in decisions if decision.flagged]
+    if not chosen and all(decision.quality is None for decision in decisions):
+        return "No case was flagged: this policy asks no person."
+    if not chosen:
+        return f"None of {len(decisions)} cases was flagged for a person."
+    more = f" and {len(chosen) - NAMED} more" if len(chosen) > NAMED else ""
+    names = f"{', '.join(chosen[:NAMED])}{more}"
+    metric = study.router.set_index("case")["metric"]
+    asked, others = metric.loc[chosen].mean(), metric.drop(chosen).mean()
+    known = (
+        f": mean {study.metric} {number(asked)}, of the others {number(others)}"
+        if asked + others == asked + others
+        else ""
+    )
+    were = "was" if len(chosen) == 1 else "were"
+    return f"{len(chosen)} of {len(decisions)} cases {were} flagged for a person ({names}){known}."
 
 
 def signal_worth(study: Study) -> Finding:
