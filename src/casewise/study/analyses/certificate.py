@@ -49,9 +49,14 @@ def section(study: Study) -> Section:
     missing = {} if drawn else {"reliability diagram (fig:crc)": "the certificate holds no risks at several levels"}
     notes = (*found.warnings, *(f"It is void if {reason}." for reason in found.invalid_if))
     pictures = (_picture(found, curve),) if drawn else ()
+    return Section("certificate", "Certificate", _lead(study, found), (_table(found),), pictures, (), notes, missing)
+
+
+def _lead(study: Study, found: Certificate) -> str:
+    if not found.feasible:
+        return f"Nothing is certified, so M0 would always be deployed. {found.advice}"
     holds, said = promised(study)
-    lead = said if holds else f"Nothing is promised: {said}. {found.advice}".strip()
-    return Section("certificate", "Certificate", lead, (_table(found),), pictures, (), notes, missing)
+    return said if holds else f"Nothing is promised: {said}."
 
 
 def promised(study: Study) -> tuple[bool, str]:
