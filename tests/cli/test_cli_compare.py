@@ -260,3 +260,23 @@ def test_comparing_needs_no_torch(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "3 of 4 cases changed" in done.stdout
+
+
+def test_two_folds_of_an_nnunet_are_compared_as_predict_left_them(tmp_path):
+    pytest.importorskip("nnunetv2")
+    pytest.importorskip("dynamic_network_architectures")
+    from miniature_nnunet import write_model, write_scans
+
+    write_model(tmp_path / "model", folds=(0, 1), steps=0)
+    names = write_scans(tmp_path / "scans", (1, 2))
+    for fold in (0, 1):
+        words = ["predict", "-m", tmp_path / "model", "-f", fold, "-i", tmp_path / "scans" / "images"]
+        result = run(*words, "-o", tmp_path / f"fold{fold}", "--policy", "m0", "--disable_tta", "-device", "cpu")
+        assert result.exit_code == 0, result.output
+    for new, changed in (("fold1", 2), ("fold0", 0)):
+        words = ["compare", tmp_path / "fold0", tmp_path / new, "-l", tmp_path / "scans" / "labels", "-o"]
+        result = run(*words, tmp_path / new / "out", "--allow", "labels", "--allow", "empty")
+        assert result.exit_code == 0, result.output
+        summary = json.loads((tmp_path / new / "out" / "summary.json").read_text())
+        assert (summary["compared"], summary["summary"]["changed"]) == (2, changed)
+        assert sorted(summary["worst_first"]) == names

@@ -170,7 +170,11 @@ def test_label_values_that_only_one_side_ever_has_are_named_once():
     held = [("a", [1, 2], [1, 2, 4]), ("b", [1], [1, 4]), ("c", [1, 2], [1])]
     ((case_id, sentence),) = label_sets(held)
     assert case_id == "a"
-    assert sentence.startswith("label 4 is in 2 new masks (such as a) and in no old one")
+    assert sentence.startswith(
+        "label 4 is in 2 new masks (such as a) and in no old one; the new version invents it, or"
+    )
+    ((_, sentence),) = label_sets([("a", [1, 2], [1])])
+    assert "in no new one; the new version lost it, or its classes are others" in sentence
 
 
 def test_a_bad_pair_survives_the_way_between_processes():

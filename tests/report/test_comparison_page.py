@@ -48,7 +48,9 @@ def page(labelled: bool = True) -> str:
     found = comparison(heart(), planted("swapped", heart()), heart() if labelled else None)
     pictures = case_pictures(heart(), planted("swapped", heart()), heart() if labelled else None)
     shown = {**found.as_dict(), "id": "h1", "group": EVIL, "pictures": pictures, "change": -0.5 if labelled else None}
-    return comparison_page(summary(labelled), [shown], {"old": EVIL, "new": "v2", "unit": "mm", "hd95": True})
+    return comparison_page(
+        summary(labelled), [shown], {"old": EVIL, "new": "v2", "unit": "mm", "hd95": True, "min_area": 16}
+    )
 
 
 def test_nothing_from_a_file_becomes_markup():
@@ -67,6 +69,23 @@ def test_nothing_from_a_file_becomes_markup():
 def test_the_headline_counts():
     assert headline(summary()) == "2 of 3 cases changed; 0 became better, 2 worse, and 1 fell below 0.7."
     assert headline(summary(labelled=False)) == "2 of 3 cases changed; 2 should be looked at."
+
+
+def test_the_page_says_which_color_is_which_label_and_where_a_region_lies():
+    found = comparison(heart(), planted("vanished", heart()), heart())
+    region = found.regressions[0]
+    low, high = region.low, region.high
+    text = comparison_page(
+        summary(),
+        [{**found.as_dict(), "id": "h1", "group": "", "pictures": [], "change": -0.5}],
+        {"old": "v1", "new": "v2", "unit": "mm", "hd95": False, "min_area": 16},
+    )
+    assert f"rows {low[1] + 1} to {high[1]}, columns {low[2] + 1} to {high[2]}</dd>" in text  # slice 1 is the first
+    for label, color in ((1, (230, 175, 60)), (2, (110, 190, 160))):
+        assert f'background: rgb{color}"></span>label {label}<' in text
+        drawn = pixels(dict(case_pictures(np.full((9, 9), label), np.eye(9, dtype=int) * label))["old"])
+        assert drawn[drawn.shape[0] // 2, drawn.shape[1] // 2].argmax() == np.argmax(color)
+    assert "a region has at least 16 voxels" in text
 
 
 def pixels(uri: str) -> np.ndarray:
@@ -110,5 +129,10 @@ def test_the_page_fits_wide_and_narrow_in_light_and_dark_and_asks_the_network_fo
             assert tab.locator("article img").count() == 5
             colors.add(tab.evaluate("getComputedStyle(document.body).backgroundColor"))
             assert wrong == []
+        printed = browser.new_page(viewport={"width": 687, "height": 900})  # A4 without its margins
+        printed.goto(file.as_uri())
+        printed.emulate_media(media="print")
+        assert printed.evaluate("document.documentElement.scrollWidth") <= 687  # nothing is cut
+        assert printed.evaluate("[...document.images].every(one => one.loading !== 'lazy' && one.naturalWidth > 0)")
         browser.close()
     assert len(colors) == 2

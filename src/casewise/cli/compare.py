@@ -137,6 +137,7 @@ def _write(
     facts: dict[str, Any] = {name: Path(folder).name for name, folder in folders.items()} | {
         "unit": "mm" if spaced else "voxels",
         "hd95": settings.surfaces == "all",
+        "min_area": settings.min_area,
     }
     write_durably(out / "report.html", comparison_page(summary, shown, facts).encode())
     write_json(out / "summary.json", summary)  # last: it vouches for the rest

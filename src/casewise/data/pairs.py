@@ -275,7 +275,8 @@ def label_sets(held: Sequence[tuple[str, Sequence[int], Sequence[int]]]) -> list
                 (
                     cases[0],
                     f"label {value} is in {len(cases)} {names} masks (such as {cases[0]}) and in no "
-                    f"{'new' if names == 'old' else 'old'} one; if classes were added or removed, name those to "
+                    f"{'new' if names == 'old' else 'old'} one; the new version "
+                    f"{'lost it' if names == 'old' else 'invents it'}, or its classes are others: name those to "
                     f"compare with --classes",
                 )
             )

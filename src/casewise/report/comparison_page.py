@@ -39,7 +39,7 @@ def comparison_page(summary: Mapping[str, Any], cases: Sequence[Mapping[str, Any
     templates = resources.files("casewise.report") / "templates"
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"number": _number, "signed": _signed, "interval": _interval, "percent": _percent}
-    environment.filters["metric"] = METRICS.__getitem__
+    environment.filters |= {"metric": METRICS.__getitem__, "color": _color, "box": _box}
     return environment.from_string((templates / "comparison.html.j2").read_text(encoding="utf-8")).render(
         said=headline(summary),
         result=summary,
@@ -177,6 +177,20 @@ def _percent(found: Mapping[str, Any] | None) -> str:
         return "—"
     assert found is not None
     return f"{100 * found['estimate']:+.1f} %".replace("-", "−")
+
+
+def _color(label: int) -> str:
+    """The color that pictures give to a label, for the legend."""
+    return "rgb({}, {}, {})".format(*_LABELS[(label - 1) % len(_LABELS)])
+
+
+def _box(region: Mapping[str, Any]) -> str:
+    """Where a region lies, counted from 1 as in the titles of the pictures, both ends inside."""
+    names = ("slices", "rows", "columns")[-len(region["low"]) :]
+    sides = zip(names, region["low"], region["high"], strict=True)
+    return ", ".join(
+        f"{name} {low + 1} to {high}" if high > low + 1 else f"{name[:-1]} {high}" for name, low, high in sides
+    )
 
 
 def case_pictures(
