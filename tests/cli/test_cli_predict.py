@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 import casewise
 from casewise.adapt.backbones.checkpoints import write_safetensors
 from casewise.core.errors import BadInput, Mismatch
+from casewise.judge.outcomes import judged_sentence
 
 FACTORY = "casewise.adapt.networks:PlainUNet"
 ROOT = Path(casewise.__file__).parents[2]
@@ -76,6 +77,9 @@ def test_a_run_leaves_masks_entries_a_summary_a_report_and_a_page(data: Path, we
     summary = json.loads((out / "summary.json").read_text())
     assert set(summary) == {"foreground_mean", "mean", "metric_per_case", "adapt"}
     assert set(summary["adapt"]["cases"]) == {f"case_{number}" for number in range(4)}
+    edited = [case for case in summary["adapt"]["cases"].values() if case["area"]]
+    judged = sum((1 - case["unscored"]) * case["area"] for case in edited) / sum(case["area"] for case in edited)
+    assert summary["adapt"]["mean"]["judged"] == pytest.approx(judged)
     report = json.loads((data / "run.json").read_text())
     assert {
         "versions",
@@ -91,6 +95,7 @@ def test_a_run_leaves_masks_entries_a_summary_a_report_and_a_page(data: Path, we
     assert report["statuses"] == {"done": 4}
     page = (out / "report.html").read_text()
     assert "case_3" in page
+    assert judged_sentence(judged) in page
     assert not re.search(r"https?://", page), "the page loads something from elsewhere"
     assert "Content-Security-Policy" in page
 

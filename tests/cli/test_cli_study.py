@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 
 import pytest
 from PIL import Image
@@ -15,7 +16,7 @@ from worlds.cohorts import synthetic_archive
 from casewise.cli.study import app
 from casewise.core.errors import BadInput, DegenerateTertiles, Overlap, Refused
 from casewise.judge.calibration.fit import calibrate
-from casewise.judge.policy import write_policy
+from casewise.judge.policy import read_policy, write_policy
 
 FAST = ["--only", "helphurt", "--pictures", "2", "-B", "100"]
 
@@ -127,3 +128,13 @@ def test_the_program_knows_the_command():
         [sys.executable, "-m", "casewise", "study", "--help"], capture_output=True, text=True, check=True
     )
     assert "EVALUATION" in done.stdout
+
+
+def test_a_no_go_is_printed(folders, tmp_path):
+    policy = read_policy(folders / "holdout")
+    kept = {"go": False, "helped": 2, "hurt": 7}
+    write_policy(tmp_path, replace(policy, preflight={**policy.preflight, "retained": kept, "guard": None}))
+    words = ["-c", folders / "holdout", "-p", tmp_path, "-o", tmp_path / "report", "--only", "cost"]
+    outcome = run(folders / "stream", *words, "-B", "100", "--pictures", "0")
+    assert outcome.exit_code == 0, outcome.output
+    assert "! NO-GO: " in outcome.stderr

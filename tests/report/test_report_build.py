@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -227,3 +228,16 @@ def test_a_report_that_contradicts_itself_is_refused(sources):
 def test_section_names_are_their_ids(study):
     for name in ("deployment", "helphurt", "certificate", "rerun", "learning-rates", "min-area", "frozen"):
         assert ANALYSES[name](study).id == name
+
+
+def test_a_no_go_stands_on_top_of_the_page(page, sources, tmp_path):
+    kept = {"go": False, "helped": 2, "hurt": 7}
+    policy = replace(sources.policy, preflight={**sources.policy.preflight, "retained": kept, "guard": None})
+    advised = build(
+        sources.evaluation, sources.calibration, policy, tmp_path / "r", only=["cost"], resamples=100, pictures=0,
+        progress=False,
+    )  # fmt: skip
+    said = json.loads((advised.parent / "results.json").read_text())["warnings"]
+    assert said[0].startswith("NO-GO: ")
+    assert "2 were helped and 7 were hurt" in said[0]
+    assert '<p class="banner">NO-GO: ' in advised.read_text()

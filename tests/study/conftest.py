@@ -51,6 +51,7 @@ def _rung(
         "regions": round(5 * risk * depth),
         "delta": delta,
         "area": round(delta * 1e5),
+        "worse_voxels": ha,
         "entropy": 0.1 + 0.01 * rng.standard_normal(),
         "msp": 0.9 + 0.01 * rng.standard_normal(),
         "entropy_on_d": 0.3 + 0.1 * rng.random(),

@@ -38,6 +38,7 @@ def routed(low: int, mid: int, hard: int, *, depths: tuple[float, float] = (3, 2
         "change": 0.0,
         "regions": 0,
         "delta": 0.0,
+        "worse_voxels": 0.0,
     }
     return frame.assign(**{**blank, "metric_source": 0.8, "area": 0, "group": None, "cluster": None, **columns})
 

@@ -123,7 +123,10 @@ def study(
             raise
         typer.echo(f"casewise: {error}", err=True)
         raise typer.Exit(1) from None
-    typer.echo(_summary(page))
+    said, warnings = _summary(page)
+    typer.echo(said)
+    for sentence in warnings:
+        typer.echo(f"! {sentence}", err=True)
 
 
 def _measured(evaluation: Archive, calibration: Archive, policy: Policy, engine: Any) -> Archive:
@@ -201,9 +204,11 @@ def _two(paths: str) -> Any:
     return open_archive(first), open_archive(second) if second else None
 
 
-def _summary(page: Path) -> str:
-    """The story, and where to look."""
+def _summary(page: Path) -> tuple[str, list[str]]:
+    """The story and where to look; what a reader must know before any number."""
     import json
 
-    story = json.loads((page.parent / "results.json").read_text(encoding="utf-8"))["story"]
-    return "\n".join((story["headline"], *story["answers"].values(), story["second"], "", f"Open {page}"))
+    results = json.loads((page.parent / "results.json").read_text(encoding="utf-8"))
+    story = results["story"]
+    said = (story["headline"], *story["answers"].values(), story["second"], "", f"Open {page}")
+    return "\n".join(said), results["warnings"]

@@ -149,15 +149,16 @@ def _measured(
     area = {"min_area": options["min_area"], "foreground": options["foreground"]}
     if label is None:
         found = fragmentation(source, mask, **area)
-        return {"regions": found.regions, "delta": found.delta, "area": found.area, **_edit(source, mask, None, None)}
+        sizes = {"regions": found.regions, "delta": found.delta, "area": found.area}
+        return {**sizes, **edit_shares(source, mask, None, None)}
     judged = harm(source, mask, label, ignore=options["ignore"], **area)
     shares = {name: getattr(judged, name) for name in COLUMNS[1:8]}
-    edit = _edit(source, mask, label, options["ignore"])
+    edit = edit_shares(source, mask, label, options["ignore"])
     score = METRICS[options["metric"]].of(mask, label, ignore=options["ignore"], spacing_mm=spacing_mm)
     return {"metric": float(score), **shares, **edit}
 
 
-def _edit(source: Mask, mask: Mask, label: Mask | None, ignore: int | None) -> dict[str, float]:
+def edit_shares(source: Mask, mask: Mask, label: Mask | None, ignore: int | None) -> dict[str, float]:
     """Shares of the changed voxels, classes as they are: made wrong, made right, moved between foreground classes.
 
     Small components count, and so do swaps of one foreground class for another, both of which HA may not see.

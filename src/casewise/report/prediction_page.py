@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from casewise.core.predicted import PredictedCase
 from casewise.core.records import Decision
+from casewise.judge.outcomes import judged_sentence
 from casewise.report.overlays import legend
 
 ORDER = {"failed": 0, "fallback": 1, "done": 2}
@@ -31,6 +32,7 @@ def prediction_page(entries: Sequence[PredictedCase], facts: Mapping[str, Any]) 
         rows=rows,
         counts=sorted(Counter(row["action"] for row in rows).items()),
         facts=facts,
+        judged=judged_sentence(facts["scores"]["judged"]) if "judged" in facts["scores"] else "",
         legend=legend(facts.get("classes", {}), background=bool(facts.get("background", True))),
         background=bool(facts.get("background", True)),
         style=Markup(style),

@@ -16,7 +16,7 @@ from casewise.render.tables import Table
 from casewise.report import cases
 from casewise.study.finding import Section
 from casewise.study.inventory import FIGURES, TABLES
-from casewise.study.story import keys, story, words
+from casewise.study.story import advised, keys, story, words
 from casewise.study.study import Study
 
 
@@ -91,7 +91,7 @@ def _heading(study: Study) -> dict[str, Any]:
     return {
         "title": title,
         "kicker": f"{title} · {size} · policy “{study.policy.name}”",
-        "notices": list(dict.fromkeys(str(notice) for notice in notices if notice)),
+        "notices": [*advised(study), *dict.fromkeys(str(notice) for notice in notices if notice)],
         "story": story(study),
         "keys": keys(study),
         "words": words(study),

@@ -25,7 +25,7 @@ from casewise.study.audit import audit_study
 from casewise.study.finding import Section
 from casewise.study.inventory import counts, inventory_table
 from casewise.study.provenance import provenance, provenance_tables, without_folders
-from casewise.study.story import hero, story
+from casewise.study.story import advised, hero, story
 from casewise.study.study import Extras, Study
 
 _PARTS = frozenset({"report.html", "results.json", "tables", "figures"})
@@ -160,6 +160,7 @@ def _results(study: Study, sections: Sequence[Section], inventory: Table) -> dic
         "schema": SCHEMA,
         "provenance": provenance(study),
         "story": vars(story(study)),
+        "warnings": advised(study),
         "findings": findings_of(sections),
         "cases": plain(cases.case_frame(study)),
         "not_run": {**study.skipped, **{name: why for one in sections for name, why in one.missing.items()}},

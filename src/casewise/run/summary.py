@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from casewise.adapt.adaptation import Adaptation
@@ -29,6 +30,7 @@ from casewise.core.strict_json import json_bytes, worded
 from casewise.data.folders import CaseFiles
 from casewise.deployment import Deployment
 from casewise.judge.monitors.quota import quota_drift, quota_of
+from casewise.judge.outcomes import edit_shares, judged_share
 from casewise.judge.policy import no_go
 from casewise.measure.metrics.harm import harm
 from casewise.run.predict_case import PredictCase
@@ -143,16 +145,18 @@ def _effect(
         "status": entry.status, "action": entry.action, "deployed": depth,
         "source_Dice": dice[0], "Dice": dice[1], "change": dice[1] - dice[0],
         "ha": done.ha, "ba": done.ba, "neutral_scored": done.neutral_scored, "unscored": done.unscored,
-        "regions": done.regions, "delta": done.delta,
+        "regions": done.regions, "delta": done.delta, "area": done.area,
+        **edit_shares(source, mask, label, backbone.ignore),
     }  # fmt: skip
 
 
 def _cohort(effects: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     rows = list(effects.values())
-    names = ("source_Dice", "Dice", "change", "ha", "ba")
+    names = ("source_Dice", "Dice", "change", "ha", "ba", "worse_voxels")
+    means = {name: _nanmean([float(row[name]) for row in rows]) for name in names}
     actions = [str(row["action"]) for row in rows]
     return {
-        "mean": {name: _nanmean([float(row[name]) for row in rows]) for name in names},
+        "mean": {**means, "judged": judged_share(pd.DataFrame(rows)) if rows else None},
         "actions": {action: actions.count(action) for action in sorted(set(actions))},
         "harmed": sum(row["change"] < 0 for row in rows),
         "helped": sum(row["change"] > 0 for row in rows),

@@ -14,11 +14,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from casewise.judge.policy import no_go
 from casewise.render.cells import Estimate, number, text_of
 from casewise.render.ink import FAINT, HARM, HELP, INK, MUTED, Picture, canvas, inked
 from casewise.study.analyses.controls import attribution_of
 from casewise.study.analyses.deployment import interval_between, verdict
 from casewise.study.analyses.quality import answers, deployed_row
+from casewise.study.analyses.routing import quota_found
 from casewise.study.finding import Finding
 from casewise.study.study import Study
 
@@ -48,6 +50,13 @@ def story(study: Study) -> Story:
     said = answers(study)
     rest = {"hurt": said.hurt, "flagged": said.flagged, "promised": said.promised}
     return Story(said.gained, rest, f"{_uncontrolled(study)} {_second(study)}{_attributed(share)}")
+
+
+def advised(study: Study) -> list[str]:
+    """What a reader must know before any number: calibration advised against it, cut-points did not travel."""
+    against = no_go(study.policy)
+    drift = quota_found(study).notes if study.is_router else ()
+    return [*([] if against is None else [against]), *drift]
 
 
 def _uncontrolled(study: Study) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -11,6 +14,7 @@ from casewise.study.analyses.budget import (
     ladder,
     ladder_shape,
     oracle_plateau,
+    section,
     selection,
     selection_agreement,
     selection_stability,
@@ -35,6 +39,9 @@ def ladders(
                     "metric": dice[step],
                     "ha": ha,
                     "ba": 0.0,
+                    "unscored": 0.0,
+                    "area": 100 * step,
+                    "worse_voxels": ha,
                     "delta": 0.01 * step,
                     "regions": int(ha > 0),
                 }
@@ -146,3 +153,15 @@ def test_unlabelled_cases_do_not_count(outcomes):
     more = outcomes.copy()
     more.loc[more["case"] == "c000", ["ha", "metric"]] = float("nan")
     assert ladder_shape(more).row(group="all")["n"] == 59
+
+
+def test_the_ladder_says_how_much_of_the_edit_ha_judged(outcomes, study):
+    found = ladder(outcomes)
+    part = outcomes[(outcomes["step"] == 3) & (outcomes["shrink"] == 0)]
+    judged = sum((1 - row.unscored) * row.area for row in part.itertuples()) / sum(part["area"])
+    assert found.number("judged", step=3) == pytest.approx(judged)
+    assert np.isnan(found.number("judged", step=0))
+    few = replace(study, outcomes=study.outcomes.assign(unscored=0.8))
+    tables = {one.id: one for one in section(few).tables}
+    assert "says little here: read worse-voxels" in tables["budget-sweep"].caption
+    assert tables["budget-judged"].rows[0]["k2"] == pytest.approx(0.2)

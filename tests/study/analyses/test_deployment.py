@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from casewise.core.errors import BadInput, UnknownName
 from casewise.core.records import State
-from casewise.study.analyses.deployment import Comparison, bucket_decomposition, intervals, method_table, tiers
+from casewise.study.analyses.deployment import (
+    Comparison,
+    bucket_decomposition,
+    intervals,
+    method_table,
+    methods_table,
+    section,
+    tiers,
+)
 from casewise.study.statistics.pairs import holm, wilcoxon, wins
 from casewise.study.trajectories import deployed_at
 
@@ -130,3 +140,22 @@ def test_holm_refuses_a_family_smaller_than_its_members():
 def test_a_state_that_was_not_recorded_is_named(outcomes):
     with pytest.raises(BadInput, match=r"state 3~0.5 was not recorded for 60 cases"):
         deployed_at(outcomes, State(3, 0.5))
+
+
+def test_beside_ha_stands_the_share_of_the_edit_that_it_judged(methods):
+    found = method_table(methods)
+    frame = methods["fixed-2"]
+    judged = sum((1 - row.unscored) * row.area for row in frame.itertuples()) / sum(frame["area"])
+    assert found.number("judged", method="fixed-2") == pytest.approx(judged)
+    assert found.number("worse_voxels", method="fixed-2") == pytest.approx(frame["worse_voxels"].mean())
+    assert np.isnan(found.number("judged", method="m0"))  # nothing was changed
+
+
+def test_the_section_says_where_ha_says_little(study):
+    columns = [column.key for column in methods_table(study).columns]
+    assert columns[columns.index("ha") + 1 : columns.index("ha") + 3] == ["judged", "worse_voxels"]
+    assert "HA judged" in section(study).lead
+    for unscored, little in ((0.9, True), (0.1, False)):
+        frames = {name: frame.assign(unscored=unscored) for name, frame in study.methods.items()}
+        lead = section(replace(study, methods=frames)).lead
+        assert ("says little here: read worse-voxels" in lead) == little

@@ -9,7 +9,9 @@ import pytest
 
 from casewise.core.records import Policy
 from casewise.judge.certificates.certificate import Certificate, policy_digest
+from casewise.judge.monitors.quota import quota_of
 from casewise.study.analyses import ANALYSES, backbones
+from casewise.study.analyses.routing import quota_found
 from casewise.study.analyses.sensitivity import refit_of
 from casewise.study.study import Extras, Study
 
@@ -123,3 +125,21 @@ def test_refitted_cuts_say_where_the_deployed_ones_differ(sources, study):
     closed = Study.of(sources.evaluation, sources.calibration, shut, resamples=100)
     section = ANALYSES["sensitivity"](closed)
     assert any("refitted for all cases here" in note and note.endswith("HA 0.000.") for note in section.notes)
+
+
+def with_quota(study, quota):
+    return replace(study, policy=replace(study.policy, preflight={**study.policy.preflight, "quota": quota}))
+
+
+def test_quotas_that_are_not_those_of_calibration_are_one_sentence_of_routing(study):
+    here = quota_of(study.decisions[study.ours])
+    assert "QUOTA" not in ANALYSES["routing"](with_quota(study, here)).lead
+    least = min(here, key=here.get)
+    other = with_quota(study, {**dict.fromkeys(here, 0), least: 40})
+    section = ANALYSES["routing"](other)
+    assert "QUOTA: the cut-points do not travel" in section.lead
+    found = next(one for one in section.findings if one.name == "routing.quota")
+    assert found.number("deployed", bucket=least) == here[least]
+    assert found.number("calibrated", bucket=least) == 40
+    assert found.made["p"] < 0.05
+    assert quota_found(with_quota(study, {})).reason

@@ -18,8 +18,9 @@ from casewise.core.records import Mask, State
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.core.strict_json import json_text
 from casewise.judge.calibration.fixed_budget import cheapest
+from casewise.judge.outcomes import judged_sentence, judged_share
 from casewise.measure.metrics.overlap import micro_miou
-from casewise.render.cells import NOT_RUN, Cell, number
+from casewise.render.cells import DASH, NOT_RUN, Cell, number
 from casewise.render.ink import HARM, INK, MUTED, OURS, Picture, canvas, inked
 from casewise.render.tables import Column, Table, rows_of, table
 from casewise.study.analyses.deployment import method_table_of
@@ -43,6 +44,7 @@ def section(study: Study) -> Section:
         _lead(study, agreement),
         (
             _sweep(ladder),
+            _judged(ladder),
             _selection_table(chosen, study.metric),
             _agreement_table(agreement),
             _shape_table(shape, study.metric),
@@ -105,10 +107,29 @@ def _sweep(ladder: Finding) -> Table:
         rows.append({"split": _scope(str(group)), "n": int(part["n"].max())})
         rows[-1] |= {f"k{k}": float(by_step.loc[k, "ha"]) if k in by_step.index else NOT_RUN for k in steps}
         bold |= {(at, f"k{int(k)}") for k in part.loc[part["is_best"].astype(bool), "step"]}
-    caption = "Cohort HA at each step of one trajectory; bold is the smallest of the row."
+    everyone = frame[frame["group"] == "all"].set_index("step")["judged"]
+    share = everyone.get(max(steps), np.nan)
+    said = judged_sentence(None if np.isnan(share) else float(share))
+    caption = f"Cohort HA at each step of one trajectory; bold is the smallest of the row. At K = {max(steps)}, {said}."
     return table(
         "budget-sweep", "HA by fixed budget", columns, rows, caption=caption, paper="tab:budget-sweep", bold=bold
     )
+
+
+def _judged(ladder: Finding) -> Table:
+    frame = ladder.table[ladder.table["step"] > 0]
+    steps = sorted(int(step) for step in frame["step"].unique())
+    shares = [Column(f"k{k}", f"K = {k}", 1, percent=True) for k in steps]
+    rows: list[dict[str, Cell]] = []
+    for group, part in frame.groupby("group", sort=False):
+        known = part.dropna(subset="judged").set_index("step")["judged"]
+        rows.append({"split": _scope(str(group)), **{f"k{k}": float(known[k]) if k in known else DASH for k in steps}})
+    caption = (
+        "What of the changed area lies in components that are large enough for HA (%); a dash: nothing was changed. "
+        "Where it is small, HA says little, and worse-voxels, which counts every voxel, is the measure to read."
+    )
+    columns = [Column("split", "Split", text=True), *shares]
+    return table("budget-judged", "Share of the edit that HA judged", columns, rows, caption=caption, collapsed=True)
 
 
 def _scope(group: str) -> str:
@@ -229,7 +250,10 @@ def ladder(outcomes: pd.DataFrame, *, by_group: bool = False) -> Finding:
         for name, frame in _scopes(outcomes, by_group)
         for step, part in frame.groupby("step")
     ]
-    columns = ("group", "step", "n", "metric", "ha", "ba", "delta", "regions", "scored", "is_best")
+    columns = (
+        *("group", "step", "n", "metric", "ha", "ba", "delta", "regions", "scored", "judged", "worse_voxels"),
+        "is_best",
+    )
     table = rows(records, columns)
     adapted = table["step"] > 0
     best = table[adapted].groupby("group")["ha"].transform("min")
@@ -238,7 +262,9 @@ def ladder(outcomes: pd.DataFrame, *, by_group: bool = False) -> Finding:
 
 
 def _step_means(part: pd.DataFrame) -> dict[str, Any]:
-    means = {name: mean_or_nan(part[name]) for name in ("metric", "ha", "ba", "delta", "regions")}
+    means = {name: mean_or_nan(part[name]) for name in ("metric", "ha", "ba", "delta", "regions", "worse_voxels")}
+    share = judged_share(part)
+    means["judged"] = np.nan if share is None else share
     return {"n": len(part), **means, "scored": int((part["regions"] >= 1).sum())}
 
 

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from casewise.core.errors import BadInput, UnknownName
 from casewise.core.seeds import RESAMPLING_SEED
+from casewise.judge.outcomes import judged_sentence, judged_share
 from casewise.render.cells import DASH, Cell, Estimate, NotRun, Pair, number
 from casewise.render.forest import draw_forest
 from casewise.render.ink import MUTED, OURS, SOURCE, Picture, canvas, inked
@@ -90,7 +91,7 @@ def _lead(study: Study) -> str:
         f"Against the budget that could have been deployed ({study.deployable}), the "
         f"{study.title(study.ours)} changes HA by {text.text(0, column)}, {verdict(harm)}, and "
         f"{study.metric} by {text.text(1, column)}, {verdict(metric)} (n = {int(harm['n'])}, "
-        f"B = {study.resamples}, seed {study.seed})."
+        f"B = {study.resamples}, seed {study.seed}). Of what it deploys, {judged_sentence(judged_share(study.router))}."
     )
 
 
@@ -121,6 +122,8 @@ def methods_table(study: Study) -> Table:
                 "method": study.title(row["method"]) + role(study, row["method"]),
                 "metric": row["metric"],
                 "ha": row["ha"],
+                "judged": _or_dash(row["judged"]),
+                "worse_voxels": row["worse_voxels"],
                 "ba": row["ba"],
                 "steps": DASH if is_source else row["steps"],
                 "executed": DASH if is_source else row["executed"],
@@ -138,6 +141,8 @@ def methods_table(study: Study) -> Table:
         Column("method", "Method", text=True),
         Column("metric", study.metric),
         Column("ha", "HA"),
+        Column("judged", "judged by HA (%)", 1, percent=True),
+        Column("worse_voxels", "worse voxels"),
         Column("ba", "BA"),
         Column("steps", "Steps", 2),
         Column("executed", "Executed", 2),
@@ -148,14 +153,21 @@ def methods_table(study: Study) -> Table:
     ladder = sum(name in plain for name in frame["method"])
     caption = (
         "Cohort means over all cases. Steps is the depth of what is deployed (a rollback counts 0), Executed what was "
-        "really run (a rollback counts its probe). Bold is the best of the adaptive methods."
+        "really run (a rollback counts its probe). HA judges changes of at least "
+        f"{study.measure['min_area']} connected voxels; what share of the edit that is stands beside it. Worse voxels "
+        "is the share of all edited voxels that became wrong. Bold is the best of the adaptive methods."
     )
     return table(
         "methods", "Methods", columns, rows, caption=caption, paper="tab:mnm", rules={1, ladder}, bold=bold
     )  # fmt: skip
 
 
-_METHOD_KEYS = ("metric", "ha", "ba", "steps", "executed", "rolled_back", "n", "undefined")
+def _or_dash(share: float) -> Cell:
+    """A dash where nothing was changed, so that there was nothing to judge."""
+    return DASH if np.isnan(share) else share
+
+
+_METHOD_KEYS = ("metric", "ha", "judged", "worse_voxels", "ba", "steps", "executed", "rolled_back", "n", "undefined")
 
 
 def _by_group(study: Study) -> list[Table]:
@@ -165,6 +177,7 @@ def _by_group(study: Study) -> list[Table]:
     shown = [name for name in study.methods if name != study.source and not _middle(study, name)]
     columns = [Column("group", "Group", text=True), Column("n", "n"), Column("m0", "M0")]
     columns += [Column(name, study.title(name)) for name in shown]
+    columns += [Column("judged", f"judged by HA ({study.title(study.ours)}, %)", 1, percent=True)]
     rows: list[dict[str, Cell]] = []
     for group in study.groups:
         means = method_table(study.of_group(group)).table.set_index("method")
@@ -174,7 +187,7 @@ def _by_group(study: Study) -> list[Table]:
             "m0": float(means.loc[study.source, "metric"]),
         }
         row |= {name: Pair(float(means.loc[name, "metric"]), float(means.loc[name, "ha"])) for name in shown}
-        rows.append(row)
+        rows.append({**row, "judged": _or_dash(float(means.loc[study.ours, "judged"]))})
     caption = f"{study.metric} / HA by group. M0 takes no step, so its HA is 0."
     return [
         table("methods-by-group", "Methods by group", columns, rows, caption=caption, paper="tab:supp-acdc-fogsnow")
@@ -261,7 +274,7 @@ REPRODUCIBILITY_SCALE = 0.002  # of a cohort HA mean between two runs (H9)
 BUCKETS = ("low", "mid", "hard")
 
 
-_MEANS = ("metric", "ha", "ba", "neutral_scored", "unscored")
+_MEANS = ("metric", "ha", "ba", "neutral_scored", "unscored", "worse_voxels")
 
 
 _FIELDS = ("estimate", "low", "high", "p_below", "n", "clusters", "separated", "p_flip", "shown")
@@ -286,17 +299,22 @@ class Comparison:
 
 
 def method_table(methods: Methods) -> Finding:
-    """Cohort metric, HA, BA, steps deployed and executed, one row per method; HA over all cases (B9, A12)."""
+    """Cohort metric, HA, BA, steps deployed and executed, one row per method; HA over all cases (B9, A12).
+
+    ``judged`` is the share of the edit that HA judged; NaN where nothing was changed.
+    """
     records = []
     for name, frame in methods.items():
         means = {column: mean_or_nan(frame[column]) for column in _MEANS}
+        share = judged_share(frame)
+        means["judged"] = np.nan if share is None else share
         steps = {"steps": mean_or_nan(frame["deployed"]), "executed": mean_or_nan(frame["executed"])}
         rolled_back = int(frame["rolled_back"].astype(bool).sum())
         undefined = int(frame["metric"].isna().sum())
         records.append(
             {"method": name, "n": len(frame), "undefined": undefined, **means, **steps, "rolled_back": rolled_back}
         )
-    columns = ("method", "n", "undefined", *_MEANS, "steps", "executed", "rolled_back")
+    columns = ("method", "n", "undefined", *_MEANS, "judged", "steps", "executed", "rolled_back")
     table = rows(records, columns)
     adapted = table["steps"] > 0
     table["best_metric"] = adapted & (table["metric"] == table.loc[adapted, "metric"].max())

@@ -8,13 +8,14 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from casewise.core.seeds import RESAMPLING_SEED
+from casewise.judge.monitors.quota import quota_drift, quota_of, quota_p
 from casewise.render.cells import Cell, number
 from casewise.render.ink import HARM, HELP, INK, MUTED, Picture, canvas, inked
 from casewise.render.tables import Column, Table, rows_of, table
 from casewise.study.assignment import MEDICAL, buckets_at
 from casewise.study.finding import Finding, Section, notes_of
 from casewise.study.statistics.resample import RESAMPLES, draws
-from casewise.study.study import Study
+from casewise.study.study import Study, once
 from casewise.study.trajectories import step_one
 
 ALGORITHM = (
@@ -41,7 +42,8 @@ def section(study: Study) -> Section:
     tables = (_coordinates(study), _depths(depth), _cuts(study, stability), _algorithm())
     notes = notes_of(depth, stability)
     return Section(
-        "routing", "The router", _lead(study, stability), tables, (_picture(study),), (depth, stability), notes
+        "routing", "The router", _lead(study, stability), tables, (_picture(study),),
+        (depth, stability, quota_found(study)), notes,
     )  # fmt: skip
 
 
@@ -54,11 +56,29 @@ def _lead(study: Study, stability: Finding) -> str:
         if changed is None
         else f" Redrawing the calibration cases moves {100 * float(changed):.1f} % of cases (median)."
     )
+    drift = quota_found(study).notes
+    travelled = f" {drift[0]}." if drift else ""
     return (
         f"Of {len(study.router)} cases {low} fall low, {mid} mid and {hard} hard, read off "
         f"{study.coordinate} after one update and cut-points fitted on {study.calibration_size} calibration "
-        f"cases.{moved}"
+        f"cases.{moved}{travelled}"
     )
+
+
+@once
+def quota_found(study: Study) -> Finding:
+    """Patients in each bucket at calibration and here; its note says where the two evidently differ."""
+    deployed = quota_of(study.decisions[study.ours])
+    calibrated = study.policy.preflight.get("quota")
+    if not calibrated:
+        reason = "the policy does not know its buckets at calibration; calibrate it again"
+        return Finding("routing.quota", pd.DataFrame(), sum(deployed.values()), "F9", reason=reason)
+    rows = pd.DataFrame(
+        [{"bucket": name, "calibrated": int(calibrated.get(name, 0)), "deployed": deployed[name]} for name in BUCKETS]
+    )
+    drift = quota_drift(study.policy, deployed)
+    made = {"p": quota_p(calibrated, deployed)}
+    return Finding("routing.quota", rows, sum(deployed.values()), "F9", made, () if drift is None else (drift,))
 
 
 def _coordinates(study: Study) -> Table:
