@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import nibabel
@@ -125,7 +126,8 @@ def test_ctrl_c_is_one_sentence_with_a_hint_and_code_130(tmp_path: Path) -> None
     scans(tmp_path, 40)
     program = "from casewise.cli import main\nmain()"
     command = [sys.executable, "-c", program, *words(tmp_path, tmp_path / "out", "--no-overlays")]
-    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a test run in the background ignores Ctrl-C
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heard)
     deadline = time.monotonic() + 120
     while not list((tmp_path / "out").glob("*.nii.gz")) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -20,6 +20,7 @@ from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256, held, sweep
 from casewise.core.errors import BadInput, CasewiseError, Refused
 from casewise.core.predicted import Finding, PredictedCase
+from casewise.core.strict_json import json_text
 from casewise.data import nifti
 from casewise.data.folders import CaseFiles
 from casewise.deployment import Deployment, Watching
@@ -134,7 +135,7 @@ def claimed(folder: Path, cases: Collection[str]) -> Iterator[None]:
                 _check_apart(path, cases)
             file = stack.enter_context(held(own, wait=True))
             assert file is not None
-            file.write(json.dumps({"process": os.getpid(), "host": platform.node(), "cases": list(cases)}).encode())
+            file.write(json_text({"process": os.getpid(), "host": platform.node(), "cases": list(cases)}).encode())
             file.flush()
         try:
             yield

@@ -113,7 +113,7 @@ def parsed_states(text: str) -> tuple[State, ...]:
     """Interpolated states from "2:0.5,3:0.25"; none from an empty text.
 
     >>> parsed_states("2:0.5")
-    (State(step=2, shrink=0.5),)
+    (State(step=2, shrink=0.5, ladder=''),)
     """
     try:
         pairs = [part.split(":") for part in text.split(",") if part.strip()]
