@@ -138,3 +138,26 @@ def test_a_no_go_is_printed(folders, tmp_path):
     outcome = run(folders / "stream", *words, "-B", "100", "--pictures", "0")
     assert outcome.exit_code == 0, outcome.output
     assert "! NO-GO: " in outcome.stderr
+
+
+def test_the_first_step_and_minima_in_millimeters_are_reachable(folders, tmp_path):
+    words = [folders / "stream", "-c", folders / "holdout", "--only", "association", "--only", "min-area"]
+    asked = {"plain": (), "more": ("--include-first-step", "--min-area-mm", 16, "--min-area-mm", 40.5)}
+    found = {}
+    for name, options in asked.items():
+        outcome = run(*words, "-o", tmp_path / name, "-B", "100", "--pictures", "0", *options)
+        assert outcome.exit_code == 0, outcome.output
+        found[name] = json.loads((tmp_path / name / "results.json").read_text())["findings"]
+    rows = {
+        name: next(
+            row["rows"] for row in one["association"]["rows"] if (row["kind"], row["signal"]) == ("difference", "delta")
+        )
+        for name, one in found.items()
+    }
+    assert rows["more"] - rows["plain"] == 10  # one more difference of each case
+    assert "sweep.min_area_mm" not in found["plain"]
+    in_mm = found["more"]["sweep.min_area_mm"]["rows"]
+    assert {row["min_area"] for row in in_mm} == {16, 40.5}
+    same = [row["ha"] for row in found["more"]["sweep.min_area"]["rows"] if row["min_area"] == 16]
+    assert [row["ha"] for row in in_mm if row["min_area"] == 16] == same  # voxels of 1 mm
+    assert "from k = 1 on" in (tmp_path / "more" / "report.html").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,6 +65,13 @@ def study(
     images: Annotated[
         Path | None, typer.Option("--images", help="Images of the evaluation cases, for the pictures' input column.")
     ] = None,
+    include_first_step: Annotated[
+        bool, typer.Option("--include-first-step", help="Association of differences: begin with M0 to step 1.")
+    ] = False,
+    min_area_mm: Annotated[
+        list[float] | None,
+        typer.Option("--min-area-mm", min=1e-6, help="Sweep the smallest region in mm² or mm³ too; repeat."),
+    ] = None,
     pictures: Annotated[
         int, typer.Option("--pictures", min=0, help="Cases with pictures, worst first; bounds the page.")
     ] = 150,
@@ -97,7 +105,11 @@ def study(
     from casewise.report.study_report import build
     from casewise.run.assemble import chosen_engine
 
-    given = _extras(calibration, other, rerun, sweep, backbone, away, frozen, criteria, images)
+    given = replace(
+        _extras(calibration, other, rerun, sweep, backbone, away, frozen, criteria, images),
+        first_step=include_first_step,
+        min_areas_mm=tuple(min_area_mm or ()),
+    )
     place = out if out is not None else evaluation / "report"
     known = read_policy(policy or calibration, typed=controller)
     named = ladder or known.ladder or None

@@ -38,7 +38,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, eq=False)
 class Extras:
-    """Further archives that some analyses need; each is optional, and what needs a missing one says so."""
+    """Further archives and options of some analyses; each is optional, and what needs a missing one says so."""
 
     others: Mapping[str, Archive] = field(default_factory=dict)  # MEMO, CoTTA, ... on the same cases
     holdouts: Mapping[str, Archive] = field(default_factory=dict)  # calibration archives of the others, by name
@@ -50,6 +50,8 @@ class Extras:
     criteria: Declaration | None = None
     certificate: Certificate | None = None  # certificate.json of the calibration archive
     images: Mapping[str, CaseFiles] | None = None  # what was segmented, by case, for the pictures' input column
+    first_step: bool = False  # differences of signal and HA begin with M0 to step 1, not with step 1 to 2
+    min_areas_mm: tuple[float, ...] = ()  # the sweep of the smallest region also in mm2 (2-D) or mm3 (3-D)
 
     def unlocked(self) -> Extras:
         """The same archives, each with its labels unlocked and that written into its own exposure ledger."""

@@ -143,3 +143,11 @@ def test_quotas_that_are_not_those_of_calibration_are_one_sentence_of_routing(st
     assert found.number("calibrated", bucket=least) == 40
     assert found.made["p"] < 0.05
     assert quota_found(with_quota(study, {})).reason
+
+
+def test_minima_in_millimeters_need_a_spacing(study):
+    bare = {name: replace(entry, spacing_mm=None) for name, entry in study.evaluation.entries.items()}
+    asked = replace(given(study, min_areas_mm=(4.0,)), evaluation=replace(study.evaluation, entries=bare))
+    section = ANALYSES["min-area"](asked)
+    assert "have no spacing" in section.missing["sweep of min_area in mm"]
+    assert "min-area-mm" not in {one.id for one in section.tables}

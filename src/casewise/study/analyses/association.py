@@ -41,7 +41,9 @@ def section(study: Study) -> Section:
 @once
 def association_of(study: Study) -> Finding:
     """Correlation of every signal with HA."""
-    return association(study.outcomes, by_group=bool(study.groups), **study.bootstrap)
+    return association(
+        study.outcomes, by_group=bool(study.groups), include_first=study.extras.first_step, **study.bootstrap
+    )
 
 
 def _lead(pooled: Finding) -> str:
@@ -82,7 +84,8 @@ def _summary_table(summary: Finding) -> Table:
     best = {
         (int(frame[key].astype(float).argmax()), key) for key in ("rho", "rho_difference") if frame[key].notna().any()
     }
-    caption = "Pooled over (case, step ≥ 1); Δ is between consecutive steps of one case, from k = 2 on."
+    first = 1 if summary.made["include_first"] else 2
+    caption = f"Pooled over (case, step ≥ 1); Δ is between consecutive steps of one case, from k = {first} on."
     return table(
         "signal-ha", "Which signal goes with HA", columns, rows, caption=caption, paper="tab:signal-ha", bold=best
     )

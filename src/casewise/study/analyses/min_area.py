@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -34,8 +35,17 @@ def section(study: Study) -> Section:
         return Section("min-area", title, missing={"sweep of min_area": reason})
     swept = _swept(study)
     ranks = rank_invariance(swept)
-    tables, pictures = (_min_area_table(study, swept), _rank_table(study, ranks)), (_min_area_picture(study, swept),)
-    return Section("min-area", title, _lead(study, swept), tables, pictures, (swept, ranks), notes_of(swept, ranks))
+    tables, found = [_min_area_table(study, swept), _rank_table(study, ranks)], [swept, ranks]
+    missing = {}
+    unspaced = sum(entry.spacing_mm is None for entry in study.evaluation.entries.values())
+    if study.extras.min_areas_mm and unspaced:
+        missing["sweep of min_area in mm"] = f"{unspaced} evaluation cases have no spacing; record them with one"
+    elif study.extras.min_areas_mm:
+        found.append(_swept_mm(study))
+        tables.append(_min_area_table(study, found[-1], unit="mm"))
+    pictures = (_min_area_picture(study, swept),)
+    notes = notes_of(swept, ranks)
+    return Section("min-area", title, _lead(study, swept), tuple(tables), pictures, tuple(found), notes, missing)
 
 
 def _lead(study: Study, swept: Finding) -> str:
@@ -54,9 +64,16 @@ def _swept(study: Study) -> Finding:
     return min_area_sweep(sweep, study.methods, router=study.ours, reference=study.retrospective)
 
 
-def _min_area_table(study: Study, swept: Finding) -> Table:
+def _swept_mm(study: Study) -> Finding:
+    areas = tuple(sorted(set(study.extras.min_areas_mm)))
+    sweep = sweep_outcomes(study.evaluation, min_areas=areas, connectivities=("face", "full"), unit="mm")
+    found = min_area_sweep(sweep, study.methods, router=study.ours, reference=study.retrospective)
+    return replace(found, name="sweep.min_area_mm")
+
+
+def _min_area_table(study: Study, swept: Finding, *, unit: Literal["voxels", "mm"] = "voxels") -> Table:
     methods = [name for name in swept.table["method"].unique() if name in study.budgets or name == study.ours]
-    columns = [Column("connectivity", "Connectivity", text=True), Column("min_area", "min_area")]
+    columns = [Column("connectivity", "Connectivity", text=True), Column("min_area", f"min_area ({unit})", 2)]
     columns += [Column(str(name), study.title(str(name))) for name in methods]
     columns += [
         Column("difference", f"router − {study.retrospective}", signed=True),
@@ -65,13 +82,19 @@ def _min_area_table(study: Study, swept: Finding) -> Table:
     rows: list[dict[str, Cell]] = []
     for (connectivity, least), part in swept.table.groupby(["connectivity", "min_area"], sort=False):
         by_method = part.set_index("method")
-        row: dict[str, Cell] = {"connectivity": str(connectivity), "min_area": int(least)}
+        row: dict[str, Cell] = {
+            "connectivity": str(connectivity),
+            "min_area": int(least) if unit == "voxels" else float(least),
+        }
         row |= {str(name): float(by_method.loc[name, "ha"]) if name in by_method.index else NOT_RUN for name in methods}
         ours = by_method.loc[study.ours]
         rows.append({**row, "difference": float(ours["difference"]), "scored": int(ours["scored"])})
     caption = (
         "HA recomputed from the stored masks. HA can only fall as min_area grows: |D| stays, the numerator shrinks."
     )
+    if unit == "mm":
+        caption += " Minima are mm² (2-D) or mm³ (3-D) and become voxels by each case's spacing."
+        return table("min-area-mm", "The smallest region that counts, in mm", columns, rows, caption=caption)
     return table("min-area", "The smallest region that counts", columns, rows, caption=caption, paper="tab:app-tau")
 
 
