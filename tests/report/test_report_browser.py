@@ -89,6 +89,8 @@ def test_a_case_opens_with_large_panels_and_moves_on(opened):
     first = opened.inner_text("#case-name")
     assert first == opened.locator("#case-table tbody tr").first.get_attribute("data-case")
     assert "HA, deployed" in opened.inner_text("#case-list")
+    assert dialog.locator(".candidates > div").count() == 5  # M0 and four updates
+    assert dialog.locator(".candidates > .chosen").count() == 1
     opened.keyboard.press("ArrowRight")
     assert opened.inner_text("#case-name") != first
     opened.keyboard.press("Escape")

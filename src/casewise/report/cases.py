@@ -1,4 +1,8 @@
-"""The case table: every case, worst first, with small pictures of the worst ones and the facts of its decision."""
+"""The case table: every case, worst first, with small pictures of the worst ones and the facts of its decision.
+
+A case opens with its candidates side by side: what each is called, how far the others agree with it, what it would
+have gained, and which one was deployed.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,15 @@ from typing import Any
 
 import pandas as pd
 
+from casewise.core.errors import CasewiseError
 from casewise.core.records import Decision
+from casewise.judge.deciding import candidate_masks
+from casewise.measure.signals.agreement import candidates_of
 from casewise.render.cells import Cell, number
 from casewise.render.masks import data_uri, edits, painted, view_of
 from casewise.render.tables import Column, Table, table
 from casewise.study.case_masks import case_masks
+from casewise.study.quality_control import consensus_steps
 from casewise.study.study import Study
 
 PICTURES = 150  # cases with pictures; four panels are about 5 kB per case
@@ -38,17 +46,25 @@ def panel_names(study: Study) -> list[str]:
 
 def columns(study: Study) -> list[Column]:
     """What the table shows beside the pictures."""
+    bucket, flagged = Column("bucket", "Bucket", text=True), Column("flagged", "Flagged", text=True)
+    third, last = (flagged, ()) if flags(study) and not study.is_router else (bucket, (flagged,) * flags(study))
     return [
         Column("case", "Case", text=True),
         Column("group", "Group", text=True),
-        Column("bucket", "Bucket", text=True),
+        third,
         Column("change_reference", f"Δ {study.metric}, {study.reference}", signed=True),
         Column("ha_reference", f"HA, {study.reference}"),
         Column("change", f"Δ {study.metric}, deployed", signed=True),
         Column("ha", "HA, deployed"),
         Column("value", study.coordinate if study.is_router else "value", 5),
         Column("state", "Deployed", text=True),
+        *last,
     ]
+
+
+def flags(study: Study) -> bool:
+    """Whether the policy may ask a person: it flagged a case, or estimated the quality of one."""
+    return any(one.flagged or one.quality is not None for one in study.decisions[study.ours])
 
 
 def case_frame(study: Study) -> pd.DataFrame:
@@ -57,17 +73,69 @@ def case_frame(study: Study) -> pd.DataFrame:
     frame = study.router.copy()
     frame["change_reference"] = frame["case"].map(reference["change"])
     frame["ha_reference"] = frame["case"].map(reference["ha"])
-    frame["state"] = [_state(row) for row in frame.to_dict("records")]
+    frame["state"] = [_state(study, row) for row in frame.to_dict("records")]
+    if flags(study):
+        asked = {one.case_id for one in study.decisions[study.ours] if one.flagged}
+        frame["flagged"] = ["yes" if case in asked else "no" for case in frame["case"]]
     return frame.sort_values(
         ["change_reference", "ha_reference"], ascending=[True, False], kind="stable", na_position="last"
     )
 
 
-def _state(row: Mapping[Any, Any]) -> str:
+def _state(study: Study, row: Mapping[Any, Any]) -> str:
     if row["rolled_back"]:
         return "M0"
     shrunk = f", {row['shrink']:.0%} back" if row.get("shrink") else ""
-    return f"step {int(row['deployed'])}{shrunk}"
+    return f"{_candidate_name(study, str(row['case']), int(row['deployed']))}{shrunk}"
+
+
+def _candidate_name(study: Study, case_id: str, step: int) -> str:
+    """M0, the name of a rung such as gamma(1.4), or the number of the update."""
+    rungs = study.evaluation.entry(case_id).rungs
+    return "M0" if step == 0 else rungs[step - 1] if step <= len(rungs) else f"step {step}"
+
+
+def candidate_map(study: Study, decision: Decision) -> list[dict[str, str]]:
+    """The candidates of a case side by side: name, agreement with the others, change of the metric, which is deployed.
+
+    Nothing where they cannot be compared.
+    """
+    case_id = decision.case_id
+    made = consensus_steps(study.evaluation.entry(case_id).rungs)
+    masks = candidate_masks(study.evaluation, case_id)
+    steps = [state.step for state in masks]
+    voters = [at for at, step in enumerate(steps) if step not in made]
+    try:
+        found = candidates_of(
+            list(masks.values()), voters=voters, background=study.configuration.get("metric") == "miou"
+        )
+    except CasewiseError:
+        return []
+    own = study.outcomes.loc[(study.outcomes["case"] == case_id) & (study.outcomes["shrink"] == 0)]
+    metric = own.set_index("step")["metric"]
+    return [
+        {
+            "name": _candidate_name(study, case_id, step),
+            "agreement": "none" if signals["agreement"] is None else number(signals["agreement"]),
+            "change": _word_of(metric.get(step, float("nan")) - metric.get(0, float("nan"))) if step else "",
+            "chosen": _chosen(study, decision, step),
+        }
+        for step, signals in zip(steps, found.signals(), strict=True)
+    ]
+
+
+def _word_of(change: float) -> str:
+    return "undefined" if change != change else number(change, signed=True)
+
+
+def _chosen(study: Study, decision: Decision, step: int) -> str:
+    """How much of a candidate is deployed: "" for none."""
+    here = decision.state.ladder in ("", study.policy.ladder)
+    if not here or step != (0 if decision.rolled_back else decision.state.step):
+        return ""
+    if decision.accepted is not None and step:
+        return "deployed in parts"
+    return f"deployed, {decision.state.shrink:.0%} back" if decision.state.shrink else "deployed"
 
 
 def case_table(study: Study) -> Table:
@@ -102,7 +170,13 @@ def shown_cases(
             bool(row["change_reference"] < 0),
             painted_panels,
             tuple(_cells(study, row)),
-            {"panels": captions, "where": where, "facts": _facts(study, row, pair[1])},
+            {
+                "panels": captions,
+                "where": where,
+                "facts": _facts(study, row, pair[1]),
+                "candidates": candidate_map(study, pair[1]) if at < pictures else [],
+                "flagged": pair[1].flagged,
+            },
         )
 
 
@@ -179,4 +253,9 @@ def _facts(study: Study, row: Mapping[Any, Any], decision: Decision) -> list[tup
         ("state deployed", str(decision.state)),
         ("sha256 of the deployed mask", decision.state_hash[:16] or "none"),
     ]
-    return measured + decided
+    asked = [
+        ("flagged for a person", "yes" if decision.flagged else "no"),
+        ("estimated quality", number(decision.quality)),
+        ("its lower bound", "none" if decision.quality_low is None else number(decision.quality_low)),
+    ]
+    return measured + decided + (asked if decision.quality is not None else [])

@@ -114,4 +114,5 @@ def _cases(study: Study, shown: Sequence[cases.Shown]) -> dict[str, Any]:
         "buckets": sorted({one.bucket for one in shown}),
         "groups": sorted({one.group for one in shown}),
         "reference": study.reference,
+        "metric": study.metric,
     }

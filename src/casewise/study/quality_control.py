@@ -70,11 +70,16 @@ def _read(case_id: str, cluster: str, pairs: Sequence[Pair | None]) -> Opinions:
     return Opinions(case_id, cluster, tuple(masks), label)
 
 
+def consensus_steps(rungs: Sequence[str]) -> frozenset[int]:
+    """Steps whose candidate is made of the others, and so is no opinion of its own."""
+    return frozenset(step for step, rung in enumerate(rungs, start=1) if rung.split("(")[0] in CONSENSUS_NAMES)
+
+
 def archive_opinions(archive: Archive) -> Iterator[Opinions]:
     """M0 and every other candidate of a recorded or imported case that is not made of the others."""
     for case_id in archive.ids:
         entry = archive.entry(case_id)
-        made = {step for step, rung in enumerate(entry.rungs, start=1) if rung.split("(")[0] in CONSENSUS_NAMES}
+        made = consensus_steps(entry.rungs)
         masks = candidate_masks(archive, case_id)
         kept = [mask for state, mask in masks.items() if state == SOURCE or state.step not in made]
         label = archive.label(case_id) if entry.labelled else None

@@ -83,6 +83,14 @@
     byId("case-name").textContent = row.dataset.case;
     byId("case-panels").replaceChildren(...facts.panels.map((caption, at) => panel(pictures[at], caption)));
     byId("case-where").textContent = facts.where;
+    byId("case-candidates").replaceChildren(...facts.candidates.map((one) => {
+      const cell = element("div", undefined, one.chosen ? (facts.flagged ? "chosen flagged" : "chosen") : "");
+      cell.setAttribute("role", "listitem");
+      const mark = one.chosen && facts.flagged ? `${one.chosen}, flagged` : one.chosen;
+      cell.append(element("b", one.name), element("span", one.agreement), element("span", one.change), element("i", mark));
+      return cell;
+    }));
+    byId("case-candidates-note").hidden = !facts.candidates.length;
     byId("case-list").replaceChildren(...facts.facts.map(([name, value]) => {
       const line = element("div"); line.append(element("dt", name), element("dd", value)); return line;
     }));
