@@ -59,8 +59,11 @@ def test_the_interval_is_the_one_of_the_single_list(study: Study) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"gain": 0.02, "low": 0.01, "high": 0.03, "shown": True}, "gained 0.020 Dice over M0 [+0.010, +0.030]"),
-        ({"gain": -0.02, "low": -0.03, "high": -0.01, "shown": True}, "lost Dice against M0: −0.020 [−0.030, −0.010]"),
+        ({"gain": 0.02, "low": 0.01, "high": 0.03, "shown": True}, "gained 0.0200 Dice over M0 [+0.0100, +0.0300]"),
+        (
+            {"gain": -0.02, "low": -0.03, "high": -0.01, "shown": True},
+            "lost Dice against M0: −0.0200 [−0.0300, −0.0100]",
+        ),
         ({"gain": 0.02, "low": -0.01, "high": 0.03, "shown": False}, "neither gained nor lost measurably against M0"),
         ({"helped": 0, "hurt": 0, "shown": False}, "gained and lost nothing: all 9 score as M0 does."),
     ],

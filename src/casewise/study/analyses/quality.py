@@ -118,12 +118,12 @@ def _gained(study: Study, row: pd.Series) -> str:
     """Said only as strongly as the interval and the sign-flip test allow."""
     if row["helped"] == row["hurt"] == 0:
         return f"The deployed masks gained and lost nothing: all {int(row['n'])} score as M0 does."
-    metric, mean = study.metric, number(row["gain"], signed=True)
-    spread = f"[{number(row['low'], signed=True)}, {number(row['high'], signed=True)}]"
+    metric, mean = study.metric, number(row["gain"], 4, signed=True)
+    spread = f"[{number(row['low'], 4, signed=True)}, {number(row['high'], 4, signed=True)}]"
     if not row["shown"]:
         said = f"neither gained nor lost measurably against M0: {mean} {metric} {spread}"
     elif row["gain"] > 0:
-        said = f"gained {number(row['gain'])} {metric} over M0 {spread}"
+        said = f"gained {number(row['gain'], 4)} {metric} over M0 {spread}"
     else:
         said = f"lost {metric} against M0: {mean} {spread}"
     among = f" of {int(row['clusters'])} patients or sequences" if row["clusters"] < row["n"] else ""
