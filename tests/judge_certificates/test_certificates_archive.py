@@ -28,7 +28,7 @@ from casewise.judge.certificates.evidence import deployed_numbers, router_eviden
 from casewise.judge.certificates.grid import action_pairs, certify_designs, certify_grid
 from casewise.judge.certificates.statements import refusal
 from casewise.judge.ledger import ledger_problems, read_ledger, unlock
-from casewise.judge.outcomes import _edit
+from casewise.judge.outcomes import edit_shares
 from casewise.judge.policy import READY, calibration_case, check_held_out, no_go, read_policy, write_policy
 from casewise.measure.signals.fragmentation import fragmentation
 from casewise.replay import replay
@@ -339,7 +339,7 @@ def test_harm_may_be_asked_beyond_a_margin(site):
 
 
 def test_voxels_made_wrong_count_in_pieces_of_any_size_and_between_classes():
-    archive_rows = _edit(np.array([[1, 1, 0, 2]]), np.array([[2, 1, 1, 2]]), np.array([[1, 1, 0, 2]]), None)
+    archive_rows = edit_shares(np.array([[1, 1, 0, 2]]), np.array([[2, 1, 1, 2]]), np.array([[1, 1, 0, 2]]), None)
     assert archive_rows == {"swapped": 0.5, "worse_voxels": 1.0, "better_voxels": 0.0}
 
 
