@@ -97,9 +97,10 @@ def updates() -> list[torch.Tensor]:
 
 
 def test_new_against_old_counts_the_same_in_torchmetrics_monai_and_casewise():
-    torchmetrics_metric = pytest.importorskip("casewise.adapt.integrations.torchmetrics_metric")
-    monai_metric = pytest.importorskip("casewise.adapt.integrations.monai_metric")
+    pytest.importorskip("torchmetrics")
+    pytest.importorskip("monai")
     import casewise
+    from casewise.adapt.integrations import monai_metric, torchmetrics_metric
 
     old, new, label = updates()
     first = torchmetrics_metric.NewAgainstOld(min_area=1)
@@ -118,8 +119,10 @@ def test_new_against_old_counts_the_same_in_torchmetrics_monai_and_casewise():
 
 
 def test_new_against_old_passes_its_options_on_and_refuses_other_shapes():
-    torchmetrics_metric = pytest.importorskip("casewise.adapt.integrations.torchmetrics_metric")
-    monai_metric = pytest.importorskip("casewise.adapt.integrations.monai_metric")
+    pytest.importorskip("torchmetrics")
+    pytest.importorskip("monai")
+    from casewise.adapt.integrations import monai_metric, torchmetrics_metric
+
     old, new, label = updates()
     strict = torchmetrics_metric.NewAgainstOld(min_area=100, good=0.1, metric="miou")
     strict.update(old, new, label)

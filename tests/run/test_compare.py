@@ -154,11 +154,13 @@ def test_every_setting_reaches_the_comparison(tmp_path):
 
 @pytest.mark.slow
 def test_a_ray_cluster_gives_the_same_lines(tmp_path):
-    ray = pytest.importorskip("casewise.run.ray")
+    pytest.importorskip("ray")
+    from casewise.run.ray import RayEngine
+
     root = update(tmp_path, cases=6)
     here, there = (
         {line["case"]: json.dumps(line, sort_keys=True) for line in lines_of(root, tmp_path / name, engine=engine)}
-        for name, engine in (("here", LocalEngine()), ("there", ray.RayEngine(jobs=2)))
+        for name, engine in (("here", LocalEngine()), ("there", RayEngine(jobs=2)))
     )
     assert here == there
 

@@ -36,7 +36,7 @@ def read_config(path: Path | None) -> tuple[Path | None, dict[str, dict[str, Any
         return None, {}
     if sys.version_info >= (3, 11):
         import tomllib
-    else:  # pragma: no cover
+    else:
         import tomli as tomllib
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
