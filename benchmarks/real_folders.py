@@ -54,18 +54,18 @@ def write_polyps(data: Path, out: Path) -> None:
 
 
 def write_driving(data: Path, out: Path) -> None:
-    """ACDC fog and night; images are resized bilinearly, labels by nearest neighbour."""
+    """ACDC fog and night, one cluster per sequence; images are resized bilinearly, labels by nearest neighbour."""
     for split in SPLITS:
         _write(out / split, _driving_rows(data / "driving" / "acdc", split), DRIVING_SIZE)
 
 
-def _driving_rows(home: Path, split: str) -> Iterator[tuple[Path, Path, str, str]]:
+def _driving_rows(home: Path, split: str) -> Iterator[tuple[Path, Path, str, str, str]]:
     for condition, calibrating in DRIVING_CALIBRATION.items():
         for image in sorted((home / condition / "images").iterdir()):
-            calibrates = image.name.split("_frame_")[0] in calibrating
-            if calibrates == (split == "calibration"):
+            sequence = image.name.split("_frame_")[0]
+            if (sequence in calibrating) == (split == "calibration"):
                 label = next((home / condition / "labels").glob(f"{image.stem}.*"))
-                yield image, label, condition, split
+                yield image, label, condition, split, sequence
 
 
 def _write(folder: Path, rows: Iterable[tuple[Any, ...]], size: tuple[int, int] | None) -> None:
