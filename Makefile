@@ -42,12 +42,15 @@ check: $(VENV)/.dev  ## Format, lint, types
 bench: $(VENV)/.dev  ## Speed, as ratios within one run
 	@for script in benchmarks/speed_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-bench-real: $(VENV)/.dev  ## Three real domain shifts, hours: make bench-real DATA=../shared/data [OUT=bench-real]
+bench-real: $(VENV)/.dev  ## Real domain shifts, most of a day on one core: make bench-real DATA=../shared/data [OUT=bench-real]
 	@test -d "$(DATA)" || { echo "say where the data lie: make bench-real DATA=FOLDER (see benchmarks/README.md)"; exit 2; }
+	$(BIN)/python benchmarks/real_ladders.py --data "$(DATA)" -o "$(OUT)"
+	$(BIN)/python benchmarks/real_shifts.py --data "$(DATA)" -o "$(OUT)"
+	$(BIN)/python benchmarks/real_across.py --data "$(DATA)" -o "$(OUT)" --picture "$(OUT)/real-data.svg"
+	$(BIN)/python benchmarks/throughput.py --data "$(DATA)" -o "$(OUT)"
 	$(BIN)/python benchmarks/real.py --data "$(DATA)" -o "$(OUT)"
 	$(BIN)/python benchmarks/real_paper.py -o "$(OUT)"
 	$(BIN)/python benchmarks/real_tables.py -o "$(OUT)"
-	$(BIN)/python benchmarks/throughput.py --data "$(DATA)" -o "$(OUT)"
 
 source-models: $(VENV)/.adapt  ## Train the embedded source models again (deterministic)
 	$(BIN)/python benchmarks/source_models.py

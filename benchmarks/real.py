@@ -1,4 +1,4 @@
-"""Three real domain shifts from images to a report: record, calibrate, certify, study (``make bench-real DATA=...``).
+"""The gradient arms of 0.1 and of the paper on three real shifts: record, calibrate, certify, study, each on its own.
 
 Every stage goes through the command line of the users, and a recording goes on where it was interrupted.
 """
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from real_folders import SPLITS, write_cardiac, write_driving, write_fundus
+from real_folders import SPLITS
+from real_ladders import HOME, WRITERS, train_source
 
-HOME = Path(__file__).parent
 RATES = ("5e-4", "1e-3", "2e-3", "4e-3")
 WANTED_DELTA = 7e-4  # the geometric middle of the paper's step-1 coverage, 5e-4 to 1e-3
 CHOSEN = "chosen"
@@ -173,18 +173,6 @@ def certify_gate(shift: Shift, arm: Arm, out: Path) -> None:
         question = ("--policy", "region-gate", "--loss", "surrogate", "--alpha", alpha, "--population", "scored")
         also = ("--evaluation", home / "development", "--out", where)
         casewise("certify", home / "calibration", *question, *also, allowed=(0, 1))  # 1: infeasible
-
-
-def train_source(name: str, data: Path, out: Path, *, seed: int = 0) -> Path:
-    """The source model of fundus or polyps, once; where its weights lie."""
-    file = out / "sources" / f"{name}-{seed}.safetensors"
-    if not file.exists():
-        script = ["-m", "benchmarks.source_training", name, "--data", data, "-o", file.parent]
-        subprocess.run([sys.executable, *map(str, script), "--seeds", str(seed)], cwd=HOME.parent, check=True)
-    return file
-
-
-WRITERS = {"cardiac": write_cardiac, "fundus": write_fundus, "driving": write_driving}
 
 
 def main() -> None:

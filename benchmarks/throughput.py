@@ -1,110 +1,104 @@
-"""Seconds a case for M0, for the fixed horizon and for the router, and the share of them that the decision takes.
+"""Seconds per case from the file to the deployed mask: M0, nnU-Net's mirroring, consensus, sequential, TENT, router.
 
-Needs what ``real.py`` left in its output folder: models, folders and policies. Contestants take turns on each case.
+Needs what ``real_ladders.py`` left in its output folder. Contestants take turns on each case; CPU seconds (of all
+threads) stand beside wall seconds, because another load on the machine changes only the latter.
 
-    python benchmarks/throughput.py --data DATA -o bench-real [--cases 6]
+    python benchmarks/throughput.py --data DATA -o bench-real [--cases 6] [--threads 2] [hearts driving ...]
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from real import Shift, shifts
+from real_folders import SPLITS
+from real_ladders import HOME, Shift, cases_of, shifts
 
-from casewise import fragmentation
 from casewise.adapt.adaptation import Adaptation
-from casewise.adapt.backbones import Backbone, load_backbone
-from casewise.core.records import Controller, Observation
-from casewise.data.folders import CaseFiles, list_cases, with_groups
-from casewise.guard import Guarded, guard
-from casewise.judge.controllers import CONTROLLERS
-from casewise.judge.policy import controller_of, read_policy
+from casewise.archive.store import open_archive
+from casewise.core.records import Controller
+from casewise.data.folders import CaseFiles
+from casewise.deployment import Model
+from casewise.guard import guard
+from casewise.judge.calibration.fit import calibrate
+from casewise.judge.controllers.fixed import FixedK, Settled, Source
+from casewise.judge.policy import controller_of
+
+SETS = {"cardiac": "mri", "fundus": "photo", "polyps": "photo", "driving": "driving"}
+SHIFTS = ("hearts", "fundus-0", "polyps-0", "driving")
 
 
-def backbone_of(shift: Shift) -> Backbone:
-    """The model of a shift from its command-line options."""
-    options = dict(zip(shift.model[::2], (*shift.model[1::2], ""), strict=False))
-    weights = options.get("--weights")
-    return load_backbone(
-        options["-m"], weights=None if weights is None else Path(weights), mirroring="--disable_tta" not in shift.model
-    )
+def deployed(files: CaseFiles, model: Model, how: Adaptation, controller: Controller) -> None:
+    """One case under a controller."""
+    backbone = model.load()
+    guard(backbone.read(files).case, backbone, controller, how)
 
 
-def timed(
-    files: CaseFiles, backbone: Backbone, how: Adaptation, controller: Controller, steps: int
-) -> tuple[float, Guarded]:
-    """Wall seconds from the file to the deployed mask."""
-    began = time.perf_counter()
-    case = backbone.read(files).case
-    guarded = guard(case, backbone, controller, how, steps=steps)
-    return time.perf_counter() - began, guarded
+def contestants(shift: Shift, out: Path) -> Mapping[str, Callable[[CaseFiles], None]]:
+    """What is timed, by name."""
+    names, tent = SETS[shift.cohort], replace(shift.ladders["tent"], shrink=())
+    amount = Adaptation(f"views:{names}").horizon(shift.model.load())
+    router = controller_of(calibrate(open_archive(shift.archive(out, SPLITS[0])).on("tent"), "cardiac"))
+    found: dict[str, tuple[Model, Adaptation, Controller]] = {
+        "M0": (shift.model, tent, Source()),
+        f"consensus of `{names}`": (shift.model, Adaptation(f"views:{names}", steps=amount), FixedK(amount)),
+        "the same, sequential": (
+            shift.model, Adaptation(f"running:{names}", steps=amount - 1), Settled(amount - 1)
+        ),
+        "TENT, four updates": (shift.model, tent, FixedK(4)),
+        "router of the paper on TENT": (shift.model, tent, router),
+    }  # fmt: skip
+    if shift.cohort == "cardiac":
+        found["M0 with nnU-Net's mirroring"] = (replace(shift.model, mirroring=True), tent, Source())
+    return {name: lambda files, parts=parts: deployed(files, *parts) for name, parts in found.items()}  # type: ignore[misc]
 
 
-def deciding(guarded: Guarded, controller: Controller, how: Adaptation, group: str | None) -> float:
-    """Seconds for the fragmentation of every executed step and for the decision itself, timed again on the masks."""
-    masks = guarded.trajectory.masks
-    began = time.perf_counter()
-    for mask in masks[1:]:
-        fragmentation(masks[0], mask, min_area=how.min_area, foreground=how.foreground)
-    for step in range(len(masks)):
-        controller.decide(Observation(guarded.trajectory.case_id, group, guarded.trajectory.signals[: step + 1]))
-    return time.perf_counter() - began
-
-
-def measured(shift: Shift, arm: str, out: Path, cases: int) -> Mapping[str, list[float]]:
-    """Seconds of every contestant on the first development cases."""
-    from casewise.archive.store import open_archive
-
-    archive = open_archive(out / shift.name / arm / "calibration")
-    how, steps = Adaptation.from_plain(archive.configuration["adaptation"]), archive.steps
-    backbone = backbone_of(shift)
-    router = controller_of(read_policy(out / shift.name / arm / f"policy-{shift.policy}.json"))
-    contestants = {"M0": CONTROLLERS.build("m0"), f"fixed-{steps}": CONTROLLERS.build("fixed-k", step=steps)}
-    seconds: dict[str, list[float]] = {name: [] for name in (*contestants, "router", "deciding", "executed")}
-    folder = out / shift.name / "folders" / "development"
-    for files in with_groups(list_cases(folder / "images")[:cases], folder / "cases.csv"):
-        for name, controller in contestants.items():
-            seconds[name].append(timed(files, backbone, how, controller, steps)[0])
-        took, guarded = timed(files, backbone, how, router, steps)
-        seconds["router"].append(took)
-        seconds["deciding"].append(deciding(guarded, router, how, files.group))
-        seconds["executed"].append(float(guarded.decision.executed))
-    return seconds
-
-
-def spread(values: list[float]) -> str:
-    """mean [least, most]"""
-    return f"{np.mean(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
+def measured(shift: Shift, out: Path, cases: int) -> Mapping[str, list[tuple[float, float]]]:
+    """(wall seconds, CPU seconds) of every contestant on the first development cases."""
+    files = cases_of(out / shift.cohort / "folders" / SPLITS[1], shift.model.load().ending)[:cases]
+    found: dict[str, list[tuple[float, float]]] = {}
+    for name, run in contestants(shift, out).items():
+        run(files[0])  # loads the model
+        for one in files:
+            began, busy = time.perf_counter(), time.process_time()
+            run(one)
+            found.setdefault(name, []).append((time.perf_counter() - began, time.process_time() - busy))
+    return found
 
 
 def main() -> None:
-    """Print one row a shift."""
+    """Print one table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("shifts", nargs="*", metavar="SHIFT")
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--weights", type=Path, help="folder of the source models; default: weights beside DATA")
     parser.add_argument("-o", "--out", type=Path, default=Path("bench-real"))
     parser.add_argument("--cases", type=int, default=6)
+    parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    sys.path.insert(0, str(Path(__file__).parent.parent))
+    os.environ.setdefault("nnUNet_compile", "f")
+    sys.path.insert(0, str(HOME.parent))
+    torch.set_num_threads(options.threads)
     out = options.out.resolve()
-    print(f"{torch.get_num_threads()} threads, seconds a case: mean [least, most]")
-    print(
-        "| shift, arm | n | M0 | fixed horizon | router | steps the router executed | decision, share of the router |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    for shift in shifts(options.data.resolve().parent / "weights", out).values():
-        for arm in shift.arms[:1]:
-            seconds = measured(shift, arm.name, out, options.cases)
-            fixed = next(values for name, values in seconds.items() if name.startswith("fixed"))
-            share = np.sum(seconds["deciding"]) / np.sum(seconds["router"])
+    known = shifts((options.weights or options.data.resolve().parent / "weights").resolve(), out)
+    load = os.getloadavg()[0]
+    print(f"{options.threads} threads, load of the machine {load:.1f}; wall seconds: mean [least, most]; CPU seconds")
+    print("\n| shift | what | n | wall seconds | CPU seconds | times M0 (CPU) |\n|---|---|---|---|---|---|")
+    for name in options.shifts or SHIFTS:
+        found = measured(known[name], out, options.cases)
+        base = np.mean([busy for _, busy in found["M0"]])
+        for what, pairs in found.items():
+            wall, busy = (np.array(column) for column in zip(*pairs, strict=True))
             print(
-                f"| {shift.name}, {arm.name} | {len(fixed)} | {spread(seconds['M0'])} | {spread(fixed)} | "
-                f"{spread(seconds['router'])} | {np.mean(seconds['executed']):.2f} | {share:.2%} |",
+                f"| {name} | {what} | {len(wall)} | {wall.mean():.2f} [{wall.min():.2f}, {wall.max():.2f}] | "
+                f"{busy.mean():.2f} | {busy.mean() / base:.1f} |",
                 flush=True,
             )
 

@@ -1,0 +1,560 @@
+"""One table per real shift: every proposer, consensus and decision on the same development cases, in one run.
+
+    python benchmarks/real_shifts.py --data DATA -o OUT [hearts driving ...]      after real_ladders.py; prints Markdown
+
+Reads the archives below OUT; development labels are read through the exposure ledger of each archive. What is fitted is
+fitted on the calibration cases, or by cross-fitting over clusters where the row says so. Numbers of every case go to
+OUT/tables/SHIFT.json, from which ``real_across.py`` leaves one shift out at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from real_folders import SPLITS
+from real_ladders import HOME, Shift, shifts
+
+from casewise.adapt.views import SETS, views_of
+from casewise.archive.store import Archive, open_archive
+from casewise.core.errors import CasewiseError
+from casewise.core.records import SOURCE, Controller, Mask
+from casewise.judge.calibration.designs import (
+    DESIGNS,
+    AgreementRule,
+    Known,
+    Setting,
+    compare_designs,
+    folds,
+    gather,
+    setting_of,
+)
+from casewise.judge.calibration.fit import calibrate
+from casewise.judge.calibration.view_selection import ReadCase, chosen_views, read_case, settled_after
+from casewise.judge.certificates.certify_router import Promise, certify_router
+from casewise.judge.certificates.evidence import deployed_numbers
+from casewise.judge.controllers.choose import board, state_of
+from casewise.judge.controllers.fixed import FixedK
+from casewise.judge.ledger import unlock
+from casewise.judge.outcomes import deployed, edit_shares, judged_share, outcomes
+from casewise.judge.policy import controller_of
+from casewise.measure.ballots import labels_of
+from casewise.measure.metrics import METRICS
+from casewise.measure.metrics.harm import harm
+from casewise.measure.metrics.selective import auroc, risk_coverage
+from casewise.replay import replay
+from casewise.study.quality_control import archive_opinions, controlled, quality_rows
+from casewise.study.statistics.chance import chance_draws
+from casewise.study.statistics.resample import clusters_of, mean_interval
+
+POOR, POINT = 0.7, 0.01
+SETTLED = (0.97, 0.98, 0.985, 0.99, 0.995)
+DRAWS = 1000
+GRADIENTS = ("tent", "eata", "cotta", "consensus")
+RULES = {"router of the paper": "cardiac", "`default` of 0.1": "default", "frag-stop": "frag-stop",
+         "tau-stop": "tau-stop"}  # fmt: skip
+PROMISES = (Promise(("ha",), (0.2,)), Promise(("harmed",), (0.2,), margin=POINT), Promise(("worse-voxels",), (0.4,)))
+LEVELS, ALLOWED = (0.8, 0.9, 0.95), (0.05, 0.1, 0.2)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line: what a method deployed on every development case, in the columns of ``judge.outcomes``; its cost."""
+
+    name: str
+    cases: pd.DataFrame
+    forwards: float
+    backwards: float = 0.0
+    seconds: float = float("nan")
+    p: str = ""
+
+    def cells(self, oracle: float) -> Sequence[str]:
+        change = self.cases["change"].to_numpy(float)
+        found = mean_interval(change, clusters=clusters_of(self.cases))
+        judged = judged_share(self.cases)
+        back = f" + {self.backwards:.1f}b" if self.backwards else ""
+        return (
+            f"{found.estimate:+.4f} [{found.low:+.4f}, {found.high:+.4f}]",
+            f"{found.estimate / oracle:.0%}",
+            f"{int((change > 0).sum())} : {int((change < 0).sum())}",
+            str(int((change < -POINT).sum())),
+            "" if judged is None else f"{self.cases['ha'].mean():.3f} ({judged:.0%})",
+            "" if judged is None else f"{self.cases['ba'].mean():.3f}",
+            "" if judged is None else f"{self.cases['worse_voxels'].mean():.3f}",
+            f"{self.forwards:.1f}{back}",
+            "" if np.isnan(self.seconds) else f"{self.seconds:.1f}",
+            self.p,
+        )
+
+
+COLUMNS = (
+    "gain [95 %]", "captured", "helped : hurt", "hurt by > .01", "HA (judged)", "BA", "worse-voxels",
+    "forwards", "seconds as recorded", "p at its quota",
+)  # fmt: skip
+
+
+@dataclass
+class Bench:
+    """The two archives of a shift, and all that is measured on them."""
+
+    shift: Shift
+    calibration: Archive
+    development: Archive
+    kept: dict[str, Any] = field(default_factory=dict)  # for OUT/tables/SHIFT.json
+
+    @property
+    def recorded(self) -> list[str]:
+        """Ladders that hold every case of both splits."""
+        whole = []
+        for name in self.shift.ladders:
+            both = (self.calibration, self.development)
+            if all(name in one.ladders and len(one.on(name).ids) == len(one.cases or one.entries) for one in both):
+                whole.append(name)
+        return whole
+
+    @property
+    def views(self) -> list[str]:
+        return [name for name in self.recorded if self.shift.ladders[name].forward_only is not None]
+
+    def frame(self, ladder: str) -> pd.DataFrame:
+        return outcomes(self.development.on(ladder))
+
+    def fixed(self, ladder: str, step: int, **cost: float) -> Row:
+        """One candidate of a ladder, for every case."""
+        archive = self.development.on(ladder)
+        cases = deployed(self.frame(ladder), replay(archive, FixedK(step)))
+        return Row("", cases, seconds=seconds(archive, step), **cost)  # type: ignore[arg-type]
+
+
+def seconds(archive: Archive, *places: int) -> float:
+    """Median over cases of what M0 and some candidates took when they were recorded; M0 as long as a reading."""
+    found = []
+    for entry in archive.entries.values():
+        readings = entry.seconds[1:-1] or entry.seconds
+        source = max(entry.seconds[0], float(np.median(readings)))  # it is shared between ladders, so it may be free
+        found.append(source + sum(entry.seconds[place] for place in places if place))
+    return float(np.median(found))
+
+
+def until(archive: Archive, cases: pd.DataFrame) -> float:
+    """Median over cases of what M0 and the executed steps took when they were recorded."""
+    executed = cases.set_index("case")["executed"]
+    return float(np.median([sum(archive.entries[name].seconds[: int(k) + 1]) for name, k in executed.items()]))
+
+
+# ---- views and kinds of consensus ----
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One development case of a ladder of views, whose consensuses become whole masks."""
+
+    case: ReadCase
+    source: Mask
+    label: Mask
+    changed: np.ndarray
+
+    def row(self, labels: np.ndarray, archive: Archive) -> dict[str, Any]:
+        """What deploying these labels costs, in the columns of ``judge.outcomes``."""
+        mask = self.source.copy()
+        mask[self.changed] = labels
+        made, entry = archive.configuration, archive.entry(self.case.id)
+        ignore = made.get("ignore")
+        judged = harm(self.source, mask, self.label, min_area=made["min_area"], foreground=made["foreground"],
+                      ignore=ignore)  # fmt: skip
+        metric, source = (
+            METRICS[made["metric"]].of(one, self.label, ignore=ignore, spacing_mm=entry.spacing_mm)
+            for one in (mask, self.source)
+        )
+        return {
+            "case": self.case.id, "cluster": entry.cluster, "metric": metric, "change": metric - source,
+            "ha": judged.ha, "ba": judged.ba, "unscored": judged.unscored, "area": judged.area,
+            **edit_shares(self.source, mask, self.label, ignore),
+        }  # fmt: skip
+
+
+def reader(archive: Archive, case_id: str) -> Reader:
+    masks = archive.masks(case_id)
+    source = masks[SOURCE]
+    changed = np.any([mask != source for mask in masks.values()], axis=0)
+    return Reader(read_case(archive, case_id), source, archive.label(case_id), changed)
+
+
+def mean_of(case: ReadCase, places: Sequence[int]) -> np.ndarray:
+    return labels_of(case.ballots[[0, *places]].mean(0, dtype=np.float32), case.head)
+
+
+def vote_of(case: ReadCase) -> np.ndarray:
+    """The majority of all readings; M0's label where votes are even."""
+    counts = np.stack([(case.masks == value).sum(0) for value in range(case.outside.shape[1])]) * 2
+    counts[case.masks[0], np.arange(case.masks.shape[1])] += 1
+    return np.asarray(counts.argmax(0))
+
+
+def ordered(case: ReadCase, places: Sequence[int]) -> ReadCase:
+    """The case as if only these views had been read, in this order."""
+    rows = [0, *places]
+    names = tuple(case.names[place - 1] for place in places)
+    return replace(case, ballots=case.ballots[rows], masks=case.masks[rows], names=names)
+
+
+def rungs_of(archive: Archive) -> tuple[str, ...]:
+    """The views of a ladder by place; one that is drawn for each case is called "random view"."""
+    each = zip(*(entry.rungs[:-1] for entry in archive.entries.values()), strict=True)
+    return tuple(names[0] if len(set(names)) == 1 else f"random view {k}" for k, names in enumerate(each, start=1))
+
+
+def places_of(names: Sequence[str], wanted: Sequence[str]) -> tuple[int, ...]:
+    return tuple(names.index(name) + 1 for name in wanted if name in names)
+
+
+def kinds(bench: Bench, ladder: str) -> dict[str, tuple[tuple[int, ...], str]]:
+    """The consensuses of one ladder: name -> (places of the views, how they are joined)."""
+    archive = bench.calibration.on(ladder)
+    names = rungs_of(archive)
+    everything = tuple(range(1, len(names) + 1))
+    found = {"mean of all": (everything, "mean"), "vote of all": (everything, "vote")}
+    shipped = places_of(names, [str(view) for view in views_of(ladder)]) if ladder in SETS else ()
+    if shipped and len(shipped) == len(views_of(ladder)):
+        found[f"set `{ladder}`, uniform"] = (shipped, "mean")
+        found[f"set `{ladder}`, sequential"] = (shipped, "sequential")
+    else:
+        found |= {f"first {size}, mean": (tuple(range(1, size + 1)), "mean") for size in (4, 8) if size < len(names)}
+        found["all, sequential"] = (everything, "sequential")
+    if not all("random" in name for name in names):
+        mirrors = tuple(k for k, name in enumerate(names, start=1) if name.startswith("mirror("))
+        if len(mirrors) > 1:
+            found["mirror mean (what nnU-Net's mirroring is)"] = (mirrors, "mean")
+        chosen = chosen_views([replace(read_case(archive, name), names=names) for name in archive.ids])
+        words = ", ".join(chosen.names) or "M0 alone"
+        found[f"calibrated: {words} (left-out estimate {chosen.left_out:+.4f})"] = (chosen.places, "mean")
+    return found
+
+
+def consensus_rows(bench: Bench, ladder: str) -> Iterator[Row]:
+    """Every view alone, then every kind of consensus; cases are read one at a time."""
+    archive = bench.development.on(ladder)
+    for step, name in enumerate(rungs_of(archive), start=1):
+        if "random" not in name:
+            yield replace(bench.fixed(ladder, step, forwards=2), name=f"{name} alone")
+    wanted = kinds(bench, ladder)
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in wanted}
+    read: dict[str, list[int]] = {name: [] for name in wanted}
+    curve: dict[str, dict[float, list[tuple[int, float]]]] = {}
+    for case_id in archive.ids:
+        one = reader(archive, case_id)
+        for name, (places, how) in wanted.items():
+            part, amount = ordered(one.case, places), len(places)
+            if how == "sequential":
+                points = curve.setdefault(name, {at: [] for at in (*SETTLED, 1.01)})
+                for at in points:
+                    stop = settled_after(part, at)
+                    row = one.row(mean_of(part, range(1, stop + 1)), archive) if at == 0.985 else None
+                    value = part.consensus(range(1, stop + 1)) if row is None else row["metric"]
+                    points[at].append((stop, value - part.source))
+                    if row is not None:
+                        rows[name].append(row)
+                        amount = stop
+            else:
+                labels = mean_of(part, range(1, amount + 1)) if how == "mean" else vote_of(one.case)
+                rows[name].append(one.row(labels, archive))
+            read[name].append(amount)
+    for name, (places, how) in wanted.items():
+        forwards = 1 + float(np.mean(read[name]))
+        took = seconds(archive, *places) * (forwards / (1 + len(places)) if how == "sequential" else 1)
+        yield Row(name, pd.DataFrame(rows[name]), forwards, seconds=took)
+    bench.kept.setdefault("curves", {}).update(
+        {f"{ladder}: {name}": {str(at): [[k, round(gain, 5)] for k, gain in points[at]] for at in points}
+         for name, points in curve.items()}
+    )  # fmt: skip
+
+
+# ---- decisions ----
+
+
+def best_fixed(known: Sequence[Known], setting: Setting) -> Controller:
+    """The candidate with the largest mean gain on the cases that it is fitted on."""
+    states = [state for state in board(known[0].seen) if state.step]
+    best = max(states, key=lambda state: np.mean([one.metric[state] - one.source for one in known]))
+    if best == state_of(setting.consensus):
+        return AgreementRule(setting.steps, setting.consensus, rule="consensus")
+    return FixedK(best.step)
+
+
+WITH_BEST = {**DESIGNS, "best fixed": best_fixed}
+UNFITTED = ("highest-agreement", "medoid")
+
+
+def decision_rows(bench: Bench, ladder: str) -> Iterator[Row]:
+    """Each design, fitted on calibration and cross-fitted over the clusters of both splits; scored on development."""
+    archive = bench.development.on(ladder)
+    frame, setting = outcomes(archive), setting_of(archive)
+    calibration = gather(bench.calibration.on(ladder), setting)
+    development = gather(archive, setting)
+    known = [*calibration, *development]
+    ids = {one.case_id for one in development}
+    amount = archive.steps
+    took = seconds(archive, *range(1, amount + 1))
+    scored: dict[str, dict[str, float]] = {}
+    for name, design in WITH_BEST.items():
+        if name in ("m0", "consensus"):
+            continue
+        for how in ("fitted on calibration", "cross-fitted")[: 1 if name in UNFITTED else 2]:
+            cases = []
+            if how == "fitted on calibration":
+                parts = [(design(calibration, setting), sorted(ids))]
+            else:
+                parts = [
+                    (design([known[i] for i in inside], setting), [known[i].case_id for i in out])
+                    for inside, out in folds([one.cluster for one in known])
+                ]
+            for controller, members in parts:
+                mine = [one for one in members if one in ids]
+                if mine:
+                    decisions = replay(archive.select(ids=mine), controller)
+                    cases.append(deployed(frame, decisions, archive=archive))
+            rows = pd.concat(cases, ignore_index=True)
+            if how == "fitted on calibration":
+                scored[name] = dict(zip(rows["case"], rows["change"].astype(float), strict=True))
+            yield Row(
+                name if name in UNFITTED else f"{name}, {how}",
+                rows,
+                float(amount),
+                seconds=took,
+                p=quota_p(frame, rows),
+            )
+    both = compare_designs(known, setting, WITH_BEST, level=0.975)
+    inside = compare_designs(calibration, setting, DESIGNS)
+    bench.kept.setdefault("designs", {})[ladder] = {
+        "both": [vars(row) for row in both.rows],
+        "calibration": {name: [[one.cluster, one.gain] for one in found] for name, found in inside.deployed.items()},
+        "development": {**scored, "m0": dict.fromkeys(ids, 0.0), "consensus": {
+            one.case_id: one.metric[state_of(setting.consensus)] - one.source for one in development}},
+        "clusters": {one.case_id: one.cluster for one in development},
+        "oracle": float(np.mean([max(one.metric.values()) - one.source for one in known])),
+    }  # fmt: skip
+
+
+def quota_p(frame: pd.DataFrame, rows: pd.DataFrame) -> str:
+    """How often dealing the deployed states to the clusters at random gains as much, and harms as little."""
+    chosen = list(zip(rows["deployed"].astype(int), rows["shrink"].astype(float), strict=True))
+    if (rows["action"] == "gate").any() or len(set(chosen)) < 2:
+        return ""
+    states = sorted(set(chosen))
+    table = frame.set_index(["step", "shrink", "case"])
+    buckets = np.array([states.index(one) for one in chosen])
+    units = clusters_of(rows)
+    found = []
+    for column, sign in (("change", 1), ("ha", -1)):
+        values = np.column_stack([
+            table.loc[state].reindex(rows["case"])["metric" if column == "change" else "ha"].to_numpy(float)
+            for state in states
+        ])  # fmt: skip
+        values = values - rows["metric_source"].to_numpy(float)[:, None] if column == "change" else values
+        drawn = sign * chance_draws(values, buckets, DRAWS, 1000, units)
+        observed = sign * float(np.nanmean(values[np.arange(len(values)), buckets]))
+        found.append((1 + int((drawn >= observed - 1e-12).sum())) / (1 + DRAWS))
+    return f"gain {found[0]:.3f}, HA {found[1]:.3f}"
+
+
+def ladder_rows(bench: Bench, ladder: str) -> Iterator[Row]:
+    """Fixed budgets, stop rules and routers of a gradient ladder, calibrated on calibration."""
+    archive, holdout = bench.development.on(ladder), bench.calibration.on(ladder)
+    frame, extra = outcomes(archive), 9.0 if ladder == "consensus" else 0.0  # forwards that make the teacher
+    for step in (1, archive.steps):
+        cases = deployed(frame, replay(archive, FixedK(step)))
+        yield Row(f"{ladder}: fixed-{step}", cases, 1 + extra + 2 * step, step, until(archive, cases))
+    for name, design in RULES.items():
+        try:
+            controller = controller_of(calibrate(holdout, design, unshrunk=ladder == "consensus"))
+            cases = deployed(frame, replay(archive, controller))
+        except CasewiseError as error:
+            print(f"<!-- {ladder}: {name} was refused: {error} -->")
+            continue
+        executed = float(cases["executed"].mean())
+        p = quota_p(frame, cases)
+        yield Row(f"{ladder}: {name}", cases, 1 + extra + 2 * executed, executed, until(archive, cases), p)
+
+
+# ---- quality, promises ----
+
+
+def quality_lines(bench: Bench, ladder: str) -> Iterator[str]:
+    """What each signal says about M0's metric over both splits, and what flags find; bounds leave the cluster out."""
+    both = [one.on(ladder) for one in (bench.calibration, bench.development)]
+    made = both[0].configuration
+    opinions = (opinion for archive in both for opinion in archive_opinions(archive))
+    rows = quality_rows(opinions, metric=made["metric"], ignore=made.get("ignore"))
+    found = controlled(rows, below=POOR, level=0.9)
+    yield "| signal of M0 | rank correlation | AURC [95 %] (best, chance) | normalised | AUROC(metric < .7) |"
+    yield "|---|---|---|---|---|"
+    for row in found.worth.to_dict("records"):
+        yield (
+            f"| {row['signal']} | {row['rho']:.2f} | {row['aurc']:.3f} [{row['low']:.3f}, {row['high']:.3f}] "
+            f"({row['optimum']:.3f}, {row['chance']:.3f}) | {row['normalized']:.2f} | {row['auroc']:.3f} |"
+        )
+    signals = pd.concat([archive.signals() for archive in both])
+    entropy = signals.loc[signals["step"] == 0].set_index("case")["entropy"].reindex(rows["case"]).to_numpy(float)
+    metric = rows["metric"].to_numpy(float)
+    curve = risk_coverage(-entropy, 1 - metric)
+    rho = pd.Series(-entropy).corr(pd.Series(metric), method="spearman")
+    yield (
+        f"| confidence (minus entropy) | {rho:.2f} | {curve.aurc:.3f} ({curve.optimum:.3f}, {curve.mean_risk:.3f}) | "
+        f"{curve.normalized:.2f} | {auroc(entropy, metric < POOR):.3f} |"
+    )
+    if found.refused:
+        yield f"\nNo lower bound: {found.refused}"
+        return
+    flagged = found.cases["flagged"].fillna(False).astype(bool)
+    poor = found.cases["metric"] < POOR
+    covered = (found.cases["metric"] >= found.cases["quality_low"]).mean()
+    own = found.cases["case"].isin(both[1].ids)
+    kept = rows[["case", "cluster", "agreement", "metric"]].to_dict("list")
+    bench.kept.setdefault("quality", {})[ladder] = kept
+    yield (
+        f"\nFlags (`--flag-below 0.7 --at 0.9`, each cluster's bound from the others): {int(flagged.sum())} of "
+        f"{len(flagged)} cases, {int((flagged & poor).sum())} of the {int(poor.sum())} below .7 among them; on "
+        f"development {int((flagged & own).sum())} of {int(own.sum())}, {int((flagged & poor & own).sum())} of "
+        f"{int((poor & own).sum())}. The lower bound held for {covered:.0%} of the cases (promised 90 %)."
+    )
+
+
+def promise_lines(bench: Bench) -> Iterator[str]:
+    """What the calibration cases could promise, and what then happened on development."""
+    yield "| what | promise | patients | bound | kept | realised on development, kept |"
+    yield "|---|---|---|---|---|---|"
+    asked = [(ladder, "consensus") for ladder in bench.views]
+    asked += [(ladder, design) for ladder in bench.recorded if ladder in GRADIENTS for design in ("cardiac", "default")]
+    for ladder, design in asked:
+        holdout, archive = bench.calibration.on(ladder), bench.development.on(ladder)
+        for promise in PROMISES:
+            said = f"{promise.label} <= {promise.alphas[0]}" + (f", by > {promise.margin}" if promise.margin else "")
+            try:
+                policy = calibrate(holdout, design, unshrunk=ladder == "consensus")
+                certificate, certified = certify_router(holdout, policy, promise, force=True)
+                after = deployed_numbers(archive, certified, margin=promise.margin)
+            except CasewiseError as error:
+                print(f"<!-- {ladder}, {design}: {promise.label} was refused: {error} -->")
+                continue
+            bound = "refused" if certificate.bound is None else f"{certificate.bound:.3f}"
+            realised = after.get(promise.label, after.get("harmed"))
+            yield (
+                f"| {ladder}, {design} | {said} | {certificate.units} | {bound} | {certificate.kept:.0%} | "
+                f"{realised:.3f}, {after['kept']:.0%} |"
+            )
+
+
+# ---- a shift ----
+
+
+def rows_of(bench: Bench) -> Iterator[Row]:
+    """Every line of the table, M0 first."""
+    first = bench.recorded[0]
+    source = bench.fixed(first, 0, forwards=1)
+    took = np.median([max(bench.development.on(name).entries[case].seconds[0] for name in bench.recorded)
+                      for case in bench.development.on(first).ids])  # fmt: skip
+    yield replace(source, name="M0", seconds=float(took))
+    for ladder in bench.views:
+        for make in (consensus_rows, decision_rows):
+            yield from (replace(row, name=f"{ladder}: {row.name}") for row in make(bench, ladder))
+    for ladder in bench.recorded:
+        if ladder in GRADIENTS:
+            yield from ladder_rows(bench, ladder)
+
+
+def oracle_of(bench: Bench) -> float:
+    """What the best recorded candidate of each case would gain."""
+    frames = [bench.frame(name) for name in bench.recorded]
+    best = pd.concat(frames).groupby("case")["metric"].max()
+    source = frames[0].loc[frames[0]["step"] == 0].set_index("case")["metric"]
+    return float((best - source).mean())
+
+
+def tell(shift: Shift, out: Path) -> None:
+    """Print everything about one shift."""
+    calibration, development = (open_archive(shift.archive(out, split)) for split in SPLITS)
+    development = unlock(development.locked(), purpose="benchmarks/real_shifts.py: the table of this shift")
+    bench = Bench(shift, calibration, development)
+    first = bench.frame(bench.recorded[0])
+    source = first.loc[first["step"] == 0]
+    oracle = oracle_of(bench)
+    lost = [name for name in shift.ladders if name not in bench.recorded]
+    units, before = clusters_of(source).max() + 1, len(calibration.cases or calibration.entries)
+    print(f"\n### {shift.name}: {len(source)} development cases of {units} clusters, calibrated on {before}\n")
+    print(f"M0 {source['metric'].mean():.4f}, {int((source['metric'] < POOR).sum())} cases below .7. The best recorded "
+          f"candidate of each case (needs the label) would gain {oracle:+.4f}."
+          + (f" Not recorded, or not whole: {', '.join(lost)}." if lost else ""))  # fmt: skip
+    print(f"\n| method | {' | '.join(COLUMNS)} |\n|{'---|' * (len(COLUMNS) + 1)}")
+    bench.kept |= {"source": float(source["metric"].mean()), "oracle": oracle, "rows": {}}
+    for row in rows_of(bench):
+        print(f"| {row.name} | {' | '.join(row.cells(oracle))} |", flush=True)
+        change = mean_interval(row.cases["change"].to_numpy(float), clusters=clusters_of(row.cases))
+        bench.kept["rows"][row.name] = {
+            "gain": change.estimate, "low": change.low, "high": change.high, "forwards": row.forwards,
+            "hurt": int((row.cases["change"] < -POINT).sum()), "n": len(row.cases),
+            "changes": dict(zip(row.cases["case"], row.cases["change"].astype(float).round(5), strict=True)),
+        }  # fmt: skip
+    for line in (*curve_lines(bench), *design_lines(bench)):
+        print(line)
+    for ladder in bench.views:
+        print(f"\nQuality of M0 from `{ladder}` (both splits):\n")
+        print("\n".join(quality_lines(bench, ladder)), flush=True)
+    print("\nPromised on calibration, realised on development:\n")
+    for line in promise_lines(bench):
+        print(line, flush=True)
+    (out / "tables").mkdir(exist_ok=True)
+    (out / "tables" / f"{shift.name}.json").write_text(json.dumps(bench.kept, indent=1, default=float))
+
+
+def curve_lines(bench: Bench) -> Iterator[str]:
+    """Gain against forwards of the sequential rule."""
+    yield f"\n| reading stops when the consensus has settled at | {' | '.join(map(str, SETTLED))} | never |"
+    yield "|---|" + "---|" * (len(SETTLED) + 1)
+    for name, points in bench.kept.get("curves", {}).items():
+        whole = np.array(points["1.01"], float)
+        cells = []
+        for at in (*SETTLED, 1.01):
+            read = np.array(points[str(at)], float)
+            saved, gain = 1 - read[:, 0].sum() / whole[:, 0].sum(), read[:, 1].mean()
+            cells.append(f"{gain:+.4f}; saves {saved:.0%}, keeps {gain / whole[:, 1].mean():.0%}")
+        yield f"| {name} | {' | '.join(cells)} |"
+
+
+def design_lines(bench: Bench) -> Iterator[str]:
+    """Every design by cross-fitting over the clusters of both splits: what the choice of a design is judged on."""
+    for ladder, kept in bench.kept.get("designs", {}).items():
+        names = ("gain [95 %]", "helped : hurt", "hurt by > .01", "worst", "captured")
+        yield f"\n| `{ladder}`, both splits, cross-fitted | {' | '.join(names)} |"
+        yield "|---|---|---|---|---|---|"
+        for row in kept["both"]:
+            share = "" if row["captured"] is None else f"{row['captured']:.0%}"
+            yield (
+                f"| {row['design']} | {row['gain']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}] | {row['helped']} : "
+                f"{row['hurt']} | {row['hurt_by_a_point']} of {row['cases']} | {row['worst']:+.3f} | {share} |"
+            )
+
+
+def main() -> None:
+    """Print the tables of the shifts that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("shifts", nargs="*", metavar="SHIFT")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--weights", type=Path, help="folder of the source models; default: weights beside DATA")
+    parser.add_argument("-o", "--out", type=Path, default=Path("bench-real"))
+    options = parser.parse_args()
+    sys.path.insert(0, str(HOME.parent))
+    out = options.out.resolve()
+    known = shifts((options.weights or options.data.resolve().parent / "weights").resolve(), out)
+    for name in options.shifts or known:
+        tell(known[name], out)
+
+
+if __name__ == "__main__":
+    main()
