@@ -72,6 +72,13 @@ def study(
         list[float] | None,
         typer.Option("--min-area-mm", min=1e-6, help="Sweep the smallest region in mm² or mm³ too; repeat."),
     ] = None,
+    substitute: Annotated[
+        str,
+        typer.Option(
+            "--substitute",
+            help="Matched controls also with what this method (fixed-4, tau-stop) deployed for every kept case.",
+        ),
+    ] = "",
     pictures: Annotated[
         int, typer.Option("--pictures", min=0, help="Cases with pictures, worst first; bounds the page.")
     ] = 150,
@@ -109,6 +116,7 @@ def study(
         _extras(calibration, other, rerun, sweep, backbone, away, frozen, criteria, images),
         first_step=include_first_step,
         min_areas_mm=tuple(min_area_mm or ()),
+        substitute=substitute,
     )
     place = out if out is not None else evaluation / "report"
     known = read_policy(policy or calibration, typed=controller)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from casewise.archive.store import Archive
-from casewise.core.errors import CasewiseError
+from casewise.core.errors import BadInput, CasewiseError
 from casewise.core.records import CALIBRATION, EVALUATION, Controller, Decision, Policy
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.data.folders import CaseFiles, list_cases
@@ -52,6 +52,7 @@ class Extras:
     images: Mapping[str, CaseFiles] | None = None  # what was segmented, by case, for the pictures' input column
     first_step: bool = False  # differences of signal and HA begin with M0 to step 1, not with step 1 to 2
     min_areas_mm: tuple[float, ...] = ()  # the sweep of the smallest region also in mm2 (2-D) or mm3 (3-D)
+    substitute: str = ""  # matched controls also with what this method deployed in place of the kept cases' actions
 
     def unlocked(self) -> Extras:
         """The same archives, each with its labels unlocked and that written into its own exposure ledger."""
@@ -132,6 +133,9 @@ class Study:
                 skipped[name] = str(error)
         methods = {name: deployed(scored, made, archive=evaluation) for name, made in decisions.items()}
         given = (extras or Extras()).unlocked()
+        if given.substitute and given.substitute not in {*methods} - {cls.source, _own_name(controller)}:
+            known = ", ".join(name for name in methods if name not in (cls.source, _own_name(controller)))
+            raise BadInput(f"substitute arms need a method of this study ({known}), got {given.substitute!r}")
         methods |= dict(_others(evaluation, given))
         return cls(
             evaluation, calibration, policy, controller, scored, holdout, decisions, methods, kinds, skipped, given,

@@ -9,9 +9,18 @@ patients only, of the m that are deployed. With calibration scores :math:`s_i` a
 over the deployed scores :math:`s_j`. Keeping :math:`s_j \le \hat t` is Benjamini-Hochberg on conformal p-values (Jin
 and Candes, 2023), so :math:`E[\sum_{kept} L_j / \max(1, \#kept)] \le \alpha` where all patients are exchangeable.
 
-**Losses between 0 and 1.** A coin with probability :math:`L_i` is tossed for each calibration patient. The selection
-reads these coins and the scores, never a coin of a deployed patient; given its loss that coin is independent of the
-selection and has mean :math:`L_j`, so the bound on the mean of the coins is the bound on the mean of the losses.
+**Losses between 0 and 1.** Here a patient j gets an e-value. Let :math:`T(\ell)` be the largest of all scores with
+:math:`(\ell + \sum_i L_i 1\{s_i \le T\})\, m \le \alpha (n + 1)\, \#\{j : s_j \le T\}`, the threshold had its loss been
+:math:`\ell`, and
+
+.. math:: E_j = \min_{0 < \ell \le 1} \frac{(n + 1)\, 1\{s_j \le T(\ell)\}}{\ell + \sum_i L_i 1\{s_i \le T(\ell)\}}
+
+At the true loss the threshold treats patient j and the calibration patients alike, so by exchangeability
+:math:`E[L_j E_j] \le E[\sum_i L_i 1\{s_i \le T\} / \sum_i L_i 1\{s_i \le T\}] \le 1`, both sums over all n + 1.
+Keeping the k patients with :math:`E_j \ge m / (\alpha k)`, k as large as can be (e-BH, Wang and Ramdas, 2022), then
+gives :math:`E[\sum_{kept} L_j / k] \le \sum_j E[L_j E_j]\, \alpha / m \le \alpha`. All patients below T(1) have the
+same e-value and the others have 0, so they are kept together or not at all. Losses of 0 or 1 need :math:`\ell = 1`
+only, which is the rule above. Nothing is drawn at random.
 """
 
 from __future__ import annotations
@@ -26,9 +35,8 @@ from numpy.typing import ArrayLike
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import Policy
-from casewise.core.seeds import RESAMPLING_SEED
 from casewise.judge.certificates.certificate import Certificate
-from casewise.judge.certificates.certify_router import Promise, issued, noted
+from casewise.judge.certificates.certify_router import Promise, chosen_p_value, issued, noted
 from casewise.judge.certificates.crc import conformal_cases
 from casewise.judge.certificates.evidence import check_router, router_evidence, verdict_of
 from casewise.judge.certificates.loss_table import ACCEPT, Floats, check_level, check_losses
@@ -36,13 +44,20 @@ from casewise.judge.policy import check_held_out, controller_of
 
 
 def selected(
-    scores: ArrayLike, losses: ArrayLike, deployed: ArrayLike, alpha: float, *, below: float = np.inf, seed: int = 0
+    scores: ArrayLike,
+    losses: ArrayLike,
+    deployed: ArrayLike,
+    alpha: float,
+    *,
+    below: float = np.inf,
+    binary: bool = False,
 ) -> float | None:
     """The largest score that may be kept in this batch; None where nothing may.
 
-    Only scores under ``below`` are candidates: what a router rolls back by its own cut stays rolled back.
+    Only scores under ``below`` are candidates: what a router rolls back by its own cut stays rolled back. ``binary``
+    says that losses are 0 or 1 by construction; that they happen to be so here is not enough.
 
-    >>> selected([1, 2, 3, 4, 5, 6, 7, 8, 9], [0, 0, 0, 0, 0, 0, 1, 1, 1], [1.5, 2.5, 3.5, 8.5], alpha=0.2)
+    >>> selected([1, 2, 3, 4, 5, 6, 7, 8, 9], [0, 0, 0, 0, 0, 0, 1, 1, 1], [1.5, 2.5, 3.5, 8.5], alpha=0.2, binary=True)
     3.5
     >>> selected([1, 2, 3], [0, 0, 0], [1, 2], alpha=0.2) is None  # three are too few for a fifth
     True
@@ -51,12 +66,24 @@ def selected(
     stream = np.asarray(deployed, dtype=float)
     if s.shape != loss.shape or s.ndim != 1 or not len(s) or not len(stream):
         raise BadInput(f"need one score and one loss for each patient, got {s.shape}, {loss.shape} and {stream.shape}")
-    coins = np.random.default_rng(seed).random(len(loss)) < loss  # exactly the losses where they are 0 or 1
-    cuts = np.unique(stream[stream < below])
-    harmed = 1.0 + (coins[:, None] & (s[:, None] <= cuts[None, :])).sum(axis=0)
+    if binary and not np.isin(loss, (0.0, 1.0)).all():
+        raise BadInput("losses that are 0 or 1 by construction are needed here, got others; leave out binary")
+    cuts = np.unique(np.concatenate([s, stream]))
+    cuts = cuts[cuts < below]
+    lost = (loss[:, None] * (s[:, None] <= cuts[None, :])).sum(axis=0)
     kept = (stream[:, None] <= cuts[None, :]).sum(axis=0)
-    safe = np.flatnonzero(harmed / kept * len(stream) / (len(s) + 1) <= check_level("alpha", alpha) + ACCEPT)
-    return float(cuts[safe[-1]]) if safe.size else None
+    allowed = check_level("alpha", alpha) * kept * (len(s) + 1) / len(stream) + ACCEPT
+    room = allowed - lost  # what one more patient may lose for this cut to be allowed
+    safe = np.flatnonzero((room >= 1.0) & (kept > 0))
+    if not safe.size:
+        return None
+    at = int(safe[-1])
+    if not binary:
+        later, highest = room[at + 1 :], np.maximum.accumulate(room[at + 1 :][::-1])[::-1]
+        would_be = (later > 0) & (later >= highest)  # the largest cut for some smaller loss of that patient
+        if (lost[at + 1 :] + later)[would_be].max(initial=0.0) > allowed[at]:
+            return None
+    return float(stream[stream <= cuts[at]].max())
 
 
 def by_patient(values: Floats, clusters: Sequence[Hashable], join: Any) -> Floats:
@@ -89,20 +116,21 @@ def certify_kept(
     clusters = [deployed.entry(case).cluster or case for case in cases]
     stream = by_patient(np.array(found, dtype=float), clusters, np.max)
     scores = by_patient(evidence.values, evidence.clusters, np.max)
-    losses = by_patient(evidence.loss(asked.losses[0]), evidence.clusters, np.mean)
+    losses = by_patient(evidence.loss(asked.losses[0]), evidence.clusters, np.max if asked.within == "max" else np.mean)
     own = float(policy.options["cut_high"])
-    last = selected(scores, losses, stream, asked.alphas[0], below=own, seed=RESAMPLING_SEED)
+    binary = chosen_p_value(asked, evidence) == "binomial"
+    last = selected(scores, losses, stream, asked.alphas[0], below=own, binary=binary)
     cut = None if last is None else float(np.nextafter(last, np.inf))
     units, m = len(scores), len(stream)
     reach = (1.0 / (units + 1), conformal_cases(asked.alphas[0]))
     certificate, certified = issued(archive, policy, asked, evidence, cut, None, reach, (), said)
     kept = 0 if last is None else int((stream <= last).sum())
-    statement = (
-        f"Among the {kept} of these {m} deployed patients that keep an adaptation, "
-        f"{certificate.statement.split(': ', 1)[1]}"
-    )
+    several = m < len(cases) or units < len(evidence.ids)
+    who = "all of whose scans keep an adaptation" if several else "that keep an adaptation"
+    statement = f"Among the {kept} of these {m} deployed patients {who}, {certificate.statement.split(': ', 1)[1]}"
     details = {
         "among": "the kept patients of one batch",
+        "form": "conformal selection" if binary else "e-values",
         "batch": deployed.digest,
         "patients": m,
         "kept_in_batch": kept,

@@ -27,13 +27,15 @@ def section(study: Study) -> Section:
     pooled = association_of(study)
     steps = per_step(study.outcomes, **study.bootstrap)
     pairs, summary = signal_signal(study.outcomes), signal_summary(pooled)
+    state = fragmentation_state(study.outcomes)
     tables = (
         _summary_table(summary),
         _clustered_table(study, pooled),
         _step_table(steps),
         _pair_table(pairs),
+        _state_table(state),
     )
-    found = (pooled, steps, pairs, summary)
+    found = (pooled, steps, pairs, summary, state)
     notes = notes_of(*found)
     return Section("association", "Signals and harm", _lead(pooled), tables, (_forest(pooled),), found, notes)
 
@@ -44,6 +46,47 @@ def association_of(study: Study) -> Finding:
     return association(
         study.outcomes, by_group=bool(study.groups), include_first=study.extras.first_step, **study.bootstrap
     )
+
+
+STATE = ("regions", "regions_change", "delta", "delta_change", "entropy_on_d")
+
+
+def states(outcomes: pd.DataFrame) -> pd.DataFrame:
+    """The fragmentation state s_k = (n_k, Δn_k, δ_k, Δδ_k, H̄_k) of every case and step k >= 1; n_0 = δ_0 = 0."""
+    frame = unshrunk(outcomes)
+    before = frame.groupby("case")[["regions", "delta"]].shift(fill_value=0.0)
+    changes = {f"{name}_change": frame[name] - before[name] for name in ("regions", "delta")}
+    entropy = frame.get("entropy_on_d", np.nan)
+    made = frame.assign(**changes, entropy_on_d=entropy)
+    return made.loc[made["step"] >= 1, ["case", "step", *STATE]].reset_index(drop=True)
+
+
+def fragmentation_state(outcomes: pd.DataFrame) -> Finding:
+    """Means of the state's five parts at every step; the entropy over the cases that recorded it."""
+    found = states(outcomes)
+    records = [
+        {"step": int(step), "n": len(part), **{name: float(part[name].mean()) for name in STATE}}
+        for step, part in found.groupby("step")
+    ]
+    made = {"cases_with_entropy": int(found.loc[found["entropy_on_d"].notna(), "case"].nunique())}
+    return Finding("association.state", rows(records, ("step", "n", *STATE)), found["case"].nunique(), "C5", made)
+
+
+def _state_table(state: Finding) -> Table:
+    titles = {
+        "regions": "regions n",
+        "regions_change": "Δn",
+        "delta": "δ",
+        "delta_change": "Δδ",
+        "entropy_on_d": "entropy on D",
+    }
+    columns = (
+        Column("step", "Step k"),
+        *(Column(name, title, 6 if "delta" in name else 3, signed="change" in name) for name, title in titles.items()),
+        Column("n", "n"),
+    )
+    caption = "What a controller may read of an edit, step by step: means over cases. Δ is against the step before."
+    return table("state", "The state s_k", columns, rows_of(state.table, columns), caption=caption, collapsed=True)
 
 
 def _lead(pooled: Finding) -> str:

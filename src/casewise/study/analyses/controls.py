@@ -8,6 +8,7 @@ every case would have got in that bucket, so a control is a choice of rows.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,10 +49,14 @@ def section(study: Study) -> Section:
     swapped = substitutions_of(study)
     if len(swapped.table):
         tables.append(_substitution_table(study, swapped))
-    found = (matched, chance, pairs, shared, share, *((swapped,) if len(swapped.table) else ()))
+    found = [matched, chance, pairs, shared, share, *((swapped,) if len(swapped.table) else ())]
+    if study.extras.substitute:
+        stand_in = substitute_of(study)
+        tables.append(_substitute_table(study, stand_in))
+        found.append(stand_in)
     picture = _picture(study, matched, chance)
     return Section(
-        "controls", "Signal or quota?", _lead(chance, share), tuple(tables), (picture,), found, matched.notes
+        "controls", "Signal or quota?", _lead(chance, share), tuple(tables), (picture,), tuple(found), matched.notes
     )
 
 
@@ -88,6 +93,40 @@ def substitutions_of(study: Study) -> Finding:
             tables.append(found.assign(coordinate=name, cut_low=low, cut_high=high))
     table = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
     return Finding("controls.substitution", table, n, "J9", {"percentiles": list(study.percentiles)})
+
+
+@once
+def substitute_of(study: Study) -> Finding:
+    """Matched controls in which every kept case gets what one other method deployed, as where no ladder was recorded.
+
+    A rolled-back case gets M0. Such arms do not reproduce the deployed router, and the finding says so.
+    """
+    name = study.extras.substitute
+    arms = {"hard": study.methods[study.source], "mid": study.methods[name], "low": study.methods[name]}
+    options: dict[str, Any] = {"by_group": bool(study.groups), "seed": study.seed, "substitute": True}
+    found = matched_controls(arms, study.router, study.scores, **options)
+    return replace(found, name="controls.substitute", made={**found.made, "kept_cases_get": name})
+
+
+def _substitute_table(study: Study, found: Finding) -> Table:
+    columns = (
+        Column("scope", "Group", text=True),
+        Column("selector", "Selector", text=True),
+        Column("hard", "rolled back"),
+        Column("metric", study.metric, 4),
+        Column("ha", "HA", 4),
+        Column("p_random_corrected", "p (random ≤)"),
+        Column("faithful", "rolls back the router's cases"),
+        Column("n", "n"),
+    )
+    frame = found.table.assign(selector=[_name(str(name)) for name in found.table["selector"]]).astype(object)
+    frame = frame.where(frame.notna(), "")
+    caption = (
+        f"Does not reproduce the deployed router: a kept case gets what {study.title(study.extras.substitute)} "
+        f"deployed, whatever its bucket. “pooled” is the plain mean over groups. {_P_CAPTION}"
+    )
+    rows = rows_of(frame, columns)
+    return table("substitute", "With substitute arms", columns, rows, caption=caption, collapsed=True)
 
 
 def _substitution_table(study: Study, swapped: Finding) -> Table:

@@ -16,9 +16,9 @@ from casewise.core.records import Policy
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.outcomes import outcomes
 from casewise.render.cells import DASH, Cell, Estimate, NotRun
-from casewise.render.tables import Column, Table, table
+from casewise.render.tables import Column, Table, rows_of, table
 from casewise.study.analyses.criteria import NEEDS, router_facts, tent_outcomes, trajectory_facts
-from casewise.study.finding import Finding, Section
+from casewise.study.finding import Finding, Section, rows
 from casewise.study.preregistration import PAPER_CRITERIA, Declaration, Fact, reconcile
 from casewise.study.statistics.resample import Interval
 from casewise.study.study import Study
@@ -33,15 +33,82 @@ _PARTS = {"V0": "ab", "V1": "ab", "V2": "ab", "V3": "ab"}
 def section(study: Study) -> Section:
     """tab:newobj, and the ladder of each objective."""
     title = "Other objectives"
+    checked = gradient_checks({label_of(study.configuration): study.evaluation, **study.extras.others})
+    tables = [_checks_table(checked)] if len(checked.table) else []
+    more = [checked] if len(checked.table) else []
     if not study.is_router:
-        reason = f"the policy is a {study.controller.name}; the criteria are about a router"
-        return Section("objectives", title, missing={"criteria by objective": reason})
-    tables, found, notes = objectives(study)
+        reason = {"criteria by objective": f"the policy is a {study.controller.name}; the criteria are about a router"}
+        return Section("objectives", title, "", tuple(tables), (), tuple(more), checked.notes, reason)
+    compared, found, notes = objectives(study)
     missing = {}
     if not study.extras.others:
         missing["other objectives (tab:newobj)"] = "need --other NAME=EVALUATION[,CALIBRATION] for each"
     lead = "Do the conclusions depend on the objective that made the trajectories? One row for each that was given."
-    return Section("objectives", title, lead, tables, (), (found,), notes, missing)
+    notes = (*notes, *checked.notes)
+    return Section("objectives", title, lead, (*compared, *tables), (), (found, *more), notes, missing)
+
+
+SPAN = (0.2, 0.9)
+"""What the multiplier of GraTa's rate must reach on either side for the rule to choose at all (the paper's check)."""
+STILL = 0.01
+"""A cosine whose standard deviation over all updates is below this does not react to the case."""
+
+
+def gradient_checks(archives: Mapping[str, Archive]) -> Finding:
+    r"""Does GraTa's rule do anything? Five checks over every update of every case, where a multiplier was recorded.
+
+    The rate is :math:`\tfrac14 (1 + \cos)^2` of its base. The paper makes five checks and names one, the span of the
+    multiplier; the other four here are ours: losses above zero, gradients that do not vanish, a cosine that differs
+    between updates, a rate that never becomes zero.
+    """
+    records, notes = [], []
+    for name, archive in archives.items():
+        updates = pd.DataFrame([one for entry in archive.entries.values() for one in entry.diagnostics])
+        if not {"cosine", "multiplier"} <= set(updates.columns):
+            continue
+        made = updates[["cosine", "multiplier"]].dropna()
+        records += [{"objective": name, "n": len(made), **check} for check in _checks(updates)]
+        mean, spread = made["cosine"].mean(), made["cosine"].std(ddof=0)
+        notes.append(
+            f"{name}: cosine {mean:+.3f} (s.d. {spread:.3f}, {len(made)} updates), so the mean rate is "
+            f"{made['multiplier'].mean():.3f} of its base"
+        )
+    columns = ("objective", "check", "wanted", "observed", "holds", "n")
+    return Finding("objectives.grata", rows(records, columns), len(archives), "O11", {"span": list(SPAN)}, tuple(notes))
+
+
+def _checks(updates: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    cosine, multiplier = updates["cosine"], updates["multiplier"]
+    losses = updates[[name for name in ("entropy_loss", "consistency_loss") if name in updates]]
+    lowest = float(losses.min().min())
+    yield _check("both losses are above zero", "> 0", f"{lowest:.3g}", bool(losses.notna().all().all()) and lowest > 0)
+    defined = cosine.notna() & (cosine != 0) & (cosine.abs() <= 1 + 1e-6)
+    yield _check("both gradients exist", "every update", f"{int(defined.sum())} of {len(cosine)}", bool(defined.all()))
+    spread = float(cosine.std(ddof=0))
+    yield _check("the cosine differs between updates", f"s.d. > {STILL}", f"{spread:.3f}", spread > STILL)
+    least, most = float(multiplier.min()), float(multiplier.max())
+    yield _check("the rate never becomes zero", "multiplier > 0", f"{least:.3g}", least > 0)
+    span = f"[{least:.2f}, {most:.2f}]"
+    wanted = f"holds [{SPAN[0]}, {SPAN[1]}]"
+    yield _check("the multiplier spans its range", wanted, span, least <= SPAN[0] and most >= SPAN[1])
+
+
+def _check(what: str, wanted: str, observed: str, holds: bool) -> dict[str, Any]:
+    return {"check": what, "wanted": wanted, "observed": observed, "holds": holds}
+
+
+def _checks_table(checked: Finding) -> Table:
+    columns = (
+        Column("objective", "Objective", text=True),
+        Column("check", "Check", text=True),
+        Column("wanted", "wanted", text=True),
+        Column("observed", "observed", text=True),
+        Column("holds", "holds"),
+        Column("n", "updates"),
+    )
+    rows = rows_of(checked.table, columns)
+    caption = f"{' '.join(f'{note}.' for note in checked.notes)} A check that fails says that the rule hardly chooses."
+    return table("grata-checks", "Is the gradient rule degenerate?", columns, rows, caption=caption)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,8 @@
-"""How much hangs on which calibration cases were at hand: cut-points refitted on fewer cases."""
+"""How much hangs on how cut-points were fitted: again on the same cases, on fewer of them, by group in every mode."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,13 +12,20 @@ import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
-from casewise.core.errors import BadInput, TooFewCases
+from casewise.core.errors import BadInput, CasewiseError, DegenerateTertiles, TooFewCases
+from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
+from casewise.judge.calibration.fit import calibrate
+from casewise.judge.calibration.groups import MODES
+from casewise.judge.outcomes import deployed, judged_share
+from casewise.judge.policy import controller_of
 from casewise.render.cells import number
 from casewise.render.ink import HARM, OURS, Picture, canvas, inked
 from casewise.render.tables import Column, Table, rows_of, table
+from casewise.replay import replay
 from casewise.study.assignment import BUCKETS, MEDICAL, Arms, buckets_at
-from casewise.study.finding import Finding, Section
+from casewise.study.finding import Finding, Section, notes_of, rows, sentences
+from casewise.study.statistics.resample import clusters_of
 from casewise.study.study import Study, once
 from casewise.study.trajectories import mean_or_nan, step_one
 
@@ -28,9 +36,128 @@ def section(study: Study) -> Section:
     if not study.is_router:
         reason = f"the policy is a {study.controller.name}; refitting cut-points needs a router"
         return Section("sensitivity", title, missing={"sensitivity": reason})
-    refit = refit_of(study)
-    tables, pictures = (_refit_table(study, refit),), (_refit_picture(study, refit),)
-    return Section("sensitivity", title, _lead(study, refit), tables, pictures, (refit,), refit.notes)
+    refit, again = refit_of(study), reproduced(study)
+    tables, found, missing = [_refit_table(study, refit), _again_table(again)], [refit, again], {}
+    if study.groups:
+        try:
+            modes = modes_of(study)
+            tables.append(_modes_table(study, modes))
+            found.append(modes)
+        except CasewiseError as error:
+            missing["cut-point modes by group"] = str(error)
+    pictures = (_refit_picture(study, refit),)
+    lead = f"{_lead(study, refit)} {sentences(again)}"
+    return Section("sensitivity", title, lead, tuple(tables), pictures, tuple(found), notes_of(*found), missing=missing)
+
+
+@once
+def reproduced(study: Study) -> Finding:
+    """Cut-points fitted again on the same calibration cases: do they put every evaluation case into the same bucket?
+
+    Cut-points may differ in the last digit and still decide alike, so buckets are compared, not bits.
+    """
+    fitted = _fitted(study, str(study.policy.preflight.get("mode", "union")))
+    decided = {decision.case_id: decision.bucket for decision in replay(study.evaluation, controller_of(fitted))}
+    own = {decision.case_id: decision.bucket for decision in study.decisions[study.ours]}
+    same = sum(decided[case] == bucket for case, bucket in own.items())
+    records = []
+    refitted = {name: {**fitted.options, **more} for name, more in (fitted.groups or {"all": {}}).items()}
+    for name, router in study.routers.items():
+        options = refitted[name if fitted.groups else "all"]
+        for cut in ("cut_low", "cut_high"):
+            before, after = float(getattr(router, cut)), float(options[cut])
+            gap = 0.0 if before == after else abs(after - before)
+            records.append({"group": name, "cut": cut, "deployed": before, "refitted": after, "difference": gap})
+    table = pd.DataFrame(records)
+    made = {"same": same, "cases": len(own), "reproduced": same == len(own)}
+    return Finding("sensitivity.again", table, len(own), "F10", made, (_again(study, table, same),))
+
+
+def _again(study: Study, cuts: pd.DataFrame, same: int) -> str:
+    n, again = len(study.router), "fitted again on the same calibration cases, the cut-points put"
+    if same == n:
+        return f"{again} all {n} cases into the same bucket"
+    why = "the policy was changed after it was fitted, or other calibration cases were given"
+    if study.policy.preflight.get("guard") == "closed":
+        why = "its guard closed it"
+    elif (cuts["deployed"] <= cuts["refitted"]).all():
+        why = "the deployed cut-points are lower, as a certificate makes them"
+    return f"{again} only {same} of {n} cases into the same bucket: {why}"
+
+
+def _fitted(study: Study, mode: str) -> Policy:
+    """The studied design with its cut-points fitted in this mode on the calibration cases."""
+    convention = str(study.policy.preflight.get("convention", "medical"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DegenerateTertiles)
+        return calibrate(study.calibration, study.policy, mode=mode, percentiles=convention)
+
+
+@once
+def modes_of(study: Study) -> Finding:
+    """Every way to fit cut-points where cases come from several groups, side by side for each group (S2)."""
+    records = []
+    for mode in MODES:
+        try:
+            decisions = replay(study.evaluation, controller_of(_fitted(study, mode)))
+            frame = deployed(study.outcomes, decisions, archive=study.evaluation)
+        except CasewiseError as error:
+            records += [{"group": group, "mode": mode, "n": 0, "reason": str(error)} for group in study.groups]
+            continue
+        records += [_mode_row(group, mode, frame[frame["group"] == group]) for group in study.groups]
+    order = {mode: number for number, mode in enumerate(MODES)}
+    columns = ("group", "mode", "n", "clusters", "rolled_back", "metric", "ha", "judged", "worse_voxels", "reason")
+    frame = rows(sorted(records, key=lambda one: (one["group"], order[one["mode"]])), columns)
+    own = str(study.policy.preflight.get("mode", "union"))
+    return Finding("sensitivity.modes", frame, len(study.router), "S2", {"deployed_mode": own})
+
+
+def _mode_row(group: str, mode: str, frame: pd.DataFrame) -> dict[str, Any]:
+    share = judged_share(frame)
+    return {
+        "group": group,
+        "mode": mode,
+        "n": len(frame),
+        "clusters": len(set(clusters_of(frame))),
+        "rolled_back": float(frame["rolled_back"].mean()),
+        "metric": mean_or_nan(frame["metric"]),
+        "ha": mean_or_nan(frame["ha"]),
+        "judged": float("nan") if share is None else share,
+        "worse_voxels": mean_or_nan(frame["worse_voxels"]),
+        "reason": "",
+    }
+
+
+def _again_table(again: Finding) -> Table:
+    columns = (
+        Column("group", "Cut-points of", text=True),
+        Column("cut", "Cut-point", text=True),
+        Column("deployed", "deployed", 6),
+        Column("refitted", "fitted again", 6),
+        Column("difference", "difference", 8),
+    )
+    rows = rows_of(again.table, columns)
+    caption = f"{sentences(again)} The bits of a cut-point may differ; the buckets must not."
+    return table("refit-check", "Fitted again on the same cases", columns, rows, caption=caption, collapsed=True)
+
+
+def _modes_table(study: Study, modes: Finding) -> Table:
+    columns = (
+        Column("group", "Group", text=True),
+        Column("mode", "Mode", text=True),
+        Column("n", "n"),
+        Column("clusters", "patients"),
+        Column("rolled_back", "rolled back (%)", 0, percent=True),
+        Column("metric", study.metric, 4),
+        Column("ha", "HA", 4),
+        Column("judged", "judged by HA (%)", 0, percent=True),
+        Column("worse_voxels", "worse voxels", 4),
+        Column("reason", "Remark", text=True),
+    )
+    said = "; ".join(f"{mode}: {meaning}" for mode, meaning in MODES.items())
+    caption = f"Deployed: {modes.made['deployed_mode']}. {said}. Evaluation cases, by their true group."
+    rows = rows_of(modes.table, columns)
+    return table("cut-modes", "Cut-point modes by group", columns, rows, caption=caption)
 
 
 @once
