@@ -1,10 +1,27 @@
 """How fast is ``casewise compare``? 1,000 pairs of 12 x 320 x 320 with labels, one process, ratios within one run.
 
 Everything but surface distances is compared, summed up with intervals and written, beside two yardsticks: reading and
-decompressing the same files with nibabel, and the loop that people write today (nibabel, ``scipy.ndimage.label``,
-``binary_fill_holes`` and MedPy, label by label), timed on some pairs. Time is CPU time of this process. The exit code
-is 1 when a promised ratio is missed: at most 2 times reading, at least 5 times faster than the loop, and memory that
-does not grow with the number of pairs.
+decompressing the same files with nibabel, one pair at a time, and the loop that people write today (nibabel,
+``scipy.ndimage.label``, ``binary_fill_holes`` and MedPy, label by label), timed on some pairs. Time is CPU time of this
+process; the three take turns, some pairs each, so that a machine that is busy with other things is as busy for all.
+
+Two scenes, fixed by what recorded pairs of real hearts look like (nnU-Net's masks of 10 to 12 x 192 x 192: M0 against a
+consensus of views, 60 volumes, and without against with mirroring, 20 + 20) and not by what they cost:
+
+    |                                    | recorded: median (9 in 10 below)   | scene, median |
+    |---|---|---|
+    | foreground, share of the volume    | .046 (.081), .074 (.095), .044     | .062          |
+    | changed share of the foreground    | .049 (.138), .053 (.073), .081     | .07           |
+    | box of all masks, share of volume  | .159 (.219), .197 (.250), .133     | .20           |
+    | pieces of labels in a mask         | 6 (10), 6 (9), 5 (9)               | 8             |
+    | components of the change           | 360 (513), 510 (659), 393 (671)    | 800           |
+    | components of at least 16 voxels   | 5 (10), 8 (14), 9 (12)             | 20            |
+
+(borders are 1.7 times as long at 320 x 320, so there are more pieces of the change). *near*: as recorded, strays lie
+around the heart. *strays*: 12 voxels more in each mask, anywhere in the volume, which no recording had.
+
+The exit code is 1 when a promised ratio is missed in either scene: at most 2 times reading, at least 5 times faster
+than the loop, and memory that does not grow with the number of pairs.
 
     python benchmarks/speed_compare.py [--pairs 1000]
 """
@@ -18,7 +35,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,26 +50,29 @@ from casewise.run.local import LocalEngine
 
 SHAPE = (12, 320, 320)
 DISTINCT = 25  # triples of masks; further pairs are copies under other names
-MOST_OF_READING, LEAST_OVER_LOOP, MOST_GROWTH_MB = 2.0, 5.0, 60.0
+SCENES = {"near": 0, "strays": 12}  # voxels anywhere in the volume
+MOST_OF_READING, LEAST_OVER_LOOP, MOST_GROWTH_MB = 2.0, 5.0, 8.0
 
 
-def heart(draw: np.random.Generator) -> np.ndarray:
-    """A chamber in a ring of muscle and a second chamber, with wavy borders and some crumbs around them."""
+def heart(draw: np.random.Generator, *, ragged: float = 0.05, strays: int = 0) -> np.ndarray:
+    """A chamber in a ring of muscle and a second chamber, tilted through the slices, with ragged borders and crumbs."""
     z, y, x = np.ogrid[: SHAPE[0], : SHAPE[1], : SHAPE[2]]
-    y, x = y - 160 + draw.normal(0, 0.7), x - 160 + draw.normal(0, 0.7)
-    wave = 1.5 * np.sin(5 * np.arctan2(y, x) + draw.normal() + 0.4 * z)
+    y, x = y - 160 - 5 * (z - 6) + draw.normal(0, 0.5), x - 160 + 5 * (z - 6) + draw.normal(0, 0.5)
+    wave = np.sin(5 * np.arctan2(y, x) + draw.normal() + 0.4 * z) + draw.normal(0, ragged, SHAPE)
     radius = np.hypot(y, x) + wave
-    inside = (z > 1) & (z < 11)
+    inside = (z > 0) & (z < 11)
     mask = np.zeros(SHAPE, np.uint8)
-    mask[(radius < 35) & inside] = 2
-    mask[(radius < 24) & inside] = 1
-    mask[(np.hypot(y / 1.3, x - 60) + wave < 28) & (mask == 0) & inside] = 3
-    crumbs = tuple(draw.integers(low, high, 12) for low, high in ((0, 12), (110, 210), (110, 260)))
-    mask[crumbs] = draw.integers(0, 4, 12)
+    mask[(radius < 36) & inside] = 2
+    mask[(radius < 25) & inside] = 1
+    mask[(np.hypot(y / 1.3, x - 60) + wave < 29) & (mask == 0) & inside] = 3
+    for _ in range(4):
+        corner = [int(draw.integers(low, high)) for low, high in ((1, 11), (90, 230), (90, 280))]
+        mask[corner[0], corner[1] : corner[1] + 3, corner[2] : corner[2] + 4] = draw.integers(1, 4)
+    mask[tuple(draw.integers(0, side, strays) for side in SHAPE)] = draw.integers(1, 4, strays)
     return mask
 
 
-def write_pairs(root: Path, pairs: int) -> None:
+def write_pairs(root: Path, pairs: int, *, strays: int = 0) -> None:
     """ROOT/{old,new,labels} with so many NIfTI files each."""
     draw = np.random.default_rng(0)
     for number in range(pairs):
@@ -60,8 +80,8 @@ def write_pairs(root: Path, pairs: int) -> None:
             path = root / name / f"case{number:04d}.nii.gz"
             if number < DISTINCT:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                volume = np.ascontiguousarray(heart(draw).T)
-                nibabel.save(nibabel.Nifti1Image(volume, np.diag([1.25, 1.25, 10, 1])), path)
+                drawn = heart(draw, ragged=0.0 if name == "labels" else 0.05, strays=strays)
+                nibabel.save(nibabel.Nifti1Image(np.ascontiguousarray(drawn.T), np.diag([1.25, 1.25, 10, 1])), path)
             else:
                 shutil.copyfile(root / name / f"case{number % DISTINCT:04d}.nii.gz", path)
 
@@ -70,7 +90,7 @@ def compared(root: Path, out: Path) -> None:
     """The whole command but for the pictures."""
     pairs = {pair.id: pair for pair in find_pairs(root / "old", root / "new", labels=root / "labels")}
     work = CompareCase(pairs, Settings(surfaces="none", labels_given=True))
-    outcome = outcome_of(list(compare_folders(work, LocalEngine(), out, fresh=True)))
+    outcome = outcome_of(compare_folders(work, LocalEngine(), out, fresh=True))
     write_json(out / "summary.json", outcome.as_dict())
     csv_rows(outcome)
 
@@ -114,6 +134,16 @@ def seconds(call: Callable[[], Any]) -> float:
     return time.process_time() - start
 
 
+def each(call: Callable[[Path, int], Any], root: Path, numbers: Iterable[int]) -> Callable[[], None]:
+    """One pair after the other; nothing is kept, so no memory is paid for that a pair alone would not need."""
+
+    def run() -> None:
+        for number in numbers:
+            call(root, number)
+
+    return run
+
+
 def peak_mb(root: Path, pairs: int) -> float:
     """Peak memory of a process that compares so many pairs."""
     words = [sys.executable, __file__, "--pairs", str(pairs), "--memory-of", str(root)]
@@ -125,9 +155,24 @@ def memory_of(root: Path, pairs: int) -> float:
     with tempfile.TemporaryDirectory() as out:
         found = find_pairs(root / "old", root / "new", labels=root / "labels")[:pairs]
         work = CompareCase({pair.id: pair for pair in found}, Settings(surfaces="none", labels_given=True))
-        outcome_of(list(compare_folders(work, LocalEngine(), Path(out)))).as_dict()
+        outcome_of(compare_folders(work, LocalEngine(), Path(out))).as_dict()
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def measured(root: Path, pairs: int, *, rounds: int = 4) -> dict[str, float]:
+    """Milliseconds of CPU per pair: ours over all pairs, the others in between, on a part of the pairs each time."""
+    memory_of(root, 8)  # warm: imports, and files in the cache
+    read(root, 0), unpacked(root, 0), looped(root, 0)
+    spent = dict.fromkeys(("casewise", "reading", "gunzip only", "the loop"), 0.0)
+    for part in range(rounds):
+        numbers = range(part, pairs, rounds)
+        spent["casewise"] += seconds(lambda: compared(root, root / "out")) / rounds
+        spent["reading"] += seconds(each(read, root, numbers))
+        spent["gunzip only"] += seconds(each(unpacked, root, numbers))
+        some = numbers[:10]
+        spent["the loop"] += seconds(each(looped, root, some)) / len(some) * len(numbers)
+    return {name: 1e3 * total / pairs for name, total in spent.items()}
 
 
 def main() -> int:
@@ -139,30 +184,28 @@ def main() -> int:
     if chosen.memory_of is not None:
         print(memory_of(chosen.memory_of, chosen.pairs))
         return 0
-    with tempfile.TemporaryDirectory() as folder:
-        root, pairs = Path(folder), chosen.pairs
-        write_pairs(root, pairs)
-        memory_of(root, 8)  # warm: imports, and files in the cache
-        read(root, 0), unpacked(root, 0), looped(root, 0)
-        ours = seconds(lambda: compared(root, root / "out"))
-        reading = seconds(lambda: [read(root, number) for number in range(pairs)])
-        unpacking = seconds(lambda: [unpacked(root, number) for number in range(pairs)])
-        some = min(pairs, 40)
-        loop = seconds(lambda: [looped(root, number) for number in range(some)]) / some * pairs
-        small, large = peak_mb(root, max(1, pairs // 10)), peak_mb(root, pairs)
+    pairs, held = chosen.pairs, []
     print(f"{pairs} pairs with labels of {' x '.join(map(str, SHAPE))}, milliseconds of CPU per pair")
-    for name, total in (("casewise", ours), ("reading", reading), ("gunzip only", unpacking), ("the loop", loop)):
-        print(f"  {name:12} {1e3 * total / pairs:8.2f}")
-    held = {
-        f"{ours / reading:.2f} times reading (at most {MOST_OF_READING:g})": ours / reading <= MOST_OF_READING,
-        f"{loop / ours:.1f} times faster than the loop (at least {LEAST_OVER_LOOP:g})": loop / ours >= LEAST_OVER_LOOP,
-        f"memory {small:.0f} MB for {max(1, pairs // 10)} pairs, {large:.0f} MB for {pairs} (at most "
-        f"{MOST_GROWTH_MB:g} MB more)": large - small <= MOST_GROWTH_MB,
-    }
-    for said, kept in held.items():
-        print(f"{'yes   ' if kept else 'MISSED'} {said}")
-    print(f"       {ours / unpacking:.2f} times gunzip alone")
-    return int(not all(held.values()))
+    for scene, strays in SCENES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            write_pairs(root, pairs, strays=strays)
+            spent = measured(root, pairs)
+            small, large = peak_mb(root, max(1, pairs // 4)), peak_mb(root, pairs)
+        ours = spent["casewise"]
+        print(f"{scene}: " + ", ".join(f"{name} {value:.2f}" for name, value in spent.items()))
+        slower, faster = ours / spent["reading"], spent["the loop"] / ours
+        held += [slower <= MOST_OF_READING, faster >= LEAST_OVER_LOOP, large - small <= MOST_GROWTH_MB]
+        said = [
+            f"{slower:.2f} times reading (at most {MOST_OF_READING:g})",
+            f"{faster:.1f} times faster than the loop (at least {LEAST_OVER_LOOP:g})",
+            f"memory {small:.0f} MB for {max(1, pairs // 4)} pairs, {large:.0f} MB for {pairs} "
+            f"(at most {MOST_GROWTH_MB:g} MB more)",
+        ]
+        for kept, sentence in zip(held[-3:], said, strict=True):
+            print(f"  {'yes   ' if kept else 'MISSED'} {sentence}")
+        print(f"         {ours / spent['gunzip only']:.2f} times gunzip alone")
+    return int(not all(held))
 
 
 if __name__ == "__main__":

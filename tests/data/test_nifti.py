@@ -170,3 +170,23 @@ def test_a_mask_file_is_placed_like_its_image_and_keeps_its_voxels(tmp_path: Pat
     np.testing.assert_array_equal(np.asarray(placed.dataobj), labels)
     np.testing.assert_array_equal(placed.affine, found.affine)
     assert (int(placed.header["sform_code"]), int(placed.header["qform_code"])) == (2, 3)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int16, np.float32, np.uint16])
+@pytest.mark.parametrize("slope", [None, 1.0, 2.0])
+def test_the_fast_way_to_read_gives_what_nibabel_gives(tmp_path: Path, kind: type, slope: float | None) -> None:
+    draw = np.random.default_rng(0)
+    affine = np.array([[0, -1.5, 0, 7], [1.2, 0, 0.1, -3], [0, 0, 8, 5], [0, 0, 0, 1]])
+    image = nibabel.Nifti1Image(draw.integers(0, 9, (5, 4, 3)).astype(kind), affine)
+    image.header.set_slope_inter(slope, None if slope is None else 0.0)
+    nibabel.save(image, tmp_path / "a.nii.gz")
+    image = nibabel.load(tmp_path / "a.nii.gz")
+    volume = read_volume(tmp_path / "a.nii.gz")
+    wanted = np.asanyarray(image.dataobj)
+    assert np.array_equal(volume.voxels, wanted.T)
+    assert volume.voxels.dtype == wanted.dtype
+    assert volume.voxels.flags.writeable
+    assert np.array_equal(volume.geometry.affine, image.affine)
+    assert volume.spacing_mm == tuple(float(zoom) for zoom in image.header.get_zooms()[::-1])
+    for name, value in volume.geometry.fields.items():
+        assert np.array_equal(value, image.header[name], equal_nan=True), name

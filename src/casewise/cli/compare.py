@@ -83,8 +83,8 @@ def compare(
     for name in _WRITTEN:  # nothing old may be taken for the outcome of this run
         (out / name).unlink(missing_ok=True)
     lines = compare_folders(CompareCase(pairs, settings), _engine(engine, jobs, address, len(pairs)), out, fresh=fresh)
-    kept = list(tqdm(lines, total=len(pairs), unit="pair", disable=None))
-    outcome = outcome_of(kept, acceptance=criteria, allow=allow, good=good, expected=wanted)
+    shown = tqdm(lines, total=len(pairs), unit="pair", disable=None)
+    outcome = outcome_of(shown, acceptance=criteria, allow=allow, good=good, expected=wanted)
     _write(out, outcome, pairs, settings, {"old": str(old), "new": str(new)}, pictures)
     _say(outcome, out)
     raise typer.Exit(outcome.exit_code)

@@ -114,7 +114,7 @@ def _masks(folder: Path, images: bool) -> dict[str, Path]:
             stem = stem[:-5]
         if stem in found:
             raise BadInput(f"{folder} holds {found[stem].name} and {path.name}, both of case {stem}; keep one of them")
-        found[stem] = _inside(path, folder)
+        found[stem] = _inside(path, folder) if path.is_symlink() else path
     return found
 
 

@@ -1,13 +1,13 @@
 """A new mask against an old one of the same case: what changed, label by label; and, with a label, for better or worse.
 
-Everything that needs a whole mask happens in the box that old, new and label cover together, so the cost is one scan of
-memory plus the size of the organ, whatever the volume around it.
+Each mask is scanned once or twice, eight bytes at a time; everything after that works on the runs of the foreground and
+on the voxels that differ, whatever the volume around them. All labels go through one pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 from casewise.core.brief import brief
 from casewise.core.errors import BadInput
 from casewise.measure.difference import changed_voxels
+from casewise.measure.geometry import boxes_of
 from casewise.measure.masks import Flags, Floats, Integers, checked_masks, checked_spacing, least_voxels, on_host
-from casewise.measure.metrics.harm import Harm, harm
+from casewise.measure.metrics.harm import harm
 from casewise.measure.metrics.overlap import VOID
 from casewise.measure.metrics.surface import assd, hd95
-from casewise.measure.pieces import Enclosure, Pieces, padded, padded_index, pieces_of
-from casewise.measure.regions import components, regions_of
+from casewise.measure.pieces import Enclosure, Pieces, pieces_of
+from casewise.measure.regions import Regions, components, regions_of
+from casewise.measure.runs import Runs
 from casewise.measure.surfaces import surface_gaps
 
 Surfaces = Literal["none", "moved", "all"]
@@ -81,7 +83,7 @@ class LabelChange:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {**asdict(self), "drift": self.drift, "drift_ml": self.drift_ml, "agreement": self.agreement}
+        return {**vars(self), "drift": self.drift, "drift_ml": self.drift_ml, "agreement": self.agreement}
 
 
 @dataclass(frozen=True)
@@ -140,9 +142,16 @@ class Comparison:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types, properties included."""
-        plain = asdict(self)
-        plain["labels"] = [row.as_dict() for row in self.labels]
-        return {**plain, "delta": self.delta, "change": self.change, "warnings": list(self.warnings)}
+        return {
+            **vars(self),
+            "labels": [row.as_dict() for row in self.labels],
+            "regressions": [
+                {**vars(region), "low": [*region.low], "high": [*region.high]} for region in self.regressions
+            ],
+            "delta": self.delta,
+            "change": self.change,
+            "warnings": list(self.warnings),
+        }
 
 
 def _warnings(row: LabelChange) -> list[str]:
@@ -205,12 +214,12 @@ def comparison(
     if classes is not None:
         kept = {name: [*classes, *((ignore,) if name == "label" and ignore is not None else ())] for name in named}
         whole = [_narrowed(mask, kept[name]) for name, mask in zip(named, whole, strict=True)]
-    box = _box(whole)
-    masks = [np.ascontiguousarray(mask[box]) for mask in whole]
     least = least_voxels(min_area, axes=whole[0].ndim)
-    case = _Case(masks[0], masks[1], masks[2] if len(masks) == 3 else None, spacing, least, ignore, whole[0].size)
-    found = _overall(case, tuple(side.start for side in box), foreground=foreground, metric=metric)
-    return replace(found, labels=_labels(case, surfaces=surfaces, holes=holes))
+    same = np.result_type(*whole)
+    masks = [np.ascontiguousarray(mask, same) for mask in whole]
+    case = _Case(masks[0], masks[1], masks[2] if len(masks) == 3 else None, spacing, least, ignore, holes)
+    found = _overall(case, foreground=foreground, metric=metric)
+    return replace(found, labels=_labels(case, surfaces=surfaces))
 
 
 @dataclass(frozen=True)
@@ -226,7 +235,7 @@ class _Tally:
 
 @dataclass(frozen=True, eq=False)
 class _Case:
-    """The masks of a case within their common box."""
+    """The masks of a case, and what is found once and read by several measurements."""
 
     old: NDArray[Any]
     new: NDArray[Any]
@@ -234,7 +243,7 @@ class _Case:
     spacing: tuple[float, ...] | None
     least: int
     ignore: int | None
-    size: int  # voxels of the whole mask
+    holes: Enclosure
 
     @property
     def voxel_ml(self) -> float | None:
@@ -244,52 +253,134 @@ class _Case:
         return float(np.prod(self.spacing)) / 1000
 
     @cached_property
+    def pieces(self) -> tuple[Pieces, Pieces]:
+        """Pieces of the old and of the new mask."""
+        old, new = pieces_of(self.old, self.new, within=self.holes)
+        return old, new
+
+    @cached_property
     def values(self) -> int:
         """One more than the largest label."""
-        return 1 + max(int(mask.max()) for mask in (self.old, self.new, self.label) if mask is not None)
+        held = [int(found.value.max(initial=0)) for found in self.pieces]
+        return 1 + max(*held, int(self.at(self.errors, self.label).max(initial=0)) if self.label is not None else 0)
+
+    @staticmethod
+    def at(voxels: Integers, mask: NDArray[Any]) -> NDArray[Any]:
+        """A mask's values at some voxels."""
+        return mask.reshape(-1)[voxels]
 
     @cached_property
     def changed(self) -> Integers:
         """Flat indices of the voxels whose label differs."""
         return changed_voxels(self.old, self.new, foreground=False)
 
-    def at_changes(self, mask: NDArray[Any]) -> NDArray[Any]:
-        """A mask's values where old and new differ."""
-        return mask.reshape(-1)[self.changed]
+    @cached_property
+    def errors(self) -> Integers:
+        """Flat indices of the voxels where the old mask differs from the label."""
+        return changed_voxels(self.old, self.label, foreground=False)
 
     @cached_property
-    def pieces_old(self) -> Pieces:
-        """Pieces of the old mask, with one layer of background around the box."""
-        return pieces_of(padded(self.old))
+    def at_changes(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
+        """Old, new and label where old and new differ."""
+        truth = None if self.label is None else self.at(self.changed, self.label)
+        return self.at(self.changed, self.old), self.at(self.changed, self.new), truth
+
+    def counted(self, labels: NDArray[Any]) -> Integers:
+        """How often each label occurs."""
+        return np.bincount(labels, minlength=self.values)
 
     @cached_property
     def held(self) -> tuple[Integers, Integers, Integers]:
         """Voxels of each label in old, in new, and in exactly one of the two."""
-        old = np.bincount(self.pieces_old.value, self.pieces_old.sizes, minlength=self.values).astype(np.int64)
-        gone, come = (np.bincount(self.at_changes(mask), minlength=self.values) for mask in (self.old, self.new))
+        before = self.pieces[0]
+        old = np.bincount(before.value, before.sizes, minlength=self.values).astype(np.int64)
+        old[0] = self.old.size - old[1:].sum()
+        gone, come = (self.counted(labels) for labels in self.at_changes[:2])
         return old, old - gone + come, gone + come
 
     @cached_property
     def tally(self) -> _Tally:
-        """Counts against the label; those of the new mask follow from the old mask's at the changes alone."""
+        """Counts against the label, from the voxels where the old mask is wrong and from those that changed alone."""
         assert self.label is not None
-        held = np.flatnonzero((self.old | self.label) != 0)  # the rest is background in both
-        old, truth = self.old.reshape(-1)[held], self.label.reshape(-1)[held]
-        before, after, there = (self.at_changes(mask) for mask in (self.old, self.new, self.label))
-        if self.ignore is not None:
-            valid, near = truth != self.ignore, there != self.ignore
-            old, truth, before, after, there = old[valid], truth[valid], before[near], after[near], there[near]
-
-        def count(labels: NDArray[Any]) -> Integers:
-            return np.bincount(labels, minlength=self.values)
-
-        in_old, right_old = count(old), count(old[old == truth])
-        in_label = count(truth)
-        for counts in (in_old, right_old, in_label):
-            counts[0] += self.size - held.size
-        in_new = in_old - count(before) + count(after)
-        right_new = right_old - count(before[before == there]) + count(after[after == there])
+        wrong, truth = (self.at(self.errors, mask) for mask in (self.old, self.label))
+        before, after, there = self.at_changes
+        assert there is not None
+        whole = self.held[0]
+        in_old, in_label = whole.copy(), whole - self.counted(wrong) + self.counted(truth)
+        right_old = whole - self.counted(wrong)
+        if self.ignore is not None and self.ignore < self.values:
+            # Ignored voxels hold any label in the old mask: another one, among the errors, or by chance the same.
+            in_old -= self.counted(wrong[truth == self.ignore])
+            in_old[self.ignore] = self.counted(wrong)[self.ignore]
+            in_label[self.ignore] = right_old[self.ignore] = 0
+            valid = there != self.ignore
+            before, after, there = before[valid], after[valid], there[valid]
+        in_new = in_old - self.counted(before) + self.counted(after)
+        right_new = right_old - self.counted(before[before == there]) + self.counted(after[after == there])
         return _Tally(in_old, in_new, in_label, right_old, right_new)
+
+    @cached_property
+    def change(self) -> _Change:
+        """The regions of the change and of every label's change, judged where there is a label."""
+        return _change_of(self)
+
+    @cached_property
+    def box(self) -> tuple[slice, ...]:
+        """The smallest box around the foreground of all masks."""
+        return _box([mask for mask in (self.old, self.new, self.label) if mask is not None])
+
+
+@dataclass(frozen=True, eq=False)
+class _Change:
+    """Regions of D, and HA and BA: of the whole, and of each label against everything else (None without a label)."""
+
+    found: Regions
+    worse: Integers  # of each component of D: voxels made wrong minus voxels made right; 0 without a label
+    made_wrong: int
+    ha: Floats  # by label; entry 0 is the whole
+    ba: Floats
+
+
+def _change_of(case: _Case) -> _Change:
+    """One labelling for D and for the change of every label.
+
+    Each label's change is a set of voxels of its own, and lies behind D as if it were a further volume, with an empty
+    layer between them; a voxel that changes from one label to another lies in both.
+    """
+    voxels, shape = case.changed, case.old.shape
+    before, after, truth = case.at_changes
+    if truth is None:
+        found = components(voxels, shape, min_area=case.least)
+        nothing = np.full(case.values, NAN)
+        return _Change(found, np.zeros(found.sizes.size, np.int64), 0, nothing, nothing)
+    both = np.empty(2 * voxels.size, before.dtype)
+    both[::2], both[1::2] = before, after
+    order = np.argsort(both, kind="stable")[int(np.count_nonzero(both == 0)) :]  # by label, within it in C order
+    which, plane = order >> 1, both[order].astype(np.int64)
+    apart = (shape[0] + 1) * int(np.prod(shape[1:]))
+    stacked = np.concatenate([voxels, voxels[which] + plane * apart])
+    every = components(stacked, (case.values * (shape[0] + 1), *shape[1:]), min_area=case.least)
+    lost, won = before == truth, after == truth
+    sign = np.where((after[which] == plane) == (truth[which] == plane), -1, 1)  # old or new is right about this label
+    if case.ignore is not None:
+        valid = truth != case.ignore
+        lost, won, sign = lost & valid, won & valid, sign * valid[which]
+    signs = np.concatenate([lost.view(np.int8) - won.view(np.int8), sign])
+    worse = np.bincount(every.number, weights=signs, minlength=every.sizes.size).astype(np.int64)
+    of = every.runs.first // apart  # of each run: 0 for D, or the label
+    label_of = np.zeros(every.sizes.size, np.int64)
+    label_of[every.owner] = of
+    areas = np.bincount(np.concatenate([[0], plane]), minlength=case.values)
+    areas[0] = voxels.size
+    ha, ba = (
+        np.bincount(label_of[side], every.sizes[side], minlength=case.values) / np.maximum(areas, 1)
+        for side in (every.kept & (worse > 0), every.kept & (worse < 0))
+    )
+    runs = int(np.searchsorted(of, 1))
+    amount = int(np.count_nonzero(label_of == 0))
+    mine = Runs(shape, every.runs.first[:runs], every.runs.last[:runs], every.runs.begin[:runs])
+    found = Regions(mine, voxels, every.owner[:runs], every.sizes[:amount], case.least)
+    return _Change(found, worse[:amount], int(np.count_nonzero(lost)), ha, ba)
 
 
 def _compact(name: str, mask: NDArray[Any]) -> NDArray[Any]:
@@ -333,14 +424,14 @@ def _side(hit: Flags) -> slice:
     return slice(int(where[0]), int(where[-1]) + 1) if where.size else slice(0, 1)
 
 
-def _overall(case: _Case, corner: tuple[int, ...], *, foreground: bool, metric: str) -> Comparison:
-    judged = None
-    if case.label is not None:
-        judged = harm(case.old, case.new, case.label, min_area=case.least, foreground=foreground, ignore=case.ignore)
-    found = judged.found if judged else regions_of(case.old, case.new, min_area=case.least, foreground=foreground)
-    covered = int(np.count_nonzero(case.old | case.new))
+def _overall(case: _Case, *, foreground: bool, metric: str) -> Comparison:
+    change = _foreground_change(case) if foreground else case.change
+    found = change.found
+    before, after, _ = case.at_changes
+    old = case.held[0]
+    covered = int(old[1:].sum()) + int(np.count_nonzero((before == 0) & (after != 0)))
     plain = Comparison(
-        voxels=case.size,
+        voxels=case.old.size,
         changed=found.area,
         changed_share=found.area / covered if covered else 0.0,
         regions=int(found.kept.sum()),
@@ -349,25 +440,35 @@ def _overall(case: _Case, corner: tuple[int, ...], *, foreground: bool, metric: 
         spacing_known=case.spacing is not None,
         metric=metric,
     )
-    return plain if judged is None else _with_harm(plain, case, judged, corner)
+    return plain if case.label is None else _with_harm(plain, case, change)
 
 
-def _with_harm(plain: Comparison, case: _Case, judged: Harm, corner: tuple[int, ...]) -> Comparison:
+def _foreground_change(case: _Case) -> _Change:
+    """The change of foreground against background alone."""
+    if case.label is None:
+        found = regions_of(case.old, case.new, min_area=case.least, foreground=True)
+        return _Change(found, np.zeros(found.sizes.size, np.int64), 0, np.zeros(1), np.zeros(1))
+    judged = harm(case.old, case.new, case.label, min_area=case.least, foreground=True, ignore=case.ignore)
     made_wrong = round(judged.voxel_harm * judged.area)
+    return _Change(judged.found, judged.worse, made_wrong, np.array([judged.ha]), np.array([judged.ba]))
+
+
+def _with_harm(plain: Comparison, case: _Case, change: _Change) -> Comparison:
     scores = _dice_means(case) if plain.metric == "dice" else _mean_ious(case)
+    found, worse, area = change.found, change.worse, max(change.found.area, 1)
     return replace(
         plain,
         labelled=True,
         metric_old=scores[0],
         metric_new=scores[1],
-        ha=judged.ha,
-        ba=judged.ba,
-        neutral_scored=judged.neutral_scored,
-        unscored=judged.unscored,
-        made_wrong=made_wrong,
-        made_right=made_wrong - int(judged.worse.sum()),
-        regressions=_regressions(judged, corner, case.voxel_ml),
-        harmful_regions=int(np.count_nonzero(judged.found.kept & (judged.worse > 0))),
+        ha=float(change.ha[0]),
+        ba=float(change.ba[0]),
+        neutral_scored=int(found.sizes[found.kept & (worse == 0)].sum()) / area,
+        unscored=int(found.sizes[~found.kept].sum()) / area,
+        made_wrong=change.made_wrong,
+        made_right=change.made_wrong - int(worse.sum()),
+        regressions=_regressions(found, worse, case.voxel_ml),
+        harmful_regions=int(np.count_nonzero(found.kept & (worse > 0))),
     )
 
 
@@ -396,94 +497,78 @@ def _mean_ious(case: _Case) -> tuple[float, float]:
     return scores[0], scores[1]
 
 
-def _regressions(judged: Harm, corner: tuple[int, ...], voxel_ml: float | None) -> tuple[Regression, ...]:
-    """The largest harmful regions, with boxes in the indices of the whole mask."""
-    if not (judged.found.kept & (judged.worse > 0)).any():
+def _regressions(found: Regions, worse: Integers, voxel_ml: float | None) -> tuple[Regression, ...]:
+    """The largest harmful regions, with their boxes."""
+    harmful = np.flatnonzero(found.kept & (worse > 0))
+    if not harmful.size:
         return ()
-    table = judged.table[judged.table["verdict"] == "harmful"]
-    table = table[np.argsort(-table["area"], kind="stable")][:LISTED]
+    listed = harmful[np.argsort(-found.sizes[harmful], kind="stable")][:LISTED]
+    low, high = boxes_of(found)
+    row = np.cumsum(found.kept) - 1  # boxes are those of the components that were kept
     return tuple(
         Regression(
-            int(row["area"]),
-            int(judged.worse[row["number"]]),
-            tuple(int(x) + at for x, at in zip(row["box_low"], corner, strict=True)),
-            tuple(int(x) + at for x, at in zip(row["box_high"], corner, strict=True)),
-            None if voxel_ml is None else int(row["area"]) * voxel_ml,
+            int(found.sizes[number]),
+            int(worse[number]),
+            tuple(low[row[number]].tolist()),
+            tuple(high[row[number]].tolist()),
+            None if voxel_ml is None else int(found.sizes[number]) * voxel_ml,
         )
-        for row in table
+        for number in listed.tolist()
     )
 
 
-def _labels(case: _Case, *, surfaces: Surfaces, holes: Enclosure) -> tuple[LabelChange, ...]:
+def _labels(case: _Case, *, surfaces: Surfaces) -> tuple[LabelChange, ...]:
     """One row for each foreground label that any of the masks holds."""
     in_old, in_new, changed = case.held
     there = (in_old + in_new > 0) if case.label is None else (in_old + in_new + case.tally.label > 0)
     there[0] = False
     if case.ignore is not None and case.ignore < there.size and not (in_old + in_new)[case.ignore]:
         there[case.ignore] = False
-    counted = _piece_counts(case, holes)
+    counted = {name: counts.tolist() for name, counts in _piece_counts(case).items()}
     dice = None if case.label is None else _dice_by_label(case)
     rows = []
     for c in np.flatnonzero(there).tolist():
-        pieces = {name: int(counts[c]) for name, counts in counted.items()}
+        pieces = {name: counts[c] for name, counts in counted.items()}
         row = LabelChange(c, int(in_old[c]), int(in_new[c]), int(changed[c]), **pieces)
         if case.voxel_ml is not None:
             row = replace(
                 row, volume_old_ml=row.voxels_old * case.voxel_ml, volume_new_ml=row.voxels_new * case.voxel_ml
             )
         if dice is not None:
-            ha, ba = _harm_of(case, c) if row.changed else (0.0, 0.0)
+            ha, ba = float(case.change.ha[c]), float(case.change.ba[c])
             row = replace(row, dice_old=float(dice[0][c]), dice_new=float(dice[1][c]), ha=ha, ba=ba)
         rows.append(_with_surfaces(case, row, surfaces))
     return tuple(rows)
 
 
-def _harm_of(case: _Case, c: int) -> tuple[float, float]:
-    """HA and BA of one label against everything else (S25), from the voxels that changed alone."""
-    assert case.label is not None
-    before, after, truth = (case.at_changes(mask) for mask in (case.old, case.new, case.label))
-    mine = (before == c) != (after == c)
-    found = components(case.changed[mine], case.old.shape, min_area=case.least)
-    sign = np.where((after == c) == (truth == c), -1, 1)[mine]  # one of old and new is right about c
-    if case.ignore is not None:
-        sign[truth[mine] == case.ignore] = 0
-    worse = np.bincount(found.number, weights=sign, minlength=found.sizes.size)
-    harmful, beneficial = (int(found.sizes[found.kept & (side > 0)].sum()) for side in (worse, -worse))
-    return harmful / found.area, beneficial / found.area
-
-
-def _piece_counts(case: _Case, holes: Enclosure) -> dict[str, Integers]:
+def _piece_counts(case: _Case) -> dict[str, Integers]:
     """Pieces and holes of each label in old and new, and those that have no counterpart."""
-    size = case.values
-    before = case.pieces_old
-    after = pieces_of(padded(case.new)) if case.changed.size else before
-    changed = padded_index(case.changed, case.old.shape)
-    lost, gained = (found.without(changed) & (found.value > 0) for found in (before, after))
+    before, after = case.pieces
+    old, new = case.old.reshape(-1), case.new.reshape(-1)
+
+    def differ(voxels: Integers) -> Flags:
+        return np.asarray(old[voxels] != new[voxels])
+
+    lost, gained = (found.within(differ(found.runs.first), differ) for found in (before, after))
 
     def count(of: Integers, which: Flags, weights: Integers | None = None) -> Integers:
-        counts = np.bincount(of[which], None if weights is None else weights[which], minlength=size)
+        counts = np.bincount(of[which], None if weights is None else weights[which], minlength=case.values)
         return counts.astype(np.int64)
 
-    counted = {
+    holes_gained, holes_lost = _alone(after, before), _alone(before, after)
+    return {
         "components_old": count(before.value, before.value > 0),
         "components_new": count(after.value, after.value > 0),
         "components_gained": count(after.value, gained),
         "components_lost": count(before.value, lost),
         "gained_voxels": count(after.value, gained, after.sizes),
         "lost_voxels": count(before.value, lost, before.sizes),
+        # A hole between several labels is a hole of none of them; it is seen as their change of volume.
+        "holes_old": count(before.hole_of, before.hole_of > 0),
+        "holes_new": count(after.hole_of, after.hole_of > 0),
+        "holes_gained": count(after.hole_of, holes_gained),
+        "holes_lost": count(before.hole_of, holes_lost),
     }
-    if holes == "slice" and case.old.ndim == 3:
-        before = pieces_of(padded(case.old, within=holes))
-        after = pieces_of(padded(case.new, within=holes)) if case.changed.size else before
-    return counted | _hole_counts(before, after, count)
-
-
-def _hole_counts(before: Pieces, after: Pieces, count: Any) -> dict[str, Integers]:
-    """A hole between several labels is a hole of none of them; it is seen as their change of volume."""
-    kept_old, kept_new = before.hole_of > 0, after.hole_of > 0
-    counted = {"holes_old": count(before.hole_of, kept_old), "holes_new": count(after.hole_of, kept_new)}
-    gained, lost = _alone(after, before), _alone(before, after)
-    return counted | {"holes_gained": count(after.hole_of, gained), "holes_lost": count(before.hole_of, lost)}
 
 
 def _alone(found: Pieces, other: Pieces) -> Flags:
@@ -491,16 +576,19 @@ def _alone(found: Pieces, other: Pieces) -> Flags:
     holes: Flags = found.hole_of > 0
     if not holes.any() or not (other.hole_of > 0).any():
         return holes
-    voxels = found.voxels_of(holes)
-    mine = found.at(voxels)
-    met = other.hole_of[other.at(voxels)] == found.hole_of[mine]
-    return np.asarray(holes & (np.bincount(mine[met], minlength=holes.size) == 0))
+    voxels, mine = found.voxels_of(holes)
+    run = np.searchsorted(other.runs.first, voxels, side="right") - 1
+    met = (run >= 0) & (other.runs.last[run] >= voxels)
+    met &= other.hole_of[other.owner[run]] == found.hole_of[mine]
+    alone = holes.copy()
+    alone[mine[met]] = False
+    return alone
 
 
 def _with_surfaces(case: _Case, row: LabelChange, surfaces: Surfaces) -> LabelChange:
     if surfaces == "none":
         return row
-    old, new = case.old == row.label, case.new == row.label
+    old, new = case.old[case.box] == row.label, case.new[case.box] == row.label
     if row.changed:
         gaps = surface_gaps(old, new, spacing_mm=case.spacing)
         row = replace(row, shift_hd95=hd95(gaps), shift_assd=assd(gaps))
@@ -509,7 +597,7 @@ def _with_surfaces(case: _Case, row: LabelChange, surfaces: Surfaces) -> LabelCh
         row = replace(row, shift_hd95=still, shift_assd=still)
     if surfaces == "moved" or case.label is None:
         return row
-    truth = case.label == row.label
+    truth = case.label[case.box] == row.label
     before = hd95(surface_gaps(old, truth, spacing_mm=case.spacing))
     after = hd95(surface_gaps(new, truth, spacing_mm=case.spacing)) if row.changed else before
     return replace(row, hd95_old=before, hd95_new=after)

@@ -48,6 +48,15 @@ def geometry_of(found: Regions) -> Geometry:
     return Geometry(number, area, low, high, centroid / area[:, None], area - inner)
 
 
+def boxes_of(found: Regions) -> tuple[Integers, Integers]:
+    """Half-open boxes [low, high) of every region that was kept, (region, axis) each; nothing else is measured."""
+    if not found.kept.any():
+        nowhere = np.empty((0, len(found.shape)), np.int64)
+        return nowhere, nowhere
+    low, high, _ = _extents(found.runs, *_by_region(found))
+    return low, high
+
+
 def _by_region(found: Regions) -> tuple[Integers, Integers]:
     """The runs of kept components, region after region, and where each region begins among them."""
     runs = np.flatnonzero(found.kept[found.owner])

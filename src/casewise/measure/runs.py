@@ -60,15 +60,37 @@ def runs_of(voxels: Integers, shape: tuple[int, ...]) -> Runs:
     return Runs(shape, voxels[begin], voxels[end - 1], begin)
 
 
-def runs_of_labels(mask: NDArray[Any]) -> Runs:
-    """The runs of equal label that tile a whole mask, background included."""
-    flat, columns = mask.reshape(-1), mask.shape[-1]
-    breaks = np.empty(flat.size, bool)
-    np.not_equal(flat[1:], flat[:-1], out=breaks[1:])
-    breaks[::columns] = True
-    first = np.flatnonzero(breaks)
-    last = np.append(first[1:], flat.size) - 1
-    return Runs(tuple(mask.shape), first, last, first)
+def runs_of_labels(mask: NDArray[Any]) -> tuple[Runs, NDArray[Any]]:
+    """The runs of equal foreground label of a mask, and their labels.
+
+    Memory is scanned eight bytes at a time; a word of background alone is never looked at closer.
+    """
+    flat, columns = np.ascontiguousarray(mask).reshape(-1), mask.shape[-1]
+    each = 8 // flat.itemsize  # voxels in one word
+    if flat.size % each:
+        flat = np.concatenate([flat, np.zeros(-flat.size % each, flat.dtype)])
+    words = flat.view(np.uint64)
+    there = np.flatnonzero(words != 0)
+    near = words[there].view(flat.dtype)
+    breaks = np.ones(near.size, bool)
+    np.not_equal(near[1:], near[:-1], out=breaks[1:])
+    breaks[::each][1:] |= there[1:] - there[:-1] != 1  # a word of background lies between
+    begin = np.flatnonzero(breaks)
+    length = np.diff(begin, append=near.size)
+    label = near[begin]
+    kept = label != 0
+    begin, length, label = begin[kept], length[kept], label[kept]
+    first = there[begin // each] * each + begin % each
+    last = first + length - 1
+    row, last_row = first // columns, last // columns
+    if (row != last_row).any():  # neighbors in memory, not in space: cut at every row's begin
+        stretch, cut = _expanded(row + 1, last_row - row)
+        first = np.concatenate([first, cut * columns])
+        order = np.argsort(first, kind="stable")
+        whole = np.concatenate([np.arange(row.size), stretch])[order]
+        first, label = first[order], label[whole]
+        last = np.minimum(last[whole], (first // columns + 1) * columns - 1)
+    return Runs(tuple(mask.shape), first, last, first), label
 
 
 def face_contacts(runs: Runs) -> tuple[Contacts, ...]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from casewise import __version__
-from casewise.core.durable import json_sha256
+from casewise.core.durable import json_sha256, replacing, sweep
 from casewise.core.errors import BadInput, BadPair
 from casewise.core.registry import Registry
 from casewise.core.strict_json import json_text
@@ -79,10 +79,9 @@ class CompareCase:
         problems = []
         if label is None and self.settings.labels_given:
             problems.append(("unlabelled", f"{pair.id} has no label; it was compared without"))
-        if label is None or label.mask.any():
-            for name, voxels in (("old", old.mask), ("new", new.mask)):
-                if not voxels.any():
-                    problems.append(("empty", f"{pair.id}: the {name} mask has no foreground"))
+        empty = [name for name in ("old", "new") if not any(getattr(row, f"voxels_{name}") for row in found.labels)]
+        if empty and (label is None or label.mask.any()):
+            problems += [("empty", f"{pair.id}: the {name} mask has no foreground") for name in empty]
         return self.line(pair, problems=problems, found=found.as_dict())
 
     def line(
@@ -115,37 +114,38 @@ def _stamp(path: Path | None) -> tuple[str, int, int] | None:
 def compare_folders(work: CompareCase, engine: Engine, out: Path, *, fresh: bool = False) -> Iterator[dict[str, Any]]:
     """Compare every pair and stream the lines: those that an earlier run left first, unless ``fresh``."""
     out.mkdir(parents=True, exist_ok=True)
+    sweep(out)
     log = out / LOG
-    known = {} if fresh else _left(log)
-    kept = {case_id: known[case_id] for case_id, pair in work.pairs.items() if _is_kept(known, work, pair)}
-    waiting = [case_id for case_id in work.pairs if case_id not in kept]
-    with log.open("w", encoding="utf-8") as file:
-        for line in kept.values():
-            file.write(f"{json_text(line)}\n")
-            yield line
-        for result in engine.map(work, waiting):
+    if fresh:
+        log.unlink(missing_ok=True)
+    kept = set()
+    with replacing(log) as tidied, tidied.open("w", encoding="utf-8") as file:
+        for line in _left(log):
+            pair = work.pairs.get(line["case"])
+            if pair is not None and pair.id not in kept and line.get("key") == work.key(pair):
+                kept.add(pair.id)
+                file.write(f"{json_text(line)}\n")
+    yield from _left(log)
+    with log.open("a", encoding="utf-8") as file:
+        for result in engine.map(work, [case_id for case_id in work.pairs if case_id not in kept]):
             line = _line_of(work, result)
             file.write(f"{json_text(line)}\n")
             file.flush()
             yield line
 
 
-def _is_kept(known: Mapping[str, Mapping[str, Any]], work: CompareCase, pair: Pair) -> bool:
-    return pair.id in known and known[pair.id].get("key") == work.key(pair)
-
-
-def _left(log: Path) -> dict[str, dict[str, Any]]:
-    """The finished lines of an earlier run by case; a torn last line is no line."""
+def _left(log: Path) -> Iterator[dict[str, Any]]:
+    """The finished lines of an earlier run; a torn line is no line."""
     if not log.is_file():
-        return {}
-    found: dict[str, dict[str, Any]] = {}
-    for text in log.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-            found[line["case"]] = line
-        except (ValueError, TypeError, KeyError):
-            continue
-    return found
+        return
+    with log.open(encoding="utf-8", errors="replace") as file:
+        for text in file:
+            try:
+                line = json.loads(text)
+                if line["case"]:
+                    yield line
+            except (ValueError, TypeError, KeyError):
+                continue
 
 
 def _line_of(work: CompareCase, result: Result) -> dict[str, Any]:
@@ -211,7 +211,7 @@ class Outcome:
 
 
 def outcome_of(
-    lines: Sequence[Mapping[str, Any]],
+    lines: Iterable[Mapping[str, Any]],
     *,
     acceptance: Acceptance | None = None,
     allow: Sequence[str] = (),
@@ -224,23 +224,25 @@ def outcome_of(
 
     known = Registry("kind of problem", KINDS)
     allowed = {kind for kind in allow if known[kind]}
-    lines = sorted(lines, key=lambda line: str(line["case"]))
-    cases = tuple(
-        ComparedCase(line["case"], comparison_of(line["comparison"]), line["group"], line["cluster"])
-        for line in lines
-        if line["comparison"] is not None
-    )
+    pairs, cases, problems = 0, [], []
+    for line in lines:  # one after the other: a line is much larger than what is kept of it
+        pairs += 1
+        problems += [(line["case"], one["kind"], one["message"]) for one in line["problems"]]
+        if line["comparison"] is not None:
+            found = comparison_of(line["comparison"])
+            cases.append(ComparedCase(line["case"], found, line["group"], line["cluster"]))
+    problems.sort(key=lambda problem: problem[0])
     if not cases:
-        first = lines[0]["problems"][0]["message"] if lines and lines[0]["problems"] else "there is none"
-        raise BadInput(f"none of {len(lines)} pairs could be compared; the first one: {first}")
-    problems = [(one["kind"], line["case"], one["message"]) for line in lines for one in line["problems"]]
+        first = problems[0][2] if problems else "there is none"
+        raise BadInput(f"none of {pairs} pairs could be compared; the first one: {first}")
+    cases.sort(key=lambda case: case.id)
     if expected is None:
-        problems += [("labels", case_id, message) for case_id, message in label_sets([_held(case) for case in cases])]
+        problems += [(case_id, "labels", message) for case_id, message in label_sets([_held(case) for case in cases])]
     return Outcome(
-        Comparisons(cases, good),
+        Comparisons(tuple(cases), good),
         () if acceptance is None else checks_of(acceptance, cases),
-        tuple(Problem(kind, case_id, message, kind in allowed) for kind, case_id, message in problems),
-        len(lines),
+        tuple(Problem(kind, case_id, message, kind in allowed) for case_id, kind, message in problems),
+        pairs,
         acceptance is not None,
     )
 
