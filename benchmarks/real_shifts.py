@@ -57,6 +57,7 @@ from casewise.study.statistics.resample import clusters_of, mean_interval
 POOR, POINT = 0.7, 0.01
 SETTLED = (0.97, 0.98, 0.985, 0.99, 0.995)
 DRAWS = 1000
+FEWEST = 5  # clusters from which an interval is printed
 GRADIENTS = ("tent", "eata", "cotta", "consensus")
 RULES = {"router of the paper": "cardiac", "`default` of 0.1": "default", "frag-stop": "frag-stop",
          "tau-stop": "tau-stop"}  # fmt: skip
@@ -77,12 +78,11 @@ class Row:
 
     def cells(self, oracle: float) -> Sequence[str]:
         change = self.cases["change"].to_numpy(float)
-        found = mean_interval(change, clusters=clusters_of(self.cases))
         judged = judged_share(self.cases)
         back = f" + {self.backwards:.1f}b" if self.backwards else ""
         return (
-            f"{found.estimate:+.4f} [{found.low:+.4f}, {found.high:+.4f}]",
-            f"{found.estimate / oracle:.0%}",
+            f"{change.mean():+.4f} {spread(self.cases)}",
+            f"{change.mean() / oracle:.0%}",
             f"{int((change > 0).sum())} : {int((change < 0).sum())}",
             str(int((change < -POINT).sum())),
             "" if judged is None else f"{self.cases['ha'].mean():.3f} ({judged:.0%})",
@@ -92,6 +92,16 @@ class Row:
             "" if np.isnan(self.seconds) else f"{self.seconds:.1f}",
             self.p,
         )
+
+
+def spread(cases: pd.DataFrame) -> str:
+    """The interval of the mean gain by cluster; with fewer than five clusters the mean of each instead."""
+    units = clusters_of(cases)
+    if units.max() < FEWEST - 1:
+        means = cases.groupby("cluster")["change"].mean()
+        return f"({', '.join(f'{name} {mean:+.4f}' for name, mean in means.items())})"
+    found = mean_interval(cases["change"].to_numpy(float), clusters=units)
+    return f"[{found.low:+.4f}, {found.high:+.4f}]"
 
 
 COLUMNS = (
@@ -108,16 +118,29 @@ class Bench:
     calibration: Archive
     development: Archive
     kept: dict[str, Any] = field(default_factory=dict)  # for OUT/tables/SHIFT.json
+    refused: list[str] = field(default_factory=list)  # what could not be calibrated or certified, and why
 
     @property
     def recorded(self) -> list[str]:
         """Ladders that hold every case of both splits."""
-        whole = []
+        return [name for name in self.begun if self.amount(name) == len(self.development.cases or ())]
+
+    @property
+    def begun(self) -> list[str]:
+        """Ladders that hold every calibration case and at least five clusters of development, or all of them."""
+        found, cases = [], self.calibration.cases or {}
         for name in self.shift.ladders:
-            both = (self.calibration, self.development)
-            if all(name in one.ladders and len(one.on(name).ids) == len(one.cases or one.entries) for one in both):
-                whole.append(name)
-        return whole
+            if name in self.calibration.ladders and name in self.development.ladders:
+                there = self.development.on(name).entries.values()
+                units = {entry.cluster or entry.id for entry in there}
+                enough = len(units) >= FEWEST or len(there) == len(self.development.cases or ())
+                if enough and len(self.calibration.on(name).ids) == len(cases):
+                    found.append(name)
+        return found
+
+    def amount(self, ladder: str) -> int:
+        """Development cases that have a ladder."""
+        return len(self.development.on(ladder).ids)
 
     @property
     def views(self) -> list[str]:
@@ -348,7 +371,7 @@ def quota_p(frame: pd.DataFrame, rows: pd.DataFrame) -> str:
     if (rows["action"] == "gate").any() or len(set(chosen)) < 2:
         return ""
     states = sorted(set(chosen))
-    table = frame.set_index(["step", "shrink", "case"])
+    table = frame.set_index(["step", "shrink", "case"]).sort_index()
     buckets = np.array([states.index(one) for one in chosen])
     units = clusters_of(rows)
     found = []
@@ -368,19 +391,20 @@ def ladder_rows(bench: Bench, ladder: str) -> Iterator[Row]:
     """Fixed budgets, stop rules and routers of a gradient ladder, calibrated on calibration."""
     archive, holdout = bench.development.on(ladder), bench.calibration.on(ladder)
     frame, extra = outcomes(archive), 9.0 if ladder == "consensus" else 0.0  # forwards that make the teacher
+    some = "" if ladder in bench.recorded else f" (the first {len(archive.ids)} cases)"
     for step in (1, archive.steps):
         cases = deployed(frame, replay(archive, FixedK(step)))
-        yield Row(f"{ladder}: fixed-{step}", cases, 1 + extra + 2 * step, step, until(archive, cases))
+        yield Row(f"{ladder}: fixed-{step}{some}", cases, 1 + extra + 2 * step, step, until(archive, cases))
     for name, design in RULES.items():
         try:
             controller = controller_of(calibrate(holdout, design, unshrunk=ladder == "consensus"))
             cases = deployed(frame, replay(archive, controller))
         except CasewiseError as error:
-            print(f"<!-- {ladder}: {name} was refused: {error} -->")
+            bench.refused.append(f"{ladder}: {name}: {error}")
             continue
         executed = float(cases["executed"].mean())
         p = quota_p(frame, cases)
-        yield Row(f"{ladder}: {name}", cases, 1 + extra + 2 * executed, executed, until(archive, cases), p)
+        yield Row(f"{ladder}: {name}{some}", cases, 1 + extra + 2 * executed, executed, until(archive, cases), p)
 
 
 # ---- quality, promises ----
@@ -431,7 +455,7 @@ def promise_lines(bench: Bench) -> Iterator[str]:
     yield "| what | promise | patients | bound | kept | realised on development, kept |"
     yield "|---|---|---|---|---|---|"
     asked = [(ladder, "consensus") for ladder in bench.views]
-    asked += [(ladder, design) for ladder in bench.recorded if ladder in GRADIENTS for design in ("cardiac", "default")]
+    asked += [(ladder, design) for ladder in bench.begun if ladder in GRADIENTS for design in ("cardiac", "default")]
     for ladder, design in asked:
         holdout, archive = bench.calibration.on(ladder), bench.development.on(ladder)
         for promise in PROMISES:
@@ -441,7 +465,7 @@ def promise_lines(bench: Bench) -> Iterator[str]:
                 certificate, certified = certify_router(holdout, policy, promise, force=True)
                 after = deployed_numbers(archive, certified, margin=promise.margin)
             except CasewiseError as error:
-                print(f"<!-- {ladder}, {design}: {promise.label} was refused: {error} -->")
+                bench.refused.append(f"{ladder}, {design}, {promise.label}: {error}")
                 continue
             bound = "refused" if certificate.bound is None else f"{certificate.bound:.3f}"
             realised = after.get(promise.label, after.get("harmed"))
@@ -464,7 +488,7 @@ def rows_of(bench: Bench) -> Iterator[Row]:
     for ladder in bench.views:
         for make in (consensus_rows, decision_rows):
             yield from (replace(row, name=f"{ladder}: {row.name}") for row in make(bench, ladder))
-    for ladder in bench.recorded:
+    for ladder in bench.begun:
         if ladder in GRADIENTS:
             yield from ladder_rows(bench, ladder)
 
@@ -485,12 +509,12 @@ def tell(shift: Shift, out: Path) -> None:
     first = bench.frame(bench.recorded[0])
     source = first.loc[first["step"] == 0]
     oracle = oracle_of(bench)
-    lost = [name for name in shift.ladders if name not in bench.recorded]
+    lost = [name for name in shift.ladders if name not in bench.begun]
     units, before = clusters_of(source).max() + 1, len(calibration.cases or calibration.entries)
     print(f"\n### {shift.name}: {len(source)} development cases of {units} clusters, calibrated on {before}\n")
     print(f"M0 {source['metric'].mean():.4f}, {int((source['metric'] < POOR).sum())} cases below .7. The best recorded "
           f"candidate of each case (needs the label) would gain {oracle:+.4f}."
-          + (f" Not recorded, or not whole: {', '.join(lost)}." if lost else ""))  # fmt: skip
+          + (f" Not recorded: {', '.join(lost)}." if lost else ""))  # fmt: skip
     print(f"\n| method | {' | '.join(COLUMNS)} |\n|{'---|' * (len(COLUMNS) + 1)}")
     bench.kept |= {"source": float(source["metric"].mean()), "oracle": oracle, "rows": {}}
     for row in rows_of(bench):
@@ -509,6 +533,8 @@ def tell(shift: Shift, out: Path) -> None:
     print("\nPromised on calibration, realised on development:\n")
     for line in promise_lines(bench):
         print(line, flush=True)
+    if bench.refused:
+        print(f"\nRefused: {'; '.join(dict.fromkeys(bench.refused))}.")
     (out / "tables").mkdir(exist_ok=True)
     (out / "tables" / f"{shift.name}.json").write_text(json.dumps(bench.kept, indent=1, default=float))
 
