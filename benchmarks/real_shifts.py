@@ -342,7 +342,7 @@ def decision_rows(bench: Bench, ladder: str) -> Iterator[Row]:
                 mine = [one for one in members if one in ids]
                 if mine:
                     decisions = replay(archive.select(ids=mine), controller)
-                    cases.append(deployed(frame, decisions, archive=archive))
+                    cases.append(deployed(frame, decisions, archive=archive, controller=controller))
             rows = pd.concat(cases, ignore_index=True)
             if how == "fitted on calibration":
                 scored[name] = dict(zip(rows["case"], rows["change"].astype(float), strict=True))

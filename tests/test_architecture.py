@@ -148,6 +148,46 @@ def test_a_controller_reaches_no_label_through_anything() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_statistics_know_no_study_and_no_analysis() -> None:
+    """Numbers in, numbers out: an analysis asks statistics, never the other way round, not even through a helper."""
+    reached = reached_from(module for module in MODULES if module.startswith("casewise.study.statistics"))
+    above = ("casewise.study.study", "casewise.study.analyses", "casewise.study.finding")
+    wrong = [f"{by} imports {name}" for name, by in reached.items() if name.startswith(above)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_pages_know_the_list_of_analyses_and_no_analysis() -> None:
+    wrong = [
+        f"{module} imports {name}"
+        for module in in_parts({"report", "run", "serve", "cli"})
+        for name in imports_of(module)
+        if name in MODULES and name.startswith("casewise.study.analyses.")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_study_is_known_to_analyses_only() -> None:
+    """What analyses stand on (assignments, trajectories, findings) takes tables and can be tested without one."""
+    below = ("finding", "assignment", "trajectories", "preregistration")
+    reached = {one: imports_of(f"casewise.study.{one}") for one in below if f"casewise.study.{one}" in MODULES}
+    wrong = [f"{one} imports {name}" for one, names in reached.items() for name in names if "study.study" in name]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nobody_asks_a_controller_for_its_name() -> None:
+    """What a kind of controller is, it says itself (``about``): ``policy.controller == "router"`` is refused."""
+    wrong = [
+        f"{module}:{node.lineno}"
+        for module, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Compare)
+        and isinstance(node.left, ast.Attribute)
+        and node.left.attr == "controller"
+        and any(isinstance(one, ast.Constant) and isinstance(one.value, str) for one in node.comparators)
+    ]
+    assert not wrong, f"ask about(controller_kind(policy)) instead: {wrong}"
+
+
 def test_nothing_that_decides_has_an_argument_for_a_label() -> None:
     deciding = [name for name in MODULES if name.startswith(("casewise.judge.controllers", "casewise.guard"))]
     for module in deciding:

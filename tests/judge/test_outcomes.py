@@ -95,7 +95,9 @@ def test_a_gated_mask_is_measured_itself(archive):
     frame = outcomes(archive)
     with pytest.raises(BadInput, match="archive="):
         deployed(frame, decisions)
-    rows = deployed(frame, decisions, archive=archive).set_index("case")
+    with pytest.raises(BadInput, match="region-gate composes masks that no state holds"):
+        deployed(frame, decisions, archive=archive)
+    rows = deployed(frame, decisions, archive=archive, controller=gate).set_index("case")
     one = next(decision for decision in decisions if decision.action is Action.GATE)
     masks, label = archive.masks(one.case_id), archive.label(one.case_id)
     output = gate.output(masks.__getitem__, one)

@@ -57,6 +57,8 @@ def certify(
     from casewise.judge.certificates.certify_router import Promise, certify_router
     from casewise.judge.certificates.grid import certify_designs, certify_grid
     from casewise.judge.certificates.kept import certify_kept
+    from casewise.judge.controllers.about import about
+    from casewise.judge.policy import controller_kind
 
     if method not in ("crc", "ltt", "envelope", "inflated"):
         raise BadInput(f"a method is crc, ltt, envelope or inflated, got {method!r}")
@@ -69,7 +71,7 @@ def certify(
     opened = open_archive(archive, ladder=named).one()
     calibration = opened.marked(CALIBRATION) if split is None else opened.select(split=split)
     judged = None if evaluation is None else open_archive(evaluation, ladder=named).one()
-    if chosen.controller == "region-gate":
+    if about(controller_kind(chosen)).gates:
         certificate, certified = certify_gate(
             calibration, chosen, loss=_gate_loss(loss, method), alpha=_one(alpha), population=population, within=within,
             thresholds=threshold, evaluation=judged, force=force,

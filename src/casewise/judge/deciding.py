@@ -9,8 +9,6 @@ from casewise.archive.layout import mask_sha256
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput
 from casewise.core.records import Action, Controller, Decision, Mask, Observation, State, deployed
-from casewise.judge.controllers.merge import merged
-from casewise.judge.controllers.region_gate import RegionGate
 
 
 def decision_of(archive: Archive, controller: Controller, case_id: str, *, calibration_id: str = "") -> Decision:
@@ -63,13 +61,6 @@ def candidate_masks(archive: Archive, case_id: str, ladders: Collection[str] = (
         own = archive.on(name).masks(case_id)
         found |= {state.on(name): mask for state, mask in own.items() if not state.shrink}
     return found
-
-
-def gated_mask(source: Mask, adapted: Mask, decision: Decision, gate: RegionGate) -> Mask:
-    """What a gated decision deploys: accepted pieces of an edit, or accepted regions of the step-1 edit."""
-    if decision.coordinate != "drop":
-        return merged(source, adapted, decision.accepted or ())
-    return gate.output(lambda state: adapted if state.step else source, decision)
 
 
 def deployed_mask(archive: Archive, controller: Controller, decision: Decision) -> Mask:

@@ -16,10 +16,9 @@ from casewise.archive.store import Archive
 from casewise.archive.tables import cached_table
 from casewise.core.durable import text_sha256
 from casewise.core.errors import BadInput
-from casewise.core.records import SOURCE, Action, Decision, Mask
+from casewise.core.records import SOURCE, Action, Controller, Decision, Mask
+from casewise.core.records import deployed as composed
 from casewise.core.strict_json import json_text
-from casewise.judge.controllers.region_gate import RegionGate
-from casewise.judge.deciding import gated_mask
 from casewise.measure.metrics import METRICS
 from casewise.measure.metrics.harm import harm
 from casewise.measure.metrics.overlap import VOID
@@ -72,12 +71,12 @@ def deployed(
     decisions: Iterable[Decision],
     *,
     archive: Archive | None = None,
-    gate: RegionGate | None = None,
+    controller: Controller | None = None,
 ) -> pd.DataFrame:
     """One row for each decision: what was deployed and what it cost against M0.
 
-    A gated mask is no recorded state: it needs ``archive`` to be measured, and ``gate`` where its min_area is not the
-    archive's or small components are kept.
+    A mask that is composed of several is no recorded state: it needs ``archive`` to be measured, and the ``controller``
+    that decided, which says how it is composed.
     """
     chosen = pd.DataFrame([_chosen(decision) for decision in decisions])
     if chosen.empty:
@@ -88,7 +87,7 @@ def deployed(
     if lost:
         raise BadInput(f"the deployed state of case {lost[0]} is not among the outcomes ({len(lost)} such cases)")
     for decision in (one for one in chosen["decision"] if one.action is Action.GATE):
-        rows.loc[rows["case"] == decision.case_id, COLUMNS] = _gated_row(archive, decision, gate)
+        rows.loc[rows["case"] == decision.case_id, COLUMNS] = _composed_row(archive, decision, controller)
     source = frame.loc[frame["step"] == 0].set_index("case")["metric"]
     rows["metric_source"] = rows["case"].map(source)
     rows["change"] = rows["metric"] - rows["metric_source"]
@@ -214,12 +213,14 @@ def _chosen(decision: Decision) -> dict[str, Any]:
     }
 
 
-def _gated_row(archive: Archive | None, decision: Decision, gate: RegionGate | None) -> Sequence[float]:
-    if archive is None:
-        raise BadInput("a region gate deploys masks that no state holds; give deployed(..., archive=) to measure them")
+def _composed_row(archive: Archive | None, decision: Decision, controller: Controller | None) -> Sequence[float]:
+    if archive is None or controller is None:
+        raise BadInput(
+            f"{decision.controller} composes masks that no state holds; give deployed(..., archive=, controller=) to "
+            f"measure them"
+        )
     options, masks = _options(archive), archive.masks(decision.case_id)
-    gate = gate or RegionGate(0.0, min_area=options["min_area"])
-    output = gated_mask(masks[SOURCE], masks[decision.state.on("")], decision, gate)
+    output = composed(controller, lambda state: masks[state.on("")], decision)
     entry = archive.entry(decision.case_id)
     label = archive.label(decision.case_id) if entry.labelled else None
     measured = _measured(masks[SOURCE], output, label, options, entry.spacing_mm)

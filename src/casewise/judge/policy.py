@@ -70,9 +70,6 @@ def _router(name: str, coordinate: str, low: dict[str, Any], mid: dict[str, Any]
     return Policy(name, "router", options, steps)
 
 
-AMONG_CANDIDATES = ("consensus", "consensus-where-low", "highest-agreement", "medoid", "choose", "merge")
-"""Designs that choose among all candidates of a case: views, members, steps, masks from elsewhere."""
-
 READY: Registry[Policy] = Registry(
     "policy",
     {
@@ -96,7 +93,7 @@ READY: Registry[Policy] = Registry(
         "tau-stop": Policy("tau-stop", "tau-stop", {}, 4),
         **{name: Policy(name, "frag-stop", {}, 4) for name in MODULATIONS},
         "region-gate": Policy("region-gate", "region-gate", {"threshold": 0.0}, 1),
-        **{name: Policy(name, name, {}, 1) for name in AMONG_CANDIDATES},
+        **{name: Policy(name, name, {}, 1) for name, kind in CONTROLLERS.items() if about(kind).among_candidates},
     },
 )
 """Designs by name, uncalibrated: coordinate and actions are fixed, cut-points are fitted on a holdout (E7, E14)."""
@@ -118,6 +115,11 @@ def controller_kind(policy: Policy) -> Any:
     """The class of a policy's controller, which says what calibration and reports must know without building one."""
     own = ":" in policy.controller
     return from_address(policy.controller, "controller") if own else CONTROLLERS[policy.controller]
+
+
+def among_candidates(policy: Policy) -> bool:
+    """Whether a policy chooses among all candidates of a case: views, members, steps, masks from elsewhere."""
+    return about(controller_kind(policy)).among_candidates
 
 
 def _fitted_by(policy: Policy) -> str:

@@ -120,18 +120,22 @@ class Study:
         controller = controller_of(policy)
         progress("replaying every method")
         decisions: dict[str, tuple[Decision, ...]] = {}
+        built: dict[str, Controller] = {}
         kinds: dict[str, About] = {}
         skipped: dict[str, str] = {}
         needed = {cls.source, _own_name(controller), f"fixed-{evaluation.steps}"}
         for name, kind, build in _methods(controller, evaluation, calibration):
             kinds[name] = kind
             try:
-                decisions[name] = tuple(replay(evaluation, build()))
+                built[name] = build()
+                decisions[name] = tuple(replay(evaluation, built[name]))
             except CasewiseError as error:
                 if name in needed:
                     raise
                 skipped[name] = str(error)
-        methods = {name: deployed(scored, made, archive=evaluation) for name, made in decisions.items()}
+        methods = {
+            name: deployed(scored, made, archive=evaluation, controller=built[name]) for name, made in decisions.items()
+        }
         given = (extras or Extras()).unlocked()
         if given.substitute and given.substitute not in {*methods} - {cls.source, _own_name(controller)}:
             known = ", ".join(name for name in methods if name not in (cls.source, _own_name(controller)))

@@ -39,7 +39,8 @@ from casewise.judge.ledger import OURS, PAPER
 from casewise.judge.monitors.quota import BUCKETS, quota_drift, quota_of
 from casewise.judge.outcomes import outcomes
 from casewise.judge.policy import (
-    AMONG_CANDIDATES,
+    READY,
+    among_candidates,
     check_held_out,
     check_modulated,
     controller_kind,
@@ -92,14 +93,15 @@ def calibrate(
     if evaluation is not None:
         check_held_out(design, evaluation.entries.values())
         evaluation = evaluation.locked()
-    if design.name in AMONG_CANDIDATES or (design.name == "default" and _has_consensus(holdout, consensus)):
+    if among_candidates(design) or (design.name == "default" and _has_consensus(holdout, consensus)):
         return _among_candidates(
             holdout, design, consensus=consensus, allowed_hurt=allowed_hurt, flag_below=flag_below, at=at
         )
     if flag_below is not None:
+        able = ", ".join(name for name, one in READY.items() if among_candidates(one))
         raise BadInput(
             f"policy {design.name!r} reads one ladder step by step and cannot be flagged here; flag one of default, "
-            f"{', '.join(AMONG_CANDIDATES)} on an archive of views or members"
+            f"{able} on an archive of views or members"
         )
     convention = percentiles or ("driving" if design.name == "driving" else "medical")
     frame = outcomes(holdout)

@@ -49,7 +49,7 @@ def preflight(
         "cases": len(archive.ids),
         "labelled": labelled,
         "patients": patients,
-        "retained": retained(frame, decisions, archive, reviews),
+        "retained": retained(frame, decisions, archive, controller, reviews),
         "ladder": _or_reason(lambda: shape(frame)),
         "budgets": _or_reason(lambda: budgets(frame)),
         "coherence": coherence(frame),
@@ -61,10 +61,14 @@ def preflight(
 
 
 def retained(
-    frame: pd.DataFrame, decisions: Sequence[Decision], archive: Archive, reviews: Mapping[str, float] | None = None
+    frame: pd.DataFrame,
+    decisions: Sequence[Decision],
+    archive: Archive,
+    controller: Controller,
+    reviews: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Helped and hurt among the cases that keep an adaptation: go iff more are helped than hurt (M3)."""
-    rows = deployed(frame, decisions, archive=archive)
+    rows = deployed(frame, decisions, archive=archive, controller=controller)
     kept = rows.loc[~rows["rolled_back"]]
     change = kept["change"] if reviews is None else kept["case"].map(reviews)
     change = change.dropna()

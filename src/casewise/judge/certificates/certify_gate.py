@@ -28,10 +28,11 @@ from casewise.judge.certificates.evidence import cluster_of
 from casewise.judge.certificates.gate_losses import Gated, gate_table, gated
 from casewise.judge.certificates.loss_table import LossTable
 from casewise.judge.certificates.statements import population_of, promise, refusal, unit_of
+from casewise.judge.controllers.about import about
 from casewise.judge.controllers.region_gate import gated as gated_mask
 from casewise.judge.controllers.region_gate import region_scores
 from casewise.judge.ledger import unlock
-from casewise.judge.policy import check_binding, fitted_on
+from casewise.judge.policy import check_binding, controller_kind, fitted_on
 from casewise.measure.metrics.harm import harm
 
 POPULATIONS = ("all", "scored")
@@ -87,7 +88,7 @@ def certify_gate(
     force: bool = False,
 ) -> tuple[Certificate, Policy]:
     """A certificate for the region gate: 'surrogate', 'envelope', or 'deployed' on thresholds fixed in advance."""
-    if policy.controller != "region-gate":
+    if not about(controller_kind(policy)).gates:
         raise BadInput(f"a gate certificate needs the policy 'region-gate', got {policy.name!r} ({policy.controller})")
     check_binding(policy, archive.binding)
     question = {"method": loss, "alphas": [alpha], "population": population, "within": within, "at": thresholds}

@@ -18,7 +18,7 @@ from casewise.judge.controllers.about import about
 from casewise.judge.deciding import decision_of
 from casewise.judge.outcomes import deployed, judged_share, outcomes
 from casewise.judge.policy import (
-    AMONG_CANDIDATES,
+    among_candidates,
     check_binding,
     check_held_out,
     controller_kind,
@@ -55,7 +55,7 @@ def router_evidence(archive: Archive, policy: Policy, *, overlap: bool = True, m
     """
     check_router(policy)
     check_binding(policy, archive.binding)
-    if policy.controller in AMONG_CANDIDATES:
+    if among_candidates(policy):
         return _choice_evidence(archive, policy, margin)
     if not overlap:
         check_held_out(policy, archive.entries.values())
@@ -86,7 +86,7 @@ def check_router(policy: Policy) -> None:
             f"certify them; certify the seed-only policy"
         )
     hard = dict(policy.options.get("hard", {"action": "rollback"}))
-    if policy.controller in AMONG_CANDIDATES:
+    if among_candidates(policy):
         return
     if not about(controller_kind(policy)).is_router or hard.get("action") != "rollback":
         raise BadInput(
@@ -116,7 +116,8 @@ def _choice_rows(archive: Archive, policy: Policy) -> pd.DataFrame:
     """What a policy that chooses among candidates deploys for each labelled case, and what that costs."""
     ids, _ = _scored(archive)
     controller = controller_of(policy)
-    return deployed(outcomes(archive), [decision_of(archive, controller, case) for case in ids], archive=archive)
+    decided = [decision_of(archive, controller, case) for case in ids]
+    return deployed(outcomes(archive), decided, archive=archive, controller=controller)
 
 
 def verdict_of(archive: Archive, controller: Controller, case_id: str) -> Verdict:
@@ -137,7 +138,7 @@ def deployed_losses(
     archive: Archive, policy: Policy, *, margin: float = 0.0
 ) -> tuple[tuple[str, ...], dict[str, Floats]]:
     """What a policy really does to each labelled case: every loss, the metric's gain, and whether it is kept."""
-    if policy.controller in AMONG_CANDIDATES:
+    if among_candidates(policy):
         rows = _choice_rows(archive, policy)
         found = _row_losses(rows, rows["change"].to_numpy(float), margin)
         return tuple(rows["case"]), {**found, "kept": (~rows["rolled_back"]).to_numpy(float)}
@@ -153,7 +154,7 @@ def deployed_numbers(archive: Archive, policy: Policy, *, margin: float = 0.0) -
 
     The gain is the mean over the cases whose metric is defined.
     """
-    if policy.controller in AMONG_CANDIDATES:
+    if among_candidates(policy):
         rows = _choice_rows(archive, policy)
         made = _row_losses(rows, rows["change"].to_numpy(float), margin)
         made["gain"] = made["gain"][np.isfinite(made["gain"])]

@@ -15,6 +15,7 @@ import numpy as np
 
 from casewise.core.errors import BadInput
 from casewise.core.records import SOURCE, Action, Mask, Observation, Signals, State, Verdict
+from casewise.judge.controllers.about import About
 from casewise.measure.signals.agreement import candidates_of
 
 RULES = ("consensus", "agreement", "medoid", "low-agreement")
@@ -82,6 +83,7 @@ class _AmongAll:
     cut_high: float = float("inf")  # an edit this large, 1 - Dice(candidate, M0), or larger goes back to M0
 
     states = frozenset[State]()
+    about = About(among_candidates=True)
 
     def __post_init__(self) -> None:
         state_of(self.consensus)

@@ -34,7 +34,7 @@ class RegionGate:
     keep_small: bool = False  # voxels of D in no region: back to M0 unless kept
 
     name = "region-gate"
-    about = About("region gate", is_ours=True)
+    about = About("region gate", is_ours=True, gates=True)
     needs = frozenset({"regions", "drop"})
     states = frozenset[State]()
 

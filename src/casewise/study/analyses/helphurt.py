@@ -41,7 +41,7 @@ def section(study: Study) -> Section:
 def _on_holdout(study: Study) -> pd.DataFrame:
     """What the policy deploys on the cases that it was fitted on: a go or no-go before any deployment (M3)."""
     holdout = study.calibration
-    return deployed(study.holdout, replay(holdout, study.controller), archive=holdout)
+    return deployed(study.holdout, replay(holdout, study.controller), archive=holdout, controller=study.controller)
 
 
 def _group(study: Study, group: str, shown: tuple[str, ...]) -> Finding:

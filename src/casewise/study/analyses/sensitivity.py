@@ -100,7 +100,7 @@ def modes_of(study: Study) -> Finding:
     for mode in MODES:
         try:
             decisions = replay(study.evaluation, controller_of(_fitted(study, mode)))
-            frame = deployed(study.outcomes, decisions, archive=study.evaluation)
+            frame = deployed(study.outcomes, decisions)
         except CasewiseError as error:
             records += [{"group": group, "mode": mode, "n": 0, "reason": str(error)} for group in study.groups]
             continue
