@@ -139,6 +139,48 @@ def test_every_option_has_an_effect(tmp_path):
     assert next(line for line in log if line["case"] == "h01")["comparison"]["regions"] == 1
 
 
+def test_names_of_labels_stand_on_the_page_in_tables_and_in_the_summary(tmp_path):
+    root = update(tmp_path)
+    (root / "new" / "dataset.json").write_text('{"labels": {"background": 0, "LV": 1, "MYO": 2, "<b>RV": 3}}')
+    (root / "accept.json").write_text('{"confidence": null, "labels": {"LV": {"max_holed_share": 0.05}}}')
+    words = ["compare", root / "old", root / "new", "-o", root / "out", "--accept", root / "accept.json"]
+    result = run(*words)
+    assert result.exit_code == 4
+    assert "LV (1): 4 of 12 changed" in result.output
+    assert "FAIL max_holed_share on LV (1)" in result.output
+    written = {path.name: path.read_text() for path in (root / "out").iterdir()}
+    assert "<td>LV (1)</td>" in written["report.html"]
+    assert "LV (1): 1 hole, 1.7 % of it" in written["report.html"]
+    assert "&lt;b&gt;RV (3)" in written["report.html"]
+    assert "<b>RV" not in written["report.html"]
+    assert "| LV (1) |" in written["summary.md"]
+    assert "LV (1): 1 hole" in written["cases.csv"]
+    assert ",name,label," in written["labels.csv"].splitlines()[0]
+    assert json.loads(written["summary.json"])["names"]["1"] == "LV"
+    renamed = json.loads(run(*words, "--label-names", "1=heart", "--json").output)
+    assert (renamed["names"], renamed["verdict"]) == ({"1": "heart"}, "rejected")
+    (root / "old" / "dataset.json").write_text('{"labels": {"background": 0, "LV": 2, "MYO": 1}}')
+    (root / "accept.json").write_text('{"confidence": null, "max_holed_share": 1}')
+    swapped = run(*words)
+    assert swapped.exit_code == 3
+    assert "label 1 is 'MYO' in" in swapped.output
+
+
+def test_zero_has_a_row_where_it_has_a_name_or_is_said_to_be_a_label(tmp_path):
+    root = update(tmp_path, cases=2)
+    words = ["compare", root / "old", root / "new", "-o", root / "out"]
+
+    def labels(*more):
+        run(*words, *more)
+        return [row["label"] for row in json.loads((root / "out" / "summary.json").read_text())["summary"]["labels"]]
+
+    assert labels() == [1, 2, 3]
+    assert labels("--zero-is-label") == [0, 1, 2, 3]
+    (root / "new" / "dataset.json").write_text('{"labels": {"road": 0, "car": 1}}')
+    assert labels() == [0, 1, 2, 3]
+    assert labels("--zero-is-background") == [1, 2, 3]
+
+
 def test_bad_words_are_refused_in_a_sentence(tmp_path):
     root = update(tmp_path, cases=2)
     words = ["compare", root / "old", root / "new", "-o", root / "out"]

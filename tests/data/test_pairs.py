@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 
 import numpy as np
@@ -10,7 +11,7 @@ from PIL import Image
 from worlds.updates import AFFINE, heart, write
 
 from casewise.core.errors import BadInput, BadPair, UnsafeInput
-from casewise.data.pairs import KINDS, Pair, find_pairs, label_sets, read_pair
+from casewise.data.pairs import KINDS, Pair, find_pairs, label_names, label_sets, read_pair
 
 
 @pytest.fixture
@@ -180,3 +181,26 @@ def test_label_values_that_only_one_side_ever_has_are_named_once():
 def test_a_bad_pair_survives_the_way_between_processes():
     error = pickle.loads(pickle.dumps(BadPair("shape", "other shapes")))
     assert (error.kind, str(error)) == ("shape", "other shapes")
+
+
+def test_labels_are_called_as_dataset_json_says_and_two_that_differ_are_told(tmp_path):
+    old, new = tmp_path / "a" / "old", tmp_path / "b" / "new"
+    for folder, labels in (
+        (old, {"background": 0, "LV": 1, "both": [1, 2]}),
+        (new.parent, {"0": "background", "1": "RV"}),
+    ):
+        folder.mkdir(parents=True)
+        (folder / "dataset.json").write_text(json.dumps({"labels": labels}))
+    new.mkdir()
+    names, said = label_names(None, [old, new])
+    assert names == {0: "background", 1: "LV"}
+    assert len(said) == 1
+    assert "label 1 is 'LV' in" in said[0]
+    assert "and 'RV' in" in said[0]
+    assert label_names(None, [old, old]) == (names, [])
+    assert label_names("1=LV, 2=my\x07o", [old, new]) == ({1: "LV", 2: "myo"}, [])
+    assert label_names(str(old / "dataset.json"), [])[0] == names
+    (old / "dataset.json").write_text("{")
+    assert label_names(None, [old]) == ({}, [])
+    with pytest.raises(BadInput, match=r"takes nnU-Net's dataset\.json or words such as 1=LV,2=MYO, got 'LV'"):
+        label_names("LV", [])

@@ -40,9 +40,46 @@ def test_a_hole_is_counted_for_its_label_alone():
     new[2, 4:6, 4:6] = 0
     found = comparison(ORGAN, new)
     assert [(one.holes_old, one.holes_new, one.holes_gained) for one in found.labels] == [(0, 1, 1), (0, 0, 0)]
-    assert found.warnings == ("label 1: 1 hole",)
+    assert found.warnings == ("label 1: 1 hole, 1.6 % of it",)  # 4 of 245 voxels
+    assert found.warned({1: "LV"}) == ("LV (1): 1 hole, 1.6 % of it",)
     back = comparison(new, ORGAN)
     assert (row(back, 1).holes_gained, row(back, 1).holes_lost) == (0, 1)
+
+
+def test_crumbs_are_counted_and_nobody_is_asked_to_look_at_them():
+    new = ORGAN.copy()
+    new[2, 5, 5], new[2, 11, 0] = 0, 1  # 1 of 245 voxels each
+    found = comparison(ORGAN, new)
+    assert (row(found, 1).holes_gained, row(found, 1).components_gained) == (1, 1)
+    assert (found.suspicion, found.warnings) == (0.0, ())
+    new[2, 11, 1:3] = 1
+    assert comparison(ORGAN, new).warnings == ("label 1: 1 piece gained, 1.2 % of it",)
+    assert comparison(ORGAN, new).suspicion == pytest.approx(3 / 247)
+
+
+def test_the_more_of_a_label_came_or_went_the_more_suspicious():
+    small, large, gone = ORGAN.copy(), ORGAN.copy(), np.where(ORGAN == 2, 0, ORGAN).astype(np.uint8)
+    small[0, 11, 0:4], large[0:4, 10:12, 10:15] = 1, 1
+    moved = np.roll(ORGAN, 3, axis=2)
+    scores = [comparison(ORGAN, new).suspicion for new in (ORGAN, small, large, moved, gone)]
+    assert scores == sorted(scores)
+    assert (scores[0], scores[-1]) == (0.0, 1.0)
+    assert len(set(scores)) == 5
+
+
+def test_where_zero_is_a_label_it_has_a_row_and_there_is_no_background():
+    old = np.array([[0, 0, 1, 1], [0, 0, 1, 255]], np.uint8)
+    new = np.array([[0, 1, 1, 1], [0, 1, 1, 1]], np.uint8)
+    found = comparison(old, new, old, metric="miou", min_area=1, zero_is_label=True)
+    assert [(one.label, one.voxels_old, one.voxels_new) for one in found.labels] == [(0, 4, 2), (1, 3, 6), (255, 1, 0)]
+    assert (found.changed, found.changed_share) == (3, 3 / 8)
+    assert found.metric_new == pytest.approx(miou(new, old))
+    assert [one.label for one in comparison(old, new, min_area=1).labels] == [1, 255]
+    ignored = comparison(old, new, old, ignore=255, zero_is_label=True, min_area=1)
+    assert ignored.made_wrong == 2
+    assert [one.label for one in comparison(old, new, classes=(0,), zero_is_label=True).labels] == [0]
+    with pytest.raises(BadInput, match="with zero_is_label every voxel is foreground"):
+        comparison(old, new, foreground=True, zero_is_label=True)
 
 
 def test_a_hole_that_is_open_in_space_is_closed_in_its_slice():

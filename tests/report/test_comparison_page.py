@@ -49,7 +49,9 @@ def page(labelled: bool = True) -> str:
     pictures = case_pictures(heart(), planted("swapped", heart()), heart() if labelled else None)
     shown = {**found.as_dict(), "id": "h1", "group": EVIL, "pictures": pictures, "change": -0.5 if labelled else None}
     return comparison_page(
-        summary(labelled), [shown], {"old": EVIL, "new": "v2", "unit": "mm", "hd95": True, "min_area": 16}
+        summary(labelled),
+        [shown],
+        {"old": EVIL, "new": "v2", "unit": "mm", "hd95": True, "min_area": 16, "notable": 0.01},
     )
 
 
@@ -78,7 +80,7 @@ def test_the_page_says_which_color_is_which_label_and_where_a_region_lies():
     text = comparison_page(
         summary(),
         [{**found.as_dict(), "id": "h1", "group": "", "pictures": [], "change": -0.5}],
-        {"old": "v1", "new": "v2", "unit": "mm", "hd95": False, "min_area": 16},
+        {"old": "v1", "new": "v2", "unit": "mm", "hd95": False, "min_area": 16, "notable": 0.01},
     )
     assert f"rows {low[1] + 1} to {high[1]}, columns {low[2] + 1} to {high[2]}</dd>" in text  # slice 1 is the first
     for label, color in ((1, (230, 175, 60)), (2, (110, 190, 160))):

@@ -29,11 +29,11 @@ def case_of(outcome, case_id):
 def test_every_planted_regression_is_found_with_and_without_labels(tmp_path, labels):
     outcome = outcome_of(lines_of(update(tmp_path), tmp_path / "out", labels=labels))
     found = {kind: case_of(outcome, case_id) for kind, case_id in PLANTED.items()}
-    assert found["hole"].warnings == ("label 1: 1 hole",)
-    assert found["lost"].warnings == ("label 3: 1 piece lost",)
+    assert found["hole"].warnings == ("label 1: 1 hole, 1.7 % of it",)
+    assert found["lost"].warnings == ("label 3: 1 piece lost, 3.2 % of it",)
     assert [row.agreement for row in found["swapped"].labels if row.label in (1, 3)] == [0.0, 0.0]
     assert all(row.shift_hd95 == pytest.approx(1.5) for row in found["shifted"].labels)
-    assert found["gained"].warnings == ("label 1: 1 piece gained",)
+    assert found["gained"].warnings == ("label 1: 1 piece gained, 2.2 % of it",)
     assert found["vanished"].warnings == ("label 3 is gone",)
     planted = set(PLANTED.values())
     assert {case.id for case in outcome.found.cases if case.found.changed} == planted
@@ -124,6 +124,27 @@ def test_a_second_run_compares_only_what_changed(tmp_path):
         assert len(engine.given) == 12
 
 
+def test_lines_survive_a_kill_while_an_earlier_log_is_tidied(tmp_path):
+    """The log is replaced whole, never emptied first; and a second line of a case is no second case."""
+    root, out = update(tmp_path), tmp_path / "out"
+    lines_of(root, out)
+    log = out / "cases.jsonl"
+    text = log.read_text()
+    log.write_text(text + text.splitlines()[0] + "\n[1]\n{}\n")
+    stream = compare_folders(CompareCase({}, Settings()), LocalEngine(), out)
+    assert list(stream) == []  # another set of pairs: nothing of it is kept
+    log.write_text(text + text.splitlines()[0] + "\n[1]\n{}\n")
+    engine = Counting()
+    assert len(lines_of(root, out, engine=engine)) == 12
+    assert engine.given == []
+    pairs = find_pairs(root / "old", root / "new", cases=root / "cases.csv", labels=root / "labels")
+    work = CompareCase({pair.id: pair for pair in pairs}, Settings(labels_given=True))
+    stream = compare_folders(work, LocalEngine(), out)
+    next(stream)
+    stream.close()  # killed after the first line was handed on
+    assert len(log.read_text().splitlines()) == 12
+
+
 def test_several_processes_give_the_same_lines(tmp_path):
     root = update(tmp_path)
     one, two = (lines_of(root, tmp_path / f"out{jobs}", engine=LocalEngine(jobs)) for jobs in (1, 2))
@@ -148,6 +169,8 @@ def test_every_setting_reaches_the_comparison(tmp_path):
     assert with_settings("ignore", ignore=1)[hole]["made_wrong"] == 0
     ml = with_settings("spacing", spacing_mm=(1.0, 1.0, 1.0))[hole]["labels"][0]["volume_old_ml"]
     assert ml == pytest.approx(plain[hole]["labels"][0]["volume_old_ml"] / 18)
+    zero = with_settings("zero", zero_is_label=True)[hole]
+    assert [row["label"] for row in zero["labels"]] == [0, 1, 2, 3]
     write(root / "new", "h07", heart()[:, 1:])
     assert with_settings("nearest", resample="nearest")["h07"] is not None
 

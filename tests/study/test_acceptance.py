@@ -18,7 +18,7 @@ def case(number, old, new, *, group=None, cluster=None, ha=0.0, labelled=True, *
     """A case with one label."""
     lost, holes, after = (row.pop(name, default) for name, default in (("lost", 0), ("holes", 0), ("voxels_new", 100)))
     label = LabelChange(
-        1, 100, after, 0, 1, 1, 0, lost, 0, 0, 0, 0, holes, 0, dice_old=old, dice_new=new, ha=ha
+        1, 100, after, 0, 1, 1, 0, lost, 0, 0, 0, 0, holes, 0, 0, 5 * lost, 2 * holes, dice_old=old, dice_new=new, ha=ha
     )  # fmt: skip
     scores = {"metric_old": old, "metric_new": new, "ha": ha, "ba": 0.0} if labelled else {}
     found = Comparison(1000, 10, row.pop("share", 0.1), 1, 10, (label,), labelled=labelled, **scores)
@@ -71,6 +71,8 @@ def test_margins_flips_holes_losses_and_drift_read_what_they_say():
     assert only({"max_flipped_share": {"limit": 1.0, "margin": 0.6}}, cases).value == 0
     assert only({"max_holed_share": 1.0}, cases).value == 0.5
     assert only({"max_lost_share": 1.0}, cases).value == 1
+    assert only({"max_lost_share": {"limit": 1.0, "margin": 0.06}}, cases).value == 0  # 5 of 100 voxels
+    assert only({"max_holed_share": {"limit": 1.0, "margin": 0.015}}, cases).value == 0.5  # 2 of 100
     assert only({"max_drifted_share": {"limit": 1.0, "margin": 0.1}}, cases).value == 1
     assert only({"max_drifted_share": {"limit": 1.0, "margin": 0.25}}, cases).value == 0
     assert only({"max_changed_share": {"limit": 1.0, "margin": 0.25}}, cases).value == 1
@@ -143,3 +145,10 @@ def test_bounds_hold_as_often_as_they_say():
         missed["mean"] += mean_bound(draw.normal(0.01, 0.02, 30), 0.9) < 0.01
     assert missed["share"] <= 40
     assert missed["mean"] <= 60  # 40 expected; three standard errors more
+
+
+def test_labels_may_be_called_by_name():
+    cases = [case(i, 0.9, 0.8) for i in range(20)]
+    wanted = acceptance_of({"labels": {"LV": {"max_mean_drop": 0.05}, "1": {"max_mean_drop": 0.2}}})
+    first, second = checks_of(wanted, cases, {1: "LV"})
+    assert (first.scope, first.holds, second.scope, second.holds) == ("LV (1)", False, "LV (1)", True)

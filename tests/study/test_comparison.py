@@ -87,7 +87,17 @@ def test_what_cannot_be_compared_is_said():
         casewise.compare(OLD[0], NEW[0], clusters=["a"])
 
 
-def test_large_cohorts_draw_less_so_memory_stays():
-    from casewise.study.comparison import _resamples
+def test_intervals_of_large_cohorts_are_those_of_the_bootstrap_without_its_memory():
+    from casewise.study.comparison import MANY, _mean, _ratio
 
-    assert (_resamples(100), _resamples(1000), _resamples(10**6)) == (5000, 2000, 400)
+    draw = np.random.default_rng(0)
+    of = np.repeat(np.arange(MANY), 2)
+    values = draw.normal(0.02, 0.1, MANY)[of] + draw.normal(0, 0.05, of.size)
+    slow, fast = mean_interval(values, clusters=of), _mean(values, of)
+    assert (fast.method, fast.n, fast.clusters) == ("t", 2 * MANY, MANY)
+    assert fast.estimate == pytest.approx(slow.estimate)
+    width = slow.high - slow.low
+    assert (fast.low, fast.high) == pytest.approx((slow.low, slow.high), abs=0.08 * width)
+    assert fast.shown == slow.shown
+    still = _ratio(np.zeros(MANY), np.ones(MANY), n=MANY)
+    assert (still.low, still.high, still.shown) == (0.0, 0.0, False)

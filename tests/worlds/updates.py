@@ -44,7 +44,7 @@ def planted(kind: str, mask: np.ndarray) -> np.ndarray:
     """The new mask of a case with this regression."""
     new = mask.copy()
     if kind == "hole":
-        new[2, 13:15, 10:12] = 0
+        new[2, 13:16, 10:13] = 0
     elif kind == "lost":
         new[2, 2:4, 28:31] = 0
     elif kind == "swapped":

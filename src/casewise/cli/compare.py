@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from casewise.cli.printing import AS_JSON, answer
+
 if TYPE_CHECKING:
     from casewise.data.pairs import Pair
     from casewise.run.compare import Outcome, Settings
@@ -38,6 +40,15 @@ def compare(
     spacing: tuple[float, float, float] = typer.Option(
         (0, 0, 0), help="Spacing in mm (slices, rows, columns) where files do not say it.", show_default=False
     ),
+    label_names: str = typer.Option(
+        None, help="Names of labels: 1=LV,2=MYO, or a dataset.json; by default the one that nnU-Net left beside masks."
+    ),
+    zero_is_label: bool = typer.Option(
+        None,
+        "--zero-is-label/--zero-is-background",
+        help="Whether label 0 is a class as any other (0 is the road); by default where it has another name.",
+        show_default=False,
+    ),
     classes: str = typer.Option(None, help="Compare these labels only, such as 1,2,3; others become background."),
     ignore: int = typer.Option(None, help="Label that is never wrong, such as 255."),
     metric: str = typer.Option("dice", help="dice or miou."),
@@ -53,6 +64,7 @@ def compare(
     engine: str = typer.Option("local", help="local or ray."),
     address: str = typer.Option(None, help="Address of a Ray cluster."),
     fresh: bool = typer.Option(False, help="Compare every pair again, also those that an earlier run left in OUT."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Compare two folders of masks, case by case and label by label, with or without labels.
 
@@ -62,12 +74,14 @@ def compare(
     from tqdm import tqdm
 
     from casewise.data.pairs import find_pairs
+    from casewise.data.pairs import label_names as names_of_labels
     from casewise.run.compare import CompareCase, Settings, compare_folders, outcome_of
     from casewise.study.acceptance import read_acceptance
 
     criteria = None if accept is None else read_acceptance(accept)
     pairs = {pair.id: pair for pair in find_pairs(old, new, labels=labels, images=images, names=names, cases=cases)}
     wanted = None if classes is None else _numbers(classes)
+    called, at_odds = names_of_labels(label_names, [old, new, *(() if labels is None else (labels,))])
     settings = Settings(
         spacing_mm=tuple(spacing) if any(spacing) else None,
         min_area=min_area,
@@ -77,6 +91,7 @@ def compare(
         metric=metric,
         surfaces=surfaces,
         holes=holes,
+        zero_is_label=_names_zero(called) if zero_is_label is None else zero_is_label,
         resample=resample,
         labels_given=labels is not None,
     )
@@ -84,10 +99,20 @@ def compare(
         (out / name).unlink(missing_ok=True)
     lines = compare_folders(CompareCase(pairs, settings), _engine(engine, jobs, address, len(pairs)), out, fresh=fresh)
     shown = tqdm(lines, total=len(pairs), unit="pair", disable=None)
-    outcome = outcome_of(shown, acceptance=criteria, allow=allow, good=good, expected=wanted)
+    outcome = outcome_of(
+        shown, acceptance=criteria, allow=allow, good=good, expected=wanted, names=called, at_odds=at_odds
+    )
     _write(out, outcome, pairs, settings, {"old": str(old), "new": str(new)}, pictures)
-    _say(outcome, out)
+    if as_json:
+        answer("", outcome.as_dict(), as_json=True)
+    else:
+        _say(outcome, out)
     raise typer.Exit(outcome.exit_code)
+
+
+def _names_zero(names: Mapping[int, str]) -> bool:
+    """Whether 0 has a name that is not one of no class at all."""
+    return names.get(0, "background").lower().strip("_") not in ("background", "bg", "unlabeled", "unlabelled", "void")
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -124,6 +149,7 @@ def _write(
     pictures: int,
 ) -> None:
     from casewise.core.durable import write_durably, write_json
+    from casewise.measure.comparison import NOTABLE
     from casewise.report.comparison_page import comparison_page, junit_xml, markdown_summary
     from casewise.run.compare import csv_rows
 
@@ -138,6 +164,7 @@ def _write(
         "unit": "mm" if spaced else "voxels",
         "hd95": settings.surfaces == "all",
         "min_area": settings.min_area,
+        "notable": NOTABLE,
     }
     write_durably(out / "report.html", comparison_page(summary, shown, facts).encode())
     write_json(out / "summary.json", summary)  # last: it vouches for the rest
@@ -169,20 +196,21 @@ def _pictured(outcome: Outcome, pairs: Mapping[str, Pair], settings: Settings, m
         except (CasewiseError, OSError, ValueError):
             image = None  # a picture without its image is still a picture of the masks
         drawn = case_pictures(old.mask, new.mask, None if label is None else label.mask, image)
-        plain = case.found.as_dict()
+        plain = {**case.found.as_dict(), "warnings": case.found.warned(outcome.names)}
         change = None if not case.found.labelled or case.found.change != case.found.change else case.found.change
         shown.append({**plain, "id": case.id, "group": case.group, "pictures": drawn, "change": change})
     return shown
 
 
 def _say(outcome: Outcome, out: Path) -> None:
+    from casewise.measure.comparison import label_name
     from casewise.report.comparison_page import headline
 
     summary = outcome.as_dict()
     typer.echo(headline(summary))
     for row in summary["summary"]["labels"]:
         drift = row["drift"]
-        words = [f"label {row['label']}: {row['changed']} of {row['cases']} changed"]
+        words = [f"{label_name(row['label'], outcome.names)}: {row['changed']} of {row['cases']} changed"]
         if drift is not None and drift["estimate"] is not None:
             words.append(f"volume {drift['estimate']:+.1%}")
         words += [

@@ -7,6 +7,7 @@ some, label and image. Nothing is skipped silently: every name that stands alone
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -281,3 +282,60 @@ def label_sets(held: Sequence[tuple[str, Sequence[int], Sequence[int]]]) -> list
                 )
             )
     return found
+
+
+def label_names(given: str | None, folders: Sequence[Path]) -> tuple[dict[int, str], list[str]]:
+    """What labels are called, and sentences on labels that two folders call differently.
+
+    ``given`` is a JSON file such as nnU-Net's dataset.json, or words such as ``1=LV,2=MYO``. Without it, the
+    dataset.json that nnU-Net writes into or above the ``folders`` is read; the first one that names a label counts.
+    """
+    if given is not None:
+        return _given_names(given), []
+    names: dict[int, str] = {}
+    by: dict[int, Path | None] = {}
+    said = []
+    for folder in folders:
+        file = next(
+            (file for file in (folder / "dataset.json", folder.parent / "dataset.json") if file.is_file()), None
+        )
+        for label, name in ({} if file is None else _names_of(_json(file))).items():
+            if names.setdefault(label, name) != name:
+                said.append(
+                    f"label {label} is {names[label]!r} in {by[label]} and {name!r} in {file}; the classes of the two "
+                    f"versions are others: bring them to one numbering, or say --label-names"
+                )
+            by.setdefault(label, file)
+    return names, said
+
+
+def _given_names(given: str) -> dict[int, str]:
+    if Path(given).is_file():
+        plain = _json(Path(given))
+    else:
+        plain = dict(part.partition("=")[::2] for part in given.split(",") if part.strip())
+    names = _names_of(plain)
+    if not names:
+        raise BadInput(f"--label-names takes nnU-Net's dataset.json or words such as 1=LV,2=MYO, got {given!r}")
+    return names
+
+
+def _json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _names_of(plain: Any) -> dict[int, str]:
+    """Label numbers and names from {"LV": 1} (nnU-Net 2) or {"1": "LV"} (nnU-Net 1), also below the key labels.
+
+    Regions of several labels have no number of their own and are left out, and what no reader could read.
+    """
+    inner = plain.get("labels", plain) if isinstance(plain, Mapping) else None
+    names: dict[int, str] = {}
+    for key, value in inner.items() if isinstance(inner, Mapping) else ():
+        number, name = (value, key) if isinstance(value, int) else (key, value)
+        if str(number).strip().isdecimal() and isinstance(name, str) and name.strip():
+            names[int(number)] = "".join(letter for letter in name.strip() if letter.isprintable())[:60]
+    return names

@@ -6,7 +6,7 @@ on the voxels that differ, whatever the volume around them. All labels go throug
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -30,6 +30,8 @@ from casewise.measure.surfaces import surface_gaps
 Surfaces = Literal["none", "moved", "all"]
 """Which surface distances: none; between old and new where a label moved; also HD95 of both to the label."""
 
+NOTABLE = 0.01  # pieces and holes below this share of their label are counted, but nobody is asked to look at them
+_DISAGREE = 0.5  # 1 - Dice between old and new above which a label is hardly the same thing
 LISTED = 20  # regions that became worse, listed with their boxes; the largest of a case
 NAN = float("nan")
 
@@ -52,6 +54,9 @@ class LabelChange:
     holes_new: int
     holes_gained: int  # holes of the new mask that touch no hole of this label in the old one
     holes_lost: int
+    largest_gained: int = 0  # voxels of the largest piece gained, of the largest lost, of the largest hole gained
+    largest_lost: int = 0
+    largest_hole: int = 0
     volume_old_ml: float | None = None  # None without a spacing, and in pictures
     volume_new_ml: float | None = None
     shift_hd95: float | None = None  # between the old and the new surface, mm or voxels; NaN if one is empty
@@ -74,6 +79,21 @@ class LabelChange:
         if self.volume_old_ml is None or self.volume_new_ml is None:
             return None
         return self.volume_new_ml - self.volume_old_ml
+
+    def share(self, voxels: int) -> float:
+        """Voxels by those of this label, in the mask that holds more of it; 0 if neither holds any."""
+        return voxels / max(self.voxels_old, self.voxels_new, 1)
+
+    @property
+    def suspicion(self) -> float:
+        """How much of this label a person should look at, in [0, 1]: the largest piece gained or lost or hole gained,
+        as a share of the label and from ``NOTABLE`` on; 1 - agreement, where that is more than a half; 1 for a label
+        that came or went."""
+        if not self.voxels_old or not self.voxels_new:
+            return float(self.voxels_old != self.voxels_new)
+        largest = self.share(max(self.largest_gained, self.largest_lost, self.largest_hole))
+        apart = 1 - self.agreement
+        return max(min(largest, 1.0) if largest >= NOTABLE else 0.0, apart if apart > _DISAGREE else 0.0)
 
     @property
     def agreement(self) -> float:
@@ -136,9 +156,18 @@ class Comparison:
         return self.metric_new - self.metric_old
 
     @property
+    def suspicion(self) -> float:
+        """That of its most suspicious label; 0 where there is nothing to look at. Needs no label."""
+        return max((row.suspicion for row in self.labels), default=0.0)
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What a person should look at, in words; needs no label."""
-        return tuple(word for row in self.labels for word in _warnings(row))
+        return self.warned()
+
+    def warned(self, names: Mapping[int, str] | None = None) -> tuple[str, ...]:
+        """The same with names for labels."""
+        return tuple(word for row in self.labels if row.suspicion for word in _warnings(row, names or {}))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types, properties included."""
@@ -154,25 +183,32 @@ class Comparison:
         }
 
 
-def _warnings(row: LabelChange) -> list[str]:
-    name, found = f"label {row.label}", []
-    if row.voxels_old and not row.voxels_new:
+def label_name(label: int, names: Mapping[int, str]) -> str:
+    """What a label is called where there is room: its name and number, or its number alone.
+
+    >>> label_name(1, {1: "LV"}), label_name(2, {1: "LV"})
+    ('LV (1)', 'label 2')
+    """
+    return f"{names[label]} ({label})" if label in names else f"label {label}"
+
+
+def _warnings(row: LabelChange, names: Mapping[int, str]) -> list[str]:
+    name, found = label_name(row.label, names), []
+    if not row.voxels_new:
         return [f"{name} is gone"]
-    if row.voxels_new and not row.voxels_old:
+    if not row.voxels_old:
         return [f"{name} is new"]
-    for count, one, many in (
-        (row.holes_gained, "hole", "holes"),
-        (row.components_lost, "piece lost", "pieces lost"),
-        (row.components_gained, "piece gained", "pieces gained"),
+    for count, largest, one, many in (
+        (row.holes_gained, row.largest_hole, "hole", "holes"),
+        (row.components_lost, row.largest_lost, "piece lost", "pieces lost"),
+        (row.components_gained, row.largest_gained, "piece gained", "pieces gained"),
     ):
-        if count:
-            found.append(f"{name}: {count} {one if count == 1 else many}")
-    if row.changed and row.agreement < _DISAGREE:
+        if row.share(largest) >= NOTABLE:
+            said = f"1 {one}, " if count == 1 else f"{count} {many}, the largest "
+            found.append(f"{name}: {said}{100 * row.share(largest):.1f} % of it")
+    if row.changed and row.agreement < 1 - _DISAGREE:
         found.append(f"{name}: old and new share only {row.agreement:.2f} (Dice)")
     return found
-
-
-_DISAGREE = 0.5  # below this Dice between old and new a label is hardly the same thing
 
 
 def comparison(
@@ -188,11 +224,13 @@ def comparison(
     metric: str = "dice",
     surfaces: Surfaces = "moved",
     holes: Enclosure = "volume",
+    zero_is_label: bool = False,
 ) -> Comparison:
     """Compare the new mask of a case with its old one, and both with the label where there is one.
 
     Any change of a label counts, also from one foreground label to another, unless ``foreground``. ``classes`` narrows
     the labels (others become background in all masks). Distances are in mm with ``spacing_mm``, in voxels without.
+    ``zero_is_label``: every voxel has a label, as in street scenes where 0 is the road; there is no background then.
 
     >>> old = np.zeros((1, 5, 8), np.uint8)
     >>> old[0, 0:5, 0:5] = 1
@@ -200,7 +238,7 @@ def comparison(
     >>> new[0, 2, 2], new[0, 0, 7] = 0, 1
     >>> found = comparison(old, new, min_area=1, holes="slice")
     >>> found.changed, found.regions, found.warnings
-    (2, 2, ('label 1: 1 hole', 'label 1: 1 piece gained'))
+    (2, 2, ('label 1: 1 hole, 4.0 % of it', 'label 1: 1 piece gained, 4.0 % of it'))
     """
     if metric not in ("dice", "miou"):
         raise BadInput(f"the metric is dice or miou, got {metric!r}")
@@ -211,6 +249,13 @@ def comparison(
     named = {"old": old, "new": new} | ({} if label is None else {"label": label})
     whole = [_compact(name, on_host(mask)) for name, mask in zip(named, checked_masks(**named), strict=True)]
     spacing = None if spacing_mm is None else tuple(checked_spacing(spacing_mm, whole[0].ndim).tolist())
+    if zero_is_label:
+        if foreground:
+            raise BadInput("foreground=True needs a background; with zero_is_label every voxel is foreground")
+        whole = [mask.astype(np.uint16) + 1 for mask in whole]  # 0 is nothing from here on, and nothing is 0
+        ignore = (VOID if metric == "miou" else None) if ignore is None else ignore
+        ignore = None if ignore is None else ignore + 1
+        classes = None if classes is None else [label + 1 for label in classes]
     if classes is not None:
         kept = {name: [*classes, *((ignore,) if name == "label" and ignore is not None else ())] for name in named}
         whole = [_narrowed(mask, kept[name]) for name, mask in zip(named, whole, strict=True)]
@@ -219,7 +264,10 @@ def comparison(
     masks = [np.ascontiguousarray(mask, same) for mask in whole]
     case = _Case(masks[0], masks[1], masks[2] if len(masks) == 3 else None, spacing, least, ignore, holes)
     found = _overall(case, foreground=foreground, metric=metric)
-    return replace(found, labels=_labels(case, surfaces=surfaces))
+    labels = _labels(case, surfaces=surfaces)
+    return replace(
+        found, labels=tuple(replace(row, label=row.label - 1) for row in labels) if zero_is_label else labels
+    )
 
 
 @dataclass(frozen=True)
@@ -555,6 +603,11 @@ def _piece_counts(case: _Case) -> dict[str, Integers]:
         counts = np.bincount(of[which], None if weights is None else weights[which], minlength=case.values)
         return counts.astype(np.int64)
 
+    def largest(found: Pieces, of: Integers, which: Flags) -> Integers:
+        most = np.zeros(case.values, np.int64)
+        np.maximum.at(most, of[which], found.sizes[which])
+        return most
+
     holes_gained, holes_lost = _alone(after, before), _alone(before, after)
     return {
         "components_old": count(before.value, before.value > 0),
@@ -568,6 +621,9 @@ def _piece_counts(case: _Case) -> dict[str, Integers]:
         "holes_new": count(after.hole_of, after.hole_of > 0),
         "holes_gained": count(after.hole_of, holes_gained),
         "holes_lost": count(before.hole_of, holes_lost),
+        "largest_gained": largest(after, after.value, gained),
+        "largest_lost": largest(before, before.value, lost),
+        "largest_hole": largest(after, after.hole_of, holes_gained),
     }
 
 

@@ -20,6 +20,7 @@ from PIL import Image
 from scipy import ndimage
 
 from casewise.core.records import Mask
+from casewise.measure.comparison import label_name
 from casewise.render.cells import number
 
 Pixels = NDArray[np.uint8]
@@ -40,6 +41,8 @@ def comparison_page(summary: Mapping[str, Any], cases: Sequence[Mapping[str, Any
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"number": _number, "signed": _signed, "interval": _interval, "percent": _percent}
     environment.filters |= {"metric": METRICS.__getitem__, "color": _color, "box": _box}
+    names = summary.get("names", {})
+    environment.filters["called"] = lambda label: label_name(label, {int(key): name for key, name in names.items()})
     return environment.from_string((templates / "comparison.html.j2").read_text(encoding="utf-8")).render(
         said=headline(summary),
         result=summary,
@@ -84,7 +87,7 @@ def markdown_summary(summary: Mapping[str, Any], *, shown: int = 10) -> str:
             values = [f"{check['limit']:g}", _number(check["value"]), _number(check["bound"]), str(check["patients"])]
             lines.append(f"| {' | '.join([*cells, *values])} |")
         lines.append("")
-    lines += _label_lines(cohort["labels"])
+    lines += _label_lines(cohort["labels"], summary.get("names", {}))
     if summary["problems"]:
         counted = ", ".join(f"{count} {kind}" for kind, count in summary["problems_by_kind"].items())
         lines += [f"**Problems: {counted}.**", ""]
@@ -96,13 +99,13 @@ def markdown_summary(summary: Mapping[str, Any], *, shown: int = 10) -> str:
     return "\n".join([*lines, f"Look first at: {worst}.", ""])
 
 
-def _label_lines(labels: Sequence[Mapping[str, Any]]) -> list[str]:
+def _label_lines(labels: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> list[str]:
     scored = any("metric_old" in row for row in labels)
     head = ["label", "cases", "volume drift", "holes +/−", "pieces +/−"] + (["Dice old → new", "HA"] if scored else [])
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for row in labels:
         cells = [
-            str(row["label"]),
+            _cell(label_name(row["label"], {int(key): name for key, name in names.items()})),
             str(row["cases"]),
             _percent(row["drift"]),
             f"{row['holes_gained']} / {row['holes_lost']}",

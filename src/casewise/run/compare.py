@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,7 @@ class Settings:
     metric: str = "dice"
     surfaces: str = "moved"
     holes: str = "volume"
+    zero_is_label: bool = False
     resample: str | None = None
     labels_given: bool = False
 
@@ -174,6 +175,7 @@ class Outcome:
     problems: tuple[Problem, ...]
     pairs: int
     judged: bool  # whether there were criteria
+    names: Mapping[int, str] = field(default_factory=dict)  # what labels are called
 
     @property
     def accepted(self) -> bool:
@@ -204,6 +206,7 @@ class Outcome:
             "problems": [asdict(problem) for problem in self.problems],
             "problems_by_kind": dict(sorted(Counter(problem.kind for problem in self.problems).items())),
             "checks": [check.as_dict() for check in self.checks],
+            "names": {str(label): name for label, name in self.names.items()},
             "summary": self.found.summary,
             "worst_first": [case.id for case in self.found.worst_first],
             "casewise": __version__,
@@ -217,8 +220,13 @@ def outcome_of(
     allow: Sequence[str] = (),
     good: float = 0.7,
     expected: Sequence[int] | None = None,
+    names: Mapping[int, str] | None = None,
+    at_odds: Sequence[str] = (),
 ) -> Outcome:
-    """The cohort, its verdict and its problems from the lines of all pairs, in any order."""
+    """The cohort, its verdict and its problems from the lines of all pairs, in any order.
+
+    ``names`` are those of labels, ``at_odds`` sentences on labels that the two folders call differently.
+    """
     from casewise.study.acceptance import checks_of
     from casewise.study.comparison import ComparedCase, Comparisons, comparison_of
 
@@ -238,12 +246,14 @@ def outcome_of(
     cases.sort(key=lambda case: case.id)
     if expected is None:
         problems += [(case_id, "labels", message) for case_id, message in label_sets([_held(case) for case in cases])]
+    problems += [("dataset.json", "labels", message) for message in at_odds]
     return Outcome(
         Comparisons(tuple(cases), good),
-        () if acceptance is None else checks_of(acceptance, cases),
+        () if acceptance is None else checks_of(acceptance, cases, names),
         tuple(Problem(kind, case_id, message, kind in allowed) for case_id, kind, message in problems),
         pairs,
         acceptance is not None,
+        names or {},
     )
 
 
@@ -260,9 +270,14 @@ def csv_rows(outcome: Outcome) -> dict[str, list[dict[str, Any]]]:
         plain = case.found.as_dict()
         parts = ("labels", "regressions", "warnings")
         cases.append(
-            {**who, **{k: v for k, v in plain.items() if k not in parts}, "warnings": "; ".join(plain["warnings"])}
+            {
+                **who,
+                **{k: v for k, v in plain.items() if k not in parts},
+                "suspicion": case.found.suspicion,
+                "warnings": "; ".join(case.found.warned(outcome.names)),
+            }
         )
-        labels += [{**who, **row} for row in plain["labels"]]
+        labels += [{**who, "name": outcome.names.get(row["label"]), **row} for row in plain["labels"]]
         for region in case.found.regressions:
             box = {
                 f"{side}_{axis}": int(getattr(region, side)[axis])

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from scipy import optimize, stats
 from casewise.core.errors import BadInput
 from casewise.core.registry import Registry
 from casewise.judge.certificates.ltt import clopper_pearson_upper, hoeffding_bentkus
-from casewise.measure.comparison import Comparison, LabelChange
+from casewise.measure.comparison import Comparison, LabelChange, label_name
 from casewise.study.comparison import GOOD, ComparedCase
 
 FEWEST = 10  # patients below which the bound of a mean difference is not trusted
@@ -106,15 +106,15 @@ QUANTITIES: Registry[Quantity] = Registry(
             needs_label=False,
         ),
         "max_holed_share": Quantity(
-            "share of cases that gained a hole",
-            lambda case, _: float(any(row.holes_gained for row in case.labels)),
-            lambda row, _: float(row.holes_gained > 0),
+            "share of cases that gained a hole larger than the margin, as a share of its label",
+            lambda case, margin: float(any(row.share(row.largest_hole) > margin for row in case.labels)),
+            lambda row, margin: float(row.share(row.largest_hole) > margin),
             needs_label=False,
         ),
         "max_lost_share": Quantity(
-            "share of cases that lost a piece of a label",
-            lambda case, _: float(any(row.components_lost for row in case.labels)),
-            lambda row, _: float(row.components_lost > 0),
+            "share of cases that lost a piece larger than the margin, as a share of its label",
+            lambda case, margin: float(any(row.share(row.largest_lost) > margin for row in case.labels)),
+            lambda row, margin: float(row.share(row.largest_lost) > margin),
             needs_label=False,
         ),
     },
@@ -234,10 +234,14 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
 
 
-def checks_of(acceptance: Acceptance, cases: Sequence[ComparedCase]) -> tuple[Check, ...]:
-    """Every criterion on the cases, labels and groups that it is about."""
+def checks_of(
+    acceptance: Acceptance, cases: Sequence[ComparedCase], names: Mapping[int, str] | None = None
+) -> tuple[Check, ...]:
+    """Every criterion on the cases, labels and groups that it is about; ``labels`` may call labels by their names."""
     labels = sorted({row.label for case in cases for row in case.found.labels})
     groups = sorted({case.group for case in cases if case.group is not None})
+    called = {f"label {name}": f"label {number}" for number, name in (names or {}).items()}
+    shown = {f"label {number}": label_name(number, names or {}) for number in labels}
     found: list[Check] = []
     for criterion in acceptance.criteria:
         if criterion.scope == "each_label":
@@ -245,8 +249,10 @@ def checks_of(acceptance: Acceptance, cases: Sequence[ComparedCase]) -> tuple[Ch
         elif criterion.scope == "each_group":
             scopes = [f"group {name}" for name in groups]
         else:
-            scopes = [criterion.scope]
-        found += [_check(criterion, scope, cases, acceptance.confidence) for scope in scopes or ["nothing"]]
+            scopes = [called.get(criterion.scope, criterion.scope)]
+        for scope in scopes or ["nothing"]:
+            check = _check(criterion, scope, cases, acceptance.confidence)
+            found.append(replace(check, scope=shown.get(scope, scope)))
     return tuple(found)
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from casewise.core.brief import brief
 from casewise.core.errors import BadInput
 from casewise.measure.comparison import Comparison, LabelChange, Regression, comparison
 from casewise.measure.masks import is_tensor
 from casewise.study.statistics.resample import (
-    RESAMPLES,
     Interval,
     draws,
     interval_of,
@@ -22,7 +22,7 @@ from casewise.study.statistics.resample import (
     undefined_interval,
 )
 
-_DRAWN = 2_000_000  # cells of a bootstrap's index at most: memory does not grow with the cohort
+MANY = 500  # clusters from which on intervals are Student's t: as good there, and memory does not grow with the cohort
 GOOD = 0.7  # a case at or above this metric is good, unless told otherwise; good before and not now is a flip
 
 
@@ -72,14 +72,15 @@ class Comparisons:
 
     @property
     def worst_first(self) -> tuple[ComparedCase, ...]:
-        """The most suspicious first: with labels by the fall of the metric, without by warnings, then by change."""
+        """The most suspicious first: with labels by the fall of the metric; then, and without, by the share of a label
+        that was gained or lost in one piece (see :attr:`Comparison.suspicion`); then by the share that changed."""
         return tuple(sorted(self.cases, key=_suspicion))
 
 
 def _suspicion(case: ComparedCase) -> tuple[float, ...]:
     found = case.found
     fall = 0.0 if np.isnan(found.change) else -found.change
-    return (-round(fall, 12), -len(found.warnings), -found.changed_share)
+    return (-round(fall, 12), -found.suspicion, -found.changed_share)
 
 
 def compare(
@@ -157,7 +158,7 @@ def cohort_row(cases: Sequence[ComparedCase], *, good: float = GOOD) -> dict[str
         "cases": len(cases),
         "clusters": len({case.unit for case in cases}),
         "changed": sum(one.changed > 0 for one in found),
-        "warned": sum(bool(one.warnings) for one in found),
+        "warned": sum(one.suspicion > 0 for one in found),
         "changed_share": interval(cases, lambda case: case.found.changed_share),
     }
     labelled = [case for case in cases if case.found.labelled]
@@ -214,7 +215,10 @@ def _total_drift(cases: Sequence[ComparedCase], rows: Mapping[str, LabelChange])
     )
     if not old.sum():
         return None
-    index = draws(len(old), _resamples(len(old))).index
+    if len(old) >= MANY:
+        found = _ratio(new, old, n=len(cases))
+        return as_plain(replace(found, estimate=found.estimate - 1, low=found.low - 1, high=found.high - 1))
+    index = draws(len(old)).index
     with np.errstate(divide="ignore", invalid="ignore"):
         drawn = new[index].sum(axis=1) / old[index].sum(axis=1) - 1
     drift = float(new.sum() / old.sum() - 1)
@@ -255,12 +259,25 @@ def _share(flags: NDArray[np.bool_], of: NDArray[np.int64]) -> dict[str, Any] | 
 
 
 def _mean(values: NDArray[np.float64], of: NDArray[np.int64]) -> Interval:
-    """The mean with its interval; large cohorts need, and get, fewer draws."""
-    return mean_interval(values, clusters=of, resamples=_resamples(int(of.max()) + 1))
+    """The mean with its interval by cluster."""
+    if int(of.max()) + 1 < MANY:
+        return mean_interval(values, clusters=of)
+    return _ratio(np.bincount(of, values), np.bincount(of), n=values.size)
 
 
-def _resamples(clusters: int) -> int:
-    return max(400, min(RESAMPLES, _DRAWN // clusters))
+def _ratio(sums: NDArray[Any], sizes: NDArray[Any], *, n: int) -> Interval:
+    r"""One sum by another over many clusters, with Student's t interval.
+
+    .. math:: r = \frac{\sum_c S_c}{\sum_c m_c}, \qquad
+              \mathrm{se}^2 = \frac{C}{C - 1} \cdot \frac{\sum_c (S_c - r m_c)^2}{(\sum_c m_c)^2}
+    """
+    whole, clusters = float(sizes.sum()), len(sums)
+    ratio = float(sums.sum()) / whole
+    error = float(np.sqrt(clusters / (clusters - 1) * np.square(sums - ratio * sizes).sum())) / whole
+    reach = float(stats.t.ppf(0.975, clusters - 1)) * error
+    below = float(stats.t.cdf(-ratio / error, clusters - 1)) if error else float(ratio < 0)
+    p = 2 * min(below, 1 - below) if error else float(ratio == 0)
+    return Interval(ratio, ratio - reach, ratio + reach, below, n, clusters, 0, method="t", p_flip=p)
 
 
 def units(cases: Sequence[ComparedCase]) -> NDArray[np.int64]:
