@@ -30,10 +30,17 @@ from casewise.core.seeds import seed_of
 torch.set_num_threads(1)  # tiny networks: threads only wait for each other
 
 STEPS, RATE, CASE = 3, 5e-4, "toy"
-NORMS = (nn.BatchNorm2d, nn.InstanceNorm2d, nn.GroupNorm, nn.InstanceNorm3d)
+NORMS = (nn.BatchNorm2d, nn.InstanceNorm2d, nn.GroupNorm, nn.InstanceNorm3d, nn.BatchNorm3d, nn.LayerNorm)
 
 
 # -- toy networks -----------------------------------------------------------------------------------------------------
+
+
+class ByChannel(nn.LayerNorm):
+    """Over the channels of each voxel, as transformers normalize their tokens."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
 
 class Toy(nn.Module):
@@ -41,7 +48,7 @@ class Toy(nn.Module):
 
     def __init__(self, norm: str, classes: int) -> None:
         super().__init__()
-        spatial = 3 if norm == "instance3d" else 2
+        spatial = 3 if norm.endswith("3d") else 2
         conv = nn.Conv3d if spatial == 3 else nn.Conv2d
         self.first, self.second = conv(1, 6, 3, padding=1), conv(6, 6, 3, padding=1)
         self.norm1, self.norm2 = _norm(norm), _norm(norm)
@@ -60,12 +67,14 @@ class Toy(nn.Module):
 
 
 def _norm(kind: str) -> nn.Module:
-    if kind == "batch":
-        norm = nn.BatchNorm2d(6)
+    if kind.startswith("batch"):
+        norm = (nn.BatchNorm3d if kind == "batch3d" else nn.BatchNorm2d)(6)
         norm.running_mean.normal_(std=0.1)
         norm.running_var.uniform_(0.5, 1.5)
-    elif kind == "group":
+    elif kind.startswith("group"):
         norm = nn.GroupNorm(2, 6)
+    elif kind == "layer":
+        norm = ByChannel(6)
     else:
         norm = (nn.InstanceNorm3d if kind == "instance3d" else nn.InstanceNorm2d)(6, affine=True)
     nn.init.uniform_(norm.weight, 0.7, 1.3)
@@ -73,21 +82,27 @@ def _norm(kind: str) -> nn.Module:
     return norm
 
 
+SHARP = {"batch": 18, "batch3d": 28, "layer": 20}  # so that some slices are sure and views agree
+
+
 def toy(norm: str, head: str, symmetric: bool = False) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(7)
     classes = 3 if head == "softmax" else 2
     network = Toy(norm, classes).eval()
     with torch.no_grad():
-        network.head.weight.mul_(18 if norm == "batch" else 6)
+        network.head.weight.mul_(SHARP.get(norm, 6))
         if symmetric:
             for conv in (network.first, network.second):
                 turned = [conv.weight.rot90(turns, (-2, -1)) for turns in range(4)]
                 conv.weight.copy_(sum(turned + [one.flip(-1) for one in turned]) / 8)
-    image = torch.randn((1, 1, 8, 8, 12) if norm == "instance3d" else (3, 1, 12, 16))
+    image = torch.randn((1, 1, 8, 8, 12) if norm.endswith("3d") else (3, 1, 12, 16))
     return network, image
 
 
-CONFIGURATIONS = [("batch", "softmax"), ("instance", "softmax"), ("group", "sigmoid"), ("instance3d", "softmax")]
+CONFIGURATIONS = [
+    ("batch", "softmax"), ("instance", "softmax"), ("group", "sigmoid"), ("layer", "softmax"),
+    ("instance3d", "softmax"), ("batch3d", "softmax"), ("group3d", "sigmoid"),
+]  # fmt: skip
 
 
 def compare(objective, second, norm: str, head: str, rate: float = RATE, symmetric: bool = False) -> None:
