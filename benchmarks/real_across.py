@@ -186,7 +186,16 @@ LEGEND = {
 }
 GREY = 'fill="#5f6368"'
 WIDTH, LEFT, RIGHT, TOP, STEP = 860, 250, 130, 58, 62
-LOW, HIGH = -0.05, 0.07
+LOW, HIGH = -0.08, 0.125
+TITLES = {
+    "hearts": "Hearts, mirroring off",
+    "hearts-mirrored": "Hearts, nnU-Net as it comes",
+    "driving": "Fog and night driving",
+    "fundus-0": "Optic disc and cup, seed 0",
+    "fundus-1": "Optic disc and cup, seed 1",
+    "polyps-0": "Polyps, seed 0",
+    "polyps-1": "Polyps, seed 1",
+}
 
 
 def picture(told: Mapping[str, Told]) -> str:
@@ -200,7 +209,7 @@ def picture(told: Mapping[str, Told]) -> str:
     for k, (kind, words) in enumerate(LEGEND.items()):
         parts.append(f'<circle cx="{20 + k * 245}" cy="20" r="5" fill="{INK[kind]}"/>')
         parts.append(f'<text x="{30 + k * 245}" y="24">{words}</text>')
-    for value in np.arange(-4, 7, 2) / 100:
+    for value in np.arange(-8, 13, 4) / 100:
         x = _place(value)
         line = 'stroke="#3c4043" stroke-width="1.5"' if value == 0 else 'stroke="#e0e0e0"'
         parts.append(f'<line x1="{x}" x2="{x}" y1="{TOP - 14}" y2="{height - 34}" {line}/>')
@@ -218,7 +227,7 @@ def _place(gain: float) -> float:
 
 def _shift(name: str, found: Told, y: int) -> Iterator[str]:
     amount = int(found["rows"]["M0"]["n"])
-    yield f'<text x="12" y="{y + 16}" font-weight="bold">{name}</text>'
+    yield f'<text x="12" y="{y + 16}" font-weight="bold">{TITLES.get(name, name)}</text>'
     yield f'<text x="12" y="{y + 33}" {GREY}>M0 {found["source"]:.3f}, n = {amount}</text>'
     for j, (kind, line) in enumerate(_lines(found)):
         if line is not None:

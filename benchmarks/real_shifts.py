@@ -549,7 +549,9 @@ def curve_lines(bench: Bench) -> Iterator[str]:
         for at in (*SETTLED, 1.01):
             read = np.array(points[str(at)], float)
             saved, gain = 1 - read[:, 0].sum() / whole[:, 0].sum(), read[:, 1].mean()
-            cells.append(f"{gain:+.4f}; saves {saved:.0%}, keeps {gain / whole[:, 1].mean():.0%}")
+            full = whole[:, 1].mean()
+            kept = f", keeps {gain / full:.0%}" if full > 0.001 else ""
+            cells.append(f"{gain:+.4f}; saves {saved:.0%}{kept}")
         yield f"| {name} | {' | '.join(cells)} |"
 
 
