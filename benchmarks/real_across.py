@@ -53,9 +53,11 @@ def rule_taken(kept: Told, rule: tuple[float, float]) -> str:
     level, allowed = rule
     best, taken = 0.0, "m0"
     for name, pairs in kept["calibration"].items():
+        if name == "m0":
+            continue
         gains = np.array([gain for _, gain in pairs])
         low = mean_low(gains, [cluster for cluster, _ in pairs], level=level)[1]
-        if name != "m0" and low > best and (gains < -POINT).mean() <= allowed + 1e-9:
+        if low > best and (gains < -POINT).mean() <= allowed + 1e-9:
             best, taken = low, name
     return taken
 

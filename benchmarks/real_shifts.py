@@ -82,7 +82,7 @@ class Row:
         back = f" + {self.backwards:.1f}b" if self.backwards else ""
         return (
             f"{change.mean():+.4f} {spread(self.cases)}",
-            f"{change.mean() / oracle:.0%}",
+            f"{change.mean() / oracle:.0%}" if oracle > 0 else "",
             f"{int((change > 0).sum())} : {int((change < 0).sum())}",
             str(int((change < -POINT).sum())),
             "" if judged is None else f"{self.cases['ha'].mean():.3f} ({judged:.0%})",
