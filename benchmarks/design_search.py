@@ -34,8 +34,7 @@ from casewise.measure.signals import SIGNALS
 from casewise.study.analyses.search import Design
 from casewise.study.assignment import buckets_at
 from casewise.study.statistics.chance import chance_moments
-from casewise.study.statistics.folds import folds_of
-from casewise.study.statistics.resample import clusters_of
+from casewise.study.statistics.resample import clusters_of, folds_of
 from casewise.study.trajectories import deployed_at, unshrunk
 
 COORDINATES = (

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from casewise.adapt.adaptation import Adaptation
-from casewise.data.phantom.as_files import write_cohort
+from casewise.data.datasets.plain import write_cohort
 from casewise.data.phantom.cardiac import cardiac_cohort
 from casewise.deployment import Deployment, Model
 from casewise.run.assemble import gathered_cases

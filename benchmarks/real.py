@@ -96,7 +96,7 @@ def shifts(weights: Path, out: Path) -> dict[str, Shift]:
 
 def casewise(*arguments: str | Path, allowed: Sequence[int] = (0,)) -> str:
     """Run a command of casewise in the repository, one thread, and give back what it printed."""
-    command = [sys.executable, "-m", "casewise.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "casewise", *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=HOME.parent, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode not in allowed:

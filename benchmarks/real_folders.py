@@ -25,7 +25,7 @@ def write_cardiac(data: Path, out: Path) -> None:
     for split in SPLITS:
         if not (out / split).exists():
             source = data / "mnms_cardiac" / "vendorB"
-            command = [sys.executable, "-m", "casewise.cli", "inspect", str(source), "--split", split, "--write"]
+            command = [sys.executable, "-m", "casewise", "inspect", str(source), "--split", split, "--write"]
             subprocess.run([*command, str(out / split)], check=True, stdout=subprocess.DEVNULL)
 
 

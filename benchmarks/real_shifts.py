@@ -41,11 +41,11 @@ from casewise.judge.calibration.view_selection import ReadCase, chosen_views, re
 from casewise.judge.certificates.certify_router import Promise, certify_router
 from casewise.judge.certificates.evidence import deployed_numbers
 from casewise.judge.controllers.choose import board, state_of
-from casewise.judge.controllers.fixed import FixedK
+from casewise.judge.controllers.depth import FixedK
 from casewise.judge.ledger import unlock
 from casewise.judge.outcomes import deployed, edit_shares, judged_share, outcomes
 from casewise.judge.policy import controller_of
-from casewise.measure.ballots import labels_of
+from casewise.measure.masks import labels_of
 from casewise.measure.metrics import METRICS
 from casewise.measure.metrics.harm import harm
 from casewise.measure.metrics.selective import auroc, risk_coverage

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from casewise import dice, miou
-from casewise.adapt.backbones.files import INTENSITIES
+from casewise.adapt.backbones.module import INTENSITIES
 from casewise.adapt.networks import WEIGHTS, PlainUNet, TinySegFormer
-from casewise.data.cohort import Cohort
 from casewise.data.phantom import cardiac_cohort, driving_cohort
+from casewise.data.splits import Cohort
 
 
 def slices(cohort: Cohort) -> tuple[Tensor, Tensor]:

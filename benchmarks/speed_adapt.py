@@ -6,7 +6,7 @@
 One case of 12 slices at 256 x 256, K = 4, a 2-D U-Net like nnU-Net's (affine InstanceNorm). Contestants run interleaved
 and ratios are medians of the rounds' own ratios, so that a busy machine slows all of them alike. Every round is run
 twice, in processes of their own: with the allocator as it is, and with one that keeps freed memory as casewise's
-commands do (``casewise.run.allocator``). Options and costs per step are measured on 3 of the 12 slices: everything in
+commands do (``casewise.run.local``). Options and costs per step are measured on 3 of the 12 slices: everything in
 them is proportional to the slices.
 """
 
@@ -30,14 +30,14 @@ from torch import Tensor, nn
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.episode import Episode, run_episode
-from casewise.adapt.losses import entropy
+from casewise.adapt.logits import entropy
 from casewise.adapt.networks import PlainUNet
 from casewise.adapt.objectives.tent import Tent
 from casewise.adapt.parameters import select
 from casewise.adapt.probes import probes_of
 from casewise.measure.signals import SIGNALS
 from casewise.measure.signals.fragmentation import fragmentation
-from casewise.run.allocator import keep_freed_memory
+from casewise.run.local import keep_freed_memory
 
 RATE = 5e-4
 DECODER, CACHED = "decoder-norm", "decoder-norm, cache_frozen"

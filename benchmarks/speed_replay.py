@@ -24,12 +24,11 @@ from casewise import open_archive, replay
 from casewise.archive.store import Archive, create_archive
 from casewise.core.records import Case, Controller, Mask, State, Trajectory
 from casewise.judge.controllers import CONTROLLERS
-from casewise.judge.controllers.bucket import Bucket
-from casewise.judge.controllers.router import Router
+from casewise.judge.controllers.router import Bucket, Router
 from casewise.judge.outcomes import outcomes
 from casewise.measure.metrics.harm import harm
-from casewise.measure.signals.entropy_drops import region_drops
 from casewise.measure.signals.fragmentation import fragmentation, summary
+from casewise.measure.signals.risk import region_drops
 
 PATTERNS = 16  # distinct trajectories; every case still has files of its own
 

@@ -26,7 +26,7 @@ from casewise.adapt.episode import run_episode
 from casewise.adapt.networks import PlainUNet
 from casewise.adapt.proposers import SharedSource, pipeline_of, readings_of
 from casewise.core.records import Case
-from casewise.run.allocator import keep_freed_memory
+from casewise.run.local import keep_freed_memory
 
 FEW, MANY = "views:gamma(1.2),gamma(1.4),mirror(x)", "views:random(12)"
 

@@ -28,7 +28,7 @@ from casewise.data.folders import CaseFiles
 from casewise.deployment import Model
 from casewise.guard import guard
 from casewise.judge.calibration.fit import calibrate
-from casewise.judge.controllers.fixed import FixedK, Settled, Source
+from casewise.judge.controllers.depth import FixedK, Settled, Source
 from casewise.judge.policy import controller_of
 
 SETS = {"cardiac": "mri", "fundus": "photo", "polyps": "photo", "driving": "driving"}

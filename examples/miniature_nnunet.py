@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from casewise.core.strict_json import json_text
+from casewise.core.formats import json_text
 
 CONFIGURATIONS = {2: "2d", 3: "3d_fullres"}
 

@@ -21,8 +21,7 @@ from casewise.archive.store import create_archive
 from casewise.core.errors import BadInput, Mismatch, Refused, UnknownName, UnsafeInput
 from casewise.core.records import Action, Binding, Controller, Policy, State
 from casewise.judge.controllers import CONTROLLERS
-from casewise.judge.controllers.bucket import Bucket
-from casewise.judge.controllers.router import Router
+from casewise.judge.controllers.router import Bucket, Router
 
 torch.set_num_threads(1)
 RATE = 0.05

@@ -14,10 +14,9 @@ from casewise.archive.layout import mask_sha256
 from casewise.core.errors import BadInput, Mismatch
 from casewise.core.records import State
 from casewise.judge.calibration.fit import calibrate
-from casewise.judge.controllers.bucket import Bucket
-from casewise.judge.controllers.fixed import FixedK
+from casewise.judge.controllers.depth import FixedK
 from casewise.judge.controllers.region_gate import RegionGate
-from casewise.judge.controllers.router import Router
+from casewise.judge.controllers.router import Bucket, Router
 from casewise.judge.deciding import deployed_mask
 
 

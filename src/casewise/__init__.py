@@ -25,7 +25,7 @@ _HOME = {
     "assd": "casewise.measure.metrics.surface",
     "surface_dice": "casewise.measure.metrics.surface",
     "boundary_iou": "casewise.measure.metrics.surface",
-    "surface_gaps": "casewise.measure.surfaces",
+    "surface_gaps": "casewise.measure.metrics.surface",
     # adapt and decide
     "Adaptation": "casewise.adapt.adaptation",
     "run_episode": "casewise.adapt.episode",

@@ -22,10 +22,9 @@ from typing import Any
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone, Prepared, load_backbone
 from casewise.adapt.backbones.merged import merged
-from casewise.adapt.contract import CONTRACTS, check_contract
+from casewise.adapt.contract import CONTRACTS, check_contract, estimate_bytes
 from casewise.adapt.episode import as_inputs, run_episode
 from casewise.adapt.forwards import Forwards
-from casewise.adapt.memory import estimate_bytes
 from casewise.adapt.parameters import select
 from casewise.adapt.proposers import SharedSource, readings_of
 from casewise.archive.layout import image_sha256, mask_sha256

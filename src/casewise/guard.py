@@ -127,7 +127,7 @@ def prepared(case: Case, network: Any) -> Prepared:
     from torch import nn
 
     from casewise.adapt.backbones import Prepared
-    from casewise.adapt.batch import as_batch
+    from casewise.adapt.episode import as_batch
 
     if isinstance(network, nn.Module):
         return Prepared(as_batch(case.image, network))

@@ -34,7 +34,7 @@ def replay(archive: Archive, controller: Controller | Policy) -> list[Decision]:
 
 def _streamed(archive: Archive, policy: Policy) -> list[Decision]:
     """Each decision moves the cut-points of the next (E10), until the stream's alarm suspends them all."""
-    from casewise.judge.calibration.hybrid import stream_of
+    from casewise.judge.calibration.cuts import stream_of
     from casewise.judge.deciding import decision_of
 
     stream, decisions = stream_of(policy), []

@@ -10,9 +10,15 @@ from torch import nn
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.episode import Episode
 from casewise.adapt.objectives.tent import Tent
-from casewise.adapt.probes.adic import adic, dice_in_context
-from casewise.adapt.probes.aetta import aetta, estimated_error, smoothed
-from casewise.adapt.probes.agreement import DROPOUT_SEEDS, dropped
+from casewise.adapt.probes.criteria import (
+    DROPOUT_SEEDS,
+    adic,
+    aetta,
+    dice_in_context,
+    dropped,
+    estimated_error,
+    smoothed,
+)
 
 
 def network(classes: int) -> nn.Module:

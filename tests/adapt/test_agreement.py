@@ -9,7 +9,7 @@ from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.augmentations import IDENTITY, View
 from casewise.adapt.episode import Episode, run_episode
 from casewise.adapt.objectives.tent import Tent
-from casewise.adapt.probes.agreement import (
+from casewise.adapt.probes.criteria import (
     augmentation_agreement,
     augmentation_disagreement,
     dropout_agreement,

@@ -17,7 +17,7 @@ from casewise.adapt.consensus import (
     vote,
 )
 from casewise.core.errors import BadInput
-from casewise.measure.ballots import weighted_labels
+from casewise.measure.masks import weighted_labels
 
 
 def test_the_mean_is_the_mean_and_takes_one_volume():

@@ -11,7 +11,7 @@ from torch import nn
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.episode import Episode, run_episode
-from casewise.adapt.losses import entropy
+from casewise.adapt.logits import entropy
 from casewise.adapt.objectives.eata import Eata
 from casewise.adapt.objectives.tent import Tent
 from casewise.adapt.parameters import select
@@ -375,7 +375,7 @@ def test_extra_signals_do_not_change_the_steps(unet, slices):
 
 
 def test_region_drops_are_those_of_the_gate(unet, slices):
-    from casewise.measure.signals.entropy_drops import region_drops
+    from casewise.measure.signals.risk import region_drops
 
     made = run_episode(
         unet, slices, Tent(), steps=2, learning_rate=0.1, signals=["drop"], keep_entropy=True, min_area=2

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from casewise.adapt.batch import as_batch
+from casewise.adapt.episode import as_batch
 from casewise.core.errors import BadInput
 
 FLAT, DEEP = nn.Sequential(nn.Conv2d(2, 1, 1)), nn.Sequential(nn.Conv3d(2, 1, 1))

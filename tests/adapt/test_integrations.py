@@ -29,7 +29,7 @@ def areas(masks: Batch, **options: Any) -> list[float]:
 
 
 def test_torchmetrics_gives_the_mean_over_all_batches() -> None:
-    from casewise.adapt.integrations.torchmetrics_metric import HarmfulArea
+    from casewise.adapt.torchmetrics_metric import HarmfulArea
 
     metric = HarmfulArea(min_area=8, foreground=False)
     flat, deep = batch(0, 3, 4, 4), batch(1, 2, 2, 4, 4)
@@ -44,7 +44,7 @@ def test_torchmetrics_gives_the_mean_over_all_batches() -> None:
 
 
 def test_torchmetrics_adds_up_over_processes() -> None:
-    from casewise.adapt.integrations.torchmetrics_metric import HarmfulArea
+    from casewise.adapt.torchmetrics_metric import HarmfulArea
 
     one, other, both = HarmfulArea(min_area=4), HarmfulArea(min_area=4), HarmfulArea(min_area=4)
     first, second = batch(2, 1, 4, 4), batch(3, 3, 4, 4)
@@ -59,7 +59,7 @@ def test_torchmetrics_adds_up_over_processes() -> None:
 
 @pytest.mark.slow
 def test_monai_buffers_one_value_a_case_from_numbers_or_one_hot() -> None:
-    from casewise.adapt.integrations.monai_metric import HarmfulArea
+    from casewise.adapt.monai_metric import HarmfulArea
 
     masks = batch(4, 3, 4, 4)
     numbers, hot = HarmfulArea(min_area=4), HarmfulArea(min_area=4, reduction="none")
@@ -78,7 +78,7 @@ def test_monai_buffers_one_value_a_case_from_numbers_or_one_hot() -> None:
 
 
 def test_logits_are_not_masks() -> None:
-    from casewise.adapt.integrations.torchmetrics_metric import HarmfulArea
+    from casewise.adapt.torchmetrics_metric import HarmfulArea
 
     _, adapted, label = batch(0, 3, 4, 4)
     with pytest.raises(BadInput, match="take the argmax of logits first"):
@@ -100,7 +100,7 @@ def test_new_against_old_counts_the_same_in_torchmetrics_monai_and_casewise():
     pytest.importorskip("torchmetrics")
     pytest.importorskip("monai")
     import casewise
-    from casewise.adapt.integrations import monai_metric, torchmetrics_metric
+    from casewise.adapt import monai_metric, torchmetrics_metric
 
     old, new, label = updates()
     first = torchmetrics_metric.NewAgainstOld(min_area=1)
@@ -121,7 +121,7 @@ def test_new_against_old_counts_the_same_in_torchmetrics_monai_and_casewise():
 def test_new_against_old_passes_its_options_on_and_refuses_other_shapes():
     pytest.importorskip("torchmetrics")
     pytest.importorskip("monai")
-    from casewise.adapt.integrations import monai_metric, torchmetrics_metric
+    from casewise.adapt import monai_metric, torchmetrics_metric
 
     old, new, label = updates()
     strict = torchmetrics_metric.NewAgainstOld(min_area=100, good=0.1, metric="miou")

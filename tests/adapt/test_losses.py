@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from casewise.adapt.losses import (
+from casewise.adapt.logits import (
     anchor,
     confidence,
     cross_entropy,

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from casewise.adapt.episode import run_episode
-from casewise.adapt.losses import entropy
+from casewise.adapt.logits import entropy
 from casewise.adapt.networks import PlainUNet
 from casewise.adapt.objectives.memo import Memo, marginal_entropy
 from casewise.core.errors import BadInput, UnknownName

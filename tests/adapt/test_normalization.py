@@ -11,9 +11,8 @@ from torch import nn
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.episode import run_episode
-from casewise.adapt.normalization import blended, blending, use_statistics
-from casewise.adapt.objectives.bn_stats import BnStats
-from casewise.adapt.objectives.tent import Tent
+from casewise.adapt.objectives.tent import BnStats, Tent
+from casewise.adapt.parameters import blended, blending, use_statistics
 from casewise.core.errors import BadInput
 
 

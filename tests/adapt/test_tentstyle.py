@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from casewise.adapt.episode import run_episode
-from casewise.adapt.losses import entropy
+from casewise.adapt.logits import entropy
 from casewise.adapt.objectives.tent import Tent
 from casewise.adapt.parameters import select
 from casewise.adapt.snapshot import fingerprint

@@ -16,7 +16,7 @@ from casewise.cli import app
 from casewise.core.errors import BadInput, DamagedArchive, Mismatch
 from casewise.core.records import SOURCE, Action, Binding, Case, Decision, State, Trajectory, Verdict
 from casewise.judge.calibration.fit import calibrate
-from casewise.judge.controllers.fixed import FixedK
+from casewise.judge.controllers.depth import FixedK
 from casewise.judge.outcomes import outcomes
 from casewise.replay import replay
 

@@ -199,7 +199,7 @@ def test_a_pickle_inside_a_mask_file_is_never_loaded(tmp_path):
 
 
 def test_a_file_that_would_unpack_to_too_much_is_refused(tmp_path):
-    from casewise.archive.arrays import packed, unpacked
+    from casewise.archive.layout import packed, unpacked
 
     (tmp_path / "bomb.npz").write_bytes(packed({"zeros": np.zeros(1_000_000, np.uint8)}))
     with pytest.raises(UnsafeInput, match="would unpack to"):

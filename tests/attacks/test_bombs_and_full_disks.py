@@ -16,11 +16,10 @@ import nibabel
 import numpy as np
 import pytest
 
-from casewise.archive.arrays import packed, unpacked
-from casewise.archive.layout import decode_masks, encode_masks
+from casewise.archive.layout import decode_masks, encode_masks, packed, unpacked
 from casewise.cli import DISK
 from casewise.core.errors import DamagedArchive, UnsafeInput
-from casewise.core.npy import npy_array, read_npy
+from casewise.core.formats import npy_array, read_npy
 
 MODEL = "casewise.adapt.networks:phantom_cardiac"
 

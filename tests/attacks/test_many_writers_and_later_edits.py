@@ -190,8 +190,8 @@ def test_verify_notices(edit: Callable[[Path], None], predicted: Path, tmp_path:
 
     root = tmp_path / "copy"
     shutil.copytree(predicted, root)
-    app = importlib.import_module("casewise.cli.verify").app
-    typed = [str(root / "out"), "--report", str(root / "run.json")]
+    app = importlib.import_module("casewise.cli.inspect").app
+    typed = ["verify", str(root / "out"), "--report", str(root / "run.json")]
     assert CliRunner().invoke(app, typed, catch_exceptions=False).exit_code == 0
     edit(root / "out")
     done = CliRunner().invoke(app, typed, catch_exceptions=False)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from casewise.core.csv_text import csv_cell, from_csv_cell
-from casewise.data.cases_csv import read_table
+from casewise.core.formats import csv_cell, from_csv_cell
+from casewise.data.folders import read_table
 from casewise.serve.review_log import as_csv
 
 FORMULAS = ("=1+1", "+SUM(A1)", "-2+3", "@cmd", "\tx", "\r=1", "=cmd|' /C calc'!A0")

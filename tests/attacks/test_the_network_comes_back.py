@@ -17,7 +17,7 @@ from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput, MovedUnselected
 from casewise.core.records import Case
 from casewise.guard import guard
-from casewise.judge.controllers.fixed import FixedK
+from casewise.judge.controllers.depth import FixedK
 
 
 class Vandal:

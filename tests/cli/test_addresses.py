@@ -66,9 +66,9 @@ def test_wrong_addresses_are_said_in_a_sentence(archive: Path) -> None:
 
 
 def test_signals_have_addresses_too_and_a_wrong_one_is_an_error_before_anything_runs() -> None:
-    found: Any = probes_of(["casewise.adapt.probes.adic:adic", "drop"])
+    found: Any = probes_of(["casewise.adapt.probes.criteria:adic", "drop"])
     assert list(found) == ["adic", "drop"]
     with pytest.raises(UnknownName, match=r"no signal is called 'adc'. Did you mean 'adic'\?"):
         probes_of(["adc"])
-    with pytest.raises(BadInput, match=r"no signal at 'casewise.adapt.probes.adic:adc'"):
-        probes_of(["casewise.adapt.probes.adic:adc"])
+    with pytest.raises(BadInput, match=r"no signal at 'casewise.adapt.probes.criteria:adc'"):
+        probes_of(["casewise.adapt.probes.criteria:adc"])

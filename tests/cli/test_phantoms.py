@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from casewise.archive.store import open_archive
 from casewise.core.records import SOURCE
+from casewise.data.datasets.plain import write_cohort
 from casewise.data.phantom import driving_cohort
-from casewise.data.phantom.as_files import write_cohort
 from casewise.judge.outcomes import outcomes
 from casewise.judge.policy import read_policy
 from casewise.measure.metrics.overlap import miou

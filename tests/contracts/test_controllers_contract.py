@@ -13,7 +13,7 @@ import casewise
 from casewise.core.records import Action, Controller, Decision, Observation
 from casewise.judge import controllers
 from casewise.judge.controllers import CONTROLLERS
-from casewise.judge.controllers.bucket import Bucket
+from casewise.judge.controllers.router import Bucket
 from casewise.judge.deciding import candidate_masks, compared
 
 OPTIONS = {

@@ -8,15 +8,13 @@ import torch
 from torch import nn
 
 import casewise
-from casewise.adapt.batch import as_batch
-from casewise.adapt.episode import run_episode
+from casewise.adapt.episode import as_batch, run_episode
 from casewise.adapt.objectives import OBJECTIVES
 from casewise.archive.store import create_archive
 from casewise.core.records import Binding, Case, State
 from casewise.judge.controllers import CONTROLLERS
-from casewise.judge.controllers.bucket import Bucket
 from casewise.judge.controllers.by_group import ByGroup, InferredGroup
-from casewise.judge.controllers.router import Router
+from casewise.judge.controllers.router import Bucket, Router
 from casewise.judge.deciding import deployed_mask
 from casewise.measure.signals.risk import RiskStatistics
 from casewise.replay import replay

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from casewise.core.errors import BadInput, Mismatch
+from casewise.core.formats import json_bytes
 from casewise.core.predicted import Finding, PredictedCase
 from casewise.core.records import Action, Decision, State
-from casewise.core.strict_json import json_bytes
 from casewise.run.prediction_folder import Layout, read_entry, write_entry
 
 INFINITE = float("inf")

@@ -14,8 +14,8 @@ from worlds.cohorts import synthetic_archive
 
 import casewise
 from casewise.cli import app
+from casewise.core.formats import json_text, numbered, worded
 from casewise.core.records import Decision, Policy
-from casewise.core.strict_json import json_text, numbered, worded
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.certificates.certificate import policy_digest, read_certificate, write_certificate
 from casewise.judge.certificates.certify_gate import certify_gate
@@ -40,7 +40,7 @@ def test_json_is_written_in_one_place():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("json.dump", "json.dumps"):
                 found.append(str(path.relative_to(SOURCE)))
-    assert found == ["core/strict_json.py"]
+    assert found == ["core/formats.py"]
 
 
 def test_infinities_are_words_and_come_back():

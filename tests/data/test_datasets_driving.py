@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput
 from casewise.data.datasets import recognize
-from casewise.data.datasets.acdc_driving import acdc_driving, invalid_pixels
-from casewise.data.datasets.cityscapes import cityscapes, label_ids, train_ids
+from casewise.data.datasets.driving import acdc_driving, cityscapes, invalid_pixels, label_ids, train_ids
 
 Write = Callable[..., Path]
 IDS = np.array([[7, 8, 11, 0, 33, 26, 4, 34]] * 6, np.uint8)

@@ -16,8 +16,7 @@ from casewise.core.errors import BadInput, UnknownName, UnsafeInput
 from casewise.data.datasets import DATASETS, load_dataset, recognize
 from casewise.data.datasets.located import files_of
 from casewise.data.datasets.nnunet_raw import classes_of, nnunet_raw
-from casewise.data.datasets.plain import plain
-from casewise.data.datasets.write_plain import write_plain
+from casewise.data.datasets.plain import plain, write_plain
 from casewise.data.folders import list_cases, with_groups, with_labels
 from casewise.data.nifti import read_volume
 from casewise.data.phantom import cardiac_cohort

@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput
 from casewise.data.datasets import recognize
-from casewise.data.datasets.dofe import dofe
-from casewise.data.datasets.refuge import refuge
-from casewise.data.datasets.rimone_dl import rimone_dl
+from casewise.data.datasets.fundus import dofe, refuge, rimone_dl
 
 Write = Callable[..., Path]
 LABEL = np.zeros((6, 8), np.uint8)

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, UnsafeInput
 from casewise.data.datasets import recognize
-from casewise.data.datasets.prostate158 import prostate158
-from casewise.data.datasets.saml_prostate import saml_prostate
+from casewise.data.datasets.prostate import prostate158, saml_prostate
 
 Write = Callable[..., Path]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from casewise.data.datasets.plain import write_cohort
 from casewise.data.nifti import read_label, read_volume
 from casewise.data.phantom import cardiac_cohort, driving_cohort
-from casewise.data.phantom.as_files import write_cohort
 from casewise.data.pictures import read_label_picture, read_picture
 
 

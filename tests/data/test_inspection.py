@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from casewise.data.headers import grid_of
-from casewise.data.inspection import inspect_folder
+from casewise.data.inspection import grid_of, inspect_folder
 
 Write = Callable[..., Path]
 SHEARED = np.array([[1.2, 0.4, 0, 0], [0.0, 1.3, 0, 0], [0, 0, 9.6, 0], [0, 0, 0, 1.0]])

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from casewise.core.errors import BadInput, Overlap, TooFewCases
 from casewise.core.records import Case
-from casewise.data.cohort import Cohort, Member
-from casewise.data.splits import check_disjoint, cluster_of, clusters_of, holdout, with_split
+from casewise.data.splits import Cohort, Member, check_disjoint, cluster_of, clusters_of, holdout, with_split
 
 SITES = {"A": 30, "B": 30, "C": 19, "D": 13, "E": 12, "F": 12}
 

@@ -12,8 +12,7 @@ from casewise.core.errors import UnknownName
 from casewise.core.records import Action, Observation, State, Verdict
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.controllers import CONTROLLERS
-from casewise.judge.controllers.about import About, about
-from casewise.judge.controllers.signal_value import value_at
+from casewise.judge.controllers.about import About, about, value_at
 from casewise.judge.policy import controller_of, read_policy, write_policy
 from casewise.report.study_report import build
 

@@ -12,8 +12,8 @@ import pytest
 from worlds.cohorts import SYNTHETIC, synthetic_archive
 
 import casewise
-from casewise.adapt.modulation import MODES, Modulated
 from casewise.adapt.objectives.eata import Eata
+from casewise.adapt.optimizers import MODES, Modulated
 from casewise.archive.store import create_archive
 from casewise.core.errors import (
     BadInput,
@@ -25,11 +25,10 @@ from casewise.core.errors import (
     UnknownName,
 )
 from casewise.core.records import Case, Trajectory
+from casewise.judge.calibration.cuts import stream_of
 from casewise.judge.calibration.fit import _settled, calibrate
 from casewise.judge.calibration.fixed_budget import budget, budgets, shape, tau
-from casewise.judge.calibration.hybrid import stream_of
-from casewise.judge.calibration.policy_sentences import in_words
-from casewise.judge.calibration.preflight import conformal_floor, read_reviews
+from casewise.judge.calibration.preflight import conformal_floor, in_words, read_reviews
 from casewise.judge.outcomes import outcomes
 from casewise.judge.policy import MODULATIONS, READY, controller_of
 from casewise.measure.signals.risk import RiskStatistics

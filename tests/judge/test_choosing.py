@@ -21,7 +21,7 @@ from casewise.judge.calibration.designs import (
     setting_of,
 )
 from casewise.judge.calibration.fit import calibrate
-from casewise.judge.calibration.policy_sentences import in_words
+from casewise.judge.calibration.preflight import in_words
 from casewise.judge.controllers.choose import AgreementRule, Choose, board, state_of, with_agreement
 from casewise.judge.controllers.flag import Flagging, Quality
 from casewise.judge.controllers.merge import Merge, merged, pieces_of
@@ -230,7 +230,7 @@ def test_a_flag_says_how_good_the_deployed_mask_is_at_least():
 
 
 def test_a_flag_on_a_controller_of_the_paper_waits_for_all_candidates():
-    from casewise.judge.controllers.fixed import Source
+    from casewise.judge.controllers.depth import Source
 
     seen, masks = one_row(A, B, C, B)
     both = Flagging(Source(), Quality(0.5, 1.0, 0.9), below=0.9, steps=3, silent=("3",))
@@ -289,7 +289,7 @@ def test_the_command_line_passes_every_option_on(tmp_path, archive, monkeypatch)
     seen = {}
     monkeypatch.setattr(fit, "calibrate", lambda *a, **more: seen.update(more) or calibrate(archive, "consensus"))
     asked = ["--flag-below", "0.7", "--at", "0.8", "--consensus", "6", "--allowed-hurt", "0.2"]
-    result = CliRunner().invoke(app, [str(archive.path), *asked, "-o", str(tmp_path / "p.json")])
+    result = CliRunner().invoke(app, ["calibrate", str(archive.path), *asked, "-o", str(tmp_path / "p.json")])
     assert result.exit_code == 0, result.output
     assert {"flag_below": 0.7, "at": 0.8, "consensus": "6", "allowed_hurt": 0.2}.items() <= seen.items()
 

@@ -10,16 +10,11 @@ import pytest
 from casewise.core.errors import BadInput, DegenerateStatistic, NotFinite, UnknownName
 from casewise.core.records import Action, Observation, State
 from casewise.judge.controllers import CONTROLLERS
-from casewise.judge.controllers.bucket import Bucket
 from casewise.judge.controllers.by_group import ByGroup, InferredGroup
-from casewise.judge.controllers.fixed import FixedK, Source
+from casewise.judge.controllers.depth import EntropyStop, FixedK, FragStop, GradientStop, MspStop, Source, TauStop
 from casewise.judge.controllers.region_gate import RegionGate, gated
-from casewise.judge.controllers.router import Router
-from casewise.judge.controllers.stop import EntropyStop, FragStop, GradientStop, MspStop
-from casewise.judge.controllers.stop_router import StopRouter
-from casewise.judge.controllers.tau_stop import TauStop
-from casewise.measure.signals.entropy_drops import region_drops
-from casewise.measure.signals.risk import RiskStatistics
+from casewise.judge.controllers.router import Bucket, Router, StopRouter
+from casewise.measure.signals.risk import RiskStatistics, region_drops
 
 LOW, MID = Bucket("depth", 3), Bucket("depth", 2, shrink=0.5)
 

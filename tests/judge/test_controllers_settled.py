@@ -6,7 +6,7 @@ import pytest
 
 from casewise.core.errors import BadInput
 from casewise.core.records import Observation, State
-from casewise.judge.controllers.fixed import Settled
+from casewise.judge.controllers.depth import Settled
 
 
 def seen(*settled):

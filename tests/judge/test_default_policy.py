@@ -11,8 +11,7 @@ import casewise
 from casewise.archive.store import create_archive
 from casewise.core.records import Action, Case, Trajectory
 from casewise.judge.calibration.fit import calibrate
-from casewise.judge.calibration.policy_sentences import in_words
-from casewise.judge.calibration.preflight import hurt_p
+from casewise.judge.calibration.preflight import hurt_p, in_words
 from casewise.judge.policy import READY, read_policy, write_policy
 
 

@@ -9,8 +9,8 @@ from worlds.cohorts import synthetic_archive
 import casewise
 from casewise.core.errors import BadInput, Refused
 from casewise.core.records import Policy
+from casewise.judge.calibration.cuts import Stream, stream_of
 from casewise.judge.calibration.fit import calibrate
-from casewise.judge.calibration.hybrid import Stream, stream_of
 from casewise.judge.monitors.exchangeability import SUSPENDED
 from casewise.judge.monitors.watch import Watch, active_policy, read_watch, start_watch, write_watch
 from casewise.judge.policy import controller_of

@@ -10,10 +10,9 @@ from worlds.cohorts import synthetic_archive
 
 from casewise.core.errors import BadInput, CasewiseWarning, Mismatch, Overlap, UnknownName
 from casewise.core.records import Binding, Policy, State
-from casewise.data.cohort import Member
+from casewise.data.splits import Member
 from casewise.judge.calibration.fit import calibrate
-from casewise.judge.controllers.bucket import Bucket
-from casewise.judge.controllers.router import Router
+from casewise.judge.controllers.router import Bucket, Router
 from casewise.judge.policy import (
     READY,
     check_binding,

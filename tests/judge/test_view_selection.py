@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from casewise.adapt.consensus import Ballots
 from casewise.archive.store import create_archive
-from casewise.cli.choose_views import app
+from casewise.cli.calibrate import app
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import Binding, Case, State, Trajectory
 from casewise.judge.calibration.view_selection import chosen_views, read_case, settled_after
@@ -82,14 +82,14 @@ def test_nothing_useful_gives_nothing(tmp_path):
     found = chosen_views([read_case(archive, case_id) for case_id in archive.ids])
     assert found.names == ()
     assert found.left_out == 0
-    done = CliRunner().invoke(app, [str(tmp_path)])
+    done = CliRunner().invoke(app, ["choose-views", str(tmp_path)])
     assert done.exit_code == 1
     assert "keep M0" in done.output
 
 
 def test_the_command_prints_a_proposal(tmp_path):
     an_archive(tmp_path)
-    done = CliRunner().invoke(app, [str(tmp_path), "--ladder", "views"])
+    done = CliRunner().invoke(app, ["choose-views", str(tmp_path), "--ladder", "views"])
     assert done.exit_code == 0, done.output
     assert "6 cases of 3 clusters, 3 views" in done.output
     assert "--propose 'views:good'" in done.output

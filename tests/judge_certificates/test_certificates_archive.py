@@ -20,13 +20,13 @@ from casewise.judge.certificates.certificate import (
     outside_promise,
     policy_digest,
     read_certificate,
+    refusal,
     write_certificate,
 )
 from casewise.judge.certificates.certify_gate import certify_gate, gated_case, gated_cases
 from casewise.judge.certificates.certify_router import Promise, certify_router, loss_table
 from casewise.judge.certificates.evidence import deployed_numbers, router_evidence
 from casewise.judge.certificates.grid import action_pairs, certify_designs, certify_grid
-from casewise.judge.certificates.statements import refusal
 from casewise.judge.ledger import ledger_problems, read_ledger, unlock
 from casewise.judge.outcomes import edit_shares
 from casewise.judge.policy import READY, calibration_case, check_held_out, no_go, read_policy, write_policy

@@ -10,8 +10,7 @@ from casewise.core.errors import Overlap
 from casewise.core.records import SOURCE
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.certificates.certify_router import Promise, certify_router
-from casewise.judge.certificates.evidence import deployed_numbers, router_evidence
-from casewise.judge.certificates.loss_table import rollback_table
+from casewise.judge.certificates.evidence import deployed_numbers, rollback_table, router_evidence
 from casewise.measure.metrics.harm import harm
 from casewise.replay import replay
 
@@ -71,7 +70,7 @@ def test_the_best_of_several_designs_cannot_be_certified_on_the_labels_that_chos
 def realised(clusters: int, draws: int, alpha: float) -> float:
     """Mean harm that is really deployed on a new cluster, by CRC over the size of edits, with ties and twins."""
     rng, paid = np.random.default_rng(3), []
-    from casewise.judge.certificates.crc import conformal_setting
+    from casewise.judge.certificates.risk_control import conformal_setting
 
     for _ in range(draws):
         of = np.repeat(np.arange(clusters + 1), rng.integers(1, 4, clusters + 1))

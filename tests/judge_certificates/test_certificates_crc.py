@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from casewise.core.errors import BadInput
-from casewise.judge.certificates.crc import (
+from casewise.judge.certificates.evidence import LossTable, cluster_rows, policy_envelope, rollback_table
+from casewise.judge.certificates.risk_control import (
     conformal_bounds,
     conformal_cases,
     conformal_floor,
     conformal_setting,
     left_out_risk,
 )
-from casewise.judge.certificates.loss_table import LossTable, cluster_rows, policy_envelope, rollback_table
 
 
 def cut(values, losses, alpha, **more):

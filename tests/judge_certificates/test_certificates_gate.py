@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from casewise.core.errors import BadInput
-from casewise.judge.certificates.crc import conformal_setting, inflated_setting, inflation, stability
-from casewise.judge.certificates.gate_losses import Gated, envelope, gate_table, gated, thresholds
+from casewise.judge.certificates.certify_gate import Gated, envelope, gate_table, gated, thresholds
+from casewise.judge.certificates.risk_control import conformal_setting, inflated_setting, inflation, stability
 
 THREE = gated(np.array([0.9, 0.5, 0.1]), np.array([20.0, 60.0, 20.0]), np.array([1.0, 0.0, 1.0]), 200)
 

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from casewise.core.errors import BadInput
-from casewise.judge.certificates.ltt import (
+from casewise.judge.certificates.risk_control import (
     best_certified,
     betting,
     by_kept_share,

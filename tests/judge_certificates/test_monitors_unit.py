@@ -11,10 +11,17 @@ from typer.testing import CliRunner
 from casewise.cli import app
 from casewise.core.errors import BadInput, Mismatch, TooFewCases
 from casewise.judge.certificates.certify_router import Promise, certify_router
-from casewise.judge.monitors.audits import Audit, Reference, upper_bound
-from casewise.judge.monitors.betting import agrapa_stakes, exceeds, lower_bound
+from casewise.judge.monitors.audits import (
+    Audit,
+    Proxy,
+    Reference,
+    agrapa_stakes,
+    exceeds,
+    lower_bound,
+    proxy_threshold,
+    upper_bound,
+)
 from casewise.judge.monitors.exchangeability import AUDITED, Exchangeability, GoLive, two_sample_p
-from casewise.judge.monitors.proxy import Proxy, proxy_threshold
 from casewise.judge.monitors.watch import Watch, active_policy, coordinates, read_watch, start_watch, write_watch
 
 RUN = CliRunner()

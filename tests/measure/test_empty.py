@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from casewise import assd, boundary_iou, dice, hd95, miou, surface_dice
-from casewise.measure.metrics.empty import EMPTY, empty_table, value_if_empty
+from casewise.measure.metrics.overlap import EMPTY, empty_table, value_if_empty
 
 FULL, NOTHING = np.ones((3, 3), np.uint8), np.zeros((3, 3), np.uint8)
 

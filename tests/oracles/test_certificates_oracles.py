@@ -12,9 +12,16 @@ from mapie.risk_control.methods import (
 )
 from scipy import stats
 
-from casewise.judge.certificates.crc import conformal_bounds, conformal_setting
-from casewise.judge.certificates.loss_table import rollback_table
-from casewise.judge.certificates.ltt import betting_process, exact_binomial, fixed_sequence, hoeffding_bentkus, holm
+from casewise.judge.certificates.evidence import rollback_table
+from casewise.judge.certificates.risk_control import (
+    betting_process,
+    conformal_bounds,
+    conformal_setting,
+    exact_binomial,
+    fixed_sequence,
+    hoeffding_bentkus,
+    holm,
+)
 
 
 def crc_of_mapie(table, alpha):

@@ -12,11 +12,9 @@ from statsmodels.stats.multitest import multipletests
 
 from casewise.study.analyses.geometry import region_geometry
 from casewise.study.statistics.chance import chance_draws, chance_moments
-from casewise.study.statistics.logistic import fit_logistic
-from casewise.study.statistics.pairs import holm, wilcoxon
+from casewise.study.statistics.learners import Leaf, fit_logistic, fit_tree
 from casewise.study.statistics.ranks import auroc, auroc_draws, spearman, spearman_draws, spearman_p
-from casewise.study.statistics.resample import draws, mean_interval, paired_interval
-from casewise.study.statistics.tree import Leaf, fit_tree
+from casewise.study.statistics.resample import draws, holm, mean_interval, paired_interval, wilcoxon
 
 
 @pytest.fixture

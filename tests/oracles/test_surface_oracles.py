@@ -9,7 +9,7 @@ import pytest
 from scipy import ndimage
 
 from casewise import assd, dice, hd95, surface_dice, surface_gaps
-from casewise.measure.surfels import surfel_sizes
+from casewise.measure.metrics.surface import surfel_sizes
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::SyntaxWarning", "ignore::FutureWarning")
 

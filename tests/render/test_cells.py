@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from casewise.render.cells import (
+from casewise.render.tables import (
     DASH,
     NOT_RUN,
     Estimate,

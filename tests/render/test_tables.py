@@ -6,8 +6,7 @@ import csv
 
 import pandas as pd
 
-from casewise.render.cells import Estimate, NotRun, Undefined
-from casewise.render.tables import Column, highest, lowest, rows_of, table, tex, write_csv
+from casewise.render.tables import Column, Estimate, NotRun, Undefined, highest, lowest, rows_of, table, tex, write_csv
 
 COLUMNS = (
     Column("method", "Method", text=True),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from PIL import Image
 
-from casewise.report.overlays import legend, overlay_png
+from casewise.render.masks import legend, overlay_png
 from casewise.report.prediction_page import prediction_page
 from casewise.run.predict_case import Preview
 

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from casewise.run.allocator import SWITCH
+from casewise.run.local import SWITCH
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
 
 FREED = """
 from pathlib import Path
 import numpy as np
-from casewise.run.allocator import keep_freed_memory
+from casewise.run.local import keep_freed_memory
 
 def resident():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -32,7 +32,7 @@ import hashlib, torch
 from casewise.adapt.episode import run_episode
 from casewise.adapt.networks import PlainUNet
 from casewise.adapt.objectives.tent import Tent
-from casewise.run.allocator import keep_freed_memory
+from casewise.run.local import keep_freed_memory
 
 torch.set_num_threads(1)
 keep_freed_memory()

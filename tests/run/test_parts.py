@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from casewise.adapt.memory import parse_size
+from casewise.adapt.contract import parse_size
 from casewise.core.errors import BadInput
 from casewise.run.assemble import part_from
 

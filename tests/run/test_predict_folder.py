@@ -17,7 +17,7 @@ from casewise.adapt.adaptation import Adaptation
 from casewise.core.chain import Chain
 from casewise.core.predicted import PredictedCase
 from casewise.core.records import Policy
-from casewise.report.overlays import overlay_png
+from casewise.render.masks import overlay_png
 from casewise.run.local import LocalEngine
 from casewise.run.predict_case import PredictCase
 from casewise.run.predict_folder import plan_folder, predict_folder

@@ -20,10 +20,10 @@ from casewise.archive.verify import verify
 from casewise.core.chain import Chain
 from casewise.core.errors import BadInput
 from casewise.core.records import Case, Mask, Policy
-from casewise.data.cohort import Cohort, Member
+from casewise.data.datasets.plain import write_cohort
 from casewise.data.folders import with_labels
-from casewise.data.phantom.as_files import write_cohort
 from casewise.data.phantom.cardiac import cardiac_cohort
+from casewise.data.splits import Cohort, Member
 from casewise.deployment import Deployment, Model
 from casewise.run.assemble import chosen_engine, gathered_cases
 from casewise.run.local import LocalEngine, Result

@@ -10,7 +10,7 @@ from worlds.updates import heart, planted
 
 import casewise
 from casewise.core.errors import BadInput
-from casewise.core.strict_json import json_text
+from casewise.core.formats import json_text
 from casewise.measure.metrics.overlap import dice
 from casewise.study.comparison import Comparisons, comparison_of
 from casewise.study.statistics.resample import mean_interval

@@ -10,7 +10,7 @@ from casewise.core.errors import BadInput
 from casewise.core.records import Action
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.outcomes import deployed, outcomes
-from casewise.study.oracles import change_oracle_scores, ha_oracle_scores, replay_oracle
+from casewise.study.assignment import change_oracle_scores, ha_oracle_scores, replay_oracle
 
 
 def frame_of(**metrics):

@@ -18,8 +18,8 @@ from casewise.study.analyses.helphurt import help_hurt
 from casewise.study.assignment import arms_at, buckets_at
 from casewise.study.audit import audit
 from casewise.study.statistics.chance import chance_moments
-from casewise.study.statistics.pairs import holm
 from casewise.study.statistics.ranks import spearman_p
+from casewise.study.statistics.resample import holm
 
 
 def routed(low: int, mid: int, hard: int, *, depths: tuple[float, float] = (3, 2), **columns: float) -> pd.DataFrame:

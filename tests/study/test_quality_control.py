@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 from worlds.candidates import made_up_case, views_archive
 
-from casewise.cli.qc import app
+from casewise.cli.review import app
 from casewise.core.errors import BadInput
 from casewise.measure.metrics.overlap import dice
 from casewise.study.quality_control import archive_opinions, controlled, folder_opinions, quality_rows
@@ -33,7 +33,7 @@ def raters(tmp_path_factory):
 
 
 def run(*arguments: object):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return CliRunner().invoke(app, ["qc", *map(str, arguments)])
 
 
 def test_the_masks_that_others_doubt_come_first(raters, tmp_path):

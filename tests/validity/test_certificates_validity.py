@@ -21,9 +21,9 @@ from worlds.risks import (
     router_risk,
 )
 
-from casewise.judge.certificates.gate_losses import gate_table
-from casewise.judge.certificates.loss_table import rollback_table
-from casewise.judge.certificates.ltt import best_certified, holm, joint_p_values, p_values, pareto_order
+from casewise.judge.certificates.certify_gate import gate_table
+from casewise.judge.certificates.evidence import rollback_table
+from casewise.judge.certificates.risk_control import best_certified, holm, joint_p_values, p_values, pareto_order
 
 FEW, MANY = 200, 2000
 GRID = [(n, alpha) for n in (10, 20, 50) for alpha in (0.1, 0.15, 0.2, 0.3)]

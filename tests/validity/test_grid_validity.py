@@ -9,7 +9,7 @@ import pytest
 from worlds.risks import grid_outcome, inflated_outcomes
 
 from casewise.judge.certificates.certify_router import Promise
-from casewise.judge.certificates.crc import inflation
+from casewise.judge.certificates.risk_control import inflation
 
 FEW, MANY, DELTA, THRESHOLDS = 60, 2000, 0.1, 4
 ALPHAS = {10: (0.35, 0.4, 0.5), 20: (0.2, 0.25, 0.3), 50: (0.15, 0.2, 0.3)}  # what half of n supports, about

@@ -18,8 +18,7 @@ from worlds.streams import (
     shifted_from_the_start,
 )
 
-from casewise.judge.monitors.audits import Audit, Reference
-from casewise.judge.monitors.betting import exceeds, lower_bound, lower_bounds
+from casewise.judge.monitors.audits import Audit, Reference, exceeds, lower_bound, lower_bounds
 from casewise.judge.monitors.exchangeability import Exchangeability, GoLive
 from casewise.judge.monitors.watch import Watch
 

@@ -15,9 +15,8 @@ from casewise.study.analyses.deployment import Comparison, intervals
 from casewise.study.analyses.search import Design, design_search
 from casewise.study.assignment import arms_at
 from casewise.study.statistics.chance import chance_draws
-from casewise.study.statistics.pairs import wilcoxon
 from casewise.study.statistics.ranks import shuffle_p, spearman, spearman_draws
-from casewise.study.statistics.resample import draws, mean_interval
+from casewise.study.statistics.resample import draws, mean_interval, wilcoxon
 from casewise.study.trajectories import deployed_at
 
 STATES = {"low": State(3), "mid": State(2), "hard": State(0)}

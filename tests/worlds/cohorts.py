@@ -16,8 +16,8 @@ from casewise.archive.layout import measure_words
 from casewise.archive.store import Archive, create_archive
 from casewise.core.records import Binding, Case, Mask, Signals, State, Trajectory
 from casewise.core.seeds import seed_of
-from casewise.measure.signals.entropy_drops import region_drops
 from casewise.measure.signals.fragmentation import fragmentation
+from casewise.measure.signals.risk import region_drops
 
 SYNTHETIC = Binding(
     model="synthetic", objective="synthetic", loader="synthetic", measure=measure_words(min_area=16, foreground=True)

@@ -10,13 +10,18 @@ import numpy as np
 from numpy.polynomial import Polynomial
 
 from casewise.core.records import Policy
+from casewise.judge.certificates.certify_gate import Gated, envelope, gated, rungs
 from casewise.judge.certificates.certify_router import Promise
-from casewise.judge.certificates.crc import conformal_setting, inflated_setting
-from casewise.judge.certificates.evidence import Evidence
-from casewise.judge.certificates.gate_losses import Gated, envelope, gated, rungs
+from casewise.judge.certificates.evidence import ACCEPT, Evidence, Floats, LossTable, rollback_table
 from casewise.judge.certificates.grid import Variant, searched
-from casewise.judge.certificates.loss_table import ACCEPT, Floats, LossTable, rollback_table
-from casewise.judge.certificates.ltt import best_certified, by_kept_share, fixed_sequence, p_values
+from casewise.judge.certificates.risk_control import (
+    best_certified,
+    by_kept_share,
+    conformal_setting,
+    fixed_sequence,
+    inflated_setting,
+    p_values,
+)
 
 Draw = np.random.Generator
 _AT_ONCE = 40  # tables whose p-values are computed together: memory, not time

@@ -10,10 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from casewise.judge.certificates.loss_table import Floats
-from casewise.judge.monitors.betting import agrapa_stakes, exceeds, lower_bounds
+from casewise.judge.certificates.evidence import Floats
+from casewise.judge.monitors.audits import Proxy, agrapa_stakes, exceeds, lower_bounds
 from casewise.judge.monitors.exchangeability import log_gains, mean_log_wealth, two_sample_p
-from casewise.judge.monitors.proxy import Proxy
 
 _RISK = 0.15  # mean loss of a healthy case: 0.3 harmed, who lose a half on average
 _SICK = 0.45

@@ -46,15 +46,15 @@ class Adaptation:
     min_area: int = 16  # voxels of the smallest region that counts
     foreground: bool = True  # compare foreground with foreground, or every class
     max_slices: int | None = None  # slices or patches at once: changes memory, not results
-    modulation: str | None = None  # a mode of adapt/modulation.py: updates that grow careful as edits grow risky
+    modulation: str | None = None  # a mode of adapt/optimizers.py: updates that grow careful as edits grow risky
     statistics: RiskStatistics | None = None  # what the risk of a modulation is measured with
     batch_statistics: str = "source"  # "source", "batch" or "blend"; M0 is always predicted in source mode
     blend_prior: float = PRIOR
-    group_instance_norm: bool = False  # see adapt/normalization.py
+    group_instance_norm: bool = False  # see adapt/parameters.py
     autocast: str | None = None  # "bfloat16" or "float16"
     channels_last: bool = False
     compile: bool = False
-    cache_frozen: bool = False  # see adapt/prefix.py
+    cache_frozen: bool = False  # see adapt/forwards.py
     signals: tuple[Any, ...] = ()  # extra ones, by name or as functions, see adapt/probes/__init__.py
     shrink: tuple[State, ...] = ()  # states between a step and M0 that are predicted too
     keep_parameters: bool = False
@@ -96,8 +96,8 @@ class Adaptation:
 
     def built(self) -> Objective:
         """The objective, under its modulation where there is one."""
-        from casewise.adapt.modulation import Modulated
         from casewise.adapt.objectives import objective_of
+        from casewise.adapt.optimizers import Modulated
 
         plain = objective_of(self.objective)
         if self.modulation is None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from casewise.core.errors import BadInput
 from casewise.core.records import Mask
-from casewise.measure.ballots import FULL
+from casewise.measure.masks import FULL
 from casewise.measure.signals.agreement import agreements, candidates_of, mean_agreement
 
 KINDS = ("mean", "weighted", "vote", "medoid", "intent")

@@ -2,6 +2,8 @@
 
 K updates cost K backwards and K+1 forwards: the forward that predicts M_k is the forward whose loss drives update k+1.
 With micro-batches (``max_slices``) all but the last of them run again for the update; see docs/explanation/episodes.md.
+
+A case's image as a batch for a bare network: slices of a volume for a 2-D network, one window for a 3-D one.
 """
 
 from __future__ import annotations
@@ -20,9 +22,8 @@ from torch import Tensor, nn
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.forwards import Forward, Forwards, channels_last
-from casewise.adapt.normalization import depends_on_batch, group_instance_norm, use_statistics
 from casewise.adapt.objective import ChunkLoss, Update
-from casewise.adapt.parameters import movable
+from casewise.adapt.parameters import depends_on_batch, group_instance_norm, movable, use_statistics
 from casewise.adapt.probes import probed, probes_of
 from casewise.adapt.recording import Prediction, Recording
 from casewise.adapt.snapshot import restored
@@ -345,3 +346,20 @@ def run_episode(
                 if state.step == step:
                     episode.shrink(step, state.shrink)
         return episode.trajectory
+
+
+_CONVOLUTIONS = {nn.Conv2d: 2, nn.Conv3d: 3, nn.ConvTranspose2d: 2, nn.ConvTranspose3d: 3}
+
+
+def as_batch(image: NDArray[Any], network: nn.Module) -> Tensor:
+    """(channel, *space) -> (n, channel, *space): a volume becomes slices where the network's convolutions are 2-D."""
+    axes = next((_CONVOLUTIONS[type(m)] for m in network.modules() if type(m) in _CONVOLUTIONS), image.ndim - 1)
+    batch = torch.as_tensor(np.ascontiguousarray(image, dtype=np.float32))
+    if batch.ndim == axes + 1:
+        return batch.unsqueeze(0)
+    if batch.ndim == 4 and axes == 2:
+        return batch.transpose(0, 1).contiguous()
+    raise BadInput(
+        f"a {axes}-D network takes an image (channel, {'slices, ' if axes == 3 else ''}rows, columns), "
+        f"got shape {tuple(batch.shape)}"
+    )

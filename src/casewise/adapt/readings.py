@@ -19,13 +19,12 @@ from torch import Tensor, nn
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Invert, Pipeline
 from casewise.adapt.consensus import Ballots, Mean, balanced_entropy, intent_weights, medoid, vote
-from casewise.adapt.logits import at_resolution, labels, logits_of
-from casewise.adapt.losses import probabilities
+from casewise.adapt.logits import at_resolution, labels, logits_of, probabilities
 from casewise.adapt.recording import Prediction, Recording
 from casewise.adapt.snapshot import restored
 from casewise.core.errors import BadInput, Mismatch, NotFinite
 from casewise.core.records import Mask, Signals, Trajectory
-from casewise.measure.ballots import weighted_labels
+from casewise.measure.masks import weighted_labels
 from casewise.measure.signals.agreement import agreement
 
 

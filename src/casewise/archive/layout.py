@@ -12,25 +12,37 @@
 
 The files of a case itself hold M0 and, where the archive has one, the unnamed ladder. A case, and each named ladder of
 it, is written into a folder ``.new-...`` and renamed, so it is there completely or not at all.
+
+Arrays in a zip, without pickle, and refused before they are opened when they would not fit in memory.
+
+The signals of all cases in one table, kept beside the archive under the hash of what it was read from.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from casewise.core.durable import json_sha256
+from casewise.archive import layout
+from casewise.core.durable import json_sha256, replacing
 from casewise.core.errors import BadInput, DamagedArchive, UnsafeInput
-from casewise.core.records import Mask, State, check_case_id
-from casewise.core.strict_json import numbered
+from casewise.core.formats import npy_array, numbered
+from casewise.core.records import Mask, Signals, State, check_case_id
 
 SCHEMA, READABLE = 3, (1, 2, 3)
 MANIFEST, CASES, CACHE = "manifest.json", "cases", "cache"
@@ -261,3 +273,95 @@ def measure_options(words: str) -> dict[str, Any]:
         }
     except (KeyError, ValueError):
         raise BadInput(f"a measure says min_area, foreground and connectivity, got {words!r}") from None
+
+
+LARGEST_BYTES = 16 << 30
+_FLAT = re.compile(  # how NumPy begins a flat array of numbers, which is nearly all that an archive holds
+    rb"\x93NUMPY\x01\x00..\{'descr': '([|<][buif][1248])', 'fortran_order': False, 'shape': \((\d+),\), \} *\n", re.S
+)
+
+
+def packed(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """The bytes of a compressed .npz; equal arrays give equal bytes."""
+    for name, array in arrays.items():
+        if array.dtype.hasobject:
+            raise UnsafeInput(f"array {name!r} holds Python objects, which only pickle could store; give numbers")
+    buffer = io.BytesIO()
+    named: dict[str, Any] = dict(arrays)
+    np.savez_compressed(buffer, **named)
+    return buffer.getvalue()
+
+
+def unpacked(path: Path, *, largest_bytes: int = LARGEST_BYTES) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz, not to be written to."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+            if size > largest_bytes:
+                raise UnsafeInput(f"{path} would unpack to {size:,} bytes, more than the allowed {largest_bytes:,}")
+            return {name.removesuffix(".npy"): _array(archive.read(name), name) for name in archive.namelist()}
+    except FileNotFoundError:
+        raise DamagedArchive(f"{path} is missing; restore it or record the case again") from None
+    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, KeyError) as error:
+        raise DamagedArchive(f"{path} is damaged ({error}); restore it or record the case again") from error
+
+
+def _array(content: bytes, name: str) -> NDArray[Any]:
+    """An array from the bytes of an .npy; a flat one without NumPy's reader, which takes longer than the array."""
+    if flat := _FLAT.match(content):
+        return np.frombuffer(content, flat[1].decode(), int(flat[2]), flat.end())
+    return npy_array(content, name)
+
+
+KEYS = ["case", "step", "shrink"]
+
+
+def signal_table(path: Path, entries: Mapping[str, Entry], digest: str) -> pd.DataFrame:
+    """One row for each (case, step, shrink); read once from the cases, later from the cache."""
+    return cached_table(path, f"signals-{digest}", lambda: _collected(path, entries))
+
+
+def cached_table(path: Path, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+    """A derived table that is made once; a folder that cannot be written costs speed, not the result."""
+    file = path / layout.CACHE / f"{name}.parquet"
+    if file.exists():
+        try:
+            return pd.read_parquet(file)
+        except (OSError, ValueError):
+            file.unlink(missing_ok=True)
+    table = make()
+    try:
+        with replacing(file) as temporary:
+            table.to_parquet(temporary)
+    except OSError:
+        pass
+    return table
+
+
+def ladders(table: pd.DataFrame) -> dict[str, dict[State, Signals]]:
+    """Signals by case and state; a signal that is not computable is None."""
+    names = [name for name in table.columns if name not in KEYS]
+    values = table[names].astype(object).where(table[names].notna(), None).to_numpy().tolist()
+    found: dict[str, dict[State, Signals]] = {}
+    keys = zip(table["case"].tolist(), table["step"].tolist(), table["shrink"].tolist(), strict=True)
+    for (case, step, shrink), row in zip(keys, values, strict=True):
+        found.setdefault(case, {})[State(step, shrink)] = dict(zip(names, row, strict=True))
+    return found
+
+
+def _collected(path: Path, entries: Mapping[str, Entry]) -> pd.DataFrame:
+    if not entries:
+        return pd.DataFrame(columns=KEYS)
+    tables = [case_table(path / layout.CASES / entry.place / layout.SIGNALS, entry.id) for entry in entries.values()]
+    return pa.concat_tables(tables, promote_options="default").to_pandas()
+
+
+def case_table(file: Path, case_id: str) -> pa.Table:
+    """The signals of one case, as they lie in its folder."""
+    try:
+        table = pq.ParquetFile(file).read()
+    except FileNotFoundError:
+        raise DamagedArchive(f"{file} is missing; restore it or record case {case_id} again") from None
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise DamagedArchive(f"{file} is damaged ({error}); restore it or record case {case_id} again") from error
+    return table.add_column(0, "case", pa.array([case_id] * len(table), pa.string()))

@@ -21,12 +21,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from casewise.archive import layout
-from casewise.archive.arrays import unpacked
-from casewise.archive.layout import Entry
+from casewise.archive.layout import Entry, unpacked
 from casewise.archive.write_case import sweep, write_case, write_ladder
 from casewise.core.brief import brief
 from casewise.core.durable import text_sha256, write_json
 from casewise.core.errors import BadInput, DamagedArchive, Locked, Mismatch
+from casewise.core.formats import json_text
 from casewise.core.records import (
     EVALUATION,
     Binding,
@@ -38,7 +38,6 @@ from casewise.core.records import (
     Trajectory,
     check_ladder,
 )
-from casewise.core.strict_json import json_text
 
 LabelSource = Callable[[str], Mask]
 """Gives the label of a case id, for archives that hold labels by hash only."""
@@ -340,13 +339,13 @@ class Archive:
 
     @cached_property
     def _signals(self) -> pd.DataFrame:
-        from casewise.archive.tables import signal_table
+        from casewise.archive.layout import signal_table
 
         return signal_table(self.path, self.entries, self.digest)
 
     @cached_property
     def _ladders(self) -> dict[str, dict[State, Signals]]:
-        from casewise.archive.tables import ladders
+        from casewise.archive.layout import ladders
 
         return ladders(self._signals)
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from casewise.archive import layout
-from casewise.archive.layout import Entry
+from casewise.archive.layout import Entry, case_table, ladders
 from casewise.archive.store import Archive, open_archive
-from casewise.archive.tables import case_table, ladders
 from casewise.core.durable import file_sha256
 from casewise.core.errors import CasewiseError
 

@@ -18,12 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from casewise.archive import layout
-from casewise.archive.arrays import packed
-from casewise.archive.layout import Entry
+from casewise.archive.layout import Entry, packed
 from casewise.core import durable
 from casewise.core.errors import BadInput, Mismatch, NotFinite
+from casewise.core.formats import json_text
 from casewise.core.records import Case, Mask, Signals, State, Trajectory
-from casewise.core.strict_json import json_text
 
 
 def write_case(

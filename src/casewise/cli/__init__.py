@@ -1,7 +1,8 @@
-"""The command line: each command a sentence over library calls, in a file of its own.
+"""The command line: each command a sentence over library calls.
 
 ``COMMANDS`` is the list. A command's file is imported when that command runs, so ``casewise --help`` stays fast and
-imports no torch. A file defines ``app = typer.Typer()`` with one ``@app.command()``; its docstring is the help text.
+imports no torch. A file has the command's name, unless ``HOMES`` says that a related command holds it. It defines
+``app = typer.Typer()`` with an ``@app.command()`` for each command; the docstrings are the help texts.
 """
 
 from __future__ import annotations
@@ -39,6 +40,18 @@ COMMANDS = {
     "serve": "Guarded segmentation over HTTP (Open Inference Protocol v2).",
 }
 
+HOMES = {
+    "import": "import_",
+    "merge": "compare",
+    "plan": "certify",
+    "choose-views": "calibrate",
+    "source-statistics": "tune",
+    "verify": "inspect",
+    "convert": "inspect",
+    "qc": "review",
+}
+"""The file of a command that has not its name."""
+
 EXTRAS = {
     "torch": "adapt",
     "safetensors": "adapt",
@@ -64,9 +77,9 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, name: str) -> Any:
         if name not in COMMANDS:
             return None
-        stem = "import_" if name == "import" else name.replace("-", "_")
-        module = importlib.import_module(f"casewise.cli.{stem}")
-        command = typer.main.get_command(module.app)
+        module = importlib.import_module(f"casewise.cli.{HOMES.get(name, name)}")
+        command: Any = typer.main.get_command(module.app)
+        command = getattr(command, "commands", {name: command})[name]
         _take_defaults(ctx, name, command)
         return command
 

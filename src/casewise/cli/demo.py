@@ -36,7 +36,7 @@ def demo(
     """
     from casewise.judge.calibration.fit import calibrate
     from casewise.judge.policy import write_policy
-    from casewise.run.allocator import keep_freed_memory
+    from casewise.run.local import keep_freed_memory
 
     keep_freed_memory()
     began = time.perf_counter()
@@ -64,9 +64,9 @@ def _recorded(out: Path, split: str, cases: int, steps: int, jobs: int) -> Archi
     from tqdm import tqdm
 
     from casewise.adapt.adaptation import Adaptation
-    from casewise.data.cases_csv import NAME as TABLE
+    from casewise.data.datasets.plain import write_cohort
+    from casewise.data.folders import NAME as TABLE
     from casewise.data.phantom import cardiac_cohort
-    from casewise.data.phantom.as_files import write_cohort
     from casewise.deployment import Deployment, Model
     from casewise.run.assemble import gathered_cases
     from casewise.run.local import LocalEngine

@@ -88,7 +88,7 @@ def _one_candidate(old: Path | None, new: Path | None, labels: Path | None) -> t
 def _read(path: Path) -> tuple[Mask, tuple[float, ...] | None]:
     """(mask, spacing in mm or None) of a NIfTI, NumPy or PNG file."""
     from casewise.core.errors import BadInput
-    from casewise.core.npy import read_npy
+    from casewise.core.formats import read_npy
     from casewise.data.nifti import read_label, read_volume
     from casewise.data.pictures import read_label_picture
 

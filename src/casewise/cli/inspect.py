@@ -1,4 +1,4 @@
-"""``casewise inspect``."""
+"""What files are: ``casewise inspect`` a folder, ``verify`` what was written, ``convert`` a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from casewise.core.strict_json import json_text
+from casewise.core.formats import json_text
 
 if TYPE_CHECKING:
-    from casewise.data.cohort import Cohort
     from casewise.data.inspection import Inspection
+    from casewise.data.splits import Cohort
+
+
+from casewise.cli.printing import AS_JSON, answer
 
 app = typer.Typer()
 
@@ -98,10 +101,52 @@ def _some(values: Mapping[str, int], shown: int = SHOWN) -> str:
 def _write(cohort: Cohort, folder: Path) -> None:
     from tqdm import tqdm
 
-    from casewise.data.datasets.write_plain import write_plain
+    from casewise.data.datasets.plain import write_plain
 
     written = tqdm(write_plain(cohort, folder), total=len(cohort), unit="case", disable=not sys.stderr.isatty())
     typer.echo(f"{sum(1 for _ in written)} cases written to {folder}", err=True)
     labels = f" -l {folder}/labels" if any(member.labelled for member in cohort.members.values()) else ""
     chain = f"casewise record -m MODEL -i {folder}/images{labels} --groups {folder}/cases.csv -o ARCHIVE"
     typer.echo(f"next: {chain}", err=True)
+
+
+@app.command()
+def verify(
+    folder: Path = typer.Argument(..., help="An archive, or a folder of predictions."),
+    report: Path = typer.Option(None, help="The report of casewise predict --report, which knows how the log ended."),
+    as_json: bool = AS_JSON,
+) -> None:
+    """Check an archive or a prediction folder against its hashes and its audit log."""
+    from casewise.archive.verify import verify as archive_problems
+    from casewise.judge.ledger import ledger_problems
+    from casewise.run.prediction_folder import review_problems, verify_predictions
+
+    if (folder / "audit.jsonl").exists():
+        problems = verify_predictions(folder, report)
+    else:
+        problems = [*archive_problems(folder), *ledger_problems(folder)]
+    problems = [*problems, *review_problems(folder)]
+    words = "\n".join(problems) or f"{folder} is whole"
+    answer(words, {"folder": folder, "whole": not problems, "problems": problems}, as_json=as_json)
+    if problems:
+        raise typer.Exit(1)
+
+
+@app.command()
+def convert(
+    checkpoint: Path = typer.Argument(..., help="A .pth or .pt file, or an nnU-Net model folder."),
+    name: str = typer.Option("checkpoint_final.pth", "-chk", help="Which checkpoint of a model folder."),
+    trust_checkpoint: bool = typer.Option(False, "--trust-checkpoint", help="Let the pickle run its code, once."),
+) -> None:
+    """Turn a checkpoint into safetensors and JSON, once, without running its code.
+
+    The new file lies beside the old one and is taken instead of it from then on; the old one may be deleted.
+    """
+    from casewise.adapt.backbones.checkpoints import convert_checkpoint
+    from casewise.core.errors import BadInput
+
+    files = sorted(checkpoint.glob(f"fold_*/{name}")) if checkpoint.is_dir() else [checkpoint]
+    if not files:
+        raise BadInput(f"{checkpoint} has no fold with {name}; name another with -chk")
+    for file in files:
+        typer.echo(str(convert_checkpoint(file, trust=trust_checkpoint)))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from casewise.cli.presets import apply_preset
+from casewise.cli.config import apply_preset
 from casewise.cli.printing import Progress
 
 if TYPE_CHECKING:

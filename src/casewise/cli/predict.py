@@ -65,11 +65,11 @@ def predict(
     Exit codes: 0 every case is done, 1 a bug, 2 wrong arguments or inputs, 3 finished, but some cases failed or fell
     back to M0 (which ones is in OUT/casewise and in the report).
     """
-    from casewise.adapt.memory import parse_size
-    from casewise.report.overlays import overlay_png
+    from casewise.adapt.contract import parse_size
+    from casewise.render.masks import overlay_png
     from casewise.run import summary
-    from casewise.run.allocator import keep_freed_memory
     from casewise.run.assemble import assembled
+    from casewise.run.local import keep_freed_memory
     from casewise.run.predict_folder import check_scorable, plan_folder, prediction_work
     from casewise.run.trackers import tracker_at
 
@@ -132,7 +132,7 @@ def _write_dicom(work: PredictCase, images: Path, entries: Sequence[PredictedCas
 
 
 def _say_promise(work: PredictCase, entries: Sequence[PredictedCase]) -> None:
-    from casewise.judge.monitors.quota import quota_drift
+    from casewise.judge.monitors.exchangeability import quota_drift
     from casewise.run.summary import quota_in
 
     deployment = work.deployment
@@ -194,7 +194,7 @@ def _say_plan(planned: Sequence[Planned]) -> None:
 
 
 def _warn_about_memory(planned: Sequence[Planned], jobs: int) -> None:
-    from casewise.adapt.memory import available_bytes
+    from casewise.adapt.contract import available_bytes
 
     free = available_bytes()
     largest = max((row.bytes or 0 for row in planned if not row.complete), default=0) * jobs

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import typer
 
-from casewise.core.strict_json import json_text
+from casewise.core.formats import json_text
 
 AS_JSON = typer.Option(False, "--json", help="Print the answer as JSON.")
 EVERY_S = 15.0  # between two lines of progress off a terminal

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from casewise.cli.config import driving_cases
 from casewise.cli.options import (
     AdaptationOptions,
     CaseOptions,
@@ -16,7 +17,6 @@ from casewise.cli.options import (
     PrintingOptions,
     grouped,
 )
-from casewise.cli.presets import driving_cases
 
 if TYPE_CHECKING:
     from casewise.adapt.adaptation import Adaptation
@@ -51,7 +51,7 @@ def record(
     from casewise.adapt.adaptation import Adaptation
     from casewise.adapt.probes import probes_of
     from casewise.deployment import Deployment
-    from casewise.run.allocator import keep_freed_memory
+    from casewise.run.local import keep_freed_memory
     from casewise.run.record_folder import RecordCase, parsed_states, record_folder
 
     keep_freed_memory()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from casewise.cli.printing import AS_JSON, answer
-from casewise.core.strict_json import json_text
+from casewise.core.formats import json_text
 
 if TYPE_CHECKING:
     from casewise.archive.store import Archive

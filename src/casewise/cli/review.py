@@ -1,7 +1,8 @@
-"""``casewise review``."""
+"""``casewise qc``: which masks should a person look at? ``casewise review``: the page on which she does."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import typer
@@ -58,4 +59,52 @@ def _apply(folder: Path, out: Path | None) -> None:
         typer.echo(f"! {one.case} is open: {one.why}", err=True)
     typer.echo(f"wrote {len(done) - taken['none']} masks and {out / APPLIED}")
     if taken["none"]:
+        raise typer.Exit(3)
+
+
+@app.command()
+def qc(
+    opinions: list[Path] = typer.Argument(
+        ..., help="An archive with several candidates, or folders of masks: the one in use first, then the others."
+    ),
+    out: Path = typer.Option(..., "--out", "-o", help="Folder for qc.csv (worst first), signals.csv and quality.json."),
+    labels: Path = typer.Option(None, "--labels", "-l", help="Folder with labels of some of the cases."),
+    cases: Path = typer.Option(None, help="CSV with case and cluster (patient, sequence)."),
+    flag_below: float = typer.Option(0.7, help="Flag a case whose metric may lie below this."),
+    at: float = typer.Option(0.9, help="Chance that the lower bound of the metric holds."),
+    quality: Path = typer.Option(None, help="quality.json of an earlier run on labelled cases of the same model."),
+    metric: str = typer.Option("dice", help="dice or miou."),
+    ignore: int = typer.Option(None, help="Label that is never wrong, such as 255."),
+    ladder: str = typer.Option(None, help="Which ladder, where the archive holds several."),
+) -> None:
+    """Say how good each mask is at least, without a label, from how far several opinions agree.
+
+    Opinions are folds, views, raters or models. Some labelled cases are needed once, for the lower bound; without any,
+    cases are sorted by agreement and nothing is promised.
+    """
+    from casewise.core.errors import BadInput
+    from casewise.core.formats import csv_cell, json_text
+    from casewise.study.quality_control import archive_opinions, controlled, folder_opinions, quality_from, quality_rows
+
+    if len(opinions) == 1:
+        from casewise.archive.store import open_archive
+
+        if labels is not None or cases is not None:
+            raise BadInput("an archive holds its own labels and clusters; leave out --labels and --cases")
+        archive = open_archive(opinions[0], ladder=ladder).one()
+        metric = str(archive.configuration.get("metric", metric))
+        found = archive_opinions(archive)
+    else:
+        found = folder_opinions(opinions, labels=labels, cases=cases)
+    known = None if quality is None else quality_from(json.loads(quality.read_text()))
+    result = controlled(quality_rows(found, metric=metric, ignore=ignore), below=flag_below, level=at, quality=known)
+    out.mkdir(parents=True, exist_ok=True)
+    result.cases.map(csv_cell).to_csv(out / "qc.csv", index=False)
+    result.worth.map(csv_cell).to_csv(out / "signals.csv", index=False)
+    if result.fit is not None:
+        (out / "quality.json").write_text(json_text(result.fit.as_dict(), indent=1) + "\n", encoding="utf-8")
+    for line in result.sentences():
+        typer.echo(line)
+    typer.echo(f"wrote {out / 'qc.csv'}")
+    if (result.cases["problem"] != "").any():
         raise typer.Exit(3)

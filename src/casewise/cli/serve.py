@@ -35,9 +35,9 @@ def serve(
 
     Without a token only this machine can ask. For others, set CASEWISE_TOKEN and send Authorization: Bearer TOKEN.
     """
-    from casewise.adapt.memory import available_bytes, parse_size
-    from casewise.run.allocator import keep_freed_memory
+    from casewise.adapt.contract import available_bytes, parse_size
     from casewise.run.assemble import assembled
+    from casewise.run.local import keep_freed_memory
 
     keep_freed_memory()
     service = _service()

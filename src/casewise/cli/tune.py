@@ -1,4 +1,4 @@
-"""``casewise tune``: a learning rate without labels."""
+"""Before the first run, without labels: ``casewise tune`` a learning rate, ``casewise source-statistics`` for views."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from casewise.cli.printing import AS_JSON, answer
 
 if TYPE_CHECKING:
     from casewise.adapt.rates import RateChoice, RateRow
+
 
 app = typer.Typer()
 
@@ -115,3 +116,28 @@ def _draw(choice: RateChoice, coverage: float, path: Path) -> None:
         axis.set_title("Change by rate; the band is wanted at step 1, a cross does not come to rest")
         axis.legend(frameon=False, fontsize=8)
         figure.savefig(path, dpi=150, facecolor="white")
+
+
+@app.command(cls=NnUNetStyle)
+@grouped
+def source_statistics(
+    source: ModelOptions,
+    images: Path = typer.Argument(..., help="Folder with images that the model was trained on; labels are not read."),
+    out: Path = typer.Option(..., "-o", "--out", help="File to write, for --source-statistics."),
+) -> None:
+    """What source images look like to a model: the mean quantiles and low-frequency amplitudes of its inputs.
+
+    The views histogram and fourier make a case look like them. The file is bound to the model and to the way in which
+    it prepares images; another model refuses it. A hundred images are plenty.
+    """
+    from casewise.adapt.proposers import pipeline_of
+    from casewise.adapt.views.source import source_statistics as measured
+    from casewise.core.durable import write_durably
+    from casewise.data.folders import list_cases
+
+    backbone = source.chosen().load()
+    cases = list_cases(images, ending=backbone.ending)
+    inputs = (pipeline_of(backbone.prepare(backbone.read(files).case), backbone).whole for files in cases)
+    found = measured(inputs, model=backbone.fingerprint, loader=backbone.loader)
+    write_durably(out, found.as_json().encode())
+    typer.echo(f"wrote {out}: {found.images} images of {backbone.name}, {len(found.quantiles)} channels")

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from casewise.core.durable import text_sha256
 from casewise.core.errors import DamagedArchive
-from casewise.core.strict_json import json_text
+from casewise.core.formats import json_text
 
 BEGINNING = "0" * 64
 TORN = "torn-line-removed"

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from casewise.core.strict_json import json_text
+from casewise.core.formats import json_text
 
 TEMPORARY = ".writing-"
 FORGOTTEN_S = 24 * 3600.0  # after which a file of another machine's writer counts as left behind

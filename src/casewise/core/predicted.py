@@ -1,6 +1,6 @@
 """The record of one predicted case: what was decided and why, and the hashes that let a later run trust the files.
 
-``OUT/casewise/CASE.json`` is this, in the one JSON dialect of :mod:`casewise.core.strict_json`: an infinite cut is the
+``OUT/casewise/CASE.json`` is this, in the one JSON dialect of :mod:`casewise.core.formats`: an infinite cut is the
 word "inf". Entries of casewise 0.1 (schema 1) are read; they wrote null for an infinite cut, so that one is unknown.
 """
 
@@ -12,8 +12,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from casewise.core.errors import BadInput, Mismatch
+from casewise.core.formats import numbered
 from casewise.core.records import DONE, FAILED, FALLBACK, Decision, Signals, check_case_id
-from casewise.core.strict_json import numbered
 
 SCHEMA, READABLE = 2, (1, 2)
 STATUSES = (DONE, FALLBACK, FAILED)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from casewise.core.brief import brief
 from casewise.core.errors import BadInput
-from casewise.core.strict_json import numbered
+from casewise.core.formats import numbered
 
 Mask = NDArray[Any]
 """Integer or bool labels over space: (rows, columns) or (slices, rows, columns)."""

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, BadPair, CasewiseError, UnsafeInput
-from casewise.core.npy import read_npy
+from casewise.core.formats import read_npy
 from casewise.core.records import Mask, check_case_id
-from casewise.data.cases_csv import read_table, with_table
+from casewise.data.folders import read_table, with_table
 from casewise.data.nifti import read_volume
 from casewise.data.pictures import read_label_picture, read_picture
 

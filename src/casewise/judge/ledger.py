@@ -16,8 +16,8 @@ from typing import Any
 from casewise.archive.store import Archive
 from casewise.core.chain import Chain
 from casewise.core.errors import BadInput, DamagedArchive
+from casewise.core.formats import json_text
 from casewise.core.records import Policy
-from casewise.core.strict_json import json_text
 from casewise.judge.policy import check_binding, check_held_out
 
 LEDGER = "exposures.jsonl"

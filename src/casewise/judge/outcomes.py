@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from casewise.archive.layout import cached_table
 from casewise.archive.store import Archive
-from casewise.archive.tables import cached_table
 from casewise.core.durable import text_sha256
 from casewise.core.errors import BadInput
+from casewise.core.formats import json_text
 from casewise.core.records import SOURCE, Action, Controller, Decision, Mask
 from casewise.core.records import deployed as composed
-from casewise.core.strict_json import json_text
 from casewise.measure.metrics import METRICS
 from casewise.measure.metrics.harm import harm
 from casewise.measure.metrics.overlap import VOID
-from casewise.measure.signals.entropy_drops import DROP
 from casewise.measure.signals.fragmentation import fragmentation
+from casewise.measure.signals.risk import DROP
 
 KEYS = ["case", "step", "shrink"]
 COLUMNS = [

@@ -11,15 +11,15 @@ from typing import Any
 
 from casewise.core.durable import json_sha256, write_json
 from casewise.core.errors import BadInput, CasewiseWarning, Mismatch, Overlap, Refused, UnsafeInput
+from casewise.core.formats import json_text, numbered
 from casewise.core.records import EVALUATION, Binding, Controller, Policy
 from casewise.core.registry import Registry, from_address
-from casewise.core.strict_json import json_text, numbered
 from casewise.data.splits import Clustered, check_disjoint, cluster_of, clusters_of
 from casewise.judge.controllers import CONTROLLERS, takes
 from casewise.judge.controllers.about import about
-from casewise.judge.controllers.bucket import bucket_of
 from casewise.judge.controllers.by_group import ByGroup, InferredGroup
 from casewise.judge.controllers.flag import flagging
+from casewise.judge.controllers.router import bucket_of
 
 POLICY, HASH = "policy.json", "sha256"
 MOST_STEPS = 1000  # a policy that asks for more is a mistake or an attack

@@ -16,16 +16,14 @@ from numpy.typing import NDArray
 
 from casewise.core.brief import brief
 from casewise.core.errors import BadInput
-from casewise.measure.difference import changed_voxels
 from casewise.measure.geometry import boxes_of
 from casewise.measure.masks import Flags, Floats, Integers, checked_masks, checked_spacing, least_voxels, on_host
 from casewise.measure.metrics.harm import harm
 from casewise.measure.metrics.overlap import VOID
-from casewise.measure.metrics.surface import assd, hd95
+from casewise.measure.metrics.surface import assd, hd95, surface_gaps
 from casewise.measure.pieces import Enclosure, Pieces, pieces_of
-from casewise.measure.regions import Regions, components, regions_of
+from casewise.measure.regions import Regions, changed_voxels, components, regions_of
 from casewise.measure.runs import Runs
-from casewise.measure.surfaces import surface_gaps
 
 Surfaces = Literal["none", "moved", "all"]
 """Which surface distances: none; between old and new where a label moved; also HD95 of both to the label."""

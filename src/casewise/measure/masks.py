@@ -2,6 +2,8 @@
 
 torch is never imported here. A tensor is known by its ``detach``; whatever touches every voxel happens on its device,
 and only the few voxels that matter come over as NumPy arrays.
+
+Ballots: the probabilities of several readings of one case, in 255ths, and what a mean of some of them says.
 """
 
 from __future__ import annotations
@@ -135,3 +137,22 @@ def least_voxels(
         raise BadInput(f"min_area_mm is a positive area (2-D) or volume (3-D), got {min_area_mm!r}")
     voxel_mm = float(np.prod(checked_spacing(spacing_mm, axes)))
     return max(1, math.ceil(min_area_mm / voxel_mm * (1 - 1e-12)))
+
+
+FULL = 255  # a probability of 1 in a ballot
+
+
+def weighted_labels(ballots: NDArray[np.uint8], weights: NDArray[np.float64], head: str) -> NDArray[np.int64]:
+    """The label of each voxel under a weighted mean of ballots, (reading, class, voxel); channels count as labels.
+
+    Softmax: the first class with the largest mean. Sigmoid: 1 + the last channel above one half, else 0.
+    """
+    return labels_of(np.tensordot(weights / weights.sum(), ballots.astype(np.float32), axes=1), head)
+
+
+def labels_of(mean: NDArray[Any], head: str) -> NDArray[np.int64]:
+    """The label of each voxel under a mean ballot, (class, voxel)."""
+    if head == "softmax":
+        return np.asarray(mean.argmax(0), np.int64)
+    numbers = np.arange(1, mean.shape[0] + 1)[:, None]
+    return np.asarray(((mean > FULL / 2) * numbers).max(0), np.int64)

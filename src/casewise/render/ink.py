@@ -2,6 +2,8 @@
 
 Figures are drawn with named inks. On the page each ink becomes a CSS variable, so a figure is readable on a dark page
 without being drawn twice; in the files of ``figures/`` the inks keep their light colors on white.
+
+Estimates with their intervals, one line each; filled where the interval excludes zero.
 """
 
 from __future__ import annotations
@@ -9,13 +11,14 @@ from __future__ import annotations
 import html
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
@@ -146,3 +149,34 @@ def write_png(path: Path, figure: Figure, *, dots_per_inch: int = 160) -> None:
         FigureCanvasAgg(figure)
         _lay_out(figure)
         figure.savefig(path, format="png", dpi=dots_per_inch, facecolor="white", metadata={"Software": None})
+
+
+def draw_forest(panels: Sequence[tuple[str, pd.DataFrame]], *, label: str = "") -> Figure:
+    """``panels``: (title, frame with name, estimate, low, high); one shared list of names, one panel per quantity."""
+    names = list(dict.fromkeys(name for _, frame in panels for name in frame["name"]))
+    with inked():
+        figure, axes = canvas(9.2, 0.9 + 0.29 * max(len(names), 3), columns=len(panels))
+        for at, (title, frame) in enumerate(panels):
+            _panel(axes[0, at], frame, names)
+            axes[0, at].set_title(title)
+            if at:
+                axes[0, at].tick_params(labelleft=False)
+        if label:
+            figure.supxlabel(label, fontsize=9)
+    return figure
+
+
+def _panel(axis: Any, frame: pd.DataFrame, names: Sequence[str]) -> None:
+    places = {name: len(names) - 1 - at for at, name in enumerate(names)}
+    for _, row in frame.dropna(subset=["estimate"]).iterrows():
+        place = places[row["name"]]
+        separated = row["low"] > 0 or row["high"] < 0
+        color = OURS if separated else MUTED
+        axis.plot([row["low"], row["high"]], [place, place], color=color, linewidth=1.6)
+        axis.plot(
+            row["estimate"], place, "o", color=color, markersize=5.5, markerfacecolor=color if separated else "none"
+        )
+    axis.axvline(0, color=INK, linewidth=0.8)
+    axis.set_yticks(list(places.values()), list(places))
+    axis.set_ylim(-0.7, len(names) - 0.3)
+    axis.grid(visible=False, axis="y")

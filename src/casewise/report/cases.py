@@ -16,9 +16,8 @@ from casewise.core.errors import CasewiseError
 from casewise.core.records import Decision
 from casewise.judge.deciding import candidate_masks
 from casewise.measure.signals.agreement import candidates_of
-from casewise.render.cells import Cell, number
 from casewise.render.masks import data_uri, edits, painted, view_of
-from casewise.render.tables import Column, Table, table
+from casewise.render.tables import Cell, Column, Table, number, table
 from casewise.study.case_masks import case_masks
 from casewise.study.quality_control import consensus_steps
 from casewise.study.study import Study

@@ -21,7 +21,7 @@ from scipy import ndimage
 
 from casewise.core.records import Mask
 from casewise.measure.comparison import label_name
-from casewise.render.cells import number
+from casewise.render.tables import number
 
 Pixels = NDArray[np.uint8]
 Flags = NDArray[np.bool_]

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from casewise.core.predicted import PredictedCase
 from casewise.core.records import Decision
 from casewise.judge.outcomes import judged_sentence
-from casewise.report.overlays import legend
+from casewise.render.masks import legend
 
 ORDER = {"failed": 0, "fallback": 1, "done": 2}
 SHOWN = ("regions", "delta", "delta_foreground", "entropy", "msp", "gradient_norm")

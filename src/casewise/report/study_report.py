@@ -1,32 +1,188 @@
-"""The report of a study: from archives and a policy to tables, figures, results.json and one page."""
+"""The report of a study: from archives and a policy to tables, figures, results.json and one page.
+
+results.json: every number at full precision under stable keys (docs/reference/results-json.md).
+
+report.html of a study: one self-contained file. Everything that came from data is escaped by the template.
+"""
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from enum import Enum
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 from tqdm import tqdm
 
+from casewise import __version__
 from casewise.archive.store import Archive, open_archive
 from casewise.core.errors import BadInput
+from casewise.core.formats import json_text
 from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.judge.policy import read_policy
-from casewise.render.ink import Picture, svg_text, write_png
+from casewise.render.ink import Picture, page_svg, svg_text, write_png
 from casewise.render.tables import Table, write_csv, write_tex
 from casewise.report import cases
-from casewise.report.results_json import SCHEMA, findings_of, plain, write_results
-from casewise.report.study_page import content, render
 from casewise.study.analyses import chosen_analyses, sections_of
-from casewise.study.audit import audit_study
-from casewise.study.finding import Section
-from casewise.study.inventory import counts, inventory_table
-from casewise.study.provenance import provenance, provenance_tables, without_folders
-from casewise.study.story import advised, hero, story
+from casewise.study.audit import audit_study, provenance, provenance_tables, without_folders
+from casewise.study.finding import Finding, Section
+from casewise.study.inventory import FIGURES, TABLES, counts, inventory_table
+from casewise.study.story import advised, hero, keys, story, words
 from casewise.study.study import Extras, Study
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+
+
+def _template(name: str) -> str:
+    return (resources.files("casewise.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def render(
+    content: Mapping[str, Any], *, sections: Sequence[Section], hero: Sequence[Picture], drawings: Mapping[str, str]
+) -> str:
+    """The page from its content; ``drawings`` (picture id to SVG) become inline SVG in the page's own colors."""
+    return (
+        _environment()
+        .from_string(_template("report.html.j2"))
+        .render(
+            **content,
+            sections=[_drawn(section, drawings) for section in sections],
+            hero=[_svg(picture, drawings) for picture in hero],
+            style=Markup(_template("style.css")),
+            script=Markup(_template("page.js")),
+        )
+    )
+
+
+def _drawn(section: Section, drawings: Mapping[str, str]) -> dict[str, Any]:
+    fields = ("id", "title", "lead", "notes", "tables", "missing")
+    pictures = [_svg(one, drawings) for one in section.pictures]
+    return {**{name: getattr(section, name) for name in fields}, "pictures": pictures}
+
+
+def _svg(picture: Picture, drawings: Mapping[str, str]) -> dict[str, Any]:
+    drawn = Markup(page_svg(drawings[picture.id], title=picture.title))
+    return {**{name: getattr(picture, name) for name in ("id", "title", "caption", "paper")}, "svg": drawn}
+
+
+def content(
+    study: Study,
+    *,
+    shown: Sequence[cases.Shown],
+    inventory: Table,
+    origin: Sequence[Table],
+    here: Mapping[str, int],
+    checked: int,
+) -> dict[str, Any]:
+    """Everything but the sections and the figures."""
+    return {
+        **_heading(study),
+        **_cases(study, shown),
+        "inventory": inventory,
+        "inventory_lead": (
+            f"{here['tables']} of the paper's {TABLES} tables and {here['figures']} of its {FIGURES} figures are made "
+            "from what was given; the others say what they need."
+        ),
+        "provenance": list(origin),
+        "audit_lead": (
+            f"The report recomputed bucket sums, help and hurt sums and HA identities for {checked} methods; all "
+            f"agree. Archive {study.evaluation.digest[:12]}, seed {study.seed}, B = {study.resamples}."
+        ),
+        "footer": f"casewise {__version__}. One file, no network. Every number is in results.json at full precision.",
+    }
+
+
+def _heading(study: Study) -> dict[str, Any]:
+    title = str(study.configuration.get("dataset") or study.evaluation.path.name)
+    size = f"{len(study.evaluation.ids)} evaluation cases × {study.evaluation.steps} updates"
+    notices = [one.configuration.get("notice") for one in (study.evaluation, study.calibration)]
+    return {
+        "title": title,
+        "kicker": f"{title} · {size} · policy “{study.policy.name}”",
+        "notices": [*advised(study), *dict.fromkeys(str(notice) for notice in notices if notice)],
+        "story": story(study),
+        "keys": keys(study),
+        "words": words(study),
+    }
+
+
+def _cases(study: Study, shown: Sequence[cases.Shown]) -> dict[str, Any]:
+    pictured = sum(bool(one.pictures) for one in shown)
+    return {
+        "cases": list(shown),
+        "case_columns": cases.columns(study),
+        "case_sorted": 3,
+        "case_facts": {one.id: one.facts for one in shown},
+        "case_lead": (
+            f"Worst first: by the change of {study.metric} under {study.reference}, without control. "
+            "Open a case to see more."
+        ),
+        "case_note": f"{len(shown)} cases, {pictured} with pictures of the slice that shows most harm.",
+        "panel_names": cases.panel_names(study),
+        "buckets": sorted({one.bucket for one in shown}),
+        "groups": sorted({one.group for one in shown}),
+        "reference": study.reference,
+        "metric": study.metric,
+    }
+
+
+SCHEMA = 1
+
+
+def plain(value: Any) -> Any:
+    """JSON types; what is undefined (NaN) becomes null, infinities become strings."""
+    if isinstance(value, pd.DataFrame):
+        return [plain(row) for row in value.to_dict("records")]
+    if isinstance(value, Enum):
+        return value.value
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, np.ndarray | list | tuple | set | frozenset | pd.Series):
+        return [plain(one) for one in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else "inf" if value > 0 else "-inf"
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def finding_plain(finding: Finding) -> dict[str, Any]:
+    """One finding: what it is, on how many cases, how it was made, and its rows."""
+    return {
+        "n": finding.n,
+        "spec": finding.spec,
+        "made": plain(finding.made),
+        "notes": list(finding.notes),
+        "reason": finding.reason,
+        "rows": plain(finding.table),
+    }
+
+
+def findings_of(sections: Iterable[Section]) -> dict[str, dict[str, Any]]:
+    """Findings by their stable key."""
+    return {finding.name: finding_plain(finding) for section in sections for finding in section.findings}
+
+
+def write_results(path: Path, content: Mapping[str, Any]) -> None:
+    """Strict JSON: no NaN, keys in the order in which they were made."""
+    path.write_text(json_text(plain(content), indent=1) + "\n", encoding="utf-8")
+
 
 _PARTS = frozenset({"report.html", "results.json", "tables", "figures"})
 

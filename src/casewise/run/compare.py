@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from casewise import __version__
 from casewise.core.durable import json_sha256, replacing, sweep
 from casewise.core.errors import BadInput, BadPair
+from casewise.core.formats import json_text
 from casewise.core.registry import Registry
-from casewise.core.strict_json import json_text
 from casewise.data.pairs import KINDS, Pair, label_sets, read_pair
 from casewise.measure.comparison import comparison
 from casewise.run.local import Engine, Result

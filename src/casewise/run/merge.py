@@ -19,8 +19,8 @@ from casewise.archive.layout import mask_sha256, measure_options
 from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256, replacing, write_durably
 from casewise.core.errors import BadInput, BadPair, CasewiseError, Refused
+from casewise.core.formats import json_text
 from casewise.core.records import Binding, Controller, Decision, Observation, Policy
-from casewise.core.strict_json import json_text
 from casewise.data.pairs import Pair, read_pair
 from casewise.judge.certificates.certificate import check_certificate, check_feasible, read_certificate
 from casewise.judge.policy import check_binding, controller_of

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from casewise.adapt.backbones import Backbone
-from casewise.adapt.contract import check_orientations
-from casewise.adapt.memory import shape_of
+from casewise.adapt.contract import check_orientations, shape_of
 from casewise.archive.layout import image_sha256
 from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256, held, sweep
 from casewise.core.errors import BadInput, CasewiseError, Refused
+from casewise.core.formats import json_text
 from casewise.core.predicted import Finding, PredictedCase
-from casewise.core.strict_json import json_text
 from casewise.data import nifti
 from casewise.data.folders import CaseFiles
 from casewise.deployment import Deployment, Watching

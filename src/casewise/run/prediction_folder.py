@@ -22,8 +22,8 @@ from typing import Any
 from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256, json_sha256, write_durably
 from casewise.core.errors import CasewiseError
+from casewise.core.formats import json_bytes
 from casewise.core.predicted import PredictedCase
-from casewise.core.strict_json import json_bytes
 from casewise.data.folders import CaseFiles
 from casewise.deployment import Deployment
 

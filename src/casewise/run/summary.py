@@ -24,12 +24,12 @@ from casewise.adapt.backbones import Backbone
 from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256, held, write_durably, write_json
 from casewise.core.errors import BadInput
+from casewise.core.formats import json_bytes, worded
 from casewise.core.predicted import PredictedCase
 from casewise.core.records import Mask
-from casewise.core.strict_json import json_bytes, worded
 from casewise.data.folders import CaseFiles
 from casewise.deployment import Deployment
-from casewise.judge.monitors.quota import quota_drift, quota_of
+from casewise.judge.monitors.exchangeability import quota_drift, quota_of
 from casewise.judge.outcomes import edit_shares, judged_share
 from casewise.judge.policy import no_go
 from casewise.measure.metrics.harm import harm

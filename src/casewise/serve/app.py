@@ -4,16 +4,20 @@ A request takes its place before its body is read (429 where there is none), and
 happen on the one lane to the model: the event loop stays free, and no two cases ever meet.
 
 Every refusal is ``{"error": sentence}`` with a status that says whether the client or the service has to act.
+
+One lane to the model: requests wait in line, a full house says so, and what was let in is finished.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import math
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Annotated, Any, Literal
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -23,16 +27,83 @@ from starlette.responses import JSONResponse
 
 from casewise import __version__
 from casewise.core.errors import BadInput, CasewiseError, UnsafeInput
-from casewise.core.strict_json import json_text
+from casewise.core.formats import json_text
 from casewise.deployment import Deployment
 from casewise.deployment import Segmented as Answer
 from casewise.serve import openapi
 from casewise.serve.access import AccessControl, Settings
-from casewise.serve.lane import Closing, Full, Lane
 from casewise.serve.openapi import Live, ModelMetadata, Ready, Segmented, ServerMetadata, TensorKind
 from casewise.serve.prometheus import TEXT, Counting, Numbers
-from casewise.serve.protocol import HEADER, VERSION, datatype_of, encoded, facts_of, named_after, parsed
-from casewise.serve.uploads import MEDIA_TYPES, ending_of, opened, written
+from casewise.serve.protocol import (
+    HEADER,
+    MEDIA_TYPES,
+    VERSION,
+    datatype_of,
+    encoded,
+    ending_of,
+    facts_of,
+    named_after,
+    opened,
+    parsed,
+    written,
+)
+
+Result = TypeVar("Result")
+
+SMOOTHING = 0.2  # weight of the newest case in the estimate of a case's time
+
+
+class Full(Exception):
+    """Every place is taken; ``retry_s`` says when to come again."""
+
+    def __init__(self, retry_s: int) -> None:
+        super().__init__(f"every place is taken; try again in {retry_s} s")
+        self.retry_s = retry_s
+
+
+class Closing(Exception):
+    """The service is shutting down and takes nobody in."""
+
+
+class Lane:
+    """One thread owns the model, so no two cases ever meet adapted weights. Used from one event loop."""
+
+    def __init__(self, places: int) -> None:
+        self.places = places
+        self.taken = 0
+        self.open = True
+        self._case_s = 1.0
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="casewise-model")
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place in the house, before the body is read: memory is bounded by places times the largest body."""
+        if not self.open:
+            raise Closing("the service is shutting down")
+        if self.taken >= self.places:
+            raise Full(max(1, math.ceil(self._case_s * self.taken)))
+        self.taken += 1
+        try:
+            yield
+        finally:
+            self.taken -= 1
+
+    async def run(self, job: Callable[[], Result]) -> Result:
+        """The job's result, after those that came before it. A caller that goes away does not stop the job."""
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, self._timed, job))
+
+    def _timed(self, job: Callable[[], Result]) -> Result:
+        began = time.monotonic()
+        try:
+            return job()
+        finally:
+            self._case_s += SMOOTHING * (time.monotonic() - began - self._case_s)
+
+    def close(self) -> None:
+        """Take nobody in any more, and finish what was let in."""
+        self.open = False
+        self._thread.shutdown(wait=True)
+
 
 FACTS = "Casewise-Facts"
 

@@ -2,6 +2,8 @@
 
 A request is JSON, or JSON followed by raw little-endian tensors where the header ``Inference-Header-Content-Length``
 says how long the JSON is. Nothing is ever unpickled.
+
+One image file as a request's body: told apart by its first bytes, judged by its header, then read.
 """
 
 from __future__ import annotations
@@ -9,18 +11,24 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from casewise.adapt.backbones import Backbone
+from casewise.adapt.backbones import Backbone, Reading
 from casewise.core.errors import BadInput, in_one_line
+from casewise.core.formats import json_bytes, json_text
 from casewise.core.records import Case, Mask
-from casewise.core.strict_json import json_bytes, json_text
+from casewise.data import nifti, pictures
+from casewise.data.folders import CaseFiles
 from casewise.deployment import Segmented
 from casewise.serve.openapi import InferRequest, InferResponse, InputTensor, OutputTensor
 
@@ -215,3 +223,45 @@ def scalars(facts: Mapping[str, Any]) -> dict[str, Any]:
     plain = {**short, **facts}
     texts = {name: json_text(value) if isinstance(value, dict | list) else value for name, value in plain.items()}
     return {name: value for name, value in texts.items() if value is not None}
+
+
+MEDIA_TYPES = {".nii.gz": "application/gzip", ".nii": "application/octet-stream", ".png": "image/png"}
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_GZIP = b"\x1f\x8b"
+_NIFTI_STARTS = tuple(struct.pack(order, size) for size in (348, 540) for order in ("<i", ">i"))
+
+
+def ending_of(body: bytes) -> str:
+    """``.nii.gz``, ``.nii`` or ``.png`` from the bytes; what a client calls the file does not count."""
+    if body.startswith(_PNG):
+        return ".png"
+    if body.startswith(_GZIP):
+        return ".nii.gz"
+    if body.startswith(_NIFTI_STARTS):
+        return ".nii"
+    raise BadInput("the body must be one NIfTI (.nii or .nii.gz) or PNG file, sent as it is: no form, no base64")
+
+
+@contextmanager
+def opened(
+    body: bytes, backbone: Backbone, *, case_id: str, group: str | None, max_bytes: int
+) -> Iterator[tuple[Reading, Path]]:
+    """The image as the model's own reader sees it, and a path for a mask beside it; both gone afterwards."""
+    ending = ending_of(body)
+    if backbone.ending not in (None, ending):
+        raise BadInput(f"this model reads {backbone.ending}, the body is a {ending}")
+    with TemporaryDirectory(prefix="casewise-") as folder:
+        path = Path(folder) / f"image{ending}"
+        path.write_bytes(body)
+        if ending == ".png":
+            pictures.check_picture(path)
+        else:
+            nifti.check_header(path, max_bytes=max_bytes)
+        yield backbone.read(CaseFiles(case_id, (path,), group=group)), path.with_name(f"mask{ending}")
+
+
+def written(mask: Mask, reading: Reading, path: Path, backbone: Backbone) -> bytes:
+    """The mask as a file of the image's kind, in the image's geometry."""
+    backbone.write(mask, reading, path)
+    return path.read_bytes()

@@ -21,13 +21,11 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from casewise.archive.layout import MANIFEST
 from casewise.archive.store import open_archive
 from casewise.core.errors import BadInput, CasewiseError, Refused, UnknownName
-from casewise.core.strict_json import json_bytes
-from casewise.serve.review_archive import Recorded
-from casewise.serve.review_cases import Reviewable
+from casewise.core.formats import json_bytes
+from casewise.serve.review_cases import Images, Reviewable
 from casewise.serve.review_desk import Answer, Desk, missing
 from casewise.serve.review_log import REVIEWS, ReviewLog
-from casewise.serve.review_pictures import Images
-from casewise.serve.review_predictions import Predictions
+from casewise.serve.review_sources import Predictions, Recorded
 
 ADDRESS = "127.0.0.1"
 SLOW_CLIENT_S = 30

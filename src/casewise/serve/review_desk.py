@@ -12,19 +12,24 @@ from importlib import resources
 from typing import Any
 
 from casewise.core.errors import BadInput, CasewiseError, Refused, UnknownName
-from casewise.core.strict_json import json_bytes
+from casewise.core.formats import json_bytes
 from casewise.measure.signals import SIGNALS
 from casewise.serve.review_cases import (
+    WINDOWS,
+    Images,
     Masks,
     Reviewable,
     ReviewCase,
+    Where,
     changes_by_slice,
     listed_regions,
+    mask_slice,
+    plane,
+    png,
     risks,
     worst_first,
 )
 from casewise.serve.review_log import Review, ReviewLog, as_csv
-from casewise.serve.review_pictures import WINDOWS, Images, Where, mask_slice, plane, png
 
 ASSETS = {
     "": ("casewise.serve", "assets/review.html", "text/html; charset=utf-8"),

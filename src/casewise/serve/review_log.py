@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from casewise.core.chain import Chain
-from casewise.core.csv_text import csv_cell
 from casewise.core.durable import file_sha256, replacing
 from casewise.core.errors import BadInput, CasewiseError, Refused
+from casewise.core.formats import csv_cell
 from casewise.core.records import check_case_id
-from casewise.serve.review_predictions import Predictions
+from casewise.serve.review_sources import Predictions
 
 REVIEWS = "reviews.jsonl"
 EVENT = "review"

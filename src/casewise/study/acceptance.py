@@ -30,7 +30,7 @@ from scipy import optimize, stats
 
 from casewise.core.errors import BadInput
 from casewise.core.registry import Registry
-from casewise.judge.certificates.ltt import clopper_pearson_upper, hoeffding_bentkus
+from casewise.judge.certificates.risk_control import clopper_pearson_upper, hoeffding_bentkus
 from casewise.measure.comparison import Comparison, LabelChange, label_name
 from casewise.study.comparison import GOOD, ComparedCase
 

@@ -1,16 +1,25 @@
-"""The report checks its own arithmetic: sums and identities that must hold whatever the data say (P3, Q5-Q11, Q14)."""
+"""The report checks its own arithmetic: sums and identities that must hold whatever the data say (P3, Q5-Q11, Q14).
+
+Where every number comes from: archives, policy, seeds, software, the exposure ledger, the preflight.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from casewise import __version__
+from casewise.archive.store import Archive
 from casewise.core.errors import Refused
+from casewise.judge.ledger import read_ledger
+from casewise.render.tables import Cell, Column, Table, table
 from casewise.study.analyses.accounting import accounting_of
-from casewise.study.analyses.deployment import bucket_decomposition, method_table_of
+from casewise.study.analyses.deployment import bucket_decomposition, intervals_of, method_table_of
 from casewise.study.analyses.helphurt import help_hurt
 from casewise.study.finding import Finding
 from casewise.study.study import Study
@@ -154,3 +163,119 @@ def _intervals(methods: Mapping[str, pd.DataFrame], found: Finding) -> Iterator[
         gap = (pair[0] - pair[1]).dropna()
         expected = float(gap.mean()) if len(gap) else float("nan")
         yield Disagreement("estimate = difference of means", row.id, expected, row.estimate)
+
+
+def provenance(study: Study) -> dict[str, Any]:
+    """The provenance block of results.json."""
+    return {
+        "casewise": __version__,
+        "evaluation": _archive(study.evaluation),
+        "calibration": _archive(study.calibration),
+        "policy": {
+            "name": study.policy.name,
+            "controller": study.policy.controller,
+            "options": study.policy.options,
+            "groups": study.policy.groups,
+            "calibration_id": study.policy.calibration_id,
+            "calibration_cases": len(study.policy.calibration_cases),
+        },
+        "bootstrap": {
+            "resamples": study.resamples,
+            "seed": study.seed,
+            "stream": intervals_of(study).made.get("stream"),
+        },
+    }
+
+
+def _archive(archive: Archive) -> dict[str, Any]:
+    return {
+        "name": archive.path.name,
+        "id": archive.digest,
+        "cases": len(archive.ids),
+        "labelled": sum(entry.labelled for entry in archive.entries.values()),
+        "steps": archive.steps,
+        "binding": asdict(archive.binding),
+        "configuration": archive.configuration,
+        "software": archive.manifest.get("software", {}),
+    }
+
+
+def provenance_tables(study: Study) -> Iterator[Table]:
+    """What the page shows of it: a summary, the exposure ledger, then everything and the preflight on request."""
+    yield _named("sources", "Sources", _summary(study), "Ids are sha256 digests, shortened.", collapsed=False)
+    yield ledger_table(study)
+    yield _named("provenance", "Everything about the sources", flat(provenance(study)), "", collapsed=True)
+    caption = "What calibrate found before anything was deployed; stored in policy.json."
+    yield _named("preflight", "Preflight of the policy", flat(study.policy.preflight), caption, collapsed=True)
+
+
+def _summary(study: Study) -> dict[str, Cell]:
+    binding = study.evaluation.binding
+    return {
+        "evaluation archive": f"{study.evaluation.path.name} ({study.evaluation.digest[:12]})",
+        "evaluation cases": len(study.evaluation.ids),
+        "calibration archive": f"{study.calibration.path.name} ({study.calibration.digest[:12]})",
+        "calibration cases": study.calibration_size,
+        "policy": f"{study.policy.name}, calibration {study.policy.calibration_id[:12] or 'none'}",
+        "model": binding.model[:64],
+        "objective": binding.objective,
+        "measure": binding.measure,
+        "bootstrap": f"B = {study.resamples}, seed {study.seed}",
+        "casewise": __version__,
+    }
+
+
+def ledger_table(study: Study) -> Table:
+    """Choices that were made while evaluation labels could be seen (F12); repeated readings are counted."""
+    columns = (
+        Column("choice", "Choice", text=True),
+        Column("seen", "What could be seen", text=True),
+        Column("times", "Times"),
+        Column("last", "Last", text=True),
+    )
+    rows: dict[tuple[str, str], dict[str, Cell]] = {}
+    for choice, seen, when in _exposures(study):
+        row = rows.setdefault((choice, seen), {"choice": choice, "seen": seen, "times": 0})
+        row |= {"times": int(str(row["times"])) + 1, "last": when}
+    caption = "Every reading of the evaluation labels is written down in the archive, this study included."
+    return table("exposures", "Exposure ledger", columns, rows.values(), caption=caption)
+
+
+def _exposures(study: Study) -> Iterator[tuple[str, str, str]]:
+    for line in study.policy.exposures:
+        yield str(line.get("choice", "")), str(line.get("seen", "not said")), "with the design"
+    for line in read_ledger(study.evaluation.path):
+        seen = "evaluation labels" if line.get("labels_visible", True) else "no label"
+        yield str(line.get("choice", "")), seen, str(line.get("when", "not said"))
+
+
+def _named(id: str, title: str, rows: Mapping[str, Cell], caption: str, *, collapsed: bool) -> Table:
+    columns = (Column("name", "Name", text=True), Column("value", "Value", 6, text=True))
+    listed = [{"name": name, "value": value} for name, value in rows.items()]
+    return table(id, title, columns, listed, caption=caption, collapsed=collapsed)
+
+
+def flat(plain: Any, prefix: str = "") -> dict[str, Cell]:
+    """Nested records as one list of dotted names."""
+    if isinstance(plain, Mapping):
+        return {
+            key: value
+            for name, one in plain.items()
+            for key, value in flat(one, f"{prefix}.{name}" if prefix else str(name)).items()
+        }
+    if isinstance(plain, list | tuple):
+        if any(isinstance(one, Mapping) for one in plain):
+            return {
+                key: value for at, one in enumerate(plain) for key, value in flat(one, f"{prefix}.{at + 1}").items()
+            }
+        return {prefix: ", ".join(str(one) for one in plain) or "none"}
+    return {prefix: "none" if plain is None else plain if isinstance(plain, int | float) else str(plain)}
+
+
+def without_folders(text: str, archives: Iterable[Archive]) -> str:
+    """The text without the machine's folders: of an archive's path only its name stays."""
+    parents = {str(form.parent) for archive in archives for form in (archive.path, archive.path.resolve())}
+    for parent in sorted({*parents, str(Path.home())}, key=len, reverse=True):
+        if len(parent) > 1:
+            text = text.replace(parent + "/", "").replace(parent, "")
+    return text

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from casewise.render.cells import Cell
-from casewise.render.tables import Column, Table, table
+from casewise.render.tables import Cell, Column, Table, table
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from casewise.core.errors import BadInput, Refused
+from casewise.core.formats import json_text
 from casewise.core.registry import Registry
-from casewise.core.strict_json import json_text
 from casewise.study.finding import Finding, rows
 from casewise.study.statistics.resample import Interval
 

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from casewise.judge.policy import no_go
-from casewise.render.cells import Estimate, number, text_of
 from casewise.render.ink import FAINT, HARM, HELP, INK, MUTED, Picture, canvas, inked
+from casewise.render.tables import Estimate, number, text_of
 from casewise.study.analyses.controls import attribution_of
 from casewise.study.analyses.deployment import interval_between, verdict
 from casewise.study.analyses.quality import answers, deployed_row

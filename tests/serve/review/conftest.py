@@ -15,9 +15,9 @@ import pytest
 
 from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256, replacing, write_durably
+from casewise.core.formats import json_bytes
 from casewise.core.predicted import SCHEMA
 from casewise.core.records import SOURCE, Action, Decision, Mask, State
-from casewise.core.strict_json import json_bytes
 from casewise.data import nifti, pictures
 from casewise.data.phantom.cardiac import cardiac_cohort
 from casewise.measure.signals.fragmentation import fragmentation

@@ -13,7 +13,7 @@ from casewise.core.durable import file_sha256
 from casewise.core.errors import BadInput, Refused
 from casewise.serve.review_cases import ReviewCase, worst_first
 from casewise.serve.review_log import APPLIED, REVIEWS, Review, ReviewLog, apply_reviews
-from casewise.serve.review_predictions import Predictions
+from casewise.serve.review_sources import Predictions
 
 
 def reviewed(out, *said):
@@ -93,7 +93,7 @@ def test_a_mask_that_was_changed_is_not_copied_and_costs_no_other(predictions, t
 def test_the_command_says_what_is_open(predictions, tmp_path):
     out = predictions.layout.out
     reviewed(out, ("kept", "flag", "1"))
-    result = CliRunner().invoke(app, [str(out), "--apply", "-o", str(tmp_path / "chosen")])
+    result = CliRunner().invoke(app, ["review", str(out), "--apply", "-o", str(tmp_path / "chosen")])
     assert result.exit_code == 3  # one case has no output
     assert "! kept is open: Ada flagged it" in result.output
     assert "deployed: 3, none: 1" in result.output

@@ -11,12 +11,13 @@ from casewise.serve.review_cases import (
     changes_by_slice,
     deepest,
     listed_regions,
+    mask_slice,
     position,
     risks,
     state_order,
+    windowed,
     worst_first,
 )
-from casewise.serve.review_pictures import mask_slice, windowed
 
 
 def case(name: str, *, delta: float | None = None, value: float | None = None, cuts=(None, None), **more) -> ReviewCase:

@@ -388,5 +388,5 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
 def test_help_names_the_options():
     from casewise.cli.review import app
 
-    text = CliRunner().invoke(app, ["--help"]).output
+    text = CliRunner().invoke(app, ["review", "--help"]).output
     assert all(option in text for option in ("--images", "--reviewer", "--port", "--no-browser"))

@@ -19,8 +19,7 @@ from casewise.study.analyses.rerun import alignment, harm_moves, shared_signals
 from casewise.study.analyses.scale import scale_probe
 from casewise.study.analyses.search import Design, default_designs, design_search
 from casewise.study.preregistration import PAPER_CRITERIA, Criterion, Declaration, declare, read_criteria, reconcile
-from casewise.study.statistics.folds import folds_of
-from casewise.study.statistics.resample import Interval
+from casewise.study.statistics.resample import Interval, folds_of
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 

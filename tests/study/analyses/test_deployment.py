@@ -18,7 +18,7 @@ from casewise.study.analyses.deployment import (
     section,
     tiers,
 )
-from casewise.study.statistics.pairs import holm, wilcoxon, wins
+from casewise.study.statistics.resample import holm, wilcoxon, wins
 from casewise.study.trajectories import deployed_at
 
 

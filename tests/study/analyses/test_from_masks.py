@@ -10,9 +10,8 @@ from casewise.archive.store import create_archive
 from casewise.core.errors import BadInput
 from casewise.core.records import SOURCE, Case, State, Trajectory
 from casewise.judge.controllers import CONTROLLERS
-from casewise.judge.controllers.bucket import Bucket
 from casewise.judge.controllers.by_group import ByGroup
-from casewise.judge.controllers.router import Router
+from casewise.judge.controllers.router import Bucket, Router
 from casewise.judge.outcomes import deployed, outcomes
 from casewise.measure.metrics.harm import harm
 from casewise.replay import replay

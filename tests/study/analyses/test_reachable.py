@@ -16,8 +16,8 @@ from casewise.archive.store import create_archive, open_archive
 from casewise.cli.study import app
 from casewise.core.errors import BadInput, DegenerateTertiles
 from casewise.core.records import Binding, Case, Trajectory
+from casewise.judge.calibration.cuts import MODES
 from casewise.judge.calibration.fit import calibrate
-from casewise.judge.calibration.groups import MODES
 from casewise.judge.policy import controller_of, write_policy
 from casewise.replay import replay
 from casewise.study.analyses import ANALYSES

@@ -9,7 +9,7 @@ import pytest
 
 from casewise.core.records import Policy
 from casewise.judge.certificates.certificate import Certificate, policy_digest
-from casewise.judge.monitors.quota import quota_of
+from casewise.judge.monitors.exchangeability import quota_of
 from casewise.study.analyses import ANALYSES, backbones
 from casewise.study.analyses.routing import quota_found
 from casewise.study.analyses.sensitivity import refit_of

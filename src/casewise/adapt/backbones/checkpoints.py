@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from casewise.core.durable import file_sha256, replacing
 from casewise.core.errors import BadInput, CasewiseWarning, Refused, UnsafeInput
-from casewise.core.strict_json import json_text
+from casewise.core.formats import json_text
 
 SAFE_SINCE = (2, 10)  # CVE-2026-24747 in the weights-only reader was fixed here
 USABLE_SINCE = (2, 6)  # CVE-2025-32434 was fixed here

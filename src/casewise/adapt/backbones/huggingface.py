@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from casewise.adapt.backbones import Expectation, Prepared, Reading, check_image
-from casewise.adapt.backbones.files import read_files, read_label_file, write_mask_file
+from casewise.adapt.backbones.module import read_files, read_label_file, write_mask_file
 from casewise.adapt.logits import at_resolution
 from casewise.adapt.readings import logits_pipeline
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput, MissingExtra, UnsafeInput
+from casewise.core.formats import json_text
 from casewise.core.records import Case, Decision, Mask
-from casewise.core.strict_json import json_text
 from casewise.data.folders import CaseFiles
 
 

@@ -27,8 +27,8 @@ from casewise.adapt.backbones.module import patches
 from casewise.adapt.logits import at_resolution
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput, MissingExtra
+from casewise.core.formats import json_text
 from casewise.core.records import Case, Mask
-from casewise.core.strict_json import json_text
 from casewise.data import nifti, pictures
 from casewise.data.folders import CaseFiles
 

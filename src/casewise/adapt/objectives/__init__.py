@@ -9,8 +9,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from casewise.adapt.objective import Objective
-from casewise.adapt.objectives.bn_stats import BnStats
+from casewise.adapt.objective import Objective, as_objective
 from casewise.adapt.objectives.consensus import Consensus
 from casewise.adapt.objectives.cotta import Cotta
 from casewise.adapt.objectives.deyo import Deyo
@@ -19,9 +18,8 @@ from casewise.adapt.objectives.foa import Foa
 from casewise.adapt.objectives.grata import Grata
 from casewise.adapt.objectives.memo import Memo
 from casewise.adapt.objectives.sar import Sar
-from casewise.adapt.objectives.tent import Tent
+from casewise.adapt.objectives.tent import BnStats, Tent
 from casewise.adapt.objectives.ttt import Ttt
-from casewise.adapt.published_object import as_objective
 from casewise.core.errors import BadInput, UnsafeInput
 from casewise.core.registry import Registry, from_address
 

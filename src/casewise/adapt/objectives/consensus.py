@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from casewise.adapt.consensus import Mean
-from casewise.adapt.losses import cross_entropy, probabilities
+from casewise.adapt.logits import cross_entropy, probabilities
 from casewise.adapt.objective import Adaptable, Update
 from casewise.adapt.views import Drawn, View, inverted, views_of
 from casewise.core.errors import BadInput

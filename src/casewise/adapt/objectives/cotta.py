@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from casewise.adapt.augmentations import View, light_view
-from casewise.adapt.losses import confidence, cross_entropy, probabilities
+from casewise.adapt.logits import confidence, cross_entropy, probabilities
 from casewise.adapt.objective import Adaptable, Update
 from casewise.adapt.optimizers import check_optimizer, current, displaced, optimizer_of
 from casewise.core.errors import BadInput

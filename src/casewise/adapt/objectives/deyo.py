@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from casewise.adapt.augmentations import block_shuffle
-from casewise.adapt.losses import entropy, largest_entropy, slice_means
+from casewise.adapt.logits import entropy, largest_entropy, slice_means
 from casewise.adapt.objective import Adaptable, Update
 from casewise.adapt.optimizers import check_optimizer, optimizer_of
 from casewise.core.errors import BadInput

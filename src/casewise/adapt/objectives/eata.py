@@ -10,8 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from casewise.adapt.logits import at_resolution, logits_of
-from casewise.adapt.losses import anchor, cross_entropy, entropy, largest_entropy, probabilities, slice_means
+from casewise.adapt.logits import (
+    anchor,
+    at_resolution,
+    cross_entropy,
+    entropy,
+    largest_entropy,
+    logits_of,
+    probabilities,
+    slice_means,
+)
 from casewise.adapt.objective import Adaptable, Update
 from casewise.adapt.optimizers import check_optimizer, optimizer_of
 from casewise.adapt.parameters import Selection, select

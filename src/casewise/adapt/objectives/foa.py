@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from casewise.adapt.losses import entropy
+from casewise.adapt.logits import entropy
 from casewise.adapt.objective import Adaptable, Update
 from casewise.adapt.optimizers import displaced
 from casewise.adapt.parameters import norm_layers

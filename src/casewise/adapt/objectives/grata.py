@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from casewise.adapt.augmentations import WEAK_VIEWS, drawn_seed, gaussian_field
-from casewise.adapt.losses import cross_entropy, entropy, probabilities
+from casewise.adapt.logits import cross_entropy, entropy, probabilities
 from casewise.adapt.objective import Adaptable, ChunkLoss, Update
 from casewise.adapt.optimizers import Values, check_optimizer, cosine, displaced, gradients, optimizer_of, shifted
 

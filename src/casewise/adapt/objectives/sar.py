@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casewise.adapt.losses import entropy, largest_entropy, slice_means
+from casewise.adapt.logits import entropy, largest_entropy, slice_means
 from casewise.adapt.objective import Adaptable, Update
 from casewise.adapt.optimizers import check_optimizer, displaced, gradients, norm, optimizer_of, shifted
 from casewise.core.errors import BadInput

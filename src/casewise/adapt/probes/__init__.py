@@ -24,7 +24,7 @@ PROBES: Registry[str] = Registry(
     "signal",
     {
         **{name: f"casewise.adapt.{info.probe}" for name, info in SIGNALS.items() if info.probe},
-        REGION_SCORES: "casewise.adapt.probes.entropy_drop:drop",
+        REGION_SCORES: "casewise.adapt.probes.criteria:drop",
     },
 )
 """Addresses by name, from the lines of ``SIGNALS`` that name a probe; and the region gate's scores."""

@@ -24,7 +24,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from casewise.adapt.normalization import blending_by
+from casewise.adapt.parameters import blending_by
 from casewise.adapt.views.geometry import Mirror, Rotate90, Scale, Turn
 from casewise.adapt.views.intensity import (
     Bias,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from casewise.adapt.views.intensity import quantiles
 from casewise.core.errors import BadInput, Mismatch
-from casewise.core.strict_json import json_text
+from casewise.core.formats import json_text
 
 LEVELS = 101  # quantiles 0, 1 %, ..., 100 %
 REACH = 8  # frequencies 0 to 8 cycles per picture, along rows and along columns

@@ -1,4 +1,4 @@
-"""The public datasets in their official layouts, read without preprocessing: one file per dataset.
+"""The public datasets in their official layouts, read without preprocessing: one file per kind of picture.
 
 ``DATASETS`` is the list: name to loader ``(root, **options) -> Cohort``. ``recognize`` says which of them a folder is.
 """
@@ -12,17 +12,13 @@ from typing import Any
 
 from casewise.core.errors import BadInput
 from casewise.core.registry import Registry
-from casewise.data.cohort import Cohort
-from casewise.data.datasets.acdc_driving import acdc_driving, is_acdc_driving
-from casewise.data.datasets.cityscapes import cityscapes, is_cityscapes
-from casewise.data.datasets.dofe import dofe, is_dofe
+from casewise.data.datasets.driving import acdc_driving, cityscapes, is_acdc_driving, is_cityscapes
+from casewise.data.datasets.fundus import dofe, is_dofe, is_refuge, is_rimone_dl, refuge, rimone_dl
 from casewise.data.datasets.mnms import is_mnms, mnms
 from casewise.data.datasets.nnunet_raw import is_nnunet_raw, nnunet_raw
 from casewise.data.datasets.plain import is_plain, plain
-from casewise.data.datasets.prostate158 import is_prostate158, prostate158
-from casewise.data.datasets.refuge import is_refuge, refuge
-from casewise.data.datasets.rimone_dl import is_rimone_dl, rimone_dl
-from casewise.data.datasets.saml_prostate import is_saml_prostate, saml_prostate
+from casewise.data.datasets.prostate import is_prostate158, is_saml_prostate, prostate158, saml_prostate
+from casewise.data.splits import Cohort
 
 DATASETS: Registry[Callable[..., Cohort]] = Registry(
     "dataset",

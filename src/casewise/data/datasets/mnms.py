@@ -10,9 +10,8 @@ import numpy as np
 
 from casewise.core.errors import BadInput
 from casewise.core.records import Mask
-from casewise.data.cohort import Cohort
-from casewise.data.datasets.label_files import check_values, whole_label
-from casewise.data.datasets.located import Found, cohort_of, only_folder, safe_id, visible
+from casewise.data.datasets.located import Found, check_values, cohort_of, only_folder, safe_id, visible, whole_label
+from casewise.data.splits import Cohort
 
 CLASSES = ("background", "LV blood pool", "LV myocardium", "RV")
 FOLDERS = {

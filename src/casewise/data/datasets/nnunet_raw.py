@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from casewise.core.errors import BadInput
-from casewise.data.cases_csv import NAME as TABLE
-from casewise.data.cases_csv import read_table, with_table
-from casewise.data.cohort import Cohort
 from casewise.data.datasets.located import Found, cohort_of, is_volume
 from casewise.data.datasets.plain import read_plain_label
-from casewise.data.folders import READABLE, list_cases, with_labels
+from casewise.data.folders import NAME as TABLE
+from casewise.data.folders import READABLE, list_cases, read_table, with_labels, with_table
+from casewise.data.splits import Cohort
 
 SPLITS = {"Tr": "training", "Ts": "test"}
 

@@ -1,4 +1,9 @@
-"""A plain folder: ``images/`` with or without ``labels/`` and ``cases.csv``; or several such folders side by side."""
+"""A plain folder: ``images/`` with or without ``labels/`` and ``cases.csv``; or several such folders side by side.
+
+A dataset as plain files: what record and predict read, with the geometry of the original images.
+
+A made cohort (a phantom) as files, in the plain layout that every command reads; it has no geometry to keep.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +11,29 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
 from casewise.core.errors import BadInput
-from casewise.core.records import Mask
-from casewise.data.cases_csv import read_table, table_for, with_table
-from casewise.data.cohort import Cohort
-from casewise.data.datasets.label_files import whole_label
-from casewise.data.datasets.located import Found, cohort_of, is_volume, safe_id, visible
-from casewise.data.folders import READABLE, list_cases, with_labels
-from casewise.data.pictures import read_label_picture
+from casewise.core.records import Case, Mask
+from casewise.data.datasets.located import (
+    Found,
+    cohort_of,
+    files_of,
+    is_volume,
+    safe_id,
+    visible,
+    volume_of,
+    whole_label,
+)
+from casewise.data.folders import READABLE, list_cases, read_table, table_for, with_labels, with_table, write_table
+from casewise.data.nifti import Geometry, write_mask
+from casewise.data.pictures import read_label_picture, write_label_picture
+from casewise.data.splits import Cohort
 
 
 def is_plain(root: Path) -> bool:
@@ -84,3 +103,87 @@ def read_plain_label(found: Found) -> Mask:
     """A label without any mapping: integers of a NIfTI file or of a picture."""
     path = found.labels[0]
     return whole_label(path) if is_volume(path) else read_label_picture(path)
+
+
+def write_plain(cohort: Cohort, folder: Path) -> Iterator[str]:
+    """Write ``images/<case>_XXXX``, ``labels/<case>`` and ``cases.csv``; yields each id when its files are there.
+
+    Volumes keep affine, codes, spacing and dtype; one frame of a 4-D file becomes a 3-D file. Labels are written in
+    the integers of the cohort, so the mappings of the loader are done once and for all. The table comes last.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise BadInput(f"{folder} is not empty; write to a new folder, so that no old case stands among the new ones")
+    labelled = any(member.labelled for member in cohort.members.values())
+    for name in ("images", "labels") if labelled else ("images",):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for case_id, found in files_of(cohort).items():
+        (_write_volumes if is_volume(found.images[0]) else _write_picture)(cohort, found, folder)
+        yield case_id
+    write_table(cohort, folder)
+
+
+def _write_volumes(cohort: Cohort, found: Found, folder: Path) -> None:
+    for channel, path in enumerate(found.images):
+        volume = volume_of(path, found.frame)
+        write_image(folder / "images" / f"{found.id}_{channel:04d}.nii.gz", volume.voxels, volume.geometry)
+    if cohort.members[found.id].labelled:
+        write_mask(folder / "labels" / f"{found.id}.nii.gz", cohort.label(found.id), volume.geometry)
+
+
+def write_image(path: Path, voxels: NDArray[Any], geometry: Geometry) -> None:
+    """Write voxels in (slices, rows, columns) where the geometry says; free-text fields of the header stay behind."""
+    import nibabel
+
+    header = nibabel.Nifti1Header()
+    header.set_data_dtype(voxels.dtype)
+    header.set_data_shape(voxels.T.shape)
+    zooms = header["pixdim"].copy()
+    for name, value in geometry.fields.items():
+        header[name] = value
+    zooms[: voxels.ndim + 1] = geometry.fields["pixdim"][: voxels.ndim + 1]
+    header["pixdim"] = zooms
+    nibabel.save(nibabel.Nifti1Image(voxels.T, None, header), path)
+
+
+def _write_picture(cohort: Cohort, found: Found, folder: Path) -> None:
+    image = cohort.case(found.id).image
+    if len(image) == 3 and len(found.images) == 1:
+        Image.fromarray(np.moveaxis(image, 0, -1)).save(folder / "images" / f"{found.id}_0000.png")
+    else:
+        for channel, values in enumerate(image):
+            write_label_picture(folder / "images" / f"{found.id}_{channel:04d}.png", values)
+    if cohort.members[found.id].labelled:
+        write_label_picture(folder / "labels" / f"{found.id}.png", cohort.label(found.id))
+
+
+def write_cohort(cohort: Cohort, folder: Path) -> Path:
+    """Write ``images/<case>``, ``labels/<case>`` and ``cases.csv``: NIfTI for volumes, PNG for pictures."""
+    for name in ("images", "labels"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for case_id, member in cohort.members.items():
+        _write_image(cohort.case(case_id), folder / "images")
+        if member.labelled:
+            _write_label(case_id, cohort.label(case_id), folder / "labels")
+    write_table(cohort, folder)
+    return folder
+
+
+def _write_image(case: Case, folder: Path) -> None:
+    if case.image.ndim == 3:
+        Image.fromarray(np.moveaxis(case.image, 0, -1)).save(folder / f"{case.id}.png")
+        return
+    if len(case.image) != 1:
+        raise BadInput(f"case {case.id} has {len(case.image)} channels; volumes are written with one channel")
+    _write_volume(case.image[0], folder / f"{case.id}.nii.gz")
+
+
+def _write_label(case_id: str, label: Mask, folder: Path) -> None:
+    if label.ndim == 2:
+        Image.fromarray(label.astype(np.uint8)).save(folder / f"{case_id}.png")
+    else:
+        _write_volume(label.astype(np.uint8), folder / f"{case_id}.nii.gz")
+
+
+def _write_volume(voxels: Mask, path: Path) -> None:
+    """(slices, rows, columns) to a file in (x, y, z) order."""
+    nibabel.save(nibabel.Nifti1Image(voxels.transpose(2, 1, 0), np.eye(4)), path)

@@ -11,7 +11,7 @@ from scipy import ndimage
 from casewise.core.records import Case, Mask
 from casewise.core.registry import Registry
 from casewise.core.seeds import seed_of
-from casewise.data.cohort import Cohort, Member
+from casewise.data.splits import Cohort, Member
 
 
 @dataclass(frozen=True)

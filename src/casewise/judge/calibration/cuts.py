@@ -2,14 +2,22 @@
 
 Also what tells whether they can be trusted: how much they move under resampling, which coordinate would give the most
 stable ones, and the z-statistics of the two-term risk. No label is read here.
+
+Cut-points when the condition of a case may be unknown: union, pooled, per-group, robust, inferred (S2).
+
+Hybrid calibration: the pool grows with the stream and cut-points follow it, only under the alarm on it (E10, S12).
+
+Off unless asked for by name. The pool of the cut-points *is* that of the exchangeability martingale, so one cannot run
+without the other; once it alarms, cut-points no longer apply and every case gets M0. Nothing that was promised for
+seed-only cut-points holds here. Replay begins with :func:`stream_of`; live, the monitor comes from the watch's file.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +25,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, DegenerateStatistic, DegenerateTertiles, NotFinite, TooFewCases
+from casewise.core.records import Controller, Policy
 from casewise.core.registry import Registry
 from casewise.core.seeds import RESAMPLING_SEED
+from casewise.judge.monitors.exchangeability import Exchangeability, suspended_policy
+from casewise.judge.policy import controller_of, is_hybrid
 from casewise.measure.signals import SIGNALS
 from casewise.measure.signals.risk import RiskStatistics
 
@@ -214,3 +225,116 @@ def recommended(step_one: pd.DataFrame, convention: str) -> tuple[str | None, di
 
 def _small(count: int, values: Floats) -> bool:
     return count < SMALLEST_SHARE * len(values)
+
+
+MODES: Registry[str] = Registry(
+    "mode",
+    {
+        "union": "percentiles of all calibration cases together, as on prostate in the paper",
+        "pooled": "percentiles of the union in which every group weighs the same",
+        "per-group": "each group its own cut-points; the group must be known at deployment",
+        "robust": "the smallest cut-points of any group: no group is rolled back less often than with its own",
+        "inferred": "the group whose M0 looks nearest; robust where two are about as near",
+    },
+)
+_POSITIONS = 1000
+
+
+def fitted_cuts(step_one: pd.DataFrame, values: Floats, *, mode: str, convention: str) -> dict[str, Any]:
+    """``options`` with cut_low and cut_high, ``groups`` with those of each group, by mode."""
+    MODES[mode]
+    if mode == "union":
+        return {"options": _named(cut_points(values, convention)), "groups": {}}
+    groups = _by_group(step_one, values)
+    if mode == "pooled":
+        return {"options": _named(cut_points(_balanced(groups), convention)), "groups": {}}
+    cuts = {name: cut_points(part, convention) for name, part in groups.items()}
+    robust = _named((min(low for low, _ in cuts.values()), min(high for _, high in cuts.values())))
+    own = {name: _named(pair) for name, pair in cuts.items()}
+    if mode == "robust":
+        return {"options": robust, "groups": {}}
+    return {"options": robust, "groups": own}
+
+
+def inference(step_zero: pd.DataFrame) -> dict[str, Any]:
+    """Centroids of each group over step-0 signals, and the spread that distances are measured in (S2)."""
+    names = [
+        name
+        for name in ("entropy", "msp", "foreground_share", "intensity_mean", "intensity_sd")
+        if name in step_zero and step_zero[name].notna().all() and step_zero[name].nunique() > 1
+    ]
+    if not names:
+        raise BadInput(
+            "to infer a group, M0 needs a signal that varies (entropy or msp); record with it, or use robust"
+        )
+    means = step_zero.groupby("group")[names].mean()
+    scales = {name: float(step_zero[name].std(ddof=0)) for name in names}
+    centroids = {str(group): {name: float(row[name]) for name in names} for group, row in means.iterrows()}
+    return {"centroids": centroids, "scales": scales}
+
+
+def _by_group(step_one: pd.DataFrame, values: Floats) -> dict[str, Floats]:
+    if step_one["group"].isna().any():
+        raise BadInput("some calibration cases have no group; give groups, or use mode union")
+    groups = {str(name): values[step_one["group"].to_numpy() == name] for name in sorted(step_one["group"].unique())}
+    for name, part in groups.items():
+        checked(part, fewest=FEWEST, what=f"cut-points of group {name}")
+    return groups
+
+
+def _balanced(groups: Mapping[str, Floats]) -> Floats:
+    """The union in which every group weighs the same: evenly spaced order statistics of each."""
+    if len({len(part) for part in groups.values()}) == 1:
+        return np.concatenate(list(groups.values()))
+    at = (np.arange(_POSITIONS) + 0.5) / _POSITIONS
+    return np.concatenate([np.quantile(part, at, method="inverted_cdf") for part in groups.values()])
+
+
+def _named(cuts: tuple[float, float]) -> dict[str, float]:
+    return {"cut_low": cuts[0], "cut_high": cuts[1]}
+
+
+WARM_UP = 15  # cases of the stream before refitted cut-points replace the calibrated ones
+DELTA = 0.05  # chance that the alarm is ever false
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A hybrid policy somewhere in its stream, and the martingale that it hangs on."""
+
+    hybrid: Policy  # as calibrated
+    monitor: Exchangeability  # calibration pool, the stream so far, and the alarm
+    patients: tuple[str, ...] = ()  # those of the stream that have counted
+
+    @property
+    def policy(self) -> Policy:
+        """What decides the next case: calibrated cut-points in the warm-up, then refitted ones; M0 after an alarm."""
+        if self.monitor.alarm:
+            return suspended_policy(self.hybrid)
+        options = dict(self.hybrid.options)
+        settings = options.pop("hybrid")
+        if len(self.monitor.stream) >= settings["warm_up"]:
+            window = settings["window"] or len(self.monitor.pool)
+            low, high = cut_points(self.monitor.pool[-window:], settings["convention"])
+            options |= {"cut_low": low, "cut_high": high}
+        return replace(self.hybrid, options=options)
+
+    @property
+    def controller(self) -> Controller:
+        """The router, or M0, for the next case."""
+        return controller_of(self.policy)
+
+    def after(self, case_id: str, value: float, cluster: str | None = None) -> Stream:
+        """The stream after a case with this coordinate; of a patient or sequence only the first case counts."""
+        patient = cluster or case_id
+        if patient in self.patients:
+            return self
+        return replace(self, monitor=self.monitor.seen(case_id, value), patients=(*self.patients, patient))
+
+
+def stream_of(policy: Policy) -> Stream:
+    """The beginning of the stream of a hybrid policy."""
+    if not is_hybrid(policy):
+        raise BadInput(f"policy {policy.name!r} is seed-only; calibrate with hybrid by name for a stream")
+    settings = policy.options["hybrid"]
+    return Stream(policy, Exchangeability(tuple(settings["pool"]), settings.get("delta", DELTA)))

@@ -29,7 +29,7 @@ from casewise.judge.controllers.choose import (
     state_of,
     with_agreement,
 )
-from casewise.judge.controllers.fixed import Source
+from casewise.judge.controllers.depth import Source
 from casewise.judge.controllers.merge import PIECE, PIECE_FEATURES, Merge, Pieces, piece_features, piece_scores
 from casewise.judge.deciding import candidate_masks
 from casewise.judge.outcomes import outcomes

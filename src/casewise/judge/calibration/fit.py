@@ -15,11 +15,15 @@ from casewise.core.errors import BadInput, Overlap, TooFewCases
 from casewise.core.records import CALIBRATION, EVALUATION, Policy
 from casewise.data.splits import check_disjoint, cluster_of, clusters_of
 from casewise.judge.calibration.cuts import (
+    DELTA,
     FEWEST,
+    WARM_UP,
     Floats,
     bucket_counts,
     checked,
     cut_points,
+    fitted_cuts,
+    inference,
     recommended,
     stability,
     statistics,
@@ -27,16 +31,13 @@ from casewise.judge.calibration.cuts import (
 )
 from casewise.judge.calibration.designs import CONSENSUS_NAMES, fitted_choice
 from casewise.judge.calibration.fixed_budget import budget, tau
-from casewise.judge.calibration.groups import fitted_cuts, inference
-from casewise.judge.calibration.hybrid import DELTA, WARM_UP
 from casewise.judge.calibration.preflight import EVIDENT, concerns, preflight
 from casewise.judge.controllers import takes
-from casewise.judge.controllers.about import about
-from casewise.judge.controllers.bucket import bucket_of
-from casewise.judge.controllers.signal_value import RISK
+from casewise.judge.controllers.about import RISK, about
+from casewise.judge.controllers.router import bucket_of
 from casewise.judge.deciding import decision_of
 from casewise.judge.ledger import OURS, PAPER
-from casewise.judge.monitors.quota import BUCKETS, quota_drift, quota_of
+from casewise.judge.monitors.exchangeability import BUCKETS, quota_drift, quota_of
 from casewise.judge.outcomes import outcomes
 from casewise.judge.policy import (
     READY,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import SOURCE, State
-from casewise.measure.ballots import labels_of
+from casewise.measure.masks import labels_of
 from casewise.measure.signals.agreement import candidates_of, medoid
 
 Floats = NDArray[np.float64]

@@ -10,23 +10,43 @@ from casewise.archive.store import Archive
 from casewise.core.errors import BadInput
 from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
-from casewise.judge.certificates.certificate import Certificate, certified_policy, origin_of, policy_digest
-from casewise.judge.certificates.crc import (
+from casewise.judge.certificates.certificate import (
+    Certificate,
+    certified_policy,
+    origin_of,
+    policy_digest,
+    population_of,
+    promise,
+    refusal,
+    tightening,
+    unit_of,
+)
+from casewise.judge.certificates.evidence import (
+    LOSSES,
+    Evidence,
+    Floats,
+    LossTable,
+    check_router,
+    deployed_numbers,
+    rollback_table,
+    router_evidence,
+)
+from casewise.judge.certificates.risk_control import (
+    by_kept_share,
     conformal_bounds,
     conformal_cases,
     conformal_floor,
     conformal_setting,
+    fixed_sequence,
+    joint_p_values,
     left_out_reliability,
+    p_values,
     tested_reliability,
 )
-from casewise.judge.certificates.evidence import LOSSES, Evidence, check_router, deployed_numbers, router_evidence
-from casewise.judge.certificates.loss_table import Floats, LossTable, rollback_table
-from casewise.judge.certificates.ltt import by_kept_share, fixed_sequence, joint_p_values, p_values
 from casewise.judge.certificates.sample_size import betting_alpha, betting_cases, ltt_alpha, ltt_cases
-from casewise.judge.certificates.statements import population_of, promise, refusal, tightening, unit_of
 from casewise.judge.deciding import decision_of
 from casewise.judge.ledger import attempt_sentence, certification_attempt, unlock
-from casewise.judge.monitors.quota import quota_of
+from casewise.judge.monitors.exchangeability import quota_of
 from casewise.judge.outcomes import LITTLE, judged_sentence
 from casewise.judge.policy import check_go, controller_of, fitted_on
 from casewise.measure.metrics import METRICS

@@ -19,9 +19,15 @@ from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import Policy
 from casewise.judge.certificates.certificate import Certificate, policy_digest
 from casewise.judge.certificates.certify_router import ORDERS, Promise, issued, limits, noted
-from casewise.judge.certificates.evidence import Evidence, check_router, deployed_numbers, router_evidence
-from casewise.judge.certificates.loss_table import Floats, cluster_rows
-from casewise.judge.certificates.ltt import (
+from casewise.judge.certificates.evidence import (
+    Evidence,
+    Floats,
+    check_router,
+    cluster_rows,
+    deployed_numbers,
+    router_evidence,
+)
+from casewise.judge.certificates.risk_control import (
     best_certified,
     by_kept_share,
     fixed_sequence,
@@ -30,7 +36,7 @@ from casewise.judge.certificates.ltt import (
     p_values,
     pareto_order,
 )
-from casewise.judge.controllers.bucket import bucket_of
+from casewise.judge.controllers.router import bucket_of
 from casewise.judge.policy import check_go
 
 FAMILIES = ("chains", "holm", "pareto")

@@ -37,9 +37,16 @@ from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import Policy
 from casewise.judge.certificates.certificate import Certificate
 from casewise.judge.certificates.certify_router import Promise, chosen_p_value, issued, noted
-from casewise.judge.certificates.crc import conformal_cases
-from casewise.judge.certificates.evidence import check_router, router_evidence, verdict_of
-from casewise.judge.certificates.loss_table import ACCEPT, Floats, check_level, check_losses
+from casewise.judge.certificates.evidence import (
+    ACCEPT,
+    Floats,
+    check_level,
+    check_losses,
+    check_router,
+    router_evidence,
+    verdict_of,
+)
+from casewise.judge.certificates.risk_control import conformal_cases
 from casewise.judge.policy import check_held_out, controller_of
 
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from casewise.judge.certificates.crc import conformal_cases, conformal_floor
-from casewise.judge.certificates.loss_table import ACCEPT, check_level
-from casewise.judge.certificates.ltt import betting
+from casewise.judge.certificates.evidence import ACCEPT, check_level
+from casewise.judge.certificates.risk_control import betting, conformal_cases, conformal_floor
 
 ALPHAS = (0.05, 0.10, 0.15, 0.20, 0.30)
 

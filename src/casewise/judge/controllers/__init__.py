@@ -10,13 +10,19 @@ from typing import Any
 from casewise.core.records import Controller
 from casewise.core.registry import Registry
 from casewise.judge.controllers.choose import AgreementRule, Choose
-from casewise.judge.controllers.fixed import FixedK, Settled, Source
+from casewise.judge.controllers.depth import (
+    EntropyStop,
+    FixedK,
+    FragStop,
+    GradientStop,
+    MspStop,
+    Settled,
+    Source,
+    TauStop,
+)
 from casewise.judge.controllers.merge import Merge
 from casewise.judge.controllers.region_gate import RegionGate
-from casewise.judge.controllers.router import Router
-from casewise.judge.controllers.stop import EntropyStop, FragStop, GradientStop, MspStop
-from casewise.judge.controllers.stop_router import StopRouter
-from casewise.judge.controllers.tau_stop import TauStop
+from casewise.judge.controllers.router import Router, StopRouter
 
 CONTROLLERS: Registry[Callable[..., Controller]] = Registry(
     "controller",

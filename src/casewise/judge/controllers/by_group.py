@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from casewise.core.errors import BadInput
 from casewise.core.records import Controller, Decision, Mask, Observation, State, Verdict, deployed
-from casewise.judge.controllers.about import About, about
-from casewise.judge.controllers.signal_value import value_at
+from casewise.judge.controllers.about import About, about, value_at
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Region scores are signals of step 1: ``drop.0``, ``drop.1``, ... are the mean entropy drops of the regions of the raw
 (multi-class) step-1 edit, in the order in which :func:`casewise.measure.regions.regions_of` numbers the kept ones.
-:func:`casewise.measure.signals.entropy_drops.region_drops` makes them; the gate itself reads numbers only.
+:func:`casewise.measure.signals.risk.region_drops` makes them; the gate itself reads numbers only.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from casewise.core.errors import BadInput, NotFinite
 from casewise.core.records import SOURCE, Action, Decision, Mask, Observation, State, Verdict
 from casewise.judge.controllers.about import About
-from casewise.measure.difference import changed_voxels
-from casewise.measure.regions import Regions, components, regions_of
-from casewise.measure.signals.entropy_drops import DROP
+from casewise.measure.regions import Regions, changed_voxels, components, regions_of
+from casewise.measure.signals.risk import DROP
 
 UNSCORED = "unscored"
 """The bucket of a case without any region: a certificate of scored cases does not cover it."""

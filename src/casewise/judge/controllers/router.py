@@ -1,16 +1,90 @@
-"""The COQR router: Algorithm 1 of the paper (E6-E9)."""
+"""The COQR router: Algorithm 1 of the paper (E6-E9).
+
+What a router does with the cases of one bucket.
+
+The corrected stop-index router: a controller of its own, not the paper's (S7, E11).
+
+The paper's medical router holds a stop rule that can never fire, so it deploys a fixed depth per bucket. Here n_k is
+known before it is tested: a bucket runs to the first rise or to its cap, and deploys the step before.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from casewise.core.errors import BadInput
-from casewise.core.records import Observation, State, Verdict
-from casewise.judge.controllers.about import About
-from casewise.judge.controllers.bucket import ROLLBACK, Bucket, bucket_of
-from casewise.judge.controllers.signal_value import needed, statistics_of, value_at
+from casewise.core.records import SOURCE, Action, Observation, State, Verdict
+from casewise.judge.controllers.about import About, needed, statistics_of, value_at
+from casewise.judge.controllers.depth import TURNS, last_before_turn
 from casewise.measure.signals.risk import RiskStatistics
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One of: roll back; ask a person, M0 until then; run to a depth, then go part of the way back; run a stop rule
+    up to a cap (E7).
+
+    >>> print(Bucket("depth", 3), Bucket("depth", 2, shrink=0.5), Bucket("stop", 8), Bucket("rollback"), sep=", ")
+    depth 3, depth 2 then shrink 0.5, stop on regions, cap 8, rollback
+    """
+
+    action: Literal["rollback", "ask", "depth", "stop"]
+    depth: int = 0  # the depth, or the cap of the stop rule
+    shrink: float = 0.0  # share of the way back to M0 (D10)
+    rule: str = "regions"
+
+    def __post_init__(self) -> None:
+        if self.action not in ("rollback", "ask", "depth", "stop"):
+            raise BadInput(f"a bucket's action is rollback, ask, depth or stop, got {self.action!r}")
+        if self.action in ("depth", "stop") and self.depth < 1:
+            raise BadInput(f"action {self.action} needs a depth of at least 1, got {self.depth}")
+        if self.shrink and self.action != "depth":
+            raise BadInput(f"only a fixed depth can be shrunk, got action {self.action} with shrink {self.shrink}")
+        if not 0 <= self.shrink < 1:
+            raise BadInput(f"shrink is the share of the way back to M0, in [0, 1), got {self.shrink}")
+        TURNS[self.rule]
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Signals that the action reads."""
+        return frozenset({TURNS[self.rule].signal}) if self.action == "stop" else frozenset()
+
+    @property
+    def states(self) -> frozenset[State]:
+        """Shrunk states that the action deploys."""
+        return frozenset({State(self.depth, self.shrink)}) if self.shrink else frozenset()
+
+    def choose(self, seen: Observation) -> tuple[State, Action, str] | None:
+        """State, action and reason for a case of this bucket; None for one more step."""
+        if self.action == "rollback":
+            return SOURCE, Action.ROLLBACK, "M0 is deployed"
+        if self.action == "ask":
+            return SOURCE, Action.ROLLBACK, "a person is asked, and M0 is deployed until then"
+        if self.action == "stop":
+            found = last_before_turn(seen, TURNS[self.rule], self.depth)
+            return None if found is None else (State(found[0]), Action.KEEP, found[1])
+        if seen.step < self.depth:
+            return None
+        action = Action.SHRINK if self.shrink else Action.KEEP
+        return State(self.depth, self.shrink), action, f"{self} is deployed"
+
+    def __str__(self) -> str:
+        if self.action in ("rollback", "ask"):
+            return self.action
+        if self.action == "stop":
+            return f"stop on {self.rule}, cap {self.depth}"
+        return f"depth {self.depth}" + (f" then shrink {self.shrink:g}" if self.shrink else "")
+
+
+ROLLBACK = Bucket("rollback")
+
+
+def bucket_of(plain: Mapping[str, Any] | Bucket) -> Bucket:
+    """A bucket from plain JSON."""
+    return Bucket(**plain) if isinstance(plain, Mapping) else plain
 
 
 @dataclass(frozen=True)
@@ -82,3 +156,47 @@ class Router:
             "mid": f"> {self.cut_low:.4g} and < {self.cut_high:.4g}",
             "hard": f">= {self.cut_high:.4g}",
         }[bucket]
+
+
+@dataclass(frozen=True)
+class StopRouter:
+    """Tertiles as in the router; low and mid stop at the first rise of regions, mid goes part of the way back."""
+
+    coordinate: str
+    cut_low: float
+    cut_high: float
+    low_cap: int
+    mid_cap: int
+    mid_shrink: float = 0.0
+
+    name: str = field(default="stop-router", init=False, repr=False)
+    about = About("stop router", is_router=True, is_ours=True, fitted_by="cuts")
+
+    def __post_init__(self) -> None:
+        self._router()
+        for step in range(1, self.mid_cap + 1):
+            State(step, self.mid_shrink)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The coordinate and the number of regions."""
+        return self._router().needs
+
+    @property
+    def states(self) -> frozenset[State]:
+        """Every depth that mid may be shrunk from."""
+        if not self.mid_shrink:
+            return frozenset()
+        return frozenset(State(step, self.mid_shrink) for step in range(1, self.mid_cap + 1))
+
+    def decide(self, seen: Observation) -> Verdict | None:
+        """The router's verdict with stop rules; a mid case is then shrunk."""
+        verdict = self._router().decide(seen)
+        if verdict is None or verdict.bucket != "mid" or not self.mid_shrink:
+            return verdict
+        shrunk = {**vars(verdict), "state": State(verdict.state.step, self.mid_shrink), "action": Action.SHRINK}
+        return Verdict(**{**shrunk, "reason": f"{verdict.reason}, then shrink {self.mid_shrink:g}"})
+
+    def _router(self) -> Router:
+        low, mid = Bucket("stop", self.low_cap), Bucket("stop", self.mid_cap)
+        return Router(self.coordinate, self.cut_low, self.cut_high, low, mid)

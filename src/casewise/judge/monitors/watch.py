@@ -22,12 +22,10 @@ from casewise.core.errors import BadInput, Mismatch, Refused
 from casewise.core.records import Policy
 from casewise.core.registry import Registry
 from casewise.data.splits import cluster_of
-from casewise.judge.calibration.hybrid import Stream, stream_of
+from casewise.judge.calibration.cuts import Stream, stream_of
 from casewise.judge.certificates.evidence import deployed_losses, router_evidence, verdict_of
-from casewise.judge.monitors.audits import Audit, Reference
-from casewise.judge.monitors.exchangeability import AUDITED, SUSPENDED, Exchangeability, GoLive, suspended_policy
-from casewise.judge.monitors.proxy import Proxy
-from casewise.judge.monitors.quota import Quota
+from casewise.judge.monitors.audits import Audit, Proxy, Reference
+from casewise.judge.monitors.exchangeability import AUDITED, SUSPENDED, Exchangeability, GoLive, Quota, suspended_policy
 from casewise.judge.policy import check_binding, controller_of, is_hybrid
 
 Monitor = Audit | Reference | Proxy | Exchangeability | GoLive | Quota

@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from casewise.core.brief import brief
-from casewise.measure.difference import changed_voxels
 from casewise.measure.geometry import geometry_of
 from casewise.measure.masks import Floats, Integers, checked_masks, checked_spacing, flat_values, least_voxels, on_host
-from casewise.measure.regions import Connectivity, Regions, components
+from casewise.measure.regions import Connectivity, Regions, changed_voxels, components
 
 VERDICTS = ("beneficial", "neutral", "harmful")
 

@@ -60,17 +60,21 @@ SIGNALS: Registry[SignalInfo] = Registry(
                 "1 - agreement under 8 augmentations",
                 True,
                 9,
-                probe="probes.agreement:augmentation_disagreement",
+                probe="probes.criteria:augmentation_disagreement",
             ),
             SignalInfo(
                 "dropout_disagreement",
                 "1 - agreement under dropout",
                 True,
                 9,
-                probe="probes.agreement:dropout_disagreement",
+                probe="probes.criteria:dropout_disagreement",
             ),
             SignalInfo(
-                "aetta", "AETTA's estimate of the error, from ten dropout passes", True, 11, probe="probes.aetta:aetta"
+                "aetta",
+                "AETTA's estimate of the error, from ten dropout passes",
+                True,
+                11,
+                probe="probes.criteria:aetta",
             ),
             SignalInfo("agreement", "mean class Dice with the other candidates of the case", False),
             SignalInfo("agreement_lowest", "the same for the class that agrees least", False),
@@ -85,7 +89,7 @@ SIGNALS: Registry[SignalInfo] = Registry(
                 "TEGDA's ADIC: agreement of ten dropout passes, weighted by their certainty",
                 False,
                 11,
-                probe="probes.adic:adic",
+                probe="probes.criteria:adic",
             ),
         )
     },

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from casewise.measure.difference import changed_voxels
 from casewise.measure.masks import checked_masks, count_foreground, least_voxels
-from casewise.measure.regions import Connectivity, Regions, components
+from casewise.measure.regions import Connectivity, Regions, changed_voxels, components
 from casewise.measure.signals import of_masks
 
 

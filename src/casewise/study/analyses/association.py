@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.measure.signals import SIGNALS
-from casewise.render.cells import Cell, Estimate, Undefined, number
-from casewise.render.forest import draw_forest
-from casewise.render.ink import Picture
-from casewise.render.tables import Column, Table, rows_of, table
+from casewise.render.ink import Picture, draw_forest
+from casewise.render.tables import Cell, Column, Estimate, Table, Undefined, number, rows_of, table
 from casewise.study.finding import Finding, Section, notes_of, rows
 from casewise.study.statistics.ranks import shuffle_p, spearman, spearman_draws, spearman_p
 from casewise.study.statistics.resample import LEVEL, RESAMPLES, clusters_of, draws, interval_of

@@ -15,12 +15,10 @@ from scipy import stats
 
 from casewise.core.errors import TooFewCases
 from casewise.core.seeds import RESAMPLING_SEED
-from casewise.render.cells import number
-from casewise.render.tables import Column, rows_of, table
+from casewise.render.tables import Column, number, rows_of, table
 from casewise.study.finding import Finding, Section, rows
-from casewise.study.statistics.folds import folds_of
-from casewise.study.statistics.logistic import fit_logistic
-from casewise.study.statistics.resample import RESAMPLES, clusters_of, draws
+from casewise.study.statistics.learners import fit_logistic
+from casewise.study.statistics.resample import RESAMPLES, clusters_of, draws, folds_of
 from casewise.study.study import Study
 from casewise.study.trajectories import horizon, unshrunk
 

@@ -12,17 +12,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from casewise.archive.layout import cached_table
 from casewise.archive.store import Archive
-from casewise.archive.tables import cached_table
+from casewise.core.formats import json_text
 from casewise.core.records import Mask, State
 from casewise.core.seeds import RESAMPLING_SEED
-from casewise.core.strict_json import json_text
 from casewise.judge.calibration.fixed_budget import cheapest
 from casewise.judge.outcomes import judged_sentence, judged_share
 from casewise.measure.metrics.overlap import micro_miou
-from casewise.render.cells import DASH, NOT_RUN, Cell, number
 from casewise.render.ink import HARM, INK, MUTED, OURS, Picture, canvas, inked
-from casewise.render.tables import Column, Table, rows_of, table
+from casewise.render.tables import DASH, NOT_RUN, Cell, Column, Table, number, rows_of, table
 from casewise.study.analyses.deployment import method_table_of
 from casewise.study.finding import Finding, Section, rows
 from casewise.study.statistics.resample import RESAMPLES, draws

@@ -9,9 +9,8 @@ from matplotlib.figure import Figure
 
 from casewise.core.errors import Mismatch
 from casewise.judge.certificates.certificate import Certificate, check_certificate, outside_promise, policy_digest
-from casewise.render.cells import Cell, NotRun
 from casewise.render.ink import INK, MUTED, OURS, SOFT, Picture, canvas, inked
-from casewise.render.tables import Column, Table, table
+from casewise.render.tables import Cell, Column, NotRun, Table, table
 from casewise.study.finding import Section
 from casewise.study.study import Study
 

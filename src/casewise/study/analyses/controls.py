@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, Refused
 from casewise.core.seeds import RESAMPLING_SEED
-from casewise.render.cells import DASH, Cell, Estimate, number
 from casewise.render.ink import FAINT, HARM, MUTED, OURS, SOURCE, Picture, canvas, inked
-from casewise.render.tables import Column, Table, lowest, rows_of, table
+from casewise.render.tables import DASH, Cell, Column, Estimate, Table, lowest, number, rows_of, table
 from casewise.study.assignment import BUCKETS, QUANTITIES, Arms, Assignment
 from casewise.study.finding import Finding, Section, rows
 from casewise.study.statistics.chance import Floats, chance_draws

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from casewise.core.errors import DegenerateStatistic
 from casewise.measure.signals import SIGNALS
-from casewise.render.cells import DASH, Cell, number
-from casewise.render.tables import Column, Table, rows_of, table
+from casewise.render.tables import DASH, Cell, Column, Table, number, rows_of, table
 from casewise.study.finding import Finding, Section, plain_table, rows
 from casewise.study.inventory import CLOCK
 from casewise.study.study import Study

@@ -15,8 +15,7 @@ from casewise.archive.store import Archive
 from casewise.core.records import State
 from casewise.judge.ledger import read_ledger
 from casewise.judge.outcomes import outcomes
-from casewise.render.cells import NOT_RUN, Cell, number
-from casewise.render.tables import Column, Table, rows_of, table
+from casewise.render.tables import NOT_RUN, Cell, Column, Table, number, rows_of, table
 from casewise.study.analyses.association import association
 from casewise.study.analyses.budget import ladder_shape
 from casewise.study.analyses.controls import attribution_of, chance_of, matched_of

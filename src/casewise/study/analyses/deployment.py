@@ -13,19 +13,32 @@ from matplotlib.figure import Figure
 from casewise.core.errors import BadInput, UnknownName
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.judge.outcomes import judged_sentence, judged_share
-from casewise.render.cells import DASH, Cell, Estimate, NotRun, Pair, number
-from casewise.render.forest import draw_forest
-from casewise.render.ink import MUTED, OURS, SOURCE, Picture, canvas, inked
-from casewise.render.tables import Column, Table, highest, lowest, rows_of, table
+from casewise.render.ink import MUTED, OURS, SOURCE, Picture, canvas, draw_forest, inked
+from casewise.render.tables import (
+    DASH,
+    Cell,
+    Column,
+    Estimate,
+    NotRun,
+    Pair,
+    Table,
+    highest,
+    lowest,
+    number,
+    rows_of,
+    table,
+)
 from casewise.study.finding import Finding, Section, rows
-from casewise.study.statistics.pairs import holm, wilcoxon, wins
 from casewise.study.statistics.resample import (
     RESAMPLES,
     Interval,
     clusters_of,
     draws,
+    holm,
     paired_interval,
     undefined_interval,
+    wilcoxon,
+    wins,
 )
 from casewise.study.study import Study, once
 from casewise.study.trajectories import mean_or_nan, same_cases

@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 from casewise.archive.store import Archive
 from casewise.core.records import SOURCE, State
 from casewise.measure.metrics.surface import hd95
-from casewise.render.cells import number
 from casewise.render.ink import HARM, INK, MUTED, Picture, canvas, inked
-from casewise.render.tables import Column, Table, rows_of, table
+from casewise.render.tables import Column, Table, number, rows_of, table
 from casewise.study.finding import Finding, Section
 from casewise.study.statistics.ranks import spearman, spearman_p
 from casewise.study.study import Study

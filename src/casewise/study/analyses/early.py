@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 
 from casewise.core.seeds import RESAMPLING_SEED
-from casewise.judge.controllers.stop import FragStop
+from casewise.judge.controllers.depth import FragStop
 from casewise.render.tables import Column, rows_of, table
+from casewise.study.assignment import replay_oracle
 from casewise.study.finding import Finding, Section
-from casewise.study.oracles import replay_oracle
 from casewise.study.statistics.resample import RESAMPLES, Interval, clusters_of, paired_interval
 from casewise.study.study import Study
 from casewise.study.trajectories import horizon, labelled, mean_or_nan, same_cases, unshrunk

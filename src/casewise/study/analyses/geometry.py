@@ -13,8 +13,7 @@ from scipy import stats
 from casewise.archive.store import Archive
 from casewise.core.records import SOURCE, State
 from casewise.measure.metrics.harm import harm
-from casewise.render.cells import number
-from casewise.render.tables import Column, rows_of, table
+from casewise.render.tables import Column, number, rows_of, table
 from casewise.study.finding import Finding, Section, rows
 from casewise.study.study import Study
 

@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 
 from casewise.judge.outcomes import deployed
-from casewise.render.cells import DASH, Cell, Pair, Undefined, number
-from casewise.render.tables import Column, Table, rows_of, table
+from casewise.render.tables import DASH, Cell, Column, Pair, Table, Undefined, number, rows_of, table
 from casewise.replay import replay
 from casewise.study.finding import Finding, Section, notes_of, rows
 from casewise.study.study import Study

@@ -15,9 +15,8 @@ from casewise.core.seeds import RESAMPLING_SEED
 from casewise.render.tables import Column, rows_of, table
 from casewise.study.finding import Finding, Section, rows, sentences
 from casewise.study.statistics.chance import ChanceMoments, chance_moments
-from casewise.study.statistics.folds import folds_of
-from casewise.study.statistics.resample import RESAMPLES, Interval, clusters_of, paired_interval
-from casewise.study.statistics.tree import fit_tree
+from casewise.study.statistics.learners import fit_tree
+from casewise.study.statistics.resample import RESAMPLES, Interval, clusters_of, folds_of, paired_interval
 from casewise.study.study import Study
 from casewise.study.trajectories import deployed_at, horizon, labelled, unshrunk
 

@@ -11,13 +11,10 @@ from casewise.archive.store import Archive
 from casewise.core.errors import BadInput
 from casewise.core.records import Controller
 from casewise.judge.calibration.fit import calibrate
-from casewise.judge.controllers.fixed import FixedK
-from casewise.judge.controllers.stop import FragStop
-from casewise.judge.controllers.tau_stop import TauStop
+from casewise.judge.controllers.depth import FixedK, FragStop, TauStop
 from casewise.judge.outcomes import deployed, outcomes
 from casewise.judge.policy import controller_of
-from casewise.render.cells import Cell, Pair
-from casewise.render.tables import Column, table
+from casewise.render.tables import Cell, Column, Pair, table
 from casewise.replay import replay
 from casewise.study.finding import Finding, Section
 from casewise.study.study import Study

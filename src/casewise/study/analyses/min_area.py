@@ -13,13 +13,12 @@ from matplotlib.figure import Figure
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput
 from casewise.core.records import SOURCE, State
-from casewise.judge.controllers.stop import FragStop
+from casewise.judge.controllers.depth import FragStop
 from casewise.measure.masks import least_voxels
 from casewise.measure.metrics.harm import Harm, harm
 from casewise.measure.regions import Connectivity
-from casewise.render.cells import NOT_RUN, Cell
 from casewise.render.ink import MUTED, OURS, Picture, canvas, inked
-from casewise.render.tables import Column, Table, rows_of, table
+from casewise.render.tables import NOT_RUN, Cell, Column, Table, rows_of, table
 from casewise.study.finding import Finding, Section, notes_of, rows
 from casewise.study.study import Study
 from casewise.study.trajectories import mean_or_nan

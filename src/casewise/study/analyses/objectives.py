@@ -15,8 +15,7 @@ from casewise.core.errors import CasewiseError, DegenerateTertiles
 from casewise.core.records import Policy
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.outcomes import outcomes
-from casewise.render.cells import DASH, Cell, Estimate, NotRun
-from casewise.render.tables import Column, Table, rows_of, table
+from casewise.render.tables import DASH, Cell, Column, Estimate, NotRun, Table, rows_of, table
 from casewise.study.analyses.criteria import NEEDS, router_facts, tent_outcomes, trajectory_facts
 from casewise.study.finding import Finding, Section, rows
 from casewise.study.preregistration import PAPER_CRITERIA, Declaration, Fact, reconcile

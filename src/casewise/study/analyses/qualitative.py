@@ -14,11 +14,10 @@ from casewise.core.records import SOURCE, Mask, State
 from casewise.data.folders import CaseFiles
 from casewise.data.nifti import read_volume
 from casewise.data.pictures import ENDINGS, read_picture
-from casewise.judge.controllers.tau_stop import TauStop
-from casewise.render.cells import Cell
+from casewise.judge.controllers.depth import TauStop
 from casewise.render.ink import Picture
 from casewise.render.masks import Edits, Pixels, View, draw_masks, edits, painted, photographed, view_of
-from casewise.render.tables import Column, Table, table
+from casewise.render.tables import Cell, Column, Table, table
 from casewise.study.case_masks import CaseMasks, case_masks
 from casewise.study.finding import Finding, Section
 from casewise.study.inventory import INPUT_COLUMN

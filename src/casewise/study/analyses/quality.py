@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass
 import numpy as np
 import pandas as pd
 
-from casewise.render.cells import number
+from casewise.render.tables import number
 from casewise.study.analyses.certificate import promised
 from casewise.study.finding import Finding, Section, plain_table
 from casewise.study.quality_control import archive_opinions, quality_rows, worth

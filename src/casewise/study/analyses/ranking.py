@@ -10,8 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from casewise.core.seeds import RESAMPLING_SEED
-from casewise.render.cells import Cell, Estimate, Undefined, number
-from casewise.render.tables import Column, Table, table
+from casewise.render.tables import Cell, Column, Estimate, Table, Undefined, number, table
 from casewise.study.finding import Finding, Section, rows
 from casewise.study.statistics.ranks import auroc, auroc_draws, shuffle_p
 from casewise.study.statistics.resample import RESAMPLES, clusters_of, draws, interval_of

@@ -8,10 +8,9 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from casewise.core.seeds import RESAMPLING_SEED
-from casewise.judge.monitors.quota import quota_drift, quota_of, quota_p
-from casewise.render.cells import Cell, number
+from casewise.judge.monitors.exchangeability import quota_drift, quota_of, quota_p
 from casewise.render.ink import HARM, HELP, INK, MUTED, Picture, canvas, inked
-from casewise.render.tables import Column, Table, rows_of, table
+from casewise.render.tables import Cell, Column, Table, number, rows_of, table
 from casewise.study.assignment import MEDICAL, buckets_at
 from casewise.study.finding import Finding, Section, notes_of
 from casewise.study.statistics.resample import RESAMPLES, draws

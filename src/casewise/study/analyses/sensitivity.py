@@ -15,13 +15,12 @@ from numpy.typing import ArrayLike, NDArray
 from casewise.core.errors import BadInput, CasewiseError, DegenerateTertiles, TooFewCases
 from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
+from casewise.judge.calibration.cuts import MODES
 from casewise.judge.calibration.fit import calibrate
-from casewise.judge.calibration.groups import MODES
 from casewise.judge.outcomes import deployed, judged_share
 from casewise.judge.policy import controller_of
-from casewise.render.cells import number
 from casewise.render.ink import HARM, OURS, Picture, canvas, inked
-from casewise.render.tables import Column, Table, rows_of, table
+from casewise.render.tables import Column, Table, number, rows_of, table
 from casewise.replay import replay
 from casewise.study.assignment import BUCKETS, MEDICAL, Arms, buckets_at
 from casewise.study.finding import Finding, Section, notes_of, rows, sentences

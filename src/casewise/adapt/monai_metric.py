@@ -67,7 +67,7 @@ class NewAgainstOld(CumulativeIterationMetric):  # type: ignore[misc]
     """What a new version does to cases that had an old mask, for masks in MONAI's layout.
 
     Called as ``metric(y_pred=new, y=label, old=old)``; gives (n, 4) of metric_old, metric_new, ha and ba per case.
-    ``aggregate`` gives the same dictionary as :class:`casewise.adapt.integrations.torchmetrics_metric.NewAgainstOld`.
+    ``aggregate`` gives the same dictionary as :class:`casewise.adapt.torchmetrics_metric.NewAgainstOld`.
     Options are those of :func:`casewise.compare`.
     """
 

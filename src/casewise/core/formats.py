@@ -1,0 +1,106 @@
+"""What is written for other readers, and read from strangers: JSON, arrays, CSV cells.
+
+JSON that every reader can read: infinity is the word "inf" or "-inf", and NaN, which says nothing, is null.
+
+NumPy arrays from strangers: no pickle, and no memory for more numbers than the bytes that are there can hold.
+
+Cells of a CSV file that a spreadsheet shows and does not run.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from casewise.core.errors import UnsafeInput
+
+_INFINITE = {"inf": math.inf, "-inf": -math.inf}
+
+
+def json_text(value: Any, **options: Any) -> str:
+    """Strict JSON of plain types; ``options`` are those of ``json.dumps``.
+
+    >>> json_text({"cut": float("-inf"), "mean": float("nan")})
+    '{"cut": "-inf", "mean": null}'
+    """
+    return json.dumps(worded(value), allow_nan=False, **options)
+
+
+def json_bytes(value: Any) -> bytes:
+    """A value as a small file or an answer: strict JSON, indented, keys in order."""
+    return f"{json_text(value, indent=1, sort_keys=True)}\n".encode()
+
+
+def worded(value: Any) -> Any:
+    """The same value with words for infinities and None for NaN; NumPy's numbers as Python's."""
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(float(value))
+    if isinstance(value, Mapping):
+        return {key: worded(item) for key, item in value.items()}
+    return [worded(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def numbered(value: Any) -> Any:
+    """The inverse for parts of a file that hold numbers, where no name can be "inf"."""
+    if isinstance(value, str):
+        return _INFINITE.get(value, value)
+    if isinstance(value, Mapping):
+        return {key: numbered(item) for key, item in value.items()}
+    return [numbered(item) for item in value] if isinstance(value, list) else value
+
+
+def read_npy(path: Path) -> NDArray[Any]:
+    """The array of an .npy file; what claims more than the file holds is refused before memory is asked for."""
+    with path.open("rb") as file:
+        _check_claim(file, path.stat().st_size, path.name)
+        return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+
+
+def npy_array(content: bytes, name: str) -> NDArray[Any]:
+    """The array in the bytes of an .npy file; ``name`` is what an error calls it."""
+    file = io.BytesIO(content)
+    _check_claim(file, len(content), name)
+    return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+
+
+def _check_claim(file: BinaryIO, size: int, name: str) -> None:
+    """Refuse a header that promises more than follows it; the file stands at its beginning afterwards."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    claimed, held = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if any(side < 0 for side in shape) or claimed > held:
+        raise UnsafeInput(f"{name} claims {claimed:,} bytes of numbers and holds {held:,}; it is truncated or forged")
+    file.seek(0)
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def csv_cell(value: Any) -> Any:
+    """A text that a spreadsheet would take for a formula gets an apostrophe in front; numbers stay numbers.
+
+    >>> csv_cell("=HYPERLINK(1)"), csv_cell("-0.5"), csv_cell("case_1"), csv_cell(-2)
+    ("'=HYPERLINK(1)", '-0.5', 'case_1', -2)
+    """
+    if not isinstance(value, str) or not value.startswith(_FORMULA):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
+
+
+def from_csv_cell(text: str) -> str:
+    """The inverse of :func:`csv_cell`, for tables that are read again."""
+    return text[1:] if text.startswith("'") and text[1:].startswith(_FORMULA) else text

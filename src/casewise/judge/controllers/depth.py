@@ -1,0 +1,252 @@
+"""How deep: a fixed budget, or a rule that stops.
+
+Parameter-free stop rules: halt when a signal first turns bad, and deploy the step before (E2, E5).
+
+tau-stop: halt when the standardized region count first exceeds a calibrated threshold (E4).
+
+Controllers that read nothing, or next to nothing: M0, a fixed budget, and a consensus that has settled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from casewise.core.errors import BadInput, DegenerateStatistic
+from casewise.core.records import SOURCE, Action, Observation, State, Verdict
+from casewise.core.registry import Registry
+from casewise.judge.controllers.about import About, value_at
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A signal, and the direction in which it turns bad."""
+
+    signal: str
+    rising: bool = True
+
+    def turned(self, seen: Observation, step: int) -> bool:
+        """Whether the signal is strictly worse at ``step`` than one step before."""
+        before, now = value_at(seen, step - 1, self.signal), value_at(seen, step, self.signal)
+        return now > before if self.rising else now < before
+
+    def __str__(self) -> str:
+        return f"{self.signal} {'rose' if self.rising else 'fell'}"
+
+
+TURNS = Registry(
+    "stop rule",
+    {
+        "regions": Turn("regions"),
+        "entropy": Turn("entropy"),
+        "msp": Turn("msp", rising=False),
+        "gradient": Turn("gradient_norm"),
+    },
+)
+
+
+def last_before_turn(seen: Observation, turn: Turn, cap: int) -> tuple[int, str] | None:
+    """The last step before the first turn at k >= 2, or the cap; None while neither is reached (E2, E8)."""
+    for step in range(2, min(seen.step, cap) + 1):
+        if turn.turned(seen, step):
+            return step - 1, f"{turn} at step {step}, so step {step - 1} is deployed"
+    if seen.step < cap:
+        return None
+    return cap, f"{turn.signal} did not turn within {cap} steps"
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Abstract: run while the signal of ``rule`` does not turn, at most ``cap`` steps; step 1 is always kept."""
+
+    cap: int
+
+    rule: ClassVar[str]
+    name: ClassVar[str]
+    states: ClassVar[frozenset[State]] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.cap < 1:
+            raise BadInput(f"a stop rule needs a cap of at least 1 step, got {self.cap}")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The signal that is watched."""
+        return frozenset({TURNS[self.rule].signal})
+
+    def decide(self, seen: Observation) -> Verdict | None:
+        """The step before the first turn."""
+        found = last_before_turn(seen, TURNS[self.rule], self.cap)
+        if found is None:
+            return None
+        step, reason = found
+        return Verdict(State(step), Action.KEEP, coordinate=TURNS[self.rule].signal, reason=reason)
+
+
+@final
+@dataclass(frozen=True)
+class FragStop(Stop):
+    """Halt when the number of regions first rises."""
+
+    rule = "regions"
+    name = "frag-stop"
+    about = About("FragStop", is_ours=True, is_compared=True)
+
+
+@final
+@dataclass(frozen=True)
+class EntropyStop(Stop):
+    """Halt when the mean entropy first rises."""
+
+    rule = "entropy"
+    name = "entropy-stop"
+    about = About("entropy stop", is_compared=True)
+
+
+@final
+@dataclass(frozen=True)
+class MspStop(Stop):
+    """Halt when the mean maximum softmax probability first falls."""
+
+    rule = "msp"
+    name = "msp-stop"
+    about = About("MSP stop", is_compared=True)
+
+
+@final
+@dataclass(frozen=True)
+class GradientStop(Stop):
+    """Halt when the gradient norm first rises."""
+
+    rule = "gradient"
+    name = "gradient-stop"
+    about = About("gradient stop", is_compared=True)
+
+
+@dataclass(frozen=True)
+class TauStop:
+    """Stop at the first k with z(n_k) > tau and deploy max(1, k - 1); never rolls back (E4).
+
+    >>> TauStop(mean=20.1, sigma=6.8, tau=-0.16, cap=8).count
+    19.012
+    """
+
+    mean: float
+    sigma: float
+    tau: float
+    cap: int
+    signal: str = "regions"
+
+    name = "tau-stop"
+    about = About("τ-stop", is_ours=True, is_compared=True, fitted_by="tau")
+    states = frozenset[State]()
+
+    def __post_init__(self) -> None:
+        if not self.sigma > 0:
+            raise DegenerateStatistic(f"tau-stop needs a spread of {self.signal}, got sigma {self.sigma}")
+        if self.cap < 1:
+            raise BadInput(f"tau-stop needs a cap of at least 1 step, got {self.cap}")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The signal that is standardized."""
+        return frozenset({self.signal})
+
+    @property
+    def count(self) -> float:
+        """The threshold in units of the signal."""
+        return round(self.mean + self.tau * self.sigma, 12)
+
+    def decide(self, seen: Observation) -> Verdict | None:
+        """The step before the threshold is exceeded, but at least step 1."""
+        for step in range(1, min(seen.step, self.cap) + 1):
+            z = (value_at(seen, step, self.signal) - self.mean) / self.sigma
+            if z > self.tau:
+                return self._verdict(max(1, step - 1), z, f"z({self.signal}) = {z:.3g} > {self.tau:.3g} at step {step}")
+        if seen.step < self.cap:
+            return None
+        return self._verdict(self.cap, None, f"z({self.signal}) stayed at or below {self.tau:.3g}")
+
+    def _verdict(self, step: int, z: float | None, reason: str) -> Verdict:
+        return Verdict(
+            State(step),
+            Action.KEEP,
+            coordinate=self.signal,
+            value=z,
+            cut_high=self.tau,
+            reason=f"{reason}; step {step}",
+        )
+
+
+@dataclass(frozen=True)
+class Source:
+    """Never adapt: deploy M0, executing no update."""
+
+    reason: str = "the source model, without adaptation"
+
+    name = "m0"
+    about = About("M0 (no adaptation)", adapts=False)
+    needs = frozenset[str]()
+    states = frozenset[State]()
+
+    def decide(self, seen: Observation) -> Verdict | None:
+        """M0, at once."""
+        return Verdict(SOURCE, Action.ROLLBACK, reason=self.reason)
+
+
+@dataclass(frozen=True)
+class FixedK:
+    """Deploy step k of the trajectory, whatever it looks like (E1)."""
+
+    step: int
+
+    name = "fixed-k"
+    about = About("fixed budget", fitted_by="budget")
+    needs = frozenset[str]()
+    states = frozenset[State]()
+
+    def __post_init__(self) -> None:
+        if self.step < 0:
+            raise BadInput(f"fixed-k deploys a step >= 0, got {self.step}")
+
+    def decide(self, seen: Observation) -> Verdict | None:
+        """Step k once it is there."""
+        if seen.step < self.step:
+            return None
+        action = Action.KEEP if self.step else Action.ROLLBACK
+        return Verdict(State(self.step), action, reason=f"a fixed budget of {self.step} updates")
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Read one view after the other until the consensus has settled, and deploy it: easy cases stay cheap.
+
+    Settled: ``patience`` views in a row left it as it was, with a foreground agreement of ``agreement`` or more between
+    the consensus before and after. It reads ladders whose steps are running consensuses (``running:mri``).
+    """
+
+    cap: int  # views at most
+    agreement: float = 0.985
+    patience: int = 2
+
+    name = "settled"
+    about = About("consensus, until settled")
+    needs = frozenset({"settled"})
+    states = frozenset[State]()
+
+    def __post_init__(self) -> None:
+        if self.cap < 1 or self.patience < 1 or not 0 <= self.agreement <= 1:
+            raise BadInput(
+                f"need cap and patience of at least 1 and agreement in 0..1, got {self.cap}, {self.patience} and "
+                f"{self.agreement}"
+            )
+
+    def decide(self, seen: Observation) -> Verdict | None:
+        """The consensus so far once it has settled, or at the cap."""
+        latest = seen.signals[1:][-self.patience :]
+        quiet = [value is not None and value >= self.agreement for value in (one.get("settled") for one in latest)]
+        settled = len(quiet) == self.patience and all(quiet)
+        if not settled and seen.step < self.cap:
+            return None
+        why = f"the consensus settled after {seen.step} views" if settled else f"{seen.step} views are all there are"
+        return Verdict(State(seen.step), Action.KEEP, coordinate="settled", reason=why)
