@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import json
 import struct
 from pathlib import Path
@@ -107,8 +106,9 @@ def entries(out: Path) -> dict[str, dict[str, Any]]:
 
 
 def run(command: str, *words: object) -> Any:
-    app = importlib.import_module(f"casewise.cli.{command}").app
-    return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    from casewise.cli import app
+
+    return CliRunner().invoke(app, [command, *map(str, words)], catch_exceptions=False)
 
 
 @pytest.mark.parametrize("kind", ["module", "nnunet"])

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 import casewise
 from casewise.adapt.backbones.checkpoints import write_safetensors
+from casewise.cli import app
 from casewise.core.errors import BadInput, Mismatch
 from casewise.judge.outcomes import judged_sentence
 
@@ -29,11 +30,8 @@ ROOT = Path(casewise.__file__).parents[2]
 
 def call(command: str, *arguments: object) -> Any:
     """Run a command in this process; an error that casewise raises on purpose comes through."""
-    import importlib
-
     torch.set_num_threads(1)
-    app = importlib.import_module(f"casewise.cli.{command}").app
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    result = CliRunner().invoke(app, [command, *map(str, arguments)], catch_exceptions=False)
     return result
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typer.testing import CliRunner
 from casewise.adapt.backbones.checkpoints import write_safetensors
 from casewise.archive.store import open_archive
 from casewise.archive.verify import verify
+from casewise.cli import app
 from casewise.core.errors import BadInput, Mismatch
 from casewise.core.records import State
 from casewise.judge.controllers import CONTROLLERS
@@ -26,8 +26,7 @@ FACTORY = "casewise.adapt.networks:PlainUNet"
 
 def call(command: str, *arguments: object) -> Any:
     torch.set_num_threads(1)
-    app = importlib.import_module(f"casewise.cli.{command}").app
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    return CliRunner().invoke(app, [command, *map(str, arguments)], catch_exceptions=False)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +144,7 @@ def test_a_consensus_of_nothing_is_refused(home: Path, tmp_path: Path) -> None:
 
 def test_source_statistics_are_measured_and_used(home: Path, tmp_path: Path) -> None:
     file = tmp_path / "source.json"
-    done = call("source_statistics", home / "images", "-o", file, *model(home))
+    done = call("source-statistics", home / "images", "-o", file, *model(home))
     assert done.exit_code == 0, done.output
     assert "3 images" in done.output
     plain = json.loads(file.read_text())

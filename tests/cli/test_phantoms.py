@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from casewise.archive.store import open_archive
+from casewise.cli import app
 from casewise.core.records import SOURCE
 from casewise.data.datasets.plain import write_cohort
 from casewise.data.phantom import driving_cohort
@@ -25,8 +25,7 @@ STREETS = "casewise.adapt.networks:phantom_driving"
 
 def call(command: str, *arguments: object) -> Any:
     torch.set_num_threads(1)
-    app = importlib.import_module(f"casewise.cli.{command}").app
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    result = CliRunner().invoke(app, [command, *map(str, arguments)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result
 
