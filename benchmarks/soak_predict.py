@@ -2,6 +2,7 @@
 
     python benchmarks/soak_predict.py                 # 2,000 cases of one small slice each, adapted once
     python benchmarks/soak_predict.py --cases 200     # a look
+    python benchmarks/soak_predict.py --cases 10000 --engine ray     # on a Ray cluster of this machine, two workers
 
 Prints one row per block of cases and one line of JSON at the end. The cases are small, so that what grows is seen and
 not what a case needs.
@@ -25,7 +26,7 @@ from casewise.adapt.adaptation import Adaptation
 from casewise.core.records import Policy
 from casewise.data.folders import list_cases
 from casewise.deployment import Deployment, Model
-from casewise.run.local import LocalEngine
+from casewise.run.local import Engine, LocalEngine
 from casewise.run.predict_folder import predict_folder, prediction_work
 from casewise.run.prediction_folder import verify_predictions
 
@@ -35,12 +36,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--blocks", type=int, default=10)
+    parser.add_argument("--engine", choices=("local", "ray"), default="local")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="casewise-soak-") as folder:
-        print(json.dumps(soaked(Path(folder), asked.cases, asked.blocks)))
+        print(json.dumps(soaked(Path(folder), asked.cases, asked.blocks, asked.engine)))
 
 
-def soaked(folder: Path, cases: int, blocks: int) -> dict[str, object]:
+def soaked(folder: Path, cases: int, blocks: int, engine: str) -> dict[str, object]:
     """Rows on the way, and the growth from the second block to the last."""
     _write(folder / "images", cases)
     how = Adaptation("tent", steps=1, min_area=4)
@@ -51,7 +53,7 @@ def soaked(folder: Path, cases: int, blocks: int) -> dict[str, object]:
     work = prediction_work(deployment, list_cases(folder / "images"), folder / "out")
     every, began, rows = max(1, cases // blocks), time.perf_counter(), []
     done = 0
-    for done, entry in enumerate(predict_folder(work, LocalEngine()), start=1):
+    for done, entry in enumerate(predict_folder(work, _engine(engine)), start=1):
         assert entry.is_done, entry.error
         if done % every == 0:
             gc.collect()
@@ -65,6 +67,7 @@ def soaked(folder: Path, cases: int, blocks: int) -> dict[str, object]:
             began = time.perf_counter()
     later = rows[1:] or rows
     return {
+        "engine": engine,
         "cases": done,
         "masks": len(list((folder / "out").glob("*.nii.gz"))),
         "rss_mib_grown": round(rows[-1]["rss_mib"] - later[0]["rss_mib"], 1),
@@ -73,6 +76,14 @@ def soaked(folder: Path, cases: int, blocks: int) -> dict[str, object]:
         "s_per_case_last_over_first": round(rows[-1]["s_per_case"] / later[0]["s_per_case"], 2),
         "problems": len(verify_predictions(folder / "out")),
     }
+
+
+def _engine(name: str) -> Engine:
+    if name == "local":
+        return LocalEngine()
+    from casewise.run.ray import RayEngine
+
+    return RayEngine(jobs=2, threads=1)
 
 
 def _write(folder: Path, cases: int) -> None:
