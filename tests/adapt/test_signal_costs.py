@@ -7,6 +7,7 @@ import torch
 
 from casewise.adapt.episode import run_episode
 from casewise.adapt.objectives.tent import Tent
+from casewise.adapt.recording import Recording, peak_bytes
 from casewise.measure.signals import SIGNALS
 
 STEPS = 2
@@ -49,3 +50,20 @@ def test_a_signal_costs_what_it_says(name, unet, slices, monkeypatch):
 def test_the_gradient_norm_shares_the_backward_of_the_step(unet, slices, monkeypatch):
     assert SIGNALS["gradient_norm"].forwards == 0
     assert counted(unet, slices, monkeypatch)[1] == STEPS * SIGNALS["gradient_norm"].backwards
+
+
+def test_every_reading_is_timed_and_its_memory_is_noted(unet, slices):
+    made = run_episode(unet, slices, Tent(), steps=STEPS, signals=["augmentation_disagreement"])
+    assert set(made.spent) == {"fragmentation", "gradient_norm", "augmentation_disagreement"}
+    assert all(took > 0 and more >= 0 for took, more in made.spent.values())
+    assert made.spent["augmentation_disagreement"][0] > made.spent["gradient_norm"][0]  # nine forwards against a sum
+
+
+def test_memory_that_a_reading_needs_is_noted(monkeypatch):
+    peaks = iter([100 * 2**20, 164 * 2**20])
+    monkeypatch.setattr("casewise.adapt.recording.peak_bytes", lambda: next(peaks))
+    record = Recording(16, True)
+    with record.metered("hungry"):
+        pass
+    assert record.spent["hungry"][0][1] == 64
+    assert peak_bytes() > 2**20

@@ -168,9 +168,11 @@ def test_another_schema_is_refused(tmp_path):
 
 def test_the_same_recording_has_the_same_digest_however_long_it_took(tmp_path):
     for name, seconds in (("slow", (1.0, 9.0)), ("fast", (0.1, 0.2))):
-        create_archive(tmp_path / name, binding=BINDING, steps=1).add(a_case(), a_trajectory(seconds=seconds)).seal()
+        made = a_trajectory(seconds=seconds, spent={"aetta": (1e3 * seconds[0], 12.5)})
+        create_archive(tmp_path / name, binding=BINDING, steps=1).add(a_case(), made).seal()
     slow, fast = open_archive(tmp_path / "slow"), open_archive(tmp_path / "fast")
     assert slow.entries["one"].seconds != fast.entries["one"].seconds
+    assert slow.entries["one"].spent == {"aetta": (1000.0, 12.5)} == slow.trajectory("one").spent
     assert slow.digest == fast.digest
 
 

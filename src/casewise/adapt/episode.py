@@ -136,7 +136,8 @@ class Episode:
         self.clear_gradients()
         update = self._as_found if self._moves == "anything" else self._update
         self.record.diagnostics.append(dict(update()))
-        used = {"gradient_norm": self._gradient_norm()}
+        with self.record.metered("gradient_norm"):
+            used = {"gradient_norm": self._gradient_norm()}
         self.clear_gradients()
         self._keep(self._predicted(last=last), used, began)
         return self.record.signals[-1]

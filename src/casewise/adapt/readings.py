@@ -279,7 +279,8 @@ class Readings:
             kept = self._ballots.on(_disputed(found.masks))
         return Trajectory(
             case_id=found.case_id, masks=found.masks, signals=found.signals, made_by=found.made_by, seed=found.seed,
-            seconds=found.seconds, diagnostics=found.diagnostics, ballots=kept, rungs=self.rungs[: self.step],
+            seconds=found.seconds, spent=found.spent, diagnostics=found.diagnostics, ballots=kept,
+            rungs=self.rungs[: self.step],
         )  # fmt: skip
 
 

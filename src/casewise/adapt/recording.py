@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from casewise.core.records import Mask, Signals, State, Trajectory
 from casewise.measure.masks import count_foreground
 from casewise.measure.regions import regions_of
-from casewise.measure.signals import of_masks
+from casewise.measure.signals import FROM_MASKS, of_masks
 from casewise.measure.signals.fragmentation import summary
 
 
@@ -25,6 +30,16 @@ class Prediction:
     msp: float  # mean largest probability
 
 
+def peak_bytes() -> int:
+    """The most memory that this process has used so far, host and accelerator together; 0 where nobody counts it."""
+    device = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    try:
+        import resource
+    except ImportError:  # not a POSIX system
+        return device
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) + device
+
+
 @dataclass
 class Recording:
     """The steps of one case so far."""
@@ -35,13 +50,26 @@ class Recording:
     signals: list[Signals] = field(default_factory=list)
     diagnostics: list[Mapping[str, float]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    spent: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # by signal, one pair per reading
     parameters: list[dict[str, NDArray[Any]]] = field(default_factory=list)
     entropies: dict[str, NDArray[Any]] = field(default_factory=dict)
     shrunk: dict[State, Mask] = field(default_factory=dict)
     shrunk_signals: dict[State, Signals] = field(default_factory=dict)
 
+    @contextmanager
+    def metered(self, signal: str) -> Iterator[None]:
+        """Note how long a signal's reading took, and by how much it raised the peak of memory."""
+        before, began = peak_bytes(), time.perf_counter()
+        yield
+        took = 1e3 * (time.perf_counter() - began)
+        self.spent.setdefault(signal, []).append((took, (peak_bytes() - before) / 2**20))
+
     def measured(self, seen: Prediction) -> dict[str, float | None]:
         """Fragmentation against M0 and the confidence of the prediction; D is found once for both."""
+        with self.metered(FROM_MASKS):
+            return self._read(seen)
+
+    def _read(self, seen: Prediction) -> dict[str, float | None]:
         source = self.masks[0] if self.masks else seen.mask
         found = regions_of(source, seen.mask, min_area=self.min_area, foreground=self.foreground)
         edit = summary(found, foreground_voxels=count_foreground(source))
@@ -66,6 +94,10 @@ class Recording:
             made_by=made_by,
             seed=seed,
             seconds=tuple(self.seconds),
+            spent={
+                name: (statistics.median(took for took, _ in each), sum(more for _, more in each))
+                for name, each in self.spent.items()
+            },
             diagnostics=tuple(self.diagnostics),
         )
 

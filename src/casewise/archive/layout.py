@@ -68,6 +68,7 @@ class Entry:
     seed: int = 0
     made_by: str = ""
     seconds: tuple[float, ...] = ()
+    spent: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # by signal: ms of a reading, MiB of peak
     diagnostics: tuple[Mapping[str, float], ...] = ()
     states: tuple[State, ...] = ()
     mask_sha256: Mapping[str, str] = field(default_factory=dict)  # by str(state)
@@ -82,12 +83,15 @@ class Entry:
 
     def sealed(self, schema: int) -> str:
         """The digest with which an archive of this schema seals the case."""
-        plain = {name: value for name, value in self.as_dict().items() if name != "seconds" or schema == 1}
+        unsealed = ("spent",) if schema == 1 else ("seconds", "spent")
+        plain = {name: value for name, value in self.as_dict().items() if name not in unsealed}
         return json_sha256(plain)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types; what only named ladders have is left out of the others."""
-        plain = {name: value for name, value in asdict(self).items() if value or name not in ("ladder", "rungs")}
+        """Plain JSON types; what only some entries have is left out of the others."""
+        plain = {
+            name: value for name, value in asdict(self).items() if value or name not in ("ladder", "rungs", "spent")
+        }
         return {**plain, "states": [state.as_dict() for state in self.states]}
 
     @property
@@ -111,6 +115,7 @@ class Entry:
             values[name] = tuple(numbered(values[name]))
         values["states"] = tuple(State(**state) for state in values["states"])
         values["rungs"] = tuple(values.get("rungs", ()))
+        values["spent"] = {name: tuple(numbered(pair)) for name, pair in dict(values.get("spent", {})).items()}
         values["spacing_mm"] = None if values["spacing_mm"] is None else tuple(values["spacing_mm"])
         return cls(**values)
 

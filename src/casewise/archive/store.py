@@ -245,6 +245,7 @@ class Archive:
             made_by=entry.made_by,
             seed=entry.seed,
             seconds=entry.seconds,
+            spent=entry.spent,
             diagnostics=entry.diagnostics,
             ladder=entry.ladder,
             rungs=entry.rungs,

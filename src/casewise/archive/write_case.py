@@ -126,6 +126,7 @@ def _produced(trajectory: Trajectory, masks: Mapping[State, Mask], files: Mappin
         "seed": trajectory.seed,
         "made_by": trajectory.made_by,
         "seconds": tuple(float(x) for x in trajectory.seconds),
+        "spent": {name: (round(took, 4), round(more, 3)) for name, (took, more) in trajectory.spent.items()},
         "diagnostics": tuple({k: float(v) for k, v in one.items()} for one in trajectory.diagnostics),
         "states": tuple(masks),
         "mask_sha256": {str(state): layout.mask_sha256(mask) for state, mask in masks.items()},

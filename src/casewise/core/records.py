@@ -155,6 +155,7 @@ class Trajectory:
     made_by: str = ""  # repr of the objective and its options
     seed: int = 0
     seconds: tuple[float, ...] = ()  # wall time of each step; seconds[0] is M0
+    spent: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # by signal: ms of a reading, MiB of peak
     diagnostics: tuple[Mapping[str, float], ...] = ()  # what the objective reported: loss, kept share, ...
     ladder: str = ""  # the name under which an archive keeps it, where it keeps several
     rungs: tuple[str, ...] = ()  # what each step after M0 is called, where they are not updates: "gamma(1.4)", "mean"

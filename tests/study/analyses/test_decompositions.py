@@ -6,9 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from casewise.archive.layout import Entry
 from casewise.core.errors import DegenerateStatistic, Refused
 from casewise.study.analyses.accounting import accounting
-from casewise.study.analyses.cost import cost, firing, signal_costs, step_seconds
+from casewise.study.analyses.cost import cost, firing, measured_costs, signal_costs, step_seconds
 from casewise.study.analyses.deployment import Comparison, bucket_decomposition, intervals, method_table
 from casewise.study.analyses.helphurt import help_hurt, net_helped, weaker_source
 from casewise.study.analyses.routing import depth_dispersion
@@ -112,9 +113,16 @@ def test_no_spread_is_refused(outcomes):
 
 
 def test_unmeasured_time_is_said_not_zero():
-    found = signal_costs({"delta": 37.0})
-    assert found.number("milliseconds", signal="delta") == 37
-    assert found.row(signal="entropy")["reason"] == "not measured"
+    found = signal_costs({"fragmentation": (37.0, 0.0, 5), "aetta": (900.0, 64.0, 5)})
+    assert found.number("milliseconds", signal="delta") == found.number("milliseconds", signal="entropy") == 37
+    assert (found.number("milliseconds", signal="aetta"), found.number("megabytes", signal="aetta")) == (900, 64)
+    assert found.row(signal="adic")["reason"] == "not measured"
+    assert np.isnan(found.number("milliseconds", signal="adic"))
+
+
+def test_the_middle_time_and_the_largest_memory_of_the_cases_are_told():
+    entries = [Entry(name, (1,), spent={"aetta": pair}) for name, pair in (("a", (9.0, 1.0)), ("b", (5.0, 8.0)))]
+    assert measured_costs([*entries, Entry("c", (1,), spent={"aetta": (6.0, 0.0)})]) == {"aetta": (6.0, 8.0, 3)}
 
 
 def test_the_first_time_is_the_source_and_the_others_are_updates():

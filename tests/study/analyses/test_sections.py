@@ -96,24 +96,36 @@ def test_a_policy_without_buckets_is_refused_by_sections_about_buckets(sources, 
     assert "fixed-k" in str(section.missing)
 
 
-def clocked(study, seconds):
-    entries = {case: replace(entry, seconds=seconds) for case, entry in study.evaluation.entries.items()}
+def clocked(study, seconds, **more):
+    entries = {case: replace(entry, seconds=seconds, **more) for case, entry in study.evaluation.entries.items()}
     return replace(study, evaluation=replace(study.evaluation, entries=entries))
 
 
 def test_the_cost_of_an_update_is_the_time_that_the_archive_stored(study):
     section = ANALYSES["cost"](clocked(study, (0.5, 1.5, 2.0, 2.5, 2.0)))
     compute = next(one for one in section.tables if one.id == "compute")
-    assert [row["seconds"] for row in compute.rows[:2]] == [0.5, 2.0]
+    assert [row["milliseconds"] for row in compute.rows[:2]] == [500, 2000]
     assert "median of 104 updates of 26 cases" in compute.caption
     assert next(one for one in section.findings if one.name == "cost.seconds").n == 26
     assert not section.missing
 
 
+def test_what_each_signal_took_stands_in_the_report(study):
+    spent = {"fragmentation": (37.0, 0.0), "augmentation_disagreement": (800.0, 120.5)}
+    section = ANALYSES["cost"](clocked(study, (0.5, 1.0, 1.0, 1.0, 1.0), spent=spent))
+    compute = next(one for one in section.tables if one.id == "compute")
+    rows = {str(row["signal"]).split(",")[0]: row for row in compute.rows}
+    assert (rows["regions"]["milliseconds"], rows["regions"]["megabytes"]) == (37.0, 0.0)
+    assert rows["augmentation_disagreement"]["megabytes"] == 120.5
+    assert "delta" in str(rows["regions"]["signal"])  # one look for all that need no pass
+    assert "delta" not in rows
+    assert "median of 26 cases" in compute.caption
+
+
 def test_without_a_clock_the_cost_table_has_passes_only(study):
     section = ANALYSES["cost"](study)
     compute = next(one for one in section.tables if one.id == "compute")
-    assert all(row["seconds"] is None and isinstance(row["forwards"], int) for row in compute.rows)
+    assert all(not isinstance(row["milliseconds"], float) and isinstance(row["forwards"], int) for row in compute.rows)
     assert "no case stored how long" in compute.caption
     assert "no case stored how long" in str(section.missing)
 

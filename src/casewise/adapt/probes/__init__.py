@@ -51,7 +51,8 @@ def probed(probes: Mapping[str, Probe], episode: Episode) -> Signals:
     """The signals of all probes at the current step; those of a probe that is named here must be registered."""
     signals: dict[str, float | None] = {}
     for name, probe in probes.items():
-        value = probe(episode)
+        with episode.record.metered(name):
+            value = probe(episode)
         found = value if isinstance(value, Mapping) else {name: value}
         if name in PROBES:
             check_registered(found)

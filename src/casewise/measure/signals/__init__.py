@@ -96,6 +96,9 @@ SIGNALS: Registry[SignalInfo] = Registry(
 )
 """Every signal by name, in the order in which tables print them."""
 
+FROM_MASKS = "fragmentation"
+"""What one look at M0, the step's mask and its entropies costs: the signals that need no pass of their own share it."""
+
 REGION_SCORES = "drop"
 """The region gate's scores of step 1: ``drop``, then ``drop.0``, ``drop.1``, ... of each region; no table column."""
 

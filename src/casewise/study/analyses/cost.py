@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from casewise.archive.layout import Entry
 from casewise.core.errors import DegenerateStatistic
-from casewise.measure.signals import SIGNALS
+from casewise.measure.signals import FROM_MASKS, SIGNALS
 from casewise.render.tables import DASH, Cell, Column, Table, number, rows_of, table
 from casewise.study.finding import Finding, Section, plain_table, rows
 from casewise.study.inventory import CLOCK
@@ -20,7 +21,7 @@ from casewise.study.trajectories import mean_or_nan, step_one, unshrunk
 
 def section(study: Study) -> Section:
     """tab:app-compute, and the updates that each method pays for."""
-    spent, signals = cost(study.methods), signal_costs()
+    spent, signals = cost(study.methods), signal_costs(measured_costs(study.evaluation.entries.values()))
     clock = step_seconds({case: entry.seconds for case, entry in study.evaluation.entries.items()})
     columns = (
         Column("method", "Method", text=True),
@@ -75,7 +76,8 @@ def _compute(signals: Finding, clock: Finding) -> Table:
         Column("signal", "Component", text=True),
         Column("forwards", "extra forward passes"),
         Column("backwards", "backward passes"),
-        Column("seconds", "measured (s)"),
+        Column("milliseconds", "measured (ms)", 1),
+        Column("megabytes", "extra peak memory (MiB)", 1),
     )
     timed = list(_timed(clock))
     measured = f"Not measured here: {clock.reason}."
@@ -83,13 +85,25 @@ def _compute(signals: Finding, clock: Finding) -> Table:
         updates = int(clock.number("steps", part="update"))
         measured = f"Seconds: median of {updates} updates of {clock.n} cases, on the machine that recorded them."
     caption = (
-        "Passes of a signal are over and above the adaptation step. An archive has no clock for signals; make bench "
-        f"measures them. {measured}"
+        "Passes of a signal are over and above the adaptation step; gradient_norm shares the backward of the update. "
+        f"Milliseconds: median of {signals.n} cases, each the median of its steps. Memory: how far reading the signal "
+        "raised the peak of the process, the most of any case; 0 where the adaptation itself had needed more. "
+        f"{measured}"
     )
     return table(
-        "compute", "Decision-time cost of each signal", columns, [*timed, *rows_of(signals.table, columns)],
+        "compute", "Decision-time cost of each signal", columns, [*timed, *_read(signals, columns)],
         caption=caption, paper="tab:app-compute", collapsed=True, rules={len(timed)},
     )  # fmt: skip
+
+
+def _read(signals: Finding, columns: Sequence[Column]) -> list[dict[str, Cell]]:
+    """One row for all signals that share one look at two masks, then those with passes of their own."""
+    frame = signals.table
+    shared = frame["shared"].astype(bool)
+    names = ", ".join(frame.loc[shared, "signal"])
+    first = frame[shared].head(1).assign(signal=f"{names} (one look for all)")
+    made = pd.concat([first, frame[~shared]]).astype({"milliseconds": object, "megabytes": object})
+    return rows_of(made.where(made.notna(), ""), columns)
 
 
 def _timed(clock: Finding) -> Iterator[dict[str, Cell]]:
@@ -100,7 +114,8 @@ def _timed(clock: Finding) -> Iterator[dict[str, Cell]]:
     }
     for row in clock.table.to_dict("records"):
         name, passes = names[row["part"]]
-        yield {"signal": name, "forwards": passes, "backwards": passes, "seconds": float(row["median"])}
+        took = 1e3 * float(row["median"])
+        yield {"signal": name, "forwards": passes, "backwards": passes, "milliseconds": took, "megabytes": DASH}
 
 
 def cost(methods: Mapping[str, pd.DataFrame]) -> Finding:
@@ -145,20 +160,32 @@ def firing(
     return Finding("cost.firing", pd.DataFrame([record]), int(record["n"]), "M12, C6, R1", made)
 
 
-def signal_costs(milliseconds: Mapping[str, float] | None = None) -> Finding:
-    """Passes of every signal, with measured milliseconds per step where they are given; NaN is "not measured" (C13)."""
-    measured = milliseconds or {}
-    records = [
-        {
-            "signal": name,
-            "forwards": info.forwards,
-            "backwards": info.backwards,
-            "milliseconds": measured.get(name, float("nan")),
-            "reason": "" if name in measured else "not measured",
-        }
-        for name, info in SIGNALS.items()
-    ]
-    return Finding("cost.signals", pd.DataFrame(records), 0, "C13")
+def measured_costs(entries: Iterable[Entry]) -> dict[str, tuple[float, float, int]]:
+    """Median milliseconds and largest extra mebibytes of each signal over the cases that stored them, and how many."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for entry in entries:
+        for name, pair in entry.spent.items():
+            found.setdefault(name, []).append(pair)
+    return {
+        name: (float(np.median([took for took, _ in each])), max(more for _, more in each), len(each))
+        for name, each in found.items()
+    }
+
+
+def signal_costs(measured: Mapping[str, tuple[float, float, int]] | None = None) -> Finding:
+    """Passes of every signal, the milliseconds of a reading and its extra memory where the cases stored them (C13).
+
+    Signals without passes of their own share one look at M0, the step's mask and its entropies. NaN is "not measured".
+    """
+    known, records = measured or {}, []
+    for name, info in SIGNALS.items():
+        shared = not (info.forwards or info.backwards or info.probe) and name not in known
+        took, more, n = known.get(FROM_MASKS if shared else name, (np.nan, np.nan, 0))
+        passes = {"forwards": info.forwards, "backwards": info.backwards, "shared": shared}
+        reason = "" if n else "not measured"
+        records.append({"signal": name, **passes, "milliseconds": took, "megabytes": more, "n": n, "reason": reason})
+    cases = max((n for *_, n in known.values()), default=0)
+    return Finding("cost.signals", pd.DataFrame(records), cases, "C13")
 
 
 def step_seconds(seconds: Mapping[str, Sequence[float]]) -> Finding:
