@@ -141,22 +141,12 @@ def sweep(path: Path) -> None:
     for folder in (*cases.glob(f"{layout.HALF_WRITTEN}*"), *cases.glob(f"*/{layout.HALF_WRITTEN}*")):
         writer = folder.name.removeprefix(layout.HALF_WRITTEN).rpartition("-")[0]
         number = writer.rpartition("-")[2]
-        if number.isdigit() and writer == _writer(int(number)) and not _alive(int(number)):
+        if number.isdigit() and writer == _writer(int(number)) and not is_alive(int(number)):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _writer(process: int) -> str:
     return f"{platform.node()}-{process}"
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _write_folder(place: Path, files: Mapping[str, bytes]) -> bool:
