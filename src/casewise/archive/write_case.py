@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from casewise.archive import layout
 from casewise.archive.layout import Entry, packed
 from casewise.core import durable
+from casewise.core.durable import is_alive
 from casewise.core.errors import BadInput, Mismatch, NotFinite
 from casewise.core.formats import json_text
 from casewise.core.records import Case, Mask, Signals, State, Trajectory
