@@ -33,7 +33,7 @@ from casewise.deployment import Segmented as Answer
 from casewise.serve import openapi
 from casewise.serve.access import AccessControl, Settings
 from casewise.serve.openapi import Live, ModelMetadata, Ready, Segmented, ServerMetadata, TensorKind
-from casewise.serve.prometheus import TEXT, Counting, Numbers
+from casewise.serve.prometheus import TEXT, Counting, ServiceCounts
 from casewise.serve.protocol import (
     HEADER,
     MEDIA_TYPES,
@@ -119,7 +119,7 @@ class _Service:
         self.settings = settings
         self.name = deployment.backbone.name.replace("/", "-").replace(":", "-")
         self.lane = Lane(settings.places)
-        self.numbers = Numbers()
+        self.numbers = ServiceCounts()
         self.app = FastAPI(title="casewise", version=__version__, lifespan=self._life, docs_url=None, redoc_url=None)
         self._add_paths()
         add_refusals(self.app)

@@ -20,7 +20,7 @@ MEANINGS = {
 }
 
 
-class Numbers:
+class ServiceCounts:
     """What a service counts. Any thread may count; labels are few, so memory is bounded."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ def _escaped(value: str) -> str:
 class Counting:
     """ASGI middleware: every response by the path's pattern and its status; unknown paths share one name."""
 
-    def __init__(self, app: ASGIApp, numbers: Numbers) -> None:
+    def __init__(self, app: ASGIApp, numbers: ServiceCounts) -> None:
         self._app = app
         self._numbers = numbers
 

@@ -7,7 +7,6 @@ An archive, for the reviewer: every recorded state can be looked at; deployed is
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import numpy as np
 from casewise.archive import layout
 from casewise.archive.layout import Entry
 from casewise.archive.store import Archive
+from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256
 from casewise.core.errors import BadInput, CasewiseError, Refused, UnsafeInput
 from casewise.core.predicted import PredictedCase
@@ -67,7 +67,7 @@ class Predictions:
     @cached_property
     def min_area(self) -> int:
         """As the last run measured."""
-        runs = [line for line in _lines(self.path / "audit.jsonl") if line.get("event") == "run-started"]
+        runs = [line for line in Chain(self.path / "audit.jsonl").lines() if line.get("event") == "run-started"]
         return int((runs[-1].get("adaptation") or {}).get("min_area", 16)) if runs else 16
 
     def about(self, case_id: str) -> str:
@@ -189,14 +189,6 @@ def _is_picture(path: Path) -> bool:
 
 def _spacing_mm(path: Path) -> tuple[float, ...] | None:
     return None if _is_picture(path) else tuple(abs(size) for size in nifti.check_header(path).zooms[:3][::-1])
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        lines = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines() if text.strip()]
-    except (OSError, ValueError) as error:
-        raise CasewiseError(f"{path} cannot be read ({error}); run casewise verify {path.parent}") from error
-    return [line for line in lines if isinstance(line, dict)]
 
 
 @dataclass(frozen=True)
