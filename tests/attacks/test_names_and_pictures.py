@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from casewise.archive.store import open_archive
 from casewise.core.errors import CasewiseWarning
 from casewise.core.records import made_case_id
 from casewise.data.datasets.plain import plain
@@ -73,6 +74,24 @@ def test_sites_that_name_their_cases_alike_do_not_collide(tmp_path: Path) -> Non
         "BMC_case_1": "BMC",
         "UCL_case_1": "UCL",
     }
+
+
+@pytest.mark.parametrize("command", ["predict", "record"])
+def test_a_link_out_of_the_folder_is_refused_and_the_case_beside_it_comes_out(command: str, tmp_path: Path) -> None:
+    scan(tmp_path / "images" / "good.nii.gz")
+    (tmp_path / "images" / "link.nii.gz").symlink_to(scan(tmp_path / "elsewhere" / "secret.nii.gz"))
+    if command == "record":
+        app = importlib.import_module("casewise.cli.record").app
+        words = ["-i", tmp_path / "images", "-o", tmp_path / "archive", "-m", MODEL, "--steps", 1]
+        done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+        assert open_archive(tmp_path / "archive").ids == ("good",)
+        assert "link.nii.gz is a link that leaves" in done.output
+    else:
+        done, found = predict(tmp_path, "--policy", "m0")
+        assert (found["good"]["status"], found["link"]["status"]) == ("done", "failed")
+        assert "link.nii.gz is a link that leaves" in found["link"]["error"]
+        assert not (tmp_path / "out" / "link.nii.gz").exists()
+    assert done.exit_code == 3
 
 
 @pytest.mark.parametrize("policy", [("m0",), ("fixed-k", "--steps", 1, "--objective", "tent")])

@@ -40,6 +40,9 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "i" / "a_0000.nii.gz").symlink_to(tmp_path / "secret.nii.gz")
     with pytest.raises(UnsafeInput, match="leaves"):
         list_cases(tmp_path / "i")
+    (listed,) = list_cases(tmp_path / "i", links=True)  # for who refuses it alone
+    with pytest.raises(UnsafeInput, match="leaves"):
+        listed.checked()
 
 
 def test_an_id_cannot_leave_a_page_whatever_the_file_is_called(tmp_path: Path) -> None:

@@ -104,19 +104,20 @@ def is_dicom_folder(folder: Path) -> bool:
     """Whether the first few files under a folder are DICOM; the same folder may hold a DICOMDIR, which is ignored."""
     if not folder.is_dir():
         return False
-    for seen, path in enumerate(_plain_files(folder)):
-        if is_dicom(path):
+    for seen, path in enumerate(_plain_files(folder, links=True)):
+        if not path.is_symlink() and is_dicom(path):
             return True
         if seen == 20:
             break
     return False
 
 
-def _plain_files(folder: Path) -> Iterable[Path]:
+def _plain_files(folder: Path, *, links: bool = False) -> Iterable[Path]:
+    """Every file that could be a slice; a link out of the folder is refused, or listed for who opens no links."""
     root = folder.resolve()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != "DICOMDIR" and not path.name.startswith("."):
-            if root not in path.resolve().parents:
+            if not links and root not in path.resolve().parents:
                 raise UnsafeInput(f"{path.name} is a link that leaves {folder}; copy the file into the folder")
             yield path
 

@@ -145,30 +145,42 @@ class CaseFiles:
         case_id = made_case_id(name)
         return cls(case_id, images, name=None if case_id == name else name)
 
+    @property
+    def leaving(self) -> str | None:
+        """Why these files must not be opened: one of them is a link out of its folder."""
+        out = [path for path in self.images if path.parent.resolve() not in path.resolve().parents]
+        return f"{out[0].name} is a link that leaves {out[0].parent}; copy the file into the folder" if out else None
 
-def list_cases(folder: Path, *, ending: str | None = None) -> tuple[CaseFiles, ...]:
+    def checked(self) -> CaseFiles:
+        """These files, unless a link leaves their folder."""
+        if self.leaving:
+            raise UnsafeInput(self.leaving)
+        return self
+
+
+def list_cases(folder: Path, *, ending: str | None = None, links: bool = False) -> tuple[CaseFiles, ...]:
     """The cases of a folder in sorted order; ``ending`` (nnU-Net's ``file_ending``) takes only files that end so.
 
     A folder whose every file is named ``{CASE}_{XXXX}`` is read the nnU-Net way, any other as one file per case. Hidden
-    files are passed over.
+    files are passed over. A link that leaves the folder is refused; with ``links`` its case is listed, so that it can
+    be refused alone (``CaseFiles.checked``).
     """
     if not folder.is_dir():
         raise BadInput(f"{folder} is not a folder; give the folder that holds the images")
     files = sorted(path for path in folder.iterdir() if path.is_file() and _ending(path, ending) and _visible(path))
     if not files:
         raise BadInput(f"{folder} holds no image that ends in {ending or ', '.join(READABLE)}")
-    for path in files:
-        _inside(path, folder)
     stems = {path: path.name[: -len(_ending(path, ending) or "")] for path in files}
     channels = {path: _CHANNEL.fullmatch(stem) for path, stem in stems.items()}
     if all(channels.values()):
-        return _by_channel({path: match for path, match in channels.items() if match is not None})
+        found = _by_channel({path: match for path, match in channels.items() if match is not None})
+        return found if links else tuple(case.checked() for case in found)
     named = Counter(stems.values())
     cases = [
         CaseFiles.called(stem, (path,)) if named[stem] == 1 else CaseFiles.called(path.name, (path,))
         for path, stem in stems.items()  # a.nii beside a.nii.gz: two cases, with their endings in the ids
     ]
-    return tuple(sorted(cases, key=lambda case: case.id))
+    return tuple(sorted((case if links else case.checked() for case in cases), key=lambda case: case.id))
 
 
 def _visible(path: Path) -> bool:
@@ -187,11 +199,6 @@ def _ending(path: Path, wanted: str | None) -> str | None:
         if ending and path.name.lower().endswith(ending.lower()):
             return ending
     return None
-
-
-def _inside(path: Path, root: Path) -> None:
-    if root.resolve() not in path.resolve().parents:
-        raise UnsafeInput(f"{path.name} is a link that leaves {root}; copy the file into the folder")
 
 
 def with_labels(cases: Sequence[CaseFiles], folder: Path) -> tuple[CaseFiles, ...]:

@@ -189,7 +189,7 @@ def gathered_cases(
         cases, problems = series_cases(images, keep, ending=model.load().ending)
         (refused if refused is not None else {}).update(problems)
     else:
-        cases = list_cases(images, ending=model.load().ending)
+        cases = list_cases(images, ending=model.load().ending, links=True)
     if labels is not None:
         cases = with_labels(cases, labels)
     if groups is not None:

@@ -103,7 +103,7 @@ class PredictCase:
 
     def _predicted(self, files: CaseFiles, began: float) -> PredictedCase:
         backbone = self.deployment.backbone
-        hashes = input_hashes(files)
+        hashes = input_hashes(files.checked())
         reading = backbone.read(files)
         deadline = None if self.timeout_s is None else began + self.timeout_s
         known = [self.known[files.id]] if files.id in self.known else []

@@ -76,7 +76,7 @@ def check_scorable(deployment: Deployment, cases: Sequence[CaseFiles]) -> None:
 
 def _seen(files: CaseFiles, backbone: Backbone, *, known: bool) -> _Seen:
     try:
-        digest = image_sha256(backbone.read(files).case.image) if known else None
+        digest = image_sha256(backbone.read(files.checked()).case.image) if known else None
     except (CasewiseError, OSError, ValueError, RuntimeError):  # the run itself says what is wrong with the file
         digest = None
     return _Seen(files.id, files.cluster, digest)
@@ -103,9 +103,10 @@ def plan_folder(work: PredictCase, *, resume: bool) -> tuple[Planned, ...]:
 
 
 def _planned(work: PredictCase, files: CaseFiles, *, resume: bool) -> Planned:
-    shape = shape_of(files)
+    shape = None if files.leaving else shape_of(files)
     need = None if shape is None else work.deployment.estimated_bytes(shape)
-    return Planned(files.id, shape, need, resume and is_complete(work.layout, files, work.key))
+    complete = resume and is_complete(work.layout, files, work.key)
+    return Planned(files.id, shape, need, complete)
 
 
 def predict_folder(work: PredictCase, engine: Engine, *, resume: bool = False) -> Iterator[PredictedCase]:

@@ -38,7 +38,7 @@ class RecordCase:
 
     def __call__(self, case_id: str) -> tuple[Case, dict[str, Trajectory]]:
         """The case and its trajectory on each ladder."""
-        case = self.deployment.backbone.read(self.cases[case_id]).case
+        case = self.deployment.backbone.read(self.cases[case_id].checked()).case
         return case, self.deployment.record_ladders(case, self.missing.get(case_id))
 
 
