@@ -228,6 +228,11 @@ def ordered(case: ReadCase, places: Sequence[int]) -> ReadCase:
     return replace(case, ballots=case.ballots[rows], masks=case.masks[rows], names=names)
 
 
+def slim(case: ReadCase, names: tuple[str, ...]) -> ReadCase:
+    """What a choice of views reads, so that all calibration cases fit into memory."""
+    return replace(case, names=names, masks=case.masks[:1].astype(np.uint8), label=case.label.astype(np.uint8))
+
+
 def rungs_of(archive: Archive) -> tuple[str, ...]:
     """The views of a ladder by place; one that is drawn for each case is called "random view"."""
     each = zip(*(entry.rungs[:-1] for entry in archive.entries.values()), strict=True)
@@ -255,7 +260,7 @@ def kinds(bench: Bench, ladder: str) -> dict[str, tuple[tuple[int, ...], str]]:
         mirrors = tuple(k for k, name in enumerate(names, start=1) if name.startswith("mirror("))
         if len(mirrors) > 1:
             found["mirror mean (what nnU-Net's mirroring is)"] = (mirrors, "mean")
-        chosen = chosen_views([replace(read_case(archive, name), names=names) for name in archive.ids])
+        chosen = chosen_views([slim(read_case(archive, name), names) for name in archive.ids])
         words = ", ".join(chosen.names) or "M0 alone"
         found[f"calibrated: {words} (left-out estimate {chosen.left_out:+.4f})"] = (chosen.places, "mean")
     return found
