@@ -138,6 +138,7 @@ def test_the_commands_about_comparisons_run_as_printed_those_of_pipelines_too(he
     update(here / "holdout", cases=24, wrong=False)
     for name in ("old", "new", "labels"):
         (here / "holdout" / name).rename(here / f"holdout-{name}")
+    (here / "holdout" / "cases.csv").rename(here / "patients.csv")
     for number in range(24):
         bitten = heart(8.0 + number % 2)
         bitten[2, 8 : 9 + number // 3, 22:27] = 0
@@ -146,7 +147,7 @@ def test_the_commands_about_comparisons_run_as_printed_those_of_pipelines_too(he
     text = (ROOT / "docs/how-to/compare.md").read_text(encoding="utf-8")
     blocks = dict(re.findall(r"```(json|yaml)\n(.*?)```", text, flags=re.DOTALL)[:1])
     (here / "accept.json").write_text(blocks["json"])
-    assert len(ran("docs/how-to/compare.md")) == 6
+    assert len(ran("docs/how-to/compare.md")) == 7
     assert (here / "merged" / "h00.nii.gz").is_file()
     github, gitlab = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL))
     steps = [step["run"] for step in github["jobs"]["masks"]["steps"] if "run" in step] + gitlab["masks"]["script"]

@@ -51,7 +51,7 @@ def page(labelled: bool = True) -> str:
     return comparison_page(
         summary(labelled),
         [shown],
-        {"old": EVIL, "new": "v2", "unit": "mm", "hd95": True, "min_area": 16, "notable": 0.01},
+        {"old": EVIL, "new": "v2", "unit": "mm", "hd95": True, "min_area": 16, "notable": 0.01, "many": 200},
     )
 
 
@@ -80,7 +80,7 @@ def test_the_page_says_which_color_is_which_label_and_where_a_region_lies():
     text = comparison_page(
         summary(),
         [{**found.as_dict(), "id": "h1", "group": "", "pictures": [], "change": -0.5}],
-        {"old": "v1", "new": "v2", "unit": "mm", "hd95": False, "min_area": 16, "notable": 0.01},
+        {"old": "v1", "new": "v2", "unit": "mm", "hd95": False, "min_area": 16, "notable": 0.01, "many": 200},
     )
     assert f"rows {low[1] + 1} to {high[1]}, columns {low[2] + 1} to {high[2]}</dd>" in text  # slice 1 is the first
     for label, color in ((1, (230, 175, 60)), (2, (110, 190, 160))):

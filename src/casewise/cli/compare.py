@@ -154,6 +154,7 @@ def _write(
     from casewise.measure.comparison import NOTABLE
     from casewise.report.comparison_page import comparison_page, junit_xml, markdown_summary
     from casewise.run.compare import csv_rows
+    from casewise.study.comparison import MANY
 
     summary = outcome.as_dict()
     for name, rows in csv_rows(outcome).items():
@@ -167,6 +168,7 @@ def _write(
         "hd95": settings.surfaces == "all",
         "min_area": settings.min_area,
         "notable": NOTABLE,
+        "many": MANY,
     }
     write_durably(out / "report.html", comparison_page(summary, shown, facts).encode())
     write_json(out / "summary.json", summary)  # last: it vouches for the rest

@@ -223,7 +223,10 @@ def _plain_volume(path: Path, *, max_bytes: int) -> Volume | None:
         scaled = not (slope == 0 or slope != slope or (slope == 1 and shift == 0))
         if header.bytes > _AT_ONCE or header.offset != len(start) or len(header.shape) != 3 or scaled:
             return None
-        fields = Nifti1Header(start[:_NIFTI1], "<")
+        zooms = struct.unpack("<4f", start[76:92])
+        codes = struct.unpack("<2h", start[252:256])
+        usual = abs(zooms[0]) == 1 and min(zooms[1:]) > 0 and 0 <= min(codes) <= max(codes) <= 4  # nothing to mend
+        fields = Nifti1Header(start[:_NIFTI1], "<", check=not usual)
         content = stream.decompress(stream.unconsumed_tail, header.bytes)
         stream.decompress(stream.unconsumed_tail, 1)  # to the end, where the checksum is compared
     except (zlib.error, HeaderDataError):
@@ -231,8 +234,8 @@ def _plain_volume(path: Path, *, max_bytes: int) -> Volume | None:
     if len(content) != header.bytes:
         return None
     voxels = np.frombuffer(bytearray(content), fields.get_data_dtype()).reshape(header.shape[::-1])
-    zooms = tuple(abs(float(zoom)) for zoom in fields.get_zooms()[:3])
-    return Volume(voxels, zooms[::-1], _geometry(fields, fields.get_best_affine(), header.shape))
+    spacing = tuple(abs(float(zoom)) for zoom in fields.get_zooms()[:3])
+    return Volume(voxels, spacing[::-1], _geometry(fields, fields.get_best_affine(), header.shape))
 
 
 def _opened(path: Path) -> Any:

@@ -572,17 +572,17 @@ def _labels(case: _Case, *, surfaces: Surfaces) -> tuple[LabelChange, ...]:
         there[case.ignore] = False
     counted = {name: counts.tolist() for name, counts in _piece_counts(case).items()}
     dice = None if case.label is None else _dice_by_label(case)
+    ml = case.voxel_ml
     rows = []
     for c in np.flatnonzero(there).tolist():
-        pieces = {name: counts[c] for name, counts in counted.items()}
-        row = LabelChange(c, int(in_old[c]), int(in_new[c]), int(changed[c]), **pieces)
-        if case.voxel_ml is not None:
-            row = replace(
-                row, volume_old_ml=row.voxels_old * case.voxel_ml, volume_new_ml=row.voxels_new * case.voxel_ml
-            )
+        more: dict[str, float] = {}
+        if ml is not None:
+            more |= {"volume_old_ml": int(in_old[c]) * ml, "volume_new_ml": int(in_new[c]) * ml}
         if dice is not None:
-            ha, ba = float(case.change.ha[c]), float(case.change.ba[c])
-            row = replace(row, dice_old=float(dice[0][c]), dice_new=float(dice[1][c]), ha=ha, ba=ba)
+            more |= {"dice_old": float(dice[0][c]), "dice_new": float(dice[1][c])}
+            more |= {"ha": float(case.change.ha[c]), "ba": float(case.change.ba[c])}
+        pieces = {name: counts[c] for name, counts in counted.items()}
+        row = LabelChange(c, int(in_old[c]), int(in_new[c]), int(changed[c]), **pieces, **more)
         rows.append(_with_surfaces(case, row, surfaces))
     return tuple(rows)
 

@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +103,11 @@ class CompareCase:
     def key(self, pair: Pair) -> str:
         """Changes with the settings, the version, and the size or time of any of the pair's files."""
         files = [_stamp(path) for path in (pair.old, pair.new, pair.label)]
-        return json_sha256([__version__, asdict(self.settings), files, pair.group, pair.cluster])[:16]
+        return json_sha256([self._how, files, pair.group, pair.cluster])[:16]
+
+    @cached_property
+    def _how(self) -> str:
+        return json_sha256([__version__, asdict(self.settings)])
 
 
 def _stamp(path: Path | None) -> tuple[str, int, int] | None:

@@ -106,13 +106,13 @@ QUANTITIES: Registry[Quantity] = Registry(
             needs_label=False,
         ),
         "max_holed_share": Quantity(
-            "share of cases that gained a hole larger than the margin, as a share of its label",
+            "share of cases with a new hole above the margin",
             lambda case, margin: float(any(row.share(row.largest_hole) > margin for row in case.labels)),
             lambda row, margin: float(row.share(row.largest_hole) > margin),
             needs_label=False,
         ),
         "max_lost_share": Quantity(
-            "share of cases that lost a piece larger than the margin, as a share of its label",
+            "share of cases with a lost piece above the margin",
             lambda case, margin: float(any(row.share(row.largest_lost) > margin for row in case.labels)),
             lambda row, margin: float(row.share(row.largest_lost) > margin),
             needs_label=False,

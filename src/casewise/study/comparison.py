@@ -22,7 +22,7 @@ from casewise.study.statistics.resample import (
     undefined_interval,
 )
 
-MANY = 500  # clusters from which on intervals are Student's t: as good there, and memory does not grow with the cohort
+MANY = 200  # clusters from which on intervals are Student's t: as good there, and memory does not grow with the cohort
 GOOD = 0.7  # a case at or above this metric is good, unless told otherwise; good before and not now is a flip
 
 
