@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from casewise.core.errors import DegenerateStatistic, DegenerateTertiles, NotFinite, TooFewCases, UnknownName
@@ -13,6 +14,7 @@ from casewise.judge.calibration.cuts import (
     judged,
     mean_and_sigma,
     stability,
+    stability_by_group,
     statistics,
     warn_if_degenerate,
 )
@@ -104,3 +106,27 @@ def test_stability_gives_intervals_around_the_cuts_and_records_its_stream():
 def test_wide_gaps_between_buckets_leave_nothing_to_change():
     values = np.repeat([0.0, 10.0, 20.0], 20) + np.tile(np.linspace(0, 1e-6, 20), 3)
     assert stability(values, resamples=200)["changed_median"] < 0.2
+
+
+def test_patients_are_drawn_with_all_of_their_cases():
+    values = np.repeat(np.linspace(0, 1, 10), 6)  # ten patients with six equal scans
+    by_case, by_patient = stability(values), stability(values, clusters=[f"p{n}" for n in np.repeat(range(10), 6)])
+    width = {name: found["cut_high"][1] - found["cut_high"][0] for name, found in (("c", by_case), ("p", by_patient))}
+    assert width["p"] > 1.5 * width["c"]  # sixty cases that say no more than ten
+    assert by_patient["patients"] == 10
+    ragged = stability(values[:-1], clusters=[f"p{n}" for n in np.repeat(range(10), 6)][:-1])  # one has fewer scans
+    assert ragged["cut_high"] == pytest.approx(by_patient["cut_high"], abs=0.02)
+    alone = stability(np.linspace(0, 1, 10))  # the same patients with one scan each
+    assert by_patient["cut_high"] == pytest.approx(alone["cut_high"], abs=0.12)
+
+
+def test_each_group_has_the_stability_of_its_own_cut_points():
+    steady, wild = np.repeat([0.0, 10.0, 20.0], 10), np.linspace(100, 900, 30)
+    frame = pd.DataFrame({"group": ["a"] * 30 + ["b"] * 30, "cluster": [f"p{n}" for n in range(60)]})
+    values = np.concatenate([steady, wild])
+    found = stability_by_group(frame, values, {"a": steady, "b": wild}, "medical")
+    assert found["groups"]["b"] == stability(wild, clusters=frame["cluster"][30:].tolist())
+    assert found["groups"]["a"]["cut_high"][1] <= 20  # the union's high cut lies far beyond anything in a
+    mixed = (found["groups"]["a"]["changed_median"] + found["groups"]["b"]["changed_median"]) / 2
+    assert found["changed_median"] == pytest.approx(mixed)
+    assert set(stability_by_group(frame, values, {"a": steady, "c": wild}, "medical")["groups"]) == {"a"}

@@ -10,7 +10,8 @@ import pytest
 from casewise.core.records import Policy
 from casewise.judge.certificates.certificate import Certificate, policy_digest
 from casewise.judge.monitors.exchangeability import quota_of
-from casewise.study.analyses import ANALYSES, backbones
+from casewise.judge.outcomes import judged_share
+from casewise.study.analyses import ANALYSES, backbones, sections_of
 from casewise.study.analyses.routing import quota_found
 from casewise.study.analyses.sensitivity import refit_of
 from casewise.study.study import Extras, Study
@@ -163,3 +164,14 @@ def test_minima_in_millimeters_need_a_spacing(study):
     section = ANALYSES["min-area"](asked)
     assert "have no spacing" in section.missing["sweep of min_area in mm"]
     assert "min-area-mm" not in {one.id for one in section.tables}
+
+
+def test_every_table_and_picture_of_ha_says_how_much_of_the_edit_ha_judged(study):
+    share = f"HA judged {judged_share(study.uncontrolled):.0%} of the edit"
+    sections = sections_of(study)
+    with_ha = [one for part in sections for one in part.tables if any(c.title.split()[0] == "HA" for c in one.columns)]
+    assert {"methods", "matched", "cut-modes", "accounting", "learned"} <= {one.id for one in with_ha}
+    silent = [one.id for one in with_ha if "HA judged" not in one.caption]
+    assert not silent
+    assert any(share in one.caption for one in with_ha)
+    assert all("HA judged" in one.caption for part in sections for one in part.pictures if " HA" in one.caption)

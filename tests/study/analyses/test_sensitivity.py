@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from casewise.core.errors import BadInput, TooFewCases
-from casewise.study.analyses.routing import cut_stability
+from casewise.judge.calibration.fit import calibrate
+from casewise.study.analyses import ANALYSES
+from casewise.study.analyses.routing import cut_stability, stability_of
 from casewise.study.analyses.sensitivity import calibration_sensitivity
 from casewise.study.assignment import DRIVING, MEDICAL, buckets_at
+from casewise.study.study import Study
 
 
 @pytest.fixture
@@ -88,3 +91,21 @@ def test_cut_intervals_hold_their_estimates(values):
     found = cut_stability(values.iloc[:20], values, resamples=500)
     assert ((found.table["low"] <= found.table["estimate"]) & (found.table["estimate"] <= found.table["high"])).all()
     assert 0 < found.made["changed_median"] <= found.made["changed_high"] < 1
+
+
+def test_a_policy_by_group_has_the_stability_of_each_groups_cuts(sources):
+    per_group = calibrate(sources.calibration, "cardiac", mode="per-group")
+    study = Study.of(sources.evaluation, sources.calibration, per_group, resamples=100)
+    found = stability_of(study)
+    for group, cuts in per_group.groups.items():
+        rows = found.table[found.table["group"] == group].set_index("cut")["estimate"]
+        assert rows.to_dict() == pytest.approx({name: cuts[name] for name in ("cut_low", "cut_high")})
+    section = ANALYSES["routing"](study)
+    assert any(column.key == "group" for one in section.tables if one.id == "cut-stability" for column in one.columns)
+
+
+def test_patients_are_redrawn_with_all_of_their_cases():
+    pool = np.repeat(np.linspace(0, 1, 8), 5)
+    plain = cut_stability(pool, pool).row(cut="cut_high")
+    by_patient = cut_stability(pool, pool, clusters=np.repeat(range(8), 5).tolist()).row(cut="cut_high")
+    assert by_patient["high"] - by_patient["low"] > 1.5 * (plain["high"] - plain["low"])

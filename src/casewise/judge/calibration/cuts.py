@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -135,26 +135,67 @@ def stability(
     convention: str = "medical",
     *,
     judged: Floats | None = None,
+    clusters: Sequence[Hashable] | None = None,
     resamples: int = 5000,
     seed: int = RESAMPLING_SEED,
 ) -> dict[str, Any]:
-    """Percentile intervals of both cuts, and the share of ``judged`` cases (default: the pool) that change bucket."""
+    """Percentile intervals of both cuts, and the share of ``judged`` cases (default: the pool) that change bucket.
+
+    Patients are drawn, each with all of its cases, where ``clusters`` names them.
+    """
     pool = checked(values, what="a bootstrap of cut-points")
     judged = pool if judged is None else judged
-    drawn = np.random.default_rng(seed).integers(0, len(pool), size=(resamples, len(pool)))
-    low, high = CONVENTIONS[convention].cuts(pool[drawn])
-    deployed = buckets(judged, *cut_points(pool, convention))
-    moved = (buckets(judged, low[:, None], high[:, None]) != deployed).mean(axis=1)
-    return {
-        "cut_low": _interval(low),
-        "cut_high": _interval(high),
-        "changed_median": float(np.median(moved)),
-        "changed_upper": float(np.percentile(moved, 97.5)),
-        "judged": len(judged),
-        "resamples": resamples,
-        "seed": seed,
-        "stream": {"first_row": drawn[0, :5].tolist(), "sum": int(drawn.sum())},
+    drawn, index = resampled(pool, clusters, resamples, seed)
+    cuts = np.array([CONVENTIONS[convention].cuts(one) for one in drawn]).T if isinstance(drawn, list) else None
+    low, high = CONVENTIONS[convention].cuts(np.asarray(drawn)) if cuts is None else cuts
+    moved = _moved(judged, cut_points(pool, convention), low, high)
+    stream = {"first_row": index[0, :5].tolist(), "sum": int(index.sum())}
+    made = {"judged": len(judged), "patients": index.shape[1], "resamples": resamples, "seed": seed, "stream": stream}
+    return {"cut_low": _interval(low), "cut_high": _interval(high), **moved, **made}
+
+
+def resampled(
+    pool: Floats, clusters: Sequence[Hashable] | None, resamples: int, seed: int
+) -> tuple[Floats | list[Floats], NDArray[np.int64]]:
+    """The pool drawn again, patient by patient, and the index of the draws."""
+    names = range(len(pool)) if clusters is None else [str(name) for name in clusters]
+    units = np.unique(np.asarray(names), return_inverse=True)[1]
+    patients = int(units.max()) + 1
+    index = np.random.default_rng(seed).integers(0, patients, size=(resamples, patients))
+    if len(set(np.bincount(units))) == 1:  # as many scans of each patient, usually one
+        by_patient = pool[np.argsort(units, kind="stable")].reshape(patients, -1)
+        return by_patient[index].reshape(resamples, -1), index
+    each = [pool[units == unit] for unit in range(patients)]
+    return [np.concatenate([each[unit] for unit in row]) for row in index], index
+
+
+def _moved(judged: Floats, deployed: tuple[float, float], low: Floats, high: Floats) -> dict[str, float]:
+    """The share of cases that other cut-points put into another bucket: in the middle draw, and in a bad one."""
+    if not len(judged):
+        return {"changed_median": 0.0, "changed_upper": 0.0}
+    moved = (buckets(judged, low[:, None], high[:, None]) != buckets(judged, *deployed)).mean(axis=1)
+    return {"changed_median": float(np.median(moved)), "changed_upper": float(np.percentile(moved, 97.5))}
+
+
+def stability_by_group(
+    step_one: pd.DataFrame, values: Floats, judged: Mapping[str, Floats], convention: str
+) -> dict[str, Any]:
+    """For each group the stability of its own cut-points; over all groups, the share of cases that change bucket.
+
+    ``judged`` holds the values to put into buckets, by group; a group without cut-points of its own is left out.
+    """
+    known = step_one["group"].to_numpy()
+    groups = {}
+    for name in sorted(set(judged) & set(known)):
+        own = known == name
+        members = step_one.loc[own, "cluster"].tolist()
+        groups[str(name)] = stability(values[own], convention, judged=judged[name], clusters=members)
+    cases = sum(one["judged"] for one in groups.values())
+    shares = {
+        key: sum(one[key] * one["judged"] for one in groups.values()) / max(cases, 1)
+        for key in ("changed_median", "changed_upper")
     }
+    return {"groups": groups, **shares, "judged": cases}
 
 
 def _interval(draws: Floats) -> list[float]:

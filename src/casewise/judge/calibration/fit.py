@@ -26,6 +26,7 @@ from casewise.judge.calibration.cuts import (
     inference,
     recommended,
     stability,
+    stability_by_group,
     statistics,
     warn_if_degenerate,
 )
@@ -258,13 +259,15 @@ def _routed(
         warn_if_degenerate(what, mine, own["cut_low"], own["cut_high"], best if best != coordinate else None)
     if mode == "inferred":
         fitted["options"]["inference"] = inference(_step(archive, 0))
-    judged = None if evaluation is None else _evaluation_values(evaluation, coordinate, options)
+    judged = None if evaluation is None else _step(evaluation, 1)
+    if judged is not None:
+        judged = judged.assign(u=coordinate_values(judged, coordinate, options, fewest=1))
     examined = {
         "coordinate": coordinate,
         "convention": convention,
         "mode": mode,
         "degenerate": low == high,
-        "stability": stability(values, convention, judged=judged),
+        "stability": _stability(first, values, fitted["groups"], convention, judged),
         "coordinates": table,
         "recommended_coordinate": best,
     }
@@ -325,8 +328,15 @@ def _column(rows: pd.DataFrame, name: str, fewest: int = FEWEST) -> Floats:
     return checked(values, fewest=fewest)
 
 
-def _evaluation_values(evaluation: Archive, coordinate: str, options: Mapping[str, Any]) -> Floats:
-    return coordinate_values(_step(evaluation, 1), coordinate, options, fewest=1)
+def _stability(
+    first: pd.DataFrame, values: Floats, groups: Mapping[str, Any], convention: str, judged: pd.DataFrame | None
+) -> dict[str, Any]:
+    """How much the deployed cut-points hang on who was drawn: one pair for all, or the own pair of each group."""
+    seen = first.assign(u=values) if judged is None else judged
+    if not groups:
+        return stability(values, convention, judged=seen["u"].to_numpy(float), clusters=first["cluster"].tolist())
+    by_group = {str(name): part["u"].to_numpy(float) for name, part in seen.groupby("group")}
+    return stability_by_group(first, values, by_group, convention)
 
 
 def _step(archive: Archive, step: int) -> pd.DataFrame:

@@ -304,10 +304,12 @@ def _router_lines(found: Mapping[str, Any]) -> Iterator[str]:
         f"{name} {row['cases']} ({row['share']:.0%})" for name, row in found["buckets"].items()
     )
     moved = found["stability"]
-    yield (
-        f"cut-points under resampling: {_interval(moved['cut_low'])} and {_interval(moved['cut_high'])}; "
-        f"{moved['changed_median']:.1%} of cases change bucket (median), {moved['changed_upper']:.1%} at worst of 97.5%"
-    )
+    for name, own in moved.get("groups", {"": moved}).items():
+        whose, cuts = f"of {name} " if name else "", f"{_interval(own['cut_low'])} and {_interval(own['cut_high'])}"
+        yield (
+            f"cut-points {whose}under resampling: {cuts}; {own['changed_median']:.1%} of {own['judged']} cases change "
+            f"bucket (median), {own['changed_upper']:.1%} at worst of 97.5%"
+        )
     best = found["recommended_coordinate"]
     unfit = found["coordinates"].get(found["coordinate"], {}).get("unfit", [])
     verdict = f"unfit ({'; '.join(unfit)})" if unfit else "fit"

@@ -46,6 +46,7 @@ from casewise.judge.controllers.about import about
 from casewise.judge.controllers.region_gate import gated as gated_mask
 from casewise.judge.controllers.region_gate import region_scores
 from casewise.judge.ledger import unlock
+from casewise.judge.outcomes import judged_share, outcomes
 from casewise.judge.policy import check_binding, controller_kind, fitted_on
 from casewise.measure.metrics.harm import harm
 
@@ -223,7 +224,7 @@ def certify_gate(
         kept=0.0 if chosen is None else float(table.kept[chosen]),
         curve=curve(table, bounds),
         details=_details(tables, loss, alpha, population, within),
-        deployed=_deployed(tables, chosen, ungated),
+        deployed=_deployed(tables, chosen, ungated, _judged(archive, ids)),
         **_reliability(tables, loss, fresh),
         **_about(archive, policy, certified, ids, table, loss, alpha, cut, population),
         **origin_of(archive),
@@ -245,7 +246,7 @@ def _chosen(table: LossTable, loss: str, alpha: float) -> tuple[int | None, Any]
 
 
 def _deployed(
-    tables: dict[str, LossTable], chosen: int | None, ungated: dict[str, LossTable]
+    tables: dict[str, LossTable], chosen: int | None, ungated: dict[str, LossTable], judged: dict[str, float]
 ) -> dict[str, dict[str, float]]:
     """Surrogate and deployed HA side by side, un-gated and gated; neither can be quoted alone (L7)."""
 
@@ -254,7 +255,15 @@ def _deployed(
         kept = 0.0 if column is None else float(found["deployed"].kept[column])
         return {"ha": numbers["deployed"], "surrogate": numbers["surrogate"], "kept": kept}
 
-    return {"before": at(ungated, 0), "certified": at(tables, chosen)}
+    return {"before": {**at(ungated, 0), **judged}, "certified": at(tables, chosen)}
+
+
+def _judged(archive: Archive, ids: Sequence[str]) -> dict[str, float]:
+    """The share of the un-gated edit that HA judged."""
+    rows = outcomes(archive)
+    first = (rows["step"] == 1) & (rows["shrink"] == 0) & rows["case"].isin(ids)
+    share = judged_share(rows.loc[first])
+    return {} if share is None else {"judged": share}
 
 
 def _details(tables: dict[str, LossTable], loss: str, alpha: float, population: str, within: str) -> dict[str, Any]:

@@ -135,6 +135,9 @@ def two_sample_p(pool: Sequence[float], stream: Sequence[float], *, shuffles: in
     .. math:: T = \sum_z (F_{pool}(z) - F_{stream}(z))^2 \text{ over all } n + m \text{ values},
               \qquad p = \frac{1 + \#\{T^* \ge T\}}{1 + \text{shuffles}}
 
+    The shuffles are seeded by the pooled values without their order, so the same data give the same p; one seed for all
+    data would test every stream against the same few thousand shuffles, whose luck were then the level of the test.
+
     >>> two_sample_p([1, 2, 3, 4, 5, 6, 7, 8], [21, 22, 23, 24, 25]) < 0.01
     True
     """
@@ -142,7 +145,7 @@ def two_sample_p(pool: Sequence[float], stream: Sequence[float], *, shuffles: in
     order = np.argsort(values, kind="stable")
     last = np.append(np.diff(values[order]) > 0, True)  # both step functions are read after a group of equal values
     jumps = np.where(np.arange(len(values)) < len(pool), 1.0 / len(pool), -1.0 / len(stream))
-    rng = np.random.default_rng(RESAMPLING_SEED)
+    rng = np.random.default_rng(seed_of(RESAMPLING_SEED, values[order].tobytes().hex()))
     shuffled = rng.permuted(np.tile(jumps, (shuffles, 1)), axis=1)
     weight = np.diff(np.flatnonzero(last), prepend=-1)  # how many values stand at each distinct one
     found = ((np.cumsum(jumps[order])[last] ** 2) * weight).sum()

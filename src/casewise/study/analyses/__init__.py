@@ -6,10 +6,13 @@ and the page, its pictures to SVG and PNG. Adding one is that file, its import a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from casewise.core.errors import CasewiseError
 from casewise.core.registry import Registry
+from casewise.judge.outcomes import judged_sentence, judged_share
 from casewise.study.analyses import (
     accounting,
     association,
@@ -44,6 +47,7 @@ from casewise.study.finding import Section
 from casewise.study.study import Progress, Study
 
 Analysis = Callable[[Study], Section]
+_HA = re.compile(r"\bHA\b|harmful", re.IGNORECASE)
 
 ANALYSES: Registry[Analysis] = Registry(
     "analysis",
@@ -85,6 +89,22 @@ def chosen_analyses(only: Collection[str] | None) -> dict[str, Analysis]:
     return {name: ANALYSES[name] for name in (only or ANALYSES)}
 
 
+def with_judged_share(section: Section, study: Study) -> Section:
+    """A section in which every table and picture of HA says how much of the edit HA judged (of the full horizon)."""
+    said = f"{judged_sentence(judged_share(study.uncontrolled))} after {study.reference}."
+
+    def told(caption: str, *texts: str) -> str:
+        prints_ha = any(_HA.search(text) for text in texts) and "HA judged" not in caption
+        return f"{caption} {said[0].upper()}{said[1:]}".strip() if prints_ha else caption
+
+    tables = tuple(
+        replace(one, caption=told(one.caption, one.title, *(column.title for column in one.columns)))
+        for one in section.tables
+    )
+    pictures = tuple(replace(one, caption=told(one.caption, one.title, one.caption)) for one in section.pictures)
+    return replace(section, tables=tables, pictures=pictures)
+
+
 def sections_of(
     study: Study, analyses: dict[str, Analysis] | None = None, *, progress: Progress = lambda _: None
 ) -> list[Section]:
@@ -93,7 +113,7 @@ def sections_of(
     for name, analysis in (chosen_analyses(None) if analyses is None else analyses).items():
         progress(name)
         try:
-            found.append(analysis(study))
+            found.append(with_judged_share(analysis(study), study))
         except CasewiseError as error:
             found.append(Section(name, name.capitalize(), missing={name: str(error)}))
     return found

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from casewise.core.seeds import RESAMPLING_SEED
+from casewise.judge.calibration.cuts import resampled
 from casewise.judge.monitors.exchangeability import quota_drift, quota_of, quota_p
 from casewise.render.ink import HARM, HELP, INK, MUTED, Picture, canvas, inked
 from casewise.render.tables import Cell, Column, Table, number, rows_of, table
 from casewise.study.assignment import MEDICAL, buckets_at
 from casewise.study.finding import Finding, Section, notes_of
-from casewise.study.statistics.resample import RESAMPLES, draws
+from casewise.study.statistics.resample import RESAMPLES, clusters_of, draws
 from casewise.study.study import Study, once
 from casewise.study.trajectories import step_one
 
@@ -34,16 +38,36 @@ def section(study: Study) -> Section:
         reason = f"the policy is a {study.controller.name}, not a router"
         return Section("routing", "The router", missing={"routing tables": reason})
     depth = depth_dispersion(study.router)
-    stability = cut_stability(
-        *(step_one(frame, study.coordinate) for frame in (study.holdout, study.outcomes)),
-        percentiles=study.percentiles, **study.bootstrap,
-    )  # fmt: skip
+    stability = stability_of(study)
     tables = (_coordinates(study), _depths(depth), _cuts(study, stability), _algorithm())
     notes = notes_of(depth, stability)
     return Section(
         "routing", "The router", _lead(study, stability), tables, (_picture(study),),
         (depth, stability, quota_found(study)), notes,
     )  # fmt: skip
+
+
+def stability_of(study: Study) -> Finding:
+    """Cut-points from redrawn calibration patients: one pair for all, or each group's own where there are such."""
+    options: dict[str, Any] = {"percentiles": study.percentiles, **study.bootstrap}
+    pool, values = (step_one(frame, study.coordinate) for frame in (study.holdout, study.outcomes))
+    first = study.holdout[(study.holdout["step"] == 1) & (study.holdout["shrink"] == 0)].sort_values("case")
+    units = pd.Series(clusters_of(first), index=first["case"])
+    if not study.policy.groups:
+        return cut_stability(pool, values, clusters=units.tolist(), **options)
+    of = {case: entry.group for case, entry in {**study.calibration.entries, **study.evaluation.entries}.items()}
+    found = {}
+    for group in study.policy.groups:
+        mine, theirs = (one[[of[case] == group for case in one.index]] for one in (pool, values))
+        if len(mine) and len(theirs):
+            found[group] = cut_stability(mine, theirs, clusters=units[mine.index].tolist(), **options)
+    n = sum(one.n for one in found.values())
+    table = pd.concat([one.table.assign(group=group) for group, one in found.items()], ignore_index=True)
+    shares = {
+        key: sum(one.made[key] * one.n for one in found.values()) / n for key in ("changed_median", "changed_high")
+    }
+    notes = tuple(f"{group}: {note}" for group, one in found.items() for note in one.notes)
+    return Finding("sensitivity.cuts", table, n, "F9", shares, notes)
 
 
 def _lead(study: Study, stability: Finding) -> str:
@@ -118,13 +142,14 @@ def _depths(depth: Finding) -> Table:
 
 def _cuts(study: Study, stability: Finding) -> Table:
     columns = (
+        *((Column("group", "Group", text=True),) if "group" in stability.table else ()),
         Column("cut", "Cut-point", text=True),
         Column("estimate", "value [95 %]", 6, interval=("low", "high")),
         Column("n", "calibration cases"),
     )
     high = stability.made.get("changed_high")
     tail = "" if high is None else f" In the upper tail {number(100 * float(high), 1)} % of cases change bucket."
-    caption = f"Calibration cases drawn with replacement, B = {study.resamples}, seed {study.seed}.{tail}"
+    caption = f"Calibration patients drawn with replacement, B = {study.resamples}, seed {study.seed}.{tail}"
     return table(
         "cut-stability", "Stability of the cut-points", columns, rows_of(stability.table, columns), caption=caption
     )
@@ -166,13 +191,20 @@ def cut_stability(
     evaluation_values: ArrayLike,
     *,
     percentiles: tuple[float, float] = MEDICAL,
+    clusters: Sequence[Hashable] | None = None,
     resamples: int = RESAMPLES,
     seed: int = RESAMPLING_SEED,
 ) -> Finding:
-    """Bootstrap intervals of both cut-points, and how many evaluation cases would change their bucket (F9)."""
+    """Bootstrap intervals of both cut-points, and how many evaluation cases would change their bucket (F9).
+
+    Patients are drawn, each with all of its cases, where ``clusters`` numbers them.
+    """
     pool, u = (np.asarray(values, dtype=np.float64) for values in (calibration_values, evaluation_values))
-    drawn = draws(len(pool), resamples, seed)
-    fitted, cuts = np.percentile(pool, percentiles), np.percentile(pool[drawn.index], percentiles, axis=1)
+    pools, index = resampled(pool, clusters, resamples, seed)
+    drawn = draws(index.shape[1], resamples, seed)  # the same stream, which is proven
+    fitted = np.percentile(pool, percentiles)
+    cuts = np.array([np.percentile(one, percentiles) for one in pools]).T if isinstance(pools, list) else None
+    cuts = np.percentile(pools, percentiles, axis=1) if cuts is None else cuts
     changed = (buckets_at(u, *cuts) != buckets_at(u, *fitted)).mean(axis=1)
     records = []
     for at, name in enumerate(("cut_low", "cut_high")):
