@@ -232,6 +232,18 @@ def test_merge_takes_small_changes_asks_about_middling_ones_and_keeps_the_old_of
         name = f"{case_id}.nii.gz"
         assert (root / "m" / name).read_bytes() == (root / chosen / name).read_bytes()
     assert lines["h02"]["decision"]["flagged"] is True
+    words = [
+        "merge",
+        root / "old",
+        root / "new",
+        "--policy",
+        policy / "update.json",
+        "--method",
+        "v2",
+        "-o",
+        root / "m2",
+    ]
+    assert json.loads(run(*words, "--json").output)["taken"] == {"new": 2, "old": 1, "ask": 1}
     assert Chain(root / "m" / "audit.jsonl").problems == []
 
 

@@ -252,6 +252,7 @@ def merge(
     names: Path = typer.Option(None, help="CSV with case, old, new where file names differ."),
     method: str = typer.Option("imported", help="What produced the new masks, as named at casewise import."),
     model: str = typer.Option("imported", help="What produced the old masks, as named at casewise import."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Keep new, keep old, or ask: a calibrated policy decides for every case, without a label.
 
@@ -264,13 +265,12 @@ def merge(
     pairs = find_pairs(old, new, names=names, cases=cases)
     merged = list(merge_folders(pairs, read_policy(policy), out, model=model, method=method, certificate=certificate))
     counted = Counter(one.taken for one in merged)
-    words = {"new": "new", "old": "old", "ask": "old until a person has looked", "failed": "without a mask"}
-    typer.echo(
-        f"{len(merged)} cases: " + ", ".join(f"{counted[name]} {said}" for name, said in words.items() if counted[name])
-    )
-    for one in merged:
-        if one.taken in (ASK, FAILED):
-            typer.echo(f"{one.case_id}: {one.reason}", err=not one.compared)
-    typer.echo(f"masks, decisions.jsonl and audit.jsonl are in {out}; M0 in a reason is the old mask")
+    names_of = {"new": "new", "old": "old", "ask": "old until a person has looked", "failed": "without a mask"}
+    kinds = ", ".join(f"{counted[name]} {said}" for name, said in names_of.items() if counted[name])
+    words = [f"{len(merged)} cases: {kinds}"]
+    words += [f"{one.case_id}: {one.reason}" for one in merged if one.taken in (ASK, FAILED)]
+    words.append(f"masks, decisions.jsonl and audit.jsonl are in {out}; M0 in a reason is the old mask")
+    content = {"out": out, "taken": dict(counted), "cases": {one.case_id: one.taken for one in merged}}
+    answer("\n".join(words), content, as_json=as_json)
     if any(not one.compared for one in merged):
         raise typer.Exit(NOT_ALL_DECIDED)

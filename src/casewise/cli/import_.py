@@ -22,7 +22,7 @@ def import_(
     labels: Path = typer.Option(None, help="Folder with <case>.* of the same kinds."),
     out: Path = typer.Option(..., "--out", "-o", help="The archive to make or go on with."),
     signals: Path = typer.Option(None, help="signals.csv: case, step, then one column a signal."),
-    groups: Path = typer.Option(None, help="groups.csv: case, group, cluster, split."),
+    groups: Path = typer.Option(None, "--groups", "--cases", help="CSV: case, group, cluster, split."),
     method: str = typer.Option("imported", help="What produced the masks; another method refuses the policy."),
     model: str = typer.Option("imported", help="Name or hash of the source model."),
     metric: str = typer.Option("dice", help="dice or miou."),

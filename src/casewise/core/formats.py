@@ -38,8 +38,13 @@ def json_bytes(value: Any) -> bytes:
     return f"{json_text(value, indent=1, sort_keys=True)}\n".encode()
 
 
+_AS_THEY_ARE = frozenset({str, int, bool})
+
+
 def worded(value: Any) -> Any:
     """The same value with words for infinities and None for NaN; NumPy's numbers as Python's."""
+    if value is None or type(value) in _AS_THEY_ARE:  # most values, and the slow questions need not be asked
+        return value
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):

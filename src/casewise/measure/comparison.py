@@ -575,7 +575,7 @@ def _labels(case: _Case, *, surfaces: Surfaces) -> tuple[LabelChange, ...]:
     ml = case.voxel_ml
     rows = []
     for c in np.flatnonzero(there).tolist():
-        more: dict[str, float] = {}
+        more: dict[str, Any] = {}
         if ml is not None:
             more |= {"volume_old_ml": int(in_old[c]) * ml, "volume_new_ml": int(in_new[c]) * ml}
         if dice is not None:
