@@ -395,7 +395,7 @@ def test_m0_of_the_ladders_before_outlives_a_ladder_that_fails(
     second = PLAIN if late else replace(PLAIN, objective=Breaks(ValueError("odd")), steps=2)
     both = Deployment(MODEL, (PLAIN, second), FIXED, ladders=("first", "second"))
     found = both.segment(case, deadline=0.0 if late else None)
-    assert (found.status, found.executed) == ("fallback", 1)
+    assert (found.status, found.executed) == ("fallback", 1 if late else 2)  # updates of the ladder that failed count
     assert found.mask is found.source
     assert ("time limit" if late else "odd") in found.decision.reason
-    assert len(forwards) == (2 if late else 4)
+    assert len(forwards) == (1 if late else 4)

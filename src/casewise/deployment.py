@@ -28,7 +28,7 @@ from casewise.adapt.forwards import Forwards
 from casewise.adapt.parameters import select
 from casewise.adapt.proposers import SharedSource, readings_of
 from casewise.archive.layout import image_sha256, mask_sha256
-from casewise.core.errors import BadInput, CasewiseError, MovedUnselected, NotFinite, Refused, in_one_line
+from casewise.core.errors import BadInput, CasewiseError, Mismatch, MovedUnselected, NotFinite, Refused, in_one_line
 from casewise.core.predicted import Finding
 from casewise.core.records import (
     DONE,
@@ -45,12 +45,13 @@ from casewise.core.records import (
     State,
     Trajectory,
     deployed,
+    joint_binding,
 )
 from casewise.guard import Guarded, check_bound, decided, episode_of, fallen_back, prepared
 from casewise.judge.certificates.certificate import Certificate, check_certificate, check_feasible, outside_promise
 from casewise.judge.deciding import compared
 from casewise.judge.monitors.watch import active_policy, read_watch, write_watch
-from casewise.judge.policy import READY, adapts, calibration_case, check_go, controller_of, no_go
+from casewise.judge.policy import READY, adapts, calibration_case, check_binding, check_go, controller_of, no_go
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ class Segmented:
     status: str = DONE  # or "fallback" where M0 replaced a failure or a time-out
     error: Exception | None = None
     findings: tuple[Finding, ...] = ()  # of the input contract
+    ladders: Mapping[str, Trajectory] = field(default_factory=dict)  # all of them, where several were read together
     notes: tuple[str, ...] = ()  # what no promise covers about this case: a calibration case, a forced no-go, ...
     monitor: Mapping[str, Any] | None = None  # what the watch says after this case
     seconds: float = 0.0
@@ -185,9 +187,26 @@ class Deployment:
         return self.proposers[self.ladders.index(self.policy.ladder) if named else 0]
 
     @property
+    def plain_adaptation(self) -> dict[str, Any]:
+        """How candidates are made, for JSON; of every ladder by its name, where several are read together."""
+        if not self.policy.ladders:
+            return self.adaptation.as_plain()
+        named = zip(self.ladders, self.proposers, strict=True)
+        return {**self.adaptation.as_plain(), "ladders": {name: how.as_plain() for name, how in named}}
+
+    @property
     def binding(self) -> Binding:
         """What a policy must have been fitted on to decide here."""
-        return self.adaptation.binding(self.backbone)
+        if not self.policy.ladders:
+            return self.adaptation.binding(self.backbone)
+        backbone, hows = self.backbone, dict(zip(self.ladders, self.proposers, strict=True))
+        if lost := [name for name in self.policy.ladders if name not in hows]:
+            raise Mismatch(
+                f"policy {self.policy.name!r} reads ladder {', '.join(lost)}, and nobody proposes its candidates; "
+                f"proposed are {', '.join(map(repr, self.ladders))}"
+            )
+        read = {name: hows[name] for name in self.policy.ladders}
+        return joint_binding({name: (how.binding(backbone), how.horizon(backbone)) for name, how in read.items()})
 
     @property
     def active_policy(self) -> Policy:
@@ -239,7 +258,12 @@ class Deployment:
 
     def check(self) -> None:
         """Refuse, before the first case, what belongs to another model, objective, loader or calibration."""
-        if self.adapts:
+        if self.adapts and self.policy.ladders:
+            check_binding(self.policy, self.binding)
+            for how in self.proposers:
+                if how.forward_only is None:
+                    select(self.backbone.network, how.parameters)
+        elif self.adapts:
             check_bound(self.policy, replace(self.adaptation, steps=self.policy.steps), self.backbone)
             if self.adaptation.forward_only is None:
                 select(self.backbone.network, self.adaptation.parameters)
@@ -272,6 +296,7 @@ class Deployment:
             trajectory=found.trajectory,
             status=found.status,
             error=found.error,
+            ladders=found.ladders,
             findings=findings,
             notes=self._notes(case, found.decision),
             monitor=self.monitor,
@@ -294,9 +319,7 @@ class Deployment:
         hows = {
             name: how for name, how in zip(self.ladders, self.proposers, strict=True) if asked is None or name in asked
         }
-        shared = None
-        if ready.pipeline is not None and any(how.forward_only is not None for how in hows.values()):
-            shared = SharedSource(ready.pipeline)
+        shared = _shared_source(ready, tuple(hows.values()))
         for name, how in hows.items():
             yield name, self._recorded(case, ready, how, shared)
 
@@ -357,14 +380,26 @@ class Deployment:
     ) -> Guarded:
         """A controller that reads several ladders: all their candidates are made, then it decides once.
 
-        Where one of them fails, or the time is up between two, M0 is the one that the ladders before it were made from.
+        Where one of them fails, or the time is up between two forwards, M0 is the one that was predicted for them all.
         """
+        hows = dict(zip(self.ladders, self.proposers, strict=True))
+        read: tuple[str, ...] = controller.ladders  # type: ignore[attr-defined]
+        shared = _shared_source(ready, tuple(hows[name] for name in read))
         made: dict[str, Trajectory] = {}
+        executed = 0
         try:
-            for name, one in self._ladder_by_ladder(case, ready, controller.ladders):  # type: ignore[attr-defined]
-                made[name] = one
-                clock.running = True
-                clock.look()
+            for name in read:
+                episode = episode_of(
+                    case, self.backbone, ready, hows[name], controller, before_forward=clock.look, source=shared
+                )
+                with episode:
+                    clock.running = True
+                    try:
+                        while episode.step < episode.how.steps:
+                            episode.advance(last=episode.step + 1 == episode.how.steps)
+                    finally:
+                        made[name] = episode.trajectory
+                        executed += episode.updates
             first = next(iter(made.values()))
             seen = Observation(
                 case.id, case.group, first.signals[:1], case.cluster, {name: one.signals for name, one in made.items()}
@@ -378,16 +413,18 @@ class Deployment:
             decision = Decision.of(seen, verdict, controller.name, calibration_id=policy.calibration_id)
             mask = deployed(controller, lambda state: masks[state], decision)
         except Exception as error:
+            if isinstance(error, MovedUnselected):
+                _loaded.cache_clear()  # the network was given back; the next case loads it again nevertheless
             reason = f"adaptation failed: {in_one_line(error)}"
             if not made:
+                if isinstance(error, (BadInput, NotFinite)):
+                    raise
                 return self._source_only(case, ready, reason, error)
-            first, executed = next(iter(made.values())), sum(one.steps for one in made.values())
+            first = next(iter(made.values()))
             back = self._rollback(case, first.masks[0], reason, controller.name, executed)
-            return Guarded(first.masks[0], back, first, FALLBACK, error)
-        executed = sum(one.steps for one in made.values())
+            return Guarded(first.masks[0], back, first, FALLBACK, error, made)
         decision = replace(decision, executed=executed, state_hash=mask_sha256(mask))
-        shown = made.get(decision.state.ladder, first)
-        return Guarded(mask, decision, shown)
+        return Guarded(mask, decision, made.get(decision.state.ladder, first), ladders=made)
 
     def _notes(self, case: Case, decision: Decision) -> tuple[str, ...]:
         """What a reader of this case must know; a calibration case is recognised by its image, under any name."""
@@ -443,6 +480,14 @@ class Deployment:
                 f"case {case.id} needs about {need / 2**30:.1f} GiB, --max-ram allows {self.max_ram / 2**30:.1f} GiB; "
                 "lower --max-slices or raise the limit"
             )
+
+
+def _shared_source(ready: Prepared, hows: tuple[Adaptation, ...]) -> SharedSource | None:
+    """M0 for several ladders of a case, where it comes out of a pipeline; an update may need a graph of its own."""
+    forwards = any(how.forward_only is not None for how in hows)
+    if ready.pipeline is None or not (forwards or (len(hows) > 1 and ready.predict is not None)):
+        return None
+    return SharedSource(ready.pipeline)
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from casewise.core.errors import BadInput, MovedUnselected, Refused, in_one_line
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from casewise.adapt.adaptation import Adaptation
     from casewise.adapt.backbones import Prepared
     from casewise.adapt.episode import Episode
+    from casewise.adapt.proposers import SharedSource
     from casewise.adapt.readings import Readings
 
 
@@ -40,6 +41,7 @@ class Guarded:
     trajectory: Trajectory
     status: str = DONE  # or "fallback": adaptation failed, and the mask is M0 as it was predicted before
     error: Exception | None = None  # why it failed
+    ladders: Mapping[str, Trajectory] = field(default_factory=dict)  # all of them, where several were read together
 
 
 def guard(
@@ -143,13 +145,14 @@ def episode_of(
     controller: Controller,
     *,
     before_forward: Callable[[], None] | None = None,
+    source: SharedSource | None = None,
 ) -> Episode | Readings:
-    """The case on loan, with the signals and the states that the controller needs."""
+    """The case on loan, with the signals and the states that the controller needs; ``source`` predicts M0 once."""
     from torch import nn
 
     readings = how.forward_only
     if readings is not None:
-        lent: Readings = readings.episode(network, ready, case, before_forward=before_forward)
+        lent: Readings = readings.episode(network, ready, case, source=source, before_forward=before_forward)
         return lent
 
     from casewise.adapt.episode import Episode
@@ -166,7 +169,7 @@ def episode_of(
         wanted,
         case_id=case.id,
         forward=ready.forward,
-        predict=ready.predict,
+        predict=ready.predict if ready.predict is None or source is None else source.first(ready.predict),
         head=None if bare else network.head,
         before_forward=before_forward,
     )

@@ -23,7 +23,9 @@ def replay(archive: Archive, controller: Controller | Policy) -> list[Decision]:
     if not isinstance(controller, Policy):
         return [decision_of(archive, controller, case_id) for case_id in archive.ids]
     policy = controller
-    if policy.ladder and archive.ladder_name != policy.ladder:
+    if policy.ladders:
+        archive = archive.together(policy.ladders)
+    elif policy.ladder and archive.ladder_name != policy.ladder:
         archive = archive.on(policy.ladder)
     check_binding(policy, archive.binding)
     if is_hybrid(policy):

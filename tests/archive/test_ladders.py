@@ -206,6 +206,21 @@ def test_a_controller_may_read_several_ladders(tmp_path):
     assert made.state_hash == archive.on("views").entry("one").mask_sha256["2"]
 
 
+def test_several_ladders_in_view_have_one_binding_and_every_case_has_each(tmp_path):
+    both = open_archive(two_ladders(tmp_path / "a").path).together(["views", "tent"])
+    assert both.binding == replace(TENT, objective="tent (1): tent; views (2): views")
+    assert both.binding == both.together(["tent", "views"]).binding
+    assert (both.steps, both.ids) == (3, ("one",))
+    assert both.digest not in (both.on("tent").digest, both.on("views").digest)
+    assert both.on("tent").steps == 1
+    with pytest.raises(BadInput, match="several ladders are read together, got tent"):
+        both.together(["tent"])
+    more = create_archive(tmp_path / "a", binding=TENT, steps=1, ladder="tent")
+    more.add(a_case("two"), a_ladder(M0 * 0, case_id="two"))
+    with pytest.raises(BadInput, match=r"1 cases of .* lack ladder 'views' \(two\); record it for them too"):
+        open_archive(tmp_path / "a").together(["tent", "views"])
+
+
 def test_the_command_line_asks_for_a_ladder(tmp_path):
     two_ladders(tmp_path)
     refused = CliRunner().invoke(app, ["replay", str(tmp_path), "fixed-k", "--set", "step=1"])

@@ -37,6 +37,7 @@ from casewise.core.records import (
     State,
     Trajectory,
     check_ladder,
+    joint_binding,
 )
 
 LabelSource = Callable[[str], Mask]
@@ -58,6 +59,7 @@ class Archive:
     ladder_name: str | None = ""  # the ladder in view; "" is the unnamed one, None says that one must be chosen first
     cases: Mapping[str, Entry] | None = field(default=None, repr=False)  # the cases themselves, M0; None: as entries
     parts: Mapping[str, Mapping[str, Entry]] = field(default_factory=dict, repr=False)  # named ladders, then cases
+    joined: tuple[str, ...] = ()  # the ladders that are read together, where several are in view
 
     @property
     def ladders(self) -> tuple[str, ...]:
@@ -73,7 +75,22 @@ class Archive:
         found = (
             cases if not ladder else {name: self.parts[ladder][name] for name in cases if name in self.parts[ladder]}
         )
-        return replace(self, ladder_name=ladder, cases=cases, entries=MappingProxyType(dict(found)))
+        return replace(self, ladder_name=ladder, cases=cases, entries=MappingProxyType(dict(found)), joined=())
+
+    def together(self, ladders: Collection[str]) -> Archive:
+        """The view of several ladders that one controller reads: one binding of them all, and every case has each."""
+        views = {name: self.on(name) for name in ladders}
+        if len(views) < 2:
+            raise BadInput(
+                f"several ladders are read together, got {', '.join(ladders) or 'none'}; archive.on takes one"
+            )
+        for name, view in views.items():
+            if lacking := [case_id for case_id in self._cases if case_id not in view.entries]:
+                raise BadInput(
+                    f"{len(lacking)} cases of {self.path} lack ladder {name!r} ({', '.join(lacking[:3])}); record it "
+                    "for them too: casewise record with the same --propose goes on where it stopped"
+                )
+        return replace(self, ladder_name=None, entries=self._cases, cases=self._cases, joined=tuple(views))
 
     def one(self, ladder: str | None = None) -> Archive:
         """The ladder that is asked for; without a name the one in view, or the only one there is."""
@@ -85,6 +102,12 @@ class Archive:
     @property
     def _facts(self) -> Mapping[str, Any]:
         """What the manifest says of the ladder in view."""
+        if self.joined:
+            own = {name: self.on(name)._facts for name in self.joined}
+            first = next(iter(own.values()))
+            bindings = {name: (Binding(**facts["binding"]), int(facts["steps"])) for name, facts in own.items()}
+            steps = sum(count for _, count in bindings.values())
+            return {**first, "binding": asdict(joint_binding(bindings)), "steps": steps}
         if self.ladder_name is None:
             names = ", ".join(repr(name) for name in self.ladders)
             raise BadInput(f"archive {self.path} holds several ladders ({names}); choose one with --ladder NAME")
@@ -126,6 +149,7 @@ class Archive:
         """sha256 over the manifest and every case in view: names what a derived table was derived from."""
         words = [json_text(asdict(self.binding), sort_keys=True)]
         words += [f"{name} {entry.digest}" for name, entry in self.entries.items()]
+        words += [f"{ladder} {self.on(ladder).digest}" for ladder in self.joined]
         return text_sha256("\n".join(words))
 
     def select(self, ids: Collection[str] | None = None, split: str | None = None) -> Archive:

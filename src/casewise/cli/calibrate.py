@@ -12,6 +12,7 @@ import typer
 from casewise.cli.printing import AS_JSON, answer
 
 if TYPE_CHECKING:
+    from casewise.archive.store import Archive
     from casewise.core.records import Policy
 
 
@@ -40,7 +41,9 @@ def calibrate(
     reviews: Path = typer.Option(None, help="Reviewer decisions (JSON lines) as labels of helped and hurt."),
     evaluation: Path = typer.Option(None, help="Evaluation archive: ids and label-free signals are read, and logged."),
     source_metric: float = typer.Option(None, help="The model's metric on its own domain: is M0 usable here?"),
-    ladder: str = typer.Option(None, help="Which ladder, where the archive holds several."),
+    ladder: list[str] = typer.Option(
+        [], help="Which ladder, where the archive holds several; repeat to choose among the candidates of several."
+    ),
     consensus: str = typer.Option(None, help="Which candidate is the consensus of the others, if none is called so."),
     allowed_hurt: float = typer.Option(0.1, help="default: share of cases that may lose more than a point."),
     flag_below: float = typer.Option(None, help="Ask a person where the metric may lie below this."),
@@ -48,18 +51,17 @@ def calibrate(
     as_json: bool = AS_JSON,
 ) -> None:
     """Fit a policy's cut-points on a holdout archive, examine it, and write policy.json."""
-    from casewise.archive.store import open_archive
     from casewise.core.errors import CasewiseWarning
     from casewise.judge.calibration.fit import calibrate as fitted
     from casewise.judge.calibration.preflight import in_words, read_reviews
     from casewise.judge.ledger import expose
     from casewise.judge.policy import write_policy
 
-    held_out = None if evaluation is None else open_archive(evaluation, ladder=ladder).one()
+    held_out = None if evaluation is None else _in_view(evaluation, ladder)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CasewiseWarning)
         made = fitted(
-            open_archive(archive, ladder=ladder).one(),
+            _in_view(archive, ladder),
             policy,
             mode=mode,
             percentiles=percentiles,
@@ -85,6 +87,14 @@ def calibrate(
         typer.echo(f"! {warning.message}", err=True)
     words = [*in_words(made), *([] if kept is None else [f"the policy that was there is now {kept}"]), f"wrote {file}"]
     answer("\n".join(words), {"file": file, "previous": kept, **asdict(made)}, as_json=as_json)
+
+
+def _in_view(path: Path, ladders: list[str]) -> Archive:
+    """An archive with the ladders that are read: the one that is named or there, or several together."""
+    from casewise.archive.store import open_archive
+
+    opened = open_archive(path)
+    return opened.together(ladders) if len(ladders) > 1 else opened.one(*ladders)
 
 
 def _kept_previous(place: Path, made: Policy) -> Path | None:

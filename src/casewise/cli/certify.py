@@ -64,7 +64,7 @@ def certify(
     from casewise.judge.certificates.grid import certify_designs, certify_grid
     from casewise.judge.certificates.kept import certify_kept
     from casewise.judge.controllers.about import about
-    from casewise.judge.policy import controller_kind
+    from casewise.judge.policy import check_one_ladder, controller_kind
 
     if method not in ("crc", "ltt", "envelope", "inflated"):
         raise BadInput(f"a method is crc, ltt, envelope or inflated, got {method!r}")
@@ -73,6 +73,8 @@ def certify(
     gate = method in ("envelope", "inflated") or loss == ["surrogate"]
     designs = [_policy(one, archive, gate=gate) for one in policy] or [_policy(None, archive, gate=gate)]
     chosen = designs[0]
+    for one in designs:
+        check_one_ladder(one, "certify")
     named = ladder or chosen.ladder or None
     opened = open_archive(archive, ladder=named).one()
     calibration = opened.marked(CALIBRATION) if split is None else opened.select(split=split)

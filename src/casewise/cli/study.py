@@ -108,7 +108,7 @@ def study(
     """
     from casewise.archive.store import open_archive
     from casewise.core.errors import Refused
-    from casewise.judge.policy import read_policy
+    from casewise.judge.policy import check_one_ladder, read_policy
     from casewise.report.study_report import build
     from casewise.run.assemble import chosen_engine
 
@@ -120,6 +120,7 @@ def study(
     )
     place = out if out is not None else evaluation / "report"
     known = read_policy(policy or calibration, typed=controller)
+    check_one_ladder(known, "study")
     named = ladder or known.ladder or None
     judged, holdout = (open_archive(path, ladder=named).one() for path in (evaluation, calibration))
     if engine != "local" or jobs > 1:

@@ -349,6 +349,17 @@ class Binding:
 _BOUND = ("model", "objective", "loader", "measure")
 
 
+def joint_binding(ladders: Mapping[str, tuple[Binding, int]]) -> Binding:
+    """The binding of several ladders that are read together: how each was made, and how many candidates it holds.
+
+    >>> one = Binding("m", "tent", "nifti", "min_area=16")
+    >>> joint_binding({"b": (one, 4), "a": (replace(one, objective="views(blur)"), 2)}).objective
+    'a (2): views(blur); b (4): tent'
+    """
+    words = [f"{name} ({steps}): {binding.objective}" for name, (binding, steps) in sorted(ladders.items())]
+    return replace(next(iter(ladders.values()))[0], objective="; ".join(words))
+
+
 @dataclass(frozen=True, repr=False)
 class Policy:
     """A calibrated controller as data: all that a decision needs, and what it was fitted on. policy.json is this."""
@@ -369,6 +380,7 @@ class Policy:
     preflight: Mapping[str, Any] = field(default_factory=dict)
     exposures: tuple[Mapping[str, Any], ...] = ()  # the ledger (F12)
     ladder: str = ""  # the ladder that it was fitted on, where an archive holds several
+    ladders: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # read together: how each was adapted
     schema: int = 1
 
     def __post_init__(self) -> None:

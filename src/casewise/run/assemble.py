@@ -50,17 +50,42 @@ def assembled(
     decides, fitted = chosen_policy(
         policy, steps=asked.get("steps"), objective=asked.get("objective"), controller=controller
     )
+    promised = certificate_for(decides, policy, certificate)
+    watching = None if watch is None else Watching(watch)
+    if decides.ladders:
+        ladders = _ladders_of(decides, asked)
+        deployment = Deployment(
+            model, tuple(ladders.values()), decides, promised, watching, contract, max_ram, tuple(ladders), force
+        )
+        deployment.check()
+        return deployment
     how = replace(fitted or Adaptation(), **{**asked, "steps": decides.steps})
     if how.forward_only is None and decides.name == "consensus" and decides.binding is None:
         raise BadInput("policy consensus deploys the consensus of several readings; name them: --objective views:mri")
     if how.forward_only is not None and adapts(decides):
         decides = _over_readings(decides, how.horizon(model.load()))
         how = replace(how, steps=decides.steps)
-    promised = certificate_for(decides, policy, certificate)
-    watching = None if watch is None else Watching(watch)
     deployment = Deployment(model, (how,), decides, promised, watching, contract, max_ram, force=force)
     deployment.check()
     return deployment
+
+
+def _ladders_of(policy: Policy, asked: Mapping[str, Any]) -> dict[str, Adaptation]:
+    """How the candidates of every ladder are made that a policy reads; it brings all of them along."""
+    typed = asked.get("objective")
+    if typed is not None and typed not in [plain.get("objective") for plain in policy.ladders.values()]:
+        raise BadInput(
+            f"policy {policy.name!r} brings its own candidates along, those of {', '.join(policy.ladders)}; leave "
+            f"--objective {typed} out"
+        )
+    where, more = (
+        f"policy {policy.name!r}",
+        {name: value for name, value in asked.items() if name not in ("objective", "steps")},
+    )
+    return {
+        name: replace(Adaptation.from_plain(plain, typed=typed, where=where), **more)
+        for name, plain in policy.ladders.items()
+    }
 
 
 def _over_readings(policy: Policy, steps: int) -> Policy:
@@ -91,6 +116,8 @@ def chosen_policy(
     if not is_hybrid(policy):  # which decides only under a watch
         controller_of(policy)
     folder = path if path.is_dir() else path.parent
+    if policy.ladders:
+        return policy, None
     fitted = None if policy.adaptation else _recorded(folder, objective)
     return policy, fitted or adaptation_of(policy, typed=objective)
 

@@ -20,10 +20,10 @@ from casewise.adapt.backbones import Backbone, Reading
 from casewise.core.durable import file_sha256, replacing, write_durably
 from casewise.core.errors import CasewiseError, CasewiseWarning, in_one_line
 from casewise.core.predicted import Finding, PredictedCase
-from casewise.core.records import FAILED, Case, Mask, Signals, Trajectory
+from casewise.core.records import FAILED, Case, Mask, Signals, State, Trajectory
 from casewise.data.folders import CaseFiles
 from casewise.data.nifti import place_like
-from casewise.deployment import Deployment
+from casewise.deployment import Deployment, Segmented
 from casewise.judge.policy import no_go
 from casewise.measure.regions import regions_of
 from casewise.run.prediction_folder import Layout, input_hashes, versions, write_entry
@@ -115,18 +115,18 @@ class PredictCase:
             error_kind=None if found.error is None else type(found.error).__name__,
             model=backbone.fingerprint,
             inputs=hashes,
-            outputs=self._write(backbone, reading, found.mask, found.trajectory),
+            outputs=self._write(backbone, reading, found),
             contract=found.findings,
             notes=found.notes,
             decision=found.decision,
-            signals=signals_of(found.trajectory),
+            signals=signals_of(found),
             diagnostics=found.trajectory.diagnostics,
             regions=self._regions(found.source, found.mask),
             timing={"step_s": [round(seconds, 4) for seconds in found.trajectory.seconds]},
         )
 
-    def _write(self, backbone: Backbone, reading: Reading, mask: Mask, trajectory: Trajectory) -> dict[str, str]:
-        case_id, source = reading.case.id, trajectory.masks[0]
+    def _write(self, backbone: Backbone, reading: Reading, found: Segmented) -> dict[str, str]:
+        case_id, source, mask, trajectory = reading.case.id, found.source, found.mask, found.trajectory
         wanted: dict[Path, Mask] = {self.layout.mask(case_id): mask}
         if not np.array_equal(mask, source):
             wanted[self.layout.source(case_id)] = source
@@ -134,6 +134,8 @@ class PredictCase:
             folder = self.layout.candidates(case_id)
             states = {str(step): candidate for step, candidate in enumerate(trajectory.masks)}
             states |= {str(state): candidate for state, candidate in trajectory.shrunk.items()}
+            for ladder, one in _others(found).items():  # in folders of their own
+                states |= {f"{ladder}/{step}": one.masks[step] for step in range(1, len(one.masks))}
             wanted |= {folder / f"{name}{self.layout.ending}": candidate for name, candidate in states.items()}
         for path, candidate in wanted.items():
             with replacing(path) as temporary:
@@ -182,11 +184,19 @@ class PredictCase:
         )
 
 
-def signals_of(trajectory: Trajectory) -> dict[str, Signals]:
-    """Signals of every state by its name: "0", "1", "2~0.5"."""
-    found: dict[str, Signals] = {str(step): dict(signals) for step, signals in enumerate(trajectory.signals)}
-    found.update({str(state): dict(signals) for state, signals in trajectory.shrunk_signals.items()})
-    return found
+def signals_of(found: Segmented) -> dict[str, Signals]:
+    """Signals of every state by its name: "0", "1", "2~0.5"; those of ladders beside the deployed one as "tent:1"."""
+    trajectory = found.trajectory
+    signals: dict[str, Signals] = {str(step): dict(one) for step, one in enumerate(trajectory.signals)}
+    signals |= {str(state): dict(one) for state, one in trajectory.shrunk_signals.items()}
+    for ladder, other in _others(found).items():
+        signals |= {str(State(step).on(ladder)): dict(one) for step, one in enumerate(other.signals) if step}
+    return signals
+
+
+def _others(found: Segmented) -> dict[str, Trajectory]:
+    """The ladders that were read beside the one that is deployed."""
+    return {ladder: one for ladder, one in found.ladders.items() if one is not found.trajectory}
 
 
 def preview_of(case: Case, source: Mask, adapted: Mask, deployed: Mask) -> Preview:

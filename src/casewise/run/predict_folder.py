@@ -206,7 +206,7 @@ def _facts(work: PredictCase, **more: int) -> dict[str, Any]:
         "trusted_architectures": list(model.trust_architectures),
         "policy": policy.name,
         "calibration_id": policy.calibration_id,
-        "adaptation": work.deployment.adaptation.as_plain(),
+        "adaptation": work.deployment.plain_adaptation,
         **more,
     }
 

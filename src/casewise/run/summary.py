@@ -199,7 +199,7 @@ def run_report(
         "quota": quota_drift(policy, quota_in(entries)),
         "alarms": {} if deployment.watch is None else deployment.watch.state.alarms,
         "device": model.device,
-        "options": {**deployment.adaptation.as_plain(), "contract": deployment.contract, "timeout_s": work.timeout_s},
+        "options": {**deployment.plain_adaptation, "contract": deployment.contract, "timeout_s": work.timeout_s},
         "input": str(images),
         "output": str(work.layout.out),
         "classes": {str(value): name for value, name in backbone.labels.items()},

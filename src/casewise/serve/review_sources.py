@@ -215,11 +215,13 @@ class Recorded:
 
     @cached_property
     def controller(self) -> Controller | None:
-        """That of policy.json; None where there is none that decides alone."""
+        """That of policy.json; None where there is none that decides alone, or that was fitted on another ladder."""
         if not (self.path / POLICY).is_file():
             return None
         try:
-            return controller_of(read_policy(self.path))
+            policy = read_policy(self.path)
+            fits = bool(policy.ladders) or policy.ladder == (self.archive.ladder_name or "")
+            return controller_of(policy) if fits else None
         except CasewiseError:
             return None
 

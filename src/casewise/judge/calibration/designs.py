@@ -577,6 +577,7 @@ def fitted_choice(
     design: str,
     *,
     consensus: str | None = None,
+    ladders: Sequence[str] = (),
     allowed_hurt: float = 0.1,
     flag_below: float | None = None,
     at: float = 0.9,
@@ -585,7 +586,7 @@ def fitted_choice(
 
     Every figure in what was found comes from cases whose cluster had no part in fitting.
     """
-    setting = setting_of(archive, consensus=consensus)
+    setting = setting_of(archive, consensus=consensus, ladders=ladders)
     known = gather(archive, setting)
     asked = DESIGNS if design == "default" else {"m0": DESIGNS["m0"], design: DESIGNS[design]}
     compared = compare_designs(known, setting, asked, allowed_hurt=allowed_hurt)

@@ -79,6 +79,7 @@ def calibrate(
 ) -> Policy:
     """Fit a design's numbers on a holdout and examine it (F1-F9).
 
+    An archive of which several ladders are in view (``archive.together``) suits designs that choose among candidates.
     A design that chooses among candidates needs labels, and ``default`` compares all of them where the archive holds a
     consensus (``consensus`` says which candidate that is). ``flag_below`` asks for a person where the metric of what is
     deployed may lie below it, by a lower bound that holds with chance ``at``.
@@ -99,8 +100,14 @@ def calibrate(
         return _among_candidates(
             holdout, design, consensus=consensus, allowed_hurt=allowed_hurt, flag_below=flag_below, at=at
         )
+    able = ", ".join(name for name, one in READY.items() if among_candidates(one))
+    if holdout.joined:
+        raise BadInput(
+            f"policy {design.name!r} reads one ladder step by step, {len(holdout.joined)} were named "
+            f"({', '.join(holdout.joined)}); name one, or choose a policy that reads several: default, where one of "
+            f"them ends in a consensus, {able}"
+        )
     if flag_below is not None:
-        able = ", ".join(name for name, one in READY.items() if among_candidates(one))
         raise BadInput(
             f"policy {design.name!r} reads one ladder step by step and cannot be flagged here; flag one of default, "
             f"{able} on an archive of views or members"
@@ -159,13 +166,15 @@ def _bucketed(holdout: Archive, policy: Policy) -> dict[str, Any]:
 
 
 def _has_consensus(archive: Archive, consensus: str | None) -> bool:
-    entry = next(iter(archive.entries.values()))
-    return consensus is not None or any(rung.split("(")[0] in CONSENSUS_NAMES for rung in entry.rungs)
+    views = [archive.on(name) for name in archive.joined] or [archive]
+    rungs = [rung for view in views for rung in next(iter(view.entries.values())).rungs]
+    return consensus is not None or any(rung.split("(")[0] in CONSENSUS_NAMES for rung in rungs)
 
 
 def _among_candidates(holdout: Archive, design: Policy, **options: Any) -> Policy:
     """A policy that chooses among all candidates of a case, fitted on the labels of the holdout."""
-    name, fitted, found = fitted_choice(holdout, design.name, **options)
+    name, fitted, found = fitted_choice(holdout, design.name, ladders=holdout.joined, **options)
+    ladders = {one: holdout.on(one).configuration.get("adaptation") or {} for one in holdout.joined}
     return replace(
         design,
         controller=name,
@@ -173,6 +182,8 @@ def _among_candidates(holdout: Archive, design: Policy, **options: Any) -> Polic
         steps=holdout.steps,
         binding=holdout.binding,
         ladder=holdout.ladder_name or "",
+        adaptation={} if ladders else holdout.configuration.get("adaptation") or {},
+        ladders=ladders,
         calibration_id=calibration_id(holdout),
         preflight=found,
     )

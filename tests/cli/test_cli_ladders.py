@@ -1,0 +1,276 @@
+"""Several ladders from the command line: policies over all of them, and every command on one of them by its name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+from worlds.cohorts import synthetic_archive
+
+from casewise.adapt.backbones.checkpoints import write_safetensors
+from casewise.archive.store import Archive, create_archive, open_archive
+from casewise.cli import app
+from casewise.core.errors import BadInput, Mismatch, Refused
+from casewise.core.records import Case, State
+from casewise.judge.policy import read_policy
+from casewise.replay import replay
+
+FACTORY = "casewise.adapt.networks:PlainUNet"
+VIEWS, TENT = "some=views:gamma(1.4),mirror(x)", "tent"
+CASES = 6
+
+
+def call(command: str, *arguments: object) -> Any:
+    torch.set_num_threads(1)
+    return CliRunner().invoke(app, [command, *map(str, arguments)], catch_exceptions=False)
+
+
+def model(home: Path) -> tuple[object, ...]:
+    return ("-m", FACTORY, "--weights", home / "unet.safetensors", "-device", "cpu")
+
+
+def recorded(home: Path, archive: Path, *more: object) -> Any:
+    cases = ("-i", home / "images", "-o", archive, "--steps", 2, "--min-area", 1, "--lr", 0.01)
+    done = call("record", *model(home), *cases, *more)
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def saved(file: Path) -> Any:
+    return np.asarray(nibabel.load(file).dataobj).T  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six cases whose truth is near the mean of the views, and an archive of two ladders."""
+    from casewise.adapt.networks import PlainUNet
+
+    folder = tmp_path_factory.mktemp("ladders")
+    torch.manual_seed(3)
+    write_safetensors(folder / "unet.safetensors", PlainUNet().state_dict())
+    rng = np.random.default_rng(0)
+    for kind in ("images", "labels"):
+        (folder / kind).mkdir()
+    for number in range(CASES):
+        image = rng.normal(size=(24, 24, 2)).cumsum(0).cumsum(1).astype(np.float32)
+        nibabel.save(nibabel.Nifti1Image(image, np.eye(4)), folder / "images" / f"case_{number}_0000.nii.gz")
+    recorded(folder, folder / "unlabelled", "--propose", VIEWS)
+    truth = open_archive(folder / "unlabelled")
+    for case_id in truth.ids:
+        label = truth.mask(case_id, State(3)).copy()
+        label[:, :2] = 1  # nobody is right everywhere
+        nibabel.save(nibabel.Nifti1Image(label.T, np.eye(4)), folder / "labels" / f"{case_id}.nii.gz")
+    labels = ("-l", folder / "labels")
+    recorded(folder, folder / "both", *labels, "--propose", VIEWS, "--propose", TENT)
+    return folder
+
+
+def calibrated(home: Path, policy: str, file: Path, *more: object) -> Any:
+    both = ("--ladder", "some", "--ladder", "tent")
+    done = call("calibrate", home / "both", "--policy", policy, *both, "-o", file, *more)
+    assert done.exit_code == 0, done.output
+    return read_policy(file)
+
+
+# ---- one policy over several ladders ----
+
+
+@pytest.mark.parametrize("design", ["default", "choose", "merge", "medoid"])
+def test_a_policy_over_several_ladders_is_deployed_as_it_is_replayed(home: Path, tmp_path: Path, design: str) -> None:
+    policy = calibrated(home, design, tmp_path / "policy.json")
+    assert set(policy.ladders) == {"some", "tent"}
+    assert policy.options["ladders"] == ["some", "tent"]
+    out = tmp_path / "masks"
+    done = call(
+        "predict", *model(home), "-i", home / "images", "-o", out, "--policy", tmp_path / "policy.json",
+        "--save-candidates",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    archive, changed = open_archive(home / "both"), 0
+    for decision in replay(archive, policy):
+        entry = json.loads((out / "casewise" / f"{decision.case_id}.json").read_text())
+        assert entry["status"] == "done", entry["error"]
+        live = entry["decision"]
+        assert (live["action"], live["executed"]) == (decision.action.value, 5)
+        assert live["state_hash"] == decision.state_hash
+        assert live["state"] == decision.as_dict()["state"]
+        source = archive.on("some").mask(decision.case_id, State(0))
+        changed += int((saved(out / f"{decision.case_id}.nii.gz") != source).sum())
+    assert changed
+    kept = out / "casewise" / "candidates" / "case_0"
+    assert len(list(kept.rglob("*.nii.gz"))) == 1 + 3 + 2
+
+
+def test_m0_is_predicted_once_for_all_ladders(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from casewise.data.folders import list_cases
+    from casewise.deployment import Model
+    from casewise.run.assemble import assembled
+
+    calibrated(home, "choose", tmp_path / "policy.json")
+    plain = Model(FACTORY, weights=home / "unet.safetensors")
+    deployment = assembled(plain, str(tmp_path / "policy.json"), asked={})
+    case = deployment.backbone.read(list_cases(home / "images", ending=".nii.gz")[0]).case
+    asked: list[Any] = []
+    backbone = deployment.backbone
+    made = type(backbone).prepare
+
+    def counted(self: Any, one: Any) -> Any:
+        ready = made(self, one)
+        source = ready.pipeline.source
+        return replace(ready, pipeline=replace(ready.pipeline, source=lambda: (asked.append(one), source())[1]))
+
+    monkeypatch.setattr(type(backbone), "prepare", counted)
+    found = deployment.segment(case)
+    assert (found.status, len(found.ladders), len(asked)) == ("done", 2, 1)
+
+
+def test_a_policy_of_several_ladders_is_served(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from casewise.data.folders import list_cases
+    from casewise.serve import server
+
+    policy = calibrated(home, "merge", tmp_path / "policy.json", "--flag-below", 0.5, "--at", 0.5)
+    started: list[Any] = []
+    monkeypatch.setattr(server, "run", lambda deployment, settings: started.append(deployment))
+    done = call("serve", *model(home), "--policy", tmp_path / "policy.json")
+    assert done.exit_code == 0, done.output
+    (deployment,) = started
+    expected = {one.case_id: one for one in replay(open_archive(home / "both"), policy)}
+    for files in list_cases(home / "images", ending=".nii.gz")[:2]:
+        found = deployment.segment(deployment.backbone.read(files).case)
+        assert found.decision.state_hash == expected[files.id].state_hash
+        assert found.decision.quality_low == expected[files.id].quality_low is not None
+        assert set(found.ladders) == {"some", "tent"}
+
+
+def test_what_does_not_belong_to_several_ladders_is_refused(home: Path, tmp_path: Path) -> None:
+    file = tmp_path / "policy.json"
+    calibrated(home, "choose", file)
+    there = ("-i", home / "images", "-o", tmp_path / "out", "--policy", file)
+    with pytest.raises(BadInput, match="brings its own candidates along, those of some, tent; leave --objective eata"):
+        call("predict", *model(home), *there, "--objective", "eata")
+    with pytest.raises(Mismatch, match="another objective"):
+        call("predict", *model(home), *there, "--lr", 0.5)
+    with pytest.raises(Refused, match="was fitted on 5 steps, --steps 1 was asked; leave it out"):
+        call("predict", *model(home), *there, "--steps", 1)
+    with pytest.raises(BadInput, match=r"several ladders \(some, tent\), casewise certify reads one"):
+        call("certify", home / "both", "--policy", file)
+    with pytest.raises(BadInput, match=r"several ladders \(some, tent\), casewise study reads one"):
+        call("study", home / "both", "--calibration", home / "both", "--policy", file)
+    with pytest.raises(BadInput, match="'frag-stop' reads one ladder step by step, 2 were named"):
+        call("calibrate", home / "both", "--policy", "frag-stop", "--ladder", "some", "--ladder", "tent")
+    with pytest.raises(BadInput, match="no ladder 'other'; it has 'some', 'tent'"):
+        call("calibrate", home / "both", "--policy", "choose", "--ladder", "some", "--ladder", "other")
+
+
+# ---- one of several ladders, by its name ----
+
+
+def on_two_ladders(path: Path, plain: Archive, name: str) -> None:
+    """The cases of an archive on a ladder of that name, beside another ladder with the candidates in other order."""
+    facts = {"steps": plain.steps, "configuration": plain.configuration}
+    other = replace(plain.binding, objective="backwards")
+    for ladder, binding in (("backwards", other), (name, plain.binding)):
+        made = create_archive(path, binding=binding, ladder=ladder, **facts)  # type: ignore[arg-type]
+        for case_id in plain.ids:
+            entry, one = plain.entry(case_id), plain.trajectory(case_id)
+            if ladder != name:
+                turned = (one.masks[0], *one.masks[:0:-1])
+                one = replace(one, masks=turned, signals=(one.signals[0], *one.signals[:0:-1]))
+            case = Case(
+                case_id, np.empty((1, 0)), spacing_mm=entry.spacing_mm, group=entry.group, cluster=entry.cluster,
+                split=entry.split,
+            )  # fmt: skip
+            made.add(case, one, plain.label(case_id))
+        made.seal()
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Calibration and evaluation cases, on an unnamed ladder (``one-``) and on ``tent``, one of two (``two-``)."""
+    root = tmp_path_factory.mktemp("worlds")
+    for split, count, seed in (("calibration", 12, 1), ("evaluation", 10, 2)):
+        plain = synthetic_archive(root / f"one-{split}", cases=count, seed=seed, prefix=split, split=split)
+        on_two_ladders(root / f"two-{split}", replace(plain, unlocked_by="a test"), "tent")
+    for kind, more in (("one", ()), ("two", ("--ladder", "tent"))):
+        done = call("calibrate", root / f"{kind}-calibration", "--policy", "cardiac", *more)
+        assert done.exit_code == 0, done.output
+    return root
+
+
+def test_a_named_ladder_is_calibrated_like_an_archive_of_its_own(worlds: Path) -> None:
+    one, two = (asdict(read_policy(worlds / f"{kind}-calibration")) for kind in ("one", "two"))
+    assert (one.pop("ladder"), two.pop("ladder")) == ("", "tent")
+    assert one.pop("calibration_id") != two.pop("calibration_id")
+    assert one == two
+    with pytest.raises(BadInput, match=r"several ladders \('backwards', 'tent'\); choose one with --ladder NAME"):
+        call("calibrate", worlds / "two-calibration", "--policy", "cardiac")
+
+
+def test_a_named_ladder_is_replayed_like_an_archive_of_its_own(worlds: Path) -> None:
+    for controller in (("fixed-k", "--set", "step=3"), ("frag-stop",)):
+        one = call("replay", worlds / "one-evaluation", *controller, "--json")
+        two = call("replay", worlds / "two-evaluation", *controller, "--json", "--ladder", "tent")
+        back = call("replay", worlds / "two-evaluation", *controller, "--json", "--ladder", "backwards")
+        found = [json.loads(done.stdout)["decisions"] for done in (one, two, back)]
+        for decision in (*found[1], *found[2]):
+            decision["state"].pop("ladder", None)
+        assert found[0] == found[1] != found[2]
+
+
+def test_a_named_ladder_is_certified_like_an_archive_of_its_own(worlds: Path, tmp_path: Path) -> None:
+    made = []
+    for kind, more in (("one", ()), ("two", ("--ladder", "tent"))):
+        out = tmp_path / kind
+        call("certify", worlds / f"{kind}-calibration", "--alpha", 0.4, "--out", out, *more)
+        made.append(json.loads((out / "certificate.json").read_text()))
+    same = ("kind", "alpha", "delta", "cut", "statement", "binding", "groups")
+    assert [made[0][name] for name in same] == [made[1][name] for name in same]
+    assert made[0]["policy"] != made[1]["policy"]
+
+
+def test_a_named_ladder_is_studied_like_an_archive_of_its_own(worlds: Path, tmp_path: Path) -> None:
+    tables = []
+    for kind, more in (("one", ()), ("two", ("--ladder", "tent"))):
+        out, fast = tmp_path / kind, ("--only", "helphurt", "--pictures", 0, "-B", 100)
+        done = call(
+            "study", worlds / f"{kind}-evaluation", "-c", worlds / f"{kind}-calibration", "-o", out, *fast, *more
+        )
+        assert done.exit_code == 0, done.output
+        own = ("exposures", "sources", "provenance")  # say when, and which folder
+        files = [file for file in (out / "tables").glob("*.csv") if file.stem not in own]
+        tables.append({file.name: file.read_text() for file in files})
+    assert "helphurt-all.csv" in tables[0]
+    assert tables[0] == tables[1]
+
+
+def test_a_named_ladder_is_reviewed_like_an_archive_of_its_own(worlds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from casewise.serve import review as page
+
+    shown: list[Any] = []
+    monkeypatch.setattr(page.ReviewServer, "serve_forever", lambda self: shown.append(self.desk.folder))
+    for kind, more in (("one", ()), ("two", ("--ladder", "tent")), ("two", ("--ladder", "backwards"))):
+        done = call("review", worlds / f"{kind}-calibration", "--no-browser", *more)
+        assert done.exit_code == 0, done.output
+    one, two, back = ({name: replace(case, about="") for name, case in folder.cases.items()} for folder in shown)
+    assert one == two
+    assert any(case.action for case in two.values())
+    assert not any(case.action for case in back.values())  # the policy there is that of another ladder
+    for state in (None, "3"):
+        first, second = (folder.masks("calibration-0000", state) for folder in shown[:2])
+        assert np.array_equal(first.source, second.source)
+        assert np.array_equal(first.deployed, second.deployed)
+        assert state is None or np.array_equal(first.adapted, second.adapted)
+
+
+def test_masks_of_a_named_ladder_are_controlled_like_an_archive_of_its_own(worlds: Path, tmp_path: Path) -> None:
+    for kind, more in (("one", ()), ("two", ("--ladder", "tent"))):
+        done = call("qc", worlds / f"{kind}-calibration", "-o", tmp_path / kind, *more)
+        assert done.exit_code == 0, done.output
+    assert (tmp_path / "one" / "qc.csv").read_text() == (tmp_path / "two" / "qc.csv").read_text()
