@@ -15,7 +15,7 @@ from casewise.archive.store import open_archive
 from casewise.cli import app
 from casewise.core.records import SOURCE
 from casewise.data.datasets.plain import write_cohort
-from casewise.data.phantom import driving_cohort
+from casewise.data.phantom import cardiac_cohort, driving_cohort
 from casewise.judge.outcomes import outcomes
 from casewise.judge.policy import read_policy
 from casewise.measure.metrics.overlap import miou
@@ -70,17 +70,35 @@ def test_a_policy_of_the_driving_phantom_decides_on_new_scenes(streets: Path) ->
     assert all(entry["decision"]["reason"] for entry in entries)
 
 
-def test_the_demo_says_in_one_sentence_what_happened_and_leaves_a_report(tmp_path: Path) -> None:
-    said = call("demo", "-o", tmp_path, "--calibration", 6, "--target", 4, "-j", 1).output
-    shown = re.search(
-        r"4 steps of EATA on 4 cases moved the mean Dice by ([+-]0\.\d{4}) and made (\d+)% of the cases worse; "
-        r"harmful accepted area is (0\.\d{3}) after step 4, (0\.\d{3}) at the budget .* and (0\.\d{3}) under the "
-        r"router, which rolls (\d+)% back\.",
-        said,
+def test_the_demo_says_what_was_gained_whom_it_hurt_who_is_flagged_and_what_is_promised(tmp_path: Path) -> None:
+    said = call("demo", "-o", tmp_path, "--calibration", 9, "--target", 3, "--views", "light", "--steps", 1).output
+    assert "A phantom is a phantom" in said
+    assert re.search(
+        r"Dice 0\.9\d\d on the scanner that it was trained on and 0\.\d{3} on the new one \(3 cases\)", said
     )
+    shown = re.search(r"casewise \(consensus\) +([+-]0\.\d{4}) \[[+-]0\.\d{4}, [+-]0\.\d{4}\] +(\d) : (\d)", said)
     assert shown, said
+    assert re.search(r"TENT on every case +[+-]0\.\d{4}", said)
+    for word in ("Hurt:", "Flagged:", "Promised:"):
+        assert word in said
     page = (tmp_path / "report" / "report.html").read_text()
     assert "phantom" in page
-    scored = outcomes(open_archive(tmp_path / "target-archive"))
-    last = scored[(scored["step"] == 4) & (scored["shrink"] == 0)]
-    assert float(shown[3]) == pytest.approx(last["ha"].mean(), abs=5e-4)
+    assert "TENT on every case: " in page  # what fixed adaptation does stands beside it
+    scored = outcomes(open_archive(tmp_path / "target-archive", ladder="views-light"))
+    metric = scored.set_index(["case", "step"])["metric"].unstack()
+    change = metric[scored["step"].max()] - metric[0]
+    assert float(shown[1]) == pytest.approx(change.mean(), abs=5e-5)
+    assert (int(shown[2]), int(shown[3])) == ((change > 0).sum(), (change < 0).sum())
+
+
+def test_the_new_scanner_costs_the_source_model_several_points_and_views_win_some_back(tmp_path: Path) -> None:
+    dice_of = {}
+    for vendor in ("A", "B"):
+        folder = write_cohort(cardiac_cohort(vendor, 5, split="calibration"), tmp_path / vendor)
+        cases = ("-i", folder / "images", "-l", folder / "labels")
+        model = "casewise.adapt.networks:phantom_cardiac"
+        call("record", "-m", model, *cases, "--propose", "views:light", "-o", tmp_path / f"{vendor}-archive")
+        scored = outcomes(open_archive(tmp_path / f"{vendor}-archive", ladder="views-light"))
+        dice_of[vendor] = scored.groupby("step")["metric"].mean()
+    assert dice_of["A"][0] > dice_of["B"][0] + 0.02
+    assert dice_of["B"].iloc[-1] > dice_of["B"][0]

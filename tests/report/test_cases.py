@@ -23,8 +23,8 @@ def views(tmp_path_factory) -> Study:
 def test_candidates_stand_side_by_side_with_the_deployed_one_marked(views):
     decision = views.decisions[views.ours][0]
     found = candidate_map(views, decision)
-    assert [one["name"] for one in found] == ["M0", *(f"view-{k}" for k in range(1, 6)), "vote"]
-    assert [one["name"] for one in found if one["chosen"]] == ["vote"]
+    assert [one["name"] for one in found] == ["M0", *(f"view-{k}" for k in range(1, 6)), "consensus (vote)"]
+    assert [one["name"] for one in found if one["chosen"]] == ["consensus (vote)"]
     masks = [mask for state, mask in views.evaluation.masks(decision.case_id).items() if not state.shrink]
     signals = candidates_of(masks, voters=range(6)).signals()  # the vote is no opinion of its own
     assert [float(one["agreement"]) for one in found] == pytest.approx([s["agreement"] for s in signals], abs=6e-4)
@@ -33,7 +33,7 @@ def test_candidates_stand_side_by_side_with_the_deployed_one_marked(views):
 def test_the_table_names_the_candidate_and_who_was_flagged(views):
     assert columns(views)[2].key == "flagged"  # in the place of the bucket, which only routers have
     frame = case_frame(views).set_index("case")
-    assert set(frame["state"]) == {"vote"}
+    assert set(frame["state"]) == {"consensus (vote)"}
     flagged = {one.case_id for one in views.decisions[views.ours] if one.flagged}
     assert flagged
     assert set(frame.index[frame["flagged"] == "yes"]) == flagged

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -18,6 +20,7 @@ from casewise.cli.options import (
     PrintingOptions,
     grouped,
 )
+from casewise.cli.printing import AS_JSON, answer
 
 if TYPE_CHECKING:
     from casewise.core.predicted import PredictedCase
@@ -59,6 +62,7 @@ def predict(
     overlays: bool = typer.Option(True, help="Draw a PNG for each case."),
     npp: int = typer.Option(None, "-npp", hidden=True),
     nps: int = typer.Option(None, "-nps", hidden=True),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Segment a folder with adaptation under guard; nnUNetv2_predict with one word changed.
 
@@ -81,6 +85,11 @@ def predict(
         certificate=certificate, watch=watch,
         contract=contract, max_ram=parse_size(max_ram) if max_ram else None, force=force,
     )  # fmt: skip
+    if dry_run:
+        with TemporaryDirectory(prefix="casewise-") as folder:  # DICOM series are read here, and gone afterwards
+            cases = which.gathered(model, keep=Path(folder))
+            _say_plan(plan_folder(prediction_work(deployment, cases, out), resume=resume), as_json=as_json)
+        return
     cases = which.gathered(model, keep=out / "casewise" / "images")
     if which.labels is not None:
         check_scorable(deployment, cases)
@@ -90,9 +99,6 @@ def predict(
     )  # fmt: skip
     tracker = tracker_at(track)
     planned = plan_folder(work, resume=resume)
-    if dry_run:
-        _say_plan(planned)
-        return
     _warn_about_memory(planned, where.jobs)
     entries = _run(work, where.chosen(), resume=resume, telling=telling, tracker=tracker)
     summary.copy_model_files(work)
@@ -102,11 +108,13 @@ def predict(
             labelled = cases if len(all_parts) == len(cases) else which.whole(model)
             scores = summary.write_summary(work, labelled, all_parts)["adapt"]["mean"]
         _write_page(work, all_parts, scores)
+    found = summary.run_report(work, which.images, entries, time.monotonic() - began, scores)
     if report is not None:
-        seconds = time.monotonic() - began
-        summary.write_report(report, summary.run_report(work, which.images, entries, seconds, scores))
-    _say_result(entries, out)
-    _say_promise(work, entries)
+        summary.write_report(report, found)
+    promise, warnings = _promise(work, entries)
+    answer("\n".join([_result(entries, out), *promise]), {**found, "page": out / "report.html"}, as_json=as_json)
+    for sentence in warnings:
+        typer.echo(sentence, err=True)
     unwritten = _write_dicom(work, which.images, entries, codes)
     if unwritten or not all(entry.is_done for entry in entries):
         raise typer.Exit(NOT_ALL_DONE)
@@ -127,27 +135,27 @@ def _write_dicom(work: PredictCase, images: Path, entries: Sequence[PredictedCas
     )  # fmt: skip
     for case_id, reason in failed.items():
         typer.echo(f"{case_id}: no DICOM output, {reason}", err=True)
-    typer.echo(f"DICOM SEG and structured reports: {work.layout.out / FOLDER}")
+    typer.echo(f"DICOM SEG and structured reports: {work.layout.out / FOLDER}", err=True)
     return bool(failed)
 
 
-def _say_promise(work: PredictCase, entries: Sequence[PredictedCase]) -> None:
+def _promise(work: PredictCase, entries: Sequence[PredictedCase]) -> tuple[list[str], list[str]]:
+    """What is promised about this run, and what a reader must know about the promise."""
     from casewise.judge.monitors.exchangeability import quota_drift
     from casewise.run.summary import quota_in
 
     deployment = work.deployment
-    if deployment.certificate is not None and deployment.why_void is None:
-        typer.echo(deployment.certificate.statement)
+    holds = deployment.certificate is not None and deployment.why_void is None
+    promise = [deployment.certificate.statement] if holds and deployment.certificate is not None else []
     own = sum(any("calibration case" in note for note in entry.notes) for entry in entries)
     said = [*deployment.warnings, quota_drift(deployment.policy, quota_in(entries))]
     said += [f"{own} of {len(entries)} cases were calibration cases: no certificate covers them"] if own else []
-    for sentence in said:
-        if sentence:
-            typer.echo(f"! {sentence}", err=True)
-    for name, cases_seen in ({} if deployment.watch is None else deployment.watch.state.alarms).items():
-        typer.echo(
-            f"casewise: the {name} monitor raised an alarm after {cases_seen} cases; see casewise monitor", err=True
-        )
+    alarms = {} if deployment.watch is None else deployment.watch.state.alarms
+    rung = [
+        f"casewise: the {name} monitor raised an alarm after {seen} cases; see casewise monitor"
+        for name, seen in alarms.items()
+    ]
+    return promise, [*(f"! {sentence}" for sentence in said if sentence), *rung]
 
 
 def _run(
@@ -184,13 +192,15 @@ def _write_page(work: PredictCase, entries: Sequence[PredictedCase], scores: Map
     write_durably(work.layout.out / "report.html", prediction_page(entries, facts).encode())
 
 
-def _say_plan(planned: Sequence[Planned]) -> None:
+def _say_plan(planned: Sequence[Planned], *, as_json: bool) -> None:
+    lines = []
     for row in planned:
         shape = "unreadable header" if row.shape is None else " x ".join(str(side) for side in row.shape)
         need = "" if row.bytes is None else f", about {row.bytes / 2**30:.2f} GiB"
-        typer.echo(f"{row.case_id}: {shape}{need}{', already done' if row.complete else ''}")
+        lines.append(f"{row.case_id}: {shape}{need}{', already done' if row.complete else ''}")
     waiting = sum(not row.complete for row in planned)
-    typer.echo(f"{len(planned)} cases, {waiting} to do, {len(planned) - waiting} already done; nothing was written")
+    lines.append(f"{len(planned)} cases, {waiting} to do, {len(planned) - waiting} already done; nothing was written")
+    answer("\n".join(lines), {"cases": [asdict(row) for row in planned], "to_do": waiting}, as_json=as_json)
 
 
 def _warn_about_memory(planned: Sequence[Planned], jobs: int) -> None:
@@ -206,10 +216,10 @@ def _warn_about_memory(planned: Sequence[Planned], jobs: int) -> None:
         )
 
 
-def _say_result(entries: Sequence[PredictedCase], out: Path) -> None:
+def _result(entries: Sequence[PredictedCase], out: Path) -> str:
     from collections import Counter
 
     actions = Counter(entry.action or "no output" for entry in entries)
     failed = sum(not entry.is_done for entry in entries)
     counted = ", ".join(f"{count} {action}" for action, count in sorted(actions.items()))
-    typer.echo(f"{len(entries)} cases: {counted}; {failed} not done as asked. {out / 'report.html'}")
+    return f"{len(entries)} cases: {counted}; {failed} not done as asked. {out / 'report.html'}"

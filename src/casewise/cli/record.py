@@ -17,6 +17,7 @@ from casewise.cli.options import (
     PrintingOptions,
     grouped,
 )
+from casewise.cli.printing import AS_JSON, answer
 
 if TYPE_CHECKING:
     from casewise.adapt.adaptation import Adaptation
@@ -43,6 +44,7 @@ def record(
         help="What makes candidates, instead of --objective: tent, views:mri, NAME=views:gamma(1.4),random(8), ...; "
         "repeat for several ladders against one M0.",
     ),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Adapt a model to every case and keep all candidates in an archive; a killed run goes on where it stopped.
 
@@ -67,12 +69,18 @@ def record(
     deployment = Deployment(model, proposers, ladders=ladders)
     work = RecordCase(deployment, {files.id: files for files in cases})
     made, results = record_folder(work, where.chosen(), archive, metric=metric, dataset=_name(which.images))
-    before, failed = len(made.entries), 0
+    before, failed = len(made.entries), {}
     with telling.progress(len(cases), done=before) as progress:
         for result in results:
-            failed += result.error is not None
+            if result.error is not None:
+                failed[result.case_id] = result.error
             progress.step(f"{result.case_id}: {result.error or 'recorded'}", bad=result.error is not None)
-    typer.echo(f"{archive}: {len(made.entries)} cases, {before} of them from before; {failed} failed")
+    now = len(made.entries)
+    answer(
+        f"{archive}: {now} cases, {before} of them from before; {len(failed)} failed",
+        {"archive": archive, "ladders": ladders, "cases": now, "before": before, "failed": failed},
+        as_json=as_json,
+    )
     if failed:
         raise typer.Exit(NOT_ALL_DONE)
 

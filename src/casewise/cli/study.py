@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from casewise.cli.printing import answer
+
 if TYPE_CHECKING:
     from casewise.archive.store import Archive
     from casewise.core.records import Policy
@@ -92,6 +94,7 @@ def study(
         str | None,
         typer.Option("--ladder", help="Which ladder, where the archives hold several; default: the policy's."),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
     """Every table and figure of the paper, on your own archive.
 
@@ -144,9 +147,10 @@ def study(
             raise
         typer.echo(f"casewise: {error}", err=True)
         raise typer.Exit(1) from None
-    said, warnings = _summary(page)
-    typer.echo(said)
-    for sentence in warnings:
+    said, results = _summary(page)
+    found = {name: results[name] for name in ("story", "warnings", "not_run")}
+    answer(said, {"page": page, "results": page.parent / "results.json", **found}, as_json=as_json)
+    for sentence in results["warnings"]:
         typer.echo(f"! {sentence}", err=True)
 
 
@@ -225,11 +229,11 @@ def _two(paths: str) -> Any:
     return open_archive(first), open_archive(second) if second else None
 
 
-def _summary(page: Path) -> tuple[str, list[str]]:
-    """The story and where to look; what a reader must know before any number."""
+def _summary(page: Path) -> tuple[str, dict[str, Any]]:
+    """The story and where to look, and the content of results.json."""
     import json
 
-    results = json.loads((page.parent / "results.json").read_text(encoding="utf-8"))
+    results: dict[str, Any] = json.loads((page.parent / "results.json").read_text(encoding="utf-8"))
     story = results["story"]
     said = (story["headline"], *story["answers"].values(), story["second"], "", f"Open {page}")
-    return "\n".join(said), results["warnings"]
+    return "\n".join(said), results

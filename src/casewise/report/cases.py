@@ -40,7 +40,7 @@ class Shown:
 
 def panel_names(study: Study) -> list[str]:
     """label | M0 | without control | deployed."""
-    return ["label", "M0", study.reference, f"deployed by the {study.title(study.ours)}"]
+    return ["label", "M0", study.everywhere, f"deployed by the {study.title(study.ours)}"]
 
 
 def columns(study: Study) -> list[Column]:
@@ -51,11 +51,12 @@ def columns(study: Study) -> list[Column]:
         Column("case", "Case", text=True),
         Column("group", "Group", text=True),
         third,
-        Column("change_reference", f"Δ {study.metric}, {study.reference}", signed=True),
-        Column("ha_reference", f"HA, {study.reference}"),
+        *(Column(f"change_{name}", f"Δ {study.metric}, {name}", signed=True) for name in study.extras.others),
+        Column("change_reference", f"Δ {study.metric}, {study.everywhere}", signed=True),
+        Column("ha_reference", f"HA, {study.everywhere}"),
         Column("change", f"Δ {study.metric}, deployed", signed=True),
         Column("ha", "HA, deployed"),
-        Column("value", study.coordinate if study.is_router else "value", 5),
+        Column("value", study.coordinate if study.is_router else "Value that decides", 5),
         Column("state", "Deployed", text=True),
         *last,
     ]
@@ -72,6 +73,8 @@ def case_frame(study: Study) -> pd.DataFrame:
     frame = study.router.copy()
     frame["change_reference"] = frame["case"].map(reference["change"])
     frame["ha_reference"] = frame["case"].map(reference["ha"])
+    for name in study.extras.others:
+        frame[f"change_{name}"] = frame["case"].map(study.methods[name].set_index("case")["change"])
     frame["state"] = [_state(study, row) for row in frame.to_dict("records")]
     if flags(study):
         asked = {one.case_id for one in study.decisions[study.ours] if one.flagged}
@@ -91,6 +94,8 @@ def _state(study: Study, row: Mapping[Any, Any]) -> str:
 def _candidate_name(study: Study, case_id: str, step: int) -> str:
     """M0, the name of a rung such as gamma(1.4), or the number of the update."""
     rungs = study.evaluation.entry(case_id).rungs
+    if step in consensus_steps(rungs):
+        return f"consensus ({rungs[step - 1]})" if rungs[step - 1] != "consensus" else "consensus"
     return "M0" if step == 0 else rungs[step - 1] if step <= len(rungs) else f"step {step}"
 
 
@@ -237,8 +242,8 @@ def _facts(study: Study, row: Mapping[Any, Any], decision: Decision) -> list[tup
         ("group", _word(row["group"])),
         ("cluster", _word(row["cluster"])),
         (f"{study.metric} of M0", number(row["metric_source"], 4)),
-        (f"Δ {study.metric}, {study.reference}", number(row["change_reference"], 4, signed=True)),
-        (f"HA, {study.reference}", number(row["ha_reference"], 4)),
+        (f"Δ {study.metric}, {study.everywhere}", number(row["change_reference"], 4, signed=True)),
+        (f"HA, {study.everywhere}", number(row["ha_reference"], 4)),
         (f"Δ {study.metric}, deployed", number(row["change"], 4, signed=True)),
         ("HA, deployed", number(row["ha"], 4)),
         ("BA, deployed", number(row["ba"], 4)),
@@ -248,7 +253,7 @@ def _facts(study: Study, row: Mapping[Any, Any], decision: Decision) -> list[tup
     decided = [
         ("decision", decision.reason or decision.action.value),
         ("bucket", decision.bucket or "none"),
-        ("updates executed", f"{decision.executed}"),
+        ("candidates made" if study.rungs else "updates executed", f"{decision.executed}"),
         ("state deployed", str(decision.state)),
         ("sha256 of the deployed mask", decision.state_hash[:16] or "none"),
     ]

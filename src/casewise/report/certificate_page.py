@@ -69,7 +69,44 @@ def certificate_page(certificate: Certificate) -> str:
         curve_svg=Markup(curve_svg(certificate)) if len(certificate.curve) > 1 else "",
         curve_caption=_curve_caption(certificate),
         reliability_svg=Markup(reliability_svg(certificate)) if certificate.reliability else "",
+        grid_svg=Markup(_grid_svg(certificate)),
+        coverage=_coverage(certificate, unit),
     )
+
+
+def _coverage(certificate: Certificate, unit: str) -> dict[str, list[str]]:
+    """What stands beside the picture: for whom the promise is, and for whom it is not."""
+    c = certificate
+    sites = ", ".join(c.groups)
+    model = "" if c.binding is None else f"model {c.binding.model[:12]}, {c.binding.objective}"
+    inside = [
+        f"new {unit}s like the {c.units} of cohort {c.cohort}" if c.cohort else f"new {unit}s like the {c.units} used",
+        f"from {sites}" if sites else "from the same site, scanner and protocol",
+        f"segmented with {model}" if model else "segmented with the same model",
+        f"under policy {c.policy_name}, as it was certified",
+    ]
+    outside = [
+        f"any other site or scanner than {sites}" if sites else "another site, scanner or protocol",
+        "another model, other weights, views or rates",
+        "the calibration cases themselves and other scans of their patients",
+        "one single case: it is an average",
+    ]
+    return {"inside": inside, "outside": outside}
+
+
+def _grid_svg(certificate: Certificate) -> str:
+    """A hundred cases as squares: kept, of which so many may be hurt; and back to M0, where nothing can be lost."""
+    c = certificate
+    kept = round(100 * c.kept) if c.feasible else 0
+    hurt = min(kept, round(100 * c.alpha)) if c.feasible and c.loss == "harmed" else 0
+    size, gap, parts = 15, 3, []
+    for at in range(100):
+        color = "var(--bad)" if at < hurt else "var(--good)" if at < kept else "var(--faint)"
+        x, y = (at % 10) * (size + gap), (at // 10) * (size + gap)
+        parts.append(f'<rect x="{x}" y="{y}" width="{size}" height="{size}" rx="2" fill="{color}"/>')
+    side = 10 * (size + gap) - gap
+    title = f"of 100 cases {kept} keep the new mask, {100 - kept} go back to M0"
+    return f'<svg viewBox="0 0 {side} {side}" width="{side}" role="img" aria-label="{title}">{"".join(parts)}</svg>'
 
 
 def _numbers(certificate: Certificate) -> list[dict[str, str]]:

@@ -108,7 +108,8 @@ def content(
 
 def _heading(study: Study) -> dict[str, Any]:
     title = str(study.configuration.get("dataset") or study.evaluation.path.name)
-    size = f"{len(study.evaluation.ids)} evaluation cases × {study.evaluation.steps} updates"
+    what = "candidates" if study.rungs else "updates"
+    size = f"{len(study.evaluation.ids)} evaluation cases × {study.evaluation.steps} {what}"
     notices = [one.configuration.get("notice") for one in (study.evaluation, study.calibration)]
     return {
         "title": title,
@@ -125,17 +126,17 @@ def _cases(study: Study, shown: Sequence[cases.Shown]) -> dict[str, Any]:
     return {
         "cases": list(shown),
         "case_columns": cases.columns(study),
-        "case_sorted": 3,
+        "case_sorted": 3 + len(study.extras.others),
         "case_facts": {one.id: one.facts for one in shown},
         "case_lead": (
-            f"Worst first: by the change of {study.metric} under {study.reference}, without control. "
+            f"Worst first: by the change of {study.metric} under {study.everywhere}, without control. "
             "Open a case to see more."
         ),
         "case_note": f"{len(shown)} cases, {pictured} with pictures of the slice that shows most harm.",
         "panel_names": cases.panel_names(study),
         "buckets": sorted({one.bucket for one in shown}),
         "groups": sorted({one.group for one in shown}),
-        "reference": study.reference,
+        "reference": study.everywhere,
         "metric": study.metric,
     }
 

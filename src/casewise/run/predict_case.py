@@ -130,8 +130,10 @@ class PredictCase:
         wanted: dict[Path, Mask] = {self.layout.mask(case_id): mask}
         if not np.array_equal(mask, source):
             wanted[self.layout.source(case_id)] = source
+        folder, last = self.layout.candidates(case_id), trajectory.masks[-1]
+        if not np.array_equal(last, source) and not np.array_equal(last, mask):  # a reviewer may still want it
+            wanted[folder / f"{trajectory.steps}{self.layout.ending}"] = last
         if self.save_candidates:
-            folder = self.layout.candidates(case_id)
             states = {str(step): candidate for step, candidate in enumerate(trajectory.masks)}
             states |= {str(state): candidate for state, candidate in trajectory.shrunk.items()}
             for ladder, one in _others(found).items():  # in folders of their own

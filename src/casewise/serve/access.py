@@ -5,6 +5,7 @@ Every request passes the check before a byte of its body is parsed: Host, Origin
 
 from __future__ import annotations
 
+import base64
 import hmac
 import ipaddress
 from collections.abc import Mapping
@@ -89,7 +90,9 @@ class AccessControl:
             await self._app(scope, body.receive, body.send)
             return
         status, message = refusal
-        more = {"www-authenticate": "Bearer"} if status == 401 else None
+        more = (
+            {"www-authenticate": 'Bearer, Basic realm="casewise: the token is the password"'} if status == 401 else None
+        )
         await JSONResponse({"error": message}, status, headers=more)(scope, body.receive, body.send)
 
     def _refusal(self, path: str, headers: Headers) -> tuple[int, str] | None:
@@ -100,7 +103,10 @@ class AccessControl:
         if origin is not None and not _named(urlsplit(origin).netloc, settings):
             return 403, "pages of other sites may not use this service"
         if settings.token and path not in WITHOUT_TOKEN and not _bears(headers, settings.token):
-            return 401, "send the header Authorization: Bearer TOKEN"
+            if not _in_browser(headers, settings.token):
+                return 401, "send the header Authorization: Bearer TOKEN"
+            if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+                return 403, "pages of other sites may not use this service"  # a browser sends passwords by itself
         packed = headers.get("content-encoding", "identity").lower()
         if packed != "identity":
             return 415, f"the body is packed ({packed[:20]}); send it as it is, a .nii.gz file as the file that it is"
@@ -122,6 +128,18 @@ def _named(netloc: str, settings: Settings) -> bool:
 def _bears(headers: Mapping[str, str], token: str) -> bool:
     kind, _, given = headers.get("authorization", "").partition(" ")
     return kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
+
+
+def _in_browser(headers: Mapping[str, str], token: str) -> bool:
+    """Whether the token came as the password that a browser asks for, with any user name."""
+    kind, _, given = headers.get("authorization", "").partition(" ")
+    if kind.lower() != "basic":
+        return False
+    try:
+        _, colon, password = base64.b64decode(given.strip(), validate=True).partition(b":")
+    except ValueError:
+        return False
+    return bool(colon) and hmac.compare_digest(password, token.encode())
 
 
 def _too_much(limit: int) -> str:

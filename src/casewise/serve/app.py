@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import FastAPI, Query, Request, Response
@@ -28,8 +29,11 @@ from starlette.responses import JSONResponse
 from casewise import __version__
 from casewise.core.errors import BadInput, CasewiseError, UnsafeInput
 from casewise.core.formats import json_text
+from casewise.core.records import Case
 from casewise.deployment import Deployment
 from casewise.deployment import Segmented as Answer
+from casewise.render.masks import overlay_png
+from casewise.run.predict_case import preview_of
 from casewise.serve import openapi
 from casewise.serve.access import AccessControl, Settings
 from casewise.serve.openapi import Live, ModelMetadata, Ready, Segmented, ServerMetadata, TensorKind
@@ -150,8 +154,8 @@ class _Service:
         return ServerMetadata(name="casewise", version=__version__, extensions=["binary_tensor_data"])
 
     async def page(self) -> Response:
-        """What can be asked here, as a page that loads nothing from elsewhere."""
-        return Response(openapi.page(self.app, self.name), media_type="text/html; charset=utf-8")
+        """A form to try an image and what can be asked here, as a page that loads nothing from elsewhere."""
+        return Response(openapi.page(self.app, self.name, self.deployment), media_type="text/html; charset=utf-8")
 
     async def live(self) -> Live:
         """The process answers."""
@@ -213,6 +217,7 @@ class _Service:
         answer: Annotated[Literal["file", "json"], Query(description="The mask as a file, or inside JSON.")] = "file",
         case_id: Annotated[str | None, Query(description="Default: named after the content.")] = None,
         group: Annotated[str | None, Query(description="For policies that differ by group.")] = None,
+        preview: Annotated[bool, Query(description="With answer=json: a picture of what was decided, too.")] = False,
     ) -> Response:
         """Segment one NIfTI or PNG file, sent as the body; the mask comes back as a file of the same kind."""
 
@@ -222,7 +227,9 @@ class _Service:
             with opened(body, backbone, case_id=name, group=group, max_bytes=limit) as (reading, place):
                 found = self._answered(reading.case, deadline)
                 content = written(found.mask, reading, place, backbone)
-            return _file(content, MEDIA_TYPES[ending_of(body)], facts_of(found, self.deployment.promise), answer)
+                drawn = self._drawn(reading.case, found) if preview and answer == "json" else None
+            facts = facts_of(found, self.deployment.promise)
+            return _file(content, MEDIA_TYPES[ending_of(body)], facts, answer, drawn)
 
         return await self._on_lane(request, job)
 
@@ -234,6 +241,15 @@ class _Service:
             "casewise_monitor_suspended": int(self.deployment.suspended),
         }
         return Response(self.numbers.text(gauges), media_type=TEXT)
+
+    def _drawn(self, case: Case, found: Answer) -> bytes | None:
+        """The picture for a person; one that cannot be drawn never costs the mask."""
+        names, background = self.deployment.backbone.labels, self.deployment.adaptation.foreground
+        try:
+            seen = preview_of(case, found.source, found.trajectory.masks[-1], found.mask)
+            return overlay_png(replace(seen, names=names, background=background))
+        except (CasewiseError, ValueError, IndexError):
+            return None
 
     def _check_name(self, model: str) -> None:
         if model != self.name:
@@ -258,10 +274,11 @@ class _Service:
             return await self.lane.run(lambda: job(body, deadline))
 
 
-def _file(content: bytes, media_type: str, facts: dict[str, Any], answer: str) -> Response:
+def _file(content: bytes, media_type: str, facts: dict[str, Any], answer: str, drawn: bytes | None) -> Response:
     if answer == "file":
         return Response(content, media_type=media_type, headers={FACTS: json_text(facts)})
-    plain = Segmented(mask=base64.b64encode(content).decode(), media_type=media_type, facts=facts)
+    picture = None if drawn is None else base64.b64encode(drawn).decode()
+    plain = Segmented(mask=base64.b64encode(content).decode(), media_type=media_type, facts=facts, preview=picture)
     return Response(plain.model_dump_json(), media_type="application/json")
 
 

@@ -5,11 +5,16 @@ Bodies and refusals are spelled out because FastAPI cannot see them in functions
 
 from __future__ import annotations
 
-import html
+from importlib import resources
 from typing import Any, Literal
 
 from fastapi import FastAPI
+from jinja2 import Environment, StrictUndefined
 from pydantic import BaseModel, ConfigDict, Field
+
+from casewise import __version__
+from casewise.deployment import Deployment
+from casewise.render.masks import legend
 
 Datatype = Literal[
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64"
@@ -105,6 +110,7 @@ class Segmented(_Message):
     mask: str = Field(description="The mask file, base64.")
     media_type: str
     facts: dict[str, Any]
+    preview: str | None = Field(default=None, description="A PNG of what was decided, base64, where it was asked for.")
 
 
 class Problem(_Message):
@@ -197,16 +203,26 @@ def add_request_schema(app: FastAPI) -> None:
     schema["components"]["schemas"] |= {**parts, "InferRequest": plain}
 
 
-def page(app: FastAPI, model: str) -> str:
-    """Every path with its meaning, for a person with a browser."""
-    rows = [
-        f"<tr><td>{method.upper()}</td><td><code>{html.escape(path)}</code></td>"
-        f"<td>{html.escape(str(said.get('description') or said.get('summary') or ''))}</td></tr>"
-        for path, methods in app.openapi()["paths"].items()
-        for method, said in methods.items()
-    ]
-    return (
-        f"<!doctype html><meta charset=utf-8><title>casewise: {html.escape(model)}</title>"
-        f"<h1>casewise serves {html.escape(model)}</h1><p>Open Inference Protocol v2, and POST /segment for one file. "
-        f"The whole description: <a href=/openapi.json>/openapi.json</a></p><table>{''.join(rows)}</table>"
-    )
+def page(app: FastAPI, model: str, deployment: Deployment) -> str:
+    """The first page: a form to try an image, how a program asks, and every path; it loads nothing from elsewhere."""
+    backbone = deployment.backbone
+    kinds = [backbone.ending] if backbone.ending else [".nii.gz", ".nii", ".png"]
+    channels = backbone.expects.channels
+    text = (resources.files("casewise.serve") / "assets" / "service.html").read_text(encoding="utf-8")
+    promise = deployment.promise or {}
+    return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True).from_string(text).render(
+        model=model,
+        version=__version__,
+        policy=deployment.policy.name,
+        promise=str(promise.get("statement", "")),
+        warnings=deployment.warnings,
+        kinds=", ".join(kinds),
+        accept=",".join(dict.fromkeys(f".{kind.rpartition('.')[2]}" for kind in kinds)),
+        expects=f"The model reads {channels} channel{'s' if channels > 1 else ''}." if channels else "",
+        legend=legend(backbone.labels, background=deployment.adaptation.foreground),
+        paths=[
+            (method.upper(), path, str(said.get("description") or said.get("summary") or ""))
+            for path, methods in app.openapi()["paths"].items()
+            for method, said in methods.items()
+        ],
+    )  # fmt: skip

@@ -30,12 +30,16 @@ def case_masks(
     if not archive.entries[case_id].labelled:
         return None
     masks, label = archive.masks(case_id), archive.label(case_id)
-    source, adapted = masks[SOURCE], masks[reference.state]
+    source, adapted = masks[SOURCE], masks[reference.state.on("")]  # the archive shows one ladder
     if deployed is None:
         output = source
     elif deployed.action is Action.GATE:
         output = deployed_mask(archive, study.controller, deployed)
     else:
-        output = masks[deployed.state]
+        output = (
+            masks[deployed.state.on("")]
+            if deployed.state.ladder in ("", archive.ladder_name)
+            else archive.mask(case_id, deployed.state)
+        )
     change = edits(source, adapted, label, measure=study.measure)
     return CaseMasks(case_id, label, source, adapted, output, change)

@@ -5,7 +5,7 @@ Everything is said only as strongly as the intervals allow.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from casewise.judge.policy import no_go
-from casewise.render.ink import FAINT, HARM, HELP, INK, MUTED, Picture, canvas, inked
+from casewise.render.ink import FAINT, HARM, HELP, INK, MUTED, SOURCE, Picture, canvas, inked
 from casewise.render.tables import Estimate, number, text_of
 from casewise.study.analyses.controls import attribution_of
 from casewise.study.analyses.deployment import interval_between, verdict
-from casewise.study.analyses.quality import answers, deployed_row
+from casewise.study.analyses.quality import POINT, answers, captured, deployed_row
 from casewise.study.analyses.routing import quota_found
 from casewise.study.finding import Finding
 from casewise.study.study import Study
@@ -49,7 +49,20 @@ def story(study: Study) -> Story:
     share = attribution_of(study) if study.is_router else None
     said = answers(study)
     rest = {"hurt": said.hurt, "flagged": said.flagged, "promised": said.promised}
-    return Story(said.gained, rest, f"{_uncontrolled(study)} {_second(study)}{_attributed(share)}")
+    beside = "".join(f" {_beside(study, name)}" for name in study.extras.others)
+    if _nothing_undone(study):
+        return Story(
+            said.gained, rest, f"Nothing was rolled back: the {study.everywhere} is what was deployed.{beside}"
+        )
+    return Story(said.gained, rest, f"{_uncontrolled(study)} {_second(study)}{_attributed(share)}{beside}")
+
+
+def _nothing_undone(study: Study) -> bool:
+    """Whether the policy deployed what runs without control, and other ways are there to be compared with."""
+    if not study.extras.others:
+        return False
+    free, ours = (frame.set_index("case")["change"].sort_index() for frame in (study.uncontrolled, study.router))
+    return bool(np.array_equal(free, ours, equal_nan=True))
 
 
 def advised(study: Study) -> list[str]:
@@ -64,10 +77,23 @@ def _uncontrolled(study: Study) -> str:
     n, worse = int(frame["change"].notna().sum()), int((frame["change"] < 0).sum())
     moved = interval_between(study, study.reference, study.source, "metric")
     mean = f"the mean {study.metric} {_moved(moved)}" if moved else f"the mean {study.metric} is undefined"
+    what = "Without control, adaptation" if not study.rungs else f"Without control, the {study.everywhere}"
     if worse == 0:
-        return f"Without control, adaptation made none of {n} cases worse, and {mean}."
+        return f"{what} made none of {n} cases worse, and {mean}."
     joint = "while" if moved is None or not moved["shown"] else "and" if _fell(moved) else "although"
-    return f"Without control, adaptation made {worse} of {n} cases individually worse, {joint} {mean}."
+    return f"{what} made {worse} of {n} cases individually worse, {joint} {mean}."
+
+
+def _beside(study: Study, name: str) -> str:
+    """What another way did on the same cases, for every case and without control."""
+    found = captured(study).table
+    row = found.loc[found["method"] == study.title(name)]
+    if row.empty:
+        return ""
+    one = row.iloc[0]
+    spread = f"[{number(one['low'], 4, signed=True)}, {number(one['high'], 4, signed=True)}]"
+    hurt = f"{int(one['hurt'])} hurt, {int(one['hurt_by_a_point'])} of them by more than a point"
+    return f"{name}: {number(one['gain'], 4, signed=True)} {spread}, {int(one['helped'])} helped, {hurt}."
 
 
 def _fell(moved: Mapping[str, Any]) -> bool:
@@ -94,7 +120,7 @@ def _second(study: Study) -> str:
     estimate = Estimate(float(row["estimate"]), float(row["low"]), float(row["high"]))
     return (
         f"{did}, and harmful accepted area goes from {number(before)} to {number(after)}: "
-        f"{text_of(estimate, signed=True)} against {study.reference}, {verdict(row)}."
+        f"{text_of(estimate, signed=True)} against {study.everywhere}, {verdict(row)}."
     )
 
 
@@ -140,14 +166,28 @@ def _deployed_keys(study: Study) -> list[Key]:
 def _control_keys(study: Study) -> list[Key]:
     frame, ours = study.uncontrolled, study.router
     n, worse = int(frame["change"].notna().sum()), int((frame["change"] < 0).sum())
-    harm = f"{number(frame['ha'].mean())} of {study.reference}; {_versus(study)}"
-    updates = f"{number(ours['executed'].mean(), 2)} of {study.evaluation.steps} updates executed per case"
-    back = f"of {len(ours)}; {_buckets(study)}; {updates}"
+    harm = f"{number(frame['ha'].mean())} of {study.everywhere}; {_versus(study)}"
+    made = f"{study.evaluation.steps} candidates" if study.rungs else f"{study.evaluation.steps} updates"
+    spent = f"{number(ours['executed'].mean(), 2)} of {made} made per case"
+    back = "; ".join([f"of {len(ours)}", *([_buckets(study)] if study.is_router else []), spent])
+    first = Key(
+        f"{worse}", f"cases made worse by {study.everywhere}, without control", f"of {n}{_change(study)}", "harm"
+    )
+    if _nothing_undone(study):
+        first = _other_key(study, next(iter(study.extras.others)))
     return [
-        Key(f"{worse}", f"cases made worse by {study.reference}, without control", f"of {n}{_change(study)}", "harm"),
+        first,
         Key(number(ours["ha"].mean()), f"HA of the {study.title(study.ours)}", harm, "ours"),
         Key(f"{int(ours['rolled_back'].sum())}", "cases rolled back to M0", back),
     ]
+
+
+def _other_key(study: Study, name: str) -> Key:
+    frame = study.methods[name]
+    n, worse = int(frame["change"].notna().sum()), int((frame["change"] < 0).sum())
+    points, mean = int((frame["change"] < -POINT).sum()), number(frame["change"].mean(), 4, signed=True)
+    more = f"of {n}; {points} by more than a point, the worst by {number(-frame['change'].min())}; mean {mean}"
+    return Key(f"{worse}", f"cases made worse by {name}", more, "harm")
 
 
 def _change(study: Study) -> str:
@@ -161,14 +201,17 @@ def _change(study: Study) -> str:
 def _versus(study: Study) -> str:
     row = interval_between(study, study.ours, study.deployable, "ha")
     if row is None:
-        return f"as {study.deployable}"
+        return f"as {_budget(study)}"
     interval = f"[{number(row['low'], signed=True)}, {number(row['high'], signed=True)}]"
-    return f"{number(row['estimate'], signed=True)} {interval} against {study.deployable} (deployable)"
+    return f"{number(row['estimate'], signed=True)} {interval} against {_budget(study)} (deployable)"
+
+
+def _budget(study: Study) -> str:
+    """The deployable budget as a page says it: fixed-2, or the reading that it stops at."""
+    return study.rungs[int(study.deployable.removeprefix("fixed-")) - 1] if study.rungs else study.deployable
 
 
 def _buckets(study: Study) -> str:
-    if not study.is_router:
-        return "no buckets"
     counts = study.router["bucket"].value_counts()
     return ", ".join(f"{int(counts.get(name, 0))} {name}" for name in ("low", "mid", "hard"))
 
@@ -176,9 +219,14 @@ def _buckets(study: Study) -> str:
 def words(study: Study) -> list[tuple[str, str]]:
     """The words that the story and every table use, each in a sentence."""
     steps = study.evaluation.steps
+    everywhere = (
+        f"every case adapted for all {steps} updates; fixed-k stops everywhere after k."
+        if not study.rungs
+        else f"the last of {steps} candidates for every case; in tables {study.reference}, and fixed-k is the k-th one."
+    )
     known = [
         ("M0", "the mask of the source model, without adaptation."),
-        (study.reference, f"every case adapted for all {steps} updates; fixed-k stops everywhere after k."),
+        (study.everywhere, everywhere),
         ("HA", "harmful accepted area, the share of the changed voxels in regions that became worse than M0."),
         ("BA", "the share in regions that became better."),
         ("Deployable", "the budget k that the labelled calibration cases choose."),
@@ -194,27 +242,36 @@ def words(study: Study) -> list[tuple[str, str]]:
 
 
 def hero(study: Study) -> Picture:
-    """The figure below the story: every case, without control and under the policy."""
-    names = (study.reference, study.title(study.ours))
-    figure = draw_changes(study.uncontrolled, study.router, names=names, metric=study.metric)
+    """The figure below the story: every case, under other ways, without control, and under the policy."""
+    rows = [(name, study.methods[name]) for name in study.extras.others]
+    rows += [] if _nothing_undone(study) else [(study.everywhere, study.uncontrolled)]
+    rows += [(f"casewise, {study.title(study.ours)}", study.router)]
+    flagged = frozenset(one.case_id for one in study.decisions[study.ours] if one.flagged)
+    figure = draw_changes(rows, metric=study.metric, flagged=flagged)
+    marks = " Diamonds: flagged for a person." if flagged else ""
     caption = (
-        f"One line per case, in the same order in both rows: the change of {study.metric} against M0. Grey ticks: "
-        "rolled back to M0. The axis ends at the 99th percentile; longer lines are cut."
+        f"One line per case, in the same order in every row: the change of {study.metric} against M0. Grey ticks: "
+        f"rolled back to M0.{marks} The axis ends at the 99th percentile; longer lines are cut."
     )
-    return Picture("changes", "What adaptation did to each case", figure, caption)
+    return Picture("changes", "What was done to each case", figure, caption)
 
 
-def draw_changes(reference: pd.DataFrame, router: pd.DataFrame, *, names: tuple[str, str], metric: str) -> Figure:
-    """Two rows of bars that share one order, worst case first: change = metric(deployed) - metric(M0) (M1)."""
-    order = reference.set_index("case")["change"].sort_values(kind="stable").index
+def draw_changes(rows: Sequence[tuple[str, pd.DataFrame]], *, metric: str, flagged: Collection[str] = ()) -> Figure:
+    """Rows of bars that share one order, worst case of the first row first: change = metric(deployed) - metric(M0).
+
+    Cases that are ``flagged`` are marked in the last row.
+    """
+    order = rows[0][1].set_index("case")["change"].sort_values(kind="stable").index
     with inked():
-        figure, axes = canvas(9.2, 3.7, rows=2)
-        limit = _limit(reference["change"], router["change"])
-        for axis, frame, name in zip(axes[:, 0], (reference, router), names, strict=True):
+        figure, axes = canvas(9.2, 0.7 + 1.5 * len(rows), rows=len(rows))
+        limit = _limit(*(frame["change"] for _, frame in rows))
+        for axis, (name, frame) in zip(axes[:, 0], rows, strict=True):
             _bars(axis, frame.set_index("case").loc[order], limit)
             axis.set_title(f"{name}: {_counts(frame)}", fontsize=9.5)
-        axes[0, 0].tick_params(labelbottom=False)
-        axes[1, 0].set_xlabel(f"cases, worst first under {names[0]}")
+            axis.tick_params(labelbottom=axis is axes[-1, 0])
+        where = [at for at, case in enumerate(order) if case in flagged]
+        axes[-1, 0].plot(where, [-0.94 * limit] * len(where), "D", color=SOURCE, markersize=4.5, clip_on=False)
+        axes[-1, 0].set_xlabel(f"cases, worst first under {rows[0][0]}")
         figure.supylabel(f"change of {metric} against M0", fontsize=9, color=INK)
     return figure
 
@@ -244,5 +301,7 @@ def _limit(*changes: pd.Series) -> float:
 
 def _counts(frame: pd.DataFrame) -> str:
     worse, better = int((frame["change"] < 0).sum()), int((frame["change"] > 0).sum())
-    back = int(frame["rolled_back"].sum())
-    return f"{worse} worse, {better} better" + (f", {back} rolled back" if back else "")
+    points, back = int((frame["change"] < -POINT).sum()), int(frame["rolled_back"].sum())
+    mean = number(frame["change"].mean(), 4, signed=True)
+    more = f" ({points} by more than a point)" if points else ""
+    return f"mean {mean}, {better} better, {worse} worse{more}" + (f", {back} rolled back" if back else "")

@@ -16,6 +16,7 @@ from casewise.core.records import CALIBRATION, EVALUATION, Controller, Decision,
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.data.folders import CaseFiles, list_cases
 from casewise.data.splits import check_disjoint, clusters_of
+from casewise.judge.calibration.designs import CONSENSUS_NAMES
 from casewise.judge.calibration.fit import calibrate, coordinate_values
 from casewise.judge.certificates.certificate import Certificate
 from casewise.judge.controllers import CONTROLLERS
@@ -195,6 +196,22 @@ class Study:
     def reference(self) -> str:
         """The fixed budget at the full horizon: what runs without control."""
         return f"fixed-{self.evaluation.steps}"
+
+    @cached_property
+    def rungs(self) -> tuple[str, ...]:
+        """What the candidates after M0 are called where they are readings by views or members; () for updates."""
+        return self.evaluation.entry(self.evaluation.ids[0]).rungs if self.evaluation.ids else ()
+
+    @property
+    def everywhere(self) -> str:
+        """The reference as a page says it: ``fixed-4``, or the consensus of the readings, taken for every case."""
+        if not self.rungs:
+            return self.reference
+        return (
+            "consensus everywhere"
+            if self.rungs[-1].split("(")[0] in CONSENSUS_NAMES
+            else f"{self.rungs[-1]} everywhere"
+        )
 
     @property
     def uncontrolled(self) -> pd.DataFrame:

@@ -32,14 +32,7 @@ VENDORS = Registry(
     "vendor",
     {
         "A": Vendor(gamma=(0.9, 1.1), bias=(0.0, 0.15), noise=(0.01, 0.03), blur=(0.3, 0.7), ghost=(0.0, 0.03)),
-        "B": Vendor(
-            gamma=(0.55, 1.6),
-            bias=(0.2, 0.55),
-            noise=(0.015, 0.035),
-            blur=(0.3, 1.0),
-            ghost=(0.0, 0.12),
-            washout=(0.0, 0.12),
-        ),
+        "B": Vendor(gamma=(0.15, 0.8), bias=(0.0, 0.35), noise=(0.01, 0.04), blur=(0.3, 0.8), ghost=(0.0, 0.06)),
     },
 )
 
