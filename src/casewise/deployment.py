@@ -428,8 +428,9 @@ class Deployment:
 
     def _notes(self, case: Case, decision: Decision) -> tuple[str, ...]:
         """What a reader of this case must know; a calibration case is recognised by its image, under any name."""
-        seen = calibration_case(self.policy, case.id, cluster=case.cluster, input_sha256=image_sha256(case.image))
-        outside = None if self.certificate is None else outside_promise(self.certificate, decision)
+        image = image_sha256(case.image)
+        seen = calibration_case(self.policy, case.id, cluster=case.cluster, input_sha256=image)
+        outside = None if self.certificate is None else outside_promise(self.certificate, decision, image)
         return (*self.warnings, *(said for said in (seen, outside) if said))
 
     def _prepared(self, case: Case) -> Prepared:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from worlds.cohorts import synthetic_archive
 
 from casewise.core.errors import BadInput
+from casewise.core.records import Action, Decision, State
 from casewise.judge.calibration.fit import calibrate
+from casewise.judge.certificates.certificate import outside_promise
 from casewise.judge.certificates.certify_router import Promise
 from casewise.judge.certificates.kept import by_patient, certify_kept, selected
 
@@ -143,3 +147,19 @@ def test_harmed_or_not_is_conformal_selection_where_each_patient_has_one_scan(tm
         certificate, _ = certify_kept(archive, policy, Promise(("harmed",), (0.3,)), batch, force=True)
         assert certificate.details["form"] == form
         assert who in certificate.statement
+
+
+def test_a_case_that_is_not_of_the_batch_is_outside_the_promise(tmp_path):
+    archive = synthetic_archive(tmp_path / "a", cases=80, harmful=0.3, per_cluster=1)
+    batch = synthetic_archive(tmp_path / "b", cases=10, per_cluster=1, prefix="new", labelled=False, seed=5)
+    certificate, _ = certify_kept(archive, calibrate(archive, "cardiac"), Promise(("ha",), (0.3,)), batch, force=True)
+    known = {case: f"sha-{case}" for case in batch.ids}
+    certificate = replace(certificate, details={**certificate.details, "batch_inputs": known})
+    decision = Decision("new-0000", Action.KEEP, State(1), 1, "router", group="A")
+    assert outside_promise(certificate, decision, "sha-new-0000") is None
+    assert outside_promise(certificate, replace(decision, case_id="renamed"), "sha-new-0000") is None
+    assert "not among them" in outside_promise(certificate, decision, "another image of the same name")
+    assert "one batch of 10 cases" in outside_promise(certificate, replace(decision, case_id="later"), "sha-later")
+    unhashed = replace(certificate, details={**certificate.details, "batch_inputs": dict.fromkeys(batch.ids)})
+    assert outside_promise(unhashed, decision, "sha") is None
+    assert "not among them" in outside_promise(unhashed, replace(decision, case_id="later"), "sha")

@@ -111,8 +111,20 @@ def origin_of(archive: Archive) -> dict[str, Any]:
     return {"issued": today, "version": __version__, "cohort": archive.path.name, "groups": tuple(groups)}
 
 
-def outside_promise(certificate: Certificate, decision: Decision) -> str | None:
-    """Why a case is not among those that the certificate is about, as far as that shows without a label; else None."""
+def outside_promise(certificate: Certificate, decision: Decision, input_sha256: str | None = None) -> str | None:
+    """Why a case is not among those that the certificate is about, as far as that shows without a label; else None.
+
+    A certificate for one batch knows its cases by their images, or by name where no image was kept.
+    """
+    batch = certificate.details.get("batch_inputs")
+    if batch is not None:
+        recognised = input_sha256 in batch.values() if input_sha256 else False
+        unknown_image = not (input_sha256 and batch.get(decision.case_id))
+        if not recognised and not (unknown_image and decision.case_id in batch):
+            return (
+                f"outside the certificate: it was issued for one batch of {len(batch)} cases, and this image is not "
+                f"among them"
+            )
     if certificate.groups and decision.group is not None and decision.group not in certificate.groups:
         known = ", ".join(certificate.groups)
         return f"outside the certificate: group {decision.group} is not among those that it was issued for ({known})"

@@ -139,6 +139,7 @@ def certify_kept(
         "among": "the kept patients of one batch",
         "form": "conformal selection" if binary else "e-values",
         "batch": deployed.digest,
+        "batch_inputs": {case: deployed.entry(case).input_sha256 for case in cases},
         "patients": m,
         "kept_in_batch": kept,
     }
