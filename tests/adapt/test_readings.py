@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import sys
 import types
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from casewise.adapt import members
 from casewise.adapt.adaptation import Adaptation
+from casewise.adapt.backbones import Expectation, Prepared
 from casewise.adapt.backbones.module import of_network
 from casewise.adapt.proposers import SharedSource, named_proposal, readings_of
+from casewise.adapt.readings import logits_pipeline
 from casewise.adapt.snapshot import fingerprint
-from casewise.core.errors import BadInput
+from casewise.core.errors import BadInput, Mismatch
 from casewise.core.records import Case, State
 
 
@@ -251,3 +255,44 @@ def test_binding_says_what_is_read(backbone):
     assert "consensus=mean" in words
     assert "seed=3" in words
     assert of_views("light").binding(backbone) != of_views("light", consensus="vote").binding(backbone)
+
+
+# ---- members that are none ----
+
+
+def member_of(monkeypatch, other):
+    monkeypatch.setattr(members, "_loaded", lambda word, device: other)
+    return Adaptation("members:other", min_area=1)
+
+
+def spaced(backbone, *spacing_mm):
+    return replace(backbone, expects=Expectation(channels=1, spacing_mm=spacing_mm or None))
+
+
+@pytest.mark.parametrize("theirs", [(1.5, 1.5, 5.0), (30.0, 1.5, 1.5), (1.5, 1.5)])
+def test_a_member_that_was_trained_at_another_spacing_is_refused_by_name(backbone, monkeypatch, theirs):
+    how = member_of(monkeypatch, spaced(backbone, *theirs))
+    with pytest.raises(Mismatch, match=r"member other was trained at another spacing: \(.*\) mm, the model at \(5"):
+        how.binding(spaced(backbone, 5.0, 1.5, 1.5))
+
+
+@pytest.mark.parametrize("theirs", [(7.0, 1.2, 1.2), ()])
+def test_a_member_whose_spacing_is_near_or_unknown_is_taken(backbone, monkeypatch, theirs):
+    how = member_of(monkeypatch, spaced(backbone, *theirs))
+    assert "members(other" in how.binding(spaced(backbone, 5.0, 1.5, 1.5)).objective
+
+
+def test_a_member_that_answers_on_another_grid_is_refused_by_name(backbone, case, monkeypatch):
+    ready = backbone.prepare(case)
+
+    class Halves(type(backbone)):
+        def prepare(self, one):
+            inputs = backbone.prepare(one).inputs
+            return Prepared(inputs, pipeline=logits_pipeline(self.network, inputs, self.head, space=(7, 9)))
+
+    other = Halves(**{name: getattr(backbone, name) for name in backbone.__dataclass_fields__})
+    how = member_of(monkeypatch, other)
+    with pytest.raises(
+        Mismatch, match=r"other gave probabilities of shape \(3, \d, 7, 9\) for case one, M0's are \(3, "
+    ):
+        readings_of(backbone, ready, case, how)

@@ -58,6 +58,15 @@ def _spacing(case: Case, expects: Expectation) -> Iterator[Finding]:
         yield Finding("warning", "spacing", text)
 
 
+def unlike_spacings(one: Sequence[float] | None, other: Sequence[float] | None) -> bool:
+    """Whether two spacings are not of the same kind of image: other axes, or far apart; unknown ones may be."""
+    if one is None or other is None:
+        return False
+    if len(one) != len(other) or _permuted(one, other):
+        return True
+    return max(max(a / b, b / a) for a, b in zip(one, other, strict=True)) >= WARN_RATIO
+
+
 def _permuted(have: Sequence[float], want: Sequence[float]) -> bool:
     """Whether the thick axis is elsewhere than in training, in both clearly thicker than the others."""
     thick = [int(np.argmax(sizes)) for sizes in (have, want)]

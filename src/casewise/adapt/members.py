@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone, Prepared, load_backbone
 from casewise.adapt.consensus import checked_weights
+from casewise.adapt.contract import unlike_spacings
 from casewise.adapt.proposers import as_backbone, bound_to, pipeline_of
 from casewise.adapt.readings import Reading, Readings
 from casewise.core.errors import BadInput, Mismatch
@@ -117,3 +118,8 @@ def _check_alike(name: str, member: Backbone, backbone: Backbone) -> None:
     for what, (theirs, ours) in facts.items():
         if theirs != ours:
             raise Mismatch(f"member {name} has another {what}: {theirs}, the model has {ours}; members must agree")
+    theirs, ours = member.expects.spacing_mm, backbone.expects.spacing_mm
+    if unlike_spacings(theirs, ours):
+        raise Mismatch(
+            f"member {name} was trained at another spacing: {theirs} mm, the model at {ours} mm; leave it out"
+        )
