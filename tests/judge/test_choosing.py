@@ -12,6 +12,7 @@ from casewise.core.records import SOURCE, Action, Decision, Observation, State
 from casewise.judge.calibration.designs import (
     DESIGNS,
     answer,
+    chance_of_best,
     compare_designs,
     cross_fitted,
     folds,
@@ -92,7 +93,7 @@ def test_an_edit_that_reaches_the_cut_goes_back():
 
 def test_a_rule_that_was_shown_no_masks_says_so():
     seen, _ = one_row(A, B, C, B)
-    with pytest.raises(BadInput, match="case case has no signal 'agreement'; show the masks of all"):
+    with pytest.raises(BadInput, match="case case has no signal 'likeness'; show the masks of all"):
         AgreementRule(steps=3, consensus="3", rule="medoid").decide(seen)
 
 
@@ -324,3 +325,99 @@ def test_merge_refuses_to_be_half_fitted():
         Merge(steps=3, consensus="3")
     with pytest.raises(BadInput, match="choose needs 3 weights, got 0; run casewise calibrate"):
         Choose(steps=3, consensus="3")
+
+
+NOTHING = [0, 0, 0, 0, 0]
+
+
+def test_where_nobody_draws_anything_m0_stays_and_its_quality_is_unknown():
+    seen, masks = one_row(NOTHING, NOTHING, NOTHING, NOTHING)
+    for rule in ("agreement", "medoid", "low-agreement"):
+        controller = AgreementRule(steps=3, consensus="3", rule=rule, threshold=0.9)
+        assert controller.decide(controller.compared(seen, masks)).state == SOURCE
+    inner = Choose(steps=3, consensus="3", weights=(1.0, 0.0, 0.0), fallback="0")
+    both = Flagging(inner, Quality(middle=0.5, ratio=1.0, level=0.9), below=0.5, steps=3, silent=("3",))
+    verdict = both.decide(both.compared(seen, masks))
+    assert verdict.flagged
+    assert verdict.quality is None
+    assert "its quality cannot be estimated" in verdict.reason
+
+
+def test_most_masks_being_empty_an_empty_one_lies_in_the_middle():
+    seen, masks = one_row(NOTHING, NOTHING, A, NOTHING)
+    for rule in ("agreement", "medoid"):
+        controller = AgreementRule(steps=3, consensus="3", rule=rule)
+        verdict = controller.decide(controller.compared(seen, masks))
+        assert masks[verdict.state].tolist() == [NOTHING]
+
+
+def test_a_signal_that_does_not_carry_gives_a_bound_for_all_cases_with_a_label():
+    """A case on which nobody draws anything has no agreement; without a signal it counts like any other."""
+    from casewise.judge.calibration.quality import fit_quality
+
+    rng = np.random.default_rng(0)
+    agreement, metric = rng.random(20), np.linspace(0.5, 0.9, 20)
+    agreement[:4], metric[:4] = np.nan, 0.0
+    found = fit_quality(agreement, metric, range(20), level=0.8)
+    assert found.quality.signal is None
+    assert found.cases == 20
+    assert found.quality.of(None)[1] == 0.0  # four of twenty are 0
+    metric[4:] = agreement[4:]
+    carried = fit_quality(agreement, metric, range(20), level=0.8)
+    assert (carried.quality.signal, carried.cases) == ("agreement", 16)
+
+
+def test_designs_are_scored_by_the_metric_of_the_archive(tmp_path, monkeypatch):
+    from casewise.measure.metrics import METRICS, Metric
+
+    def accuracy(mask, label, *, ignore, spacing_mm):
+        return float(np.mean(mask == label))
+
+    monkeypatch.setitem(METRICS._items, "accuracy", Metric("accuracy", accuracy))
+    for metric in ("accuracy", "miou"):
+        made = views_archive(tmp_path / metric, cases=6, metric=metric)
+        own = setting_of(made)
+        known = gather(made, own)
+        controller = DESIGNS["merge"](known, own)
+        for one in known:
+            label, (rows, counts) = made.label(one.case_id), one.edits[state_of(own.consensus)]
+            masks = candidate_masks(made, one.case_id)
+            everything = np.ones(len(rows), bool)
+            score = METRICS[metric].of
+            for accepted, mask in ((~everything, masks[SOURCE]), (everything, masks[state_of(own.consensus)])):
+                wanted = score(mask, label, ignore=None, spacing_mm=None)
+                assert counts.of(accepted) == pytest.approx(wanted)
+            assert answer(one, controller).source == pytest.approx(score(masks[SOURCE], label, ignore=None, spacing_mm=None))
+
+
+def test_what_a_label_leaves_open_is_left_open_by_default_in_driving_scenes(tmp_path):
+    """The void of driving labels is 255 unless an archive says otherwise; pieces there are neither right nor wrong."""
+    made = views_archive(tmp_path / "void", cases=4, metric="miou", void=6)
+    own = setting_of(made)
+    for one in gather(made, own):
+        rows, counts = one.edits[state_of(own.consensus)]
+        assert counts.in_label.size < 255
+        assert counts.of(np.ones(len(rows), bool)) == pytest.approx(one.metric[state_of(own.consensus)])
+
+
+def test_the_best_of_many_settings_pays_for_having_been_picked():
+    """Gains of pure noise: often one of 21 columns looks sure by itself, seldom by the test that knows all of them."""
+    clusters, alone, together = [str(k // 2) for k in range(40)], 0, 0
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        gains = np.repeat(rng.normal(0, 0.1, (20, 21)), 2, axis=0)  # two cases of each patient
+        alone += max(mean_low(column, clusters, level=0.975)[1] for column in gains.T) > 0
+        together += chance_of_best(gains, clusters, draws=199).min() <= 0.025
+    assert alone >= 20
+    assert together <= 9  # 2.5 expected, three standard errors
+    steady = np.linspace(0.02, 0.06, 40)[:, None] * np.array([[1.0, 0.5, 0.0]])
+    assert chance_of_best(steady, clusters).round(3).tolist() == [0.001, 0.001, 1.0]
+
+
+def test_a_merge_that_does_not_surely_gain_keeps_m0(tmp_path, known, setting):
+    wrong = views_archive(tmp_path / "wrong", misled=True, seed=1)
+    own = setting_of(wrong)
+    controller = DESIGNS["merge"](gather(wrong, own), own)
+    assert controller.threshold == float("inf")
+    assert all(decision.rolled_back for decision in casewise.replay(wrong, controller))
+    assert DESIGNS["merge"](known, setting).threshold < 1

@@ -80,9 +80,11 @@ def test_background_counts_where_it_is_a_class() -> None:
 
 
 def test_candidates_that_are_all_m0_agree() -> None:
-    for mask in (SMALL, np.zeros_like(SMALL)):
-        for signals in candidates_of([mask, mask, mask]).signals():
-            assert signals["agreement"] == signals["agreement_all"] == signals["agreement_consensus"] == 1.0
+    for signals in candidates_of([SMALL, SMALL, SMALL]).signals():
+        assert signals["agreement"] == signals["agreement_all"] == signals["agreement_consensus"] == 1.0
+    for signals in candidates_of([EMPTY, EMPTY, EMPTY]).signals():
+        assert signals["agreement"] is signals["agreement_all"] is signals["agreement_consensus"] is None
+        assert signals["likeness"] == signals["agreement_source"] == 1.0
 
 
 def test_one_mask_is_refused() -> None:
@@ -120,7 +122,21 @@ def test_signals_do_not_see_the_order_of_space_nor_of_the_others(masks: np.ndarr
 def test_support_is_a_share_and_a_lone_edit_has_none(masks: np.ndarray) -> None:
     for signals in candidates_of(list(masks)).signals():
         assert signals["support"] is None or 0 <= signals["support"] <= 1
-        assert 0 <= signals["agreement"] <= 1 + 1e-12
+        assert signals["agreement"] is None or 0 <= signals["agreement"] <= 1 + 1e-12
+        assert 0 <= signals["likeness"] <= 1 + 1e-12
     lone = masks[0].copy()
     lone[0, 0] = 9
     assert candidates_of([masks[0], masks[0], lone]).signals()[2]["support"] == 0.0
+
+
+EMPTY = np.zeros_like(SMALL)
+
+
+def test_empty_masks_are_alike_and_say_nothing_about_their_quality() -> None:
+    m0, same, drawn = candidates_of([EMPTY, EMPTY, SMALL]).signals()
+    assert m0["agreement"] == m0["agreement_lowest"] == m0["agreement_all"] == 0.0  # of the pairs that hold something
+    assert m0["agreement_consensus"] is None
+    assert m0["likeness"] == same["likeness"] == 0.5
+    assert drawn["likeness"] == 0.0
+    assert same["agreement_source"] == 1.0  # no edit
+    assert medoid(candidates_of([SMALL, EMPTY, EMPTY])) == 1

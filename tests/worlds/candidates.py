@@ -27,6 +27,8 @@ def views_archive(
     size: int = 32,
     ladder: str = "",
     labelled: bool = True,
+    metric: str = "dice",
+    void: int = 0,
     prefix: str = "case",
     split: str | None = "calibration",
 ) -> Archive:
@@ -35,12 +37,13 @@ def views_archive(
     Cases differ in how far the views scatter. ``misled`` views share one mistake that M0 does not make, so that their
     agreement says nothing and their consensus hurts.
     """
-    configuration = {"metric": "dice", "min_area": 4, "foreground": True, "objective": "views"}
+    configuration = {"metric": metric, "min_area": 4, "foreground": True, "objective": "views"}
     archive = create_archive(path, binding=VIEWS, steps=views + 1, configuration=configuration, ladder=ladder)
     for number in range(cases):
         case_id = f"{prefix}-{number:04d}"
         rng = np.random.default_rng(seed_of(seed, case_id))
         masks, label = made_up_case(rng, views=views, misled=misled, size=size)
+        label[:void] = 255  # nobody knows
         signals = [fragmentation(masks[0], mask, min_area=4).as_signals() for mask in masks]
         rungs = (*(f"view-{k}" for k in range(1, views + 1)), "vote")
         trajectory = Trajectory(case_id, tuple(masks), tuple(signals), made_by="views", rungs=rungs)

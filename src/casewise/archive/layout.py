@@ -148,7 +148,7 @@ def image_sha256(image: NDArray[Any]) -> str | None:
 def encode_masks(masks: Sequence[Mask]) -> dict[str, NDArray[Any]]:
     """M0 as runs of equal labels; every other mask where it differs from M0, as gaps between positions and labels."""
     source, *others = (compact_mask(mask).ravel() for mask in masks)
-    starts = np.flatnonzero(np.diff(source, prepend=source[0] + 1)) if source.size else np.empty(0, np.int64)
+    starts = np.flatnonzero(np.diff(source, prepend=source[0] ^ 1)) if source.size else np.empty(0, np.int64)
     parts = [(np.diff(starts, append=source.size), source[starts])]
     for mask in others:
         at = np.flatnonzero(mask != source)

@@ -73,7 +73,7 @@ def qc(
     flag_below: float = typer.Option(0.7, help="Flag a case whose metric may lie below this."),
     at: float = typer.Option(0.9, help="Chance that the lower bound of the metric holds."),
     quality: Path = typer.Option(None, help="quality.json of an earlier run on labelled cases of the same model."),
-    metric: str = typer.Option("dice", help="dice or miou."),
+    metric: str = typer.Option("dice", help="dice, miou or another metric of casewise; an archive has its own."),
     ignore: int = typer.Option(None, help="Label that is never wrong, such as 255."),
     ladder: str = typer.Option(None, help="Which ladder, where the archive holds several."),
 ) -> None:
@@ -88,11 +88,13 @@ def qc(
 
     if len(opinions) == 1:
         from casewise.archive.store import open_archive
+        from casewise.judge.outcomes import scoring_options
 
         if labels is not None or cases is not None:
             raise BadInput("an archive holds its own labels and clusters; leave out --labels and --cases")
         archive = open_archive(opinions[0], ladder=ladder).one()
-        metric = str(archive.configuration.get("metric", metric))
+        scored = scoring_options(archive)
+        metric, ignore = scored["metric"], scored["ignore"] if ignore is None else ignore
         found = archive_opinions(archive)
     else:
         found = folder_opinions(opinions, labels=labels, cases=cases)

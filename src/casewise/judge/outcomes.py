@@ -60,7 +60,7 @@ def outcomes(
     """
     archive.check_unlocked(archive.ids)  # a cached table holds what labels said, too
     given = {"min_area": min_area, "foreground": foreground, "ignore": ignore}
-    options = {**_options(archive), **{name: value for name, value in given.items() if value is not None}}
+    options = {**scoring_options(archive), **{name: value for name, value in given.items() if value is not None}}
     key = json_text([_VERSION, archive.digest, options], sort_keys=True)
     name = f"outcomes-{text_sha256(key)}"
     return cached_table(archive.path, name, lambda: _table(archive, options, measured))
@@ -106,7 +106,8 @@ def deployed(
     return rows[[*order, *COLUMNS[1:], "shrink"]]
 
 
-def _options(archive: Archive) -> dict[str, Any]:
+def scoring_options(archive: Archive) -> dict[str, Any]:
+    """How the cases of an archive are scored: its configuration, with what it leaves open filled in."""
     configuration = archive.configuration
     return {
         "min_area": int(configuration.get("min_area", 16)),
@@ -219,7 +220,7 @@ def _composed_row(archive: Archive | None, decision: Decision, controller: Contr
             f"{decision.controller} composes masks that no state holds; give deployed(..., archive=, controller=) to "
             f"measure them"
         )
-    options, masks = _options(archive), archive.masks(decision.case_id)
+    options, masks = scoring_options(archive), archive.masks(decision.case_id)
     output = composed(controller, lambda state: masks[state.on("")], decision)
     entry = archive.entry(decision.case_id)
     label = archive.label(decision.case_id) if entry.labelled else None

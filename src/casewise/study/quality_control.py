@@ -22,7 +22,7 @@ from casewise.judge.calibration.designs import CONSENSUS_NAMES
 from casewise.judge.calibration.quality import QualityFit, fit_quality
 from casewise.judge.controllers.flag import Quality
 from casewise.judge.deciding import candidate_masks
-from casewise.measure.metrics.overlap import dice, miou
+from casewise.measure.metrics import METRICS
 from casewise.measure.metrics.selective import auroc, risk_coverage
 from casewise.measure.signals.agreement import candidates_of
 from casewise.study.statistics.resample import clusters_of, draws, interval_of
@@ -40,6 +40,7 @@ class Opinions:
     masks: tuple[Mask, ...] = ()
     label: Mask | None = None
     problem: str = ""
+    spacing_mm: tuple[float, ...] | None = None
 
 
 def folder_opinions(folders: Sequence[Path], *, labels: Path | None, cases: Path | None) -> Iterator[Opinions]:
@@ -59,15 +60,15 @@ def folder_opinions(folders: Sequence[Path], *, labels: Path | None, cases: Path
 
 def _read(case_id: str, cluster: str, pairs: Sequence[Pair | None]) -> Opinions:
     masks: list[Mask] = []
-    label = None
+    label, spacing_mm = None, None
     for pair in pairs:
         if pair is None:
             raise BadInput(f"case {case_id} is not in every folder; leave it out or predict it")
         first, other, truth = read_pair(pair)
         masks = masks or [first.mask]
         masks.append(other.mask)
-        label = None if truth is None else truth.mask
-    return Opinions(case_id, cluster, tuple(masks), label)
+        label, spacing_mm = None if truth is None else truth.mask, first.spacing_mm
+    return Opinions(case_id, cluster, tuple(masks), label, spacing_mm=spacing_mm)
 
 
 def consensus_steps(rungs: Sequence[str]) -> frozenset[int]:
@@ -83,13 +84,12 @@ def archive_opinions(archive: Archive) -> Iterator[Opinions]:
         masks = candidate_masks(archive, case_id)
         kept = [mask for state, mask in masks.items() if state == SOURCE or state.step not in made]
         label = archive.label(case_id) if entry.labelled else None
-        yield Opinions(case_id, entry.cluster or case_id, tuple(kept), label)
+        yield Opinions(case_id, entry.cluster or case_id, tuple(kept), label, spacing_mm=entry.spacing_mm)
 
 
 def quality_rows(opinions: Iterator[Opinions], *, metric: str = "dice", ignore: int | None = None) -> pd.DataFrame:
     """One row per case: the signals of the mask in use, and its metric where there is a label."""
-    if metric not in ("dice", "miou"):
-        raise BadInput(f"the metric is dice or miou, got {metric!r}")
+    score = METRICS[metric].of
     rows = []
     for one in opinions:
         row: dict[str, Any] = {"case": one.case_id, "cluster": one.cluster, "problem": one.problem}
@@ -97,8 +97,7 @@ def quality_rows(opinions: Iterator[Opinions], *, metric: str = "dice", ignore: 
             try:
                 row |= candidates_of(one.masks, background=metric == "miou").signals()[0]
                 if one.label is not None:
-                    score = miou if metric == "miou" else dice
-                    row["metric"] = float(score(one.masks[0], one.label, ignore=ignore))
+                    row["metric"] = float(score(one.masks[0], one.label, ignore=ignore, spacing_mm=one.spacing_mm))
             except CasewiseError as error:  # one bad case never costs another its row
                 row["problem"] = str(error)
         rows.append(row)
@@ -166,6 +165,8 @@ def controlled(
     else:
         refused = "no case is labelled; give --labels of some cases, or --quality from an earlier labelled run"
     flagged = None if below is None else (table["quality_low"] < below).where(table["quality_low"].notna())
+    if flagged is not None and (fit is not None or quality is not None):
+        flagged = flagged.mask(table["quality_low"].isna() & (table["problem"] == ""), True)  # nobody can tell: look
     table["flagged"] = flagged if flagged is not None else np.nan
     order = table.sort_values(["quality_low", "agreement"], kind="stable").reset_index(drop=True)
     return Controlled(order, worth(known, below), fit, below, refused)

@@ -7,7 +7,7 @@ the consensus edit how many voxels it made right and wrong. A design is then a f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,9 +30,10 @@ from casewise.judge.controllers.choose import (
     with_agreement,
 )
 from casewise.judge.controllers.depth import Source
-from casewise.judge.controllers.merge import PIECE, PIECE_FEATURES, Merge, Pieces, piece_features, piece_scores
+from casewise.judge.controllers.merge import PIECE, PIECE_FEATURES, Merge, Pieces, merged, piece_features, piece_scores
 from casewise.judge.deciding import candidate_masks
-from casewise.judge.outcomes import outcomes
+from casewise.judge.outcomes import outcomes, scoring_options
+from casewise.measure.metrics import METRICS
 
 Floats = NDArray[np.float64]
 CONSENSUS_NAMES = ("consensus", "mean", "weighted", "vote", "majority")
@@ -54,6 +55,23 @@ class Setting:
 
 
 @dataclass(frozen=True, eq=False)
+class Scored:
+    """M0, the edit and the label of a case, for a metric that needs whole masks."""
+
+    source: Mask
+    edit: Mask
+    label: Mask
+    metric: str
+    ignore: int | None
+    spacing_mm: tuple[float, ...] | None
+
+    def of(self, accepted: NDArray[np.bool_]) -> float:
+        """The metric of M0 with the accepted pieces of the edit."""
+        mask = merged(self.source, self.edit, tuple(np.flatnonzero(accepted).tolist()))
+        return float(METRICS[self.metric].of(mask, self.label, ignore=self.ignore, spacing_mm=self.spacing_mm))
+
+
+@dataclass(frozen=True, eq=False)
 class Counts:
     """Voxels of each class that M0 and the label share, that M0 has, that the label has; and what each piece moves."""
 
@@ -66,20 +84,21 @@ class Counts:
     lost: Floats  # of them, those that were right in M0
     won: Floats  # of them, those that are right in the edit
     metric: str = "dice"
+    scored: Scored | None = None  # where the metric cannot be had from counts
 
     def of(self, accepted: NDArray[np.bool_]) -> float:
         """The metric of M0 with the accepted pieces."""
+        if self.scored is not None:
+            return self.scored.of(accepted)
         shared, in_mask = self.shared.copy(), self.in_mask.copy()
         before, after = self.before[accepted], self.after[accepted]
         np.subtract.at(shared, before, self.lost[accepted])
         np.add.at(shared, after, self.won[accepted])
         np.subtract.at(in_mask, before, self.size[accepted])
         np.add.at(in_mask, after, self.size[accepted])
-        if self.metric == "miou":
-            union = in_mask + self.in_label - shared
-            return float(np.mean(shared[union > 0] / union[union > 0]))
-        held = np.flatnonzero(self.in_label[1:]) + 1
-        return float(np.mean(2 * shared[held] / (in_mask + self.in_label)[held])) if held.size else float("nan")
+        of_counts = METRICS[self.metric].of_counts
+        assert of_counts is not None
+        return of_counts(shared, in_mask, self.in_label)
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +219,8 @@ def _views(archive: Archive, ladders: Sequence[str]) -> dict[str, Archive]:
 def gather(archive: Archive, setting: Setting) -> list[Known]:
     """Everything that labels say of the candidates of each labelled case."""
     views = _views(archive, setting.ladders)
-    configuration = next(iter(views.values())).configuration
+    options = scoring_options(next(iter(views.values())))
+    options = {name: options[name] for name in ("metric", "ignore")}
     tables = {name: outcomes(view) for name, view in views.items()}
     found = []
     for case_id in archive.ids:
@@ -222,7 +242,7 @@ def gather(archive: Archive, setting: Setting) -> list[Known]:
             background=setting.background,
         )
         truth, silent = archive.label(case_id), (*setting.silent, setting.consensus)
-        options = {"metric": configuration.get("metric", "dice"), "ignore": configuration.get("ignore")}
+        options["spacing_mm"] = entry.spacing_mm
         found.append(
             Known(
                 case_id,
@@ -248,10 +268,13 @@ def _edit(
     masks: Mapping[State, Mask], state: State, silent: tuple[str, ...], label: Mask, **options: Any
 ) -> tuple[Floats, Counts]:
     pieces, rows = piece_features(masks, state, silent)
-    return rows, _counts(masks[SOURCE], label, pieces, **options)
+    counts = _counts(masks[SOURCE], label, pieces, metric=options["metric"], ignore=options["ignore"])
+    if METRICS[counts.metric].of_counts is None:
+        counts = replace(counts, scored=Scored(masks[SOURCE], masks[state], label, **options))
+    return rows, counts
 
 
-def _counts(source: Mask, label: Mask, pieces: Pieces, *, metric: Any, ignore: int | None) -> Counts:
+def _counts(source: Mask, label: Mask, pieces: Pieces, *, metric: str, ignore: int | None) -> Counts:
     old, truth = source.reshape(-1), label.reshape(-1)
     known = np.ones(truth.size, bool) if ignore is None else truth != ignore
     top = int(max(old.max(initial=0), truth[known].max(initial=0), pieces.after.max(initial=0))) + 1
@@ -270,7 +293,7 @@ def _counts(source: Mask, label: Mask, pieces: Pieces, *, metric: Any, ignore: i
         size=tally(valid),
         lost=tally(valid & (truth[at] == pieces.before[pieces.number])),
         won=tally(valid & (truth[at] == pieces.after[pieces.number])),
-        metric=str(metric),
+        metric=metric,
     )
 
 
@@ -287,13 +310,16 @@ def fit_rule(rule: str) -> Design:
     return lambda known, setting: AgreementRule(**_plain(setting), rule=rule)  # type: ignore[arg-type]
 
 
-def fit_low_agreement(known: Sequence[Known], setting: Setting) -> Controller:
-    """The consensus below the agreement of M0 that gains most on these cases; nowhere if nothing gains."""
-    own = np.array([float(board(one.seen)[SOURCE]["agreement"] or 0.0) for one in known])
+def fit_low_agreement(known: Sequence[Known], setting: Setting, *, level: float = 0.975) -> Controller:
+    """The consensus below the agreement of M0 that gains most on these cases; nowhere if nothing surely gains."""
+    said = [board(one.seen)[SOURCE]["agreement"] for one in known]
+    own = np.array([np.inf if value is None else value for value in said])  # nobody holds anything: M0
     gain = np.array([one.metric[state_of(setting.consensus)] - one.source for one in known])
-    cuts = [-np.inf, *np.unique(own)[1:].tolist(), np.inf]
-    best = max(cuts, key=lambda cut: float(gain[own < cut].sum()))
-    return AgreementRule(**_plain(setting), rule="low-agreement", threshold=best)
+    cuts = [-np.inf, *np.unique(own[np.isfinite(own)])[1:].tolist(), np.inf]
+    gains = np.where(own[:, None] < np.array(cuts), gain[:, None], 0.0)
+    best = int(np.argmax(gains.sum(axis=0)))
+    sure = chance_of_best(gains, [one.cluster for one in known])[best] <= 1 - level
+    return AgreementRule(**_plain(setting), rule="low-agreement", threshold=cuts[best] if sure else -np.inf)
 
 
 def fit_choose(known: Sequence[Known], setting: Setting, *, ridge: float = 1.0, level: float = 0.9) -> Controller:
@@ -366,23 +392,43 @@ def _fit_gain(
 THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
-def fit_merge(known: Sequence[Known], setting: Setting, *, ridge: float = 0.01, rivals: int = 2) -> Controller:
+def fit_merge(
+    known: Sequence[Known], setting: Setting, *, ridge: float = 0.01, rivals: int = 2, level: float = 0.975
+) -> Controller:
     """Which pieces of the edit of one candidate are right; which candidate and which threshold by leaving clusters out.
 
-    The consensus is judged beside the ``rivals`` single candidates that gain most. Where nothing gains on clusters that
-    the model had not seen, everything is rejected.
+    The consensus is judged beside the ``rivals`` single candidates that gain most. The best of so many settings looks
+    better than it is, so everything is rejected (M0 is deployed) unless its gain passes a test that knows all of them.
     """
     consensus = state_of(setting.consensus)
     single = [state for state in board(known[0].seen) if state not in (SOURCE, consensus)]
     single.sort(key=lambda state: -float(np.mean([one.metric[state] for one in known])))
-    best, taken, threshold = 0.0, consensus, float("inf")
-    for edit in (consensus, *single[:rivals]):
-        held_out = _held_out_gains(known, edit, ridge)
-        clusters = [one.cluster for one in known]
-        lows = [mean_low(column, clusters)[1] for column in held_out.T]
-        if max(lows) > best:
-            best, taken, threshold = max(lows), edit, THRESHOLDS[int(np.argmax(lows))]
+    edits = (consensus, *single[:rivals])
+    gains = np.hstack([_held_out_gains(known, edit, ridge) for edit in edits])
+    clusters = [one.cluster for one in known]
+    best = int(np.argmax([mean_low(column, clusters, level=level)[1] for column in gains.T]))
+    taken, threshold = edits[best // len(THRESHOLDS)], THRESHOLDS[best % len(THRESHOLDS)]
+    if chance_of_best(gains, clusters)[best] > 1 - level:
+        threshold = float("inf")
     return _merge(setting, taken, _fit_pieces([one.edits[taken] for one in known], ridge), threshold)
+
+
+def chance_of_best(
+    gains: Floats, clusters: Sequence[str], *, draws: int = 999, seed: int = RESAMPLING_SEED
+) -> Floats:
+    """Chance that the best of all settings (columns) gains as surely as each does, were none of them to gain.
+
+    The signs of whole clusters are flipped at random, in all columns alike; the largest t of any column is the
+    yardstick (Westfall and Young's max-T), so a setting pays for having been picked among many.
+    """
+    _, number = np.unique(np.asarray(clusters), return_inverse=True)
+    sums = np.stack([np.bincount(number, column) for column in gains.T], axis=1)
+    size = np.sqrt((sums**2).sum(axis=0))
+    t = np.divide(sums, size, out=np.zeros_like(sums), where=size > 0)
+    signs = np.random.default_rng(seed).choice([-1.0, 1.0], (draws, len(sums)))
+    largest = (signs @ t).max(axis=1)
+    reached = largest[:, None] >= t.sum(axis=0) - 1e-9
+    return np.asarray((1 + reached.sum(axis=0)) / (draws + 1))
 
 
 def _held_out_gains(known: Sequence[Known], edit: State, ridge: float) -> Floats:

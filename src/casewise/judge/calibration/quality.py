@@ -79,11 +79,12 @@ def fit_quality(
     known = np.isfinite(truth) & np.isfinite(signal)
     if not known.any():
         raise TooFewCases("a quality needs labelled calibration cases with two candidates or more, there is none")
-    signal, truth = signal[known], truth[known]
-    names = [name for name, keep in zip(clusters, known, strict=True) if keep]
-    rho, p = carries(signal, truth, names)
+    every = np.asarray([str(name) for name in clusters])
+    rho, p = carries(signal[known], truth[known], every[known].tolist())
     used = p <= CARRIES
-    ratios = (1 - truth) / (softening + (1 - signal if used else 0.0))
+    known = known if used else np.isfinite(truth)  # without a signal the bound is for cases that have none, too
+    names = every[known].tolist()
+    ratios = (1 - truth[known]) / (softening + (1 - signal[known] if used else 0.0))
     quality = Quality(
         middle=float(np.median(ratios)),
         ratio=cluster_quantile(ratios, names, level),

@@ -147,7 +147,8 @@ class AgreementRule(_AmongAll):
     @property
     def needs(self) -> frozenset[str]:
         """The signals that are read."""
-        return frozenset({"agreement_source"} if self.rule == "consensus" else {"agreement", "agreement_source"})
+        read = {"consensus": set[str](), "low-agreement": {"agreement"}}.get(self.rule, {"likeness"})
+        return frozenset({"agreement_source", *read})
 
     def decide(self, seen: Observation) -> Verdict | None:
         """The candidate that the rule names, once all are there."""
@@ -157,16 +158,18 @@ class AgreementRule(_AmongAll):
         candidates = board(seen)
         if self.rule == "consensus":
             return self._verdict(seen, consensus, "the consensus of the candidates")
-        agreement = {state: self._value(seen, signals, "agreement") for state, signals in candidates.items()}
+        likeness = {state: self._value(seen, signals, "likeness") for state, signals in candidates.items()}
         if self.rule == "low-agreement":
-            own = agreement[SOURCE]
+            own = candidates[SOURCE].get("agreement")
+            if own is None:
+                return self._verdict(seen, SOURCE, "M0 and the others hold nothing")
             if own < self.threshold:
                 return self._verdict(seen, consensus, f"M0 agrees with the others by {own:.3f} only")
             return self._verdict(seen, SOURCE, f"M0 agrees with the others by {own:.3f}")
         single = [state for state in candidates if state != consensus and str(state) not in self.silent]
         among = single if self.rule == "medoid" else list(candidates)
-        best = max(among, key=lambda state: agreement[state])
-        return self._verdict(seen, best, f"{best} agrees most with the others ({agreement[best]:.3f})")
+        best = max(among, key=lambda state: likeness[state])
+        return self._verdict(seen, best, f"{best} agrees most with the others ({likeness[best]:.3f})")
 
 
 FEATURES = ("agreement_gain", "edit", "supported_edit")

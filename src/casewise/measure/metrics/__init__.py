@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from casewise.core.records import Mask
 from casewise.core.registry import Registry
-from casewise.measure.metrics.overlap import dice, micro_miou, miou
+from casewise.measure.metrics.overlap import dice, dice_of_counts, micro_miou, miou, miou_of_counts
 
 
 class Scored(Protocol):
@@ -33,13 +33,23 @@ class Metric:
     title: str  # as tables print it
     of: Scored
     micro: Callable[..., float] | None = None  # the same over all voxels of many (mask, label) pairs, where it has one
+    of_counts: Callable[[Any, Any, Any], float] | None = None  # from voxels of each class: shared, in mask, in label
 
 
 METRICS: Registry[Metric] = Registry(
     "metric",
     {
-        "dice": Metric("Dice", lambda mask, label, *, ignore, spacing_mm: dice(mask, label, ignore=ignore)),
-        "miou": Metric("mIoU", lambda mask, label, *, ignore, spacing_mm: miou(mask, label, ignore=ignore), micro_miou),
+        "dice": Metric(
+            "Dice",
+            lambda mask, label, *, ignore, spacing_mm: dice(mask, label, ignore=ignore),
+            of_counts=dice_of_counts,
+        ),
+        "miou": Metric(
+            "mIoU",
+            lambda mask, label, *, ignore, spacing_mm: miou(mask, label, ignore=ignore),
+            micro_miou,
+            miou_of_counts,
+        ),
     },
 )
 """Every metric by the name that an archive's configuration holds."""

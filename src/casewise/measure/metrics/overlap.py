@@ -102,6 +102,13 @@ def dice_by_class(
     return {int(c): float(2 * shared[c] / (in_mask[c] + in_label[c])) for c in wanted}
 
 
+def dice_of_counts(shared: Any, in_mask: Any, in_label: Any) -> float:
+    """The same Dice from voxels of each class that mask and label share, that the mask has, that the label has."""
+    held = np.flatnonzero(in_label)
+    held = held[held > 0]
+    return float(np.mean(2 * shared[held] / (in_mask[held] + in_label[held]))) if held.size else NAN
+
+
 def miou(mask: Any, label: Any, *, classes: Sequence[int] | None = None, ignore: int | None = VOID) -> float:
     r"""Mean IoU of one image over the classes that mask or label hold (A11); background 0 is a class like any other.
 
@@ -113,6 +120,11 @@ def miou(mask: Any, label: Any, *, classes: Sequence[int] | None = None, ignore:
     0.5
     """
     return _mean_iou(np.stack(_counts(mask, label, ignore)), classes)
+
+
+def miou_of_counts(shared: Any, in_mask: Any, in_label: Any) -> float:
+    """The same mean IoU from voxels of each class that are shared, that the mask has, that the label has."""
+    return _mean_iou(np.stack([shared, in_mask, in_label]), None)
 
 
 def micro_miou(
@@ -128,7 +140,7 @@ def micro_miou(
     return _mean_iou(total, classes)
 
 
-def _mean_iou(counts: Integers, classes: Sequence[int] | None) -> float:
+def _mean_iou(counts: NDArray[Any], classes: Sequence[int] | None) -> float:
     shared, in_mask, in_label = counts
     union = in_mask + in_label - shared
     held = np.flatnonzero(union)

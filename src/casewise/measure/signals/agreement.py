@@ -19,7 +19,7 @@ from casewise.core.errors import BadInput
 from casewise.measure.masks import Floats, Integers, checked_masks, on_host
 
 AGREEMENT = (
-    "agreement", "agreement_lowest", "agreement_consensus", "agreement_source", "agreement_all", "support",
+    "agreement", "likeness", "agreement_lowest", "agreement_consensus", "agreement_source", "agreement_all", "support",
     "persistence", "area_change",
 )  # fmt: skip
 """Names of what :meth:`Candidates.signals` gives for every candidate, in this order."""
@@ -60,6 +60,12 @@ class Candidates:
         return _mean_of_known(list(self.dice_by_class.values()), len(self.labels))
 
     @cached_property
+    def drawn(self) -> Floats:
+        """The same, NaN where both hold none: two empty masks are equal, but that says nothing about their quality."""
+        known = np.any([np.isfinite(table) for table in self.dice_by_class.values()], axis=0)
+        return np.where(known, self.dice, np.nan)
+
+    @cached_property
     def votes(self) -> tuple[Integers, Integers]:
         """The labels that occur on the voxels, and how many voters hold each: (label,), (label, voxel)."""
         ballots = self.labels[list(self.voters)]
@@ -88,13 +94,14 @@ class Candidates:
 
     def signals(self) -> list[dict[str, float | None]]:
         """The signals of every candidate by name; a share of nothing is None."""
-        consensus = self._with(self.majority)
+        consensus = self._with(self.majority).drawn[:-1, -1]
         everyone = self._mean_pair()
         return [
             {
-                "agreement": _or_none(self._agreement(self.dice, k)),
+                "agreement": _or_none(self._agreement(self.drawn, k)),
+                "likeness": _or_none(self._agreement(self.dice, k)),
                 "agreement_lowest": self._lowest(k),
-                "agreement_consensus": float(consensus[k]),
+                "agreement_consensus": _or_none(float(consensus[k])),
                 "agreement_source": float(self.dice[k, 0]),
                 "agreement_all": everyone,
                 **self._edit(k),
@@ -122,20 +129,21 @@ class Candidates:
 
     def _lowest(self, k: int) -> float | None:
         known = [value for value in self.by_class(k).values() if value is not None]
-        return min(known) if known else _or_none(self._agreement(self.dice, k))
+        return min(known) if known else None
 
-    def _with(self, labels: NDArray[Any]) -> Floats:
-        """Dice of every candidate with one more label map."""
-        more = Candidates(
+    def _with(self, labels: NDArray[Any]) -> Candidates:
+        """The candidates and one more label map, which is the last."""
+        return Candidates(
             self.shape, self.voxels, np.vstack([self.labels, labels]), self.outside, self.voters, self.background
         )
-        return np.asarray(more.dice[:-1, -1])
 
     def _mean_pair(self) -> float | None:
         if len(self.voters) < 2:
             return None
         upper = np.triu_indices(len(self.voters), 1)
-        return float(self.dice[np.ix_(self.voters, self.voters)][upper].mean())
+        pairs = self.drawn[np.ix_(self.voters, self.voters)][upper]
+        pairs = pairs[np.isfinite(pairs)]
+        return float(pairs.mean()) if pairs.size else None
 
     def _edit(self, k: int) -> dict[str, float | None]:
         changed = self.labels[k] != self.labels[0]
@@ -158,7 +166,9 @@ def candidates_of(masks: Sequence[Any], *, voters: Sequence[int] | None = None, 
     .. math:: a_k = \frac{1}{|V \setminus k|} \sum_{j \in V \setminus k} \frac{1}{|C_{kj}|}
               \sum_{c \in C_{kj}} \frac{2 |m_k^c \cap m_j^c|}{|m_k^c| + |m_j^c|}
 
-    with :math:`C_{kj}` the foreground classes that either holds. Support of an edit: the share of the other voters
+    with :math:`C_{kj}` the foreground classes that either holds; pairs that hold none are left out, and None is the
+    agreement of a mask that has no other pair: nobody can say how good a mask is on which all agree that nothing is
+    there. ``likeness`` is the same with 1 for two empty masks; it says which mask lies in the middle. Support of an edit: the share of the other voters
     that hold its new label, mean over its voxels; persistence: the share of its voxels where more than half do.
 
     >>> views = [np.array([[1, 1, 0, 0]]), np.array([[1, 1, 1, 0]]), np.array([[1, 1, 1, 1]])]

@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass
 import numpy as np
 import pandas as pd
 
+from casewise.judge.outcomes import scoring_options
 from casewise.render.tables import number
 from casewise.study.analyses.certificate import promised
 from casewise.study.finding import Finding, Section, plain_table
@@ -163,7 +164,8 @@ def _flagged(study: Study) -> str:
 
 def signal_worth(study: Study) -> Finding:
     """Rank correlation, AUROC below 0.7 and AURC of every signal of agreement for the metric of M0."""
-    rows = quality_rows(archive_opinions(study.evaluation), metric=str(study.configuration.get("metric", "dice")))
+    scored = scoring_options(study.evaluation)
+    rows = quality_rows(archive_opinions(study.evaluation), metric=scored["metric"], ignore=scored["ignore"])
     known = rows.loc[rows["metric"].notna() & rows["agreement"].notna()]
     table = worth(known, POOR, resamples=min(study.resamples, 1000))
     reason = "" if len(table) else "the candidates of all cases agree, or fewer than three cases are labelled"
