@@ -387,7 +387,9 @@ def test_designs_are_scored_by_the_metric_of_the_archive(tmp_path, monkeypatch):
             for accepted, mask in ((~everything, masks[SOURCE]), (everything, masks[state_of(own.consensus)])):
                 wanted = score(mask, label, ignore=None, spacing_mm=None)
                 assert counts.of(accepted) == pytest.approx(wanted)
-            assert answer(one, controller).source == pytest.approx(score(masks[SOURCE], label, ignore=None, spacing_mm=None))
+            assert answer(one, controller).source == pytest.approx(
+                score(masks[SOURCE], label, ignore=None, spacing_mm=None)
+            )
 
 
 def test_what_a_label_leaves_open_is_left_open_by_default_in_driving_scenes(tmp_path):

@@ -413,9 +413,7 @@ def fit_merge(
     return _merge(setting, taken, _fit_pieces([one.edits[taken] for one in known], ridge), threshold)
 
 
-def chance_of_best(
-    gains: Floats, clusters: Sequence[str], *, draws: int = 999, seed: int = RESAMPLING_SEED
-) -> Floats:
+def chance_of_best(gains: Floats, clusters: Sequence[str], *, draws: int = 999, seed: int = RESAMPLING_SEED) -> Floats:
     """Chance that the best of all settings (columns) gains as surely as each does, were none of them to gain.
 
     The signs of whole clusters are flipped at random, in all columns alike; the largest t of any column is the

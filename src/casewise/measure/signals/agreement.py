@@ -168,8 +168,9 @@ def candidates_of(masks: Sequence[Any], *, voters: Sequence[int] | None = None, 
 
     with :math:`C_{kj}` the foreground classes that either holds; pairs that hold none are left out, and None is the
     agreement of a mask that has no other pair: nobody can say how good a mask is on which all agree that nothing is
-    there. ``likeness`` is the same with 1 for two empty masks; it says which mask lies in the middle. Support of an edit: the share of the other voters
-    that hold its new label, mean over its voxels; persistence: the share of its voxels where more than half do.
+    there. ``likeness`` is the same with 1 for two empty masks; it says which mask lies in the middle. Support:
+    the share of the other voters that hold the new label of an edit, mean over its voxels; persistence: the
+    share of its voxels where more than half do.
 
     >>> views = [np.array([[1, 1, 0, 0]]), np.array([[1, 1, 1, 0]]), np.array([[1, 1, 1, 1]])]
     >>> found = candidates_of(views)
