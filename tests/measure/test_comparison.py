@@ -148,7 +148,8 @@ def test_worse_regions_have_their_box_in_the_whole_volume():
     (region,) = found.regressions
     assert (region.low, region.high, region.voxels, region.worse) == ((1, 3, 3), (3, 6, 6), 18, 18)
     assert region.ml == pytest.approx(0.18)
-    assert (found.made_wrong, found.made_right) == (18, 0)
+    assert (found.made_wrong, found.made_right, found.worse_voxels) == (18, 0, 1.0)
+    assert comparison(ORGAN, new).worse_voxels is None
 
 
 def test_classes_narrow_the_comparison():

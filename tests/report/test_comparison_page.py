@@ -68,6 +68,15 @@ def test_nothing_from_a_file_becomes_markup():
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("5", "1", "1")
 
 
+def test_shares_of_helped_and_hurt_have_intervals_and_flipped_cases_are_named():
+    text = page()
+    assert "became better 0.000 [0.000, 0.000], worse 0.667 [" in text
+    assert "At or above 0.7 before and below it now: h1." in text
+    assert "(worse-voxels)" in text
+    assert "worse 0.667 [" in markdown_summary(summary())
+    assert "became better" not in page(labelled=False)
+
+
 def test_the_headline_counts():
     assert headline(summary()) == "2 of 3 cases changed; 0 became better, 2 worse, and 1 fell below 0.7."
     assert headline(summary(labelled=False)) == "2 of 3 cases changed; 2 should be looked at."

@@ -154,6 +154,11 @@ class Comparison:
         return self.metric_new - self.metric_old
 
     @property
+    def worse_voxels(self) -> float | None:
+        """Share of the changed voxels that were right and are wrong now; None without a label."""
+        return None if self.made_wrong is None else self.made_wrong / max(self.changed, 1)
+
+    @property
     def suspicion(self) -> float:
         """That of its most suspicious label; 0 where there is nothing to look at. Needs no label."""
         return max((row.suspicion for row in self.labels), default=0.0)
@@ -177,6 +182,7 @@ class Comparison:
             ],
             "delta": self.delta,
             "change": self.change,
+            "worse_voxels": self.worse_voxels,
             "warnings": list(self.warnings),
         }
 

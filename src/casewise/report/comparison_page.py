@@ -76,7 +76,9 @@ def markdown_summary(summary: Mapping[str, Any], *, shown: int = 10) -> str:
         lines += [
             f"Mean {METRICS[cohort['metric']]} {_number(cohort['metric_old'])} → {_number(cohort['metric_new'])}, "
             f"change {_interval(change, signed=True)}; "
-            f"HA {_interval(cohort['ha'])}, BA {_interval(cohort['ba'])}. "
+            f"HA {_interval(cohort['ha'])}, BA {_interval(cohort['ba'])}, "
+            f"worse-voxels {_interval(cohort['worse_voxels'])}. "
+            f"Cases that became better {_interval(cohort['helped_share'])}, worse {_interval(cohort['hurt_share'])}. "
             f"{change['cases']} cases of {change['clusters']} clusters.",
             "",
         ]

@@ -170,6 +170,7 @@ def cohort_row(cases: Sequence[ComparedCase], *, good: float = GOOD) -> dict[str
         "metric": labelled[0].found.metric,
         "ha": interval(labelled, lambda case: case.found.ha),
         "ba": interval(labelled, lambda case: case.found.ba),
+        "worse_voxels": interval(labelled, lambda case: case.found.worse_voxels),
         "made_wrong": sum(case.found.made_wrong or 0 for case in labelled),
         "made_right": sum(case.found.made_right or 0 for case in labelled),
         **_sides(labelled, lambda case: (case.found.metric_old, case.found.metric_new), good),
