@@ -14,6 +14,7 @@ from casewise.judge.calibration.fit import calibrate
 from casewise.judge.certificates.certificate import outside_promise
 from casewise.judge.certificates.certify_router import Promise
 from casewise.judge.certificates.kept import by_patient, certify_kept, selected
+from casewise.report.certificate_page import certificate_page
 
 
 def risk_among_kept(
@@ -155,6 +156,7 @@ def test_a_case_that_is_not_of_the_batch_is_outside_the_promise(tmp_path):
     certificate, _ = certify_kept(archive, calibrate(archive, "cardiac"), Promise(("ha",), (0.3,)), batch, force=True)
     known = {case: f"sha-{case}" for case in batch.ids}
     certificate = replace(certificate, details={**certificate.details, "batch_inputs": known})
+    assert "sha-new-0000" not in certificate_page(certificate)  # a page is for people
     decision = Decision("new-0000", Action.KEEP, State(1), 1, "router", group="A")
     assert outside_promise(certificate, decision, "sha-new-0000") is None
     assert outside_promise(certificate, replace(decision, case_id="renamed"), "sha-new-0000") is None

@@ -142,7 +142,8 @@ def _facts(certificate: Certificate, unit: str) -> list[tuple[str, str]]:
         ("Bound reached" if c.delta is None else "p-value reached", bound),
         ("Share that keeps the adaptation", f"{c.kept:.0%}"),
     ]
-    return [*facts, *((DETAILS.get(key, key.replace("_", " ")), str(value)) for key, value in c.details.items())]
+    told = {key: value for key, value in c.details.items() if key != "batch_inputs"}  # hashes, for programs
+    return [*facts, *((DETAILS.get(key, key.replace("_", " ")), str(value)) for key, value in told.items())]
 
 
 def _cut_words(certificate: Certificate) -> str:
