@@ -47,3 +47,22 @@ def test_the_legend_names_every_class_with_its_color() -> None:
     assert "red removed" not in page
     assert "&lt;b&gt;x&lt;/b&gt;" in page
     assert "red removed" in prediction_page([], facts)
+
+
+def test_candidates_are_enlarged_where_they_differ_and_further_slices_follow() -> None:
+    image, source = np.zeros((64, 64), np.uint8), np.zeros((64, 64), int)
+    source[20:30, 20:30] = 1
+    grown, other = source.copy(), source.copy()
+    grown[20:30, 30:34], other[18:20, 20:30] = 1, 2
+    plain = Preview(image, source, grown, grown, 3, NAMES)
+    candidates = (("M0", source), ("gamma(1.4)", grown), ("same", grown), ("mean", other))
+    rich = replace(plain, candidates=candidates, more=(replace(plain, slice=4),))
+    small, tall = (Image.open(io.BytesIO(overlay_png(one))) for one in (plain, rich))
+    assert small.size[1] == 192 + 14
+    assert tall.size[1] > 2 * small.size[1]  # a row of enlarged candidates, and a row for the other slice
+    row = np.array(tall)[small.size[1] + 14 : -small.size[1]]
+    step = row.shape[0] + 4
+    shown = [row[:, left : left + row.shape[0]] for left in range(0, 3 * step, step)]
+    assert len({panel.tobytes() for panel in shown}) == 3  # three that differ; the same mask is not shown twice
+    alike = replace(plain, candidates=(("M0", source), ("again", source)))
+    assert overlay_png(alike) == overlay_png(plain)

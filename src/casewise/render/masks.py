@@ -237,19 +237,71 @@ class Slice(Protocol):
     @property
     def background(self) -> bool: ...
 
+    @property
+    def slice(self) -> int | None: ...
+
+    @property
+    def candidates(self) -> Sequence[tuple[str, NDArray[Any]]]:
+        """Candidates by name, M0 first, on this slice."""
+        ...
+
+    @property
+    def more(self) -> Sequence[Slice]:
+        """Further slices of the volume."""
+        ...
+
 
 def overlay_png(preview: Slice) -> bytes:
-    """Four panels in a row; the same masks give the same bytes."""
+    """Four panels in a row; below them the candidates where they differ, enlarged, then further slices of a volume.
+
+    The same masks give the same bytes.
+    """
+    rows = [_four(preview), _zoomed(preview), *(_four(other) for other in preview.more)]
+    side = max(192, *preview.image.shape[:2])
+    sheets = [_row(row, side=side) for row in rows if row]
+    sheet = Image.new("RGB", (max(one.width for one in sheets), sum(one.height for one in sheets)), "white")
+    top = 0
+    for one in sheets:
+        sheet.paste(one, (0, top))
+        top += one.height
+    buffer = io.BytesIO()
+    sheet.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def _four(preview: Slice) -> list[tuple[str, Pixels]]:
+    """M0, the last candidate, the edits, and what was deployed."""
     base = _rgb(preview.image)
-    panels = [
-        ("M0", _painted(base, preview.source, preview)),
+    where = "" if preview.slice is None else f", slice {preview.slice + 1}"
+    return [
+        (f"M0{where}", _painted(base, preview.source, preview)),
         ("adapted", _painted(base, preview.adapted, preview)),
         ("edits", _edits(base, preview)),
         ("deployed", _painted(base, preview.deployed, preview)),
     ]
-    buffer = io.BytesIO()
-    _row(panels).save(buffer, format="PNG")
-    return buffer.getvalue()
+
+
+ZOOMED = 4  # candidates side by side
+
+
+def _zoomed(preview: Slice) -> list[tuple[str, Pixels]]:
+    """Up to four candidates that differ, where they differ: M0, then each time the one farthest from those shown."""
+    if len(preview.candidates) < 2:
+        return []
+    masks = np.stack([mask for _, mask in preview.candidates])
+    differ = (masks != masks[0]).any(axis=0)
+    if not differ.any():
+        return []
+    rows, columns = _window(differ, 8)
+    masks = masks[:, rows, columns]
+    shown = [0]
+    while len(shown) < ZOOMED:
+        apart = [min(int((mask != masks[other]).sum()) for other in shown) for mask in masks]
+        if max(apart) == 0:
+            break
+        shown.append(int(np.argmax(apart)))
+    base = _rgb(preview.image)[rows, columns]
+    return [(f"{preview.candidates[at][0]}, enlarged", _painted(base, masks[at], preview)) for at in shown]
 
 
 def _rgb(image: NDArray[Any]) -> Pixels:
@@ -297,14 +349,15 @@ def _edits(base: Pixels, preview: Slice) -> Pixels:
     return drawn
 
 
-def _row(panels: Sequence[tuple[str, Pixels]]) -> Image.Image:
-    scale = max(1, 192 // max(panels[0][1].shape[:2]))
-    large = [(title, Image.fromarray(np.kron(p, np.ones((scale, scale, 1), np.uint8)))) for title, p in panels]
-    width, height = large[0][1].size
-    sheet = Image.new("RGB", (width * len(large) + 4 * (len(large) - 1), height + TITLE_ROWS), "white")
+def _row(panels: Sequence[tuple[str, Pixels]], *, side: int) -> Image.Image:
+    tall, wide = panels[0][1].shape[:2]
+    width, height = round(wide * side / max(tall, wide)), round(tall * side / max(tall, wide))
+    near = Image.Resampling.NEAREST
+    large = [(title, Image.fromarray(panel).resize((width, height), near)) for title, panel in panels]
+    step = width + 4
+    sheet = Image.new("RGB", (step * (len(large) - 1) + width, height + TITLE_ROWS), "white")
     draw = ImageDraw.Draw(sheet)
     for index, (title, picture) in enumerate(large):
-        left = index * (width + 4)
-        draw.text((left + 2, 1), title, fill="black")
-        sheet.paste(picture, (left, TITLE_ROWS))
+        draw.text((index * step + 2, 1), title[: max(8, width // 6)], fill="black")
+        sheet.paste(picture, (index * step, TITLE_ROWS))
     return sheet

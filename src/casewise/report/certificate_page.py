@@ -78,7 +78,7 @@ def _coverage(certificate: Certificate, unit: str) -> dict[str, list[str]]:
     """What stands beside the picture: for whom the promise is, and for whom it is not."""
     c = certificate
     sites = ", ".join(c.groups)
-    model = "" if c.binding is None else f"model {c.binding.model[:12]}, {c.binding.objective}"
+    model = "" if c.binding is None else f"model {c.binding.model[:12]}, {_shortened(c.binding.objective)}"
     inside = [
         f"new {unit}s like the {c.units} of cohort {c.cohort}" if c.cohort else f"new {unit}s like the {c.units} used",
         f"from {sites}" if sites else "from the same site, scanner and protocol",
@@ -92,6 +92,10 @@ def _coverage(certificate: Certificate, unit: str) -> dict[str, list[str]]:
         "one single case: it is an average",
     ]
     return {"inside": inside, "outside": outside}
+
+
+def _shortened(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else f"{text[:most].rsplit(', ', 1)[0]}, ... (below)"
 
 
 def _grid_svg(certificate: Certificate) -> str:

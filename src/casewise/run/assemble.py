@@ -118,7 +118,7 @@ def chosen_policy(
     folder = path if path.is_dir() else path.parent
     if policy.ladders:
         return policy, None
-    fitted = None if policy.adaptation else _recorded(folder, objective)
+    fitted = None if policy.adaptation else _recorded(folder, objective, policy.ladder)
     return policy, fitted or adaptation_of(policy, typed=objective)
 
 
@@ -139,10 +139,10 @@ def _named(name: str, steps: int | None) -> Policy:
     return policy
 
 
-def _recorded(folder: Path, objective: str | None) -> Adaptation | None:
+def _recorded(folder: Path, objective: str | None, ladder: str) -> Adaptation | None:
     """How the archive beside a policy of casewise 0.1 was recorded; None where there is no archive."""
     try:
-        archive = open_archive(folder)
+        archive = open_archive(folder, ladder=ladder or None).one()
     except CasewiseError:
         return None
     plain = archive.configuration.get("adaptation")

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,8 @@ class Preview:
     slice: int | None  # which slice of a volume it is
     names: Mapping[int, str] = field(default_factory=dict)  # of the classes
     background: bool = True  # whether label 0 is nothing; in a street it is a class like the others
+    candidates: tuple[tuple[str, Mask], ...] = ()  # by name, M0 first, on this slice
+    more: tuple[Preview, ...] = ()  # further slices of the volume, in its order
 
 
 Draw = Callable[[Preview], bytes]
@@ -143,17 +146,17 @@ class PredictCase:
             with replacing(path) as temporary:
                 self._put(backbone, candidate, reading, temporary)
         paths = list(wanted)
-        if self._drawn(reading.case, source, trajectory.masks[-1], mask):
+        if self._drawn(reading.case, trajectory, mask):
             paths.append(self.layout.overlay(case_id))
         return {str(path.relative_to(self.layout.out)): file_sha256(path) for path in paths}
 
-    def _drawn(self, case: Case, source: Mask, adapted: Mask, mask: Mask) -> bool:
+    def _drawn(self, case: Case, trajectory: Trajectory, mask: Mask) -> bool:
         """Whether the picture for a person was drawn; one that cannot be drawn never costs the mask."""
         if self.draw is None:
             return False
         try:
             names, background = self.deployment.backbone.labels, self.deployment.adaptation.foreground
-            seen = replace(preview_of(case, source, adapted, mask), names=names, background=background)
+            seen = preview_of(case, trajectory, mask, names=names, background=background)
             write_durably(self.layout.overlay(case.id), self.draw(seen))
         except Exception as error:
             warnings.warn(
@@ -201,16 +204,37 @@ def _others(found: Segmented) -> dict[str, Trajectory]:
     return {ladder: one for ladder, one in found.ladders.items() if one is not found.trajectory}
 
 
-def preview_of(case: Case, source: Mask, adapted: Mask, deployed: Mask) -> Preview:
-    """The slice that adaptation changed most; where it changed nothing, the one with the most foreground."""
+SLICES = 6  # further slices of a volume on a case's picture
+
+
+def preview_of(
+    case: Case,
+    trajectory: Trajectory,
+    deployed: Mask,
+    *,
+    names: Mapping[int, str] = MappingProxyType({}),
+    background: bool = True,
+) -> Preview:
+    """The slice that candidates changed most, or the one with the most foreground; then others that changed."""
+    source, adapted = trajectory.masks[0], trajectory.masks[-1]
+    rungs = trajectory.rungs or tuple(f"step {step}" for step in range(1, trajectory.steps + 1))
+    candidates = tuple(zip(("M0", *rungs), trajectory.masks, strict=True))
+    look: dict[str, Any] = {"names": names, "background": background}
     if source.ndim == 2:
         flat = case.image[:, 0] if case.image.ndim == 4 else case.image  # a volume of one slice
-        return Preview(_greys(flat), source, adapted, deployed, None if case.image.ndim < 4 else 0)
-    changed = (source != adapted).sum(axis=(1, 2))
+        where = None if case.image.ndim < 4 else 0
+        return Preview(_greys(flat), source, adapted, deployed, where, candidates=candidates, **look)
+
+    def at(number: int) -> Preview:
+        shown = case.image[:, number] if case.image.shape[1:] == source.shape else np.zeros((1, *source.shape[1:]))
+        return Preview(_greys(shown), source[number], adapted[number], deployed[number], number, **look)
+
+    changed = (source != adapted).sum(axis=(1, 2)) + (source != deployed).sum(axis=(1, 2))
     weight = changed if changed.any() else (source > 0).sum(axis=(1, 2))
-    number = int(np.argmax(weight))
-    image = case.image[:, number] if case.image.shape[1:] == source.shape else np.zeros((1, *source.shape[1:]))
-    return Preview(_greys(image), source[number], adapted[number], deployed[number], number)
+    first = int(np.argmax(weight))
+    most = [int(number) for number in np.argsort(-weight, kind="stable") if number != first and weight[number]]
+    here = tuple((name, mask[first]) for name, mask in candidates)
+    return replace(at(first), candidates=here, more=tuple(map(at, sorted(most[:SLICES]))))
 
 
 def _greys(image: NDArray[Any]) -> NDArray[np.uint8]:

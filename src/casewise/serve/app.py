@@ -17,7 +17,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import FastAPI, Query, Request, Response
@@ -246,8 +245,7 @@ class _Service:
         """The picture for a person; one that cannot be drawn never costs the mask."""
         names, background = self.deployment.backbone.labels, self.deployment.adaptation.foreground
         try:
-            seen = preview_of(case, found.source, found.trajectory.masks[-1], found.mask)
-            return overlay_png(replace(seen, names=names, background=background))
+            return overlay_png(preview_of(case, found.trajectory, found.mask, names=names, background=background))
         except (CasewiseError, ValueError, IndexError):
             return None
 
