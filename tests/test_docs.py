@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from worlds.cohorts import synthetic_archive
 from worlds.updates import heart, update, write
 
 from casewise.cli import app
+from casewise.data.datasets.plain import write_cohort
+from casewise.data.phantom import cardiac_cohort
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.policy import write_policy
 
@@ -21,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 HERE = "tests/test_docs.py"
 RUN = {  # pages whose commands run as printed, and the test that runs them
+    "docs/how-to/bench.md": HERE,
     "docs/how-to/certify.md": HERE,
     "docs/how-to/compare.md": HERE,
     "docs/how-to/configure.md": "tests/cli/test_config.py",
@@ -108,6 +112,17 @@ def test_the_commands_about_monitors_run_as_printed(here: Path) -> None:
         synthetic_archive(here / name, cases=6, seed=seed, prefix=name)
         CliRunner().invoke(app, ["replay", name, "A", "-o", f"{name}.jsonl"])
     assert len(ran("docs/how-to/monitor.md")) == 3
+
+
+@pytest.mark.filterwarnings("ignore::casewise.core.errors.CasewiseWarning")
+def test_the_commands_about_benchmarks_run_as_printed_on_the_phantom(here: Path) -> None:
+    hearts = cardiac_cohort("B", 11)
+    sides = {name: "calibration" if place < 6 else "evaluation" for place, name in enumerate(hearts.ids)}
+    members = {name: replace(one, split=sides[name]) for name, one in hearts.members.items()}
+    write_cohort(replace(hearts, members=members), here / "data")
+    said = ran("docs/how-to/bench.md")
+    assert "| M0 |" in said[0] and "holds, as far as it was checked" in said[1]
+    assert (here / "board.html").is_file()
 
 
 @pytest.mark.filterwarnings("ignore::casewise.core.errors.CasewiseWarning")

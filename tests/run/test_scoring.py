@@ -14,7 +14,7 @@ from casewise.core.errors import BadInput, CasewiseError
 from casewise.judge.outcomes import outcomes
 from casewise.run.assemble import chosen_engine
 from casewise.run.local import LocalEngine
-from casewise.run.scoring import scored
+from casewise.run.record_folder import scored
 
 
 def test_two_processes_give_the_table_of_one(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ COMMANDS = {
     "choose-views": "Which recorded views should enter the consensus, and what that is worth on patients left out.",
     "replay": "Let a controller decide again on recorded trajectories; no network, no GPU.",
     "study": "Every table and figure of the paper, on your own archive.",
+    "bench": "What proposals and policies gain on your data, decided before labels are opened; others can check it.",
     "plan": "How many labelled cases a certificate needs, and what the ones you have can buy.",
     "certify": "A bound on the harm that is really deployed, refused where it does not hold.",
     "monitor": "Watch a stream of decisions; alarm when calibration no longer applies.",
@@ -193,6 +194,7 @@ RESUME = {
     "predict": "run the same command with --continue_prediction to go on",
     "record": "run the same command again to go on",
     "import": "run the same command again to go on",
+    "bench": "run the same command again to go on",
 }
 
 

@@ -65,7 +65,7 @@ def record(
     if how.preset is not None:
         cases, given = driving_cases(cases, given)
     adaptation = Adaptation(**given, shrink=parsed_states(shrink), signals=probes)
-    ladders, proposers = _proposals(adaptation, propose, None if how.preset else how.objective)
+    ladders, proposers = proposals(adaptation, propose, None if how.preset else how.objective)
     deployment = Deployment(model, proposers, ladders=ladders)
     work = RecordCase(deployment, {files.id: files for files in cases})
     made, results = record_folder(work, where.chosen(), archive, metric=metric, dataset=_name(which.images))
@@ -85,7 +85,7 @@ def record(
         raise typer.Exit(NOT_ALL_DONE)
 
 
-def _proposals(
+def proposals(
     plain: Adaptation, texts: list[str], objective: str | None
 ) -> tuple[tuple[str, ...], tuple[Adaptation, ...]]:
     """(ladders, proposers): those that are named, or the objective on a ladder without a name."""

@@ -158,7 +158,7 @@ def _measured(evaluation: Archive, calibration: Archive, policy: Policy, engine:
     """The evaluation archive, unlocked, after an engine scored both; the study finds the tables beside them."""
     from casewise.core.records import CALIBRATION, EVALUATION
     from casewise.judge.ledger import unlock
-    from casewise.run.scoring import scored
+    from casewise.run.record_folder import scored
 
     judged = unlock(evaluation.marked(EVALUATION), purpose="study", policy=policy)
     for archive in (judged, calibration.marked(CALIBRATION)):

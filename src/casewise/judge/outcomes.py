@@ -56,7 +56,7 @@ def outcomes(
 
     ``min_area``, ``foreground`` and ``ignore`` default to the archive's configuration; regions, delta and area are
     then those of the masks under these options. ``measured`` may spread the cases over processes or
-    machines (``run/scoring.py``).
+    machines (``run/record_folder.py``).
     """
     archive.check_unlocked(archive.ids)  # a cached table holds what labels said, too
     given = {"min_area": min_area, "foreground": foreground, "ignore": ignore}

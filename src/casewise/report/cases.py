@@ -18,9 +18,8 @@ from casewise.judge.deciding import candidate_masks
 from casewise.measure.signals.agreement import candidates_of
 from casewise.render.masks import data_uri, edits, painted, view_of
 from casewise.render.tables import Cell, Column, Table, number, table
-from casewise.study.case_masks import case_masks
 from casewise.study.quality_control import consensus_steps
-from casewise.study.study import Study
+from casewise.study.study import Study, case_masks
 
 PICTURES = 150  # cases with pictures; four panels are about 5 kB per case
 

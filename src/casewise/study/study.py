@@ -12,7 +12,7 @@ import pandas as pd
 
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, CasewiseError
-from casewise.core.records import CALIBRATION, EVALUATION, Controller, Decision, Policy
+from casewise.core.records import CALIBRATION, EVALUATION, SOURCE, Action, Controller, Decision, Mask, Policy
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.data.folders import CaseFiles, list_cases
 from casewise.data.splits import check_disjoint, clusters_of
@@ -21,10 +21,12 @@ from casewise.judge.calibration.fit import calibrate, coordinate_values
 from casewise.judge.certificates.certificate import Certificate
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.controllers.about import About, about
+from casewise.judge.deciding import deployed_mask
 from casewise.judge.ledger import unlock
 from casewise.judge.outcomes import deployed, outcomes
 from casewise.judge.policy import controller_of, uncalibrated
 from casewise.measure.metrics import METRICS, Metric
+from casewise.render.masks import Edits, edits
 from casewise.replay import replay
 from casewise.study.assignment import DRIVING, MEDICAL, arms_of, selector_scores
 from casewise.study.preregistration import Declaration
@@ -343,3 +345,38 @@ def _with_coordinate(frame: pd.DataFrame, policy: Policy) -> pd.DataFrame:
     adapted = frame["step"] > 0
     values = pd.Series(coordinate_values(frame[adapted], coordinate, policy.options), index=frame.index[adapted])
     return frame.assign(**{coordinate: values})
+
+
+@dataclass(frozen=True, eq=False)
+class CaseMasks:
+    """The masks of one labelled case as the pictures need them."""
+
+    case_id: str
+    label: Mask
+    source: Mask
+    reference: Mask
+    deployed: Mask
+    reference_edits: Edits
+
+
+def case_masks(
+    study: Study, case_id: str, *, reference: Decision, deployed: Decision | None = None
+) -> CaseMasks | None:
+    """Read a case once; None when it has no label."""
+    archive = study.evaluation
+    if not archive.entries[case_id].labelled:
+        return None
+    masks, label = archive.masks(case_id), archive.label(case_id)
+    source, adapted = masks[SOURCE], masks[reference.state.on("")]  # the archive shows one ladder
+    if deployed is None:
+        output = source
+    elif deployed.action is Action.GATE:
+        output = deployed_mask(archive, study.controller, deployed)
+    else:
+        output = (
+            masks[deployed.state.on("")]
+            if deployed.state.ladder in ("", archive.ladder_name)
+            else archive.mask(case_id, deployed.state)
+        )
+    change = edits(source, adapted, label, measure=study.measure)
+    return CaseMasks(case_id, label, source, adapted, output, change)

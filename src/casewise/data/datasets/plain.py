@@ -8,6 +8,7 @@ A made cohort (a phantom) as files, in the plain layout that every command reads
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,18 @@ from casewise.data.datasets.located import (
     volume_of,
     whole_label,
 )
-from casewise.data.folders import READABLE, list_cases, read_table, table_for, with_labels, with_table, write_table
+from casewise.data.folders import (
+    NAME,
+    READABLE,
+    CaseFiles,
+    list_cases,
+    read_table,
+    table_for,
+    with_groups,
+    with_labels,
+    with_table,
+    write_table,
+)
 from casewise.data.nifti import Geometry, write_mask
 from casewise.data.pictures import read_label_picture, write_label_picture
 from casewise.data.splits import Cohort
@@ -120,6 +132,31 @@ def write_plain(cohort: Cohort, folder: Path) -> Iterator[str]:
         (_write_volumes if is_volume(found.images[0]) else _write_picture)(cohort, found, folder)
         yield case_id
     write_table(cohort, folder)
+
+
+def plain_files(cohort: Cohort, folder: Path, *, as_it_lies: bool, labels: bool = True) -> tuple[CaseFiles, ...]:
+    """The files of a cohort as models read them: where they lie, or a copy in ``folder`` with the loader's mappings.
+
+    Without ``labels`` no label is opened, written or named. A copy that is whole is taken as it is.
+    """
+    found = files_of(cohort)
+    if as_it_lies:
+        return tuple(
+            CaseFiles(one.id, one.images, one.labels[0] if labels and one.labels else None, *_who(cohort, one.id))
+            for one in found.values()
+        )
+    shown = {name: replace(one, labelled=labels and one.labelled) for name, one in cohort.members.items()}
+    if not (folder / NAME).exists():  # the table comes last, so a copy without one was cut short
+        shutil.rmtree(folder, ignore_errors=True)
+        for _ in write_plain(replace(cohort, members=shown), folder):
+            pass
+    cases = list_cases(folder / "images")
+    return with_groups(with_labels(cases, folder / "labels") if labels else cases, folder / NAME)
+
+
+def _who(cohort: Cohort, case_id: str) -> tuple[str | None, str | None, str | None]:
+    member = cohort.members[case_id]
+    return member.group, member.cluster, member.split
 
 
 def _write_volumes(cohort: Cohort, found: Found, folder: Path) -> None:

@@ -18,10 +18,9 @@ from casewise.judge.controllers.depth import TauStop
 from casewise.render.ink import Picture
 from casewise.render.masks import Edits, Pixels, View, draw_masks, edits, painted, photographed, view_of
 from casewise.render.tables import Cell, Column, Table, table
-from casewise.study.case_masks import CaseMasks, case_masks
 from casewise.study.finding import Finding, Section
 from casewise.study.inventory import INPUT_COLUMN
-from casewise.study.study import Study
+from casewise.study.study import CaseMasks, Study, case_masks
 
 DESIDERATA = {
     "harmful": "(i) HA of the slice ≥ 0.5 under the full horizon",
