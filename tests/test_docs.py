@@ -116,7 +116,7 @@ def test_the_commands_about_monitors_run_as_printed(here: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::casewise.core.errors.CasewiseWarning")
 def test_the_commands_about_benchmarks_run_as_printed_on_the_phantom(here: Path) -> None:
-    hearts = cardiac_cohort("B", 11)
+    hearts = cardiac_cohort("B", 11, split="evaluation")
     sides = {name: "calibration" if place < 6 else "evaluation" for place, name in enumerate(hearts.ids)}
     members = {name: replace(one, split=sides[name]) for name, one in hearts.members.items()}
     write_cohort(replace(hearts, members=members), here / "data")

@@ -217,7 +217,9 @@ def test_an_edit_is_found_in_the_file_alone(home: Path, tmp_path: Path, attack: 
     assert outcome.exit_code == 1 and "! " in outcome.output
 
 
-@pytest.mark.parametrize("attack", [edit_source, edit_flag, edit_seen, share_patient], ids=lambda attack: attack.__name__)
+@pytest.mark.parametrize(
+    "attack", [edit_source, edit_flag, edit_seen, share_patient], ids=lambda attack: attack.__name__
+)
 def test_some_edits_show_even_where_all_hashes_were_made_to_fit(home: Path, attack: Callable[[Any], None]) -> None:
     result = result_of(home)
     attack(result)
@@ -304,7 +306,11 @@ def test_a_leaderboard_ranks_results_of_the_same_data(home: Path, tmp_path: Path
     assert "<script>" not in markdown(made)
     for ending in ("md", "html", "json"):
         outcome = call("--leaderboard", tmp_path / "a.json", tmp_path / "b.json", "-o", tmp_path / f"board.{ending}")
-        assert outcome.exit_code == 0 and "<script>" not in (tmp_path / "board.html").read_text() if ending == "html" else 1
+        assert (
+            outcome.exit_code == 0 and "<script>" not in (tmp_path / "board.html").read_text()
+            if ending == "html"
+            else 1
+        )
     rows = json.loads((tmp_path / "board.json").read_text())["rows"]
     assert {"file", "model", "method", "gain", "hurt", "realised"} <= set(rows[0])
 

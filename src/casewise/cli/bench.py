@@ -39,9 +39,7 @@ class BenchmarkOptions:
     ] = None
     calibration: Annotated[
         Path | None,
-        typer.Option(
-            "--calibration", help="Folder of calibration cases; all of DATA evaluates then."
-        ),
+        typer.Option("--calibration", help="Folder of calibration cases; all of DATA evaluates then."),
     ] = None
     share: Annotated[
         float, typer.Option(help="Share of patients drawn to calibrate, where no column and no folder says who does.")
@@ -54,9 +52,7 @@ class BenchmarkOptions:
         list[str] | None, typer.Option(help="Designs to calibrate and to score; repeat. Default: default.")
     ] = None
     metric: Annotated[str, typer.Option(help="dice or miou.")] = "dice"
-    shrink: Annotated[str, typer.Option(help="Interpolated states of updates, as step:alpha with commas.")] = (
-        ""
-    )
+    shrink: Annotated[str, typer.Option(help="Interpolated states of updates, as step:alpha with commas.")] = ""
     loss: Annotated[
         str, typer.Option(help="What a certificate promises about: ha, harmed, dice, worse-voxels, or none.")
     ] = "ha"
@@ -94,9 +90,7 @@ def bench(
         None, metavar="DATA...", help="Folder with images/, labels/ and cases.csv, or a dataset that casewise knows."
     ),
     check: Path = typer.Option(None, "--check", help="Check a result file; with DATA also images, labels and scores."),
-    leaderboard: bool = typer.Option(
-        False, "--leaderboard", help="One table over result files, given as DATA."
-    ),
+    leaderboard: bool = typer.Option(False, "--leaderboard", help="One table over result files, given as DATA."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Measure on your own data what proposals and policies gain and whom they hurt; others can check the result.
