@@ -395,6 +395,8 @@ def test_wrong_questions_are_answered_in_one_sentence(home: Path, tmp_path: Path
         call("--leaderboard", home / "out" / "result.json", "-o", tmp_path / "board.pdf")
     with pytest.raises(BadInput, match="no policy is called 'defalt'"):
         run(home, tmp_path / "new", "--policy", "defalt")
+    with pytest.raises(BadInput, match="bench takes no --preset; give what driving stands for: --metric miou"):
+        run(home, tmp_path / "new", "--preset", "driving")
     with pytest.raises(Mismatch, match="holds a benchmark with other metric"):
         run(home, home / "out", "--metric", "miou")
     half = write_data(tmp_path / "half", 4)

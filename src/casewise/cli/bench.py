@@ -138,6 +138,7 @@ def _run(
     from casewise.adapt.adaptation import Adaptation
     from casewise.cli.record import proposals
     from casewise.core.durable import write_json
+    from casewise.core.errors import BadInput
     from casewise.core.records import CALIBRATION, EVALUATION
     from casewise.deployment import Deployment
     from casewise.run.local import keep_freed_memory
@@ -145,10 +146,15 @@ def _run(
     from casewise.study import benchmark
     from casewise.study.leaderboard import markdown, result_table
 
+    if how.preset is not None:
+        raise BadInput(
+            f"bench takes no --preset; give what {how.preset} stands for: --metric miou --classes --min-area N, and the "
+            "drive of each frame as cluster in cases.csv"
+        )
     designs, promise, model = what.designs, what.promise, source.chosen()
     keep_freed_memory()
     plain = Adaptation(**how.asked(model), shrink=parsed_states(what.shrink))
-    ladders, proposers = proposals(plain, what.propose or ["views:light"], None if how.preset else how.objective)
+    ladders, proposers = proposals(plain, what.propose or ["views:light"], how.objective)
     deployment = Deployment(model, proposers, ladders=ladders)
     sides = benchmark.sides_of(data, what.calibration, share=what.share)
     images = sides.images()
