@@ -148,8 +148,8 @@ def _run(
 
     if how.preset is not None:
         raise BadInput(
-            f"bench takes no --preset; give what {how.preset} stands for: --metric miou --classes --min-area N, and the "
-            "drive of each frame as cluster in cases.csv"
+            f"bench takes no --preset; give what {how.preset} stands for: --metric miou --classes --min-area N, and "
+            "the drive of each frame as cluster in cases.csv"
         )
     designs, promise, model = what.designs, what.promise, source.chosen()
     keep_freed_memory()
