@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -173,6 +176,29 @@ def test_every_setting_reaches_the_comparison(tmp_path):
     assert [row["label"] for row in zero["labels"]] == [0, 1, 2, 3]
     write(root / "new", "h07", heart()[:, 1:])
     assert with_settings("nearest", resample="nearest")["h07"] is not None
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path):
+    """kill -9 in the middle of the command; the second run compares the rest, and the outcome is that of one run."""
+    root = update(tmp_path, cases=300)
+    words = [sys.executable, "-m", "casewise", "compare", root / "old", root / "new", "-l", root / "labels", "-j", "1"]
+
+    def log_of(out):
+        return (out / "cases.jsonl").read_text().splitlines() if (out / "cases.jsonl").is_file() else []
+
+    killed = subprocess.Popen([str(word) for word in [*words, "-o", root / "out"]], stdout=subprocess.DEVNULL)
+    while killed.poll() is None and len(log_of(root / "out")) < 20:
+        time.sleep(0.002)
+    killed.kill()
+    killed.wait()
+    before = log_of(root / "out")
+    assert 20 <= len(before) < 300
+    for out in ("out", "whole"):
+        subprocess.run([str(word) for word in [*words, "-o", root / out]], check=True, stdout=subprocess.DEVNULL)
+    assert len(log_of(root / "out")) == 300
+    summaries = [json.loads((root / out / "summary.json").read_text()) for out in ("out", "whole")]
+    assert summaries[0] == summaries[1]
 
 
 @pytest.mark.slow
