@@ -415,6 +415,11 @@ def ladder_rows(bench: Bench, ladder: str) -> Iterator[Row]:
 # ---- quality, promises ----
 
 
+def number(value: float) -> str:
+    """Nothing where a number is not defined, as an AUROC without cases of both kinds."""
+    return f"{value:.3f}" if np.isfinite(value) else ""
+
+
 def quality_lines(bench: Bench, ladder: str) -> Iterator[str]:
     """What each signal says about M0's metric over both splits, and what flags find; bounds leave the cluster out."""
     both = [one.on(ladder) for one in (bench.calibration, bench.development)]
@@ -427,7 +432,7 @@ def quality_lines(bench: Bench, ladder: str) -> Iterator[str]:
     for row in found.worth.to_dict("records"):
         yield (
             f"| {row['signal']} | {row['rho']:.2f} | {row['aurc']:.3f} [{row['low']:.3f}, {row['high']:.3f}] "
-            f"({row['optimum']:.3f}, {row['chance']:.3f}) | {row['normalized']:.2f} | {row['auroc']:.3f} |"
+            f"({row['optimum']:.3f}, {row['chance']:.3f}) | {row['normalized']:.2f} | {number(row['auroc'])} |"
         )
     signals = pd.concat([archive.signals() for archive in both])
     entropy = signals.loc[signals["step"] == 0].set_index("case")["entropy"].reindex(rows["case"]).to_numpy(float)
@@ -436,7 +441,7 @@ def quality_lines(bench: Bench, ladder: str) -> Iterator[str]:
     rho = pd.Series(-entropy).corr(pd.Series(metric), method="spearman")
     yield (
         f"| confidence (minus entropy) | {rho:.2f} | {curve.aurc:.3f} ({curve.optimum:.3f}, {curve.mean_risk:.3f}) | "
-        f"{curve.normalized:.2f} | {auroc(entropy, metric < POOR):.3f} |"
+        f"{curve.normalized:.2f} | {number(auroc(entropy, metric < POOR))} |"
     )
     if found.refused:
         yield f"\nNo lower bound: {found.refused}"
@@ -463,10 +468,14 @@ def promise_lines(bench: Bench) -> Iterator[str]:
     asked += [(ladder, design) for ladder in bench.begun if ladder in GRADIENTS for design in ("cardiac", "default")]
     for ladder, design in asked:
         holdout, archive = bench.calibration.on(ladder), bench.development.on(ladder)
+        try:
+            policy = calibrate(holdout, design, unshrunk=ladder == "consensus")
+        except CasewiseError as error:
+            bench.refused.append(f"{ladder}, {design}: {error}")
+            continue
         for promise in PROMISES:
             said = f"{promise.label} <= {promise.alphas[0]}" + (f", by > {promise.margin}" if promise.margin else "")
             try:
-                policy = calibrate(holdout, design, unshrunk=ladder == "consensus")
                 certificate, certified = certify_router(holdout, policy, promise, force=True)
                 after = deployed_numbers(archive, certified, margin=promise.margin)
             except CasewiseError as error:
