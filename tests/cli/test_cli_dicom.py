@@ -52,6 +52,9 @@ def test_series_go_in_and_masks_come_out_in_every_form(model: Path, studies: Pat
     out = tmp_path / "out"
     words = ("predict", "-i", studies, "-o", out, "-m", model, "--disable_tta", "-device", "cpu", "--policy", "fixed-k",
              "--steps", "1", "--lr", "1e-3", "--no-overlays", "--contract", "warn")  # fmt: skip
+    plan = json.loads(said(*words, "--dry-run", "--json").stdout)
+    assert (len(plan["cases"]), plan["to_do"]) == (3, 3)
+    assert not out.exists()  # not even the converted images
     result = said(*words, code=3)  # the torn series
     assert "series torn: 1 slice is missing between 000.dcm and 002.dcm" in result.stderr
     assert sorted(path.name for path in (out / "dicom").iterdir()) == [
@@ -68,8 +71,8 @@ def test_series_go_in_and_masks_come_out_in_every_form(model: Path, studies: Pat
         assert report["certificate"] == "no certificate was given"
         assert entry["status"] == "done"
     assert b"Doe" not in (out / "casewise" / "images" / "straight_0000.nii.gz").read_bytes()
-    again = said(*words, "--continue_prediction", code=3)
-    assert "3 cases" in again.stdout
+    again = json.loads(said(*words, "--continue_prediction", "--json", code=3).stdout)
+    assert again["statuses"] == {"done": 3}
 
 
 def test_record_takes_series_and_keeps_patients_together(studies: Path, tmp_path: Path) -> None:

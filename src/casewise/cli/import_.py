@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from casewise.cli.printing import AS_JSON, answer
+
 if TYPE_CHECKING:
     from casewise.archive.imported import Found
     from casewise.core.records import Mask
@@ -29,6 +31,7 @@ def import_(
     min_area: int = typer.Option(16, help="Voxels below which a component is no region (driving: 200)."),
     foreground: bool = typer.Option(True, help="Compare foreground only, or every label."),
     ignore: int = typer.Option(None, help="Label that is never wrong, e.g. 255."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Make an archive from masks that anybody else produced."""
     from tqdm import tqdm
@@ -64,7 +67,11 @@ def import_(
         pass
     archive.seal()
     labelled = sum(entry.labelled for entry in archive.entries.values())
-    typer.echo(f"{out}: {len(archive.ids)} cases, {archive.steps} steps, {labelled} labelled")
+    answer(
+        f"{out}: {len(archive.ids)} cases, {archive.steps} steps, {labelled} labelled",
+        {"archive": out, "cases": len(archive.ids), "steps": archive.steps, "labelled": labelled},
+        as_json=as_json,
+    )
 
 
 def _one_candidate(old: Path | None, new: Path | None, labels: Path | None) -> tuple[Found, ...]:

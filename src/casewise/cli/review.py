@@ -7,6 +7,8 @@ from pathlib import Path
 
 import typer
 
+from casewise.cli.printing import AS_JSON, answer
+
 app = typer.Typer()
 
 
@@ -22,12 +24,13 @@ def review(
     ),
     out: Path = typer.Option(None, "--out", "-o", help="--apply: an empty folder for the masks."),
     browser: bool = typer.Option(True, "--browser/--no-browser", help="Open the page in a browser."),
+    as_json: bool = typer.Option(False, "--json", help="--apply: print the answer as JSON."),
 ) -> None:
     """A local page on which a person keeps M0, keeps the adaptation, or flags a case."""
     import webbrowser
 
     if apply:
-        _apply(folder, out)
+        _apply(folder, out, as_json=as_json)
         return
 
     from casewise.serve.review import review_server
@@ -44,7 +47,7 @@ def review(
             typer.echo(f"{len(server.desk.log.latest())} cases are reviewed", err=True)
 
 
-def _apply(folder: Path, out: Path | None) -> None:
+def _apply(folder: Path, out: Path | None, *, as_json: bool) -> None:
     from collections import Counter
 
     from casewise.core.errors import BadInput
@@ -54,10 +57,14 @@ def _apply(folder: Path, out: Path | None) -> None:
         raise BadInput("--apply writes masks; give an empty folder for them: --apply -o FOLDER")
     done = apply_reviews(folder, out)
     taken = Counter(one.taken for one in done)
-    typer.echo(", ".join(f"{name}: {count}" for name, count in sorted(taken.items())))
     for one in (one for one in done if one.open):
         typer.echo(f"! {one.case} is open: {one.why}", err=True)
-    typer.echo(f"wrote {len(done) - taken['none']} masks and {out / APPLIED}")
+    counted = ", ".join(f"{name}: {count}" for name, count in sorted(taken.items()))
+    answer(
+        f"{counted}\nwrote {len(done) - taken['none']} masks and {out / APPLIED}",
+        {"taken": taken, "open": {one.case: one.why for one in done if one.open}, "log": out / APPLIED},
+        as_json=as_json,
+    )
     if taken["none"]:
         raise typer.Exit(3)
 
@@ -76,6 +83,7 @@ def qc(
     metric: str = typer.Option("dice", help="dice, miou or another metric of casewise; an archive has its own."),
     ignore: int = typer.Option(None, help="Label that is never wrong, such as 255."),
     ladder: str = typer.Option(None, help="Which ladder, where the archive holds several."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Say how good each mask is at least, without a label, from how far several opinions agree.
 
@@ -105,8 +113,12 @@ def qc(
     result.worth.map(csv_cell).to_csv(out / "signals.csv", index=False)
     if result.fit is not None:
         (out / "quality.json").write_text(json_text(result.fit.as_dict(), indent=1) + "\n", encoding="utf-8")
-    for line in result.sentences():
-        typer.echo(line)
-    typer.echo(f"wrote {out / 'qc.csv'}")
+    sentences = list(result.sentences())
+    found_cases = json.loads(result.cases.to_json(orient="records"))
+    answer(
+        "\n".join([*sentences, f"wrote {out / 'qc.csv'}"]),
+        {"file": out / "qc.csv", "said": sentences, "cases": found_cases},
+        as_json=as_json,
+    )
     if (result.cases["problem"] != "").any():
         raise typer.Exit(3)
