@@ -23,7 +23,7 @@ from casewise.judge.calibration.designs import (
 )
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.calibration.preflight import in_words
-from casewise.judge.controllers.choose import AgreementRule, Choose, board, state_of, with_agreement
+from casewise.judge.controllers.choose import AgreementRule, Choose, added, board, state_of, with_agreement
 from casewise.judge.controllers.flag import Flagging, Quality
 from casewise.judge.controllers.merge import Merge, merged, pieces_of
 from casewise.judge.deciding import candidate_masks, deployed_mask
@@ -423,3 +423,32 @@ def test_a_merge_that_does_not_surely_gain_keeps_m0(tmp_path, known, setting):
     assert controller.threshold == float("inf")
     assert all(decision.rolled_back for decision in casewise.replay(wrong, controller))
     assert DESIGNS["merge"](known, setting).threshold < 1
+
+
+def test_the_gate_of_the_paper_is_a_merge_whose_scores_are_entropy_drops(tmp_path):
+    """Each piece has the drop of its region, and none where that is too small: the same voxels, at any threshold."""
+    from worlds.cohorts import synthetic_archive
+
+    from casewise.judge.controllers.region_gate import RegionGate, gate_regions, region_scores
+
+    made, parts = synthetic_archive(tmp_path / "drops", cases=8), set()
+    area = int(made.configuration["min_area"])
+    for case_id in made.ids:
+        seen, masks = made.observation(case_id, 1), candidate_masks(made, case_id)
+        source, edit = masks[SOURCE], masks[State(1)]
+        drops, pieces, regions = region_scores(seen), pieces_of(source, edit), gate_regions(source, edit, min_area=area)
+        kept = dict(zip(np.flatnonzero(regions.kept).tolist(), drops, strict=True))
+        region = dict(zip(regions.voxels.tolist(), regions.number.tolist(), strict=True))
+        of = [region[int(pieces.voxels[pieces.number == k][0])] for k in range(len(pieces.sizes))]
+        scores = {f"piece.{k}": kept.get(number) for k, number in enumerate(of)}
+        shown = with_agreement(seen, {state: masks[state] for state in (SOURCE, State(1))})
+        shown = added(shown, {State(1): {"pieces": float(len(scores)), **scores}})
+        for threshold in (-np.inf, *drops, np.inf):
+            merge = Merge(1, "1", weights=(0.0,) * 6, center=(0.0,) * 5, scale=(1.0,) * 5, threshold=threshold)
+            outputs = []
+            for controller, given in ((RegionGate(threshold, min_area=area), seen), (merge, shown)):
+                decision = Decision.of(given, controller.decide(given), controller.name)
+                outputs.append(controller.output(masks.__getitem__, decision))
+            assert (outputs[0] == outputs[1]).all()
+            parts.add((bool((outputs[0] == source).all()), bool((outputs[0] == edit).all())))
+    assert {(True, False), (False, False)} <= parts or {(True, False), (False, True)} <= parts

@@ -27,7 +27,9 @@ app = typer.Typer()
 def certify(
     archive: Path = typer.Argument(help="Labelled calibration archive."),
     policy: list[str] = typer.Option(
-        [], help="Policy file, archive folder or 'region-gate'; several are certified together. Default: the archive's."
+        [],
+        help="Policy file, archive folder, 'region-gate', or 'default': fit all designs on half of the patients and "
+        "certify the best on the others. Several are certified together. Default: the archive's.",
     ),
     loss: list[str] = typer.Option(
         ["ha"], help="ha, harmed, dice, worse-voxels or surrogate; several with --method ltt."
@@ -48,6 +50,9 @@ def certify(
     among_kept: Path | None = typer.Option(
         None, help="Archive of the batch to deploy (no labels): bound the risk among the cases that it keeps."
     ),
+    flag_below: float = typer.Option(None, help="--policy default: ask a person where the metric may lie below this."),
+    at: float = typer.Option(0.9, help="--flag-below: chance that the lower bound of the metric holds."),
+    consensus: str = typer.Option(None, help="--policy default: which candidate is the consensus of the others."),
     force: bool = typer.Option(False, "--force", help="Certify a policy that calibration called NO-GO."),
     out: Path | None = typer.Option(None, help="Folder for certificate.json, .html and the certified policy."),
     ladder: str | None = typer.Option(
@@ -59,9 +64,10 @@ def certify(
     from casewise.archive.store import open_archive
     from casewise.core.errors import BadInput
     from casewise.core.records import CALIBRATION
+    from casewise.judge.calibration.fit import has_consensus
     from casewise.judge.certificates.certify_gate import certify_gate
     from casewise.judge.certificates.certify_router import Promise, certify_router
-    from casewise.judge.certificates.grid import certify_designs, certify_grid
+    from casewise.judge.certificates.grid import certify_default, certify_designs, certify_grid
     from casewise.judge.certificates.kept import certify_kept
     from casewise.judge.controllers.about import about
     from casewise.judge.policy import check_one_ladder, controller_kind
@@ -90,6 +96,10 @@ def certify(
         if among_kept is not None:
             batch = open_archive(among_kept, ladder=named).one()
             certificate, certified = certify_kept(calibration, chosen, asked, batch, force=force)
+        elif policy == ["default"] and chosen.binding is None and has_consensus(calibration, consensus):
+            certificate, certified = certify_default(
+                calibration, asked, force=force, flag_below=flag_below, at=at, consensus=consensus
+            )
         elif len(designs) > 1:
             certificate, certified = certify_designs(calibration, designs, asked, force=force)
         elif grid is not None:

@@ -96,7 +96,7 @@ def calibrate(
     if evaluation is not None:
         check_held_out(design, evaluation.entries.values())
         evaluation = evaluation.locked()
-    if among_candidates(design) or (design.name == "default" and _has_consensus(holdout, consensus)):
+    if among_candidates(design) or (design.name == "default" and has_consensus(holdout, consensus)):
         return _among_candidates(
             holdout, design, consensus=consensus, allowed_hurt=allowed_hurt, flag_below=flag_below, at=at
         )
@@ -165,7 +165,8 @@ def _bucketed(holdout: Archive, policy: Policy) -> dict[str, Any]:
     return {"buckets": buckets, "quota": quota_of(decided)}
 
 
-def _has_consensus(archive: Archive, consensus: str | None) -> bool:
+def has_consensus(archive: Archive, consensus: str | None) -> bool:
+    """Whether an archive holds a candidate that was made of the others, or one is named."""
     views = [archive.on(name) for name in archive.joined] or [archive]
     rungs = [rung for view in views for rung in next(iter(view.entries.values())).rungs]
     return consensus is not None or any(rung.split("(")[0] in CONSENSUS_NAMES for rung in rungs)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput
 from casewise.core.records import Policy
@@ -27,6 +29,7 @@ from casewise.judge.certificates.evidence import (
     Floats,
     LossTable,
     check_router,
+    cluster_rows,
     deployed_numbers,
     rollback_table,
     router_evidence,
@@ -48,7 +51,7 @@ from casewise.judge.deciding import decision_of
 from casewise.judge.ledger import attempt_sentence, certification_attempt, unlock
 from casewise.judge.monitors.exchangeability import quota_of
 from casewise.judge.outcomes import LITTLE, judged_sentence
-from casewise.judge.policy import check_go, controller_of, fitted_on
+from casewise.judge.policy import among_candidates, check_go, controller_of, fitted_on
 from casewise.measure.metrics import METRICS
 
 KINDS = {"ha": "T2", "harmed": "T3", "dice": "T4", "worse-voxels": "T2"}
@@ -132,8 +135,9 @@ def issued(
     reach: tuple[float, int],
     points: tuple[dict[str, float], ...],
     said: Mapping[str, Any],
+    designs: int = 1,
 ) -> tuple[Certificate, Policy]:
-    """The record of a search that found ``cut`` (or nothing), and the policy that it holds for."""
+    """The record of a search that found ``cut`` (or nothing) among ``designs``, and the policy that it holds for."""
     certified = fitted_on(certified_policy(policy, cut), archive.entries.values())
     if "quota" in certified.preflight:  # the cut moved, and with it how many cases are to be expected in each bucket
         decided = (decision_of(archive, controller_of(certified), case) for case in archive.ids)
@@ -143,6 +147,7 @@ def issued(
     after = deployed_numbers(archive, certified, margin=asked.margin)
     before = deployed_numbers(archive, policy, margin=asked.margin)
     own = float(policy.options.get("cut_high", float("inf")))
+    flags = "" if cut is None else _flag_sentence(archive, policy, (asked.delta or 0.1) / designs, designs)
     if "ha" in asked.losses and before.get("judged", 1.0) < LITTLE:
         said = {**said, "warnings": (*said["warnings"], f"{judged_sentence(before['judged'])}.")}
     advice = refusal(min(asked.alphas), units, *reach, unit) if cut is None else tightening(own, cut, after["kept"])
@@ -150,7 +155,8 @@ def issued(
         kind=KINDS[asked.label] if asked.delta is None else ("T6" if len(asked.losses) == 1 else "T8"),
         statement=promise(
             asked.losses, asked.alphas, asked.delta, certified.name, _metric(archive), units, unit, asked.margin
-        ),
+        )
+        + flags,
         loss=asked.label,
         method="crc" if asked.delta is None else "ltt",
         alpha=asked.alphas[0],
@@ -176,6 +182,50 @@ def issued(
         **said,
     )
     return certificate, certified
+
+
+def _flag_sentence(archive: Archive, policy: Policy, delta: float, designs: int) -> str:
+    """What is promised about the share of flagged cases; nothing where the flag was fitted on these very patients."""
+    if "flag" not in policy.options or not among_candidates(policy):
+        return ""
+    known = set(policy.calibration_clusters or policy.calibration_cases)
+    if any((entry.cluster or entry.id) in known for entry in archive.entries.values()):
+        return " How many cases are flagged is not promised: the flag was fitted on these patients."
+    share, most = flagged_share(archive, policy, delta=delta)
+    return (
+        f" With probability at least {1 - delta * designs:g}, at most {most:.1%} of the cases of a new patient are "
+        f"flagged for a person, on average ({share:.1%} of these are or would be)."
+    )
+
+
+def flagged_share(archive: Archive, policy: Policy, *, delta: float) -> tuple[float, float]:
+    """(share of cases flagged, upper bound of it over new patients at level 1 - delta), whichever cut is certified.
+
+    A case counts as flagged where its candidate is, or M0 is: the cut, which labels chose, then has no part in it.
+    """
+    flagged = np.zeros(len(archive.ids), bool)
+    for cut in (np.inf, -np.inf):
+        controller = controller_of(replace(policy, options={**policy.options, "cut_high": cut}))
+        flagged |= np.array([decision_of(archive, controller, case).flagged for case in archive.ids], bool)
+    rows = cluster_rows(flagged.astype(float)[:, None], [archive.entry(c).cluster or c for c in archive.ids])
+    return float(flagged.mean()), share_bound(rows, delta, binary=len(rows) == len(flagged))
+
+
+def share_bound(rows: Floats, delta: float, *, binary: bool) -> float:
+    """The largest share that (unit, 1) values in [0, 1] do not refute at level 1 - delta; exact where each is 0 or 1.
+
+    ``binary`` says that they are so by construction: each patient has one case.
+
+    >>> round(share_bound(np.zeros((20, 1)), 0.1, binary=True), 3)  # 1 - 0.1 ** (1 / 20)
+    0.109
+    """
+    kind = "binomial" if binary else "hoeffding-bentkus"
+    low, high = float(rows.mean()), 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        refuted = 0 < middle < 1 and p_values(rows, middle, kind=kind)[0] <= delta
+        low, high = (low, middle) if refuted else (middle, high)
+    return high
 
 
 def limits(asked: Promise, units: int, kind: str, delta: float | None = None) -> tuple[float, int]:

@@ -17,12 +17,15 @@ from numpy.typing import NDArray
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import Policy
+from casewise.judge.calibration.designs import DESIGNS
+from casewise.judge.calibration.fit import calibrate
 from casewise.judge.certificates.certificate import Certificate, policy_digest
 from casewise.judge.certificates.certify_router import ORDERS, Promise, issued, limits, noted
 from casewise.judge.certificates.evidence import (
     Evidence,
     Floats,
     check_router,
+    cluster_of,
     cluster_rows,
     deployed_numbers,
     router_evidence,
@@ -98,10 +101,40 @@ def certify_designs(
     best = grid[0] if found is None else found.variant
     cut, p = (None, None) if found is None else (found.cut, found.p)
     where = reach(grid, asked, "chains")
-    certificate, certified = issued(archive, best.policy, asked, best.evidence, cut, p, where, (), said)
+    certificate, certified = issued(
+        archive, best.policy, asked, best.evidence, cut, p, where, (), said, designs=len(grid)
+    )
     advice = certificate.advice + ("" if found is None else f" Of {', '.join(names)} it is {best.policy.name!r}.")
     details = {"family_wise": "chains", "designs": names, "p_value": _kind(asked)}
     return replace(certificate, details=details, advice=advice), certified
+
+
+def certify_default(
+    archive: Archive, asked: Promise, *, force: bool = False, **options: Any
+) -> tuple[Certificate, Policy]:
+    """The best of all ways to choose among candidates, certified with the choice: learn-then-test over the designs.
+
+    Half of the patients fit every design; the other half tests them together. Which half is by the hash of a patient's
+    name, so no label has a say. ``options`` are those of calibrate (flag_below, at, consensus).
+    """
+    if asked.delta is None:
+        raise BadInput(
+            "policy 'default' chooses among designs with these labels, so the choice is part of what is certified: "
+            "add --method ltt, or certify one design that is named"
+        )
+    units = sorted({cluster_of(archive, case) for case in archive.ids})
+    if len(units) < 4:
+        raise TooFewCases(f"designs are fitted on half of the patients and tested on the others, got {len(units)}")
+    first = set(units[: len(units) // 2])
+    fit, test = (
+        archive.select(ids=[case for case in archive.ids if (cluster_of(archive, case) in first) == side])
+        for side in (True, False)
+    )
+    names = [name for name in DESIGNS if name != "m0"]
+    made = [calibrate(fit, name, **options) for name in names]
+    certificate, certified = certify_designs(test, made, asked, force=force)
+    more = f" Designs were fitted on {len(fit.ids)} cases and tested on {len(test.ids)} others."
+    return replace(certificate, advice=certificate.advice + more), certified
 
 
 @dataclass(frozen=True, eq=False)

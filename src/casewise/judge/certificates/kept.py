@@ -47,7 +47,8 @@ from casewise.judge.certificates.evidence import (
     verdict_of,
 )
 from casewise.judge.certificates.risk_control import conformal_cases
-from casewise.judge.policy import check_held_out, controller_of
+from casewise.judge.deciding import decision_of
+from casewise.judge.policy import among_candidates, check_held_out, controller_of
 
 
 def selected(
@@ -59,7 +60,7 @@ def selected(
     below: float = np.inf,
     binary: bool = False,
 ) -> float | None:
-    """The largest score that may be kept in this batch; None where nothing may.
+    """The largest score that may be kept in this batch; None where nothing may. An infinite score is never kept.
 
     Only scores under ``below`` are candidates: what a router rolls back by its own cut stays rolled back. ``binary``
     says that losses are 0 or 1 by construction; that they happen to be so here is not enough.
@@ -76,7 +77,7 @@ def selected(
     if binary and not np.isin(loss, (0.0, 1.0)).all():
         raise BadInput("losses that are 0 or 1 by construction are needed here, got others; leave out binary")
     cuts = np.unique(np.concatenate([s, stream]))
-    cuts = cuts[cuts < below]
+    cuts = cuts[(cuts < below) & np.isfinite(cuts)]
     lost = (loss[:, None] * (s[:, None] <= cuts[None, :])).sum(axis=0)
     kept = (stream[:, None] <= cuts[None, :]).sum(axis=0)
     allowed = check_level("alpha", alpha) * kept * (len(s) + 1) / len(stream) + ACCEPT
@@ -99,6 +100,16 @@ def by_patient(values: Floats, clusters: Sequence[Hashable], join: Any) -> Float
     return np.array([join(values[names == name]) for name in np.unique(names)])
 
 
+def kept_scores(archive: Archive, policy: Policy, cases: Sequence[str]) -> list[float | None]:
+    """The coordinate by which each case is kept; infinite where a policy among candidates deploys M0 by itself."""
+    if not among_candidates(policy):
+        controller = controller_of(policy)
+        return [verdict_of(archive, controller, case).value for case in cases]
+    controller = controller_of(replace(policy, options={**policy.options, "cut_high": np.inf}))
+    decided = [decision_of(archive, controller, case) for case in cases]
+    return [np.inf if one.rolled_back else one.value for one in decided]
+
+
 def certify_kept(
     archive: Archive, policy: Policy, asked: Promise, deployed: Archive, *, force: bool = False
 ) -> tuple[Certificate, Policy]:
@@ -115,14 +126,16 @@ def certify_kept(
     check_held_out(policy, deployed.entries.values())
     said = noted(archive, policy, {"method": "among the kept", "batch": deployed.digest, **_plain(asked)}, force=force)
     evidence = router_evidence(archive, policy, margin=asked.margin)
-    controller = controller_of(policy)
     cases = list(deployed.ids)
-    found = [verdict_of(deployed, controller, case).value for case in cases]
+    found = kept_scores(deployed, policy, cases)
+    values = evidence.values
+    if among_candidates(policy):  # what it leaves at M0 by itself is not kept, and has no harm to hide behind
+        values = np.array(kept_scores(archive, policy, evidence.ids), dtype=float)
     if any(value is None for value in found) or not found:
         raise TooFewCases(f"{deployed.path} has no case with a coordinate; record the batch first")
     clusters = [deployed.entry(case).cluster or case for case in cases]
     stream = by_patient(np.array(found, dtype=float), clusters, np.max)
-    scores = by_patient(evidence.values, evidence.clusters, np.max)
+    scores = by_patient(values, evidence.clusters, np.max)
     losses = by_patient(evidence.loss(asked.losses[0]), evidence.clusters, np.max if asked.within == "max" else np.mean)
     own = float(policy.options["cut_high"])
     binary = chosen_p_value(asked, evidence) == "binomial"

@@ -34,7 +34,11 @@ def section(study: Study) -> Section:
     found = (captured(study), signal_worth(study))
     tables = (
         plain_table(
-            "quality-captured", "Gained, hurt, flagged", found[0], caption="Against M0; intervals over clusters."
+            "quality-captured",
+            "Gained, hurt, flagged",
+            found[0],
+            caption="Against M0; intervals over clusters. Candidates: forwards beyond M0, or updates, of a case, mean; "
+            "gain_each: the gain for each of them.",
         ),
         plain_table(
             "quality-signals",
@@ -82,12 +86,19 @@ def captured(study: Study) -> Finding:
                 "worst_case": str(known["case"].iloc[int(change.argmin())]) if change.min() < 0 else "none",
                 "captured": gain.estimate / room if room > 0 else np.nan,
                 "flagged": sum(flagged),
+                "candidates": np.mean(made) if (made := _made(study, name)) else np.nan,
+                "gain_each": gain.estimate / np.mean(made) if made and any(made) else np.nan,
             }
         )
     table = pd.DataFrame(records)
     made = {"oracle": room}
     notes = astuple(_answers(study, table))
     return Finding("quality.captured", table, len(source), "M1", made=made, notes=notes)
+
+
+def _made(study: Study, name: str) -> list[int]:
+    """How many candidates (forwards beyond M0, or updates) a method made of each case."""
+    return [decision.executed for decision in study.decisions.get(name, ())]
 
 
 def deployed_row(study: Study) -> pd.Series | None:
