@@ -70,6 +70,7 @@ def captured(study: Study) -> Finding:
             continue
         gain = mean_interval(change, clusters=clusters_of(known), resamples=study.resamples, seed=study.seed)
         flagged = [decision.flagged for decision in study.decisions.get(name, ())]
+        cost = _made(study, name)
         records.append(
             {
                 "method": study.title(name),
@@ -86,8 +87,8 @@ def captured(study: Study) -> Finding:
                 "worst_case": str(known["case"].iloc[int(change.argmin())]) if change.min() < 0 else "none",
                 "captured": gain.estimate / room if room > 0 else np.nan,
                 "flagged": sum(flagged),
-                "candidates": np.mean(made) if (made := _made(study, name)) else np.nan,
-                "gain_each": gain.estimate / np.mean(made) if made and any(made) else np.nan,
+                "candidates": float(np.mean(cost)) if cost else np.nan,
+                "gain_each": gain.estimate / float(np.mean(cost)) if any(cost) else np.nan,
             }
         )
     table = pd.DataFrame(records)
