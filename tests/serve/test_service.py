@@ -21,7 +21,7 @@ from PIL import Image
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import Mismatch, Refused
-from casewise.core.records import Binding, Case, Policy
+from casewise.core.records import Action, Binding, Case, Decision, Policy, State
 from casewise.deployment import Deployment, Model
 from casewise.guard import guard
 from casewise.judge.controllers import CONTROLLERS
@@ -31,6 +31,7 @@ from casewise.run.assemble import gathered_cases
 from casewise.run.local import LocalEngine
 from casewise.run.predict_folder import predict_folder, prediction_work
 from casewise.serve.access import Settings
+from casewise.serve.app import QuotaWatch
 
 HOW = Adaptation(objective="tent", learning_rate=0.05, steps=1, min_area=4)
 FIXED = Policy("fixed-k", "fixed-k", {"step": 1}, 1)
@@ -347,3 +348,35 @@ def test_metrics_count_what_happened(serving: Any, scans: Scans) -> None:
     assert 'casewise_cases_total{action="keep",status="done"} 2' in text
     assert "casewise_case_seconds_count 2" in text
     assert 'casewise_case_seconds_bucket{le="+Inf"} 2' in text
+
+
+def test_quotas_that_do_not_travel_ring_in_the_service_too(serving: Any) -> None:
+    quota = {"low": 0, "mid": 0, "hard": 20}  # at calibration everything was rolled back, here nothing is
+    router = Policy(
+        "default", "router",
+        {"coordinate": "delta", "cut_low": 0.9, "cut_high": 0.99, "low": {"action": "depth", "depth": 1},
+         "mid": {"action": "depth", "depth": 1}, "hard": {"action": "rollback"}}, 1, calibration_id="c1",
+        preflight={"quota": quota},
+    )  # fmt: skip
+    with serving(policy=router) as running, running.client() as client:
+        rng = np.random.default_rng(0)
+        told = []
+        for _ in range(11):
+            image = rng.normal(size=(1, 16, 16)).astype(np.float32)
+            facts = client.post(INFER, json=as_json(image)).json()["parameters"]
+            told.append("QUOTA: the cut-points do not travel" in facts["warnings"])
+        assert told == [False] * 9 + [True] * 2  # the first look is after ten patients, and the alarm stays
+        assert "casewise_quota_alarm 1" in client.get("/metrics").text
+
+
+def test_a_patient_counts_once_for_the_quota() -> None:
+    policy = Policy("r", "router", {}, 1, preflight={"quota": {"low": 0, "mid": 0, "hard": 20}})
+    watch = QuotaWatch(policy)
+    for number in range(40):
+        watch.seen(Decision(f"c{number}", Action.KEEP, State(1), 1, "router", bucket="low", cluster="one patient"))
+    assert watch.alarm is None
+    assert watch.monitor is not None
+    assert watch.monitor.seen_in == {"low": 1}
+    unknown = QuotaWatch(Policy("m0", "m0", {}, 0))
+    unknown.seen(Decision("c", Action.KEEP, State(1), 1, "m0"))
+    assert unknown.alarm is None

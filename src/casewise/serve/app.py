@@ -28,9 +28,10 @@ from starlette.responses import JSONResponse
 from casewise import __version__
 from casewise.core.errors import BadInput, CasewiseError, UnsafeInput
 from casewise.core.formats import json_text
-from casewise.core.records import Case
+from casewise.core.records import Case, Decision, Policy
 from casewise.deployment import Deployment
 from casewise.deployment import Segmented as Answer
+from casewise.judge.monitors.exchangeability import BUCKETS, Quota, quota_drift
 from casewise.render.masks import overlay_png
 from casewise.run.predict_case import preview_of
 from casewise.serve import openapi
@@ -116,6 +117,30 @@ def create_app(deployment: Deployment, settings: Settings) -> FastAPI:
     return _Service(deployment, settings).app
 
 
+class QuotaWatch:
+    """Whether the buckets of the patients served so far are those of calibration; nothing where no bucket is known."""
+
+    def __init__(self, policy: Policy) -> None:
+        calibrated = policy.preflight.get("quota") or {}
+        self.policy = policy
+        self.monitor = Quota(calibrated) if sum(calibrated.values()) else None
+        self.patients: set[str] = set()
+
+    def seen(self, decision: Decision) -> None:
+        """Count a patient once, by its first case."""
+        patient = decision.cluster or decision.case_id
+        if self.monitor is not None and decision.bucket in BUCKETS and patient not in self.patients:
+            self.patients.add(patient)
+            self.monitor = self.monitor.seen(str(decision.bucket))
+
+    @property
+    def alarm(self) -> str | None:
+        """That the quotas do not travel, as a sentence; it stays."""
+        if self.monitor is None or not self.monitor.alarm:
+            return None
+        return quota_drift(self.policy, self.monitor.seen_in, level=1.0)
+
+
 class _Service:
     def __init__(self, deployment: Deployment, settings: Settings) -> None:
         self.deployment = deployment
@@ -123,6 +148,7 @@ class _Service:
         self.name = deployment.backbone.name.replace("/", "-").replace(":", "-")
         self.lane = Lane(settings.places)
         self.numbers = ServiceCounts()
+        self.quota = QuotaWatch(deployment.policy)
         self.app = FastAPI(title="casewise", version=__version__, lifespan=self._life, docs_url=None, redoc_url=None)
         self._add_paths()
         add_refusals(self.app)
@@ -189,8 +215,8 @@ class _Service:
                 "labels": {str(value): name for value, name in backbone.labels.items()},
                 "policy": policy.name,
                 "calibration_id": policy.calibration_id,
-                "warnings": list(self.deployment.warnings),
-                "certificate": self.deployment.promise,
+                "warnings": [*self.deployment.warnings, *self._drift()],
+                "certificate": self._promise(),
                 "monitor": self.deployment.monitor,
             },
         )
@@ -203,7 +229,7 @@ class _Service:
         def job(body: bytes, deadline: float | None) -> Response:
             asked = parsed(body, length, max_json_bytes=self.settings.max_json_bytes)
             answer = self._answered(asked.case, deadline)
-            facts = facts_of(answer, self.deployment.promise)
+            facts = facts_of(answer, self._promise())
             kind = datatype_of(self.deployment.backbone)
             content, headers = encoded(asked, answer, facts, model=self.name, datatype=kind)
             return Response(content, headers=headers)
@@ -227,7 +253,7 @@ class _Service:
                 found = self._answered(reading.case, deadline)
                 content = written(found.mask, reading, place, backbone)
                 drawn = self._drawn(reading.case, found) if preview and answer == "json" else None
-            facts = facts_of(found, self.deployment.promise)
+            facts = facts_of(found, self._promise())
             return _file(content, MEDIA_TYPES[ending_of(body)], facts, answer, drawn)
 
         return await self._on_lane(request, job)
@@ -238,6 +264,7 @@ class _Service:
             "casewise_places_taken": self.lane.taken,
             "casewise_places": self.lane.places,
             "casewise_monitor_suspended": int(self.deployment.suspended),
+            "casewise_quota_alarm": int(self.quota.alarm is not None),
         }
         return Response(self.numbers.text(gauges), media_type=TEXT)
 
@@ -257,7 +284,21 @@ class _Service:
         answer = self.deployment.segment(case, deadline=deadline)
         self.numbers.count("casewise_cases_total", action=answer.decision.action.value, status=answer.status)
         self.numbers.case_took(answer.seconds)
-        return answer
+        self.quota.seen(answer.decision)
+        return replace(answer, notes=(*answer.notes, *self._drift()))
+
+    def _drift(self) -> tuple[str, ...]:
+        """The quota alarm, for every answer from then on."""
+        alarm = self.quota.alarm
+        return () if alarm is None else (alarm,)
+
+    def _promise(self) -> dict[str, Any] | None:
+        """The certificate in short; void once any alarm was raised, the quota's too."""
+        promise = self.deployment.promise
+        if promise is None or promise["void"] or not self._drift():
+            return promise
+        why = "the certificate is void: the quota alarm was raised; recalibrate and certify again"
+        return {**promise, "void": True, "why_void": why}
 
     async def _on_lane(self, request: Request, job: Callable[[bytes, float | None], Response]) -> Response:
         with self.lane.place():

@@ -15,6 +15,10 @@ MEANINGS = {
     "casewise_cases_total": ("counter", "Cases by action and status: done, or fallback where M0 replaced a failure."),
     "casewise_places_taken": ("gauge", "Requests inside: uploading, waiting or on the model."),
     "casewise_places": ("gauge", "Requests that may be inside at once."),
+    "casewise_quota_alarm": (
+        "gauge",
+        "1 once the buckets of the patients are evidently not those of calibration.",
+    ),
     "casewise_monitor_suspended": ("gauge", "1 once the exchangeability alarm was raised, so that M0 is deployed."),
     "casewise_case_seconds": ("histogram", "Seconds a case spent on the model."),
 }
