@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import FastAPI, Query, Request, Response

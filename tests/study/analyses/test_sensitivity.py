@@ -109,3 +109,13 @@ def test_patients_are_redrawn_with_all_of_their_cases():
     plain = cut_stability(pool, pool).row(cut="cut_high")
     by_patient = cut_stability(pool, pool, clusters=np.repeat(range(8), 5).tolist()).row(cut="cut_high")
     assert by_patient["high"] - by_patient["low"] > 1.5 * (plain["high"] - plain["low"])
+
+
+def test_patients_are_left_out_with_all_of_their_cases(values, arms, methods):
+    options = {"reference": methods["fixed-3"], "sizes": (10,), "draws": 200}
+    pool = np.repeat(np.linspace(values.min(), values.max(), 20), 5)  # twenty patients with five equal scans
+    by_patient = calibration_sensitivity(pool, values, arms, clusters=np.repeat(np.arange(20), 5), **options).table
+    assert by_patient["cases"].tolist() == [20, 10]
+    plain = calibration_sensitivity(pool, values, arms, **{**options, "sizes": (50,)}).table  # as many cases
+    spread = [one["ha_high"].iloc[1] - one["ha_low"].iloc[1] for one in (by_patient, plain)]
+    assert spread[0] > spread[1]  # fifty cases of ten patients say less than fifty drawn from all

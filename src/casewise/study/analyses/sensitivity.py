@@ -163,14 +163,17 @@ def _modes_table(study: Study, modes: Finding) -> Table:
 def refit_of(study: Study) -> Finding:
     """The router with cut-points from fewer calibration cases."""
     pool, values = (step_one(frame, study.coordinate) for frame in (study.holdout, study.outcomes))
+    first = study.holdout[(study.holdout["step"] == 1) & (study.holdout["shrink"] == 0)].sort_values("case")
+    units = clusters_of(first)
     found = calibration_sensitivity(
         pool,
         values,
         study.arms,
         reference=study.methods[study.retrospective],
-        sizes=tuple(size for size in (5, 10, 15) if size < len(pool)),
+        sizes=tuple(size for size in (5, 10, 15) if size < len(set(units))),
         percentiles=study.percentiles,
         seed=study.seed,
+        clusters=units,
     )
     refitted, deployed = float(found.table["ha"].iloc[0]), mean_or_nan(study.router["ha"])
     if np.isclose(refitted, deployed, rtol=0, atol=1e-12):
@@ -188,7 +191,7 @@ def _lead(study: Study, refit: Finding) -> str:
         return "There are too few calibration cases to leave some out."
     worst = drawn.iloc[0]
     return (
-        f"With cut-points refitted on {int(worst['cases'])} calibration cases, "
+        f"With cut-points refitted on {int(worst['cases'])} calibration patients, "
         f"{100 * float(worst['beats_reference']):.0f} % of {int(worst['draws'])} draws stay below "
         f"{study.retrospective} in HA; the worst draw has HA {number(worst['ha_worst'])}."
     )
@@ -196,7 +199,7 @@ def _lead(study: Study, refit: Finding) -> str:
 
 def _refit_table(study: Study, refit: Finding) -> Table:
     columns = (
-        Column("cases", "calibration cases"),
+        Column("cases", "calibration patients"),
         Column("metric", f"{study.metric} [95 %]", 4, interval=("metric_low", "metric_high")),
         Column("ha", "HA [95 %]", interval=("ha_low", "ha_high")),
         Column("ha_worst", "worst draw"),
@@ -204,7 +207,10 @@ def _refit_table(study: Study, refit: Finding) -> Table:
         Column("draws", "draws"),
         Column("n", "n"),
     )
-    caption = "Cut-points refitted on subsamples without replacement; brackets hold 95 % of the draws. Last row: all."
+    caption = (
+        "Cut-points refitted on some of the calibration patients, drawn without replacement; brackets hold 95 % of the "
+        "draws. Last row: all."
+    )
     rows = rows_of(refit.table.sort_values("cases"), columns)
     paper = "tab:app-calibsens"
     return table("calibration-sensitivity", "Fewer calibration cases", columns, rows, caption=caption, paper=paper)
@@ -233,11 +239,13 @@ def calibration_sensitivity(
     percentiles: tuple[float, float] = MEDICAL,
     vary: str = "both",
     cuts: tuple[float, float] | None = None,
+    clusters: ArrayLike | None = None,
 ) -> Finding:
     """Refit the cut-points on subsamples of the calibration cases and replay the whole evaluation split (K1-K5).
 
     ``evaluation_values`` is the coordinate by case. ``reference`` is the deployed frame of the budget to beat.
     ``vary="high"`` refits the rollback cut only (K5). The first row is the full calibration, or the given ``cuts``.
+    Where ``clusters`` numbers patients with several cases, patients are drawn, each with all of its cases.
     """
     pool = np.asarray(calibration_values, dtype=np.float64)
     if vary not in ("both", "high"):
@@ -247,12 +255,17 @@ def calibration_sensitivity(
     u, rng = evaluation_values.to_numpy(float), np.random.default_rng(seed)
     to_beat = mean_or_nan(reference["ha"])
     whole = _replayed(u, np.array([fitted[0]]), np.array([fitted[1]]), harm, metric)
-    records = [_row(len(pool), whole, to_beat, len(u))]
+    units = np.unique(np.arange(len(pool)) if clusters is None else np.asarray(clusters), return_inverse=True)[1]
+    patients = int(units.max()) + 1
+    records = [_row(patients, whole, to_beat, len(u))]
     for size in sizes:
-        if size > len(pool):
-            raise TooFewCases(f"a subsample of {size} needs at least as many calibration cases, got {len(pool)}")
-        chosen = rng.permuted(np.tile(np.arange(len(pool)), (draws, 1)), axis=1)[:, :size]
-        low, high = np.percentile(pool[chosen], percentiles, axis=1)
+        if size > patients:
+            raise TooFewCases(f"a subsample of {size} needs at least as many calibration cases, got {patients}")
+        chosen = rng.permuted(np.tile(np.arange(patients), (draws, 1)), axis=1)[:, :size]
+        if patients == len(pool):
+            low, high = np.percentile(pool[np.argsort(units)][chosen], percentiles, axis=1)
+        else:
+            low, high = np.array([np.percentile(pool[np.isin(units, row)], percentiles) for row in chosen]).T
         low = np.full(draws, fitted[0]) if vary == "high" else low
         records.append(_row(size, _replayed(u, np.minimum(low, high), high, harm, metric), to_beat, len(u)))
     made = {
