@@ -43,21 +43,21 @@ from casewise.judge.certificates.evidence import deployed_numbers
 from casewise.judge.controllers.choose import board, state_of
 from casewise.judge.controllers.depth import FixedK
 from casewise.judge.ledger import unlock
-from casewise.judge.outcomes import deployed, edit_shares, judged_share, outcomes
+from casewise.judge.outcomes import deployed, edit_shares, outcomes
 from casewise.judge.policy import controller_of
 from casewise.measure.masks import labels_of
 from casewise.measure.metrics import METRICS
 from casewise.measure.metrics.harm import harm
 from casewise.measure.metrics.selective import auroc, risk_coverage
 from casewise.replay import replay
+from casewise.study.benchmark import FEWEST, POINT, summary
 from casewise.study.quality_control import archive_opinions, controlled, quality_rows
 from casewise.study.statistics.chance import chance_draws
 from casewise.study.statistics.resample import clusters_of, mean_interval
 
-POOR, POINT = 0.7, 0.01
+POOR = 0.7
 SETTLED = (0.97, 0.98, 0.985, 0.99, 0.995)
 DRAWS = 1000
-FEWEST = 5  # clusters from which an interval is printed
 GRADIENTS = ("tent", "eata", "cotta", "consensus")
 RULES = {"router of the paper": "cardiac", "`default` of 0.1": "default", "frag-stop": "frag-stop",
          "tau-stop": "tau-stop"}  # fmt: skip
@@ -77,17 +77,17 @@ class Row:
     p: str = ""
 
     def cells(self, oracle: float) -> Sequence[str]:
-        change = self.cases["change"].to_numpy(float)
-        judged = judged_share(self.cases)
+        said = summary(self.cases, oracle)  # as casewise bench scores a method
+        judged = said["judged"] is not None
         back = f" + {self.backwards:.1f}b" if self.backwards else ""
         return (
-            f"{change.mean():+.4f} {spread(self.cases)}",
-            f"{change.mean() / oracle:.0%}" if oracle > 0 else "",
-            f"{int((change > 0).sum())} : {int((change < 0).sum())}",
-            str(int((change < -POINT).sum())),
-            "" if judged is None else f"{self.cases['ha'].mean():.3f} ({judged:.0%})",
-            "" if judged is None else f"{self.cases['ba'].mean():.3f}",
-            "" if judged is None else f"{self.cases['worse_voxels'].mean():.3f}",
+            f"{said['gain']:+.4f} {spread(self.cases)}",
+            "" if said["captured"] is None else f"{said['captured']:.0%}",
+            f"{said['helped']} : {said['hurt']}",
+            str(said["hurt_by_a_point"]),
+            f"{said['ha']:.3f} ({said['judged']:.0%})" if judged else "",
+            f"{said['ba']:.3f}" if judged else "",
+            f"{said['worse_voxels']:.3f}" if judged else "",
             f"{self.forwards:.1f}{back}",
             "" if np.isnan(self.seconds) else f"{self.seconds:.1f}",
             self.p,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import nibabel
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -22,7 +24,7 @@ from casewise.core.durable import json_sha256
 from casewise.core.errors import BadInput, Mismatch, Refused
 from casewise.core.records import State
 from casewise.judge.ledger import read_ledger
-from casewise.study.benchmark import OPENED, SEALED, data_sha256, sides_of, summary
+from casewise.study.benchmark import OPENED, SEALED, data_sha256, label_source, sides_of, summary
 from casewise.study.leaderboard import SEALED_FIELDS, check, file_problems, kept_frame, leaderboard, markdown
 
 FACTORY = "casewise.adapt.networks:PlainUNet"
@@ -377,6 +379,41 @@ def test_sides_are_drawn_by_patient_where_nothing_says_who_calibrates(tmp_path: 
     assert sides.how["share"] == 0.5
     assert all(files.label is None for files in sides.files("evaluation", tmp_path))
     assert all(files.label is not None for files in sides.files("calibration", tmp_path))
+
+
+def test_a_dataset_of_another_layout_is_copied_without_evaluation_labels(tmp_path: Path) -> None:
+    write_data(tmp_path / "data", 4)
+    sides = replace(sides_of(tmp_path / "data"), layouts=("mnms", "mnms"))
+    known, unseen = (sides.files(split, tmp_path / "copies") for split in ("calibration", "evaluation"))
+    assert [(one.id, one.cluster, one.split) for one in unseen] == [
+        ("case_02", "case-p2", "evaluation"), ("case_03", "case-p3", "evaluation"),
+    ]  # fmt: skip
+    assert not (tmp_path / "copies" / "evaluation" / "labels").exists()
+    assert [one.label.name for one in known if one.label] == ["case_00.nii.gz", "case_01.nii.gz"]
+    (tmp_path / "copies" / "evaluation" / "cases.csv").unlink()  # cut short
+    assert sides.files("evaluation", tmp_path / "copies") == unseen
+
+
+def test_merged_classes_renumber_the_label(home: Path) -> None:
+    archive = open_archive(home / "out" / "evaluation", ladder="two")
+    cohort = sides_of(home / "data").evaluation
+    plain, merged = (label_source(cohort, archive, table)("case_09") for table in (None, [0, 5]))
+    assert set(np.unique(plain)) == {0, 1}
+    np.testing.assert_array_equal(merged, plain * 5)
+
+
+def test_undefined_cases_are_counted_and_few_patients_have_no_interval() -> None:
+    rows = pd.DataFrame(
+        {"case": ["a", "b", "c"], "cluster": ["p", "p", "q"], "change": [0.02, -0.04, np.nan],
+         "metric": [0.9, 0.5, np.nan],
+         "ha": [0.5, 0.25, 0.0], "ba": 0.0, "unscored": [0.0, 0.5, 0.0], "area": [10.0, 30.0, 0.0], "worse_voxels": 0.1}
+    )  # fmt: skip
+    found = summary(rows, oracle=0.02)
+    assert found["gain"] == pytest.approx(-0.01)
+    assert found["captured"] == pytest.approx(-0.5)
+    assert (found["undefined"], found["helped"], found["hurt"], found["hurt_by_a_point"]) == (1, 1, 1, 1)
+    assert found["judged"] == pytest.approx((10 + 15) / 40)
+    assert found["low"] is None
 
 
 def test_wrong_questions_are_answered_in_one_sentence(home: Path, tmp_path: Path) -> None:
