@@ -86,3 +86,12 @@ def test_one_bad_logit_is_noticed(bad):
 def test_large_logits_are_not_mistaken_for_infinite_ones():
     logits = torch.full((1, 2, 3, 3), 3e38)
     assert check_finite(logits, "here") is logits
+
+
+@pytest.mark.parametrize("classes", [1, 2, 5, 19, 300])
+def test_labels_are_the_argmax_and_of_equal_classes_the_first(classes):
+    logits = torch.randint(-2, 3, (2, classes, 5, 7), generator=torch.Generator().manual_seed(classes)).float()
+    found = labels(logits.requires_grad_(), "softmax")
+    assert np.array_equal(found, np.argmax(logits.detach().numpy(), axis=1))
+    assert found.dtype == (np.uint8 if classes < 256 else np.int16)
+    assert not labels(-torch.full((1, classes, 2, 2), torch.inf), "softmax").any()

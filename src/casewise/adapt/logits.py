@@ -89,12 +89,29 @@ def labels(logits: Tensor, head: str) -> NDArray[Any]:
     outermost to the innermost, as nnU-Net orders them).
     """
     if head == "softmax":
-        chosen = logits.max(1).indices  # argmax, ties to the first; on CPU many times faster than argmax itself
+        chosen = _largest(logits.detach())
     else:
         numbers = torch.arange(1, logits.shape[1] + 1, device=logits.device).view(1, -1, *[1] * (logits.ndim - 2))
         chosen = ((logits > 0) * numbers).amax(1)
     kind = torch.uint8 if logits.shape[1] < 256 else torch.int16
     return np.asarray(chosen.to(kind).cpu().numpy())
+
+
+def _largest(logits: Tensor) -> Tensor:
+    """The place of the largest channel, of equal ones the first: argmax(1).
+
+    On CPU one class after the other in bytes is four times faster than ``max`` with its eight-byte indices, which in
+    turn is many times faster than ``argmax``.
+    """
+    if logits.is_cuda or logits.shape[1] > 255:
+        return logits.max(1).indices
+    best = logits[:, 0].clone()
+    chosen = torch.zeros(best.shape, dtype=torch.uint8, device=best.device)
+    for place in range(1, logits.shape[1]):
+        other = logits[:, place]
+        chosen = torch.maximum(chosen, (other > best).view(torch.uint8) * place)
+        torch.maximum(best, other, out=best)
+    return chosen
 
 
 def probabilities(logits: Tensor, head: str = "softmax") -> Tensor:

@@ -55,7 +55,8 @@ def runs_of(voxels: Integers, shape: tuple[int, ...]) -> Runs:
     if (first_row != last_row).any():
         # The end of one row and the begin of the next are neighbors in memory, not in space: cut at every row's begin.
         stretch, row = _expanded(first_row + 1, last_row - first_row)
-        begin = np.sort(np.concatenate([begin, begin[stretch] + row * shape[-1] - voxels[begin[stretch]]]))
+        cuts = begin[stretch] + row * shape[-1] - voxels[begin[stretch]]
+        begin = np.sort(np.concatenate([begin, cuts]), kind="stable")  # merges two ascending lists in one sweep
         end = np.concatenate([begin[1:], [voxels.size]])
     return Runs(shape, voxels[begin], voxels[end - 1], begin)
 

@@ -27,6 +27,8 @@ def _check_keep(keep: str) -> None:
 
 def per_channel(inputs: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
     """Every channel of (n, channel, *space) changed for itself, over all of n and space."""
+    if inputs.shape[1] == 1:
+        return change(inputs[:, 0]).unsqueeze(1)
     return torch.stack([change(channel) for channel in inputs.unbind(1)], 1)
 
 
@@ -37,7 +39,8 @@ def as_before(changed: Tensor, channel: Tensor, keep: str) -> Tensor:
     spread = changed.std(correction=0)
     if not spread > 0:
         return changed  # constant: the ladder leaves the view out
-    return (changed - changed.mean()) / spread * channel.std(correction=0) + channel.mean()
+    moved = (changed - changed.mean()).div_(spread)
+    return moved.mul_(channel.std(correction=0)).add_(channel.mean())
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,8 @@ class Gamma:
 
     def _changed(self, channel: Tensor) -> Tensor:
         low, high = channel.min(), channel.max()
-        curved = ((channel - low) / (high - low)) ** self.power
-        return as_before(curved * (high - low) + low, channel, self.keep)
+        curved = (channel - low).div_(high - low).pow_(self.power)
+        return as_before(curved.mul_(high - low).add_(low), channel, self.keep)
 
 
 @dataclass(frozen=True)
