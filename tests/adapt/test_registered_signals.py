@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
 
 from casewise.adapt.probes import PROBES, probed
+from casewise.adapt.recording import Recording
 from casewise.core.errors import UnknownName
 from casewise.measure.signals import SIGNALS, check_registered
 from casewise.study.trajectories import signals_in
+
+EPISODE = SimpleNamespace(record=Recording(16, True))
 
 
 def test_a_signal_without_its_line_is_an_error():
     with pytest.raises(UnknownName, match="signal 'novelty' is recorded but not registered; add a line to SIGNALS"):
         check_registered(["delta", "novelty"])
     with pytest.raises(UnknownName, match="'novelty' is recorded but not registered"):
-        probed({"adic": lambda episode: {"adic": 0.1, "novelty": 0.2}}, None)
+        probed({"adic": lambda episode: {"adic": 0.1, "novelty": 0.2}}, EPISODE)
 
 
 def test_a_function_of_your_own_counts_as_registered():
-    assert probed({"novelty": lambda episode: 0.2}, None) == {"novelty": 0.2}
+    assert probed({"novelty": lambda episode: 0.2}, EPISODE) == {"novelty": 0.2}
+    assert len(EPISODE.record.spent["novelty"]) == 1  # and what a reading costs is noted
 
 
 def test_every_named_probe_and_the_region_scores_are_known():

@@ -59,7 +59,7 @@ def test_a_factory_is_loaded_by_its_address_with_weights(tmp_path: Path) -> None
     [
         ("no.such.module:make", "cannot be imported"),
         ("casewise.adapt.networks:nothing", "no function called nothing"),
-        ("casewise.core.brief:seed_of", "missing"),
+        ("casewise.core.seeds:seed_of", "missing"),
         ("neither this nor that", "neither a folder"),
     ],
 )

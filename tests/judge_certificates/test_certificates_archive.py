@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -393,7 +394,10 @@ def test_a_certificate_says_when_where_and_with_what_it_was_issued(site):
     assert certificate.issued == datetime.now(timezone.utc).date().isoformat()
     assert (certificate.version, certificate.cohort, certificate.groups) == (casewise.__version__, "site", ("A", "B"))
     page = certificate_page(certificate)
-    assert f"issued {certificate.issued} with casewise" in page
+    said = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
+    assert (said["Issued"], said["With"]) == (certificate.issued, f"casewise {casewise.__version__}")
+    assert said["Cohort"].startswith("site, ")
+    assert said["Site, vendor or condition"] == "A, B"
 
 
 def test_a_case_of_another_site_is_outside_the_promise(site):

@@ -158,7 +158,6 @@ class AgreementRule(_AmongAll):
         candidates = board(seen)
         if self.rule == "consensus":
             return self._verdict(seen, consensus, "the consensus of the candidates")
-        likeness = {state: self._value(seen, signals, "likeness") for state, signals in candidates.items()}
         if self.rule == "low-agreement":
             own = candidates[SOURCE].get("agreement")
             if own is None:
@@ -166,6 +165,7 @@ class AgreementRule(_AmongAll):
             if own < self.threshold:
                 return self._verdict(seen, consensus, f"M0 agrees with the others by {own:.3f} only")
             return self._verdict(seen, SOURCE, f"M0 agrees with the others by {own:.3f}")
+        likeness = {state: self._value(seen, signals, "likeness") for state, signals in candidates.items()}
         single = [state for state in candidates if state != consensus and str(state) not in self.silent]
         among = single if self.rule == "medoid" else list(candidates)
         best = max(among, key=lambda state: likeness[state])
