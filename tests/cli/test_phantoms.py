@@ -71,7 +71,9 @@ def test_a_policy_of_the_driving_phantom_decides_on_new_scenes(streets: Path) ->
 
 
 def test_the_demo_says_what_was_gained_whom_it_hurt_who_is_flagged_and_what_is_promised(tmp_path: Path) -> None:
-    said = call("demo", "-o", tmp_path, "--calibration", 9, "--target", 3, "--views", "light", "--steps", 1).output
+    said = call(
+        "demo", "-o", tmp_path, "--calibration", 9, "--target", 3, "--views", "light", "--steps", 1, "-j", 1
+    ).output
     assert "A phantom is a phantom" in said
     assert re.search(
         r"Dice 0\.9\d\d on the scanner that it was trained on and 0\.\d{3} on the new one \(3 cases\)", said
