@@ -76,8 +76,8 @@ def shifts(weights: Path, out: Path) -> dict[str, Shift]:
         "mri": views("mri,gamma(0.8),clip,blur"),
         **gradients({**gentle, "eata": 2e-3}),
     }
-    photos = {"photo": views("photo"), "random12": views("random(12,photos)"), **gradients(gentle)}
-    driving = {"driving": views("driving", **city), **gradients(dict.fromkeys(gentle, 1e-4), **city)}
+    photos = {"photo": views("photo,scale(0.75)"), "random12": views("random(12,photos)"), **gradients(gentle)}
+    driving = {"driving": views("driving,scale(0.75)", **city), **gradients(dict.fromkeys(gentle, 1e-4), **city)}
     vit = Model("benchmarks.efficientvit:model", weights / "efficientvit_b0_cityscapes.pth")
     made = [
         Shift("hearts", "cardiac", Model(heart, mirroring=False), hearts),
