@@ -245,6 +245,7 @@ def _facts(study: Study, row: Mapping[Any, Any], decision: Decision) -> list[tup
         (f"HA, {study.everywhere}", number(row["ha_reference"], 4)),
         (f"Δ {study.metric}, deployed", number(row["change"], 4, signed=True)),
         ("HA, deployed", number(row["ha"], 4)),
+        ("share of the deployed edit that HA judged", number(1 - row["unscored"] if row["area"] else None, 2)),
         ("BA, deployed", number(row["ba"], 4)),
         ("regions of the deployed edit", f"{int(row['regions'])}"),
         ("changed voxels deployed", f"{int(row['area'])}"),

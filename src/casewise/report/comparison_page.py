@@ -20,6 +20,7 @@ from PIL import Image
 from scipy import ndimage
 
 from casewise.core.records import Mask
+from casewise.judge.outcomes import judged_sentence
 from casewise.measure.comparison import label_name
 from casewise.render.tables import number
 
@@ -47,6 +48,7 @@ def comparison_page(summary: Mapping[str, Any], cases: Sequence[Mapping[str, Any
         said=headline(summary),
         result=summary,
         cohort=summary["summary"],
+        judged=judged_sentence(summary["summary"].get("judged")),
         cases=cases,
         facts=facts,
         style=Markup((templates / "prediction.css").read_text(encoding="utf-8")),
@@ -76,7 +78,7 @@ def markdown_summary(summary: Mapping[str, Any], *, shown: int = 10) -> str:
         lines += [
             f"Mean {METRICS[cohort['metric']]} {_number(cohort['metric_old'])} → {_number(cohort['metric_new'])}, "
             f"change {_interval(change, signed=True)}; "
-            f"HA {_interval(cohort['ha'])}, BA {_interval(cohort['ba'])}, "
+            f"HA {_interval(cohort['ha'])} ({judged_sentence(cohort.get('judged'))}), BA {_interval(cohort['ba'])}, "
             f"worse-voxels {_interval(cohort['worse_voxels'])}. "
             f"Cases that became better {_interval(cohort['helped_share'])}, worse {_interval(cohort['hurt_share'])}. "
             f"{change['cases']} cases of {change['clusters']} clusters.",

@@ -30,6 +30,7 @@ from casewise.core.errors import BadInput
 from casewise.core.formats import json_text
 from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
+from casewise.judge.outcomes import judged_sentence, judged_share
 from casewise.judge.policy import read_policy
 from casewise.render.ink import Picture, page_svg, svg_text, write_png
 from casewise.render.tables import Table, write_csv, write_tex
@@ -132,7 +133,10 @@ def _cases(study: Study, shown: Sequence[cases.Shown]) -> dict[str, Any]:
             f"Worst first: by the change of {study.metric} under {study.everywhere}, without control. "
             "Open a case to see more."
         ),
-        "case_note": f"{len(shown)} cases, {pictured} with pictures of the slice that shows most harm.",
+        "case_note": (
+            f"{len(shown)} cases, {pictured} with pictures of the slice that shows most harm. Deployed: "
+            f"{judged_sentence(judged_share(study.router))}."
+        ),
         "panel_names": cases.panel_names(study),
         "buckets": sorted({one.bucket for one in shown}),
         "groups": sorted({one.group for one in shown}),

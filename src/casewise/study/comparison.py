@@ -169,12 +169,20 @@ def cohort_row(cases: Sequence[ComparedCase], *, good: float = GOOD) -> dict[str
         "labelled": len(labelled),
         "metric": labelled[0].found.metric,
         "ha": interval(labelled, lambda case: case.found.ha),
+        "judged": _judged(labelled),
         "ba": interval(labelled, lambda case: case.found.ba),
         "worse_voxels": interval(labelled, lambda case: case.found.worse_voxels),
         "made_wrong": sum(case.found.made_wrong or 0 for case in labelled),
         "made_right": sum(case.found.made_right or 0 for case in labelled),
         **_sides(labelled, lambda case: (case.found.metric_old, case.found.metric_new), good),
     }
+
+
+def _judged(cases: Sequence[ComparedCase]) -> float | None:
+    """The share of all changed voxels that HA judged: those in regions; None where nothing changed."""
+    known = [case.found for case in cases if case.found.unscored is not None and case.found.changed]
+    changed = sum(one.changed for one in known)
+    return sum((1 - (one.unscored or 0)) * one.changed for one in known) / changed if changed else None
 
 
 def label_row(cases: Sequence[ComparedCase], number: int, *, good: float = GOOD) -> dict[str, Any]:

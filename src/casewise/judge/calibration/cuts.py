@@ -242,8 +242,8 @@ def candidates(step_one: pd.DataFrame) -> dict[str, Floats]:
     return found
 
 
-def judged(values: Floats, convention: str) -> dict[str, Any]:
-    """One coordinate: its cuts, its buckets, and why it is unfit; stability where it is fit."""
+def judged(values: Floats, convention: str, clusters: Sequence[Hashable] | None = None) -> dict[str, Any]:
+    """One coordinate: its cuts, its buckets, and why it is unfit; stability, by patient, where it is fit."""
     low, high = cut_points(values, convention)
     counts = bucket_counts(values, low, high)
     distinct = len(np.unique(values))
@@ -253,13 +253,14 @@ def judged(values: Floats, convention: str) -> dict[str, Any]:
     if distinct < DISTINCT_SHARE * len(values):
         reasons.append(f"{distinct} distinct values of {len(values)}")
     row = {"cut_low": low, "cut_high": high, "counts": counts, "distinct": distinct, "unfit": reasons}
-    moved = None if reasons else stability(values, convention, resamples=1000)["changed_median"]
+    moved = None if reasons else stability(values, convention, clusters=clusters, resamples=1000)["changed_median"]
     return {**row, "changed_median": moved}
 
 
 def recommended(step_one: pd.DataFrame, convention: str) -> tuple[str | None, dict[str, dict[str, Any]]]:
     """The fit coordinate whose buckets are most stable (ties: registry order), and the evidence for all."""
-    table = {name: judged(values, convention) for name, values in candidates(step_one).items()}
+    clusters = step_one["cluster"].tolist() if "cluster" in step_one else None
+    table = {name: judged(values, convention, clusters) for name, values in candidates(step_one).items()}
     fit = [name for name, row in table.items() if not row["unfit"]]
     return min(fit, key=lambda name: table[name]["changed_median"], default=None), table
 
