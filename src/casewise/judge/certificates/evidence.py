@@ -127,8 +127,6 @@ def policy_envelope(*losses: ArrayLike) -> Floats:
 
 LOSSES = ("ha", "harmed", "dice", "worse-voxels")
 """What can be certified of a router; each is defined for every labelled case (docs/explanation/certificates.md)."""
-UNFITTED = ("consensus", "highest-agreement", "medoid")
-"""Designs that no label chose or fitted: they may be certified on the cases that they were calibrated on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +198,9 @@ def _choice_evidence(archive: Archive, policy: Policy, margin: float) -> Evidenc
     The cut is on the size of the edit: a larger one goes back to M0, so losses only grow with the cut. What labels
     chose (a fitted design, or the best of several) is refused on the same cases or patients.
     """
-    if policy.name not in UNFITTED:
+    own = controller_of(policy)
+    plain = policy.name == own.name and not getattr(own, "learned", True)  # no label chose or fitted it
+    if not plain:
         check_held_out(policy, archive.entries.values())
     rows = _choice_rows(archive, replace(policy, options={**policy.options, "cut_high": np.inf}))
     ids, values = tuple(rows["case"]), rows["value"].to_numpy(float)

@@ -140,6 +140,11 @@ class AgreementRule(_AmongAll):
             raise BadInput(f"the rules are {', '.join(RULES)}, got {self.rule!r}")
 
     @property
+    def learned(self) -> bool:
+        """Whether labels of calibration cases fitted something of it."""
+        return self.rule == "low-agreement"
+
+    @property
     def name(self) -> str:
         """The rule."""
         return {"agreement": "highest-agreement", "low-agreement": "consensus-where-low"}.get(self.rule, self.rule)
