@@ -12,11 +12,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from casewise.data.inspection import grid_of, inspect_folder
+from casewise.data.datasets import load_dataset, recognize
+from casewise.data.inspection import SAMPLE, Inspection, grid_of, inspect_cohort
 
 Write = Callable[..., Path]
 SHEARED = np.array([[1.2, 0.4, 0, 0], [0.0, 1.3, 0, 0], [0, 0, 9.6, 0], [0, 0, 0, 1.0]])
 TURNED = np.array([[0, -0.5, 0, 0], [0.5, 0, 0, 0], [0, 0, 3.0, 0], [0, 0, 0, 1.0]])
+
+
+def inspect_folder(path: Path, sample: int | None = SAMPLE) -> Inspection:
+    return inspect_cohort(load_dataset(path, None), layout=recognize(path) or "plain", sample=sample)
 
 
 def image() -> NDArray[np.float32]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from casewise import assd, boundary_iou, dice, hd95, miou, surface_dice
-from casewise.measure.metrics.overlap import EMPTY, empty_table, value_if_empty
+from casewise.measure.metrics.overlap import EMPTY, value_if_empty
 
 FULL, NOTHING = np.ones((3, 3), np.uint8), np.zeros((3, 3), np.uint8)
 
@@ -39,6 +39,20 @@ def test_every_metric_follows_the_table(name):
 def test_a_perfect_mask_is_in_no_row_of_the_table(name):
     assert value_if_empty(name, mask_empty=False, label_empty=False) is None
     assert METRICS[name](FULL, FULL) == (0 if name in ("hd95", "assd") else 1)
+
+
+def empty_table() -> str:
+    rows = ["| metric | both empty | mask empty | label empty | why |", "|---|---|---|---|---|"]
+    for name, rule in EMPTY.items():
+        cells = (rule.both, rule.mask_only, rule.label_only)
+        rows.append(f"| `{name}` | {' | '.join(_cell(value) for value in cells)} | {rule.why} |")
+    return "\n".join(rows)
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return "as usual"
+    return "NaN" if value != value else f"{value:g}"
 
 
 def test_the_reference_page_prints_the_table():

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, CasewiseError
-from casewise.data.datasets import load_dataset, recognize
 from casewise.data.datasets.located import Found, files_of, is_volume
 from casewise.data.nifti import check_header
 from casewise.data.pictures import check_picture
@@ -181,14 +180,6 @@ def inspect_cohort(cohort: Cohort, *, layout: str, sample: int | None = SAMPLE) 
             *problems, *grid_problems(grids, found), *wrong, *_strange_labels(cohort, seen), *dark, *_gaps(cohort)
         ),
     )  # fmt: skip
-
-
-def inspect_folder(
-    path: Path, *, dataset: str | None = None, sample: int | None = SAMPLE, **options: Any
-) -> Inspection:
-    """Recognize a folder (or take it for ``dataset``), load it and look at it."""
-    cohort = load_dataset(path, dataset, **options)
-    return inspect_cohort(cohort, layout=dataset or recognize(path) or "plain", sample=sample)
 
 
 def _counts(values: Any) -> dict[str, int]:

@@ -121,10 +121,17 @@ def candidate_map(study: Study, decision: Decision) -> list[dict[str, str]]:
             "name": _candidate_name(study, case_id, step),
             "agreement": "none" if signals["agreement"] is None else number(signals["agreement"]),
             "change": _word_of(metric.get(step, float("nan")) - metric.get(0, float("nan"))) if step else "",
+            "sizes": _sizes(found.area_changes(at)) if step else "",
             "chosen": _chosen(study, decision, step),
         }
-        for step, signals in zip(steps, found.signals(), strict=True)
+        for at, (step, signals) in enumerate(zip(steps, found.signals(), strict=True))
     ]
+
+
+def _sizes(changes: Mapping[int, float | None]) -> str:
+    """How much every class grew or shrank against M0."""
+    said = [f"class {name} {'new' if one is None else f'{one:+.0%}'}" for name, one in changes.items()]
+    return f"size against M0: {', '.join(said)}" if said else ""
 
 
 def _word_of(change: float) -> str:

@@ -6,14 +6,14 @@ A new case comes from a new patient or sequence, so calibration clusters, not ca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from casewise.core.errors import BadInput, TooFewCases
+from casewise.core.errors import TooFewCases
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.judge.controllers.flag import Quality
 
@@ -116,30 +116,3 @@ def _ranks(values: Floats) -> Floats:
     """Ranks from 1, equal values sharing their mean rank."""
     _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[which])
-
-
-def cv_plus_low(
-    fit: Callable[[Floats, Floats], Callable[[Floats], Floats]],
-    features: Floats,
-    metric: Floats,
-    clusters: Sequence[Any],
-    new: Floats,
-    *,
-    level: float,
-) -> Floats:
-    r"""One-sided CV+ lower bounds of the metric of new cases, for a regression that has to be fitted.
-
-    Each cluster k is left out in turn; with :math:`\hat\mu_{-k}` fitted without it and residuals
-    :math:`r_i = \hat\mu_{-k}(x_i) - y_i`, the bound is the conformal quantile of
-    :math:`\hat\mu_{-k}(x) - r_i`. It holds with chance :math:`2\ell - 1` at least (Barber et al. 2021), in practice
-    about :math:`\ell`; the split version and :class:`Quality` hold with :math:`\ell`.
-    """
-    names = np.asarray(clusters).astype(str)
-    if len(names) != len(metric):
-        raise BadInput(f"one cluster per case is needed, got {len(names)} for {len(metric)} cases")
-    lows = np.empty((len(metric), len(new)))
-    for name in np.unique(names):
-        out = names == name
-        model = fit(features[~out], metric[~out])
-        lows[out] = model(new)[None, :] - (model(features[out]) - metric[out])[:, None]
-    return np.array([-cluster_quantile(-column, names.tolist(), level) for column in lows.T])

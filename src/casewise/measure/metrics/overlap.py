@@ -58,21 +58,6 @@ def value_if_empty(metric: str, *, mask_empty: bool, label_empty: bool) -> float
     return rule.label_only if label_empty else None
 
 
-def empty_table() -> str:
-    """The table as Markdown, as the reference page prints it."""
-    rows = ["| metric | both empty | mask empty | label empty | why |", "|---|---|---|---|---|"]
-    for name, rule in EMPTY.items():
-        cells = (rule.both, rule.mask_only, rule.label_only)
-        rows.append(f"| `{name}` | {' | '.join(_cell(value) for value in cells)} | {rule.why} |")
-    return "\n".join(rows)
-
-
-def _cell(value: float | None) -> str:
-    if value is None:
-        return "as usual"
-    return "NaN" if value != value else f"{value:g}"
-
-
 VOID = 255  # the label of driving scenes that is never scored (A11)
 _FEW = 256  # classes whose pairs fit 16 bits
 
