@@ -11,6 +11,8 @@ from worlds.cohorts import synthetic_archive
 
 from casewise.cli import app
 from casewise.cli.printing import Progress
+from casewise.data.datasets.plain import write_cohort
+from casewise.data.phantom import cardiac_cohort
 
 
 def said(*words: object, code: int = 0) -> str:
@@ -32,6 +34,19 @@ def test_every_answer_is_also_json(archive: Path, tmp_path: Path) -> None:
     assert "statement" in json.loads(said("certify", archive, "--alpha", "0.6", "--json"))
     state = ("--state", tmp_path / "watch.json")
     assert json.loads(said("monitor", "--calibration", archive, *state, "--json"))["alarms"] == {}
+
+
+def test_what_makes_archives_and_tables_answers_as_json_too(tmp_path: Path) -> None:
+    write_cohort(cardiac_cohort("B", 2, split="evaluation"), tmp_path / "data")
+    images, labels = tmp_path / "data" / "images", tmp_path / "data" / "labels"
+    model = ("-m", "casewise.adapt.networks:phantom_cardiac")
+    recorded = json.loads(said("record", "-i", images, *model, "-o", tmp_path / "a", "--steps", "1", "--json"))
+    assert recorded["archive"] == str(tmp_path / "a")
+    masks = ("--old", labels, "--new", labels)
+    imported = json.loads(said("import", *masks, "-o", tmp_path / "b", "--json"))
+    assert imported["archive"] == str(tmp_path / "b")
+    seen = json.loads(said("qc", labels, labels, labels, "-o", tmp_path / "qc", "--json"))
+    assert [case["agreement"] for case in seen["cases"]] == [1, 1]
 
 
 def test_a_policy_that_says_something_else_is_moved_aside(archive: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -93,6 +95,8 @@ def test_the_command_prints_a_proposal(tmp_path):
     assert done.exit_code == 0, done.output
     assert "6 cases of 3 clusters, 3 views" in done.output
     assert "--propose 'views:good'" in done.output
+    told = json.loads(CliRunner().invoke(app, ["choose-views", str(tmp_path), "--ladder", "views", "--json"]).stdout)
+    assert (told["proposal"], told["cases"], told["clusters"]) == ("views:good", 6, 3)
 
 
 def test_too_few_clusters_and_random_views_are_refused(tmp_path):

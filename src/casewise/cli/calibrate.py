@@ -122,6 +122,7 @@ def choose_views(
     ladder: str = typer.Option(None, help="Which ladder of views, where the archive holds several."),
     most: int = typer.Option(12, min=1, help="Views at most."),
     least: float = typer.Option(0.0005, min=0.0, help="A view must raise the mean gain by this much."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Choose on calibration labels which views enter the consensus; say what such a choice gains on clusters left out.
 
@@ -136,14 +137,19 @@ def choose_views(
     cases = [read_case(opened, case_id) for case_id in opened.ids]
     found = chosen_views(cases, least=least, most=most)
     clusters = len({case.cluster for case in cases})
-    typer.echo(f"{len(cases)} cases of {clusters} clusters, {len(cases[0].names)} views")
-    typer.echo(f"mean gain of all views together: {found.everything:+.4f}")
-    typer.echo(
-        f"mean gain of chosen views on clusters left out: {found.left_out:+.4f} (in sample {found.in_sample:+.4f})"
-    )
-    if not found.names or found.left_out <= 0:
-        typer.echo("no choice gains on clusters left out: keep M0, or record other views")
+    useless = not found.names or found.left_out <= 0
+    words = [
+        f"{len(cases)} cases of {clusters} clusters, {len(cases[0].names)} views",
+        f"mean gain of all views together: {found.everything:+.4f}",
+        f"mean gain of chosen views on clusters left out: {found.left_out:+.4f} (in sample {found.in_sample:+.4f})",
+    ]
+    if useless:
+        words.append("no choice gains on clusters left out: keep M0, or record other views")
+    elif found.left_out < found.everything:
+        words.append("all views together gain more than a choice among them: deploy them all")
+    if not useless:
+        words.append(f"--propose '{found.proposal}'")
+    content = {"cases": len(cases), "clusters": clusters, "proposal": None if useless else found.proposal}
+    answer("\n".join(words), {**content, **asdict(found)}, as_json=as_json)
+    if useless:
         raise typer.Exit(1)
-    if found.left_out < found.everything:
-        typer.echo("all views together gain more than a choice among them: deploy them all")
-    typer.echo(f"--propose '{found.proposal}'")

@@ -23,7 +23,7 @@ def import_(
     new: Path = typer.Option(None, help="With --old: folder with the one candidate per case, under the same names."),
     labels: Path = typer.Option(None, help="Folder with <case>.* of the same kinds."),
     out: Path = typer.Option(..., "--out", "-o", help="The archive to make or go on with."),
-    signals: Path = typer.Option(None, help="signals.csv: case, step, then one column a signal."),
+    signals: Path = typer.Option(None, help="signals.csv: case, step, then one column per signal."),
     groups: Path = typer.Option(None, "--groups", "--cases", help="CSV: case, group, cluster, split."),
     method: str = typer.Option("imported", help="What produced the masks; another method refuses the policy."),
     model: str = typer.Option("imported", help="Name or hash of the source model."),
