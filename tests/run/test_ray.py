@@ -95,9 +95,12 @@ def predicted(folder: Path) -> dict[str, Any]:
     return found
 
 
+CLOCKS = ("timing", "seconds", "spent")  # seconds of steps, milliseconds and memory of signals
+
+
 def _timeless(plain: Any, *more: str) -> Any:
     if isinstance(plain, dict):
-        return {key: _timeless(value, *more) for key, value in plain.items() if key not in ("timing", "seconds", *more)}
+        return {key: _timeless(value, *more) for key, value in plain.items() if key not in {*CLOCKS, *more}}
     return [_timeless(value, *more) for value in plain] if isinstance(plain, list) else plain
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import nibabel
@@ -52,9 +53,11 @@ def predicted(tmp_path: Path) -> Path:
 def test_a_user_reviews_what_predict_wrote_and_stops_with_control_c(predicted):
     out = predicted / "out"
     command = [sys.executable, "-m", "casewise", "review", out, "--images", predicted / "images", "--no-browser"]
+    heard = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
     with subprocess.Popen(
-        [*map(str, command), "--reviewer", "Ada"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+        [*map(str, command), "--reviewer", "Ada"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=heard,
+    ) as process:  # fmt: skip
         assert process.stdout is not None
         url = process.stdout.readline().split()[-1]
         listed = json.load(urllib.request.urlopen(f"{url}cases"))
