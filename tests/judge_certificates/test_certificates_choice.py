@@ -58,6 +58,8 @@ def test_labels_that_fitted_a_design_cannot_certify_it(fitting):
             certify_router(fitting, calibrate(fitting, design), HARMED, force=True)
     certificate, _ = certify_router(fitting, calibrate(fitting, "consensus"), HARMED, force=True)
     assert certificate.units == 8
+    flagging = calibrate(fitting, "consensus", flag_below=0.7, at=0.8)  # the flag is fitted, what is deployed is not
+    assert certify_router(fitting, flagging, HARMED, force=True)[0].bound == certificate.bound
 
 
 def test_the_best_of_several_designs_cannot_be_certified_on_the_labels_that_chose_it(fitting):

@@ -68,6 +68,11 @@ class Flagging:
             raise BadInput(f"cases are flagged below a metric between 0 and 1, got {self.below}")
 
     @property
+    def learned(self) -> bool:
+        """Whether labels fitted something of what is deployed; a flag deploys nothing else."""
+        return bool(getattr(self.inner, "learned", True))
+
+    @property
     def name(self) -> str:
         """The controller that decides what is deployed."""
         return self.inner.name
