@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from casewise.judge.outcomes import judged_sentence, judged_share
 from casewise.study import story as told
 from casewise.study.analyses.controls import attribution_of
 from casewise.study.analyses.deployment import verdict
@@ -70,6 +71,11 @@ def test_the_attribution_line_is_part_of_the_story(study):
         f"Of that cut, {100 * share:.0f} % is due to its quotas alone (as many cases for each action"
         in told.story(study).second
     )
+
+
+def test_where_the_first_screen_says_ha_it_says_how_much_of_the_edit_was_judged(study):
+    (harm,) = (key for key in told.keys(study) if key.what.startswith("HA of"))
+    assert judged_sentence(judged_share(study.router)) in harm.more
 
 
 def test_key_figures_carry_n_or_an_interval(study):

@@ -14,6 +14,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from casewise.judge.outcomes import judged_sentence, judged_share
 from casewise.judge.policy import no_go
 from casewise.render.ink import FAINT, HARM, HELP, INK, MUTED, SOURCE, Picture, canvas, inked
 from casewise.render.tables import Estimate, number, text_of
@@ -166,7 +167,9 @@ def _deployed_keys(study: Study) -> list[Key]:
 def _control_keys(study: Study) -> list[Key]:
     frame, ours = study.uncontrolled, study.router
     n, worse = int(frame["change"].notna().sum()), int((frame["change"] < 0).sum())
-    harm = f"{number(frame['ha'].mean())} of {study.everywhere}; {_versus(study)}"
+    harm = (
+        f"{number(frame['ha'].mean())} of {study.everywhere}; {_versus(study)}; {judged_sentence(judged_share(ours))}"
+    )
     made = f"{study.evaluation.steps} candidates" if study.rungs else f"{study.evaluation.steps} updates"
     spent = f"{number(ours['executed'].mean(), 2)} of {made} made per case"
     back = "; ".join([f"of {len(ours)}", *([_buckets(study)] if study.is_router else []), spent])
