@@ -71,9 +71,12 @@ def test_a_policy_of_the_driving_phantom_decides_on_new_scenes(streets: Path) ->
 
 
 def test_the_demo_says_what_was_gained_whom_it_hurt_who_is_flagged_and_what_is_promised(tmp_path: Path) -> None:
-    said = call(
-        "demo", "-o", tmp_path, "--calibration", 9, "--target", 3, "--views", "light", "--steps", 1, "-j", 1
-    ).output
+    few = ("--calibration", 9, "--target", 3, "--views", "light", "--steps", 1, "-j", 1)
+    answer = json.loads(call("demo", "-o", tmp_path, *few, "--json").stdout)  # what it prints else is "said"
+    assert answer["page"] == str(tmp_path / "report" / "report.html")
+    assert answer["source_here"] < answer["source_at_home"]
+    assert [line.split()[1] for line in answer["commands"]] == ["record", "calibrate", "certify", "predict"]
+    said = answer["said"]
     assert "A phantom is a phantom" in said
     assert re.search(
         r"Dice 0\.9\d\d on the scanner that it was trained on and 0\.\d{3} on the new one \(3 cases\)", said

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 from worlds.cohorts import synthetic_archive
+from worlds.updates import heart, write
 
-from casewise.cli import app
+from casewise.cli import COMMANDS, app
 from casewise.cli.printing import Progress
 from casewise.data.datasets.plain import write_cohort
 from casewise.data.phantom import cardiac_cohort
@@ -26,27 +29,85 @@ def archive(tmp_path: Path) -> Path:
     return Path(synthetic_archive(tmp_path / "a", cases=12).path)
 
 
-def test_every_answer_is_also_json(archive: Path, tmp_path: Path) -> None:
-    assert json.loads(said("plan", "--json"))["crc_cases"] > 0
-    assert json.loads(said("calibrate", archive, "--policy", "cardiac", "--json"))["name"] == "cardiac"
-    assert len(json.loads(said("replay", archive, archive, "--json"))["decisions"]) == 12
-    assert json.loads(said("verify", archive, "--json")) == {"folder": str(archive), "whole": True, "problems": []}
-    assert "statement" in json.loads(said("certify", archive, "--alpha", "0.6", "--json"))
-    state = ("--state", tmp_path / "watch.json")
-    assert json.loads(said("monitor", "--calibration", archive, *state, "--json"))["alarms"] == {}
+MODEL = ("-m", "casewise.adapt.networks:phantom_cardiac", "-device", "cpu")
+VIEWS = ("--propose", "views:mirror(x),gamma(1.4)")
 
 
-def test_what_makes_archives_and_tables_answers_as_json_too(tmp_path: Path) -> None:
-    write_cohort(cardiac_cohort("B", 2, split="evaluation"), tmp_path / "data")
-    images, labels = tmp_path / "data" / "images", tmp_path / "data" / "labels"
-    model = ("-m", "casewise.adapt.networks:phantom_cardiac")
-    recorded = json.loads(said("record", "-i", images, *model, "-o", tmp_path / "a", "--steps", "1", "--json"))
-    assert recorded["archive"] == str(tmp_path / "a")
-    masks = ("--old", labels, "--new", labels)
-    imported = json.loads(said("import", *masks, "-o", tmp_path / "b", "--json"))
-    assert imported["archive"] == str(tmp_path / "b")
-    seen = json.loads(said("qc", labels, labels, labels, "-o", tmp_path / "qc", "--json"))
-    assert [case["agreement"] for case in seen["cases"]] == [1, 1]
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything that the commands below read: two phantom hearts, archives, policies, an update, predictions."""
+    folder = tmp_path_factory.mktemp("json")
+    write_cohort(cardiac_cohort("B", 2, split="evaluation"), folder / "data")
+    for name, seed, split in (("holdout", 1, "calibration"), ("stream", 2, "evaluation")):
+        synthetic_archive(folder / name, cases=12, seed=seed, prefix=name, split=split)
+    said("calibrate", folder / "holdout", "--policy", "cardiac")
+    for number in range(12):
+        new = heart()
+        new[2, 8 : 9 + number // 2, 22:27] = 0  # larger and larger bites
+        for name, mask in (("old", heart()), ("new", new), ("truth", new if number < 8 else heart())):
+            write(folder / name, f"k{number:02d}", mask)
+    masks = ("--old", folder / "old", "--new", folder / "new", "--labels", folder / "truth", "--method", "v2")
+    said("import", *masks, "-o", folder / "imported", "--min-area", "1")
+    said("calibrate", folder / "imported", "--policy", "update", "-o", folder / "update.json")
+    said("predict", *MODEL, "-i", folder / "data" / "images", "-o", folder / "masks", "--policy", "m0")
+    for split in ("calibration", "evaluation"):
+        write_cohort(cardiac_cohort("B", 4, split=split), folder / split)
+    cases = ("-i", folder / "calibration" / "images", "-l", folder / "calibration" / "labels")
+    said("record", *MODEL, *cases, *VIEWS, "--keep-ballots", "-o", folder / "views")
+    torch.save({"state_dict": {"w": torch.ones(2)}}, folder / "weights.pth")
+    return folder
+
+
+def _images(home: Path) -> tuple[object, ...]:
+    return (*MODEL, "-i", home / "data" / "images")
+
+
+CALLS: dict[str, Callable[[Path, Path], tuple[object, ...]]] = {
+    "inspect": lambda home, out: (home / "data",),
+    "predict": lambda home, out: (*_images(home), "-o", out, "--policy", "m0"),
+    "compare": lambda home, out: (home / "old", home / "new", "-o", out),
+    "merge": lambda home, out: (
+        home / "old", home / "new", "--policy", home / "update.json", "--method", "v2", "-o", out
+    ),
+    "qc": lambda home, out: (*[home / "data" / "labels"] * 3, "-o", out),
+    "tune": lambda home, out: (*_images(home), "--steps", 2, "--rates", "1e-3,1e-2", "-n", 1),
+    "record": lambda home, out: (*_images(home), "-o", out, "--steps", 1),
+    "source-statistics": lambda home, out: (*MODEL, home / "data" / "images", "-o", out / "source.json"),
+    "import": lambda home, out: ("--old", home / "data" / "labels", "--new", home / "data" / "labels", "-o", out),
+    "verify": lambda home, out: (home / "holdout",),
+    "calibrate": lambda home, out: (home / "holdout", "--policy", "cardiac", "-o", out / "policy.json"),
+    "choose-views": lambda home, out: (home / "views",),
+    "replay": lambda home, out: (home / "holdout", home / "holdout"),
+    "study": lambda home, out: (
+        home / "stream", "-c", home / "holdout", "-o", out, "--only", "helphurt", "--pictures", 0, "-B", 100
+    ),
+    "bench": lambda home, out: (
+        home / "evaluation", "--calibration", home / "calibration", *MODEL, *VIEWS, "-o", out / "bench"
+    ),
+    "plan": lambda home, out: (),
+    "certify": lambda home, out: (home / "holdout", "--alpha", 0.6),
+    "monitor": lambda home, out: ("--calibration", home / "holdout", "--state", out / "watch.json"),
+    "convert": lambda home, out: (home / "weights.pth",),
+    "review": lambda home, out: (home / "masks", "--apply", "-o", out),
+}  # fmt: skip
+"""How each command that prints results is asked; its own words are tested where the command is."""
+
+
+@pytest.mark.parametrize("command", CALLS)
+def test_stdout_is_one_json_document(command: str, home: Path, tmp_path: Path) -> None:
+    words = [command, *map(str, CALLS[command](home, tmp_path)), "--json"]
+    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert result.exit_code in (0, 1, 3, 4), f"{result.output} {result.exception!r}"
+    document = json.loads(result.stdout, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert isinstance(document, dict)
+    assert document
+    if command in ("record", "predict"):
+        assert "2 of 2 cases" in result.stderr
+
+
+def test_every_command_that_prints_results_is_asked_for_json() -> None:
+    """The demo is asked in test_phantoms.py, since it takes its time; the service prints no result."""
+    assert set(CALLS) | {"demo"} == set(COMMANDS) - {"serve"}
 
 
 def test_a_policy_that_says_something_else_is_moved_aside(archive: Path) -> None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from casewise.cli.printing import AS_JSON, answer
+
 if TYPE_CHECKING:
     from casewise.archive.store import Archive
     from casewise.core.records import Policy
@@ -35,6 +37,7 @@ def demo(
     steps: int = typer.Option(4, help="Updates of the fixed adaptation that stands beside it."),
     alpha: float = typer.Option(0.1, help="Promised share of cases that lose more than a point."),
     jobs: int = typer.Option(2, "-j", help="Processes."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Show the whole system on embedded phantom hearts of another scanner, and leave a report to look at.
 
@@ -60,8 +63,11 @@ def demo(
     certificate, deployed = _certified(ladders["calibration"], policy, alpha)
     _say("studying what was deployed on the target cases")
     page = _studied(archives, ladders, deployed, certificate, out)
-    typer.echo(f"\n{_told(page, ladders['target'].configuration['notice'])}\n")
-    typer.echo(f"Look at {page}  ({time.perf_counter() - began:.0f} s)\n\n{_commands(out, views)}")
+    told, content = _told(page, ladders["target"].configuration["notice"])
+    seconds, next_ = time.perf_counter() - began, _commands(out, views)
+    words = f"\n{told}\n\nLook at {page}  ({seconds:.0f} s)\n\nThe same by hand, and on your own data:\n"
+    content = {**content, "said": told, "page": page, "seconds": seconds, "commands": next_}
+    answer(words + "\n".join(f"  {line}" for line in next_), content, as_json=as_json)
 
 
 def _say(what: str) -> None:
@@ -143,8 +149,8 @@ def _studied(
     )
 
 
-def _told(page: Path, notice: str) -> str:
-    """What happened: the shift, one row for each answer to it, whom they hurt, the flags and the promise."""
+def _told(page: Path, notice: str) -> tuple[str, dict[str, Any]]:
+    """What happened, in words and as data: the shift, a row for each answer to it, whom they hurt, flags, promise."""
     import json
 
     results = json.loads((page.parent / "results.json").read_text(encoding="utf-8"))
@@ -154,12 +160,12 @@ def _told(page: Path, notice: str) -> str:
     if all(rows[last][name] == rows[ours][name] for name in ("gain", "helped", "hurt")):
         del shown[last]  # nothing was rolled back
     said, fixed = results["story"]["answers"], rows[FIXED]
-    source = sum(case["metric_source"] for case in results["cases"]) / len(results["cases"])
-    return "\n".join(
+    home, source = _at_home(), sum(case["metric_source"] for case in results["cases"]) / len(results["cases"])
+    words = "\n".join(
         [
             notice,
             "",
-            f"The frozen model (M0) has Dice {_at_home():.3f} on the scanner that it was trained on and {source:.3f} "
+            f"The frozen model (M0) has Dice {home:.3f} on the scanner that it was trained on and {source:.3f} "
             f"on the new one ({len(results['cases'])} cases).",
             "",
             f"{'':36}{'Dice against M0':^28}{'helped : hurt':>14}{'by > 1 point':>14}",
@@ -171,6 +177,8 @@ def _told(page: Path, notice: str) -> str:
             f"Promised: {said['promised']}",
         ]
     )
+    answers = {title: rows[name] for name, title in shown.items()}
+    return words, {"notice": notice, "source_at_home": home, "source_here": source, "answers": answers, "story": said}
 
 
 def _row(title: str, row: Mapping[str, Any]) -> str:
@@ -192,17 +200,13 @@ def _at_home() -> float:
     return fmean(dice(plain.segment(case).mask, hearts.label(case.id)) for case in hearts)
 
 
-def _commands(out: Path, views: str) -> str:
+def _commands(out: Path, views: str) -> list[str]:
     """The same chain as a user types it; it makes an archive of its own."""
     holdout, target = out / "data" / "calibration", out / "data" / "target"
     cases = f"-i {holdout}/images -l {holdout}/labels --groups {holdout}/cases.csv"
-    return "\n".join(
-        [
-            "The same by hand, and on your own data:",
-            f"  casewise record -m {MODEL} {cases} --propose views:{views} -o my-archive",
-            f"  casewise calibrate my-archive --policy consensus --flag-below {POOR:g}",
-            f"  casewise certify my-archive --loss harmed --margin {POINT:g} --alpha 0.1",
-            f"  casewise predict -m {MODEL} -i {target}/images -o my-predictions "
-            "--policy my-archive/policy-certified.json",
-        ]
-    )
+    return [
+        f"casewise record -m {MODEL} {cases} --propose views:{views} -o my-archive",
+        f"casewise calibrate my-archive --policy consensus --flag-below {POOR:g}",
+        f"casewise certify my-archive --loss harmed --margin {POINT:g} --alpha 0.1",
+        f"casewise predict -m {MODEL} -i {target}/images -o my-predictions --policy my-archive/policy-certified.json",
+    ]

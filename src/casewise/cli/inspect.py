@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from casewise.core.formats import json_text
-
 if TYPE_CHECKING:
     from casewise.data.inspection import Inspection
     from casewise.data.splits import Cohort
@@ -29,11 +27,11 @@ def inspect(
     dataset: str = typer.Option(None, help="Take the folder for this dataset; default: what it looks like."),
     option: list[str] = typer.Option([], help="Option of the loader as name=value, such as group=centre; repeatable."),
     every: bool = typer.Option(False, "--all", help="Open every image and label, not a sample of 20."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: bool = AS_JSON,
     write: Path = typer.Option(None, help="Write the cases as plain files with cases.csv into this new folder."),
     split: str = typer.Option(None, help="Only cases of this split."),
     group: str = typer.Option(None, help="Only cases of this group."),
-    holdout: float = typer.Option(None, help="Draw this share of every group's clusters for calibration (A4: 0.2)."),
+    holdout: float = typer.Option(None, help="Share of each group's clusters drawn to calibrate (the paper: 0.2)."),
     seed: int = typer.Option(1000, help="Seed of the draw."),
 ) -> None:
     """Say what is in a folder: layout, cases, groups, labels, geometry, and what would go wrong."""
@@ -49,7 +47,7 @@ def inspect(
     if holdout is not None:
         cohort = with_split(cohort, drawn(cohort, share=holdout, seed=seed))
     seen = inspect_cohort(cohort, layout=dataset or str(recognize(folder)), sample=None if every else SAMPLE)
-    typer.echo(json_text(seen.as_dict(), indent=2) if as_json else "\n".join(_lines(seen)))
+    answer("\n".join(_lines(seen)), seen.as_dict(), as_json=as_json)
     if write is not None:
         _write(cohort, write)
 
@@ -137,6 +135,7 @@ def convert(
     checkpoint: Path = typer.Argument(..., help="A .pth or .pt file, or an nnU-Net model folder."),
     name: str = typer.Option("checkpoint_final.pth", "-chk", help="Which checkpoint of a model folder."),
     trust_checkpoint: bool = typer.Option(False, "--trust-checkpoint", help="Let the pickle run its code, once."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Turn a checkpoint into safetensors and JSON, once, without running its code.
 
@@ -148,5 +147,5 @@ def convert(
     files = sorted(checkpoint.glob(f"fold_*/{name}")) if checkpoint.is_dir() else [checkpoint]
     if not files:
         raise BadInput(f"{checkpoint} has no fold with {name}; name another with -chk")
-    for file in files:
-        typer.echo(str(convert_checkpoint(file, trust=trust_checkpoint)))
+    made = [convert_checkpoint(file, trust=trust_checkpoint) for file in files]
+    answer("\n".join(map(str, made)), {"files": made}, as_json=as_json)

@@ -124,6 +124,7 @@ def source_statistics(
     source: ModelOptions,
     images: Path = typer.Argument(..., help="Folder with images that the model was trained on; labels are not read."),
     out: Path = typer.Option(..., "-o", "--out", help="File to write, for --source-statistics."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """What source images look like to a model: the mean quantiles and low-frequency amplitudes of its inputs.
 
@@ -140,4 +141,6 @@ def source_statistics(
     inputs = (pipeline_of(backbone.prepare(backbone.read(files).case), backbone).whole for files in cases)
     found = measured(inputs, model=backbone.fingerprint, loader=backbone.loader)
     write_durably(out, found.as_json().encode())
-    typer.echo(f"wrote {out}: {found.images} images of {backbone.name}, {len(found.quantiles)} channels")
+    content = {"file": out, "model": backbone.name, "images": found.images, "channels": len(found.quantiles)}
+    words = f"wrote {out}: {found.images} images of {backbone.name}, {len(found.quantiles)} channels"
+    answer(words, content, as_json=as_json)
