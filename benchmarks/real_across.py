@@ -218,7 +218,7 @@ def picture(told: Mapping[str, Told]) -> str:
         parts.append(f'<text x="{x}" y="{height - 19}" text-anchor="middle" {GREY}>{value:+.2f}</text>')
     for k, (name, found) in enumerate(told.items()):
         parts += _shift(name, found, TOP + k * STEP)
-    said = "change of Dice (driving: mIoU) against M0, 95 % by patient or sequence"
+    said = "change of Dice (driving: mIoU) against M0, 95 % by patient or sequence; rings: single sequences"
     parts.append(f'<text x="{LEFT}" y="{height - 4}" {GREY}>{said}</text></svg>')
     return "\n".join(parts) + "\n"
 
@@ -234,9 +234,12 @@ def _shift(name: str, found: Told, y: int) -> Iterator[str]:
     for j, (kind, line) in enumerate(_lines(found)):
         if line is not None:
             at, ink = y + 6 + j * 16, INK[kind]
-            x, low, high = (_place(line[part]) for part in ("gain", "low", "high"))
-            yield f'<line x1="{low}" x2="{high}" y1="{at}" y2="{at}" stroke="{ink}" stroke-width="2"/>'
-            yield f'<circle cx="{x}" cy="{at}" r="5" fill="{ink}"/>'
+            if line["low"] is not None:
+                low, high = (_place(line[part]) for part in ("low", "high"))
+                yield f'<line x1="{low}" x2="{high}" y1="{at}" y2="{at}" stroke="{ink}" stroke-width="2"/>'
+            for mean in line.get("means", {}).values():  # too few sequences for an interval: a ring for each
+                yield f'<circle cx="{_place(mean)}" cy="{at}" r="4" fill="none" stroke="{ink}" stroke-width="1.5"/>'
+            yield f'<circle cx="{_place(line["gain"])}" cy="{at}" r="5" fill="{ink}"/>'
             yield f'<text x="{WIDTH - RIGHT + 12}" y="{at + 4}" fill="{ink}">{line["hurt"]} of {line["n"]}</text>'
 
 
@@ -246,8 +249,9 @@ def _lines(found: Told) -> Iterator[tuple[str, Told | None]]:
     yield "gradient", rows.get("tent: fixed-4")
     yield "views", rows.get(f"{ladder}: set `{ladder}`, uniform", rows.get(f"{ladder}: mean of all"))
     taken = rule_taken(found["designs"][ladder], SHIPPED_RULE)
+    shipped = next((row for name, row in rows.items() if name.startswith(f"{ladder}: `--policy default`")), None)
     named = {"m0": "M0", "consensus": f"{ladder}: mean of all"}.get(taken, f"{ladder}: {taken}, fitted on calibration")
-    yield "judged", rows.get(named, rows.get(f"{ladder}: {taken}"))
+    yield "judged", shipped or rows.get(named, rows.get(f"{ladder}: {taken}"))
 
 
 def main() -> None:

@@ -40,6 +40,7 @@ from casewise.judge.calibration.fit import calibrate
 from casewise.judge.calibration.view_selection import ReadCase, chosen_views, read_case, settled_after
 from casewise.judge.certificates.certify_router import Promise, certify_router
 from casewise.judge.certificates.evidence import deployed_numbers
+from casewise.judge.certificates.grid import certify_default
 from casewise.judge.controllers.choose import board, state_of
 from casewise.judge.controllers.depth import FixedK
 from casewise.judge.ledger import unlock
@@ -94,16 +95,25 @@ class Row:
         )
 
 
-def spread(cases: pd.DataFrame) -> str:
-    """The interval of the mean gain by cluster; with fewer than five clusters the mean of each instead."""
-    units = clusters_of(cases)
+def interval_of(cases: pd.DataFrame) -> dict[str, Any]:
+    """The mean gain with its interval by cluster; with fewer than five clusters the mean of each instead."""
+    units, change = clusters_of(cases), cases["change"].to_numpy(float)
     if units.max() < FEWEST - 1:
-        means = cases.groupby("cluster")["change"].mean()
-        return f"({', '.join(f'{name} {mean:+.4f}' for name, mean in means.items())})"
-    found = mean_interval(cases["change"].to_numpy(float), clusters=units)
-    return f"[{found.low:+.4f}, {found.high:+.4f}]"
+        means = {str(name): float(mean) for name, mean in cases.groupby("cluster")["change"].mean().items()}
+        return {"gain": float(change.mean()), "low": None, "high": None, "means": means}
+    found = mean_interval(change, clusters=units)
+    return {"gain": found.estimate, "low": found.low, "high": found.high}
 
 
+def spread(cases: pd.DataFrame) -> str:
+    """The interval of the mean gain by cluster, or the mean of each cluster, in words."""
+    found = interval_of(cases)
+    if found["low"] is None:
+        return f"({', '.join(f'{name} {mean:+.4f}' for name, mean in found['means'].items())})"
+    return f"[{found['low']:+.4f}, {found['high']:+.4f}]"
+
+
+BLOCKS = ("Views and their consensus", "Decisions", "Gradient ladders")
 COLUMNS = (
     "gain [95 %]", "captured", "helped : hurt", "hurt by > .01", "HA (judged)", "BA", "worse-voxels",
     "forwards", "seconds as recorded", "p at its quota",
@@ -360,6 +370,7 @@ def decision_rows(bench: Bench, ladder: str) -> Iterator[Row]:
             )
     both = compare_designs(known, setting, WITH_BEST, level=0.975)
     inside = compare_designs(calibration, setting, DESIGNS)
+    yield from shipped_rows(bench, ladder, frame, took)
     bench.kept.setdefault("designs", {})[ladder] = {
         "both": [vars(row) for row in both.rows],
         "calibration": {name: [[one.cluster, one.gain] for one in found] for name, found in inside.deployed.items()},
@@ -368,6 +379,26 @@ def decision_rows(bench: Bench, ladder: str) -> Iterator[Row]:
         "clusters": {one.case_id: one.cluster for one in development},
         "oracle": float(np.mean([max(one.metric.values()) - one.source for one in known])),
     }  # fmt: skip
+
+
+def shipped_rows(bench: Bench, ladder: str, frame: pd.DataFrame, took: float) -> Iterator[Row]:
+    """What ``calibrate --policy default`` takes by itself, and the same with a flag where quality may be below .7."""
+    archive, amount = bench.development.on(ladder), float(bench.development.on(ladder).steps)
+    for below in (None, POOR):
+        try:
+            policy = calibrate(bench.calibration.on(ladder), "default", flag_below=below)
+        except CasewiseError as error:
+            bench.refused.append(f"{ladder}: default{'' if below is None else f' with flags below {below}'}: {error}")
+            continue
+        decisions = replay(archive, policy)
+        rows = deployed(frame, decisions, archive=archive, controller=controller_of(policy))
+        name = f"`--policy default`, which takes {policy.controller}"
+        if below is not None:
+            flagged = np.array([one.flagged for one in sorted(decisions, key=lambda one: one.case_id)])
+            poor = rows.sort_values("case")["metric"].to_numpy(float) < below
+            name = (f"`flag`: the same, {flagged.sum()} of {len(flagged)} flagged, "
+                    f"{(flagged & poor).sum()} of the {poor.sum()} deployed below .7 among them")  # fmt: skip
+        yield Row(name, rows, amount, seconds=took, p=quota_p(frame, rows))
 
 
 def quota_p(frame: pd.DataFrame, rows: pd.DataFrame) -> str:
@@ -464,6 +495,8 @@ def promise_lines(bench: Bench) -> Iterator[str]:
     """What the calibration cases could promise, and what then happened on development."""
     yield "| what | promise | patients | bound | kept | realised on development, kept |"
     yield "|---|---|---|---|---|---|"
+    for ladder in bench.views:
+        yield from _chosen_promises(bench, ladder)
     asked = [(ladder, "consensus") for ladder in bench.views]
     asked += [(ladder, design) for ladder in bench.begun if ladder in GRADIENTS for design in ("cardiac", "default")]
     for ladder, design in asked:
@@ -474,7 +507,6 @@ def promise_lines(bench: Bench) -> Iterator[str]:
             bench.refused.append(f"{ladder}, {design}: {error}")
             continue
         for promise in PROMISES:
-            said = f"{promise.label} <= {promise.alphas[0]}" + (f", by > {promise.margin}" if promise.margin else "")
             try:
                 certificate, certified = certify_router(holdout, policy, promise, force=True)
                 after = deployed_numbers(archive, certified, margin=promise.margin)
@@ -484,27 +516,50 @@ def promise_lines(bench: Bench) -> Iterator[str]:
             bound = "refused" if certificate.bound is None else f"{certificate.bound:.3f}"
             realised = after.get(promise.label, after.get("harmed"))
             yield (
-                f"| {ladder}, {design} | {said} | {certificate.units} | {bound} | {certificate.kept:.0%} | "
+                f"| {ladder}, {design} | {_said(promise)} | {certificate.units} | {bound} | {certificate.kept:.0%} | "
                 f"{realised:.3f}, {after['kept']:.0%} |"
             )
+
+
+def _said(promise: Promise) -> str:
+    sure = "" if promise.delta is None else f" with chance {1 - promise.delta:g}"
+    return f"{promise.label} <= {promise.alphas[0]}{f', by > {promise.margin}' if promise.margin else ''}{sure}"
+
+
+def _chosen_promises(bench: Bench, ladder: str) -> Iterator[str]:
+    """The design chosen with labels, certified with its choice: half of the patients fit, the others test."""
+    holdout, archive = bench.calibration.on(ladder), bench.development.on(ladder)
+    for promise in (replace(one, delta=0.1) for one in PROMISES):
+        try:
+            certificate, certified = certify_default(holdout, promise, force=True)
+            after = deployed_numbers(archive, certified, margin=promise.margin)
+        except CasewiseError as error:
+            bench.refused.append(f"{ladder}, default, {promise.label}: {error}")
+            continue
+        chosen = f"default, chosen with it: {certified.name}" if certificate.feasible else "default, chosen with it"
+        bound = "refused" if certificate.bound is None else f"p {certificate.bound:.3f}"
+        yield (
+            f"| {ladder}, {chosen} | {_said(promise)} | {certificate.units} | {bound} | {certificate.kept:.0%} | "
+            f"{after.get(promise.label, after.get('harmed')):.3f}, {after['kept']:.0%} |"
+        )
 
 
 # ---- a shift ----
 
 
-def rows_of(bench: Bench) -> Iterator[Row]:
-    """Every line of the table, M0 first."""
+def rows_of(bench: Bench) -> Iterator[tuple[str, Row]]:
+    """(part of the table, line), M0 first."""
     first = bench.recorded[0]
     source = bench.fixed(first, 0, forwards=1)
     took = np.median([max(bench.development.on(name).entries[case].seconds[0] for name in bench.recorded)
                       for case in bench.development.on(first).ids])  # fmt: skip
-    yield replace(source, name="M0", seconds=float(took))
-    for ladder in bench.views:
-        for make in (consensus_rows, decision_rows):
-            yield from (replace(row, name=f"{ladder}: {row.name}") for row in make(bench, ladder))
+    yield BLOCKS[0], replace(source, name="M0", seconds=float(took))
+    for block, make in zip(BLOCKS, (consensus_rows, decision_rows), strict=False):
+        for ladder in bench.views:
+            yield from ((block, replace(row, name=f"{ladder}: {row.name}")) for row in make(bench, ladder))
     for ladder in bench.begun:
         if ladder in GRADIENTS:
-            yield from ladder_rows(bench, ladder)
+            yield from ((BLOCKS[2], row) for row in ladder_rows(bench, ladder))
 
 
 def oracle_of(bench: Bench) -> float:
@@ -529,13 +584,15 @@ def tell(shift: Shift, out: Path) -> None:
     print(f"M0 {source['metric'].mean():.4f}, {int((source['metric'] < POOR).sum())} cases below .7. The best recorded "
           f"candidate of each case (needs the label) would gain {oracle:+.4f}."
           + (f" Not recorded: {', '.join(lost)}." if lost else ""))  # fmt: skip
-    print(f"\n| method | {' | '.join(COLUMNS)} |\n|{'---|' * (len(COLUMNS) + 1)}")
     bench.kept |= {"source": float(source["metric"].mean()), "oracle": oracle, "rows": {}}
-    for row in rows_of(bench):
+    heading = ""
+    for block, row in rows_of(bench):
+        if block != heading:
+            heading = block
+            print(f"\n{heading}:\n\n| method | {' | '.join(COLUMNS)} |\n|{'---|' * (len(COLUMNS) + 1)}")
         print(f"| {row.name} | {' | '.join(row.cells(oracle))} |", flush=True)
-        change = mean_interval(row.cases["change"].to_numpy(float), clusters=clusters_of(row.cases))
         bench.kept["rows"][row.name] = {
-            "gain": change.estimate, "low": change.low, "high": change.high, "forwards": row.forwards,
+            **interval_of(row.cases), "forwards": row.forwards,
             "hurt": int((row.cases["change"] < -POINT).sum()), "n": len(row.cases),
             "changes": dict(zip(row.cases["case"], row.cases["change"].astype(float).round(5), strict=True)),
         }  # fmt: skip

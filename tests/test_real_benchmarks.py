@@ -37,6 +37,25 @@ def test_few_clusters_give_their_means_and_no_interval():
     assert spread(changes(list("abcdef"), [0.1] * 6)) == "[+0.1000, +0.1000]"
 
 
+def test_the_picture_shows_two_sequences_as_rings_and_no_interval():
+    from real_across import picture
+    from real_shifts import interval_of
+
+    def told(clusters, values):
+        rows = changes(clusters, values)
+        line = {**interval_of(rows), "hurt": 0, "n": len(rows), "forwards": 1.0}
+        kept = {"calibration": {"m0": []}}
+        return {"source": 0.5, "rows": {"M0": line, "mri: mean of all": line}, "designs": {"mri": kept}}
+
+    few, many = told(["night", "night", "fog"], [0.01, 0.03, 0.0]), told(list("abcdef"), [0.01] * 6)
+    drawn = {name: [one.tag.split("}")[1] for one in ElementTree.fromstring(picture({name: found}))
+                    if one.get("stroke-width") == ("1.5" if name == "few" else "2")]
+             for name, found in (("few", few), ("many", many))}  # fmt: skip
+    assert drawn["few"].count("circle") == 4  # two lines of two sequences
+    assert drawn["many"] == ["line", "line"]
+    assert 'stroke-width="2"' not in picture({"few": few})
+
+
 def test_the_quota_test_deals_whole_clusters():
     from real_shifts import quota_p
 
@@ -120,8 +139,13 @@ def test_from_pictures_to_the_tables(tmp_path, capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert printed.count("made-0 development tent") == 12
     for row in ("M0", "photo: mirror(x) alone", "photo: set `photo`, sequential", "photo: merge, cross-fitted",
-                "tent: frag-stop", "consensus: fixed-5", "photo, consensus | ha <= 0.2"):  # fmt: skip
+                "tent: frag-stop", "consensus: fixed-5", "photo, consensus | ha <= 0.2",
+                "photo, default, chosen with it | ha <= 0.2 with chance 0.9"):  # fmt: skip
         assert f"| {row} |" in printed, row
+    for heading in real_shifts.BLOCKS:
+        assert f"\n{heading}:\n\n| method |" in printed
+    assert "photo: `--policy default`, which takes" in printed
+    assert "photo: `flag`: the same," in printed or "photo: default with flags below 0.7:" in printed
     assert "tent: router of the paper" in printed  # a row, or why there is none: twelve pictures tie easily
     told = {name: json.loads((out / "tables" / f"{name}.json").read_text()) for name in shifts}
     told["made-1"], cohorts = told["made-0"], {"made-0": "one", "made-1": "another"}
