@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 from collections.abc import Callable
@@ -133,3 +134,17 @@ def test_an_empty_or_broken_file_of_a_model_folder_is_a_sentence(file: str, cont
     (folder / file).write_bytes(content)
     with pytest.raises(CasewiseError, match=Path(file).name):
         load_backbone(str(folder))
+
+
+def test_a_file_of_the_library_that_cannot_be_imported_costs_its_own_classes_only(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """dynamic-network-architectures 0.4 has one file that wants timm, which wants torchvision."""
+    (tmp_path / "newer").mkdir()
+    (tmp_path / "newer" / "transformer.py").write_text("import a_package_that_is_not_installed\n")
+    home = importlib.import_module("dynamic_network_architectures.architectures")
+    monkeypatch.setattr(home, "__path__", [*home.__path__, str(tmp_path / "newer")])
+    assert load_backbone(folder).network is not None
+    edited(folder, "plans.json", in_architecture(network_class_name=f"{home.__name__}.transformer.Net"))
+    with pytest.raises(UnsafeInput, match=r"transformer\.Net"):
+        load_backbone(folder)

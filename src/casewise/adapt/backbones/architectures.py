@@ -120,7 +120,10 @@ def _of_library(parts: bool) -> set[str]:
 
 def _classes(package: Any) -> Iterator[tuple[str, type]]:
     for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        module = importlib.import_module(found.name)
+        try:
+            module = importlib.import_module(found.name)
+        except ImportError:  # wants a package that is not installed (timm, in newer ones): its classes cannot be built
+            continue
         for name, value in vars(module).items():
             if inspect.isclass(value) and issubclass(value, nn.Module) and value.__module__.startswith(_LIBRARY):
                 yield f"{found.name}.{name}", value
