@@ -18,7 +18,7 @@ from casewise.data.nifti import read_label
 pydicom = pytest.importorskip("pydicom")
 pytest.importorskip("highdicom")
 
-from miniature_nnunet import scan, write_model  # noqa: E402
+from miniature_nnunet import scan, write_model, write_scans  # noqa: E402
 from worlds.dicom_series import OBLIQUE, STRAIGHT, write_series  # noqa: E402
 
 from casewise.data.dicom_objects import read_report, read_segmentation  # noqa: E402
@@ -88,7 +88,7 @@ def test_record_takes_series_and_keeps_patients_together(studies: Path, tmp_path
 def test_the_monai_deploy_operator_runs_predict_and_passes_the_folder_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against a stand-in for the SDK, which is not installed here; predict itself is the test above."""
+    """Against a stand-in for the SDK, where that is not installed; the test below takes the SDK itself."""
     import importlib
     import subprocess
     import sys
@@ -98,27 +98,66 @@ def test_the_monai_deploy_operator_runs_predict_and_passes_the_folder_on(
         def __init__(self, fragment: object, *args: object, **kwargs: object) -> None:
             self.fragment = fragment
 
-    core = types.ModuleType("monai.deploy.core")
-    core.Operator, core.OperatorSpec = Operator, object  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "monai.deploy", types.ModuleType("monai.deploy"))
-    monkeypatch.setitem(sys.modules, "monai.deploy.core", core)
+    parts: dict[str, dict[str, object]] = {
+        "monai.deploy": {},
+        "monai.deploy.core": {
+            "Application": object, "ConditionType": object, "Operator": Operator, "OperatorSpec": object
+        },
+        "monai.deploy.conditions": {"CountCondition": object},
+    }  # fmt: skip
+    for name, content in parts.items():
+        module = types.ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delitem(sys.modules, "monai_deploy_operator", raising=False)
-    made = importlib.import_module("monai_deploy_operator").GuardedSegmentation(
-        None, model="M", policy="P", out=str(tmp_path)
-    )
+    operator = importlib.import_module("monai_deploy_operator").GuardedSegmentation
+    monkeypatch.delitem(sys.modules, "monai_deploy_operator")
+    made = operator(None, model="M", policy="P", out=str(tmp_path), series="own", config=Path("c.toml"))
     asked: list[list[str]] = []
-    codes = iter((3, 1))
+    codes = iter((3, 0, 1))
 
     def ran(words: list[str]) -> types.SimpleNamespace:
         asked.append(words)
         return types.SimpleNamespace(returncode=next(codes))
 
     monkeypatch.setattr(subprocess, "run", ran)
-    given = types.SimpleNamespace(receive=lambda name: Path("series"))
+    folders = iter((Path("series"), None, None, None))
+    given = types.SimpleNamespace(receive=lambda name: next(folders))
     emitted: list[object] = []
     passed = types.SimpleNamespace(emit=lambda value, name: emitted.append((value, name)))
     made.compute(given, passed, None)
-    assert emitted == [(tmp_path / "dicom", "dicom_folder")]
-    assert asked[0][3:6] == ["predict", "-i", "series"]
+    made.compute(given, passed, None)
+    assert emitted == [(tmp_path / "dicom", "dicom_folder")] * 2
+    assert asked[0][2:8] == ["casewise", "--config", "c.toml", "predict", "-i", "series"]
+    assert asked[1][7] == "own"  # nobody gave another folder
     with pytest.raises(RuntimeError, match="exit code 1"):
         made.compute(given, passed, None)
+    with pytest.raises(ValueError, match="no folder of series"):
+        operator(None, model="M", policy="P").compute(given, passed, None)
+
+
+def test_the_monai_deploy_application_runs_in_the_sdk(model: Path, tmp_path: Path) -> None:
+    """In a process of its own, since the SDK's threads outlive an application."""
+    import subprocess
+    import sys
+    from importlib.util import find_spec
+
+    if find_spec("monai") is None or find_spec("monai.deploy") is None:
+        pytest.skip("needs the MONAI Deploy App SDK (pip install monai-deploy-app-sdk)")
+    import monai_deploy_operator
+
+    write_series(tmp_path / "in" / "heart", np.rint(scan(1, shift=0.3)[0]), step_mm=2.0, pixel_mm=(1.0, 1.0))
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "network").symlink_to(model)
+    words = ("-m", model, "--disable_tta", "-device", "cpu", "--propose", "views:mirror(x),gamma(1.4)")
+    write_scans(tmp_path, range(20, 26), shift=0.3)
+    said("record", "-i", tmp_path / "images", "-l", tmp_path / "labels", "-o", tmp_path / "archive", *words)
+    said("calibrate", tmp_path / "archive", "--policy", "consensus", "-o", tmp_path / "pack" / "policy.json")
+    (tmp_path / "pack" / "casewise.toml").write_text('[predict]\ndisable_tta = true\ndevice = "cpu"\n')
+    places = ("-i", tmp_path / "in", "-o", tmp_path / "out", "-m", tmp_path / "pack")
+    program = [sys.executable, str(monai_deploy_operator.__file__), *map(str, places)]
+    done = subprocess.run(program, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (series,) = find_series(tmp_path / "in")
+    mask = read_label(tmp_path / "out" / "heart.nii.gz")
+    assert np.array_equal(read_segmentation(tmp_path / "out" / "dicom" / "heart.seg.dcm", series), mask)
