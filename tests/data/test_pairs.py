@@ -176,6 +176,8 @@ def test_label_values_that_only_one_side_ever_has_are_named_once():
     )
     ((_, sentence),) = label_sets([("a", [1, 2], [1])])
     assert "in no new one; the new version lost it, or its classes are others" in sentence
+    ((_, sentence),) = label_sets(iter([("a", [1, 2], [1])]), lambda label: f"RV ({label})")
+    assert sentence.startswith("RV (2) is in 1 old masks (such as a) and in no new one")
 
 
 def test_a_bad_pair_survives_the_way_between_processes():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from worlds.updates import PLANTED, heart, update, write
 
 from casewise.core.errors import BadInput, UnknownName
 from casewise.data.pairs import find_pairs
-from casewise.run.compare import CompareCase, Settings, compare_folders, csv_rows, outcome_of
+from casewise.run.compare import LOG, CaseLog, CompareCase, Settings, compare_folders, csv_rows, outcome_of
 from casewise.run.local import LocalEngine
 from casewise.study.acceptance import acceptance_of
 
@@ -44,7 +46,7 @@ def test_every_planted_regression_is_found_with_and_without_labels(tmp_path, lab
     if labels:
         assert set(outcome.found.summary["flipped"]) == {"h03", "h06"}
         assert outcome.found.summary["hurt"] == 6
-        assert {row["case"] for row in csv_rows(outcome)["regions.csv"]} >= {"h03", "h04", "h06"}
+        assert {row["case"] for name, row in csv_rows(outcome) if name == "regions.csv"} >= {"h03", "h04", "h06"}
 
 
 def test_one_bad_site_is_found_and_named(tmp_path):
@@ -78,6 +80,8 @@ def test_problems_are_named_counted_and_change_the_exit_code(tmp_path):
     counted = outcome.as_dict()["problems_by_kind"]
     assert counted == {"empty": 1, "labels": 1, "missing": 1, "shape": 1, "unlabelled": 1, "unreadable": 1}
     assert (outcome.pairs, len(outcome.found.cases), outcome.exit_code) == (12, 9, 3)
+    named = next(one for one in outcome_of(lines, names={4: "odd"}).problems if one.kind == "labels")
+    assert named.message.startswith("odd (4) is in 1 new masks (such as h04) and in no old one")
     assert outcome_of(lines, allow=tuple(counted)).exit_code == 0
     assert outcome_of(lines, allow=tuple(set(counted) - {"shape"})).exit_code == 3
     with pytest.raises(UnknownName, match="no kind of problem is called 'shap'"):
@@ -176,6 +180,51 @@ def test_every_setting_reaches_the_comparison(tmp_path):
     assert [row["label"] for row in zero["labels"]] == [0, 1, 2, 3]
     write(root / "new", "h07", heart()[:, 1:])
     assert with_settings("nearest", resample="nearest")["h07"] is not None
+
+
+def test_the_log_gives_the_outcome_that_the_lines_gave_and_is_read_again_in_any_order(tmp_path):
+    lines = lines_of(update(tmp_path), tmp_path / "out")
+    log = CaseLog(tmp_path / "out")
+    assert (len(log), log[3]["case"], [line["case"] for line in log[1:3]]) == (12, "h03", ["h01", "h02"])
+    with pytest.raises(IndexError):
+        log[12]
+    (tmp_path / LOG).write_text("".join(json.dumps(line) + "\n" for line in reversed(lines)))
+    backwards = CaseLog(tmp_path)
+    assert backwards[0]["case"] == "h11"
+    criteria = acceptance_of({"max_mean_drop": 0.01, "each_label": {"max_ha": 0.5}, "each_group": {"max_ha": 0.5}})
+    first, second, third = (outcome_of(given, acceptance=criteria) for given in (lines, log, backwards))
+    assert json.dumps(first.as_dict()) == json.dumps(second.as_dict()) == json.dumps(third.as_dict())
+    assert [row for _, row in csv_rows(second)][:4] == [row for _, row in csv_rows(third)][:4]
+    assert [case.id for case in third.found.worst_first] == third.as_dict()["worst_first"]
+    assert [case.id for case in third.found.cases] == sorted(case.id for case in third.found.cases)
+
+
+def bytes_held(tmp_path, line, cases):
+    """What stays in memory, and the most that was, of an outcome over so many cases with three labels each."""
+    out = tmp_path / f"log{cases}"
+    out.mkdir()
+    with (out / LOG).open("w") as file:
+        file.writelines(json.dumps({**line, "case": f"case{at:05d}"}) + "\n" for at in range(cases))
+    criteria = acceptance_of({"max_mean_drop": 0.01, "each_label": {"max_ha": 0.5}})
+    tracemalloc.start()
+    outcome = outcome_of(CaseLog(out), acceptance=criteria)
+    summary = outcome.as_dict()
+    rows = sum(1 for _ in csv_rows(outcome))
+    gc.collect()
+    held, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (summary["compared"], rows >= 4 * cases) == (cases, True)
+    return held, most
+
+
+def test_memory_does_not_grow_with_the_rows_but_by_a_few_numbers_per_case(tmp_path):
+    """Three labels: a row is 3 kB of JSON and 8 kB as records; ids, places and numbers of a case are below 0.6 kB."""
+    (line,) = [line for line in lines_of(update(tmp_path), tmp_path / "out") if line["case"] == PLANTED["swapped"]]
+    line = {**line, "cluster": None}
+    bytes_held(tmp_path, line, 20)  # warm: imports and caches
+    few, many = bytes_held(tmp_path, line, 210), bytes_held(tmp_path, line, 460)
+    assert (many[0] - few[0]) / 250 < 600
+    assert (many[1] - few[1]) / 250 < 2000
 
 
 @pytest.mark.slow

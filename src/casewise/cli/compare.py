@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
-import io
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
     from casewise.data.pairs import Pair
     from casewise.run.compare import Outcome, Settings
     from casewise.run.local import Engine
-
-from collections import Counter
 
 app = typer.Typer()
 
@@ -77,7 +77,7 @@ def compare(
 
     from casewise.data.pairs import find_pairs
     from casewise.data.pairs import label_names as names_of_labels
-    from casewise.run.compare import CompareCase, Settings, compare_folders, outcome_of
+    from casewise.run.compare import CaseLog, CompareCase, Settings, compare_folders, outcome_of
     from casewise.study.acceptance import read_acceptance
 
     criteria = None if accept is None else read_acceptance(accept)
@@ -100,9 +100,10 @@ def compare(
     for name in _WRITTEN:  # nothing old may be taken for the outcome of this run
         (out / name).unlink(missing_ok=True)
     lines = compare_folders(CompareCase(pairs, settings), _engine(engine, jobs, address, len(pairs)), out, fresh=fresh)
-    shown = tqdm(lines, total=len(pairs), unit="pair", disable=None)
+    for _ in tqdm(lines, total=len(pairs), unit="pair", disable=None):
+        pass  # they are in OUT/cases.jsonl, and read from there as they are needed
     outcome = outcome_of(
-        shown, acceptance=criteria, allow=allow, good=good, expected=wanted, names=called, at_odds=at_odds
+        CaseLog(out), acceptance=criteria, allow=allow, good=good, expected=wanted, names=called, at_odds=at_odds
     )
     _write(out, outcome, pairs, settings, {"old": str(old), "new": str(new)}, pictures)
     if as_json:
@@ -153,12 +154,10 @@ def _write(
     from casewise.core.durable import write_durably, write_json
     from casewise.measure.comparison import NOTABLE
     from casewise.report.comparison_page import comparison_page, junit_xml, markdown_summary
-    from casewise.run.compare import csv_rows
     from casewise.study.comparison import MANY
 
     summary = outcome.as_dict()
-    for name, rows in csv_rows(outcome).items():
-        write_durably(out / name, _csv(rows).encode())
+    _write_tables(out, outcome)
     write_durably(out / "summary.md", markdown_summary(summary).encode())
     write_durably(out / "junit.xml", junit_xml(summary, list(pairs)).encode())
     shown = _pictured(outcome, pairs, settings, pictures)
@@ -174,15 +173,23 @@ def _write(
     write_json(out / "summary.json", summary)  # last: it vouches for the rest
 
 
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+def _write_tables(out: Path, outcome: Outcome) -> None:
+    """cases.csv, labels.csv and regions.csv, row by row; a table without rows is an empty file."""
+    from casewise.core.durable import replacing
     from casewise.core.formats import csv_cell
+    from casewise.run.compare import csv_rows
 
-    text = io.StringIO()
-    if rows:
-        table = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-        table.writeheader()
-        table.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
-    return text.getvalue()
+    with ExitStack() as opened:
+        files = {}
+        for name in ("cases.csv", "labels.csv", "regions.csv"):
+            unfinished = opened.enter_context(replacing(out / name))
+            files[name] = opened.enter_context(unfinished.open("w", encoding="utf-8", newline=""))
+        tables: dict[str, Any] = {}
+        for name, row in csv_rows(outcome):
+            if name not in tables:
+                tables[name] = csv.DictWriter(files[name], fieldnames=list(row), lineterminator="\n")
+                tables[name].writeheader()
+            tables[name].writerow({column: csv_cell(value) for column, value in row.items()})
 
 
 def _pictured(outcome: Outcome, pairs: Mapping[str, Pair], settings: Settings, most: int) -> list[dict[str, Any]]:
@@ -192,7 +199,7 @@ def _pictured(outcome: Outcome, pairs: Mapping[str, Pair], settings: Settings, m
     from casewise.report.comparison_page import case_pictures
 
     shown = []
-    for case in [case for case in outcome.found.worst_first if case.found.changed][:most]:
+    for case in islice((case for case in outcome.found.worst_first if case.found.changed), most):
         pair = pairs[case.id]
         old, new, label = read_pair(pair, resample=settings.resample)
         try:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -264,21 +265,29 @@ def read_image(path: Path) -> NDArray[Any]:
     return read_volume(path).voxels
 
 
-def label_sets(held: Sequence[tuple[str, Sequence[int], Sequence[int]]]) -> list[tuple[str, str]]:
-    """Sentences on label values that only old, or only new, has in any case: (first case that shows it, sentence)."""
-    old = {value for _, values, _ in held for value in values}
-    new = {value for _, _, values in held for value in values}
+def label_sets(
+    held: Iterable[tuple[str, Sequence[int], Sequence[int]]], called: Callable[[int], str] = "label {}".format
+) -> list[tuple[str, str]]:
+    """Sentences on label values that only old, or only new, has in any case: (first case that shows it, sentence).
+
+    ``held`` has (case, labels of old, labels of new) and is gone through once; ``called`` says what a label is called.
+    """
+    first: dict[str, dict[int, str]] = {"old": {}, "new": {}}
+    masks: dict[str, Counter[int]] = {"old": Counter(), "new": Counter()}
+    for case_id, old, new in held:
+        for side, values in (("old", old), ("new", new)):
+            masks[side].update(set(values))
+            for value in values:
+                first[side].setdefault(value, case_id)
     found = []
-    for names, only, at in (("old", old - new, 1), ("new", new - old, 2)):
-        for value in sorted(only):
-            cases = [row[0] for row in held if value in row[at]]
+    for side, other, done in (("old", "new", "lost it"), ("new", "old", "invents it")):
+        for value in sorted(set(first[side]) - set(first[other])):
             found.append(
                 (
-                    cases[0],
-                    f"label {value} is in {len(cases)} {names} masks (such as {cases[0]}) and in no "
-                    f"{'new' if names == 'old' else 'old'} one; the new version "
-                    f"{'lost it' if names == 'old' else 'invents it'}, or its classes are others: name those to "
-                    f"compare with --classes",
+                    first[side][value],
+                    f"{called(value)} is in {masks[side][value]} {side} masks (such as {first[side][value]}) and in no "
+                    f"{other} one; the new version {done}, or its classes are others: name those to compare with "
+                    f"--classes",
                 )
             )
     return found

@@ -8,12 +8,15 @@ Statistics are imported where they are used: a worker process compares masks and
 from __future__ import annotations
 
 import json
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
 
 from casewise import __version__
 from casewise.core.durable import json_sha256, replacing, sweep
@@ -21,7 +24,7 @@ from casewise.core.errors import BadInput, BadPair
 from casewise.core.formats import json_text
 from casewise.core.registry import Registry
 from casewise.data.pairs import KINDS, Pair, label_sets, read_pair
-from casewise.measure.comparison import comparison
+from casewise.measure.comparison import comparison, label_name
 from casewise.run.local import Engine, Result
 
 if TYPE_CHECKING:
@@ -161,6 +164,36 @@ def _line_of(work: CompareCase, result: Result) -> dict[str, Any]:
     return work.line(work.pairs[result.case_id], problems=[("broke", f"{result.case_id}: {result.error}")])
 
 
+class CaseLog(Sequence[Mapping[str, Any]]):
+    """The lines of a finished run, read from OUT/cases.jsonl each time they are asked for; only places are kept."""
+
+    def __init__(self, out: Path) -> None:
+        self._log = out / LOG
+        self._begins = array("q", [0])
+        with self._log.open("rb") as file:
+            for text in file:
+                self._begins.append(self._begins[-1] + len(text))
+
+    def __len__(self) -> int:
+        return len(self._begins) - 1
+
+    @overload
+    def __getitem__(self, at: int) -> Mapping[str, Any]: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Mapping[str, Any]]: ...
+
+    def __getitem__(self, at: int | slice) -> Mapping[str, Any] | Sequence[Mapping[str, Any]]:
+        if isinstance(at, slice):
+            return [self[one] for one in range(*at.indices(len(self)))]
+        if not 0 <= at < len(self):
+            raise IndexError(at)
+        with self._log.open("rb") as file:
+            file.seek(self._begins[at])
+            line: Mapping[str, Any] = json.loads(file.readline())
+            return line
+
+
 @dataclass(frozen=True)
 class Problem:
     """Something that was named and counted instead of passed over; allowed ones do not change the exit code."""
@@ -213,13 +246,13 @@ class Outcome:
             "checks": [check.as_dict() for check in self.checks],
             "names": {str(label): name for label, name in self.names.items()},
             "summary": self.found.summary,
-            "worst_first": [case.id for case in self.found.worst_first],
+            "worst_first": self.found.worst_first_ids,
             "casewise": __version__,
         }
 
 
 def outcome_of(
-    lines: Iterable[Mapping[str, Any]],
+    lines: Sequence[Mapping[str, Any]],
     *,
     acceptance: Acceptance | None = None,
     allow: Sequence[str] = (),
@@ -230,33 +263,38 @@ def outcome_of(
 ) -> Outcome:
     """The cohort, its verdict and its problems from the lines of all pairs, in any order.
 
-    ``names`` are those of labels, ``at_odds`` sentences on labels that the two folders call differently.
+    ``lines`` (a :class:`CaseLog`) are gone through a few times and not kept, whatever their number. ``names`` are those
+    of labels, ``at_odds`` sentences on labels that the two folders call differently.
     """
     from casewise.study.acceptance import checks_of
-    from casewise.study.comparison import ComparedCase, Comparisons, comparison_of
+    from casewise.study.comparison import CasesInOrder, ComparedCase, Comparisons, comparison_of
 
     known = Registry("kind of problem", KINDS)
     allowed = {kind for kind in allow if known[kind]}
-    pairs, cases, problems = 0, [], []
-    for line in lines:  # one after the other: a line is much larger than what is kept of it
-        pairs += 1
+
+    def case_at(at: int) -> ComparedCase:
+        line = lines[at]
+        return ComparedCase(line["case"], comparison_of(line["comparison"]), line["group"], line["cluster"])
+
+    compared, problems = [], []
+    for at, line in enumerate(lines):  # one after the other: a line is much larger than what is kept of it
         problems += [(line["case"], one["kind"], one["message"]) for one in line["problems"]]
         if line["comparison"] is not None:
-            found = comparison_of(line["comparison"])
-            cases.append(ComparedCase(line["case"], found, line["group"], line["cluster"]))
+            compared.append((line["case"], at))
     problems.sort(key=lambda problem: problem[0])
-    if not cases:
+    if not compared:
         first = problems[0][2] if problems else "there is none"
-        raise BadInput(f"none of {pairs} pairs could be compared; the first one: {first}")
-    cases.sort(key=lambda case: case.id)
+        raise BadInput(f"none of {len(lines)} pairs could be compared; the first one: {first}")
+    cases = CasesInOrder(case_at, np.array([at for _, at in sorted(compared)], np.int64))
     if expected is None:
-        problems += [(case_id, "labels", message) for case_id, message in label_sets([_held(case) for case in cases])]
+        only = label_sets(map(_held, cases), lambda label: label_name(label, names or {}))
+        problems += [(case_id, "labels", message) for case_id, message in only]
     problems += [("dataset.json", "labels", message) for message in at_odds]
     return Outcome(
-        Comparisons(tuple(cases), good),
+        Comparisons(cases, good),
         () if acceptance is None else checks_of(acceptance, cases, names),
         tuple(Problem(kind, case_id, message, kind in allowed) for case_id, kind, message in problems),
-        pairs,
+        len(lines),
         acceptance is not None,
         names or {},
     )
@@ -267,27 +305,27 @@ def _held(case: ComparedCase) -> tuple[str, list[int], list[int]]:
     return case.id, [row.label for row in rows if row.voxels_old], [row.label for row in rows if row.voxels_new]
 
 
-def csv_rows(outcome: Outcome) -> dict[str, list[dict[str, Any]]]:
-    """Tables by file name: one row per case, per case and label, per region that became worse."""
-    cases, labels, regions = [], [], []
+def csv_rows(outcome: Outcome) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(file name, row) of three tables: one row per case, per case and label, per region that became worse."""
     for case in outcome.found.worst_first:
         who = {"case": case.id, "group": case.group, "cluster": case.cluster}
         plain = case.found.as_dict()
         parts = ("labels", "regressions", "warnings")
-        cases.append(
+        yield (
+            "cases.csv",
             {
                 **who,
                 **{k: v for k, v in plain.items() if k not in parts},
                 "suspicion": case.found.suspicion,
                 "warnings": "; ".join(case.found.warned(outcome.names)),
-            }
+            },
         )
-        labels += [{**who, "name": outcome.names.get(row["label"]), **row} for row in plain["labels"]]
+        for row in plain["labels"]:
+            yield "labels.csv", {**who, "name": outcome.names.get(row["label"]), **row}
         for region in case.found.regressions:
             box = {
                 f"{side}_{axis}": int(getattr(region, side)[axis])
                 for axis in range(len(region.low))
                 for side in ("low", "high")
             }
-            regions.append({**who, "voxels": region.voxels, "worse": region.worse, "ml": region.ml, **box})
-    return {"cases.csv": cases, "labels.csv": labels, "regions.csv": regions}
+            yield "regions.csv", {**who, "voxels": region.voxels, "worse": region.worse, "ml": region.ml, **box}

@@ -19,7 +19,8 @@ must, no correction for their number is needed. With ``"confidence": null`` the 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -234,15 +235,51 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
 
 
+class _Gathered:
+    """One criterion on one scope: the values of the cases, 16 bytes each."""
+
+    def __init__(self, criterion: Criterion, scope: str) -> None:
+        self.criterion, self.scope = criterion, scope
+        self.quantity = QUANTITIES[criterion.name]
+        self._kind, _, self._which = scope.partition(" ")
+        self.values, self.patients = array("d"), array("q")
+        self.undefined = 0
+
+    def add(self, case: ComparedCase, patient: int) -> None:
+        if self._kind == "group" and case.group != self._which:
+            return
+        for value in _values(self.quantity, self.criterion.margin, case, self._kind, self._which):
+            if value is None or value != value:
+                self.undefined += 1
+            else:
+                self.values.append(value)
+                self.patients.append(patient)
+
+    @property
+    def means(self) -> Floats:
+        """One value per patient, in order of appearance."""
+        per_patient: dict[int, list[float]] = {}
+        for patient, value in zip(self.patients, self.values, strict=True):
+            per_patient.setdefault(patient, []).append(value)
+        return np.array([np.mean(values) for values in per_patient.values()])
+
+
 def checks_of(
-    acceptance: Acceptance, cases: Sequence[ComparedCase], names: Mapping[int, str] | None = None
+    acceptance: Acceptance, cases: Iterable[ComparedCase], names: Mapping[int, str] | None = None
 ) -> tuple[Check, ...]:
-    """Every criterion on the cases, labels and groups that it is about; ``labels`` may call labels by their names."""
-    labels = sorted({row.label for case in cases for row in case.found.labels})
-    groups = sorted({case.group for case in cases if case.group is not None})
+    """Every criterion on the cases, labels and groups that it is about; ``labels`` may call labels by their names.
+
+    The cases are gone through twice and none is held, so they may be read from a file.
+    """
+    present: set[int] = set()
+    sites: set[str] = set()
+    for case in cases:
+        present.update(row.label for row in case.found.labels)
+        sites.update(() if case.group is None else (case.group,))
+    labels, groups = sorted(present), sorted(sites)
     called = {f"label {name}": f"label {number}" for number, name in (names or {}).items()}
     shown = {f"label {number}": label_name(number, names or {}) for number in labels}
-    found: list[Check] = []
+    gathered: list[_Gathered] = []
     for criterion in acceptance.criteria:
         if criterion.scope == "each_label":
             scopes = [f"label {number}" for number in labels]
@@ -250,22 +287,18 @@ def checks_of(
             scopes = [f"group {name}" for name in groups]
         else:
             scopes = [called.get(criterion.scope, criterion.scope)]
-        for scope in scopes or ["nothing"]:
-            check = _check(criterion, scope, cases, acceptance.confidence)
-            found.append(replace(check, scope=shown.get(scope, scope)))
-    return tuple(found)
+        gathered += [_Gathered(criterion, scope) for scope in scopes or ["nothing"]]
+    clusters: dict[str, int] = {}
+    for at, case in enumerate(cases):
+        patient = -1 - at if case.cluster is None else clusters.setdefault(case.cluster, len(clusters))
+        for one in gathered:
+            one.add(case, patient)
+    checks = [_check(one, acceptance.confidence) for one in gathered]
+    return tuple(replace(check, scope=shown.get(check.scope, check.scope)) for check in checks)
 
 
-def _check(criterion: Criterion, scope: str, cases: Sequence[ComparedCase], confidence: float | None) -> Check:
-    quantity = QUANTITIES[criterion.name]
-    kind, _, which = scope.partition(" ")
-    those = [case for case in cases if kind != "group" or case.group == which]
-    values = [(case, value) for case in those for value in _values(quantity, criterion.margin, case, kind, which)]
-    defined = [(case, float(value)) for case, value in values if value is not None and value == value]
-    per_patient: dict[str, list[float]] = {}
-    for case, value in defined:
-        per_patient.setdefault(case.unit, []).append(value)
-    means = np.array([np.mean(values) for values in per_patient.values()])
+def _check(gathered: _Gathered, confidence: float | None) -> Check:
+    criterion, quantity, means = gathered.criterion, gathered.quantity, gathered.means
     observed, bound, why = _bounded(means, quantity, confidence)
     decisive = observed if confidence is None else bound
     holds = decisive is not None and decisive <= criterion.limit + 1e-12
@@ -274,15 +307,15 @@ def _check(criterion: Criterion, scope: str, cases: Sequence[ComparedCase], conf
         why = f"{quantity.says}: {what}, {'within' if holds else 'above'} the limit {criterion.limit:g}"
     return Check(
         criterion.name,
-        scope,
+        gathered.scope,
         quantity.says,
         criterion.limit,
         criterion.margin,
         observed,
         bound,
-        len(defined),
+        len(gathered.values),
         len(means),
-        len(values) - len(defined),
+        gathered.undefined,
         holds,
         why,
     )

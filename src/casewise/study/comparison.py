@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +15,8 @@ from scipy import stats
 
 from casewise.core.brief import brief
 from casewise.core.errors import BadInput
-from casewise.measure.comparison import Comparison, LabelChange, Regression, comparison
-from casewise.measure.masks import is_tensor
+from casewise.measure.comparison import NAN, Comparison, LabelChange, Regression, comparison
+from casewise.measure.masks import Floats, Integers, is_tensor
 from casewise.study.statistics.resample import (
     Interval,
     draws,
@@ -43,44 +46,184 @@ class ComparedCase:
 
 @dataclass(frozen=True)
 class Comparisons:
-    """Many cases, new against old."""
+    """Many cases, new against old. The cases may lie in a file: they are read one after the other, and once more where
+    a row is asked for; what stays in memory is a few numbers of each (:class:`Cohort`)."""
 
-    cases: tuple[ComparedCase, ...]
+    cases: Sequence[ComparedCase]
     good: float = GOOD
 
     __repr__ = brief
 
+    @cached_property
+    def cohort(self) -> Cohort:
+        """The numbers that the summary and the order of the cases are made of."""
+        found = Cohort()
+        for case in self.cases:
+            found.add(case)
+        return found
+
     @property
     def summary(self) -> dict[str, Any]:
         """The cohort, its labels and its groups in plain JSON types; estimates with 95 % intervals by cluster."""
-        groups = sorted({case.group for case in self.cases if case.group is not None})
+        cohort = self.cohort
         return {
-            **cohort_row(self.cases, good=self.good),
-            "labels": [
-                {"label": number, **label_row(self.cases, number, good=self.good)} for number in self.label_numbers
-            ],
+            **cohort_row(cohort, good=self.good),
+            "labels": [{"label": number, **label_row(cohort, number, good=self.good)} for number in self.label_numbers],
             "groups": [
-                {"group": name, **cohort_row([one for one in self.cases if one.group == name], good=self.good)}
-                for name in groups
+                {"group": name, **cohort_row(cohort, cohort.of_group(name), good=self.good)} for name in cohort.groups
             ],
         }
 
     @property
     def label_numbers(self) -> tuple[int, ...]:
         """Every foreground label of any case."""
-        return tuple(sorted({row.label for case in self.cases for row in case.found.labels}))
+        return tuple(sorted(self.cohort.labels))
 
     @property
-    def worst_first(self) -> tuple[ComparedCase, ...]:
+    def worst_first(self) -> CasesInOrder:
         """The most suspicious first: with labels by the fall of the metric; then, and without, by the share of a label
         that was gained or lost in one piece (see :attr:`Comparison.suspicion`); then by the share that changed."""
-        return tuple(sorted(self.cases, key=_suspicion))
+        return CasesInOrder(self.cases.__getitem__, self.cohort.worst_first)
+
+    @property
+    def worst_first_ids(self) -> list[str]:
+        """Their ids alone; no case is read for them."""
+        return [self.cohort.ids[at] for at in self.cohort.worst_first.tolist()]
 
 
-def _suspicion(case: ComparedCase) -> tuple[float, ...]:
-    found = case.found
-    fall = 0.0 if np.isnan(found.change) else -found.change
-    return (-round(fall, 12), -found.suspicion, -found.changed_share)
+class CasesInOrder(Sequence[ComparedCase]):
+    """Cases in some order, each made when it is asked for and kept by nobody."""
+
+    def __init__(self, at: Callable[[int], ComparedCase], order: Integers) -> None:
+        self._at, self._order = at, order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @overload
+    def __getitem__(self, which: int) -> ComparedCase: ...
+
+    @overload
+    def __getitem__(self, which: slice) -> CasesInOrder: ...
+
+    def __getitem__(self, which: int | slice) -> ComparedCase | CasesInOrder:
+        if isinstance(which, slice):
+            return CasesInOrder(self._at, self._order[which])
+        return self._at(int(self._order[which]))
+
+
+_OF_CASE = ("changed_share", "suspicion", "metric_old", "metric_new", "ha", "ba", "worse_voxels", "unscored", "changed")
+_OF_LABEL = ("drift_ml", "agreement", "shift_hd95", "ha", "ba", "dice_old", "dice_new", "hd95_old", "hd95_new")
+_COUNTED = ("components_gained", "components_lost", "holes_gained", "holes_lost")
+
+
+class _Columns:
+    """Numbers by name, 8 bytes each; a name that no row has a number for takes no room, and None is NaN."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._held: dict[str, array[float]] = {}
+
+    def add(self, row: Any, names: Sequence[str]) -> None:
+        for name in names:
+            value = getattr(row, name)
+            if value is None and name not in self._held:
+                continue
+            column = self._held.setdefault(name, array("d"))
+            column.extend([NAN] * (self.rows - len(column)))
+            column.append(NAN if value is None else value)
+        self.rows += 1
+
+    def __getitem__(self, name: str) -> Floats:
+        held = self._held.get(name, array("d"))
+        return np.concatenate([np.array(held, float), np.full(self.rows - len(held), NAN)])
+
+
+class _LabelNumbers(_Columns):
+    """One label over the cases that hold it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at = array("q")  # positions of the cases
+        self.voxels_old, self.voxels_new = array("q"), array("q")
+        self.counts: Counter[str] = Counter()
+
+    def add_label(self, at: int, row: LabelChange) -> None:
+        self.add(row, _OF_LABEL)
+        self.at.append(at)
+        self.voxels_old.append(row.voxels_old)
+        self.voxels_new.append(row.voxels_new)
+        self.counts.update({name: getattr(row, name) for name in _COUNTED})
+        self.counts["changed"] += row.changed > 0
+        self.counts["cases_with_new_holes"] += row.holes_gained > 0
+        self.counts["cases_with_lost_components"] += row.components_lost > 0
+
+
+class Cohort:
+    """What a summary needs of the cases: an id, some ten numbers per case and per label, and sums; nothing else."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.labels: dict[int, _LabelNumbers] = {}
+        self.metric = ""  # of the first case with a label
+        self.of_case = _Columns()
+        self._unit, self._group = array("q"), array("q")
+        self._made_wrong, self._made_right = array("q"), array("q")
+        self._labelled = array("b")
+        self._clusters: dict[str, int] = {}
+        self._groups: dict[str, int] = {}
+
+    def add(self, case: ComparedCase) -> None:
+        """Take one more case."""
+        at, found = len(self.ids), case.found
+        self.ids.append(case.id)
+        # A case without a cluster is one of its own; it needs a number, but no name.
+        alone = case.cluster is None
+        self._unit.append(-1 - at if alone else self._clusters.setdefault(str(case.cluster), len(self._clusters)))
+        self._group.append(-1 if case.group is None else self._groups.setdefault(case.group, len(self._groups)))
+        self._labelled.append(found.labelled)
+        self._made_wrong.append(found.made_wrong or 0)
+        self._made_right.append(found.made_right or 0)
+        self.of_case.add(found, _OF_CASE)
+        self.metric = self.metric or (found.metric if found.labelled else "")
+        for row in found.labels:
+            self.labels.setdefault(row.label, _LabelNumbers()).add_label(at, row)
+
+    @property
+    def all(self) -> Integers:
+        """The positions of all cases."""
+        return np.arange(len(self.ids), dtype=np.int64)
+
+    @property
+    def groups(self) -> list[str]:
+        """The names of the groups."""
+        return sorted(self._groups)
+
+    def of_group(self, name: str) -> Integers:
+        """The positions of its cases."""
+        return np.flatnonzero(np.array(self._group) == self._groups[name])
+
+    @property
+    def labelled(self) -> NDArray[np.bool_]:
+        """Which cases have a label."""
+        return np.array(self._labelled, bool)
+
+    def made(self, which: Integers) -> tuple[int, int]:
+        """Voxels made wrong and made right in some cases."""
+        return int(np.array(self._made_wrong)[which].sum()), int(np.array(self._made_right)[which].sum())
+
+    def units(self, which: Integers) -> Integers:
+        """The number of each of these cases' cluster, in order of appearance."""
+        _, first, of = np.unique(np.array(self._unit)[which], return_index=True, return_inverse=True)
+        return np.argsort(np.argsort(first)).astype(np.int64)[of]
+
+    @property
+    def worst_first(self) -> Integers:
+        """Positions, the most suspicious first; of equal ones the earlier first."""
+        fall = np.nan_to_num(self.of_case["metric_old"] - self.of_case["metric_new"], nan=0.0)
+        rounded = np.fromiter((round(value, 12) for value in fall.tolist()), float, fall.size)
+        keys = (rounded, self.of_case["suspicion"], self.of_case["changed_share"])
+        return np.lexsort([-key for key in reversed(keys)]).astype(np.int64)
 
 
 def compare(
@@ -151,102 +294,95 @@ def _each(
         raise BadInput(f"old, new and label must have as many masks each; one of them ended after {at}")
 
 
-def cohort_row(cases: Sequence[ComparedCase], *, good: float = GOOD) -> dict[str, Any]:
-    """Counts, and with labels metric, harm, helped and hurt of some cases."""
-    found = [case.found for case in cases]
+def cohort_row(cohort: Cohort, which: Integers | None = None, *, good: float = GOOD) -> dict[str, Any]:
+    """Counts, and with labels metric, harm, helped and hurt of some cases, or of all."""
+    which, of_case = cohort.all if which is None else which, cohort.of_case
     row: dict[str, Any] = {
-        "cases": len(cases),
-        "clusters": len({case.unit for case in cases}),
-        "changed": sum(one.changed > 0 for one in found),
-        "warned": sum(one.suspicion > 0 for one in found),
-        "changed_share": interval(cases, lambda case: case.found.changed_share),
+        "cases": len(which),
+        "clusters": len(np.unique(cohort.units(which))),
+        "changed": int((of_case["changed"][which] > 0).sum()),
+        "warned": int((of_case["suspicion"][which] > 0).sum()),
+        "changed_share": _interval(cohort, which, of_case["changed_share"][which]),
     }
-    labelled = [case for case in cases if case.found.labelled]
-    if not labelled:
+    labelled = which[cohort.labelled[which]]
+    if not labelled.size:
         return row
+    made_wrong, made_right = cohort.made(labelled)
     return {
         **row,
         "labelled": len(labelled),
-        "metric": labelled[0].found.metric,
-        "ha": interval(labelled, lambda case: case.found.ha),
-        "judged": _judged(labelled),
-        "ba": interval(labelled, lambda case: case.found.ba),
-        "worse_voxels": interval(labelled, lambda case: case.found.worse_voxels),
-        "made_wrong": sum(case.found.made_wrong or 0 for case in labelled),
-        "made_right": sum(case.found.made_right or 0 for case in labelled),
-        **_sides(labelled, lambda case: (case.found.metric_old, case.found.metric_new), good),
+        "metric": cohort.metric,
+        "ha": _interval(cohort, labelled, of_case["ha"][labelled]),
+        "judged": _judged(of_case["changed"][labelled], of_case["unscored"][labelled]),
+        "ba": _interval(cohort, labelled, of_case["ba"][labelled]),
+        "worse_voxels": _interval(cohort, labelled, of_case["worse_voxels"][labelled]),
+        "made_wrong": made_wrong,
+        "made_right": made_right,
+        **_sides(cohort, labelled, of_case["metric_old"][labelled], of_case["metric_new"][labelled], good),
     }
 
 
-def _judged(cases: Sequence[ComparedCase]) -> float | None:
+def _judged(changed: Floats, unscored: Floats) -> float | None:
     """The share of all changed voxels that HA judged: those in regions; None where nothing changed."""
-    known = [case.found for case in cases if case.found.unscored is not None and case.found.changed]
-    changed = sum(one.changed for one in known)
-    return sum((1 - (one.unscored or 0)) * one.changed for one in known) / changed if changed else None
+    known = ~np.isnan(unscored) & (changed > 0)
+    whole = changed[known].sum()
+    return sum(((1 - unscored[known]) * changed[known]).tolist()) / float(whole) if whole else None
 
 
-def label_row(cases: Sequence[ComparedCase], number: int, *, good: float = GOOD) -> dict[str, Any]:
+def label_row(cohort: Cohort, number: int, *, good: float = GOOD) -> dict[str, Any]:
     """One label over the cases that hold it."""
-    held = [(case, row) for case in cases for row in case.found.labels if row.label == number]
-    held.sort(key=lambda pair: not pair[0].found.labelled)  # labelled ones first; the order changes no mean
-    rows = {case.id: row for case, row in held}
-    those = [case for case, _ in held]
-    shifts = [row.shift_hd95 for _, row in held if row.shift_hd95 is not None and not np.isnan(row.shift_hd95)]
+    held = cohort.labels[number]
+    at = np.array(held.at)
+    order = np.argsort(~cohort.labelled[at], kind="stable")  # labelled ones first; the order changes no mean
+    those = at[order]
+
+    def mean(name: str) -> dict[str, Any] | None:
+        return _interval(cohort, those, held[name][order])
+
+    shifts = held["shift_hd95"]
+    shifts = shifts[~np.isnan(shifts)]
     found: dict[str, Any] = {
         "cases": len(those),
-        "changed": sum(row.changed > 0 for _, row in held),
-        "drift": _total_drift(those, rows),
-        "drift_ml": interval(those, lambda case: rows[case.id].drift_ml),
-        "agreement": interval(those, lambda case: rows[case.id].agreement),
-        "shift_hd95_median": float(np.median(shifts)) if shifts else None,
-        "shift_hd95_max": max(shifts, default=None),
-        **{
-            name: sum(getattr(row, name) for _, row in held)
-            for name in ("components_gained", "components_lost", "holes_gained", "holes_lost")
-        },
-        "cases_with_new_holes": sum(row.holes_gained > 0 for _, row in held),
-        "cases_with_lost_components": sum(row.components_lost > 0 for _, row in held),
+        "changed": held.counts["changed"],
+        "drift": _total_drift(cohort.units(those), np.array(held.voxels_old)[order], np.array(held.voxels_new)[order]),
+        "drift_ml": mean("drift_ml"),
+        "agreement": mean("agreement"),
+        "shift_hd95_median": float(np.median(shifts)) if shifts.size else None,
+        "shift_hd95_max": float(shifts.max()) if shifts.size else None,
+        **{name: held.counts[name] for name in _COUNTED},
+        **{name: held.counts[name] for name in ("cases_with_new_holes", "cases_with_lost_components")},
     }
-    if those and those[0].found.labelled:
-        found["ha"] = interval(those, lambda case: rows[case.id].ha)
-        found["ba"] = interval(those, lambda case: rows[case.id].ba)
-        found |= _sides(those, lambda case: (rows[case.id].dice_old, rows[case.id].dice_new), good)
-        found["hd95_old"] = interval(those, lambda case: rows[case.id].hd95_old)
-        found["hd95_new"] = interval(those, lambda case: rows[case.id].hd95_new)
+    if cohort.labelled[those[0]]:
+        found["ha"] = mean("ha")
+        found["ba"] = mean("ba")
+        found |= _sides(cohort, those, held["dice_old"][order], held["dice_new"][order], good)
+        found["hd95_old"] = mean("hd95_old")
+        found["hd95_new"] = mean("hd95_new")
     return found
 
 
-def _total_drift(cases: Sequence[ComparedCase], rows: Mapping[str, LabelChange]) -> dict[str, Any] | None:
+def _total_drift(of: Integers, voxels_old: Integers, voxels_new: Integers) -> dict[str, Any] | None:
     """(all new - all old) / all old voxels, with an interval by cluster; a mean of ratios would be that of crumbs."""
-    of = units(cases)
-    old, new = (
-        np.bincount(of, [getattr(rows[case.id], name) for case in cases]) for name in ("voxels_old", "voxels_new")
-    )
+    old, new = (np.bincount(of, voxels) for voxels in (voxels_old, voxels_new))
     if not old.sum():
         return None
     if len(old) >= MANY:
-        found = _ratio(new, old, n=len(cases))
+        found = _ratio(new, old, n=len(of))
         return as_plain(replace(found, estimate=found.estimate - 1, low=found.low - 1, high=found.high - 1))
     index = draws(len(old)).index
     with np.errstate(divide="ignore", invalid="ignore"):
         drawn = new[index].sum(axis=1) / old[index].sum(axis=1) - 1
     drift = float(new.sum() / old.sum() - 1)
-    return as_plain(interval_of(drift, drawn, n=len(cases), clusters=len(old)))
+    return as_plain(interval_of(drift, drawn, n=len(of), clusters=len(old)))
 
 
-def _sides(
-    cases: Sequence[ComparedCase],
-    metric: Callable[[ComparedCase], tuple[float | None, float | None]],
-    good: float,
-) -> dict[str, Any]:
+def _sides(cohort: Cohort, which: Integers, before: Floats, after: Floats, good: float) -> dict[str, Any]:
     """Old, new and their difference; who was helped, who was hurt, and who was good before and is not now."""
-    scores = np.array([[np.nan if value is None else value for value in metric(case)] for case in cases], float)
-    defined = np.isfinite(scores).all(axis=1)
-    kept = [case for case, there in zip(cases, defined, strict=True) if there]
-    old, new = scores[defined].T
+    defined = np.isfinite(before) & np.isfinite(after)
+    kept, old, new = which[defined], before[defined], after[defined]
     change = np.round(new - old, 12)
     flips = (old >= good) & (new < good)
-    of = units(kept)
+    of = cohort.units(kept)
     return {
         "undefined": int((~defined).sum()),
         "metric_old": float(old.mean()) if old.size else None,
@@ -259,7 +395,7 @@ def _sides(
         "hurt_share": _share(change < 0, of),
         "good": good,
         "flips": int(flips.sum()),
-        "flipped": [case.id for case, flip in zip(kept, flips, strict=True) if flip],
+        "flipped": [cohort.ids[at] for at in kept[flips].tolist()],
     }
 
 
@@ -289,20 +425,13 @@ def _ratio(sums: NDArray[Any], sizes: NDArray[Any], *, n: int) -> Interval:
     return Interval(ratio, ratio - reach, ratio + reach, below, n, clusters, 0, method="t", p_flip=p)
 
 
-def units(cases: Sequence[ComparedCase]) -> NDArray[np.int64]:
-    """The number of each case's cluster, in order of appearance."""
-    known: dict[str, int] = {}
-    return np.array([known.setdefault(case.unit, len(known)) for case in cases], np.int64)
-
-
-def interval(cases: Sequence[ComparedCase], value: Callable[[ComparedCase], float | None]) -> dict[str, Any] | None:
+def _interval(cohort: Cohort, which: Integers, values: Floats) -> dict[str, Any] | None:
     """The mean over cases with its 95 % interval by cluster; undefined values are left out and counted."""
-    pairs = [(case, value(case)) for case in cases]
-    defined = [(case, number) for case, number in pairs if number is not None and not np.isnan(number)]
-    if not defined:
+    defined = ~np.isnan(values)
+    if not defined.any():
         return None
-    found = _mean(np.array([number for _, number in defined]), units([case for case, _ in defined]))
-    return {**as_plain(found), "undefined": len(pairs) - len(defined)}
+    found = _mean(values[defined], cohort.units(which[defined]))
+    return {**as_plain(found), "undefined": int((~defined).sum())}
 
 
 def as_plain(found: Interval) -> dict[str, Any]:
