@@ -640,6 +640,27 @@ def design_lines(bench: Bench) -> Iterator[str]:
             )
 
 
+def tell_designs(shift: Shift, out: Path) -> None:
+    """Print the designs alone, cross-fitted over the clusters of both splits; ``default`` compares within each fold."""
+    calibration, development = (open_archive(shift.archive(out, split)) for split in SPLITS)
+    development = unlock(development.locked(), purpose="benchmarks/real_shifts.py --designs: cross-fitted designs")
+    bench = Bench(shift, calibration, development)
+    for ladder in bench.views:
+        setting = setting_of(development.on(ladder))
+        known = [one for archive in (calibration, development) for one in gather(archive.on(ladder), setting)]
+        chosen: list[str] = []
+
+        def default(some: Sequence[Known], setting: Setting, chosen: list[str] = chosen) -> Controller:
+            """What ``--policy default`` deploys: designs are compared within these cases, the chosen one is fitted."""
+            chosen.append(compare_designs(some, setting).chosen)
+            return DESIGNS[chosen[-1]](some, setting)
+
+        both = compare_designs(known, setting, {**WITH_BEST, "default": default}, level=0.975)
+        rows = {"designs": {ladder: {"both": [vars(row) for row in both.rows]}}}
+        print(f"\n### {shift.name}, {len(known)} cases; in its folds `default` takes {', '.join(chosen)}")
+        print("\n".join(design_lines(replace(bench, kept=rows))), flush=True)
+
+
 def main() -> None:
     """Print the tables of the shifts that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -647,12 +668,13 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--weights", type=Path, help="folder of the source models; default: weights beside DATA")
     parser.add_argument("-o", "--out", type=Path, default=Path("bench-real"))
+    parser.add_argument("--designs", action="store_true", help="only the cross-fitted designs, default among them")
     options = parser.parse_args()
     sys.path.insert(0, str(HOME.parent))
     out = options.out.resolve()
     known = shifts((options.weights or options.data.resolve().parent / "weights").resolve(), out)
     for name in options.shifts or known:
-        tell(known[name], out)
+        (tell_designs if options.designs else tell)(known[name], out)
 
 
 if __name__ == "__main__":

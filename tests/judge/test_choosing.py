@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from worlds.candidates import views_archive
@@ -15,6 +17,7 @@ from casewise.judge.calibration.designs import (
     chance_of_best,
     compare_designs,
     cross_fitted,
+    fit_choose,
     folds,
     gather,
     mean_low,
@@ -97,21 +100,49 @@ def test_a_rule_that_was_shown_no_masks_says_so():
         AgreementRule(steps=3, consensus="3", rule="medoid").decide(seen)
 
 
-def test_choose_takes_the_best_lower_bound_else_its_fallback():
+def test_choose_leaves_its_anchor_only_for_what_is_surely_better():
     seen, masks = one_row(A, B, C, B)
-    sure = Choose(steps=3, consensus="3", weights=(1.0, 0.0, 0.0), fallback="3")
+    sure = Choose(steps=3, consensus="3", weights=(1.0, 0.0, 0.0))
     shown = sure.compared(seen, masks)
     assert sure.decide(shown).state == State(3)  # the largest gain of agreement
     gains = {str(state): round(gain, 3) for state, (gain, _) in sure.expected(shown).items()}
     assert gains == {"1": 0.095, "2": 0.029, "3": 0.152}  # B: (4/5 + 6/7)/2, C: (4/6 + 6/7)/2, vote: (4/5 + 1 + 6/7)/3
-    unsure = Choose(
-        steps=3,
-        consensus="3",
-        weights=(1.0, 0.0, 0.0),
-        replicates=(((9.0, 0, 0), ()), ((-9.0, 0, 0), ())),
-        fallback="0",
-    )
+    unsure = replace(sure, replicates=(((9.0, 0, 0), ()), ((-9.0, 0, 0), ())))
     assert unsure.decide(shown).state == SOURCE
+    assert "M0: nothing is surely better" in unsure.decide(shown).reason
+
+
+def test_choose_compares_with_its_anchor_and_may_go_back_to_m0():
+    seen, masks = one_row(A, B, C, B)
+    second = Choose(steps=3, consensus="3", weights=(1.0, 0.0, 0.0), anchor="2")
+    shown = second.compared(seen, masks)
+    gains = {str(state): round(gain, 3) for state, (gain, _) in second.expected(shown).items()}
+    assert gains == {"0": -0.029, "1": 0.067, "3": 0.124}  # of each against candidate 2
+    assert second.decide(shown).state == State(3)
+    harmful = replace(second, weights=(-1.0, 0.0, 0.0), anchor="3")
+    assert harmful.decide(shown).state == SOURCE
+    assert "M0 is expected to gain +0.1524 over candidate 3" in harmful.decide(shown).reason
+    both_unsure = replace(harmful, replicates=(((-9.0, 0, 0), ()), ((9.0, 0, 0), ())))
+    assert both_unsure.decide(shown).state == State(3)  # unsure of everything, it stays
+    never = replace(harmful, spread=float("inf"))
+    assert never.expected(shown) == {}
+    assert never.decide(shown).state == State(3)
+    with pytest.raises(BadInput, match="the spread is 0 or more"):
+        replace(second, spread=-1.0)
+
+
+def test_departures_are_tried_on_clusters_left_out_before_they_are_used(known, setting):
+    """Signals that are shuffled between cases carry nothing: what is left is the best fixed candidate."""
+    fitted = fit_choose(known, setting)
+    gains = {state: np.mean([one.metric[state] - one.source for one in known]) for state in known[0].metric}
+    assert fitted.anchor == setting.consensus
+    assert gains[state_of(fitted.anchor)] > 0
+    shuffled = [replace(one, seen=other.seen) for one, other in zip(known, [*known[7:], *known[:7]], strict=True)]
+    assert fit_choose(shuffled, setting).spread == float("inf")
+    few = [one for one in known if one.cluster in sorted({one.cluster for one in known})[:2]]
+    assert fit_choose(few, setting).spread == float("inf")  # two clusters cannot try anything
+    helped = [replace(one, metric={**one.metric, State(1): 1.0}) for one in known]
+    assert fit_choose(helped, setting).anchor == "1"
 
 
 def test_pieces_are_components_of_one_class_pair():
@@ -335,7 +366,7 @@ def test_where_nobody_draws_anything_m0_stays_and_its_quality_is_unknown():
     for rule in ("agreement", "medoid", "low-agreement"):
         controller = AgreementRule(steps=3, consensus="3", rule=rule, threshold=0.9)
         assert controller.decide(controller.compared(seen, masks)).state == SOURCE
-    inner = Choose(steps=3, consensus="3", weights=(1.0, 0.0, 0.0), fallback="0")
+    inner = Choose(steps=3, consensus="3", weights=(1.0, 0.0, 0.0))
     both = Flagging(inner, Quality(middle=0.5, ratio=1.0, level=0.9), below=0.5, steps=3, silent=("3",))
     verdict = both.decide(both.compared(seen, masks))
     assert verdict.flagged

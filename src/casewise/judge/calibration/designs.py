@@ -323,6 +323,28 @@ def fit_low_agreement(known: Sequence[Known], setting: Setting, *, level: float 
 
 
 def fit_choose(known: Sequence[Known], setting: Setting, *, ridge: float = 1.0, level: float = 0.9) -> Controller:
+    """An anchor, and where another candidate is surely better than it.
+
+    The anchor is the fixed candidate with the largest lower bound of gain over clusters, M0 where none is above 0. It
+    is left only if leaving it was tried: with models fitted without a cluster, the departures must gain over the
+    anchor on the clusters left out (lower bound above 0). Where signals carry nothing, the anchor is all there is.
+    """
+    clusters = [one.cluster for one in known]
+    fixed = {state: [one.metric[state] - one.source for one in known] for state in board(known[0].seen)}
+    lows = {state: mean_low(gains, clusters, level=level)[1] for state, gains in fixed.items() if state != SOURCE}
+    anchor = max(lows, key=lambda state: lows[state])
+    anchor = anchor if lows[anchor] > 0 else SOURCE
+    found = _departures(known, setting, anchor, ridge, level)
+    if len(set(clusters)) < 3:
+        return replace(found, spread=float("inf"))
+    more = np.zeros(len(known))
+    for inside, out in folds(clusters):
+        tried = _departures([known[i] for i in inside], setting, anchor, ridge, level)
+        more[out] = [answer(known[i], tried).metric - known[i].metric[anchor] for i in out]
+    return found if mean_low(more, clusters, level=level)[1] > 0 else replace(found, spread=float("inf"))
+
+
+def _departures(known: Sequence[Known], setting: Setting, anchor: State, ridge: float, level: float) -> Choose:
     """Expected gain of a candidate by ridge regression, and the same without each cluster in turn.
 
     What is particular to a candidate is shrunk by as much as its mean residual is noise (empirical Bayes).
@@ -336,15 +358,13 @@ def fit_choose(known: Sequence[Known], setting: Setting, *, ridge: float = 1.0, 
         _fit_gain([row for row, cluster in zip(rows, clusters, strict=True) if cluster != out], names, ridge, shrink)
         for out in np.unique(clusters)
     ]
-    consensus = np.array([one.metric[state_of(setting.consensus)] - one.source for one in known])
-    gains = mean_low(consensus, clusters.tolist(), level=level)[1] > 0
     return Choose(
         **_plain(setting),
         weights=whole[0],
         own=whole[1],
         replicates=tuple(left_out),
         spread=float(stdtrit(max(1, len(left_out) - 1), level)),
-        fallback=setting.consensus if gains else str(SOURCE),
+        anchor=str(anchor),
     )
 
 

@@ -193,17 +193,19 @@ def features(signals: Signals, source: Signals) -> list[float] | None:
 
 @dataclass(frozen=True)
 class Choose(_AmongAll):
-    """The candidate whose expected gain has the largest lower bound, if that is above 0; else the fallback.
+    """The anchor, unless another candidate (or M0) is surely expected to gain more on this case.
 
-    gain(k) = weights . features(k) + own[k], fitted with shrinkage; ``replicates`` are the same numbers fitted without
-    each calibration cluster in turn, and the lower bound is the estimate minus ``spread`` jackknife standard errors.
+    The anchor is the fixed candidate that surely gains on the calibration cases, or M0. gain(k) = weights . features(k)
+    + own[k], fitted with shrinkage; ``replicates`` are the same numbers fitted without each calibration cluster in
+    turn. The lower bound of gain(k) - gain(anchor) is the estimate minus ``spread`` jackknife standard errors; an
+    infinite spread never leaves the anchor.
     """
 
     weights: tuple[float, ...] = ()
     own: tuple[tuple[str, float], ...] = ()  # what is particular to a candidate, shrunk to 0
     replicates: tuple[tuple[tuple[float, ...], tuple[tuple[str, float], ...]], ...] = ()
     spread: float = 1.3
-    fallback: str = "0"  # the consensus where it gains on the calibration cases, else M0
+    anchor: str = "0"
 
     name = "choose"
     needs = frozenset({"agreement", "agreement_source", "support"})
@@ -214,35 +216,52 @@ class Choose(_AmongAll):
             object.__setattr__(self, name, _frozen(getattr(self, name)))
         if len(self.weights) != len(FEATURES):
             raise BadInput(f"choose needs {len(FEATURES)} weights, got {len(self.weights)}; run casewise calibrate")
-        state_of(self.fallback)
+        if not self.spread >= 0:
+            raise BadInput(f"the spread is 0 or more, infinite to stay at the anchor; got {self.spread}")
+        state_of(self.anchor)
 
     def expected(self, seen: Observation) -> dict[State, tuple[float, float]]:
-        """Expected gain and its lower bound for every candidate with known signals, without M0."""
-        candidates = board(seen)
+        """Gain over the anchor, and its lower bound, of every other candidate with known signals; M0 among them.
+
+        Nothing where the signals of the anchor are missing, or where it is never left.
+        """
+        candidates, anchor = board(seen), state_of(self.anchor)
         models = [(weights, dict(own)) for weights, own in ((self.weights, self.own), *self.replicates)]
-        found = {}
+        gains = {}
         for state, signals in candidates.items():
             x = features(signals, candidates[SOURCE])
-            if state == SOURCE or x is None:
-                continue
-            gain, *rest = (_gain(x, weights, own, str(state)) for weights, own in models)
-            drawn = np.array(rest)
-            amount = len(drawn)
-            error = float(np.sqrt((amount - 1) / amount * ((drawn - drawn.mean()) ** 2).sum())) if amount else 0.0
-            found[state] = (gain, gain - self.spread * error)
-        return found
+            if state == SOURCE:
+                gains[state] = np.zeros(len(models))
+            elif x is not None:
+                gains[state] = np.array([_gain(x, weights, own, str(state)) for weights, own in models])
+        if anchor not in gains or self.spread == float("inf"):
+            return {}
+        found = {}
+        for state in gains.keys() - {anchor}:
+            gain, *drawn = gains[state] - gains[anchor]
+            low = gain - self.spread * _jackknife_error(np.array(drawn))
+            found[state] = (float(gain), float(low))
+        return {state: found[state] for state in candidates if state in found}  # in the order of the board
 
     def decide(self, seen: Observation) -> Verdict | None:
-        """The best candidate, once all are there."""
+        """The anchor or what is surely better, once all candidates are there."""
         if not self.complete(seen):
             return None
-        expected = self.expected(seen)
-        best = max(expected, key=lambda state: expected[state][1], default=SOURCE)
+        expected, anchor = self.expected(seen), state_of(self.anchor)
+        said = "M0" if anchor == SOURCE else f"candidate {anchor}"
+        best = max(expected, key=lambda state: expected[state][1], default=anchor)
         gain, low = expected.get(best, (0.0, 0.0))
         if low > 0:
-            return self._verdict(seen, best, f"{best} is expected to gain {gain:+.4f}, at least {low:+.4f}")
-        fallback = state_of(self.fallback)
-        return self._verdict(seen, fallback, f"no candidate is surely better than M0 ({low:+.4f}): {fallback}")
+            taken = "M0" if best == SOURCE else f"candidate {best}"
+            why = f"{taken} is expected to gain {gain:+.4f} over {said}, at least {low:+.4f}"
+            return self._verdict(seen, best, why)
+        return self._verdict(seen, anchor, f"{said}: nothing is surely better on this case")
+
+
+def _jackknife_error(drawn: Any) -> float:
+    """Standard error from estimates that left one cluster out each; 0 without any."""
+    amount = len(drawn)
+    return float(np.sqrt((amount - 1) / amount * ((drawn - drawn.mean()) ** 2).sum())) if amount else 0.0
 
 
 def _frozen(value: Any) -> Any:
