@@ -14,6 +14,7 @@ from casewise.archive.store import create_archive
 from casewise.core.records import Binding, Case, State
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.controllers.by_group import ByGroup, InferredGroup
+from casewise.judge.controllers.flag import Flagging, Quality
 from casewise.judge.controllers.router import Bucket, Router
 from casewise.judge.deciding import deployed_mask
 from casewise.measure.signals.risk import RiskStatistics
@@ -112,13 +113,15 @@ def every_controller(archive):
         ),
         "by-group": ByGroup({"A": narrow, "B": wide}),
         "inferred": InferredGroup({"A": narrow, "B": wide}, narrow, centroids, {"entropy": float(entropy.std())}),
+        "flagged": Flagging(wide, Quality(1.0, 2.0, 0.9), below=0.7, steps=STEPS),
+        "flagged-by-group": Flagging(ByGroup({"A": narrow, "B": wide}), Quality(1.0, 2.0, 0.9), below=0.7, steps=STEPS),
     }
 
 
 NAMES = [
     *("m0", "fixed-0", "fixed-3", "frag-stop", "entropy-stop", "msp-stop", "gradient-stop", "tau-stop"),
     *("cardiac", "prostate", "driving", "risk", "msp", "stop-router", "stop-router-shrunk"),
-    *("region-gate", "region-gate-median", "by-group", "inferred"),
+    *("region-gate", "region-gate-median", "by-group", "inferred", "flagged", "flagged-by-group"),
 ]
 
 

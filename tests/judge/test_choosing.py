@@ -326,11 +326,65 @@ def test_the_command_line_passes_every_option_on(tmp_path, archive, monkeypatch)
     assert {"flag_below": 0.7, "at": 0.8, "consensus": "6", "allowed_hurt": 0.2}.items() <= seen.items()
 
 
-def test_a_router_cannot_be_flagged_here(tmp_path):
+@pytest.fixture(scope="module")
+def gradient(tmp_path_factory):
     from worlds.cohorts import synthetic_archive
 
-    with pytest.raises(BadInput, match="policy 'cardiac' reads one ladder step by step and cannot be flagged here"):
-        calibrate(synthetic_archive(tmp_path / "a", cases=10), "cardiac", flag_below=0.7)
+    return synthetic_archive(tmp_path_factory.mktemp("gradient") / "a", cases=24)
+
+
+@pytest.mark.parametrize("design", ["cardiac", "default", "frag-stop", "fixed-k", "tau-stop"])
+def test_policies_of_the_paper_are_flagged_too_and_deploy_what_they_did(design, gradient, tmp_path):
+    plain, flagged = calibrate(gradient, design), calibrate(gradient, design, flag_below=0.7, at=0.8)
+    read = read_policy(write_policy(tmp_path / "policy.json", flagged))
+    before, after = casewise.replay(gradient, plain), casewise.replay(gradient, read)
+    assert [one.state for one in before] == [one.state for one in after]
+    assert all(one.quality_low is not None for one in after)
+    assert [one.flagged for one in after] == [one.quality_low < 0.7 for one in after]
+    held = [one.quality_low <= deployed_metric(gradient, one) + 1e-9 for one in after]
+    assert np.mean(held) >= 0.8
+    assert "flags:" in "\n".join(in_words(flagged))
+
+
+def deployed_metric(archive, decision):
+    return dice(archive.mask(decision.case_id, decision.state), archive.label(decision.case_id))
+
+
+def test_a_flag_is_asked_for_by_group_as_well(gradient):
+    made = calibrate(gradient, "cardiac", mode="per-group", flag_below=0.7, at=0.8)
+    assert made.groups
+    assert all(one.quality_low is not None for one in casewise.replay(gradient, made))
+
+
+def test_the_bound_of_a_flagged_router_holds_for_every_state_of_the_ladder(gradient):
+    """So its cut-points may have been fitted on the same cases, and a certificate may move them."""
+    made = calibrate(gradient, "cardiac", flag_below=0.7, at=0.8)
+    for cut in (-np.inf, np.inf):
+        moved = replace(made, options={**made.options, "cut_low": cut, "cut_high": cut})
+        held = [one.quality_low <= deployed_metric(gradient, one) + 1e-9 for one in casewise.replay(gradient, moved)]
+        assert np.mean(held) >= 0.8
+
+
+def test_what_cannot_be_flagged_says_why(gradient):
+    with pytest.raises(BadInput, match="'region-gate' composes masks that no state of the ladder holds"):
+        calibrate(gradient, "region-gate", flag_below=0.7)
+    with pytest.raises(BadInput, match="cut-points move with the stream; leave out --hybrid or --flag-below"):
+        calibrate(gradient, "cardiac", hybrid=True, flag_below=0.7)
+
+
+def test_flags_of_a_router_through_the_command_line(gradient, tmp_path):
+    from typer.testing import CliRunner
+
+    from casewise.cli.calibrate import app
+
+    asked = ["--policy", "cardiac", "--flag-below", "0.7", "--at", "0.9", "-o", str(tmp_path / "policy.json")]
+    result = CliRunner().invoke(app, ["calibrate", str(gradient.path), *asked])
+    assert result.exit_code == 0, result.output
+    assert "flags:" in result.output
+    made = read_policy(tmp_path / "policy.json")
+    assert made.options["flag"]["below"] == 0.7
+    assert made.options["flag"]["quality"]["level"] == 0.9
+    assert {one.flagged for one in casewise.replay(gradient, made)} <= {True, False}
 
 
 def test_an_archive_without_a_consensus_says_what_is_missing(tmp_path):

@@ -64,7 +64,7 @@ def certify(
     from casewise.archive.store import open_archive
     from casewise.core.errors import BadInput
     from casewise.core.records import CALIBRATION
-    from casewise.judge.calibration.fit import has_consensus
+    from casewise.judge.calibration.designs import has_consensus
     from casewise.judge.certificates.certify_gate import certify_gate
     from casewise.judge.certificates.certify_router import Promise, certify_router
     from casewise.judge.certificates.grid import certify_default, certify_designs, certify_grid

@@ -229,8 +229,12 @@ def controller_of(policy: Policy) -> Controller:
             f"stands for it; replay it as a stream, give --watch (casewise monitor --calibration starts one), or "
             f"calibrate seed-only"
         )
-    if not policy.groups:
-        return _built(policy, {})
+    controller = _of_groups(policy) if policy.groups else _built(policy, {})
+    flag = policy.options.get("flag")
+    return controller if flag is None else flagging(controller, flag)
+
+
+def _of_groups(policy: Policy) -> Controller:
     known = {name: _built(policy, more) for name, more in policy.groups.items()}
     inference = policy.options.get("inference")
     if inference is None:
@@ -378,8 +382,7 @@ def _built(policy: Policy, more: Mapping[str, Any]) -> Controller:
         controller: Controller = made(**options) if callable(made) else made
     except TypeError as error:
         raise BadInput(f"policy {policy.name!r} is not calibrated ({error}); run casewise calibrate first") from error
-    flag = policy.options.get("flag")
-    return controller if flag is None else flagging(controller, flag)
+    return controller
 
 
 def _from_plain(plain: Mapping[str, Any]) -> Policy:

@@ -30,8 +30,9 @@ from casewise.judge.controllers.choose import (
     with_agreement,
 )
 from casewise.judge.controllers.depth import Source
+from casewise.judge.controllers.flag import deployed_signal
 from casewise.judge.controllers.merge import PIECE, PIECE_FEATURES, Merge, Pieces, merged, piece_features, piece_scores
-from casewise.judge.deciding import candidate_masks
+from casewise.judge.deciding import candidate_masks, decision_of
 from casewise.judge.outcomes import outcomes, scoring_options
 from casewise.measure.metrics import METRICS
 
@@ -40,6 +41,7 @@ CONSENSUS_NAMES = ("consensus", "mean", "weighted", "vote", "majority")
 """What a rung is called that was made of the others."""
 
 FOLDS = 10  # at most; with fewer clusters each is left out in turn
+ALLOWED_HURT = 0.1  # share of cases that a design, or the anchor of choose, may hurt by more than a point
 POINT = 0.01  # a case that lost more than this was hurt by more than a point
 
 
@@ -180,6 +182,13 @@ class Comparison:
             "why": self.why,
             "allowed_hurt": self.allowed_hurt,
         }
+
+
+def has_consensus(archive: Archive, consensus: str | None) -> bool:
+    """Whether an archive holds a candidate that was made of the others, or one is named."""
+    views = [archive.on(name) for name in archive.joined] or [archive]
+    rungs = [rung for view in views for rung in next(iter(view.entries.values())).rungs]
+    return consensus is not None or any(rung.split("(")[0] in CONSENSUS_NAMES for rung in rungs)
 
 
 def setting_of(
@@ -325,15 +334,18 @@ def fit_low_agreement(known: Sequence[Known], setting: Setting, *, level: float 
 def fit_choose(known: Sequence[Known], setting: Setting, *, ridge: float = 1.0, level: float = 0.9) -> Controller:
     """An anchor, and where another candidate is surely better than it.
 
-    The anchor is the fixed candidate with the largest lower bound of gain over clusters, M0 where none is above 0. It
-    is left only if leaving it was tried: with models fitted without a cluster, the departures must gain over the
-    anchor on the clusters left out (lower bound above 0). Where signals carry nothing, the anchor is all there is.
+    The anchor is the fixed candidate with the largest lower bound of gain over clusters among those that hurt at most
+    one case in ten by more than a point, as ``default`` takes a design; M0 where none is above 0. It is left only if
+    leaving it was tried: with models fitted without a cluster, the departures must gain over the anchor on the
+    clusters left out (lower bound above 0). Where signals carry nothing, the anchor is all there is.
     """
     clusters = [one.cluster for one in known]
-    fixed = {state: [one.metric[state] - one.source for one in known] for state in board(known[0].seen)}
-    lows = {state: mean_low(gains, clusters, level=level)[1] for state, gains in fixed.items() if state != SOURCE}
+    lows = {SOURCE: 0.0}
+    for state in board(known[0].seen):
+        gains = np.array([one.metric[state] - one.source for one in known])
+        if state != SOURCE and (gains < -POINT).sum() <= ALLOWED_HURT * len(gains):
+            lows[state] = mean_low(gains, clusters, level=level)[1]
     anchor = max(lows, key=lambda state: lows[state])
-    anchor = anchor if lows[anchor] > 0 else SOURCE
     found = _departures(known, setting, anchor, ridge, level)
     if len(set(clusters)) < 3:
         return replace(found, spread=float("inf"))
@@ -526,9 +538,7 @@ def answer(one: Known, controller: Controller) -> Deployed:
 
 
 def _worth(one: Known, verdict: Verdict) -> Deployed:
-    candidates, gated = board(one.seen), verdict.action is Action.GATE
-    read = [verdict.state, SOURCE] if gated else [verdict.state]
-    values = [candidates[state].get("agreement") for state in read]
+    gated = verdict.action is Action.GATE
     metric = one.metric[verdict.state]
     if gated:
         rows, counts = one.edits[verdict.state]
@@ -542,7 +552,7 @@ def _worth(one: Known, verdict: Verdict) -> Deployed:
         gated,
         one.source,
         metric,
-        None if any(value is None for value in values) else min(value for value in values if value is not None),
+        deployed_signal(board(one.seen), verdict.state, "agreement", gated=gated),
     )
 
 
@@ -576,7 +586,7 @@ def compare_designs(
     setting: Setting,
     designs: Mapping[str, Design] = DESIGNS,
     *,
-    allowed_hurt: float = 0.1,
+    allowed_hurt: float = ALLOWED_HURT,
     level: float = 0.9,
 ) -> Comparison:
     """Score every design by cross-fitting; take the one with the largest lower bound of gain at the allowed harm.
@@ -632,7 +642,7 @@ def mean_low(values: Any, clusters: Sequence[str], *, level: float = 0.9) -> tup
 
 def quality_of(found: Sequence[Deployed], *, level: float) -> QualityFit:
     """The quality model of what a design deploys, from cases whose clusters had no part in fitting it."""
-    agreement = [np.nan if one.agreement is None else one.agreement for one in found]
+    agreement = [_or_nan(one.agreement) for one in found]
     return fit_quality(agreement, [one.metric for one in found], [one.cluster for one in found], level=level)
 
 
@@ -642,7 +652,7 @@ def fitted_choice(
     *,
     consensus: str | None = None,
     ladders: Sequence[str] = (),
-    allowed_hurt: float = 0.1,
+    allowed_hurt: float = ALLOWED_HURT,
     flag_below: float | None = None,
     at: float = 0.9,
 ) -> tuple[str, dict[str, Any], dict[str, Any]]:
@@ -668,16 +678,77 @@ def fitted_choice(
     }
     if flag_below is not None:
         fit = quality_of(compared.deployed[name], level=at)
-        flag = {"quality": asdict(fit.quality), "below": flag_below, **asdict(setting)}
-        flag.pop("consensus")
-        flag["silent"] = (*setting.silent, setting.consensus)
-        options["flag"] = flag
+        options["flag"] = _flag(fit, flag_below, setting)
         found["quality"] = {**fit.as_dict(), **_flagged(compared.deployed[name], fit, flag_below)}
-        if fit.quality.signal is None:
-            found["concerns"].append(
-                f"agreement does not carry here (rho {fit.rho:.2f}, p {fit.p:.2f}): all cases get the same lower bound"
-            )
+        found["concerns"] += _flag_concerns(fit)
     return name, options, found
+
+
+def fitted_flag(
+    archive: Archive, controller: Controller, *, below: float, at: float, consensus: str | None = None
+) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """(flag, what it does here, concerns) for a controller that reads one ladder step by step.
+
+    The lower bound comes from the worst mask of each case's ladder, M0 and shrunk ones included, so it holds whichever
+    is deployed: cut-points may be fitted on the same cases, move later, or differ by group.
+    """
+    if has_consensus(archive, consensus):
+        setting = setting_of(archive, consensus=consensus)
+    else:
+        setting = Setting(archive.steps, "", background=archive.configuration.get("metric") == "miou")
+    frame = outcomes(archive)
+    rows, found = [], []
+    for case_id in archive.ids:
+        own = frame.loc[(frame["case"] == case_id) & np.isfinite(frame["metric"])]
+        if own.empty:
+            continue
+        seen = with_agreement(
+            _observation(archive, case_id, setting),
+            candidate_masks(archive, case_id),
+            silent=_voiceless(setting),
+            background=setting.background,
+        )
+        worth = {
+            State(int(step), float(shrink)): float(metric)
+            for step, shrink, metric in own[["step", "shrink", "metric"]].itertuples(index=False)
+        }
+        said = {state: deployed_signal(board(seen), state, "agreement") for state in worth}
+        rows.append((said, worth))
+        taken = decision_of(archive, controller, case_id).state.on("")
+        cluster = archive.entry(case_id).cluster or case_id
+        found.append(Deployed(case_id, cluster, str(taken), False, worth[SOURCE], worth[taken], said[taken]))
+    if not found:
+        raise TooFewCases(f"flags are calibrated on labelled cases, {archive.path} has none; record with labels")
+    states = sorted(set().union(*(worth for _, worth in rows)), key=str)
+    signal, truth = (
+        np.array([[_or_nan(one[part].get(state)) for state in states] for one in rows], np.float64) for part in (0, 1)
+    )
+    own_signal = [_or_nan(one.agreement) for one in found]
+    clusters = [one.cluster for one in found]
+    fit = fit_quality(own_signal, [one.metric for one in found], clusters, level=at, every=(signal, truth))
+    quality = {**fit.as_dict(), **_flagged(found, fit, below)}
+    return _flag(fit, below, setting), quality, _flag_concerns(fit)
+
+
+def _or_nan(value: float | None) -> float:
+    return np.nan if value is None else value
+
+
+def _voiceless(setting: Setting) -> tuple[str, ...]:
+    return (*setting.silent, setting.consensus) if setting.consensus else setting.silent
+
+
+def _flag(fit: QualityFit, below: float, setting: Setting) -> dict[str, Any]:
+    """The flag of a policy, as plain options."""
+    flag = {"quality": asdict(fit.quality), "below": below, **asdict(setting)}
+    flag.pop("consensus")
+    return {**flag, "silent": _voiceless(setting)}
+
+
+def _flag_concerns(fit: QualityFit) -> list[str]:
+    if fit.quality.signal is not None:
+        return []
+    return [f"agreement does not carry here (rho {fit.rho:.2f}, p {fit.p:.2f}): all cases get the same lower bound"]
 
 
 def _signal_report(known: Sequence[Known]) -> dict[str, Any]:
@@ -718,11 +789,16 @@ def choice_sentences(found: Mapping[str, Any]) -> list[str]:
             f"M0's agreement with the candidates has rank correlation {signal['rho']:.2f} with its metric "
             f"(p {signal['p']:.3f}, {signal['cases']} cases)"
         )
-    if "quality" in found:
-        quality = found["quality"]
-        lines.append(
-            f"flags: {quality['flagged']} of {quality['cases']} calibration cases, {quality['poor_flagged']} of the "
-            f"{quality['poor']} poor ones among them; lower bound at level {quality['quality']['level']:g} from "
-            f"{quality['clusters']} clusters"
-        )
-    return lines
+    return [*lines, *flag_sentences(found)]
+
+
+def flag_sentences(found: Mapping[str, Any]) -> list[str]:
+    """How many calibration cases are flagged, for a terminal; nothing without flags."""
+    if "quality" not in found:
+        return []
+    quality = found["quality"]
+    return [
+        f"flags: {quality['flagged']} of {quality['cases']} calibration cases, {quality['poor_flagged']} of the "
+        f"{quality['poor']} poor ones among them; lower bound at level {quality['quality']['level']:g} from "
+        f"{quality['clusters']} clusters"
+    ]

@@ -30,7 +30,7 @@ from casewise.judge.calibration.cuts import (
     statistics,
     warn_if_degenerate,
 )
-from casewise.judge.calibration.designs import CONSENSUS_NAMES, fitted_choice
+from casewise.judge.calibration.designs import fitted_choice, fitted_flag, has_consensus
 from casewise.judge.calibration.fixed_budget import budget, tau
 from casewise.judge.calibration.preflight import EVIDENT, concerns, preflight
 from casewise.judge.controllers import takes
@@ -107,11 +107,6 @@ def calibrate(
             f"({', '.join(holdout.joined)}); name one, or choose a policy that reads several: default, where one of "
             f"them ends in a consensus, {able}"
         )
-    if flag_below is not None:
-        raise BadInput(
-            f"policy {design.name!r} reads one ladder step by step and cannot be flagged here; flag one of default, "
-            f"{able} on an archive of views or members"
-        )
     convention = percentiles or ("driving" if design.name == "driving" else "medical")
     frame = outcomes(holdout)
     options = _design_options(holdout, design, coordinate=coordinate, unshrunk=unshrunk)
@@ -119,6 +114,13 @@ def calibrate(
     fitted: dict[str, Any] = {"options": options, "groups": {}}
     examined: dict[str, Any] = {}
     kind = about(controller_kind(design))
+    if flag_below is not None and (kind.gates or hybrid):
+        why = (
+            "composes masks that no state of the ladder holds; flag merge on an archive of views or members"
+            if kind.gates
+            else "cannot be flagged while its cut-points move with the stream; leave out --hybrid or --flag-below"
+        )
+        raise BadInput(f"policy {design.name!r} {why}")
     if kind.fitted_by == "cuts":
         fitted, examined = _routed(holdout, options, mode, convention, evaluation)
     elif kind.fitted_by == "budget":
@@ -152,6 +154,12 @@ def calibrate(
         found["evaluation_buckets"] = {name: sum(one.bucket == name for one in decided) for name in BUCKETS}
         found["quota_drift"] = quota_drift(replace(policy, preflight=found), quota_of(decided))
     found["concerns"] = concerns(found)
+    if flag_below is not None:
+        flag, found["quality"], doubts = fitted_flag(
+            holdout, controller_of(policy), below=flag_below, at=at, consensus=consensus
+        )
+        found["concerns"] += doubts
+        policy = replace(policy, options={**policy.options, "flag": flag})
     if hybrid:
         policy = _hybrid(policy, holdout, convention, window)
     return replace(policy, preflight=found)
@@ -163,13 +171,6 @@ def _bucketed(holdout: Archive, policy: Policy) -> dict[str, Any]:
     counts = {name: sum(one.bucket == name for one in decided) for name in BUCKETS}
     buckets = {name: {"cases": count, "share": count / len(decided)} for name, count in counts.items()}
     return {"buckets": buckets, "quota": quota_of(decided)}
-
-
-def has_consensus(archive: Archive, consensus: str | None) -> bool:
-    """Whether an archive holds a candidate that was made of the others, or one is named."""
-    views = [archive.on(name) for name in archive.joined] or [archive]
-    rungs = [rung for view in views for rung in next(iter(view.entries.values())).rungs]
-    return consensus is not None or any(rung.split("(")[0] in CONSENSUS_NAMES for rung in rungs)
 
 
 def _among_candidates(holdout: Archive, design: Policy, **options: Any) -> Policy:

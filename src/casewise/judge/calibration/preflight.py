@@ -23,7 +23,7 @@ from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, CasewiseError
 from casewise.core.records import Controller, Decision, Policy
 from casewise.judge.calibration.cuts import statistics
-from casewise.judge.calibration.designs import choice_sentences
+from casewise.judge.calibration.designs import choice_sentences, flag_sentences
 from casewise.judge.calibration.fixed_budget import budgets, shape
 from casewise.judge.controllers.router import bucket_of
 from casewise.judge.deciding import decision_of
@@ -274,7 +274,7 @@ def in_words(policy: Policy) -> list[str]:
     lines += list(_numbers(policy))
     if "stability" in found:
         lines += list(_router_lines(found))
-    lines += list(_common_lines(found))
+    lines += [*_common_lines(found), *flag_sentences(found)]
     lines += [f"! {sentence}" for sentence in found["concerns"]]
     lines += [f"exposed: {line['choice']} ({line['seen']})" for line in policy.exposures]
     return lines
@@ -290,7 +290,9 @@ def _numbers(policy: Policy) -> Iterator[str]:
         yield "; ".join(f"{name}: {bucket_of(options[name])}" for name in ("low", "mid", "hard"))
     elif "cut_low" not in options and options:
         yield ", ".join(
-            f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}" for name, value in options.items()
+            f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in options.items()
+            if name != "flag"
         )
     if "hybrid" in options:
         yield (

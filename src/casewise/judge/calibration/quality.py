@@ -72,27 +72,41 @@ class QualityFit:
 
 
 def fit_quality(
-    agreement: ArrayLike, metric: ArrayLike, clusters: Sequence[Any], *, level: float = 0.9, softening: float = 0.02
+    agreement: ArrayLike,
+    metric: ArrayLike,
+    clusters: Sequence[Any],
+    *,
+    level: float = 0.9,
+    softening: float = 0.02,
+    every: tuple[Floats, Floats] | None = None,
 ) -> QualityFit:
-    """The two quantiles of a :class:`Quality`; a signal that does not carry on these cases is not used."""
+    """The two quantiles of a :class:`Quality`; a signal that does not carry on these cases is not used.
+
+    ``every`` holds agreement and metric of all masks that might have been deployed, (case, mask) each: the lower bound
+    then comes from the worst of them, and holds whatever is deployed, however it was chosen.
+    """
     signal, truth = np.asarray(agreement, np.float64), np.asarray(metric, np.float64)
     known = np.isfinite(truth) & np.isfinite(signal)
     if not known.any():
         raise TooFewCases("a quality needs labelled calibration cases with two candidates or more, there is none")
-    every = np.asarray([str(name) for name in clusters])
-    rho, p = carries(signal[known], truth[known], every[known].tolist())
+    names = np.asarray([str(name) for name in clusters])
+    rho, p = carries(signal[known], truth[known], names[known].tolist())
     used = p <= CARRIES
-    known = known if used else np.isfinite(truth)  # without a signal the bound is for cases that have none, too
-    names = every[known].tolist()
-    ratios = (1 - truth[known]) / (softening + (1 - signal[known] if used else 0.0))
+
+    def ratios(signal: Floats, truth: Floats) -> Floats:  # without a signal the bound is for cases that have none, too
+        return np.asarray((1 - truth) / (softening + (1 - signal if used else 0.0)))
+
+    own = ratios(signal, truth)
+    worst = own if every is None else np.max(np.nan_to_num(ratios(*every), nan=-np.inf), axis=1)
+    known = np.isfinite(worst)
     quality = Quality(
-        middle=float(np.median(ratios)),
-        ratio=cluster_quantile(ratios, names, level),
+        middle=float(np.median(own[np.isfinite(own)])),
+        ratio=cluster_quantile(worst[known], names[known].tolist(), level),
         level=level,
         signal="agreement" if used else None,
         softening=softening,
     )
-    return QualityFit(quality, int(known.sum()), len(set(map(str, names))), rho, p)
+    return QualityFit(quality, int(known.sum()), len(set(names[known].tolist())), rho, p)
 
 
 def carries(

@@ -51,7 +51,7 @@ from casewise.judge.deciding import decision_of
 from casewise.judge.ledger import attempt_sentence, certification_attempt, unlock
 from casewise.judge.monitors.exchangeability import quota_of
 from casewise.judge.outcomes import LITTLE, judged_sentence
-from casewise.judge.policy import among_candidates, check_go, controller_of, fitted_on
+from casewise.judge.policy import check_go, controller_of, fitted_on
 from casewise.measure.metrics import METRICS
 
 KINDS = {"ha": "T2", "harmed": "T3", "dice": "T4", "worse-voxels": "T2"}
@@ -186,7 +186,7 @@ def issued(
 
 def _flag_sentence(archive: Archive, policy: Policy, delta: float, designs: int) -> str:
     """What is promised about the share of flagged cases; nothing where the flag was fitted on these very patients."""
-    if "flag" not in policy.options or not among_candidates(policy):
+    if "flag" not in policy.options or policy.groups:
         return ""
     known = set(policy.calibration_clusters or policy.calibration_cases)
     if any((entry.cluster or entry.id) in known for entry in archive.entries.values()):

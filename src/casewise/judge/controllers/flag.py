@@ -11,7 +11,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from casewise.core.errors import BadInput
-from casewise.core.records import SOURCE, Action, Controller, Decision, Mask, Observation, State, Verdict, deployed
+from casewise.core.records import (
+    SOURCE,
+    Action,
+    Controller,
+    Decision,
+    Mask,
+    Observation,
+    Signals,
+    State,
+    Verdict,
+    deployed,
+)
 from casewise.judge.controllers.about import About, about
 from casewise.judge.controllers.choose import board, state_of, with_agreement
 
@@ -50,7 +61,7 @@ class Quality:
 class Flagging:
     """Any controller, and beside its verdict the quality of what it deploys and whether a person should look.
 
-    A gated mask is as good as M0 or its edit, whichever agrees less with the others.
+    A mask between M0 and a candidate (gated, shrunk) agrees with the others as M0 or the candidate, whichever is less.
     """
 
     inner: Controller
@@ -124,10 +135,17 @@ class Flagging:
         if self.quality.signal is None:
             return None
         candidates = board(seen)
-        read = [verdict.state, SOURCE] if verdict.action is Action.GATE else [verdict.state]
-        known = [candidates.get(state.on("") if not seen.ladders else state, {}) for state in read]
-        values = [signals.get(self.quality.signal) for signals in known]
-        return None if any(value is None for value in values) else min(value for value in values if value is not None)
+        state = verdict.state if seen.ladders else verdict.state.on("")
+        return deployed_signal(candidates, state, self.quality.signal, gated=verdict.action is Action.GATE)
+
+
+def deployed_signal(
+    candidates: Mapping[State, Signals], state: State, name: str, *, gated: bool = False
+) -> float | None:
+    """A signal of what is deployed; the smaller of a candidate's and M0's where the mask lies between the two."""
+    whole = replace(state, shrink=0.0)
+    values = [candidates.get(one, {}).get(name) for one in ([whole, SOURCE] if gated or state.shrink else [whole])]
+    return None if any(value is None for value in values) else min(value for value in values if value is not None)
 
 
 def _last_verdict(controller: Controller, seen: Observation) -> Verdict | None:
