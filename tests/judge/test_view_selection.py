@@ -116,3 +116,19 @@ def test_the_sequential_rule_stops_when_two_views_in_a_row_changed_nothing(tmp_p
     case = read_case(archive, "case-0")
     assert settled_after(case, 0.0) == 2
     assert settled_after(case, 1.1) == 3
+
+
+def test_a_study_prices_first_views_and_the_sequential_rule(tmp_path):
+    from types import SimpleNamespace
+
+    from casewise.study.analyses.quality import _readings
+
+    archive = an_archive(tmp_path).on("views")
+    cases = [read_case(archive, case_id) for case_id in archive.ids]
+    priced = {(kind, name): frame for kind, name, frame in _readings(SimpleNamespace(evaluation=archive))}
+    first = priced["consensus", "first 2"]
+    assert first["cost"].tolist() == [2] * len(cases)
+    assert first["change"].tolist() == pytest.approx([case.consensus((1, 2)) - case.source for case in cases])
+    assert ("consensus", "first 3") not in priced  # that is the recorded consensus itself
+    settled = priced["sequential", "settled at 0.985"]
+    assert settled["cost"].tolist() == [settled_after(case, 0.985) for case in cases]

@@ -14,7 +14,7 @@ from casewise.judge.certificates.certificate import Certificate, policy_digest
 from casewise.study.analyses import certificate
 from casewise.study.analyses.deployment import interval_between
 from casewise.study.analyses.quality import _gained as gained
-from casewise.study.analyses.quality import answers, captured, section, signal_worth
+from casewise.study.analyses.quality import answers, captured, price, section, signal_worth
 from casewise.study.study import Extras, Study
 
 
@@ -39,6 +39,31 @@ def test_gain_and_share_of_the_oracle_said_twice(chosen: Study) -> None:
     assert row["hurt"] == int((by_case[6] < by_case[0]).sum())
     assert row["flagged"] == sum(decision.flagged for decision in chosen.decisions[chosen.ours])
     assert row["flagged"] > 0
+
+
+def test_gain_and_harm_against_forwards_said_twice(chosen: Study) -> None:
+    by_case = chosen.outcomes.pivot(index="case", columns="step", values="metric")
+    change = by_case.sub(by_case[0], axis=0)
+    table = price(chosen).table.set_index(["kind", "name"])
+    assert price(chosen).made["unit"] == "forwards"
+    for step in range(1, 6):
+        row = table.loc[("candidate", f"view-{step}")]
+        assert (row["forwards"], row["hurt_by_a_point"]) == (1, int((change[step] < -0.01).sum()))
+        assert row["gain"] == pytest.approx(change[step].mean())
+    everything = table.loc[("consensus", "all")]
+    assert everything["forwards"] == 5  # five views; the vote itself costs none
+    assert everything["gain"] == pytest.approx(change[6].mean())
+    assert table.loc[("policy", chosen.title(chosen.ours)), "gain"] == everything["gain"]
+    shown = section(chosen)
+    assert "Gain and harm against forwards" in [one.title for one in shown.tables]
+    assert [one.id for one in shown.pictures] == ["quality-price"]
+
+
+def test_a_gradient_ladder_costs_updates(study: Study) -> None:
+    table = price(study).table.set_index(["kind", "name"])
+    assert price(study).made["unit"] == "updates"
+    assert table.loc[("candidate", "update 2"), "updates"] == 2
+    assert 0 < table.loc[("policy", study.title(study.ours)), "updates"] <= study.evaluation.steps
 
 
 def test_the_sentences_come_in_the_order_in_which_people_ask(chosen: Study) -> None:
@@ -121,4 +146,4 @@ def test_every_signal_of_agreement_is_scored(chosen: Study) -> None:
 def test_a_study_of_one_gradient_ladder_has_it_too(study: Study) -> None:
     found = section(study)
     assert found.id == "quality"
-    assert len(found.findings) == 2
+    assert len(found.findings) == 3

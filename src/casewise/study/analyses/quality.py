@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
+from casewise.judge.calibration.designs import CONSENSUS_NAMES
+from casewise.judge.calibration.view_selection import read_case, settled_after
 from casewise.judge.outcomes import scoring_options
+from casewise.render.ink import FAINT, HELP, MUTED, OURS, SOURCE, Picture, canvas, inked
 from casewise.render.tables import number
 from casewise.study.analyses.certificate import promised
 from casewise.study.finding import Finding, Section, plain_table
@@ -30,8 +35,8 @@ class Answers:
 
 
 def section(study: Study) -> Section:
-    """Gain, harm and flags of the policy, its share of the oracle, and AURC of every signal of agreement."""
-    found = (captured(study), signal_worth(study))
+    """Gain, harm and flags of the policy, its share of the oracle, its price, and AURC of every signal of agreement."""
+    found = (captured(study), signal_worth(study), price(study))
     tables = (
         plain_table(
             "quality-captured",
@@ -46,14 +51,28 @@ def section(study: Study) -> Section:
             found[1],
             caption="Confidence in M0 without a label, from how far the candidates agree; risk is 1 - metric.",
         ),
+        plain_table(
+            "quality-price",
+            f"Gain and harm against {found[2].made['unit']}",
+            found[2],
+            caption=f"Of one case, beyond M0, mean; hurt by a point: lost more than {POINT:g}. A consensus of the "
+            "first views, and one that is read until it has settled, stand here where the views' ballots were kept.",
+        ),
     )
+    drawn = Picture(
+        "quality-price",
+        f"What the gain costs, in {found[2].made['unit']}",
+        draw_price(found[2].table, metric=study.metric, unit=found[2].made["unit"]),
+        f"n = {found[2].n}; up and left is better on the left, down and left on the right.",
+    )
+    pictures = (drawn,) if len(found[2].table) > 1 else ()
     row = deployed_row(study)
     share = (
         f" That is {row['captured']:.0%} of what the best candidate of each case would gain."
         if row is not None and row["captured"] > 0
         else ""
     )
-    return Section("quality", "Gain and quality", f"{' '.join(found[0].notes)}{share}", tables, (), found)
+    return Section("quality", "Gain and quality", f"{' '.join(found[0].notes)}{share}", tables, pictures, found)
 
 
 @once
@@ -172,6 +191,121 @@ def _flagged(study: Study) -> str:
     )
     were = "was" if len(chosen) == 1 else "were"
     return f"{len(chosen)} of {len(decisions)} cases {were} flagged for a person ({names}){known}."
+
+
+SETTLED = (0.97, 0.98, 0.985, 0.99, 0.995)  # agreement at which the sequential rule stops reading
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # first views of which a consensus is scored
+
+
+@once
+def price(study: Study) -> Finding:
+    """Gain and harm of every candidate, consensus size, sequential rule and method, against what each of them costs."""
+    rungs = next(iter(study.evaluation.entries.values())).rungs
+    unit = "forwards" if rungs else "updates"  # of the frozen model, or of its weights
+    records = [*_candidates(study, rungs), *_readings(study), *_methods(study)]
+    table = pd.DataFrame([_priced(study, unit, *one) for one in records if len(one[2])])
+    return Finding("quality.price", table, len(study.router), "M1", made={"unit": unit})
+
+
+Priced = tuple[str, str, pd.DataFrame]
+"""Kind, name, and a frame with one row per case: cluster, change against M0, cost."""
+
+
+def _priced(study: Study, unit: str, kind: str, name: str, cases: pd.DataFrame) -> dict[str, object]:
+    change = cases["change"].to_numpy(float)
+    gain = mean_interval(change, clusters=clusters_of(cases), resamples=study.resamples, seed=study.seed)
+    return {
+        "kind": kind,
+        "name": name,
+        unit: float(cases["cost"].mean()),
+        "gain": gain.estimate,
+        "low": gain.low,
+        "high": gain.high,
+        "helped": int((change > 0).sum()),
+        "hurt": int((change < 0).sum()),
+        "hurt_by_a_point": int((change < -POINT).sum()),
+        "n": len(cases),
+    }
+
+
+def _candidates(study: Study, rungs: tuple[str, ...]) -> Iterator[Priced]:
+    """Every unshrunk state, for every case."""
+    frame = study.outcomes.loc[(study.outcomes["shrink"] == 0) & study.outcomes["metric"].notna()]
+    source = frame.loc[frame["step"] == 0].set_index("case")["metric"]
+    running = "settled" in frame and frame["settled"].notna().any()  # each rung is a consensus of all before it
+    single = [rung for rung in rungs if rung.split("(")[0] not in CONSENSUS_NAMES]
+    for step, cases in frame.loc[frame["step"] > 0].groupby("step"):
+        place = int(step)
+        name = rungs[place - 1] if rungs else f"update {place}"
+        made = name not in single
+        cost = place if running or not rungs else len(single) if made else 1
+        kind = "consensus" if rungs and (running or made) else "candidate"
+        said = f"first {place}" if running else "all" if kind == "consensus" else name
+        change = cases["metric"].to_numpy(float) - source.reindex(cases["case"]).to_numpy(float)
+        yield kind, said, cases[["case", "cluster"]].assign(change=change, cost=cost).reset_index(drop=True)
+
+
+def _readings(study: Study) -> Iterator[Priced]:
+    """A consensus of the first views, and one that is read until it has settled; from the ballots, where kept."""
+    archive = study.evaluation
+    labelled = [case_id for case_id, entry in archive.entries.items() if entry.labelled]
+    if scoring_options(archive)["metric"] not in ("dice", "miou"):
+        return
+    if not labelled or any(archive.ballots(case_id) is None for case_id in labelled):
+        return
+    rows: dict[tuple[str, str], list[dict[str, object]]] = {}
+    for case_id in labelled:
+        case = read_case(archive, case_id)
+        views, source = len(case.ballots) - 1, case.source
+        asked = [("consensus", f"first {size}", size) for size in SIZES if size < views]
+        asked += [("sequential", f"settled at {at:g}", settled_after(case, at)) for at in SETTLED]
+        for kind, name, size in asked:
+            change = case.consensus(range(1, size + 1)) - source
+            row = {"case": case_id, "cluster": case.cluster, "change": change, "cost": size}
+            rows.setdefault((kind, name), []).append(row)
+    for (kind, name), found in rows.items():
+        yield kind, name, pd.DataFrame(found).dropna(subset="change").reset_index(drop=True)
+
+
+def _methods(study: Study) -> Iterator[Priced]:
+    """The policy and what it is compared with, at what each of them executed."""
+    for name, frame in study.methods.items():
+        cost = {decision.case_id: decision.executed for decision in study.decisions.get(name, ())}
+        known = frame.loc[frame["change"].notna() & frame["case"].isin(list(cost))]
+        kind = "policy" if name == study.ours else "method"
+        rows = known[["case", "cluster", "change"]].assign(cost=known["case"].map(cost))
+        yield kind, study.title(name), rows.reset_index(drop=True)
+
+
+def draw_price(table: pd.DataFrame, *, metric: str, unit: str) -> Figure:
+    """Gain, and share of cases hurt by more than a point, against the cost of a case; consensus sizes are joined."""
+    kinds = (
+        ("candidate", FAINT, "o", "single candidates"),
+        ("method", MUTED, "s", "other methods"),
+        ("consensus", HELP, "o", "consensus of the first views"),
+        ("sequential", SOURCE, "^", "read until settled"),
+        ("policy", OURS, "D", "this policy"),
+    )
+    with inked():
+        figure, axes = canvas(6.9, 3.0, columns=2)
+        for kind, color, marker, name in kinds:
+            part = table.loc[table["kind"] == kind].sort_values(unit) if len(table) else table
+            if not len(part):
+                continue
+            hurt = 100 * part["hurt_by_a_point"] / part["n"]
+            line = "-" if kind in ("consensus", "sequential") else ""
+            for axis, values in zip(axes[0], (part["gain"], hurt), strict=True):
+                edge = MUTED if kind == "candidate" else color
+                axis.plot(
+                    part[unit], values, marker=marker, markersize=5, linestyle=line, color=color, label=name,
+                    markeredgecolor=edge, linewidth=1.2,
+                )  # fmt: skip
+        for axis, said in zip(axes[0], (f"gain in {metric}", f"% hurt by more than {POINT:g}"), strict=True):
+            axis.axhline(0, color=MUTED, linewidth=0.7)
+            axis.set(xlabel=f"{unit} of a case beyond M0", ylabel=said)
+        if len(table):
+            figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
 
 
 def signal_worth(study: Study) -> Finding:
