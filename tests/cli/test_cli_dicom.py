@@ -161,3 +161,66 @@ def test_the_monai_deploy_application_runs_in_the_sdk(model: Path, tmp_path: Pat
     (series,) = find_series(tmp_path / "in")
     mask = read_label(tmp_path / "out" / "heart.nii.gz")
     assert np.array_equal(read_segmentation(tmp_path / "out" / "dicom" / "heart.seg.dcm", series), mask)
+
+
+def two_channels() -> torch.nn.Module:
+    """A network that takes T1 and FLAIR and finds what is bright in the second."""
+    network = torch.nn.Sequential(torch.nn.Conv2d(2, 2, 1), torch.nn.InstanceNorm2d(2, affine=True))
+    with torch.no_grad():
+        network[0].weight.copy_(torch.tensor([[0.0, -1.0], [0.0, 1.0]])[:, :, None, None])
+        network[0].bias.zero_()
+    return network
+
+
+@pytest.fixture
+def brain(tmp_path: Path) -> Path:
+    """A study with three series, of which two are channels, and another one whose FLAIR has another grid."""
+    values = np.rint(scan(1)[0])
+    for study, flair in (("ann", values.max() - values), ("bob", values[:, :-2])):
+        uid = pydicom.uid.generate_uid()
+        for number, (name, planes) in enumerate((("T1 ax", values), ("FLAIR ax", flair), ("scout", values[:1]))):
+            place = tmp_path / "in" / study / name.split()[0]
+            write_series(
+                place, planes, StudyInstanceUID=uid, SeriesDescription=name, SeriesNumber=number, patient=study
+            )
+    return tmp_path / "in"
+
+
+def test_series_of_one_study_are_the_channels_of_one_case(brain: Path, tmp_path: Path) -> None:
+    out, network = tmp_path / "out", f"{__name__}:two_channels"
+    words = ("predict", "-i", brain, "-o", out, "-m", network, "-device", "cpu", "--policy", "m0", "--no-overlays")
+    result = said(*words, "--channels", "t1*,flair*", code=3)
+    assert (
+        "study bob: series 'T1 ax' (4 x 40 x 36) and 'FLAIR ax' (4 x 38 x 36) do not lie on one grid; register and "
+        "resample them before" in result.stderr
+    )
+    images = sorted(path.name for path in (out / "casewise" / "images").iterdir())
+    assert images == ["ann_0000.nii.gz", "ann_0001.nii.gz"]
+    mask, dark = read_label(out / "ann.nii.gz"), read_label_like(out / "casewise" / "images" / "ann_0001.nii.gz")
+    assert np.array_equal(mask == 1, dark > dark.mean(axis=(1, 2), keepdims=True))  # the second channel decided
+    (series,) = (one for one in find_series(brain / "ann", channels=("T1*", "FLAIR*")))
+    assert np.array_equal(read_segmentation(out / "dicom" / "ann.seg.dcm", series), mask)
+
+
+def read_label_like(path: Path) -> Any:
+    import nibabel
+
+    return np.asarray(nibabel.load(path).dataobj).T  # type: ignore[attr-defined]
+
+
+def test_channels_that_nobody_named_are_refused_with_the_series_that_are_there(brain: Path, tmp_path: Path) -> None:
+    from casewise.core.errors import BadInput
+
+    network = f"{__name__}:two_channels"
+    words = ("predict", "-i", brain, "-o", tmp_path / "out", "-m", network, "-device", "cpu", "--policy", "m0")
+    with pytest.raises(
+        BadInput, match=r"takes 2 channels, and 1 series per case is given; .*'FLAIR ax', 'T1 ax', 'scout'"
+    ):
+        said(*words)
+    with pytest.raises(BadInput, match=r"study ann: 0 series are called 'T2\*', one is expected; there are 'FLAIR ax'"):
+        said(*words, "--channels", "T1*,T2*")
+    with pytest.raises(BadInput, match=r"'T1\*,FLAIR\*', got 'T1\*,'"):
+        said(*words, "--channels", "T1*,")
+    (tmp_path / "plain").mkdir()
+    with pytest.raises(BadInput, match=r"--channels names DICOM series, and .*plain holds none"):
+        said("predict", "-i", tmp_path / "plain", *words[3:], "--channels", "T1*,FLAIR*")

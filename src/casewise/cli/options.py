@@ -171,6 +171,17 @@ class CaseOptions:
         int | None, typer.Option("-num_parts", help="Number of parts; default: the SLURM array, else 1.")
     ] = None
     part_id: Annotated[int | None, typer.Option("-part_id", help="This part, from 0.")] = None
+    channels: Annotated[
+        str,
+        typer.Option(help="DICOM: which series is which channel, by description in the model's order: 'T1*,FLAIR*'."),
+    ] = ""
+
+    @property
+    def channel_patterns(self) -> tuple[str, ...]:
+        """The series descriptions of ``--channels``, one for each channel."""
+        from casewise.data.dicom import channel_patterns
+
+        return channel_patterns(self.channels)
 
     def whole(self, model: Model) -> tuple[CaseFiles, ...]:
         """The cases of all parts, for what is said of the whole folder."""
@@ -185,7 +196,7 @@ class CaseOptions:
         refused: dict[str, str] = {}
         cases = gathered_cases(
             model, self.images, labels=self.labels, groups=self.groups, parts=(self.num_parts, self.part_id),
-            environment=os.environ, keep=keep, refused=refused,
+            environment=os.environ, keep=keep, refused=refused, channels=self.channel_patterns,
         )  # fmt: skip
         for reason in refused.values():
             typer.echo(f"casewise: {reason}", err=True)

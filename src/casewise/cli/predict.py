@@ -115,23 +115,24 @@ def predict(
     answer("\n".join([_result(entries, out), *promise]), {**found, "page": out / "report.html"}, as_json=as_json)
     for sentence in warnings:
         typer.echo(sentence, err=True)
-    unwritten = _write_dicom(work, which.images, entries, codes)
+    unwritten = _write_dicom(work, which, entries, codes)
     if unwritten or not all(entry.is_done for entry in entries):
         raise typer.Exit(NOT_ALL_DONE)
 
 
-def _write_dicom(work: PredictCase, images: Path, entries: Sequence[PredictedCase], codes: Path | None) -> bool:
+def _write_dicom(work: PredictCase, which: CaseOptions, entries: Sequence[PredictedCase], codes: Path | None) -> bool:
     """SEG and structured report of every case whose image came as DICOM; whether any could not be written."""
     from casewise.data.dicom import is_dicom_folder
     from casewise.run.dicom import FOLDER, write_objects
 
-    if not is_dicom_folder(images):
+    if not is_dicom_folder(which.images):
         return False
     deployment = work.deployment
     failed = write_objects(
-        images, work.layout.out, {case_id: work.layout.mask(case_id) for case_id in work.cases}, entries,
+        which.images, work.layout.out, {case_id: work.layout.mask(case_id) for case_id in work.cases}, entries,
         classes=deployment.backbone.labels, codes=codes,
         certificate="" if deployment.certificate is None else deployment.certificate.statement,
+        channels=which.channel_patterns,
     )  # fmt: skip
     for case_id, reason in failed.items():
         typer.echo(f"{case_id}: no DICOM output, {reason}", err=True)

@@ -3,6 +3,8 @@
 Only pydicom reads here, headers before pixels, behind a size gate. A DICOMDIR is never followed: the files of a folder
 are read one by one. What is not one whole volume is refused by the names of the files that show it: mixed
 geometries, a missing slice, two slices at one place, a tilted gantry, colour, several frames in one file.
+
+A model of several channels gets the series of one study, each found by a pattern of its SeriesDescription.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +70,8 @@ class Series:
     modality: str
     cluster: str  # a hash of the PatientID: cases of one patient stay together, and the number itself goes nowhere
     slices: tuple[Slice, ...]
+    description: str = ""
+    more: tuple[Series, ...] = ()  # further channels of the same study, on the same grid
 
     def __post_init__(self) -> None:
         check_case_id(self.case_id)
@@ -122,21 +127,24 @@ def _plain_files(folder: Path, *, links: bool = False) -> Iterable[Path]:
             yield path
 
 
-def find_series(folder: Path, *, max_bytes: int = MAX_BYTES) -> tuple[Series, ...]:
+def find_series(folder: Path, *, channels: Sequence[str] = (), max_bytes: int = MAX_BYTES) -> tuple[Series, ...]:
     """Every image series under a folder, one case each; the first that is not one whole volume is refused by name.
 
     A case is called after the folder that holds its files, with the series number where a folder holds several.
     """
-    found, refused = survey_series(folder, max_bytes=max_bytes)
+    found, refused = survey_series(folder, channels=channels, max_bytes=max_bytes)
     for error in refused.values():
         raise error
     return found
 
 
 def survey_series(
-    folder: Path, *, max_bytes: int = MAX_BYTES
+    folder: Path, *, channels: Sequence[str] = (), max_bytes: int = MAX_BYTES
 ) -> tuple[tuple[Series, ...], dict[str, BadInput | UnsafeInput]]:
-    """The series that can be read, and by case why the others cannot: one bad series costs no other its mask."""
+    """The series that can be read, and by case why the others cannot: one bad series costs no other its mask.
+
+    With ``channels``, patterns of series descriptions in the model's order, one study is one case.
+    """
     by_series: dict[str, list[tuple[Path, Any]]] = {}
     for path in _plain_files(folder):
         header = _header(path)
@@ -151,7 +159,74 @@ def survey_series(
             found.append(_series(names[uid], headers, max_bytes))
         except (BadInput, UnsafeInput) as error:
             refused[names[uid]] = error
-    return tuple(found), refused
+    return _studies(folder, found, refused, channels) if channels else (tuple(found), refused)
+
+
+def _studies(
+    folder: Path, found: Sequence[Series], refused: dict[str, BadInput | UnsafeInput], channels: Sequence[str]
+) -> tuple[tuple[Series, ...], dict[str, BadInput | UnsafeInput]]:
+    """One case per study, called after the folder that holds its channels; series that no pattern wants are left."""
+    by_study: dict[str, list[Series]] = {}
+    for series in found:
+        by_study.setdefault(series.study_uid, []).append(series)
+    files = {study: [path for one in group for path in one.files] for study, group in by_study.items()}
+    places = {study: _common_parent(paths).relative_to(folder).parts for study, paths in files.items()}
+    stems = {study: _safe("_".join(parts) or folder.name) for study, parts in places.items()}
+    shared, cases = Counter(stems.values()), []
+    for study, group in by_study.items():
+        case_id = f"{stems[study]}_{_short(study)}" if shared[stems[study]] > 1 else stems[study]
+        try:
+            cases.append(_with_channels(case_id, group, channels))
+        except BadInput as error:
+            refused[case_id] = error
+    return tuple(sorted(cases, key=lambda case: case.case_id)), refused
+
+
+def _with_channels(case_id: str, group: Sequence[Series], channels: Sequence[str]) -> Series:
+    """The series of a study that the patterns name, one each, on one grid."""
+    chosen = []
+    for pattern in channels:
+        fitting = [one for one in group if fnmatchcase(one.description.lower(), pattern.lower())]
+        if len(fitting) != 1:
+            there = ", ".join(f"{one.description!r} ({one.case_id})" for one in fitting or group)
+            raise BadInput(
+                f"study {case_id}: {len(fitting)} series are called {pattern!r}, one is expected; "
+                f"{'they are' if fitting else 'there are'} {there}; give --channels patterns that fit one series each"
+            )
+        chosen.append(fitting[0])
+    first, *others = chosen
+    for other in others:
+        if other.shape != first.shape or not np.allclose(other.affine, first.affine, atol=TOLERANCE_MM):
+            raise BadInput(
+                f"study {case_id}: series {first.description!r} ({_said(first.shape)}) and {other.description!r} "
+                f"({_said(other.shape)}) do not lie on one grid; register and resample them before"
+            )
+    return replace(first, case_id=case_id, more=tuple(others))
+
+
+def channel_patterns(text: str) -> tuple[str, ...]:
+    """The patterns of ``--channels``.
+
+    >>> channel_patterns("T1*, FLAIR*")
+    ('T1*', 'FLAIR*')
+    """
+    patterns = tuple(word.strip() for word in text.split(",")) if text else ()
+    if not all(patterns):
+        raise BadInput(f"--channels names a series description for each channel, such as 'T1*,FLAIR*', got {text!r}")
+    return patterns
+
+
+def check_channels(series: Sequence[Series], channels: Sequence[str], wanted: int | None) -> None:
+    """Refuse a model of several channels where nobody said which series is which channel."""
+    if wanted in (None, len(channels) or 1):
+        return
+    study = [one for one in series if one.study_uid == series[0].study_uid]
+    there = ", ".join(repr(one.description) for one in (*study, *(more for one in study for more in one.more)))
+    raise BadInput(
+        f"the model takes {wanted} channels, and {len(channels) or 1} series per case {'are' if channels else 'is'} given; "
+        f"name a series for each by its description, in the model's order: --channels 'T1*,FLAIR*'. "
+        f"A study here holds {there}"
+    )
 
 
 def _header(path: Path) -> Any:
@@ -216,7 +291,8 @@ def _series(case_id: str, headers: Sequence[tuple[Path, Any]], max_bytes: int) -
         raise BadInput(f"series {case_id}: {promised} images are promised, {len(slices)} are here; send it again")
     cluster = f"patient-{_short(str(first.get('PatientID', '') or first.SeriesInstanceUID))}"
     study, modality = str(first.get("StudyInstanceUID", "")), str(first.get("Modality", ""))
-    return Series(case_id, str(first.SeriesInstanceUID), study, modality, cluster, tuple(slices))
+    description = str(first.get("SeriesDescription", "") or "")
+    return Series(case_id, str(first.SeriesInstanceUID), study, modality, cluster, tuple(slices), description)
 
 
 def _slice(case_id: str, path: Path, header: Any) -> Slice:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -204,16 +204,22 @@ def gathered_cases(
     environment: Mapping[str, str] | None = None,
     keep: Path | None = None,
     refused: dict[str, str] | None = None,
+    channels: Sequence[str] = (),
 ) -> tuple[CaseFiles, ...]:
     """The cases of a folder that this process takes, with labels and groups where there are any.
 
     The series of a DICOM folder are written as NIfTI below ``keep``; ``refused`` is told which cannot be read, and why.
+    ``channels`` says by description which series of a study is which channel.
     """
     series = is_dicom_folder(images)
+    if channels and not series:
+        raise BadInput(f"--channels names DICOM series, and {images} holds none; leave it out")
     if series:
         if keep is None:
             raise BadInput(f"{images} holds DICOM, which this command does not take; casewise predict and record do")
-        cases, problems = series_cases(images, keep, ending=model.load().ending)
+        backbone = model.load()
+        wanted = backbone.expects.channels
+        cases, problems = series_cases(images, keep, ending=backbone.ending, channels=channels, wanted=wanted)
         (refused if refused is not None else {}).update(problems)
     else:
         cases = list_cases(images, ending=model.load().ending, links=True)
@@ -224,7 +230,7 @@ def gathered_cases(
     number, own = part_from(*parts, environment or {})
     cases = part_of(cases, parts=number, part=own)
     if series:
-        cases, problems = write_series(images, cases)
+        cases, problems = write_series(images, cases, channels=channels)
         (refused if refused is not None else {}).update(problems)
     return cases
 

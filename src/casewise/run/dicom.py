@@ -16,7 +16,7 @@ from casewise.core.durable import replacing
 from casewise.core.errors import BadInput, CasewiseError, in_one_line
 from casewise.core.predicted import PredictedCase
 from casewise.core.records import Mask
-from casewise.data.dicom import Series, read_series, survey_series
+from casewise.data.dicom import Series, check_channels, read_series, survey_series
 from casewise.data.dicom_objects import Statement, read_codes, write_report, write_segmentation
 from casewise.data.folders import CaseFiles
 from casewise.data.nifti import read_geometry, read_label, write_volume
@@ -28,37 +28,47 @@ Gathered = tuple[tuple[CaseFiles, ...], dict[str, str]]
 """Cases, and by case why others were refused."""
 
 
-def series_cases(folder: Path, keep: Path, *, ending: str | None = None) -> Gathered:
+def series_cases(
+    folder: Path, keep: Path, *, ending: str | None = None, channels: Sequence[str] = (), wanted: int | None = None
+) -> Gathered:
     """Every series of ``folder`` as a case whose NIfTI file will lie below ``keep``, with its patient as the cluster.
+
+    With ``channels`` a study is a case; ``wanted`` is how many the model takes.
 
     Also by case why a series was refused: one bad series costs no other its mask. Nothing is written yet.
     """
     ending = ending or ".nii.gz"
     if ending not in (".nii.gz", ".nii"):
         raise BadInput(f"DICOM is handed to the model as NIfTI, but this one reads {ending} only; convert the series")
-    found, problems = survey_series(folder)
+    found, problems = survey_series(folder, channels=channels)
     refused = {case_id: str(error) for case_id, error in problems.items()}
     if not found:
         raise BadInput(f"no series of {folder} can be read: {'; '.join(refused.values())}")
+    check_channels(found, channels, wanted)
     cases = [
-        CaseFiles(series.case_id, (keep / f"{series.case_id}_0000{ending}",), cluster=series.cluster)
+        CaseFiles(
+            series.case_id,
+            tuple(keep / f"{series.case_id}_{number:04d}{ending}" for number in range(1 + len(series.more))),
+            cluster=series.cluster,
+        )
         for series in found
     ]
     return tuple(cases), refused
 
 
-def write_series(folder: Path, cases: Sequence[CaseFiles]) -> Gathered:
+def write_series(folder: Path, cases: Sequence[CaseFiles], *, channels: Sequence[str] = ()) -> Gathered:
     """Write the series of these cases as NIfTI; the cases that are there now, and why others are not."""
-    by_id = {series.case_id: series for series in survey_series(folder)[0]}
+    by_id = {series.case_id: series for series in survey_series(folder, channels=channels)[0]}
     made, refused = [], {}
     for files in cases:
         try:
-            volume = read_series(by_id[files.id])
+            volumes = [read_series(one) for one in (by_id[files.id], *by_id[files.id].more)]
         except CasewiseError as error:
             refused[files.id] = str(error)
             continue
-        with replacing(files.images[0]) as temporary:
-            write_volume(temporary, volume)
+        for path, volume in zip(files.images, volumes, strict=True):
+            with replacing(path) as temporary:
+                write_volume(temporary, volume)
         made.append(files)
     if not made:
         raise BadInput(f"no series of {folder} can be read: {'; '.join(refused.values())}")
@@ -74,13 +84,14 @@ def write_objects(
     classes: Mapping[int, str],
     codes: Path | None = None,
     certificate: str = "",
+    channels: Sequence[str] = (),
 ) -> dict[str, str]:
     """``OUT/dicom/<case>.seg.dcm`` and ``<case>.sr.dcm`` for every case that has a mask; by case what went wrong.
 
     Series that were refused are among what went wrong: they have no mask.
     """
     known = read_codes(codes)
-    found, problems = survey_series(folder)
+    found, problems = survey_series(folder, channels=channels)
     series = {one.case_id: one for one in found}
     failed = {case_id: str(error) for case_id, error in problems.items()}
     for entry in entries:
