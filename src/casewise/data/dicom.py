@@ -222,8 +222,9 @@ def check_channels(series: Sequence[Series], channels: Sequence[str], wanted: in
         return
     study = [one for one in series if one.study_uid == series[0].study_uid]
     there = ", ".join(repr(one.description) for one in (*study, *(more for one in study for more in one.more)))
+    given = f"{len(channels)} series per case are" if channels else "1 series per case is"
     raise BadInput(
-        f"the model takes {wanted} channels, and {len(channels) or 1} series per case {'are' if channels else 'is'} given; "
+        f"the model takes {wanted} channels, and {given} given; "
         f"name a series for each by its description, in the model's order: --channels 'T1*,FLAIR*'. "
         f"A study here holds {there}"
     )
