@@ -12,7 +12,7 @@ from torch import nn
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.episode import run_episode
 from casewise.adapt.objectives.tent import BnStats, Tent
-from casewise.adapt.parameters import blended, blending, use_statistics
+from casewise.adapt.parameters import blended, blending, fast_norms, use_statistics
 from casewise.core.errors import BadInput
 
 
@@ -106,3 +106,39 @@ def test_instance_norm_as_group_norm_is_the_same_up_to_rounding(unet, slices):
     plain = run_episode(unet, slices, Tent(), steps=1)
     grouped = run_episode(unet, slices, Tent(), steps=1, group_instance_norm=True)
     assert grouped.signals[1]["entropy"] == pytest.approx(plain.signals[1]["entropy"], abs=1e-6)
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_fast_norms_are_the_norms_up_to_rounding_and_only_inside(dimensions):
+    kind = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)[dimensions - 1]
+    torch.manual_seed(0)
+    layer = kind(3, affine=True).eval()
+    nn.init.normal_(layer.weight)
+    inputs = 50 + torch.randn(2, 3, *[9] * dimensions)  # a mean far from 0, where careless variances lose digits
+    expected, alone = layer(inputs), layer(inputs[0])
+    with fast_norms(layer):
+        assert "forward" in layer.__dict__
+        torch.testing.assert_close(layer(inputs), expected, atol=1e-4, rtol=0)
+        assert torch.equal(layer(inputs[0]), alone)  # without a batch axis it runs as it is
+    assert "forward" not in layer.__dict__
+
+
+def test_fast_norms_leave_other_layers_alone():
+    class Own(nn.InstanceNorm2d):
+        def forward(self, inputs):
+            return inputs + 1
+
+    network = nn.Sequential(Own(2), nn.InstanceNorm2d(2, track_running_stats=True), nn.BatchNorm2d(2)).eval()
+    taken = nn.InstanceNorm2d(2)
+    taken.forward = lambda inputs: inputs - 1
+    with fast_norms(nn.Sequential(network, taken)):
+        assert not any("forward" in module.__dict__ for module in network.modules())
+        assert float(taken(torch.zeros(1))) == -1
+    assert float(taken(torch.zeros(1))) == -1
+
+
+def test_fast_norms_run_as_they_are_on_channels_last():
+    layer, inputs = nn.InstanceNorm2d(3), torch.randn(2, 3, 5, 5).contiguous(memory_format=torch.channels_last)
+    expected = layer(inputs)
+    with fast_norms(layer):
+        assert torch.equal(layer(inputs), expected)

@@ -11,13 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from casewise.adapt import members
+from casewise.adapt import members, proposers
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Expectation, Prepared
 from casewise.adapt.backbones.module import of_network
+from casewise.adapt.networks import phantom_cardiac
 from casewise.adapt.proposers import SharedSource, named_proposal, readings_of
 from casewise.adapt.readings import logits_pipeline
 from casewise.adapt.snapshot import fingerprint
+from casewise.adapt.views import drawn, inverted, views_of
 from casewise.core.errors import BadInput, Mismatch
 from casewise.core.records import Case, State
 
@@ -71,8 +73,6 @@ def test_each_kind_of_consensus_is_what_it_says(backbone, case, kind):
     assert made.rungs[-1] == kind
     pipeline = backbone.prepare(case).pipeline
     backbone.network.eval()
-    from casewise.adapt.views import inverted, views_of
-
     shares = [pipeline.source()[1]] + [
         pipeline.read(view.apply(pipeline.whole), lambda maps, view=view: inverted(view, maps))
         for view in views_of("mirror(x),gamma(1.4),blur")
@@ -122,14 +122,14 @@ def test_slices_in_parts_give_the_same_masks(backbone, case):
 
 def test_m0_is_predicted_once_for_several_ladders(backbone, case):
     calls = []
-    handle = backbone.network.register_forward_hook(lambda *_: calls.append(1))
+    handle = backbone.network.register_forward_hook(lambda _, inputs, __: calls.append(len(inputs[0]) // 3))
     ready = backbone.prepare(case)
     source = SharedSource(ready.pipeline)
     made = [
         readings_of(backbone, ready, case, of_views(name), source) for name in ("mirror(x)", "gamma(1.4),mirror(y)")
     ]
     handle.remove()
-    assert len(calls) == 1 + 1 + 2
+    assert calls == [1, 1, 2]  # M0, then the views of each ladder, which are small enough for one batch
     assert np.array_equal(made[0].masks[0], made[1].masks[0])
 
 
@@ -196,8 +196,6 @@ def test_a_sigmoid_head_is_read_and_averaged(make_unet, case):
     made = read(backbone, case, "mirror(x),gamma(1.4)", keep_ballots=True)
     pipeline = backbone.prepare(case).pipeline
     backbone.network.eval()
-    from casewise.adapt.views import inverted, views_of
-
     shares = [pipeline.source()[1]] + [
         pipeline.read(view.apply(pipeline.whole), lambda maps, view=view: inverted(view, maps))
         for view in views_of("mirror(x),gamma(1.4)")
@@ -296,3 +294,123 @@ def test_a_member_that_answers_on_another_grid_is_refused_by_name(backbone, case
         Mismatch, match=r"other gave probabilities of shape \(3, \d, 7, 9\) for case one, M0's are \(3, "
     ):
         readings_of(backbone, ready, case, how)
+
+
+@pytest.fixture
+def normed(make_unet):
+    return of_network(make_unet(lambda n: nn.InstanceNorm2d(n, affine=True)), multiple=4)
+
+
+def shares_of(backbone, case, views, **more):
+    """(probabilities under every view, rows of each forward)."""
+    backbone.network.eval()
+    pipeline, made = backbone.prepare(case).pipeline, drawn(views_of(views), case.id, 0)
+    rows = []
+    handle = backbone.network.register_forward_hook(lambda _, inputs, __: rows.append(len(inputs[0])))
+    read = proposers._Reader(pipeline, made, more.pop("max_slices", None), batched=more.pop("batched", True))
+    found = [read(place) for place in range(len(made))]
+    handle.remove()
+    return found, rows
+
+
+MANY = "mirror(x),gamma(1.4),scale(1.25),rotate90(2),random(5),blur"
+
+
+def by_hand(backbone, case, views):
+    """The second statement: one view after the other, the network as it is."""
+    backbone.network.eval()
+    pipeline = backbone.prepare(case).pipeline
+    return [
+        pipeline.read(view.apply(pipeline.whole), lambda maps, view=view: inverted(view, maps))
+        for view in drawn(views_of(views), case.id, 0)
+    ]
+
+
+def test_views_in_one_batch_are_what_they_are_alone(normed, case):
+    batched, rows = shares_of(normed, case, MANY)
+    alone, each = shares_of(normed, case, MANY, batched=False)
+    assert rows == [9 * 3, 3]  # scale(1.25) is another grid
+    assert each == [3] * 10
+    for one, other, plain in zip(batched, alone, by_hand(normed, case, MANY), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+        torch.testing.assert_close(one, plain, atol=1e-5, rtol=0)
+
+
+def test_a_trained_network_reads_the_same_to_five_digits():
+    backbone = phantom_cardiac()
+    case = Case("one", 100 * np.random.default_rng(3).normal(3, 1, (1, 2, 32, 40)).astype(np.float32))
+    for one, plain in zip(shares_of(backbone, case, MANY)[0], by_hand(backbone, case, MANY), strict=True):
+        torch.testing.assert_close(one, plain, atol=1e-5, rtol=0)
+
+
+def test_a_batch_is_bounded_in_voxels_and_slices(normed, case, monkeypatch):
+    monkeypatch.setattr(proposers, "BATCHED", 2 * 3 * 14 * 18)
+    assert shares_of(normed, case, "gamma(1.1),gamma(1.2),gamma(1.3)")[1] == [6, 3]
+    monkeypatch.setattr(proposers, "BATCHED", 2 * 3 * 14 * 18 - 1)
+    assert shares_of(normed, case, "gamma(1.1),gamma(1.2),gamma(1.3)")[1] == [3, 3, 3]
+    monkeypatch.undo()
+    assert shares_of(normed, case, "gamma(1.1),gamma(1.2)", max_slices=2)[1] == [2, 1, 2, 1]
+
+
+def test_a_running_consensus_reads_no_view_ahead(normed, case):
+    rows = []
+    handle = normed.network.register_forward_hook(lambda _, inputs, __: rows.append(len(inputs[0])))
+    read(normed, case, "gamma(1.1),gamma(1.2)", running=True)
+    read(normed, case, "gamma(1.1),gamma(1.2)")
+    handle.remove()
+    assert rows == [3, 3, 3, 3, 6]
+
+
+def test_who_stops_early_has_the_numbers_of_who_reads_all(normed, case):
+    how, ready = of_views("random(4)", min_area=1), normed.prepare(case)
+    whole = readings_of(normed, ready, case, how)
+    with how.forward_only.episode(normed, ready, case) as episode:
+        episode.advance()
+        assert episode.signals == whole.signals[:2]
+        assert np.array_equal(episode.masks[1], whole.masks[1])
+
+
+def test_a_bad_view_in_a_batch_costs_the_others_nothing(normed, case, monkeypatch):
+    module = types.ModuleType("my_bad_views")
+    module.broken = lambda x: x * float("nan")
+    module.flat = lambda x: x * 0
+    module.askew = lambda x: x + 1
+    module.askew.invert = lambda maps: maps[..., 1:]
+    monkeypatch.setitem(sys.modules, "my_bad_views", module)
+    made = read(
+        normed, case, "gamma(1.2),my_bad_views:broken,gamma(1.4),my_bad_views:flat,my_bad_views:askew,mirror(x)"
+    )
+    good = read(normed, case, "gamma(1.2),gamma(1.4),mirror(x)")
+    assert [signals.get("left_out") for signals in made.signals] == [None, 0, 1, 0, 1, 0, 0, None]
+    for here, there in ((1, 1), (3, 2), (6, 3)):
+        assert made.signals[here]["entropy"] == pytest.approx(good.signals[there]["entropy"], abs=1e-5)
+
+
+def state(network):
+    return {
+        name: (tensor.data_ptr(), tensor.stride(), tensor._version, tensor.detach().clone())
+        for name, tensor in network.state_dict(keep_vars=True).items()
+    }
+
+
+@pytest.mark.parametrize("views", ["gamma(1.2),gamma(1.4)", "scale(1.25)"])
+def test_strides_and_methods_come_back_also_after_a_crash_in_the_middle(normed, case, views):
+    network = normed.network.to(memory_format=torch.channels_last)
+    before, ready = state(network), normed.prepare(case)
+    seen = []
+
+    def crash(module, inputs, output):
+        seen.append("forward" in module.__dict__)
+        if len(seen) == 2:  # the first reading after M0, with the norms replaced
+            raise RuntimeError("power is gone")
+
+    layer = next(module for module in network.modules() if isinstance(module, nn.InstanceNorm2d))
+    handle = layer.register_forward_hook(crash)
+    with pytest.raises(RuntimeError, match="power is gone"):
+        readings_of(normed, ready, case, of_views(views))
+    handle.remove()
+    assert seen == [False, True]
+    for name, (place, strides, _, values) in state(network).items():
+        assert (place, strides) == before[name][:2]
+        assert torch.equal(values, before[name][3])
+    assert not any("forward" in module.__dict__ for module in network.modules())

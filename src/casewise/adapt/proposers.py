@@ -7,8 +7,10 @@ models. On the command line: ``--propose tent --propose views:mri --propose best
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from casewise.adapt.adaptation import ARRAYS, Adaptation
 from casewise.adapt.backbones import Backbone, Pipeline, Prepared
 from casewise.adapt.consensus import checked_weights
+from casewise.adapt.parameters import fast_norms
 from casewise.adapt.readings import Reading, Readings, logits_pipeline
 from casewise.adapt.snapshot import fingerprint
 from casewise.adapt.views import Drawn, View, count, drawn, inverted, lent, unmirrored, views_of
@@ -90,7 +93,8 @@ class Views:
         pipeline = pipeline_of(prepared, backbone)
         views = unmirrored(drawn(self.on(backbone), case.id, how.seed), _mirrored(backbone))
         weights = checked_weights(how.consensus, dict(how.weights), list(dict.fromkeys(map(str, views))))
-        readings = [Reading(str(view), _reader(pipeline, view, how.max_slices), weights[str(view)]) for view in views]
+        read = _Reader(pipeline, views, how.max_slices, batched=not self.running)  # a running one may stop at any view
+        readings = [Reading(str(view), partial(read, place), weights[str(view)]) for place, view in enumerate(views)]
         steps = len(readings) if self.running else len(readings) + 1
         return Readings(
             backbone.network, pipeline, readings, replace(how, steps=steps), case_id=case.id, head=backbone.head,
@@ -125,22 +129,73 @@ def pipeline_of(prepared: Prepared, backbone: Backbone) -> Pipeline:
     return prepared.pipeline
 
 
-def _reader(pipeline: Pipeline, view: View, max_slices: int | None) -> Callable[[], Tensor]:
-    """How one view is read: transformed, through the whole pipeline, and back."""
+BATCHED = 1 << 17
+"""The most voxels of several views in one batch; small pictures alone cost more per voxel, large ones do not."""
 
-    def read() -> Tensor:
-        whole = pipeline.whole
-        seen = view.apply(whole)
-        _check_usable(view, whole, seen)
-        size = max_slices if pipeline.rows_alone and max_slices else len(seen)
-        with lent(view, pipeline.network):
+
+class _Reader:
+    """How the views of one case are read: transformed, through the whole pipeline, and back.
+
+    Small cases are read several views at a time. Which views share a batch depends on the case and the list of views
+    alone, so that whoever asks for them, and however many of them, gets the same numbers.
+    """
+
+    def __init__(self, pipeline: Pipeline, views: Sequence[View], max_slices: int | None, *, batched: bool) -> None:
+        self.pipeline, self.views, self.max_slices = pipeline, tuple(views), max_slices
+        rows, most = len(pipeline.whole), BATCHED // max(pipeline.whole[:, 0].numel(), 1)
+        most = min(most, max_slices // rows) if max_slices else most
+        self.together = most if batched and pipeline.rows_alone else 1
+        self._ahead: dict[int, Tensor] = {}
+
+    def __call__(self, place: int) -> Tensor:
+        """The probabilities under one of the views."""
+        if place in self._ahead:
+            return self._ahead.pop(place)
+        view = self.views[place]
+        seen = self._seen(view)
+        batch = {place: seen} if self.together > 1 and self._alike(view, seen) else {}
+        for other in range(place + 1, min(place + self.together, len(self.views))) if batch else ():
+            with suppress(BadInput, NotFinite):  # reported when its turn comes
+                transformed = self._seen(self.views[other])
+                if self._alike(self.views[other], transformed):
+                    batch[other] = transformed
+        if len(batch) > 1:
+            with suppress(BadInput, NotFinite):  # whichever it was, it is found when each is read alone
+                self._ahead |= self._read_batch(batch)
+                return self._ahead.pop(place)
+        return self._read(view, seen)
+
+    def _seen(self, view: View) -> Tensor:
+        seen = view.apply(self.pipeline.whole)
+        _check_usable(view, self.pipeline.whole, seen)
+        return seen
+
+    def _alike(self, view: View, seen: Tensor) -> bool:
+        """Whether a view can share a batch: its grid is the case's, and it wants the network as it is."""
+        parts: tuple[View, ...] = getattr(view, "views", (view,))
+        return seen.shape == self.pipeline.whole.shape and not any(hasattr(part, "lent") for part in parts)
+
+    def _read_batch(self, batch: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        rows = len(self.pipeline.whole)
+
+        def invert(maps: Tensor) -> Tensor:
+            parts = [inverted(self.views[place], part) for place, part in zip(batch, maps.split(rows), strict=True)]
+            if len({part.shape for part in parts}) > 1:
+                raise BadInput("the inverses of these views have different shapes")
+            return torch.cat(parts)
+
+        with fast_norms(self.pipeline.network):
+            shares = self.pipeline.read(torch.cat(list(batch.values())), invert)
+        return dict(zip(batch, shares.split(rows), strict=True))
+
+    def _read(self, view: View, seen: Tensor) -> Tensor:
+        size = self.max_slices if self.pipeline.rows_alone and self.max_slices else len(seen)
+        with lent(view, self.pipeline.network), fast_norms(self.pipeline.network):
             parts = [
-                pipeline.read(seen[first : first + size], lambda maps: inverted(view, maps))
+                self.pipeline.read(seen[first : first + size], lambda maps: inverted(view, maps))
                 for first in range(0, len(seen), size)
             ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    return read
 
 
 def _check_usable(view: View, whole: Tensor, seen: Tensor) -> None:
