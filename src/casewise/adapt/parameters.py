@@ -228,8 +228,9 @@ def _grouped_where_faster(layer: _InstanceNorm) -> Callable[[Tensor], Tensor]:
     grouped, own = _grouped(layer), layer.forward
 
     def forward(inputs: Tensor) -> Tensor:
-        batched = inputs.ndim != layer._get_no_batch_dim() and inputs.device.type == "cpu" and inputs.is_contiguous()
-        return grouped(inputs) if batched else own(inputs)
+        batched = inputs.ndim != layer._get_no_batch_dim()  # type: ignore[no-untyped-call]
+        plain = inputs.device.type == "cpu" and inputs.is_contiguous()
+        return grouped(inputs) if batched and plain else own(inputs)
 
     return forward
 

@@ -176,17 +176,16 @@ class _Reader:
         return seen.shape == self.pipeline.whole.shape and not any(hasattr(part, "lent") for part in parts)
 
     def _read_batch(self, batch: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        rows = len(self.pipeline.whole)
-
         def invert(maps: Tensor) -> Tensor:
-            parts = [inverted(self.views[place], part) for place, part in zip(batch, maps.split(rows), strict=True)]
+            each = zip(batch, maps.chunk(len(batch)), strict=True)
+            parts = [inverted(self.views[place], part) for place, part in each]
             if len({part.shape for part in parts}) > 1:
                 raise BadInput("the inverses of these views have different shapes")
             return torch.cat(parts)
 
         with fast_norms(self.pipeline.network):
             shares = self.pipeline.read(torch.cat(list(batch.values())), invert)
-        return dict(zip(batch, shares.split(rows), strict=True))
+        return dict(zip(batch, shares.chunk(len(batch)), strict=True))
 
     def _read(self, view: View, seen: Tensor) -> Tensor:
         size = self.max_slices if self.pipeline.rows_alone and self.max_slices else len(seen)
