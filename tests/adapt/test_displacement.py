@@ -8,6 +8,7 @@ from torch import nn
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.episode import Episode, run_episode
+from casewise.adapt.objectives.consensus import DgTta
 from casewise.adapt.objectives.cotta import Cotta
 from casewise.adapt.objectives.deyo import Deyo
 from casewise.adapt.objectives.foa import Foa
@@ -69,6 +70,7 @@ def test_norm_and_cosine_are_over_all_tensors_at_once():
         (Deyo(), 1, 0),
         (Grata(), 7, 0),
         (Foa(population=5), 5, 1),
+        (DgTta(), 2, 1),
     ],
     ids=lambda value: repr(value).split("(")[0] if not isinstance(value, int) else str(value),
 )

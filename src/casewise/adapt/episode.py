@@ -57,12 +57,15 @@ class Episode:
         self.case_id, self.seed, self.step = case_id, how.seed, 0
         self._moves = getattr(self.objective, "moves", "parameters")
         self._movable = movable(network, how.parameters, self._moves)
+        inputs = as_inputs(image, next(iter((self._movable or dict(network.named_parameters())).values())))
+        if self._moves == "input":
+            self._check_prompt()
+            self._movable = dict(self.objective.prompt(network, inputs))  # type: ignore[attr-defined]
         self.parameters = {name: t for name, t in self._movable.items() if isinstance(t, nn.Parameter)}
         self.learning_rate = how.rate(self.objective)
         self.active: frozenset[str] | None = None
         self.entropy_weight = 1.0
         self.anchor_weight: float | None = None
-        inputs = as_inputs(image, next(iter(self._movable.values())))
         self._forwards = Forwards(
             network, inputs, self._movable, how, forward=forward, predict=predict, head=head,
             before_forward=before_forward,
@@ -83,6 +86,13 @@ class Episode:
             raise BadInput(
                 "micro-batches would change the batch statistics of BatchNorm, and so the step; use max_slices=None, "
                 "or an objective that moves parameters with batch_statistics='source'"
+            )
+
+    def _check_prompt(self) -> None:
+        if self.how.compile or self.how.cache_frozen:
+            raise BadInput(
+                f"{type(self.objective).__name__} moves the input and hooks it in front of the network, which compile and "
+                "cache_frozen would not see; use neither"
             )
 
     # ---- the loan ----

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from casewise.adapt.objective import Objective, as_objective
-from casewise.adapt.objectives.consensus import Consensus
+from casewise.adapt.objectives.consensus import Consensus, DgTta
 from casewise.adapt.objectives.cotta import Cotta
 from casewise.adapt.objectives.deyo import Deyo
 from casewise.adapt.objectives.eata import Eata, EataFisher
@@ -18,7 +18,7 @@ from casewise.adapt.objectives.foa import Foa
 from casewise.adapt.objectives.grata import Grata
 from casewise.adapt.objectives.memo import Memo
 from casewise.adapt.objectives.sar import Sar
-from casewise.adapt.objectives.tent import BnStats, Tent
+from casewise.adapt.objectives.tent import BnStats, Tent, Vptta
 from casewise.adapt.objectives.ttt import Ttt
 from casewise.core.errors import BadInput, UnsafeInput
 from casewise.core.registry import Registry, from_address
@@ -38,6 +38,8 @@ OBJECTIVES: Registry[type] = Registry(
         "foa": Foa,
         "ttt": Ttt,
         "consensus": Consensus,
+        "dg-tta": DgTta,
+        "vptta": Vptta,
     },
 )
 """One class per method; built without options it is the paper's variant."""
