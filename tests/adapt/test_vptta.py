@@ -45,9 +45,7 @@ def distances(network, image):
     def look(layer, given):
         for sample in given[0]:
             means, deviations = sample.mean((1, 2)), sample.var((1, 2)) ** 0.5
-            found.append(
-                (means - layer.running_mean).abs().mean() + (deviations - layer.running_var**0.5).abs().mean()
-            )
+            found.append((means - layer.running_mean).abs().mean() + (deviations - layer.running_var**0.5).abs().mean())
 
     hooks = [m.register_forward_pre_hook(look) for m in network.modules() if isinstance(m, BATCH)]
     network(image)

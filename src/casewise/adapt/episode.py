@@ -91,7 +91,7 @@ class Episode:
     def _check_prompt(self) -> None:
         if self.how.compile or self.how.cache_frozen:
             raise BadInput(
-                f"{type(self.objective).__name__} moves the input and hooks it in front of the network, which compile and "
+                f"{type(self.objective).__name__} moves the input in front of the network, which compile and "
                 "cache_frozen would not see; use neither"
             )
 

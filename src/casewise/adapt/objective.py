@@ -17,9 +17,8 @@ Three habits keep an objective honest:
 
 Two attributes are optional. ``learning_rate`` is the default rate, which ``run_episode(learning_rate=...)`` overrides.
 ``moves`` says what may change: "parameters" (the selected ones, the default), "statistics" (running means and variances
-of BatchNorm layers), "input" (nothing of the network: what ``prompt(network, inputs)`` returns by name, such as a prompt
-that ``begin`` hooks in front of the network) or "anything" (the whole network is saved, and runs in the modes it was
-found in).
+of BatchNorm layers), "input" (nothing of the network: what ``prompt(network, inputs)`` returns by name, for ``begin``
+to hook in front of it) or "anything" (the whole network is saved, and runs in the modes it was found in).
 
 Any object with ``forward_and_adapt`` and ``reset``, the shape of most published code, as an objective.
 """

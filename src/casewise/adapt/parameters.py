@@ -80,7 +80,7 @@ def statistics(network: nn.Module) -> dict[str, Tensor]:
 
 
 def movable(network: nn.Module, selection: Selection, moves: str) -> dict[str, Tensor]:
-    """Every tensor of the network that an objective of this kind may move, by name (``moves`` in adapt/objective.py)."""
+    """Every tensor of a network that an objective of this kind may move, by name (``moves`` in adapt/objective.py)."""
     if moves == "input":
         return {}
     if moves == "statistics":

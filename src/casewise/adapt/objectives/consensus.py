@@ -1,6 +1,6 @@
-"""Views of a case should agree: a few steps toward the mean of many (``Consensus``), or of two toward each other (``DgTta``).
+"""Views of a case should agree: a few steps toward the mean of many (consensus), or of two toward each other (DG-TTA).
 
-The target of the consensus is fixed, so nothing drifts. DG-TTA has none: both of its branches move (Weihsbach et al., 2023).
+The target of the consensus is fixed, so nothing drifts. DG-TTA (Weihsbach et al., 2023) has none: both branches move.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class DgTta:
 
     a and b are the probabilities of the branches, turned back to the geometry of the case. x runs over the voxels that
     both views show, S over the samples n and foreground classes c that both branches find in them; where S is empty an
-    update moves nothing (``absent=True`` counts all foreground classes of all samples). The published code trains its source with random convolutions (GIN) and draws them here too;
-    these views are those of ``random(n)``: gamma, contrast, offset, noise, a small turn and zoom, mirrors. Where logits
-    and inputs do not share one grid, views keep to intensities.
+    update moves nothing (``absent=True`` counts all foreground classes of all samples). The published code draws random
+    convolutions (GIN), which its source was trained with; these views are those of ``random(n)``: gamma, contrast,
+    offset, noise, a small turn and zoom, mirrors. Where logits and inputs do not share one grid, nothing is turned.
 
     An update costs two forwards and two backwards of its own; the forward that predicted the mask is not used again.
     """
@@ -132,7 +132,7 @@ def disagreement(
 ) -> tuple[Tensor, float]:
     """Sum of 1 - soft Dice over the samples and foreground classes that both branches find, and how many those are.
 
-    ``a`` and ``b`` are probabilities (n, classes, *space); ``shown``, (1, ..., rows, columns), says where they are read.
+    ``a`` and ``b`` are probabilities (n, classes, *space); ``shown``, (1, ..., rows, columns), says where to look.
 
     >>> one = torch.tensor([[[0.0, 1.0]], [[1.0, 0.0]]])[None]  # background, foreground of two voxels
     >>> loss, classes = disagreement(one, one)

@@ -1,7 +1,7 @@
 """TENT: lower the entropy of the prediction (Wang et al., ICLR 2021; D1).
 
-BatchNorm statistics from source and case, blended (Schneider et al., NeurIPS 2020): no gradient, one forward. A prompt of
-the input that brings the case's statistics to the source's (VPTTA; Chen et al., CVPR 2024).
+BatchNorm statistics from source and case, blended (Schneider et al., NeurIPS 2020): no gradient, one forward. A prompt
+of the input that brings the case's statistics to the source's (VPTTA; Chen et al., CVPR 2024).
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class Vptta:
     B are the BatchNorm layers, :math:`\mu_{il}, \sigma_{il}` mean and deviation of what layer l gets from sample i, by
     channel, and :math:`\mu_l, \sigma_l` its running ones. P starts at 1 and covers ``share`` of each side.
 
-    The paper starts the prompt from a memory of earlier cases and lets the target move from the case's statistics to the
-    source's as cases go by. Here no case knows another: there is no memory, and the target is the source's throughout.
+    The paper starts the prompt from a memory of earlier cases and lets the target move from the case's statistics to
+    the source's as cases go by. Here no case knows another: there is no memory, and the target is the source's.
 
     An update costs one forward and one backward of its own. A shrunk state lies between P and 1.
     """
@@ -104,7 +104,9 @@ class Vptta:
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
-            raise BadInput(f"share is the part of each side that the prompt covers, above 0 and up to 1, got {self.share}")
+            raise BadInput(
+                f"share is the part of each side that the prompt covers, above 0 and up to 1, got {self.share}"
+            )
 
     def prompt(self, network: nn.Module, inputs: Tensor) -> dict[str, nn.Parameter]:
         """What the episode lets move; NothingToAdapt where no BatchNorm layer keeps statistics to align with."""
@@ -113,7 +115,7 @@ class Vptta:
         return {"prompt": nn.Parameter(inputs.new_ones((1, inputs.shape[1], *sides)))}
 
     def begin(self, subject: Adaptable) -> Update:
-        """The prompt sits in a hook on the network, so that every prediction sees it; hooks go when the network does."""
+        """The prompt sits in a hook on the network, so that every prediction sees it; hooks go when the loan ends."""
         if set(subject.parameters) != {"prompt"}:
             raise BadInput("VPTTA moves a prompt of the input and no parameters; use it without a modulation")
         prompt = subject.parameters["prompt"]
@@ -145,7 +147,7 @@ class Vptta:
 
 
 def misfit(layer: nn.Module, features: Tensor) -> Tensor:
-    """How far each sample's means and deviations are from a BatchNorm layer's running ones: (n, channel, *space) -> (n,)."""
+    """How far means and deviations are from a BatchNorm layer's running ones: (n, channel, *space) -> (n,)."""
     assert isinstance(layer.running_mean, Tensor)
     assert isinstance(layer.running_var, Tensor)
     values = features.flatten(2)
@@ -163,7 +165,10 @@ def prompted(image: Tensor, prompt: Tensor) -> Tensor:
     axes = tuple(range(2, image.ndim))
     spectrum = torch.fft.fftshift(torch.fft.fftn(image.float(), dim=axes), dim=axes)
     starts = [side // 2 - size // 2 for side, size in zip(image.shape[2:], prompt.shape[2:], strict=True)]
-    low: tuple[Any, ...] = (..., *(slice(first, first + size) for first, size in zip(starts, prompt.shape[2:], strict=True)))
+    low: tuple[Any, ...] = (
+        ...,
+        *(slice(first, first + size) for first, size in zip(starts, prompt.shape[2:], strict=True)),
+    )
     change = torch.zeros_like(spectrum)
     change[low] = spectrum[low] * (prompt.float() - 1)
     back: Tensor = torch.fft.ifftn(torch.fft.ifftshift(change, dim=axes), dim=axes).real
