@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import gzip
 import json
@@ -108,6 +109,27 @@ def test_the_token_opens_every_door_but_those_of_the_probes(serving: Any) -> Non
                 for path in ("/", "/docs", "/openapi.json", "/metrics", "/v2"):
                     assert client.get(path).status_code == (200 if right else 401), path
                 assert client.post(INFER, json=REQUEST).status_code == (200 if right else 401)
+
+
+def test_a_browser_gives_the_token_as_a_password_and_other_sites_cannot_use_that(serving: Any) -> None:
+    def basic(words: str) -> str:
+        return f"Basic {base64.b64encode(words.encode()).decode()}"
+
+    with serving(token="secret") as running:
+        with running.client() as client:
+            refused = client.get("/")
+            assert refused.status_code == 401
+            assert 'Basic realm="casewise: the token is the password"' in refused.headers["www-authenticate"]
+        for sent, right in (("anyone:secret", True), (":secret", True), ("secret", False), ("secret:", False),
+                            ("anyone:secret ", False), ("anyone:wrong", False)):  # fmt: skip
+            with running.client(authorization=basic(sent)) as client:
+                assert client.get("/").status_code == (200 if right else 401), sent
+                assert client.post(INFER, json=REQUEST).status_code == (200 if right else 401), sent
+        with running.client(authorization="Basic no-base64!") as client:
+            assert client.get("/").status_code == 401
+        elsewhere = {"authorization": basic("anyone:secret"), "origin": "http://127.0.0.1:1"}  # another page here
+        with running.client(**elsewhere) as client:
+            assert client.post(INFER, json=REQUEST).status_code == 403
 
 
 def changed(request: Any, rng: random.Random) -> Any:

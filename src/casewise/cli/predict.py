@@ -223,4 +223,5 @@ def _result(entries: Sequence[PredictedCase], out: Path) -> str:
     actions = Counter(entry.action or "no output" for entry in entries)
     failed = sum(not entry.is_done for entry in entries)
     counted = ", ".join(f"{count} {action}" for action, count in sorted(actions.items()))
-    return f"{len(entries)} cases: {counted}; {failed} not done as asked. {out / 'report.html'}"
+    cases = "1 case" if len(entries) == 1 else f"{len(entries)} cases"
+    return f"{cases}: {counted}; {failed} not done as asked. {out / 'report.html'}"

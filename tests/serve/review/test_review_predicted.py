@@ -22,31 +22,56 @@ from casewise.judge.calibration.preflight import read_reviews
 from casewise.run.assemble import gathered_cases
 from casewise.run.local import LocalEngine
 from casewise.run.predict_folder import predict_folder, prediction_work
-from casewise.run.prediction_folder import verify_predictions
+from casewise.run.prediction_folder import Layout, verify_predictions
+from casewise.serve.review_log import REVIEWS, Review, ReviewLog, apply_reviews
+from casewise.serve.review_sources import Predictions
 
 
-@pytest.fixture
-def predicted(tmp_path: Path) -> Path:
-    """Two scans, segmented by a U-Net with random weights under fixed-k."""
+def made(folder: Path, policy: Policy, *, save_candidates: bool) -> Path:
+    """Two scans, segmented by a U-Net with random weights under a policy."""
     from casewise.adapt.backbones.checkpoints import write_safetensors
     from casewise.adapt.networks import PlainUNet
 
     torch.set_num_threads(1)
     torch.manual_seed(3)
-    write_safetensors(tmp_path / "unet.safetensors", PlainUNet(features=(16, 32, 64, 96)).state_dict())
-    model = Model("casewise.adapt.networks:PlainUNet", weights=tmp_path / "unet.safetensors")
-    (tmp_path / "images").mkdir()
+    write_safetensors(folder / "unet.safetensors", PlainUNet(features=(16, 32, 64, 96)).state_dict())
+    model = Model("casewise.adapt.networks:PlainUNet", weights=folder / "unet.safetensors")
+    (folder / "images").mkdir()
     rng = np.random.default_rng(0)
     for number in range(2):
         image = rng.normal(size=(24, 24, 2)).cumsum(0).cumsum(1).astype(np.float32)
-        nibabel.save(nibabel.Nifti1Image(image, np.eye(4)), tmp_path / "images" / f"scan_{number}_0000.nii.gz")
+        nibabel.save(nibabel.Nifti1Image(image, np.eye(4)), folder / "images" / f"scan_{number}_0000.nii.gz")
     how = Adaptation(objective="tent", learning_rate=0.05, steps=1, min_area=4)
-    cases = gathered_cases(model, tmp_path / "images")
-    fixed = Policy("fixed-k", "fixed-k", {"step": 1}, 1)
-    deployment = Deployment(model, (how,), fixed, contract="off")
-    work = prediction_work(deployment, cases, tmp_path / "out", save_candidates=True)
+    cases = gathered_cases(model, folder / "images")
+    deployment = Deployment(model, (how,), policy, contract="off")
+    work = prediction_work(deployment, cases, folder / "out", save_candidates=save_candidates)
     assert [entry.status for entry in predict_folder(work, LocalEngine())] == ["done", "done"]
-    return tmp_path
+    return folder
+
+
+@pytest.fixture
+def predicted(tmp_path: Path) -> Path:
+    return made(tmp_path, Policy("fixed-k", "fixed-k", {"step": 1}, 1), save_candidates=True)
+
+
+def test_a_rolled_back_case_is_kept_adapted_without_a_flag_and_applied(tmp_path: Path) -> None:
+    router = Policy(
+        "default", "router",
+        {"coordinate": "delta", "cut_low": 0.0, "cut_high": 1e-9, "low": {"action": "depth", "depth": 1},
+         "mid": {"action": "depth", "depth": 1}, "hard": {"action": "rollback"}}, 1, calibration_id="c1",
+    )  # fmt: skip
+    out = made(tmp_path, router, save_candidates=False) / "out"
+    last = Layout(out, ".nii.gz").candidates("scan_0") / "1.nii.gz"  # predict kept it, because nothing of it was deployed
+    deployed = np.asarray(nibabel.load(out / "scan_0.nii.gz").dataobj)  # type: ignore[attr-defined]
+    adapted = np.asarray(nibabel.load(last).dataobj)  # type: ignore[attr-defined]
+    assert not np.array_equal(deployed, adapted)
+    predictions = Predictions(out)
+    about = predictions.about("scan_0")
+    ReviewLog(out / REVIEWS, predictions.audit).append(Review("scan_0", "keep-adapted", "Ada", about, adapted="1"))
+    applied = {one.case: one for one in apply_reviews(out, tmp_path / "chosen")}
+    assert (applied["scan_0"].taken, applied["scan_1"].taken) == ("adapted", "deployed")
+    assert (tmp_path / "chosen" / "scan_0.nii.gz").read_bytes() == last.read_bytes()
+    assert verify_predictions(out) == []
 
 
 @pytest.mark.slow
