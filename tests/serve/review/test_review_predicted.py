@@ -61,7 +61,9 @@ def test_a_rolled_back_case_is_kept_adapted_without_a_flag_and_applied(tmp_path:
          "mid": {"action": "depth", "depth": 1}, "hard": {"action": "rollback"}}, 1, calibration_id="c1",
     )  # fmt: skip
     out = made(tmp_path, router, save_candidates=False) / "out"
-    last = Layout(out, ".nii.gz").candidates("scan_0") / "1.nii.gz"  # predict kept it, because nothing of it was deployed
+    last = (
+        Layout(out, ".nii.gz").candidates("scan_0") / "1.nii.gz"
+    )  # predict kept it, because nothing of it was deployed
     deployed = np.asarray(nibabel.load(out / "scan_0.nii.gz").dataobj)  # type: ignore[attr-defined]
     adapted = np.asarray(nibabel.load(last).dataobj)  # type: ignore[attr-defined]
     assert not np.array_equal(deployed, adapted)
