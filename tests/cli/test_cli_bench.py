@@ -24,8 +24,9 @@ from casewise.core.durable import json_sha256
 from casewise.core.errors import BadInput, Mismatch, Refused
 from casewise.core.records import State
 from casewise.judge.ledger import read_ledger
-from casewise.study.benchmark import OPENED, SEALED, data_sha256, label_source, sides_of, summary
+from casewise.study.benchmark import OPENED, SEALED, data_sha256, label_source, quota_p, sides_of, summary
 from casewise.study.leaderboard import SEALED_FIELDS, check, file_problems, kept_frame, leaderboard, markdown
+from casewise.study.statistics.resample import clusters_of
 
 FACTORY = "casewise.adapt.networks:PlainUNet"
 pytestmark = pytest.mark.filterwarnings("ignore::casewise.core.errors.CasewiseWarning")
@@ -96,6 +97,78 @@ def test_every_method_is_measured_and_the_file_says_on_what(home: Path) -> None:
     assert "case-p0" not in json.dumps(result)  # patients by hash only
 
 
+def named(result: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(method for method in result["methods"] if method["name"] == name)
+
+
+def test_a_policy_over_both_ladders_pays_for_both(home: Path) -> None:
+    result = result_of(home)
+    both = named(result, "two + tent: default")
+    assert both["ladders"] == ["two", "tent"]
+    assert both["certificate"] is None
+    assert both["scores"]["updates"] == 2  # of TENT; the views were read too, so forwards alone say little
+    assert both["scores"]["forwards"] is None
+    rows = {row["case"]: row["metric"] for row in both["rows"]}
+    best = {case["case"]: case["best"] for case in result["data"]["evaluation"]}
+    chosen = [one for one in both["decisions"] if one["action"] != "gate"]
+    assert all(rows[one["case_id"]] <= best[one["case_id"]] + 1e-9 for one in chosen)
+
+
+def test_designs_that_labels_fit_are_certified_on_the_other_half(home: Path, tmp_path: Path) -> None:
+    write_data(tmp_path / "data", 36)
+    more = ("--policy", "merge", "--alpha", 0.9, "--loss", "worse-voxels", "--delta", 0.3)
+    outcome = run(home, tmp_path / "out", *more, "-q", data=tmp_path / "data")
+    assert outcome.exit_code == 0, outcome.output
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    promised = named(result, "two: merge, certified")["certificate"]
+    assert (promised["units"], promised["delta"], promised["alpha"]) == (9, 0.3, 0.9)  # half of 18 patients
+    assert "! two: merge, certified: labels fit this design, so half of the calibration" in outcome.output
+    whole = call("--check", tmp_path / "out" / "result.json", tmp_path / "data", "--json")
+    assert json.loads(whole.output)["problems"] == []
+
+
+def test_agreement_orders_the_cases_and_chance_deals_the_states(home: Path, tmp_path: Path) -> None:
+    """AURC, AUROC and the p of a rule that ranks, a second time from the rows of the file."""
+    shutil.copytree(home / "out", tmp_path / "out")
+    outcome = run(home, tmp_path / "out", "--propose", "tent", "--policy", "frag-stop", "--policy", "medoid", "-q")
+    assert outcome.exit_code == 0, outcome.output
+    assert "AURC (best)" in outcome.output
+    assert "p at its quota: gain, HA" in outcome.output
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    method = named(result, "two: mean for everyone")
+    rows = sorted(method["rows"], key=lambda row: -row["agreement"])
+    risks = [1 - row["metric"] for row in rows]
+    means = [np.mean(risks[: k + 1]) for k in range(len(risks))]
+    if len({row["agreement"] for row in rows}) == len(rows):  # no ties
+        assert method["scores"]["aurc"] == pytest.approx(np.mean(means), abs=0.05)
+    poor = [row for row in rows if row["metric"] < 0.7]
+    good = [row for row in rows if row["metric"] >= 0.7]
+    if poor and good:
+        pairs = [(a["agreement"] < b["agreement"]) + 0.5 * (a["agreement"] == b["agreement"]) for a in poor for b in good]
+        assert method["scores"]["auroc"] == pytest.approx(np.mean(pairs))
+    ranked = [one for one in result["methods"] if one["dealt"] is not None]
+    assert ranked
+    for one in ranked:
+        place, changes = one["dealt"]["given"], np.array(one["dealt"]["change"])
+        assert changes[np.arange(len(place)), place].mean() == pytest.approx(one["scores"]["gain"])
+        shuffled = np.random.default_rng(5)
+        drawn = [changes[np.arange(len(place)), shuffled.permutation(place)].mean() for _ in range(2000)]
+        expected = np.mean(np.array(drawn) >= one["scores"]["gain"] - 1e-12)
+        assert one["scores"]["p_gain"] == pytest.approx(expected, abs=0.06)
+    assert file_problems(result) == []
+    forged = json.loads(json.dumps(result))
+    one = named(forged, ranked[0]["name"])
+    one["scores"]["p_gain"] = 0.001 if one["scores"]["p_gain"] > 0.1 else 0.9
+    assert any("p_gain is" in problem for problem in file_problems(forged))
+    other = next(k for k in range(len(one["dealt"]["states"])) if k != one["dealt"]["given"][0])
+    forged = json.loads(json.dumps(result))
+    named(forged, ranked[0]["name"])["dealt"]["change"][0][other] -= 0.25  # of a state that was not deployed
+    forged = rehashed(forged)
+    assert file_problems(forged) == []
+    problems, _ = check(forged, tmp_path / "out", [home / "data"])
+    assert any("of the states that could be dealt is another one" in problem for problem in problems)
+
+
 def test_a_gain_is_what_masks_and_labels_say(home: Path) -> None:
     """The mean gain of the consensus a second time, from the files."""
     method = result_of(home)["methods"][1]
@@ -158,9 +231,27 @@ def rehashed(result: dict[str, Any]) -> dict[str, Any]:
     result["decisions_sha256"] = new
     result["data"]["sha256"] = data_sha256(result["data"]["evaluation"])
     for method in result["methods"]:
-        method["scores"] = summary(kept_frame(method["rows"], result["data"]["evaluation"]), result["oracle"])
+        rows = kept_frame(method["rows"], result["data"]["evaluation"])
+        dealt = method["dealt"] = forged_deal(method)
+        method["scores"] = {**summary(rows, result["oracle"]), **quota_p(dealt, clusters_of(rows))}
     rest = {name: value for name, value in result.items() if name != "sha256"}
     return {**rest, "sha256": json_sha256(json.loads(json.dumps(rest)))}
+
+
+def forged_deal(method: dict[str, Any]) -> dict[str, Any] | None:
+    """What a random deal would be drawn from, made to fit decisions and rows; other states as they were or invented."""
+    given = [str(State(**one["state"])) for one in method["decisions"]]
+    states = sorted(set(given))
+    if len(states) < 2 or any(one["action"] == "gate" for one in method["decisions"]):
+        return None
+    dealt = method["dealt"] or {
+        name: [[row[name]] * len(states) for row in method["rows"]] for name in ("change", "ha")
+    }  # fmt: skip
+    dealt |= {"states": states, "given": [states.index(one) for one in given]}
+    for name in ("change", "ha"):
+        for values, place, row in zip(dealt[name], dealt["given"], method["rows"], strict=True):
+            values[place] = row[name]
+    return dealt
 
 
 def edit_gain(result: dict[str, Any]) -> None:
@@ -424,7 +515,7 @@ def test_wrong_questions_are_answered_in_one_sentence(home: Path, tmp_path: Path
     with pytest.raises(BadInput, match=r"no result file .*nothing\.json"):
         call("--check", tmp_path / "nothing.json")
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(BadInput, match="its schema is None, expected 'casewise-bench/1'"):
+    with pytest.raises(BadInput, match="its schema is None, expected 'casewise-bench/2'"):
         call("--check", tmp_path / "other.json")
     with pytest.raises(BadInput, match="at least one result file"):
         call("--leaderboard")

@@ -57,6 +57,9 @@ class BenchmarkOptions:
         str, typer.Option(help="What a certificate promises about: ha, harmed, dice, worse-voxels, or none.")
     ] = "ha"
     alpha: Annotated[float, typer.Option(help="The promised risk.")] = 0.2
+    delta: Annotated[
+        float | None, typer.Option(help="Chance that the promise may fail; without it the promise is about the mean.")
+    ] = None
     margin: Annotated[float, typer.Option(help="--loss harmed: a case is harmed where it loses more than this.")] = 0.0
     name: Annotated[str | None, typer.Option(help="What tables call this benchmark; default: the model's name.")] = None
 
@@ -75,7 +78,9 @@ class BenchmarkOptions:
         """What certificates are asked for."""
         from casewise.judge.certificates.certify_router import Promise
 
-        return None if self.loss == "none" else Promise((self.loss,), (self.alpha,), margin=self.margin)
+        if self.loss == "none":
+            return None
+        return Promise((self.loss,), (self.alpha,), self.delta, margin=self.margin)
 
 
 @app.command(cls=NnUNetStyle)

@@ -15,6 +15,8 @@ def decision_of(archive: Archive, controller: Controller, case_id: str, *, calib
     """The decision that the controller takes on one recorded case; its state names the ladder."""
     if getattr(controller, "ladders", ()):
         return _among_ladders(archive, controller, case_id, calibration_id)
+    if archive.joined:  # M0 for everyone, whatever the ladders hold
+        archive = archive.on(archive.joined[0])
     for step in range(archive.steps + 1):
         seen = archive.observation(case_id, step)
         if step == archive.steps and hasattr(controller, "compared"):

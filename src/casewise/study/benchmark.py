@@ -9,7 +9,7 @@ open the evaluation labels, which is the next line of the same ledger. The resul
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -25,28 +25,35 @@ from casewise.core.chain import Chain
 from casewise.core.durable import json_sha256, text_sha256, write_json
 from casewise.core.errors import BadInput, CasewiseError, Locked, Mismatch, Overlap, TooFewCases
 from casewise.core.formats import json_text
-from casewise.core.records import CALIBRATION, EVALUATION, Decision, Mask, Policy
+from casewise.core.records import CALIBRATION, EVALUATION, Action, Controller, Decision, Mask, Policy, State
 from casewise.data.datasets import load_dataset, recognize
 from casewise.data.datasets.plain import plain_files
 from casewise.data.folders import CaseFiles
 from casewise.data.splits import Cohort, check_disjoint, clusters_of, holdout, with_split
 from casewise.judge.calibration.designs import CONSENSUS_NAMES
-from casewise.judge.calibration.fit import calibrate
+from casewise.judge.calibration.fit import calibrate, has_consensus
 from casewise.judge.certificates.certificate import Certificate, policy_digest
 from casewise.judge.certificates.certify_router import Promise, certify_router
+from casewise.judge.certificates.grid import halves_of
+from casewise.judge.deciding import candidate_masks
 from casewise.judge.ledger import LEDGER, expose, read_ledger
 from casewise.judge.outcomes import deployed, judged_share, outcomes
-from casewise.judge.policy import READY, check_held_out, controller_of, no_go
+from casewise.judge.policy import READY, among_candidates, check_held_out, controller_of, design_of, no_go
+from casewise.measure.metrics.selective import auroc, risk_coverage
 from casewise.replay import replay
+from casewise.study.quality_control import Opinions, consensus_steps, quality_rows
+from casewise.study.statistics.chance import chance_draws
 from casewise.study.statistics.resample import clusters_of as units_of
 from casewise.study.statistics.resample import mean_interval
 
-SCHEMA = "casewise-bench/1"
+SCHEMA = "casewise-bench/2"
 DECISIONS, RESULT, PLAN = "decisions.json", "result.json", "plan.json"
 SEALED, OPENED = "bench: decisions sealed", "bench: labels opened to score the decisions"
 POINT = 0.01  # a case is clearly hurt where the metric falls by more than this
 FEWEST = 5  # clusters from which an interval is given
-CHOSEN_BY_LABELS = "the labels of the calibration cases chose this design, so they cannot also certify it"
+POOR = 0.7  # cases whose metric is below this should be found by a signal of quality
+DEALS, DEAL_SEED = 1000, 1000
+HALVED = "labels fit this design, so half of the calibration patients fitted it and the others certify it"
 AS_THEY_LIE = ("plain", "nnunet_raw")  # layouts whose files need no mapping before a model reads them
 NUMBERS = ("metric", "change", "ha", "ba", "unscored", "area", "worse_voxels")
 """What the result keeps of each case and method."""
@@ -177,7 +184,7 @@ class Method:
         made = {
             "name": self.name,
             "design": self.design,
-            "ladder": self.policy.ladder,
+            "ladders": ladders_of(self.policy),
             "controller": self.policy.controller,
             "policy_sha256": policy_digest(self.policy),
             "certificate": _promised(self.certificate),
@@ -185,6 +192,11 @@ class Method:
             "decisions": [{**one.as_dict(), "cluster": cluster_name(one)} for one in self.decisions],
         }
         return dict(json.loads(json_text(made)))
+
+
+def ladders_of(policy: Policy) -> list[str]:
+    """The ladders that a policy reads."""
+    return list(policy.ladders) or [policy.ladder]
 
 
 def _promised(certificate: Certificate | None) -> dict[str, Any] | None:
@@ -206,19 +218,24 @@ def decide_all(
 ) -> tuple[tuple[Method, ...], tuple[str, ...]]:
     """(methods with their decisions, what was refused and why): M0, the last candidate for everyone, each design.
 
-    Designs are fitted on the calibration archive, ladder by ladder. The evaluation archive must hold no label: then
-    nothing here can have seen one. With ``promise`` a design that can be certified is there twice, the second time
-    under its certificate.
+    Designs are fitted on the calibration archive, ladder by ladder; those that choose among candidates also over all
+    ladders together. The evaluation archive must hold no label: then nothing here can have seen one. With ``promise`` a
+    design that can be certified is there twice, the second time under its certificate.
     """
     if any(entry.labelled for entry in evaluation.entries.values()):
         raise Locked(f"{evaluation.path} holds labels; decisions of a benchmark are taken where there are none")
     refused: list[str] = []
     first = evaluation.ladders[0]
     made = [_decided("M0", replace(READY["m0"], ladder=first), evaluation)]
-    for ladder in evaluation.ladders:
-        made.append(_everyone(evaluation.on(ladder), ladder))
-        known = calibration.on(ladder)
+    sides = {ladder: calibration.on(ladder) for ladder in evaluation.ladders}
+    if len(sides) > 1:
+        sides[" + ".join(sides)] = calibration.together(tuple(sides))
+    for ladder, known in sides.items():
+        if not known.joined:
+            made.append(_everyone(evaluation.on(ladder), ladder))
         for design in designs:
+            if known.joined and not chooses(design, known):
+                continue
             name = method_name(ladder, design)
             try:
                 policy = fitted(known, design)
@@ -227,20 +244,35 @@ def decide_all(
             except CasewiseError as error:
                 refused.append(f"{name}: {error}")
                 continue
-            if promise is not None:
+            if promise is not None and not known.joined:
                 try:
-                    certificate, certified = certify_router(known, policy, promise, force=True)
-                except Overlap:
-                    refused.append(f"{name}, certificate: {CHOSEN_BY_LABELS}")
-                    continue
+                    certificate, certified, note = _certified(known, policy, design, promise)
                 except CasewiseError as error:
                     refused.append(f"{name}, certificate: {error}")
                     continue
                 if certificate.feasible:
-                    made.append(_decided(f"{name}, certified", certified, evaluation, design, certificate))
+                    under = _decided(f"{name}, certified", certified, evaluation, design, certificate)
+                    made.append(replace(under, notes=(*under.notes, *note)))
                 else:
                     refused.append(f"{name}, certificate: {certificate.advice}")
     return tuple(made), tuple(refused)
+
+
+def _certified(
+    known: Archive, policy: Policy, design: str, promise: Promise
+) -> tuple[Certificate, Policy, tuple[str, ...]]:
+    """A certificate with its policy; one that labels fitted is fitted again on half of the patients first."""
+    try:
+        return *certify_router(known, policy, promise, force=True), ()
+    except Overlap:
+        fit, test = halves_of(known)
+        certificate, certified = certify_router(test, fitted(fit, design), promise, force=True)
+        return certificate, certified, (f"{method_name(known.ladder_name or '', design)}, certified: {HALVED}",)
+
+
+def chooses(design: str, known: Archive) -> bool:
+    """Whether a design chooses among all candidates of a case, and so can read several ladders together."""
+    return among_candidates(design_of(design)) or (design == "default" and has_consensus(known, None))
 
 
 def method_name(ladder: str, what: str) -> str:
@@ -265,7 +297,7 @@ def _decided(
     name: str, policy: Policy, evaluation: Archive, design: str = "", certificate: Certificate | None = None
 ) -> Method:
     said = no_go(policy)
-    view = evaluation.on(policy.ladder or evaluation.ladders[0])
+    view = evaluation if policy.ladders else evaluation.on(policy.ladder or evaluation.ladders[0])
     return Method(name, policy, tuple(replay(view, policy)), design, certificate, () if said is None else (said,))
 
 
@@ -354,23 +386,24 @@ class Scored:
 
     cases: pd.DataFrame  # one row per case: case, cluster, group, metric of M0, best recorded metric, hashes
     methods: Mapping[str, pd.DataFrame] = field(repr=False)  # one row per case, columns of judge.outcomes and cost
+    dealt: Mapping[str, dict[str, Any] | None] = field(repr=False, default_factory=dict)  # what a random deal is drawn from
 
 
-def scored(evaluation: Archive, methods: Iterable[Mapping[str, Any]], policies: Mapping[str, Policy]) -> Scored:
+def scored(evaluation: Archive, methods: Sequence[Mapping[str, Any]], policies: Mapping[str, Policy]) -> Scored:
     """Every sealed decision against the labels that are open now; ``policies`` say how a composed mask is made."""
     frames = {ladder: outcomes(evaluation.on(ladder)) for ladder in evaluation.ladders}
     best = pd.concat(frames.values()).groupby("case")["metric"].max()
     first = frames[evaluation.ladders[0]]
     source = first.loc[first["step"] == 0].set_index("case")["metric"]
-    rows = {}
+    rows, dealt = {}, {}
+    agreement = {ladders: _agreement(evaluation, ladders) for ladders in {tuple(one["ladders"]) for one in methods}}
     for method in methods:
-        ladder = method["ladder"]
-        archive = evaluation.on(ladder)
+        name, ladders = method["name"], tuple(method["ladders"])
         decisions = [Decision.from_dict(one) for one in method["decisions"]]
-        plain = [replace(one, state=one.state.on("")) for one in decisions]
-        controller = controller_of(policies[method["name"]])
-        frame = deployed(frames[ladder], plain, archive=archive, controller=controller)
-        rows[method["name"]] = frame.assign(**_paid(archive, evaluation, decisions))
+        frame = _deployed(frames, evaluation, decisions, ladders[0], controller_of(policies[name]))
+        frame = frame.assign(**_paid(evaluation, ladders, decisions))
+        rows[name] = frame.assign(agreement=frame["case"].map(agreement[ladders]))
+        dealt[name] = deals(frames, decisions, ladders[0])
     entries = evaluation.cases or evaluation.entries
     cases = pd.DataFrame(
         [
@@ -386,24 +419,99 @@ def scored(evaluation: Archive, methods: Iterable[Mapping[str, Any]], policies: 
             for case_id in evaluation.on(evaluation.ladders[0]).ids
         ]
     )
-    return Scored(cases, rows)
+    return Scored(cases, rows, dealt)
 
 
-def _paid(archive: Archive, whole: Archive, decisions: Sequence[Decision]) -> dict[str, list[Any]]:
+def _deployed(
+    frames: Mapping[str, pd.DataFrame],
+    evaluation: Archive,
+    decisions: Sequence[Decision],
+    first: str,
+    controller: Controller,
+) -> pd.DataFrame:
+    """One row for each decision, each scored on the ladder that its state names; M0 on the first."""
+    found = []
+    for ladder in dict.fromkeys(one.state.ladder or first for one in decisions):
+        own = [replace(one, state=one.state.on("")) for one in decisions if (one.state.ladder or first) == ladder]
+        found.append(deployed(frames[ladder], own, archive=evaluation.on(ladder), controller=controller))
+    order = {one.case_id: place for place, one in enumerate(decisions)}
+    return pd.concat(found, ignore_index=True).sort_values("case", key=lambda ids: ids.map(order), ignore_index=True)
+
+
+def _agreement(evaluation: Archive, ladders: Sequence[str]) -> dict[str, float]:
+    """Agreement of M0 with the other candidates of each case: a signal of quality that needs no label."""
+    metric = str(evaluation.on(ladders[0]).configuration.get("metric", "dice"))
+    views = [evaluation.on(ladder) for ladder in ladders]
+
+    def opinions() -> Iterator[Opinions]:
+        for case_id in views[0].ids:
+            made = {State(step).on(ladder) for ladder, view in zip(ladders, views, strict=True)
+                    for step in consensus_steps(view.entry(case_id).rungs)}  # fmt: skip
+            masks = candidate_masks(evaluation, case_id, ladders)
+            kept = tuple(mask for state, mask in masks.items() if state not in made)
+            yield Opinions(case_id, case_id, kept, None)
+
+    return dict(quality_rows(opinions(), metric=metric).set_index("case")["agreement"].astype(float))
+
+
+def _paid(whole: Archive, ladders: Sequence[str], decisions: Sequence[Decision]) -> dict[str, list[Any]]:
     """Forwards (of readings), updates (of gradients), seconds and flags of each decision."""
     clocks = [{name: entry.seconds for name, entry in whole.on(ladder).entries.items()} for ladder in whole.ladders]
+    views = [whole.on(ladder) for ladder in ladders]
     found: dict[str, list[Any]] = {"forwards": [], "updates": [], "seconds": [], "flagged": []}
     for one in decisions:
-        entry = archive.entry(one.case_id)
-        made = entry.rungs[: one.executed]
-        readings = 1 + sum(rung.split("(")[0] not in CONSENSUS_NAMES for rung in made)
-        is_read = bool(entry.rungs) or not one.executed
         source = max((clock[one.case_id][:1] for clock in clocks if clock.get(one.case_id)), default=())
-        took = sum(entry.seconds[1 : one.executed + 1]) + sum(source)
-        found["forwards"].append(float(readings) if is_read else float("nan"))
-        found["updates"].append(float(0 if entry.rungs else one.executed))
-        found["seconds"].append(took if entry.seconds else float("nan"))
+        readings, updates, took = 1, 0, sum(source)
+        for view in views:  # a policy over several ladders has seen them all
+            entry = view.entry(one.case_id)
+            executed = one.executed if len(views) == 1 else view.steps
+            readings += sum(rung.split("(")[0] not in CONSENSUS_NAMES for rung in entry.rungs[:executed])
+            updates += 0 if entry.rungs else executed
+            took += sum(entry.seconds[1 : executed + 1]) if entry.seconds else float("nan")
+        found["forwards"].append(float("nan") if updates else float(readings))
+        found["updates"].append(float(updates))
+        found["seconds"].append(took)
         found["flagged"].append(bool(one.flagged))
+    return found
+
+
+# ---- matched quotas ----
+
+
+def deals(frames: Mapping[str, pd.DataFrame], decisions: Sequence[Decision], first: str = "") -> dict[str, Any] | None:
+    """What every deployed state would come to on every case, and who got which; None where nothing was ranked.
+
+    Nothing is ranked where one state is deployed for everyone, or a mask is composed of several.
+    """
+    states = sorted({one.state for one in decisions}, key=str)
+    if len(states) < 2 or any(one.action is Action.GATE for one in decisions):
+        return None
+    ids = [one.case_id for one in decisions]
+    table = {ladder: frame.set_index(["step", "shrink", "case"]).sort_index() for ladder, frame in frames.items()}
+    parts = [table[state.ladder or first].loc[(state.step, state.shrink)].reindex(ids) for state in states]
+    source = table[first].loc[(0, 0.0)].reindex(ids)["metric"].to_numpy(float)
+    return {
+        "states": [str(state) for state in states],
+        "given": [states.index(one.state) for one in decisions],
+        "change": np.column_stack([part["metric"].to_numpy(float) - source for part in parts]).tolist(),
+        "ha": np.column_stack([part["ha"].to_numpy(float) for part in parts]).tolist(),
+    }
+
+
+def quota_p(dealt: Mapping[str, Any] | None, units: Any) -> dict[str, float | None]:
+    """How often dealing the same states to the patients at random gains as much, and harms as little.
+
+    ``units`` numbers the patient of each case. One-sided, with the observed deal among the draws.
+    """
+    found: dict[str, float | None] = {"p_gain": None, "p_ha": None}
+    if dealt is None:
+        return found
+    given = np.array(dealt["given"], int)
+    for name, column, sign in (("p_gain", "change", 1), ("p_ha", "ha", -1)):
+        values = np.array(dealt[column], float)
+        drawn = sign * chance_draws(values, given, DEALS, DEAL_SEED, np.asarray(units))
+        observed = sign * float(np.nanmean(values[np.arange(len(values)), given]))
+        found[name] = (1 + int((drawn >= observed - 1e-12).sum())) / (1 + DEALS)
     return found
 
 
@@ -441,7 +549,21 @@ def summary(rows: pd.DataFrame, oracle: float | None = None) -> dict[str, Any]:
         "forwards": _mean(rows, "forwards"),
         "updates": _mean(rows, "updates"),
         "seconds": float(rows["seconds"].median()) if "seconds" in rows and rows["seconds"].notna().all() else None,
+        **_told_apart(known),
     }
+
+
+def _told_apart(rows: pd.DataFrame) -> dict[str, float | None]:
+    """Area under the risk-coverage curve if cases are trusted in the order of agreement, and its AUROC for poor ones."""
+    found: dict[str, float | None] = {"aurc": None, "aurc_best": None, "auroc": None}
+    seen = rows.loc[rows["agreement"].notna()] if "agreement" in rows else rows.iloc[:0]
+    if len(seen) >= 3 and seen["agreement"].nunique() > 1:
+        signal, metric = seen["agreement"].to_numpy(float), seen["metric"].to_numpy(float)
+        curve = risk_coverage(signal, 1 - metric)
+        poor = metric < POOR
+        found |= {"aurc": curve.aurc, "aurc_best": curve.optimum}
+        found["auroc"] = auroc(-signal, poor) if 0 < poor.sum() < len(poor) else None
+    return found
 
 
 def _mean(rows: pd.DataFrame, name: str) -> float | None:
@@ -524,7 +646,8 @@ def result_of(
         "oracle": oracle,
         "promise": None if promise is None else asdict(promise),
         "methods": [
-            {**method, "rows": _kept(found.methods[method["name"]]), **_summarized(method, found, oracle)}
+            {**method, "rows": _kept(found.methods[method["name"]]), "dealt": found.dealt[method["name"]],
+             **_summarized(method, found, oracle)}
             for method in sealed.methods
         ],
         "refused": list(refused),
@@ -535,11 +658,12 @@ def result_of(
 
 def _summarized(method: Mapping[str, Any], found: Scored, oracle: float | None) -> dict[str, Any]:
     rows = kept_frame(_kept(found.methods[method["name"]]), found.cases.to_dict("records"))
-    return {"scores": summary(rows, oracle), "realised": realised(method["certificate"], rows)}
+    chance = quota_p(found.dealt[method["name"]], units_of(rows))
+    return {"scores": {**summary(rows, oracle), **chance}, "realised": realised(method["certificate"], rows)}
 
 
 def _kept(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    names = ["case", *NUMBERS, "forwards", "updates", "seconds", "flagged"]
+    names = ["case", *NUMBERS, "agreement", "forwards", "updates", "seconds", "flagged"]
     return list(json.loads(json_text([dict(row) for row in rows[names].to_dict("records")])))
 
 

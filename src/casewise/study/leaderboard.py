@@ -23,7 +23,7 @@ from casewise.core.chain import BEGINNING, line_hash
 from casewise.core.durable import json_sha256
 from casewise.core.errors import BadInput, CasewiseError, Mismatch, Refused
 from casewise.core.formats import json_text
-from casewise.core.records import CALIBRATION, EVALUATION, Action
+from casewise.core.records import CALIBRATION, EVALUATION, Action, State
 from casewise.data.datasets import load_dataset
 from casewise.data.splits import Cohort
 from casewise.judge.certificates.certify_router import Promise
@@ -40,18 +40,21 @@ from casewise.study.benchmark import (
     label_source,
     oracle_gain,
     part_of,
+    quota_p,
     realised,
     scored,
     seen_before,
     summary,
     with_labels,
 )
+from casewise.study.statistics.resample import clusters_of as units_of
 
 SMALL = 1e-9  # what rounding may change between two machines
 CHANGED = 1e-6  # of an interval, whose draws are sorted
+FEW_DRAWS = 0.005  # of a p-value, where draws tie with what was observed
 DECIDED = ("state", "state_hash", "action", "executed")
 SEALED_FIELDS = (
-    "name", "design", "ladder", "controller", "policy_sha256", "certificate", "notes", "decisions",
+    "name", "design", "ladders", "controller", "policy_sha256", "certificate", "notes", "decisions",
 )  # fmt: skip
 
 
@@ -98,7 +101,9 @@ def _own_problems(result: Mapping[str, Any]) -> Iterator[str]:
             return
         yield from _row_problems(method, cases)
         rows = kept_frame(method["rows"], cases)
-        yield from _differences(f"{method['name']}: scores", method["scores"], summary(rows, result["oracle"]))
+        scores = {**summary(rows, result["oracle"]), **quota_p(method["dealt"], units_of(rows))}
+        yield from _differences(f"{method['name']}: scores", method["scores"], scores)
+        yield from _deal_problems(method)
         again = {"realised": realised(method["certificate"], rows)}
         yield from _differences(method["name"], {"realised": method["realised"]}, again)
     yield from _mask_problems(result)
@@ -144,6 +149,23 @@ def _row_problems(method: Mapping[str, Any], cases: Sequence[Mapping[str, Any]])
             yield f"{name}: the metric {row['metric']:.4f} is above that of the best candidate, {case['best']:.4f}"
 
 
+def _deal_problems(method: Mapping[str, Any]) -> Iterator[str]:
+    """What a random deal is drawn from fits the decisions and the rows."""
+    dealt, states = method["dealt"], [str(State(**one["state"])) for one in method["decisions"]]
+    ranked = len(set(states)) > 1 and not _composes(method)
+    if ranked != (dealt is not None):
+        yield f"{method['name']}: states were {'' if ranked else 'not '}dealt, and the file says otherwise"
+        return
+    if dealt is None:
+        return
+    if [dealt["states"][place] for place in dealt["given"]] != states or sorted(set(states)) != dealt["states"]:
+        yield f"{method['name']}: the states that a random deal draws from are not those of the decisions"
+        return
+    for row, place, change, ha in zip(method["rows"], dealt["given"], dealt["change"], dealt["ha"], strict=True):
+        said = {"change": change[place], "ha": ha[place]}
+        yield from _differences(f"{method['name']}, case {row['case']}: dealt", said, {k: row[k] for k in said})
+
+
 def _mask_problems(result: Mapping[str, Any]) -> Iterator[str]:
     """The same mask of a case has the same metric, whichever method deployed it."""
     metric: dict[tuple[str, str], float | None] = {
@@ -159,7 +181,7 @@ def _mask_problems(result: Mapping[str, Any]) -> Iterator[str]:
 def _differences(where: str, said: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
     """Numbers that the file states and a recomputation does not give."""
     for name, value in found.items():
-        allowed = CHANGED if name in ("low", "high") else SMALL
+        allowed = {"low": CHANGED, "high": CHANGED, "p_gain": FEW_DRAWS, "p_ha": FEW_DRAWS}.get(name, SMALL)
         if name not in said or not _alike(said[name], value, allowed):
             yield f"{where}: {name} is {said.get(name)}, recomputed {value}"
 
@@ -288,8 +310,19 @@ def _data_differences(
         yield from _differences(f"case {said['case']}", said, {name: again[name] for name in ("metric", "best")})
     for method in methods:
         for said, again in zip(method["rows"], found.methods[method["name"]].to_dict("records"), strict=True):
-            numbers = {name: again[name] for name in NUMBERS}
+            numbers = {name: again[name] for name in (*NUMBERS, "agreement")}
             yield from _differences(f"{method['name']}, case {said['case']}", said, numbers)
+        yield from _other_deals(method, found.dealt[method["name"]])
+
+
+def _other_deals(method: Mapping[str, Any], again: Mapping[str, Any] | None) -> Iterator[str]:
+    """Numbers of states that were dealt but not deployed, measured again."""
+    if again is None:
+        return
+    for name in ("change", "ha"):
+        for row, said, found in zip(method["rows"], method["dealt"][name], again[name], strict=True):
+            if not all(map(_alike, said, found)):
+                yield f"{method['name']}, case {row['case']}: {name} of the states that could be dealt is another one"
 
 
 def _other_image(home: Mapping[str, Cohort], case: Mapping[str, Any]) -> str:
@@ -318,6 +351,9 @@ COLUMNS = (
     Column("flagged", "Flagged", text=True),
     Column("cost", "Forwards", text=True),
     Column("seconds", "Seconds", text=True),
+    Column("aurc", "AURC (best)", text=True),
+    Column("auroc", "AUROC < .7", text=True),
+    Column("p", "p at its quota: gain, HA", text=True),
     Column("promise", "Promised, realised", text=True),
 )
 
@@ -394,6 +430,9 @@ def cells(method: Mapping[str, Any]) -> dict[str, Any]:
         "flagged": shown("flagged", "{:d}"),
         "cost": cost,
         "seconds": shown("seconds", "{:.1f}"),
+        "aurc": "–" if said["aurc"] is None else f"{said['aurc']:.3f} ({said['aurc_best']:.3f})",
+        "auroc": shown("auroc"),
+        "p": "–" if said["p_gain"] is None else f"{said['p_gain']:.3f}, {said['p_ha']:.3f}",
         "promise": "" if promise is None else f"{promise['loss']} ≤ {promise['alpha']:g}, {method['realised']:.3f}",
     }
 

@@ -122,6 +122,16 @@ def certify_default(
             "policy 'default' chooses among designs with these labels, so the choice is part of what is certified: "
             "add --method ltt, or certify one design that is named"
         )
+    fit, test = halves_of(archive)
+    names = [name for name in DESIGNS if name != "m0"]
+    made = [calibrate(fit, name, **options) for name in names]
+    certificate, certified = certify_designs(test, made, asked, force=force)
+    more = f" Designs were fitted on {len(fit.ids)} cases and tested on {len(test.ids)} others."
+    return replace(certificate, advice=certificate.advice + more), certified
+
+
+def halves_of(archive: Archive) -> tuple[Archive, Archive]:
+    """(half of the patients by the order of their names, the others): who fits and who tests, without any label."""
     units = sorted({cluster_of(archive, case) for case in archive.ids})
     if len(units) < 4:
         raise TooFewCases(f"designs are fitted on half of the patients and tested on the others, got {len(units)}")
@@ -130,11 +140,7 @@ def certify_default(
         archive.select(ids=[case for case in archive.ids if (cluster_of(archive, case) in first) == side])
         for side in (True, False)
     )
-    names = [name for name in DESIGNS if name != "m0"]
-    made = [calibrate(fit, name, **options) for name in names]
-    certificate, certified = certify_designs(test, made, asked, force=force)
-    more = f" Designs were fitted on {len(fit.ids)} cases and tested on {len(test.ids)} others."
-    return replace(certificate, advice=certificate.advice + more), certified
+    return fit, test
 
 
 @dataclass(frozen=True, eq=False)
