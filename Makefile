@@ -10,7 +10,7 @@ export PYTHONPATH = tests:examples  # simulated worlds, for benchmarks too
 OUT ?= bench-real
 EXTRAS ?= core dicom adapt
 
-.PHONY: demo test test-portable test-all test-versions check bench bench-real source-models clean help
+.PHONY: demo test test-portable test-all test-versions check bench bench-real bench-shifts source-models clean help
 
 help:  ## What the targets do
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 16
@@ -42,15 +42,17 @@ check: $(VENV)/.dev  ## Format, lint, types
 bench: $(VENV)/.dev  ## Speed, as ratios within one run
 	@for script in benchmarks/speed_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-bench-real: $(VENV)/.dev  ## Real domain shifts, most of a day on one core: make bench-real DATA=../shared/data [OUT=bench-real]
-	@test -d "$(DATA)" || { echo "say where the data lie: make bench-real DATA=FOLDER (see benchmarks/README.md)"; exit 2; }
-	$(BIN)/python benchmarks/real_ladders.py --data "$(DATA)" -o "$(OUT)"
-	$(BIN)/python benchmarks/real_shifts.py --data "$(DATA)" -o "$(OUT)"
-	$(BIN)/python benchmarks/real_across.py --data "$(DATA)" -o "$(OUT)" --picture "$(OUT)/real-data.svg"
-	$(BIN)/python benchmarks/throughput.py --data "$(DATA)" -o "$(OUT)"
+bench-real: bench-shifts  ## Real domain shifts, most of a day on one core: make bench-real DATA=../shared/data [OUT=bench-real]
 	$(BIN)/python benchmarks/real.py --data "$(DATA)" -o "$(OUT)"
 	$(BIN)/python benchmarks/real_paper.py -o "$(OUT)"
 	$(BIN)/python benchmarks/real_tables.py -o "$(OUT)"
+
+bench-shifts: $(VENV)/.dev  ## Its first half, views and decisions; SHIFTS="polyps-0 driving" for some of the shifts
+	@test -d "$(DATA)" || { echo "say where the data lie: make bench-real DATA=FOLDER (see benchmarks/README.md)"; exit 2; }
+	$(BIN)/python benchmarks/real_ladders.py --data "$(DATA)" -o "$(OUT)" $(SHIFTS)
+	$(BIN)/python benchmarks/real_shifts.py --data "$(DATA)" -o "$(OUT)" $(SHIFTS)
+	$(BIN)/python benchmarks/real_across.py --data "$(DATA)" -o "$(OUT)" --picture "$(OUT)/real-data.svg"
+	$(BIN)/python benchmarks/throughput.py --data "$(DATA)" -o "$(OUT)" $(SHIFTS)
 
 source-models: $(VENV)/.adapt  ## Train the embedded source models again (deterministic)
 	$(BIN)/python benchmarks/source_models.py

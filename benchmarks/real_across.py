@@ -270,6 +270,9 @@ def main() -> None:
     if options.picture is not None:
         options.picture.write_text(picture(told))
     cohorts = {name: shift.cohort for name, shift in known.items()}
+    if len({cohorts[name] for name in told}) < 2:
+        print(f"\nOnly {', '.join(told) or 'nothing'} was told: nothing can be left out, so there are no tables.")
+        return
     print("\nThe criterion of `--policy default`; gain on development and share hurt by more than .01:")
     table(("left out", "criterion chosen elsewhere", "with it", "as shipped (.9, 10 %)", "taken as shipped"),
           rules(told, cohorts))  # fmt: skip

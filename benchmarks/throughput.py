@@ -23,7 +23,8 @@ from real_ladders import HOME, Shift, cases_of, shifts
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.archive.store import open_archive
-from casewise.core.records import Controller
+from casewise.core.errors import CasewiseError
+from casewise.core.records import Controller, State
 from casewise.data.folders import CaseFiles
 from casewise.deployment import Model
 from casewise.guard import guard
@@ -55,8 +56,11 @@ def contestants(shift: Shift, out: Path) -> Mapping[str, Callable[[CaseFiles], N
         "TENT, four updates": (shift.model, tent, FixedK(4)),
     }  # fmt: skip
     if "tent" in recorded.ladders:
-        router = controller_of(calibrate(recorded.on("tent"), "cardiac"))
-        found["router of the paper on TENT"] = (shift.model, tent, router)
+        try:
+            router = controller_of(calibrate(recorded.on("tent"), "cardiac"))
+            found["router of the paper on TENT"] = (shift.model, replace(tent, shrink=(State(2, 0.5),)), router)
+        except CasewiseError as error:
+            print(f"{shift.name}: router of the paper refused: {error}")
     if shift.cohort == "cardiac":
         found["M0 with nnU-Net's mirroring"] = (replace(shift.model, mirroring=True), tent, Source())
     return {name: lambda files, parts=parts: deployed(files, *parts) for name, parts in found.items()}  # type: ignore[misc]

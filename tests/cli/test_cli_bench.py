@@ -144,7 +144,9 @@ def test_agreement_orders_the_cases_and_chance_deals_the_states(home: Path, tmp_
     poor = [row for row in rows if row["metric"] < 0.7]
     good = [row for row in rows if row["metric"] >= 0.7]
     if poor and good:
-        pairs = [(a["agreement"] < b["agreement"]) + 0.5 * (a["agreement"] == b["agreement"]) for a in poor for b in good]
+        pairs = [
+            (a["agreement"] < b["agreement"]) + 0.5 * (a["agreement"] == b["agreement"]) for a in poor for b in good
+        ]
         assert method["scores"]["auroc"] == pytest.approx(np.mean(pairs))
     ranked = [one for one in result["methods"] if one["dealt"] is not None]
     assert ranked

@@ -386,7 +386,9 @@ class Scored:
 
     cases: pd.DataFrame  # one row per case: case, cluster, group, metric of M0, best recorded metric, hashes
     methods: Mapping[str, pd.DataFrame] = field(repr=False)  # one row per case, columns of judge.outcomes and cost
-    dealt: Mapping[str, dict[str, Any] | None] = field(repr=False, default_factory=dict)  # what a random deal is drawn from
+    dealt: Mapping[str, dict[str, Any] | None] = field(
+        repr=False, default_factory=dict
+    )  # what a random deal is drawn from
 
 
 def scored(evaluation: Archive, methods: Sequence[Mapping[str, Any]], policies: Mapping[str, Policy]) -> Scored:
