@@ -556,7 +556,7 @@ def summary(rows: pd.DataFrame, oracle: float | None = None) -> dict[str, Any]:
 
 
 def _told_apart(rows: pd.DataFrame) -> dict[str, float | None]:
-    """Area under the risk-coverage curve if cases are trusted in the order of agreement, and its AUROC for poor ones."""
+    """AURC where cases are trusted in the order of agreement, and AUROC of agreement for poor ones."""
     found: dict[str, float | None] = {"aurc": None, "aurc_best": None, "auroc": None}
     seen = rows.loc[rows["agreement"].notna()] if "agreement" in rows else rows.iloc[:0]
     if len(seen) >= 3 and seen["agreement"].nunique() > 1:
