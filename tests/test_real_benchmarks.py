@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shlex
-import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -114,49 +111,6 @@ def taught(network, folder):
         torch.nn.functional.cross_entropy(network(inputs), labels).backward()
         optimizer.step()
     return network.eval()
-
-
-def some_polyps(data):
-    """The layout of the polyp data: Kvasir to learn from, CVC in two splits, six sequences of two frames each."""
-    rows = ["case,domain,split,cluster"]
-    for domain, ending, amount in (("kvasir_seg", "jpg", 30), ("cvc_clinicdb", "jpg", 24)):
-        home = data / "polyps" / domain
-        a_folder(home, amount, 0 if domain == "kvasir_seg" else 500)
-        (home / "cases.csv").unlink()
-        for file in sorted((home / "images").iterdir()):
-            Image.open(file).resize((64, 64)).save(file.with_suffix(f".{ending}"))
-            label = home / "labels" / file.name
-            Image.open(label).resize((64, 64), Image.Resampling.NEAREST).save(label)
-            file.unlink()
-            number = int(file.stem[1:]) - 500
-            split = "calibration" if number < 12 else "development"
-            rows += [f"{file.stem},{domain},{split},s{number // 2}"] if domain == "cvc_clinicdb" else []
-    (data / "polyps" / "cases.csv").write_text("\n".join(rows) + "\n")
-
-
-@pytest.mark.slow
-def test_make_goes_from_data_to_tables_in_one_go(tmp_path):
-    """The recipe of ``make bench-shifts`` as make prints it, on made pictures in the layout of the polyp data."""
-    some_polyps(tmp_path / "data")
-    asked = [f"DATA={tmp_path / 'data'}", f"OUT={tmp_path / 'out'}", "SHIFTS=polyps-0"]
-    printed = subprocess.run(["make", "-n", "bench-shifts", *asked], cwd=ROOT, capture_output=True, text=True).stdout
-    lines = [line for line in printed.splitlines() if "/python benchmarks/" in line]
-    scripts = [line.split("benchmarks/")[1].split()[0] for line in lines]
-    assert scripts == ["real_ladders.py", "real_shifts.py", "real_across.py", "throughput.py"]
-    folders = [str(ROOT / name) for name in ("src", "tests", "examples", ".")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(folders)}
-    said = {}
-    for name, line in zip(scripts, lines, strict=True):
-        command = [sys.executable, *shlex.split(line)[1:]]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-2000:]
-        said[name] = done.stdout
-    assert "### polyps-0: 12 development cases of 6 clusters, calibrated on 12" in said["real_shifts.py"]
-    for ladder in ("tent", "eata", "cotta", "consensus"):
-        assert f"| {ladder}: fixed-1 |" in said["real_shifts.py"]
-    assert "nothing can be left out" in said["real_across.py"]
-    assert "| polyps-0 | router of the paper on TENT |" in said["throughput.py"] or "refused" in said["throughput.py"]
-    assert (tmp_path / "out" / "real-data.svg").exists()
 
 
 @pytest.mark.slow
