@@ -219,7 +219,7 @@ def picture(told: Mapping[str, Told]) -> str:
     for k, (name, found) in enumerate(told.items()):
         parts += _shift(name, found, TOP + k * STEP)
     said = "change of Dice (driving: mIoU) against M0, 95 % by patient or sequence; rings: single sequences"
-    parts.append(f'<text x="{LEFT}" y="{height - 4}" {GREY}>{said}</text></svg>')
+    parts.append(f'<text x="12" y="{height - 4}" {GREY}>{said}</text></svg>')
     return "\n".join(parts) + "\n"
 
 
