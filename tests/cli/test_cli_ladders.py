@@ -20,7 +20,10 @@ from casewise.cli import app
 from casewise.core.errors import BadInput, Mismatch, Refused
 from casewise.core.records import Case, State
 from casewise.judge.policy import read_policy
+from casewise.measure.metrics.harm import harm
+from casewise.measure.metrics.overlap import dice
 from casewise.replay import replay
+from casewise.study.study import Study
 
 FACTORY = "casewise.adapt.networks:PlainUNet"
 VIEWS, TENT = "some=views:gamma(1.4),mirror(x)", "tent"
@@ -159,14 +162,43 @@ def test_what_does_not_belong_to_several_ladders_is_refused(home: Path, tmp_path
         call("predict", *model(home), *there, "--lr", 0.5)
     with pytest.raises(Refused, match="was fitted on 5 steps, --steps 1 was asked; leave it out"):
         call("predict", *model(home), *there, "--steps", 1)
-    with pytest.raises(BadInput, match=r"several ladders \(some, tent\), casewise certify reads one"):
-        call("certify", home / "both", "--policy", file)
-    with pytest.raises(BadInput, match=r"several ladders \(some, tent\), casewise study reads one"):
-        call("study", home / "both", "--calibration", home / "both", "--policy", file)
+    with pytest.raises(Mismatch, match="another objective"):
+        call("certify", home / "both", "--policy", file, "--ladder", "tent")
+    with pytest.raises(BadInput, match=r"those that the policy reads \(some, tent\), got 'other'"):
+        call("study", home / "both", "--calibration", home / "both", "--policy", file, "--ladder", "other")
     with pytest.raises(BadInput, match="'frag-stop' reads one ladder step by step, 2 were named"):
         call("calibrate", home / "both", "--policy", "frag-stop", "--ladder", "some", "--ladder", "tent")
     with pytest.raises(BadInput, match="no ladder 'other'; it has 'some', 'tent'"):
         call("calibrate", home / "both", "--policy", "choose", "--ladder", "some", "--ladder", "other")
+
+
+def test_a_policy_of_several_ladders_is_certified_and_deployed_with_its_certificate(home: Path, tmp_path: Path) -> None:
+    calibrated(home, "medoid", tmp_path / "policy.json")
+    done = call("certify", home / "both", "--policy", tmp_path / "policy.json", "--alpha", 0.9, "--out", tmp_path / "c")
+    assert done.exit_code == 0, done.output
+    certificate = json.loads((tmp_path / "c" / "certificate.json").read_text())
+    certified = read_policy(tmp_path / "c" / "policy-certified.json")
+    assert set(certified.ladders) == {"some", "tent"}
+    assert certificate["binding"] == asdict(certified.binding)
+    # The numbers of the certificate, once more: the masks that a replay deploys, measured against the labels.
+    archive = open_archive(home / "both")
+    expected = [
+        harm(
+            archive.on("some").mask(one.case_id, State(0)),
+            archive.mask(one.case_id, one.state),
+            archive.on("some").label(one.case_id),
+            min_area=1,
+        ).ha
+        for one in replay(archive, read_policy(tmp_path / "policy.json"))
+    ]
+    assert certificate["deployed"]["before"]["ha"] == pytest.approx(np.mean(expected))
+    done = call(
+        "predict", *model(home), "-i", home / "images", "-o", tmp_path / "masks", "--policy",
+        tmp_path / "c" / "policy-certified.json", "--certificate", tmp_path / "c" / "certificate.json",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    live = [json.loads((tmp_path / "masks" / "casewise" / f"{one}.json").read_text()) for one in archive._cases]
+    assert [one["decision"]["state_hash"] for one in live] == [one.state_hash for one in replay(archive, certified)]
 
 
 # ---- one of several ladders, by its name ----
@@ -235,6 +267,23 @@ def test_a_named_ladder_is_certified_like_an_archive_of_its_own(worlds: Path, tm
     assert made[0]["policy"] != made[1]["policy"]
 
 
+def test_designs_over_several_ladders_are_certified_with_their_choice(worlds: Path, tmp_path: Path) -> None:
+    """--policy default: every --ladder counts, for the cases that certify and for the batch that is deployed."""
+    archive, both = worlds / "two-calibration", ("--ladder", "tent", "--ladder", "backwards")
+    asked = ("--policy", "default", "--method", "ltt", "--alpha", 0.9, "--delta", 0.5, "--consensus", "tent:1")
+    call("certify", archive, *asked, *both, "--out", tmp_path / "ltt")
+    certified = read_policy(tmp_path / "ltt" / "policy-certified.json")
+    assert set(certified.ladders) == {"tent", "backwards"}
+    assert len(certified.options["ladders"]) == 2
+    named = ("--consensus", "tent:1", "-o", tmp_path / "medoid.json")
+    done = call("calibrate", archive, "--policy", "medoid", *both, *named)
+    assert done.exit_code == 0, done.output
+    kept = ("--among-kept", worlds / "two-evaluation", "--alpha", 0.9)
+    call("certify", archive, "--policy", tmp_path / "medoid.json", *kept, "--out", tmp_path / "kept")
+    found = json.loads((tmp_path / "kept" / "certificate.json").read_text())
+    assert found["details"]["batch"] == open_archive(worlds / "two-evaluation").together(("tent", "backwards")).digest
+
+
 def test_a_named_ladder_is_studied_like_an_archive_of_its_own(worlds: Path, tmp_path: Path) -> None:
     tables = []
     for kind, more in (("one", ()), ("two", ("--ladder", "tent"))):
@@ -248,6 +297,30 @@ def test_a_named_ladder_is_studied_like_an_archive_of_its_own(worlds: Path, tmp_
         tables.append({file.name: file.read_text() for file in files})
     assert "helphurt-all.csv" in tables[0]
     assert tables[0] == tables[1]
+
+
+def test_a_policy_of_several_ladders_is_studied_beside_each_of_them(worlds: Path, tmp_path: Path) -> None:
+    both = ("--ladder", "tent", "--ladder", "backwards", "--consensus", "tent:1", "-o", tmp_path / "policy.json")
+    done = call("calibrate", worlds / "two-calibration", "--policy", "choose", *both)
+    assert done.exit_code == 0, done.output
+    done = call(
+        "study", worlds / "two-evaluation", "-c", worlds / "two-calibration", "--policy", tmp_path / "policy.json",
+        "-o", tmp_path / "out", "--pictures", 1, "-B", 100, "--ladder", "backwards",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    written = (tmp_path / "out" / "tables" / "helphurt-all.csv").read_text()
+    assert "choose" in written.lower()
+    assert "tent" in written  # the other ladder stands beside the one that was named
+    # What the policy deployed, once more: the masks of whichever ladder, measured against the labels.
+    archive = replace(open_archive(worlds / "two-evaluation"), unlocked_by="a test")
+    policy = read_policy(tmp_path / "policy.json")
+    decided = replay(archive, policy)
+    assert {one.state.ladder for one in decided} >= {"tent", "backwards"}
+    view, calibration = archive.on("backwards"), open_archive(worlds / "two-calibration", ladder="backwards")
+    rows = Study.of(view, calibration, policy, resamples=100).router
+    expected = [dice(archive.mask(one.case_id, one.state), view.label(one.case_id)) for one in decided]
+    assert rows["case"].tolist() == [one.case_id for one in decided]
+    assert rows["metric"].to_numpy() == pytest.approx(expected)
 
 
 def test_a_named_ladder_is_reviewed_like_an_archive_of_its_own(worlds: Path, monkeypatch: pytest.MonkeyPatch) -> None:

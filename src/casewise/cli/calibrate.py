@@ -57,11 +57,11 @@ def calibrate(
     from casewise.judge.ledger import expose
     from casewise.judge.policy import write_policy
 
-    held_out = None if evaluation is None else _in_view(evaluation, ladder)
+    held_out = None if evaluation is None else in_view(evaluation, ladder)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CasewiseWarning)
         made = fitted(
-            _in_view(archive, ladder),
+            in_view(archive, ladder),
             policy,
             mode=mode,
             percentiles=percentiles,
@@ -89,7 +89,7 @@ def calibrate(
     answer("\n".join(words), {"file": file, "previous": kept, **asdict(made)}, as_json=as_json)
 
 
-def _in_view(path: Path, ladders: list[str]) -> Archive:
+def in_view(path: Path, ladders: list[str]) -> Archive:
     """An archive with the ladders that are read: the one that is named or there, or several together."""
     from casewise.archive.store import open_archive
 

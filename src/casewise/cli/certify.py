@@ -55,13 +55,14 @@ def certify(
     consensus: str = typer.Option(None, help="--policy default: which candidate is the consensus of the others."),
     force: bool = typer.Option(False, "--force", help="Certify a policy that calibration called NO-GO."),
     out: Path | None = typer.Option(None, help="Folder for certificate.json, .html and the certified policy."),
-    ladder: str | None = typer.Option(
-        None, help="Which ladder, where the archive holds several; default: the policy's."
+    ladder: list[str] = typer.Option(
+        [],
+        help="Which ladder, where the archive holds several; repeat to read several together; default: the policy's.",
     ),
     as_json: bool = AS_JSON,
 ) -> None:
     """A bound on the harm that is really deployed, refused where it does not hold."""
-    from casewise.archive.store import open_archive
+    from casewise.cli.calibrate import in_view
     from casewise.core.errors import BadInput
     from casewise.core.records import CALIBRATION
     from casewise.judge.calibration.designs import has_consensus
@@ -70,7 +71,7 @@ def certify(
     from casewise.judge.certificates.grid import certify_default, certify_designs, certify_grid
     from casewise.judge.certificates.kept import certify_kept
     from casewise.judge.controllers.about import about
-    from casewise.judge.policy import check_one_ladder, controller_kind
+    from casewise.judge.policy import controller_kind
 
     if method not in ("crc", "ltt", "envelope", "inflated"):
         raise BadInput(f"a method is crc, ltt, envelope or inflated, got {method!r}")
@@ -79,12 +80,10 @@ def certify(
     gate = method in ("envelope", "inflated") or loss == ["surrogate"]
     designs = [_policy(one, archive, gate=gate) for one in policy] or [_policy(None, archive, gate=gate)]
     chosen = designs[0]
-    for one in designs:
-        check_one_ladder(one, "certify")
-    named = ladder or chosen.ladder or None
-    opened = open_archive(archive, ladder=named).one()
+    named = ladder or [*chosen.ladders] or ([chosen.ladder] if chosen.ladder else [])
+    opened = in_view(archive, named)
     calibration = opened.marked(CALIBRATION) if split is None else opened.select(split=split)
-    judged = None if evaluation is None else open_archive(evaluation, ladder=named).one()
+    judged = None if evaluation is None else in_view(evaluation, named)
     if about(controller_kind(chosen)).gates:
         certificate, certified = certify_gate(
             calibration, chosen, loss=_gate_loss(loss, method), alpha=_one(alpha), population=population, within=within,
@@ -94,7 +93,7 @@ def certify(
         alphas = tuple(alpha) if len(alpha) == len(loss) else tuple(alpha) * len(loss)
         asked = Promise(tuple(loss), alphas, delta if method == "ltt" else None, p_value, within, low_mid, margin)
         if among_kept is not None:
-            batch = open_archive(among_kept, ladder=named).one()
+            batch = in_view(among_kept, named)
             certificate, certified = certify_kept(calibration, chosen, asked, batch, force=force)
         elif policy == ["default"] and chosen.binding is None and has_consensus(calibration, consensus):
             certificate, certified = certify_default(

@@ -92,7 +92,10 @@ def study(
     jobs: Annotated[int, typer.Option("-j", min=1, help="Processes or workers that measure the cases.")] = 1,
     ladder: Annotated[
         str | None,
-        typer.Option("--ladder", help="Which ladder, where the archives hold several; default: the policy's."),
+        typer.Option(
+            "--ladder",
+            help="Which ladder, where the archives hold several; default: the policy's, the first of several.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
@@ -110,8 +113,9 @@ def study(
     That a study was made is written into the evaluation archive's exposure ledger, because its labels were read.
     """
     from casewise.archive.store import open_archive
-    from casewise.core.errors import Refused
-    from casewise.judge.policy import check_one_ladder, read_policy
+    from casewise.core.errors import BadInput, Refused
+    from casewise.core.records import CALIBRATION, EVALUATION
+    from casewise.judge.policy import read_policy
     from casewise.report.study_report import build
     from casewise.run.assemble import chosen_engine
 
@@ -123,9 +127,16 @@ def study(
     )
     place = out if out is not None else evaluation / "report"
     known = read_policy(policy or calibration, typed=controller)
-    check_one_ladder(known, "study")
-    named = ladder or known.ladder or None
+    if known.ladders and ladder not in (None, *known.ladders):
+        raise BadInput(f"--ladder is one of those that the policy reads ({', '.join(known.ladders)}), got {ladder!r}")
+    named = ladder or known.ladder or next(iter(known.ladders), None)
     judged, holdout = (open_archive(path, ladder=named).one() for path in (evaluation, calibration))
+    further = [name for name in known.ladders if name != named and name not in given.others]
+    given = replace(
+        given,
+        others={**given.others, **{name: judged.on(name).marked(EVALUATION) for name in further}},
+        holdouts={**given.holdouts, **{name: holdout.on(name).marked(CALIBRATION) for name in further}},
+    )
     if engine != "local" or jobs > 1:
         judged = _measured(judged, holdout, known, chosen_engine(engine, jobs=jobs, address=address))
     bar = not quiet and sys.stderr.isatty()
@@ -157,10 +168,10 @@ def study(
 def _measured(evaluation: Archive, calibration: Archive, policy: Policy, engine: Any) -> Archive:
     """The evaluation archive, unlocked, after an engine scored both; the study finds the tables beside them."""
     from casewise.core.records import CALIBRATION, EVALUATION
-    from casewise.judge.ledger import unlock
     from casewise.run.record_folder import scored
+    from casewise.study.study import unlocked
 
-    judged = unlock(evaluation.marked(EVALUATION), purpose="study", policy=policy)
+    judged = unlocked(evaluation.marked(EVALUATION), policy)
     for archive in (judged, calibration.marked(CALIBRATION)):
         scored(archive, engine)
     return judged

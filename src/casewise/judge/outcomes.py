@@ -106,6 +106,26 @@ def deployed(
     return rows[[*order, *COLUMNS[1:], "shrink"]]
 
 
+def deployed_rows(archive: Archive, decisions: Sequence[Decision], controller: Controller) -> pd.DataFrame:
+    """:func:`deployed` on an archive, in the order of the decisions; each is scored on the ladder that its state names.
+
+    M0 and what composes M0 with a candidate belong to one ladder too, so ladders that are read together need no table
+    of their own.
+    """
+    own = archive.joined[0] if archive.joined else archive.ladder_name or ""
+    by_ladder: dict[str, list[Decision]] = {}
+    for decision in decisions:
+        by_ladder.setdefault(decision.state.ladder or own, []).append(decision)
+    if not archive.joined and set(by_ladder) <= {own}:
+        return deployed(outcomes(archive), decisions, archive=archive, controller=controller)
+    views = {name: archive.on(name) for name in by_ladder}
+    rows = pd.concat(
+        deployed(outcomes(views[name]), found, archive=views[name], controller=controller)
+        for name, found in by_ladder.items()
+    )
+    return rows.set_index("case", drop=False).loc[[one.case_id for one in decisions]].reset_index(drop=True)
+
+
 def scoring_options(archive: Archive) -> dict[str, Any]:
     """How the cases of an archive are scored: its configuration, with what it leaves open filled in."""
     configuration = archive.configuration

@@ -258,15 +258,6 @@ def check_binding(policy: Policy, binding: Binding) -> None:
         )
 
 
-def check_one_ladder(policy: Policy, command: str) -> None:
-    """Refuse a policy over several ladders where the outcomes of one are read."""
-    if policy.ladders:
-        raise BadInput(
-            f"policy {policy.name!r} chooses among the candidates of several ladders ({', '.join(policy.ladders)}), "
-            f"casewise {command} reads one; calibrate a policy on one of them with --ladder NAME"
-        )
-
-
 def check_modulated(policy: Policy, binding: Binding) -> None:
     """Refuse a policy whose trajectories must be modulated where they are not (E3): it would decide on other edits."""
     modulation = MODULATIONS.get(policy.name)

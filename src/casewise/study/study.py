@@ -23,7 +23,7 @@ from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.controllers.about import About, about
 from casewise.judge.deciding import deployed_mask
 from casewise.judge.ledger import unlock
-from casewise.judge.outcomes import deployed, outcomes
+from casewise.judge.outcomes import deployed, deployed_rows, outcomes
 from casewise.judge.policy import controller_of, uncalibrated
 from casewise.measure.metrics import METRICS, Metric
 from casewise.render.masks import Edits, edits
@@ -112,10 +112,13 @@ class Study:
         seed: int = RESAMPLING_SEED,
         progress: Progress = lambda _: None,
     ) -> Study:
-        """Check that the three belong together, read the outcomes, and replay every method."""
+        """Check that the three belong together, read the outcomes, and replay every method.
+
+        A policy over several ladders is replayed on all of them; fixed budgets and the other rules on the one in view.
+        """
         evaluation, calibration = evaluation.marked(EVALUATION), calibration.marked(CALIBRATION)
         check_disjoint(clusters_of(calibration.entries.values()), clusters_of(evaluation.entries.values()))
-        evaluation = unlock(evaluation, purpose="study", policy=policy)
+        evaluation = unlocked(evaluation, policy)
         progress("outcomes of the evaluation cases")
         scored = _with_coordinate(outcomes(evaluation), policy)
         progress("outcomes of the calibration cases")
@@ -137,7 +140,10 @@ class Study:
                     raise
                 skipped[name] = str(error)
         methods = {
-            name: deployed(scored, made, archive=evaluation, controller=built[name]) for name, made in decisions.items()
+            name: deployed_rows(evaluation, made, built[name])
+            if name == _own_name(controller) and policy.ladders
+            else deployed(scored, made, archive=evaluation, controller=built[name])
+            for name, made in decisions.items()
         }
         given = (extras or Extras()).unlocked()
         if given.substitute and given.substitute not in {*methods} - {cls.source, _own_name(controller)}:
@@ -289,6 +295,14 @@ class Study:
     def bootstrap(self) -> dict[str, Any]:
         """Options of every resampling, so that all of a study draw the same numbers."""
         return {"resamples": self.resamples, "seed": self.seed}
+
+
+def unlocked(evaluation: Archive, policy: Policy) -> Archive:
+    """The evaluation cases with their labels open for a study of a policy, which must be one of what recorded them."""
+    if not policy.ladders:
+        return unlock(evaluation, purpose="study", policy=policy)
+    together = unlock(evaluation.together(policy.ladders), purpose="study", policy=policy)
+    return together.on(evaluation.ladder_name or next(iter(policy.ladders)))
 
 
 def once(make: Callable[[Study], Found]) -> Callable[[Study], Found]:

@@ -21,7 +21,7 @@ from casewise.core.errors import BadInput, Refused, TooFewCases
 from casewise.core.records import Controller, Policy, State, Verdict
 from casewise.judge.controllers.about import about
 from casewise.judge.deciding import decision_of
-from casewise.judge.outcomes import deployed, judged_share, outcomes
+from casewise.judge.outcomes import deployed_rows, judged_share, outcomes
 from casewise.judge.policy import (
     among_candidates,
     check_binding,
@@ -213,10 +213,9 @@ def _choice_evidence(archive: Archive, policy: Policy, margin: float) -> Evidenc
 
 def _choice_rows(archive: Archive, policy: Policy) -> pd.DataFrame:
     """What a policy that chooses among candidates deploys for each labelled case, and what that costs."""
-    ids, _ = _scored(archive)
     controller = controller_of(policy)
-    decided = [decision_of(archive, controller, case) for case in ids]
-    return deployed(outcomes(archive), decided, archive=archive, controller=controller)
+    decided = [decision_of(archive, controller, case) for case in _labelled(archive)]
+    return deployed_rows(archive, decided, controller)
 
 
 def verdict_of(archive: Archive, controller: Controller, case_id: str) -> Verdict:
@@ -274,11 +273,16 @@ def deployed_numbers(archive: Archive, policy: Policy, *, margin: float = 0.0) -
 
 def _scored(archive: Archive) -> tuple[tuple[str, ...], pd.DataFrame]:
     """The labelled cases, none left out, and what every state of them costs."""
+    labelled = _labelled(archive)
+    columns = ["metric", "ha", "unscored", "area", "worse_voxels", "better_voxels"]
+    return labelled, outcomes(archive).set_index(["case", "step", "shrink"])[columns]
+
+
+def _labelled(archive: Archive) -> tuple[str, ...]:
     labelled = tuple(case for case in archive.ids if archive.entry(case).labelled)
     if not labelled:
         raise TooFewCases(f"{archive.path} has no labelled case; a certificate needs labels")
-    columns = ["metric", "ha", "unscored", "area", "worse_voxels", "better_voxels"]
-    return labelled, outcomes(archive).set_index(["case", "step", "shrink"])[columns]
+    return labelled
 
 
 def _losses(frame: pd.DataFrame, states: Mapping[str, State], margin: float = 0.0) -> dict[str, Floats]:
