@@ -91,3 +91,11 @@ def realised(clusters: int, draws: int, alpha: float) -> float:
 def test_the_promise_holds_with_ties_clusters_and_few_of_them(clusters, alpha):
     draws = 600
     assert realised(clusters, draws, alpha) <= alpha + 3 * np.sqrt(alpha * (1 - alpha) / draws)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alpha", [0.05, 0.1, 0.2, 0.3])
+@pytest.mark.parametrize("clusters", [4, 9, 20, 40])
+def test_the_promise_holds_everywhere(clusters, alpha):
+    draws = 2000
+    assert realised(clusters, draws, alpha) <= alpha + 3 * np.sqrt(alpha * (1 - alpha) / draws)

@@ -13,6 +13,7 @@ from casewise.core.errors import BadInput, Overlap
 from casewise.core.records import Policy
 from casewise.judge.calibration.designs import DESIGNS
 from casewise.judge.calibration.fit import calibrate
+from casewise.judge.calibration.quality import fit_quality
 from casewise.judge.certificates.certify_router import Promise, certify_router, flagged_share, share_bound
 from casewise.judge.certificates.evidence import Evidence
 from casewise.judge.certificates.grid import Variant, certify_default, searched
@@ -105,6 +106,46 @@ def test_flags_are_as_few_as_promised(patients, per_patient):
 @pytest.mark.parametrize(("patients", "per_patient"), [(6, 1), (10, 1), (40, 1), (8, 4), (20, 2), (60, 5)])
 def test_flags_are_as_few_as_promised_everywhere(patients, per_patient, true):
     assert missed(patients, per_patient, true, 2000) <= allowed(2000)
+
+
+def below_its_bound(patients, per_patient, carries, repetitions, level=0.8):
+    """How often the worst mask of a new patient's case lies below its lower bound, whichever mask is deployed.
+
+    Agreement has ties, patients differ, and each case has three masks, of which a policy may deploy any.
+    """
+    below = []
+    for seed in range(repetitions):
+        rng = np.random.default_rng([patients, per_patient, seed])
+        of = np.repeat(np.arange(patients + 1), per_patient)
+        own = rng.beta(8, 2, patients + 1)[of][:, None]
+        metric = np.clip(own + rng.normal(0, 0.08, (len(of), 3)), 0, 1)
+        said = own + rng.normal(0, 0.05, (len(of), 3)) if carries else rng.beta(8, 2, (len(of), 3))
+        agreement = np.clip(np.round(said, 1), 0, 1)
+        old, worst = of < patients, metric.argmin(axis=1)
+        at = np.arange(len(of))
+        fit = fit_quality(
+            agreement[at, worst][old],
+            metric[at, worst][old],
+            of[old].tolist(),
+            level=level,
+            every=(agreement[old], metric[old]),
+        )
+        bounds = np.array([[fit.quality.of(value)[1] for value in row] for row in agreement[~old]])
+        below.append(float((metric[~old] < bounds).any(axis=1).mean()))
+    return float(np.mean(below)), 3 * np.sqrt(level * (1 - level) / repetitions)
+
+
+def test_a_lower_bound_holds_whichever_mask_is_deployed():
+    share, margin = below_its_bound(9, 2, True, 60)
+    assert share <= 0.2 + margin
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("carries", [True, False])
+@pytest.mark.parametrize(("patients", "per_patient"), [(4, 1), (9, 2), (30, 3)])
+def test_a_lower_bound_holds_everywhere(patients, per_patient, carries):
+    share, margin = below_its_bound(patients, per_patient, carries, 2000)
+    assert share <= 0.2 + margin
 
 
 @pytest.fixture(scope="module")

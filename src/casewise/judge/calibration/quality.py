@@ -18,6 +18,7 @@ from casewise.core.seeds import RESAMPLING_SEED
 from casewise.judge.controllers.flag import Quality
 
 Floats = NDArray[np.float64]
+FEWEST_CLUSTERS = 9  # with fewer, whether a signal carries is luck, and choosing it by that breaks the bound
 CARRIES = 0.1  # one-sided p of the rank correlation below which a signal is said to carry
 
 
@@ -91,7 +92,7 @@ def fit_quality(
         raise TooFewCases("a quality needs labelled calibration cases with two candidates or more, there is none")
     names = np.asarray([str(name) for name in clusters])
     rho, p = carries(signal[known], truth[known], names[known].tolist())
-    used = p <= CARRIES
+    used = p <= CARRIES and len(set(names[known].tolist())) >= FEWEST_CLUSTERS
 
     def ratios(signal: Floats, truth: Floats) -> Floats:  # without a signal the bound is for cases that have none, too
         return np.asarray((1 - truth) / (softening + (1 - signal if used else 0.0)))

@@ -202,7 +202,7 @@ def price(study: Study) -> Finding:
     """Gain and harm of every candidate, consensus size, sequential rule and method, against what each of them costs."""
     rungs = next(iter(study.evaluation.entries.values())).rungs
     unit = "forwards" if rungs else "updates"  # of the frozen model, or of its weights
-    records = [*_candidates(study, rungs), *_readings(study), *_methods(study)]
+    records = [*_candidates(study, rungs), *_readings(study), *_methods(study, rungs)]
     table = pd.DataFrame([_priced(study, unit, *one) for one in records if len(one[2])])
     return Finding("quality.price", table, len(study.router), "M1", made={"unit": unit})
 
@@ -267,10 +267,15 @@ def _readings(study: Study) -> Iterator[Priced]:
         yield kind, name, pd.DataFrame(found).dropna(subset="change").reset_index(drop=True)
 
 
-def _methods(study: Study) -> Iterator[Priced]:
+def _forwards(rungs: tuple[str, ...], executed: int) -> int:
+    """What the first candidates cost: a consensus of others costs nothing more."""
+    return sum(rung.split("(")[0] not in CONSENSUS_NAMES for rung in rungs[:executed]) if rungs else executed
+
+
+def _methods(study: Study, rungs: tuple[str, ...]) -> Iterator[Priced]:
     """The policy and what it is compared with, at what each of them executed."""
     for name, frame in study.methods.items():
-        cost = {decision.case_id: decision.executed for decision in study.decisions.get(name, ())}
+        cost = {decision.case_id: _forwards(rungs, decision.executed) for decision in study.decisions.get(name, ())}
         known = frame.loc[frame["change"].notna() & frame["case"].isin(list(cost))]
         kind = "policy" if name == study.ours else "method"
         rows = known[["case", "cluster", "change"]].assign(cost=known["case"].map(cost))
