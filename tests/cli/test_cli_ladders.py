@@ -301,7 +301,7 @@ def test_a_named_ladder_is_studied_like_an_archive_of_its_own(worlds: Path, tmp_
 
 def test_a_policy_of_several_ladders_is_studied_beside_each_of_them(worlds: Path, tmp_path: Path) -> None:
     both = ("--ladder", "tent", "--ladder", "backwards", "--consensus", "tent:1", "-o", tmp_path / "policy.json")
-    done = call("calibrate", worlds / "two-calibration", "--policy", "choose", *both)
+    done = call("calibrate", worlds / "two-calibration", "--policy", "medoid", *both)
     assert done.exit_code == 0, done.output
     done = call(
         "study", worlds / "two-evaluation", "-c", worlds / "two-calibration", "--policy", tmp_path / "policy.json",
@@ -309,13 +309,13 @@ def test_a_policy_of_several_ladders_is_studied_beside_each_of_them(worlds: Path
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     written = (tmp_path / "out" / "tables" / "helphurt-all.csv").read_text()
-    assert "choose" in written.lower()
+    assert "medoid" in written.lower()
     assert "tent" in written  # the other ladder stands beside the one that was named
     # What the policy deployed, once more: the masks of whichever ladder, measured against the labels.
     archive = replace(open_archive(worlds / "two-evaluation"), unlocked_by="a test")
     policy = read_policy(tmp_path / "policy.json")
     decided = replay(archive, policy)
-    assert {one.state.ladder for one in decided} >= {"tent", "backwards"}
+    assert "tent" in {one.state.ladder for one in decided}  # another ladder than the one in view
     view, calibration = archive.on("backwards"), open_archive(worlds / "two-calibration", ladder="backwards")
     rows = Study.of(view, calibration, policy, resamples=100).router
     expected = [dice(archive.mask(one.case_id, one.state), view.label(one.case_id)) for one in decided]
