@@ -9,7 +9,7 @@ import pytest
 from worlds.candidates import views_archive
 
 import casewise
-from casewise.core.errors import BadInput, TooFewCases
+from casewise.core.errors import BadInput, Refused, TooFewCases
 from casewise.core.records import SOURCE, Action, Decision, Observation, State
 from casewise.judge.calibration.designs import (
     DESIGNS,
@@ -30,7 +30,7 @@ from casewise.judge.controllers.choose import AgreementRule, Choose, added, boar
 from casewise.judge.controllers.flag import Flagging, Quality
 from casewise.judge.controllers.merge import Merge, merged, pieces_of
 from casewise.judge.deciding import candidate_masks, deployed_mask
-from casewise.judge.policy import read_policy, write_policy
+from casewise.judge.policy import check_go, read_policy, write_policy
 from casewise.measure.metrics.overlap import dice
 
 
@@ -313,6 +313,19 @@ def test_misled_views_are_calibrated_to_m0(tmp_path):
     assert made.controller == "m0"
     assert "M0 is deployed for every case" in made.preflight["concerns"][0]
     assert made.binding is not None
+
+
+def test_a_named_design_that_hurts_more_than_it_helps_is_a_no_go_with_consequences(tmp_path):
+    misled = views_archive(tmp_path / "wrong", misled=True)
+    policy = calibrate(misled, "consensus")
+    kept = policy.preflight["retained"]
+    assert kept["hurt"] >= kept["helped"]
+    assert kept["go"] is False
+    assert any(sentence.startswith("NO-GO: ") for sentence in policy.preflight["concerns"])
+    with pytest.raises(Refused, match=r"NO-GO: .* add --force"):
+        check_go(policy)
+    assert "NO-GO" in check_go(policy, force=True)
+    assert check_go(calibrate(misled, "default")) is None  # takes M0, which cannot harm
 
 
 def test_the_command_line_passes_every_option_on(tmp_path, archive, monkeypatch):

@@ -19,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from casewise import __version__
 from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256, json_sha256, write_durably
 from casewise.core.errors import CasewiseError
@@ -27,7 +28,7 @@ from casewise.core.predicted import PredictedCase
 from casewise.data.folders import CaseFiles
 from casewise.deployment import Deployment
 
-PACKAGES = ("casewise", "numpy", "torch", "nnunetv2", "monai", "transformers", "nibabel", "SimpleITK")
+PACKAGES = ("numpy", "torch", "nnunetv2", "monai", "transformers", "nibabel", "SimpleITK")
 MASKS = (".nii", ".nii.gz", ".png")
 _OWN = ("time", "previous", "hash")  # what a line has of its own log
 
@@ -82,7 +83,7 @@ class Layout:
 
 def versions() -> dict[str, str]:
     """What made the output."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "casewise": __version__}
     for name in PACKAGES:
         try:
             found[name] = metadata.version(name)

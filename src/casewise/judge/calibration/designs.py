@@ -674,6 +674,7 @@ def fitted_choice(
         "clusters": len({one.cluster for one in known}),
         "comparison": compared.as_dict(),
         "signals": _signal_report(known),
+        "retained": _retained(compared, name),
         "concerns": _concerns(compared, name),
     }
     if flag_below is not None:
@@ -767,12 +768,22 @@ def _flagged(found: Sequence[Deployed], fit: QualityFit, below: float) -> dict[s
     return {"flagged": int(flags.sum()), "poor": int(poor.sum()), "poor_flagged": int((flags & poor).sum())}
 
 
+def _retained(compared: Comparison, name: str) -> dict[str, Any]:
+    """Whether the cases that a design changes are helped more often than hurt: what ``check_go`` acts on."""
+    row = next(row for row in compared.rows if row.design == name)
+    go = row.helped > row.hurt if row.helped + row.hurt else None
+    return {"helped": row.helped, "hurt": row.hurt, "unchanged": row.unchanged, "go": go}
+
+
 def _concerns(compared: Comparison, name: str) -> list[str]:
     row = next(row for row in compared.rows if row.design == name)
     if name == "m0":
         return [f"M0 is deployed for every case: {compared.why}"]
+    bound = f"lower bound {row.low:+.4f} over {row.clusters} clusters"
+    if _retained(compared, name)["go"] is False:
+        return [f"NO-GO: {row.helped} calibration cases are helped by {name} and {row.hurt} are hurt ({bound} of gain)"]
     if row.low <= 0:
-        return [f"NO-GO: {name} does not surely gain here (lower bound {row.low:+.4f} over {row.clusters} clusters)"]
+        return [f"{name} does not surely gain here ({bound})"]
     return []
 
 
