@@ -129,7 +129,7 @@ def _by_table(folders: Mapping[str, Path | None], table: Path) -> list[Pair]:
     for row in rows:
         paths = {name: _named(folder, row.get(name)) for name, folder in folders.items()}
         pairs.append(Pair(row["case"], paths["old"], paths["new"], paths["label"], paths["image"]))
-    twice = sorted({pair.id for pair in pairs if sum(other.id == pair.id for other in pairs) > 1})
+    twice = sorted(name for name, count in Counter(pair.id for pair in pairs).items() if count > 1)
     if twice:
         raise BadInput(f"{table} has more than one row for {twice[:5]}; keep one per case")
     return sorted(pairs, key=lambda pair: pair.id)

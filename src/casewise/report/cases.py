@@ -140,7 +140,7 @@ def _word_of(change: float) -> str:
 
 def _chosen(study: Study, decision: Decision, step: int) -> str:
     """How much of a candidate is deployed: "" for none."""
-    here = decision.state.ladder in ("", study.policy.ladder)
+    here = decision.state.ladder in ("", study.policy.ladder, study.evaluation.ladder_name)
     if not here or step != (0 if decision.rolled_back else decision.state.step):
         return ""
     if decision.accepted is not None and step:
