@@ -114,7 +114,7 @@ def certify_default(
 ) -> tuple[Certificate, Policy]:
     """The best of all ways to choose among candidates, certified with the choice: learn-then-test over the designs.
 
-    Half of the patients fit every design; the other half tests them together. Which half is by the order of the patients'
+    Half of the patients fit every design; the other half tests them together. Which half is by the order of their
     names, so no label has a say. ``options`` are those of calibrate (flag_below, at, consensus).
     """
     if asked.delta is None:
