@@ -6,7 +6,9 @@ import csv
 import io
 from pathlib import Path
 
+import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from casewise.core.formats import csv_cell, from_csv_cell
 from casewise.data.folders import read_table
@@ -34,11 +36,23 @@ def test_the_table_of_reviews_and_that_of_cases_hold_no_formula(tmp_path: Path) 
     assert read_table(tmp_path / "cases.csv").rows["a"]["group"] == "=site"
 
 
-def test_the_tables_of_compare_hold_no_formula() -> None:
-    from casewise.cli.compare import _csv
+def test_the_tables_of_compare_hold_no_formula(tmp_path: Path) -> None:
+    from casewise.cli.compare import app
 
-    assert "'=1+1" in _csv([{"case": "a", "group": "=1+1", "change": -0.5}])
-    assert ",-0.5" in _csv([{"case": "a", "group": "=1+1", "change": -0.5}])
+    for name, voxels in (("old", 9), ("new", 4)):
+        (tmp_path / name).mkdir()
+        mask = np.zeros((8, 8), np.uint8)
+        mask.flat[:voxels] = 1
+        np.save(tmp_path / name / "a.npy", mask)
+    (tmp_path / "cases.csv").write_text("case,group\na,'=1+1\n")
+    folders = [str(tmp_path / name) for name in ("old", "new")]
+    asked = ["compare", *folders, "-o", str(tmp_path / "out"), "--cases", str(tmp_path / "cases.csv")]
+    outcome = CliRunner().invoke(app, asked, catch_exceptions=False)
+    assert outcome.exit_code == 0, outcome.output
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "out" / "cases.csv").read_text())))
+    assert [row["group"] for row in rows] == ["'=1+1"]
+    labels = (tmp_path / "out" / "labels.csv").read_text()
+    assert ",-0.55" in labels  # a number stays a number
 
 
 def test_the_tables_of_a_study_hold_no_formula(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from casewise.core.records import SOURCE
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.certificates.certify_router import Promise, certify_router
 from casewise.judge.certificates.evidence import deployed_numbers, rollback_table, router_evidence
+from casewise.judge.certificates.grid import certify_default
 from casewise.measure.metrics.harm import harm
 from casewise.replay import replay
 
@@ -50,6 +51,17 @@ def test_a_certified_cut_sends_large_edits_back(fitting, certifying):
         decisions = replay(certifying, certified)
         assert all(one.value < certificate.cut for one in decisions if not one.rolled_back)
         assert deployed_numbers(certifying, certified, margin=0.01)["harmed"] <= 0.3
+
+
+def test_a_design_that_hurts_the_cases_that_fit_it_takes_no_part_in_the_choice(tmp_path):
+    misled = views_archive(tmp_path / "wrong", misled=True)
+    asked = Promise(("harmed",), (0.9,), delta=0.5, margin=0.01)
+    certificate, _ = certify_default(misled, asked)
+    assert "consensus" not in certificate.details["designs"]
+    assert "left out: consensus" in certificate.advice
+    forced, _ = certify_default(misled, asked, force=True)
+    assert "consensus" in forced.details["designs"]
+    assert "left out" not in forced.advice
 
 
 def test_labels_that_fitted_a_design_cannot_certify_it(fitting):

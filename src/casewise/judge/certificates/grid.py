@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from casewise.archive.store import Archive
-from casewise.core.errors import BadInput, TooFewCases
+from casewise.core.errors import BadInput, Refused, TooFewCases
 from casewise.core.records import Policy
 from casewise.judge.calibration.designs import DESIGNS
 from casewise.judge.calibration.fit import calibrate
@@ -40,7 +40,7 @@ from casewise.judge.certificates.risk_control import (
     pareto_order,
 )
 from casewise.judge.controllers.router import bucket_of
-from casewise.judge.policy import check_go
+from casewise.judge.policy import check_go, no_go
 
 FAMILIES = ("chains", "holm", "pareto")
 _CUTS = 20  # quantiles of the coordinate on the half that fixes the grid
@@ -90,6 +90,12 @@ def certify_designs(
     """
     if len(policies) < 2 or asked.delta is None:
         raise BadInput(f"certifying designs together needs --method ltt and two or more of them, got {len(policies)}")
+    return _together(archive, policies, asked, force=force)
+
+
+def _together(
+    archive: Archive, policies: Sequence[Policy], asked: Promise, *, force: bool
+) -> tuple[Certificate, Policy]:
     for one in policies:
         check_router(one)
         check_go(one, force=force)
@@ -115,7 +121,8 @@ def certify_default(
     """The best of all ways to choose among candidates, certified with the choice: learn-then-test over the designs.
 
     Half of the patients fit every design; the other half tests them together. Which half is by the order of their
-    names, so no label has a say. ``options`` are those of calibrate (flag_below, at, consensus).
+    names, so no label has a say. What is a NO-GO on the half that fits takes no part. ``options`` are those of
+    calibrate (flag_below, at, consensus).
     """
     if asked.delta is None:
         raise BadInput(
@@ -125,8 +132,16 @@ def certify_default(
     fit, test = halves_of(archive)
     names = [name for name in DESIGNS if name != "m0"]
     made = [calibrate(fit, name, **options) for name in names]
-    certificate, certified = certify_designs(test, made, asked, force=force)
+    helping = [one for one in made if force or no_go(one) is None]
+    if not helping:
+        raise Refused(
+            f"NO-GO: none of {', '.join(names)} helps more of the {len(fit.ids)} cases that fit it than it hurts; keep "
+            "M0, or add --force to use one all the same (every output says so)"
+        )
+    certificate, certified = _together(test, helping, asked, force=force)
     more = f" Designs were fitted on {len(fit.ids)} cases and tested on {len(test.ids)} others."
+    out = [one.name for one in made if not force and no_go(one) is not None]
+    more += f" NO-GO on the cases that fit, and so left out: {', '.join(out)}." if out else ""
     return replace(certificate, advice=certificate.advice + more), certified
 
 
