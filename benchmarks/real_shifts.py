@@ -26,23 +26,16 @@ from casewise.adapt.views import SETS, views_of
 from casewise.archive.store import Archive, open_archive
 from casewise.core.errors import CasewiseError
 from casewise.core.records import SOURCE, Controller, Mask
-from casewise.judge.calibration.designs import (
-    DESIGNS,
-    AgreementRule,
-    Known,
-    Setting,
-    compare_designs,
-    folds,
-    gather,
-    setting_of,
-)
+from casewise.judge.calibration.design_comparison import compare_designs
+from casewise.judge.calibration.designs import DESIGNS, Known, folds, gather
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.calibration.view_selection import ReadCase, chosen_views, read_case, settled_after
 from casewise.judge.certificates.certify_router import Promise, certify_router
 from casewise.judge.certificates.evidence import deployed_numbers
 from casewise.judge.certificates.grid import certify_default
-from casewise.judge.controllers.choose import board, state_of
+from casewise.judge.controllers.choose import AgreementRule, board, state_of
 from casewise.judge.controllers.depth import FixedK
+from casewise.judge.deciding import Setting, setting_of
 from casewise.judge.ledger import unlock
 from casewise.judge.outcomes import deployed, edit_shares, outcomes
 from casewise.judge.policy import controller_of

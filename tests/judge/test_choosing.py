@@ -11,25 +11,23 @@ from worlds.candidates import views_archive
 import casewise
 from casewise.core.errors import BadInput, Refused, TooFewCases
 from casewise.core.records import SOURCE, Action, Decision, Observation, State
+from casewise.judge.calibration.design_comparison import compare_designs, cross_fitted
 from casewise.judge.calibration.designs import (
     DESIGNS,
     answer,
     chance_of_best,
-    compare_designs,
-    cross_fitted,
     fit_choose,
     folds,
     gather,
     mean_low,
-    quality_of,
-    setting_of,
 )
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.calibration.preflight import in_words
+from casewise.judge.calibration.quality import quality_of
 from casewise.judge.controllers.choose import AgreementRule, Choose, added, board, state_of, with_agreement
 from casewise.judge.controllers.flag import Flagging, Quality
 from casewise.judge.controllers.merge import Merge, merged, pieces_of
-from casewise.judge.deciding import candidate_masks, deployed_mask
+from casewise.judge.deciding import candidate_masks, deployed_mask, setting_of
 from casewise.judge.policy import check_go, read_policy, write_policy
 from casewise.measure.metrics.overlap import dice
 
@@ -276,12 +274,16 @@ def test_a_flag_on_a_controller_of_the_paper_waits_for_all_candidates():
 
 
 def test_agreement_ranks_quality_here_and_not_where_views_are_misled(tmp_path, known, setting):
-    found = quality_of(cross_fitted(known, setting, DESIGNS["m0"]), level=0.8)
+    def quality(known, setting, design):
+        taken = cross_fitted(known, setting, DESIGNS[design])
+        return quality_of([(one.agreement, one.metric, one.cluster) for one in taken], level=0.8)
+
+    found = quality(known, setting, "m0")
     assert found.quality.signal == "agreement"
     assert found.rho > 0.5
     wrong = views_archive(tmp_path / "wrong", misled=True)
     own = setting_of(wrong)
-    other = quality_of(cross_fitted(gather(wrong, own), own, DESIGNS["consensus"]), level=0.8)
+    other = quality(gather(wrong, own), own, "consensus")
     assert other.rho < found.rho
 
 

@@ -10,23 +10,21 @@ from casewise.core.errors import BadInput
 from casewise.judge.certificates.risk_control import (
     best_certified,
     betting,
+    betting_alpha,
+    betting_cases,
     by_kept_share,
     clopper_pearson_upper,
+    crc_budget,
     exact_binomial,
     fixed_sequence,
     hoeffding_bentkus,
     holm,
     joint_p_values,
-    p_values,
-    pareto_order,
-)
-from casewise.judge.certificates.sample_size import (
-    betting_alpha,
-    betting_cases,
-    crc_budget,
     ltt_alpha,
     ltt_budget,
     ltt_cases,
+    p_values,
+    pareto_order,
     plan,
 )
 

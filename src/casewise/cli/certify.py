@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from casewise.judge.certificates.sample_size import Plan
+    from casewise.judge.certificates.risk_control import Plan
 
 
 app = typer.Typer()
@@ -65,12 +65,12 @@ def certify(
     from casewise.cli.calibrate import in_view
     from casewise.core.errors import BadInput
     from casewise.core.records import CALIBRATION
-    from casewise.judge.calibration.designs import has_consensus
     from casewise.judge.certificates.certify_gate import certify_gate
     from casewise.judge.certificates.certify_router import Promise, certify_router
     from casewise.judge.certificates.grid import certify_default, certify_designs, certify_grid
     from casewise.judge.certificates.kept import certify_kept
     from casewise.judge.controllers.about import about
+    from casewise.judge.deciding import has_consensus
     from casewise.judge.policy import controller_kind
 
     if method not in ("crc", "ltt", "envelope", "inflated"):
@@ -175,7 +175,7 @@ def plan(
     as_json: bool = AS_JSON,
 ) -> None:
     """How many labelled cases a certificate needs, and what the ones you have can buy."""
-    from casewise.judge.certificates import sample_size as planning
+    from casewise.judge.certificates import risk_control as planning
 
     found = planning.plan(alpha, delta, cases)
     words = [
@@ -185,7 +185,7 @@ def plan(
         *(["\n" + _reach(found)] if found.cases is not None else []),
         f"\n  alpha   CRC   LTT (delta {delta:g})   LTT (delta 0.05)",
     ]
-    for level in planning.ALPHAS:
+    for level in planning.PLANNED:
         row = (planning.plan(level, delta), planning.plan(level, 0.05))
         words.append(f"  {level:5.2f}  {row[0].crc_cases:4d}  {row[0].ltt_cases:15d}  {row[1].ltt_cases:16d}")
     words.append("\nA case here is an independent one: count patients, not scans.")

@@ -1,14 +1,20 @@
-"""One recorded case shown to a controller, step by step, until it decides: what a live run would have seen and paid."""
+"""One recorded case shown to a controller, step by step, until it decides: what a live run would have seen and paid.
+
+A controller that chooses among candidates sees all of them at once; :func:`setting_of` says which those are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from casewise.archive.layout import mask_sha256
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput
 from casewise.core.records import Action, Controller, Decision, Mask, Observation, State, deployed
+
+CONSENSUS_NAMES = ("consensus", "mean", "weighted", "vote", "majority")
+"""What a rung is called that was made of the others."""
 
 
 def decision_of(archive: Archive, controller: Controller, case_id: str, *, calibration_id: str = "") -> Decision:
@@ -80,3 +86,62 @@ def _state_hash(archive: Archive, controller: Controller, decision: Decision) ->
     if decision.action is Action.GATE:  # composed of several, so no recorded mask
         return mask_sha256(deployed_mask(archive, controller, decision))
     return known[str(decision.state)]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all designs share: the candidates, the consensus among them, and who has a vote."""
+
+    steps: int
+    consensus: str
+    ladders: tuple[str, ...] = ()  # read together; none for the ladder in view
+    silent: tuple[str, ...] = ()
+    background: bool = False
+
+
+def has_consensus(archive: Archive, consensus: str | None) -> bool:
+    """Whether an archive holds a candidate that was made of the others, or one is named."""
+    views = [archive.on(name) for name in archive.joined] or [archive]
+    rungs = [rung for view in views for rung in next(iter(view.entries.values())).rungs]
+    return consensus is not None or any(rung.split("(")[0] in CONSENSUS_NAMES for rung in rungs)
+
+
+def setting_of(
+    archive: Archive, *, consensus: str | None = None, silent: Sequence[str] = (), ladders: Sequence[str] = ()
+) -> Setting:
+    """The candidates of an archive; the consensus is found by the name of its rung unless it is given."""
+    views = ladder_views(archive, ladders)
+    rungs: dict[State, str] = {}
+    for name, view in views.items():
+        entry = next(iter(view.entries.values()), None)
+        if entry is not None:
+            rungs |= {State(step).on(name): rung for step, rung in enumerate(entry.rungs, start=1)}
+    made = {state: rung for state, rung in rungs.items() if rung.split("(")[0] in CONSENSUS_NAMES}
+    if consensus is None and made:
+        consensus = str(min(made, key=lambda state: CONSENSUS_NAMES.index(made[state].split("(")[0])))
+    if consensus is None:
+        raise BadInput(
+            f"no candidate of {archive.path} is called {' or '.join(CONSENSUS_NAMES)}; record views or members with a "
+            f"consensus, or say which candidate it is"
+        )
+    others = [str(state) for state in made if str(state) != consensus]
+    first = next(iter(views.values()))
+    return Setting(
+        first.steps,
+        consensus,
+        tuple(ladders),
+        tuple(dict.fromkeys((*silent, *others))),
+        str(first.configuration.get("metric", "dice")) == "miou",
+    )
+
+
+def ladder_views(archive: Archive, ladders: Sequence[str]) -> dict[str, Archive]:
+    """The ladders that are read, by name; the one in view has no name in states."""
+    return {name: archive.on(name) for name in ladders} if ladders else {"": archive.one()}
+
+
+def whole_case(archive: Archive, case_id: str, setting: Setting) -> Observation:
+    """All candidates of a case, as a controller that chooses among them is shown it."""
+    if setting.ladders:
+        return archive.whole_observation(case_id, setting.ladders)
+    return archive.observation(case_id, archive.steps)

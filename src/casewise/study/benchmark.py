@@ -30,12 +30,11 @@ from casewise.data.datasets import load_dataset, recognize
 from casewise.data.datasets.plain import plain_files
 from casewise.data.folders import CaseFiles
 from casewise.data.splits import Cohort, check_disjoint, clusters_of, holdout, with_split
-from casewise.judge.calibration.designs import CONSENSUS_NAMES, has_consensus
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.certificates.certificate import Certificate, policy_digest
 from casewise.judge.certificates.certify_router import Promise, certify_router
 from casewise.judge.certificates.grid import halves_of
-from casewise.judge.deciding import candidate_masks
+from casewise.judge.deciding import CONSENSUS_NAMES, candidate_masks, has_consensus
 from casewise.judge.ledger import LEDGER, expose, read_ledger
 from casewise.judge.outcomes import deployed, judged_share, outcomes
 from casewise.judge.policy import READY, among_candidates, check_held_out, controller_of, design_of, no_go

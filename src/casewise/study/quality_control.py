@@ -18,10 +18,9 @@ from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, CasewiseError, TooFewCases
 from casewise.core.records import SOURCE, Mask
 from casewise.data.pairs import Pair, find_pairs, read_pair
-from casewise.judge.calibration.designs import CONSENSUS_NAMES
 from casewise.judge.calibration.quality import QualityFit, fit_quality
 from casewise.judge.controllers.flag import Quality
-from casewise.judge.deciding import candidate_masks
+from casewise.judge.deciding import CONSENSUS_NAMES, candidate_masks
 from casewise.measure.metrics import METRICS
 from casewise.measure.metrics.selective import auroc, risk_coverage
 from casewise.measure.signals.agreement import candidates_of

@@ -16,12 +16,11 @@ from casewise.core.records import CALIBRATION, EVALUATION, SOURCE, Action, Contr
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.data.folders import CaseFiles, list_cases
 from casewise.data.splits import check_disjoint, clusters_of
-from casewise.judge.calibration.designs import CONSENSUS_NAMES
 from casewise.judge.calibration.fit import calibrate, coordinate_values
 from casewise.judge.certificates.certificate import Certificate
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.controllers.about import About, about
-from casewise.judge.deciding import deployed_mask
+from casewise.judge.deciding import CONSENSUS_NAMES, deployed_mask
 from casewise.judge.ledger import unlock
 from casewise.judge.outcomes import deployed, deployed_rows, outcomes
 from casewise.judge.policy import controller_of, uncalibrated

@@ -1,4 +1,4 @@
-"""Which way of choosing among candidates helps here: every design is fitted and scored by cross-fitting over clusters.
+"""Designs: ways of choosing among candidates, each fitted on labelled cases.
 
 All that labels say of a case is gathered once (:func:`gather`): the metric of every candidate, and for every piece of
 the consensus edit how many voxels it made right and wrong. A design is then a function from some cases to a controller.
@@ -7,7 +7,7 @@ the consensus edit how many voxels it made right and wrong. A design is then a f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import SOURCE, Action, Controller, Mask, Observation, State, Verdict
 from casewise.core.seeds import RESAMPLING_SEED
-from casewise.judge.calibration.quality import QualityFit, carries, fit_quality
 from casewise.judge.controllers.choose import (
     FEATURES,
     AgreementRule,
@@ -32,28 +31,14 @@ from casewise.judge.controllers.choose import (
 from casewise.judge.controllers.depth import Source
 from casewise.judge.controllers.flag import deployed_signal
 from casewise.judge.controllers.merge import PIECE, PIECE_FEATURES, Merge, Pieces, merged, piece_features, piece_scores
-from casewise.judge.deciding import candidate_masks, decision_of
+from casewise.judge.deciding import Setting, candidate_masks, ladder_views, whole_case
 from casewise.judge.outcomes import outcomes, scoring_options
 from casewise.measure.metrics import METRICS
 
 Floats = NDArray[np.float64]
-CONSENSUS_NAMES = ("consensus", "mean", "weighted", "vote", "majority")
-"""What a rung is called that was made of the others."""
-
 FOLDS = 10  # at most; with fewer clusters each is left out in turn
 ALLOWED_HURT = 0.1  # share of cases that a design, or the anchor of choose, may hurt by more than a point
 POINT = 0.01  # a case that lost more than this was hurt by more than a point
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What all designs share: the candidates, the consensus among them, and who has a vote."""
-
-    steps: int
-    consensus: str
-    ladders: tuple[str, ...] = ()  # read together; none for the ladder in view
-    silent: tuple[str, ...] = ()
-    background: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,96 +123,9 @@ class Deployed:
         return self.metric - self.source
 
 
-@dataclass(frozen=True)
-class DesignRow:
-    """One line of the table: a design, cross-fitted."""
-
-    design: str
-    cases: int
-    clusters: int
-    gain: float
-    low: float  # one-sided, over clusters
-    high: float
-    helped: int
-    hurt: int
-    hurt_by_a_point: int
-    worst: float
-    unchanged: int
-    captured: float | None  # share of what the best candidate of each case would gain
-
-    def sentence(self) -> str:
-        """For a person."""
-        share = "" if self.captured is None else f", {self.captured:.0%} of the oracle"
-        return (
-            f"{self.design:22s} {self.gain:+.4f} [{self.low:+.4f}, {self.high:+.4f}]  {self.helped} : {self.hurt}, "
-            f"{self.hurt_by_a_point} by more than a point, worst {self.worst:+.3f}{share}"
-        )
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """All designs on the same cases, and the one that is taken."""
-
-    rows: tuple[DesignRow, ...]
-    chosen: str
-    why: str
-    allowed_hurt: float
-    deployed: Mapping[str, tuple[Deployed, ...]] = field(default_factory=dict, repr=False)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types, without the single cases."""
-        return {
-            "rows": [asdict(row) for row in self.rows],
-            "chosen": self.chosen,
-            "why": self.why,
-            "allowed_hurt": self.allowed_hurt,
-        }
-
-
-def has_consensus(archive: Archive, consensus: str | None) -> bool:
-    """Whether an archive holds a candidate that was made of the others, or one is named."""
-    views = [archive.on(name) for name in archive.joined] or [archive]
-    rungs = [rung for view in views for rung in next(iter(view.entries.values())).rungs]
-    return consensus is not None or any(rung.split("(")[0] in CONSENSUS_NAMES for rung in rungs)
-
-
-def setting_of(
-    archive: Archive, *, consensus: str | None = None, silent: Sequence[str] = (), ladders: Sequence[str] = ()
-) -> Setting:
-    """The candidates of an archive; the consensus is found by the name of its rung unless it is given."""
-    views = _views(archive, ladders)
-    rungs: dict[State, str] = {}
-    for name, view in views.items():
-        entry = next(iter(view.entries.values()), None)
-        if entry is not None:
-            rungs |= {State(step).on(name): rung for step, rung in enumerate(entry.rungs, start=1)}
-    made = {state: rung for state, rung in rungs.items() if rung.split("(")[0] in CONSENSUS_NAMES}
-    if consensus is None and made:
-        consensus = str(min(made, key=lambda state: CONSENSUS_NAMES.index(made[state].split("(")[0])))
-    if consensus is None:
-        raise BadInput(
-            f"no candidate of {archive.path} is called {' or '.join(CONSENSUS_NAMES)}; record views or members with a "
-            f"consensus, or say which candidate it is"
-        )
-    others = [str(state) for state in made if str(state) != consensus]
-    first = next(iter(views.values()))
-    return Setting(
-        first.steps,
-        consensus,
-        tuple(ladders),
-        tuple(dict.fromkeys((*silent, *others))),
-        str(first.configuration.get("metric", "dice")) == "miou",
-    )
-
-
-def _views(archive: Archive, ladders: Sequence[str]) -> dict[str, Archive]:
-    """The ladders that are read, by name; the one in view has no name in states."""
-    return {name: archive.on(name) for name in ladders} if ladders else {"": archive.one()}
-
-
 def gather(archive: Archive, setting: Setting) -> list[Known]:
     """Everything that labels say of the candidates of each labelled case."""
-    views = _views(archive, setting.ladders)
+    views = ladder_views(archive, setting.ladders)
     options = scoring_options(next(iter(views.values())))
     options = {name: options[name] for name in ("metric", "ignore")}
     tables = {name: outcomes(view) for name, view in views.items()}
@@ -245,7 +143,7 @@ def gather(archive: Archive, setting: Setting) -> list[Known]:
         if not np.isfinite(worth[SOURCE][0]):
             continue
         seen = with_agreement(
-            _observation(archive, case_id, setting),
+            whole_case(archive, case_id, setting),
             masks,
             silent=(*setting.silent, setting.consensus),
             background=setting.background,
@@ -265,12 +163,6 @@ def gather(archive: Archive, setting: Setting) -> list[Known]:
     if not found:
         raise TooFewCases(f"designs are compared on labelled cases, {archive.path} has none; record with labels")
     return found
-
-
-def _observation(archive: Archive, case_id: str, setting: Setting) -> Observation:
-    if setting.ladders:
-        return archive.whole_observation(case_id, setting.ladders)
-    return archive.observation(case_id, archive.steps)
 
 
 def _edit(
@@ -572,61 +464,6 @@ def folds(
     ]
 
 
-def cross_fitted(known: Sequence[Known], setting: Setting, design: Design) -> tuple[Deployed, ...]:
-    """Every case by a controller that was fitted without its cluster."""
-    found: dict[str, Deployed] = {}
-    for inside, out in folds([one.cluster for one in known]):
-        controller = design([known[i] for i in inside], setting)
-        found |= {known[i].case_id: answer(known[i], controller) for i in out}
-    return tuple(found[one.case_id] for one in known)
-
-
-def compare_designs(
-    known: Sequence[Known],
-    setting: Setting,
-    designs: Mapping[str, Design] = DESIGNS,
-    *,
-    allowed_hurt: float = ALLOWED_HURT,
-    level: float = 0.9,
-) -> Comparison:
-    """Score every design by cross-fitting; take the one with the largest lower bound of gain at the allowed harm.
-
-    ``allowed_hurt`` is the share of cases that may lose more than a point. M0 where no lower bound is above 0.
-    """
-    deployed = {name: cross_fitted(known, setting, design) for name, design in designs.items()}
-    best = [max(one.metric.values()) - one.source for one in known]
-    rows = tuple(_row(name, found, float(np.mean(best)), level) for name, found in deployed.items())
-    fit = [row for row in rows if row.low > 0 and row.hurt_by_a_point <= allowed_hurt * row.cases + 1e-9]
-    if not fit:
-        why = (
-            f"no design surely gains (lower bound over clusters, level {level:g}) with at most {allowed_hurt:.0%} hurt"
-        )
-        return Comparison(rows, "m0", why, allowed_hurt, deployed)
-    chosen = max(fit, key=lambda row: row.low)
-    hurt = f"{chosen.hurt_by_a_point} of {chosen.cases} hurt by more than a point"
-    why = f"the largest lower bound of gain, {chosen.low:+.4f}, with {hurt}"
-    return Comparison(rows, chosen.design, why, allowed_hurt, deployed)
-
-
-def _row(name: str, found: Sequence[Deployed], oracle: float, level: float) -> DesignRow:
-    gain = np.array([one.gain for one in found])
-    mean, low, high = mean_low(gain, [one.cluster for one in found], level=level)
-    return DesignRow(
-        name,
-        len(gain),
-        len({one.cluster for one in found}),
-        mean,
-        low,
-        high,
-        int((gain > 0).sum()),
-        int((gain < 0).sum()),
-        int((gain < -POINT).sum()),
-        float(gain.min()),
-        int((gain == 0).sum()),
-        mean / oracle if oracle > 0 else None,
-    )
-
-
 def mean_low(values: Any, clusters: Sequence[str], *, level: float = 0.9) -> tuple[float, float, float]:
     """Mean over cases with one-sided bounds at ``level`` on either side, by Student's t over clusters."""
     numbers = np.asarray(values, np.float64)
@@ -638,178 +475,3 @@ def mean_low(values: Any, clusters: Sequence[str], *, level: float = 0.9) -> tup
     rest = np.bincount(number, numbers - mean) / len(numbers)  # what each cluster adds to the mean's error
     error = float(np.sqrt(amount / (amount - 1) * (rest**2).sum())) * float(stdtrit(amount - 1, level))
     return mean, mean - error, mean + error
-
-
-def quality_of(found: Sequence[Deployed], *, level: float) -> QualityFit:
-    """The quality model of what a design deploys, from cases whose clusters had no part in fitting it."""
-    agreement = [_or_nan(one.agreement) for one in found]
-    return fit_quality(agreement, [one.metric for one in found], [one.cluster for one in found], level=level)
-
-
-def fitted_choice(
-    archive: Archive,
-    design: str,
-    *,
-    consensus: str | None = None,
-    ladders: Sequence[str] = (),
-    allowed_hurt: float = ALLOWED_HURT,
-    flag_below: float | None = None,
-    at: float = 0.9,
-) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """(design, options of its controller, what was found on the way); ``default`` is the design that compares best.
-
-    Every figure in what was found comes from cases whose cluster had no part in fitting.
-    """
-    setting = setting_of(archive, consensus=consensus, ladders=ladders)
-    known = gather(archive, setting)
-    asked = DESIGNS if design == "default" else {"m0": DESIGNS["m0"], design: DESIGNS[design]}
-    compared = compare_designs(known, setting, asked, allowed_hurt=allowed_hurt)
-    name = compared.chosen if design == "default" else design
-    controller = DESIGNS[name](known, setting)
-    options = {} if name == "m0" else asdict(controller)  # type: ignore[call-overload]
-    options.pop("rule", None)
-    found: dict[str, Any] = {
-        "cases": len(archive.ids),
-        "labelled": len(known),
-        "clusters": len({one.cluster for one in known}),
-        "comparison": compared.as_dict(),
-        "signals": _signal_report(known),
-        "retained": _retained(compared, name),
-        "concerns": _concerns(compared, name),
-    }
-    if flag_below is not None:
-        fit = quality_of(compared.deployed[name], level=at)
-        options["flag"] = _flag(fit, flag_below, setting)
-        found["quality"] = {**fit.as_dict(), **_flagged(compared.deployed[name], fit, flag_below)}
-        found["concerns"] += _flag_concerns(fit)
-    return name, options, found
-
-
-def fitted_flag(
-    archive: Archive, controller: Controller, *, below: float, at: float, consensus: str | None = None
-) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """(flag, what it does here, concerns) for a controller that reads one ladder step by step.
-
-    The lower bound comes from the worst mask of each case's ladder, M0 and shrunk ones included, so it holds whichever
-    is deployed: cut-points may be fitted on the same cases, move later, or differ by group.
-    """
-    if has_consensus(archive, consensus):
-        setting = setting_of(archive, consensus=consensus)
-    else:
-        setting = Setting(archive.steps, "", background=archive.configuration.get("metric") == "miou")
-    frame = outcomes(archive)
-    rows, found = [], []
-    for case_id in archive.ids:
-        own = frame.loc[(frame["case"] == case_id) & np.isfinite(frame["metric"])]
-        if own.empty:
-            continue
-        seen = with_agreement(
-            _observation(archive, case_id, setting),
-            candidate_masks(archive, case_id),
-            silent=_voiceless(setting),
-            background=setting.background,
-        )
-        worth = {
-            State(int(step), float(shrink)): float(metric)
-            for step, shrink, metric in own[["step", "shrink", "metric"]].itertuples(index=False)
-        }
-        said = {state: deployed_signal(board(seen), state, "agreement") for state in worth}
-        rows.append((said, worth))
-        taken = decision_of(archive, controller, case_id).state.on("")
-        cluster = archive.entry(case_id).cluster or case_id
-        found.append(Deployed(case_id, cluster, str(taken), False, worth[SOURCE], worth[taken], said[taken]))
-    if not found:
-        raise TooFewCases(f"flags are calibrated on labelled cases, {archive.path} has none; record with labels")
-    states = sorted(set().union(*(worth for _, worth in rows)), key=str)
-    signal, truth = (
-        np.array([[_or_nan(one[part].get(state)) for state in states] for one in rows], np.float64) for part in (0, 1)
-    )
-    own_signal = [_or_nan(one.agreement) for one in found]
-    clusters = [one.cluster for one in found]
-    fit = fit_quality(own_signal, [one.metric for one in found], clusters, level=at, every=(signal, truth))
-    quality = {**fit.as_dict(), **_flagged(found, fit, below)}
-    return _flag(fit, below, setting), quality, _flag_concerns(fit)
-
-
-def _or_nan(value: float | None) -> float:
-    return np.nan if value is None else value
-
-
-def _voiceless(setting: Setting) -> tuple[str, ...]:
-    return (*setting.silent, setting.consensus) if setting.consensus else setting.silent
-
-
-def _flag(fit: QualityFit, below: float, setting: Setting) -> dict[str, Any]:
-    """The flag of a policy, as plain options."""
-    flag = {"quality": asdict(fit.quality), "below": below, **asdict(setting)}
-    flag.pop("consensus")
-    return {**flag, "silent": _voiceless(setting)}
-
-
-def _flag_concerns(fit: QualityFit) -> list[str]:
-    if fit.quality.signal is not None:
-        return []
-    return [f"agreement does not carry here (rho {fit.rho:.2f}, p {fit.p:.2f}): all cases get the same lower bound"]
-
-
-def _signal_report(known: Sequence[Known]) -> dict[str, Any]:
-    """Does M0's agreement say how good M0 is, on these cases?"""
-    own = [board(one.seen)[SOURCE].get("agreement") for one in known]
-    pairs = [(a, one.source, one.cluster) for a, one in zip(own, known, strict=True) if a is not None]
-    rho, p = carries([a for a, _, _ in pairs], [m for _, m, _ in pairs], [c for _, _, c in pairs])
-    return {"agreement": {"rho": rho if np.isfinite(rho) else None, "p": p, "cases": len(pairs)}}
-
-
-def _flagged(found: Sequence[Deployed], fit: QualityFit, below: float) -> dict[str, Any]:
-    """How many calibration cases would be flagged, and how many of the poor ones are among them."""
-    pairs = [(fit.quality.of(one.agreement), one.metric) for one in found]
-    flags = np.array([quality is None or quality[1] < below for quality, _ in pairs])
-    poor = np.array([metric < below for _, metric in pairs])
-    return {"flagged": int(flags.sum()), "poor": int(poor.sum()), "poor_flagged": int((flags & poor).sum())}
-
-
-def _retained(compared: Comparison, name: str) -> dict[str, Any]:
-    """Whether the cases that a design changes are helped more often than hurt: what ``check_go`` acts on."""
-    row = next(row for row in compared.rows if row.design == name)
-    go = row.helped > row.hurt if row.helped + row.hurt else None
-    return {"helped": row.helped, "hurt": row.hurt, "unchanged": row.unchanged, "go": go}
-
-
-def _concerns(compared: Comparison, name: str) -> list[str]:
-    row = next(row for row in compared.rows if row.design == name)
-    if name == "m0":
-        return [f"M0 is deployed for every case: {compared.why}"]
-    bound = f"lower bound {row.low:+.4f} over {row.clusters} clusters"
-    if _retained(compared, name)["go"] is False:
-        return [f"NO-GO: {row.helped} calibration cases are helped by {name} and {row.hurt} are hurt ({bound} of gain)"]
-    if row.low <= 0:
-        return [f"{name} does not surely gain here ({bound})"]
-    return []
-
-
-def choice_sentences(found: Mapping[str, Any]) -> list[str]:
-    """The table of designs and what was taken, for a terminal."""
-    compared = found["comparison"]
-    lines = ["design, cross-fitted over clusters: gain [lower, upper bound], helped : hurt"]
-    lines += [f"  {DesignRow(**row).sentence()}" for row in compared["rows"]]
-    if len(compared["rows"]) > 2:
-        lines.append(f"taken: {compared['chosen']} ({compared['why']})")
-    signal = found["signals"]["agreement"]
-    if signal["rho"] is not None:
-        lines.append(
-            f"M0's agreement with the candidates has rank correlation {signal['rho']:.2f} with its metric "
-            f"(p {signal['p']:.3f}, {signal['cases']} cases)"
-        )
-    return [*lines, *flag_sentences(found)]
-
-
-def flag_sentences(found: Mapping[str, Any]) -> list[str]:
-    """How many calibration cases are flagged, for a terminal; nothing without flags."""
-    if "quality" not in found:
-        return []
-    quality = found["quality"]
-    return [
-        f"flags: {quality['flagged']} of {quality['cases']} calibration cases, {quality['poor_flagged']} of the "
-        f"{quality['poor']} poor ones among them; lower bound at level {quality['quality']['level']:g} from "
-        f"{quality['clusters']} clusters"
-    ]

@@ -30,13 +30,14 @@ from casewise.judge.calibration.cuts import (
     statistics,
     warn_if_degenerate,
 )
-from casewise.judge.calibration.designs import fitted_choice, fitted_flag, has_consensus
+from casewise.judge.calibration.design_comparison import fitted_choice
 from casewise.judge.calibration.fixed_budget import budget, tau
 from casewise.judge.calibration.preflight import EVIDENT, concerns, preflight
+from casewise.judge.calibration.quality import fitted_flag
 from casewise.judge.controllers import takes
 from casewise.judge.controllers.about import RISK, about
 from casewise.judge.controllers.router import bucket_of
-from casewise.judge.deciding import decision_of
+from casewise.judge.deciding import decision_of, has_consensus
 from casewise.judge.ledger import OURS, PAPER
 from casewise.judge.monitors.exchangeability import BUCKETS, quota_drift, quota_of
 from casewise.judge.outcomes import outcomes

@@ -23,8 +23,9 @@ from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, CasewiseError
 from casewise.core.records import Controller, Decision, Policy
 from casewise.judge.calibration.cuts import statistics
-from casewise.judge.calibration.designs import choice_sentences, flag_sentences
+from casewise.judge.calibration.design_comparison import choice_sentences
 from casewise.judge.calibration.fixed_budget import budgets, shape
+from casewise.judge.calibration.quality import flag_sentences
 from casewise.judge.controllers.router import bucket_of
 from casewise.judge.deciding import decision_of
 from casewise.judge.outcomes import LITTLE, deployed, judged_sentence, judged_share

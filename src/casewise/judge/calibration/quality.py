@@ -1,21 +1,27 @@
 """Conformal quality: a lower bound of the metric of a deployed mask, with clusters as the unit; refused where too few.
 
 A new case comes from a new patient or sequence, so calibration clusters, not cases, are what it is exchangeable with.
+A flag asks for a person where that bound is low; its options and what it does on the calibration cases are made here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from casewise.archive.store import Archive
 from casewise.core.errors import TooFewCases
+from casewise.core.records import Controller, State
 from casewise.core.seeds import RESAMPLING_SEED
-from casewise.judge.controllers.flag import Quality
+from casewise.judge.controllers.choose import board, with_agreement
+from casewise.judge.controllers.flag import Quality, deployed_signal
+from casewise.judge.deciding import Setting, candidate_masks, decision_of, has_consensus, setting_of, whole_case
+from casewise.judge.outcomes import outcomes
 
 Floats = NDArray[np.float64]
 FEWEST_CLUSTERS = 9  # with fewer, whether a signal carries is luck, and choosing it by that breaks the bound
@@ -131,3 +137,99 @@ def _ranks(values: Floats) -> Floats:
     """Ranks from 1, equal values sharing their mean rank."""
     _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[which])
+
+
+def fitted_flag(
+    archive: Archive, controller: Controller, *, below: float, at: float, consensus: str | None = None
+) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """(flag, what it does here, concerns) for a controller that reads one ladder step by step.
+
+    The lower bound comes from the worst mask of each case's ladder, M0 and shrunk ones included, so it holds whichever
+    is deployed: cut-points may be fitted on the same cases, move later, or differ by group.
+    """
+    if has_consensus(archive, consensus):
+        setting = setting_of(archive, consensus=consensus)
+    else:
+        setting = Setting(archive.steps, "", background=archive.configuration.get("metric") == "miou")
+    frame = outcomes(archive)
+    rows, found = [], []  # all that might be deployed, and what is: (agreement, metric, cluster)
+    for case_id in archive.ids:
+        own = frame.loc[(frame["case"] == case_id) & np.isfinite(frame["metric"])]
+        if own.empty:
+            continue
+        seen = with_agreement(
+            whole_case(archive, case_id, setting),
+            candidate_masks(archive, case_id),
+            silent=_voiceless(setting),
+            background=setting.background,
+        )
+        worth = {
+            State(int(step), float(shrink)): float(metric)
+            for step, shrink, metric in own[["step", "shrink", "metric"]].itertuples(index=False)
+        }
+        said = {state: deployed_signal(board(seen), state, "agreement") for state in worth}
+        rows.append((said, worth))
+        taken = decision_of(archive, controller, case_id).state.on("")
+        cluster = archive.entry(case_id).cluster or case_id
+        found.append((said[taken], worth[taken], cluster))
+    if not found:
+        raise TooFewCases(f"flags are calibrated on labelled cases, {archive.path} has none; record with labels")
+    states = sorted(set().union(*(worth for _, worth in rows)), key=str)
+    signal, truth = (
+        np.array([[_or_nan(one[part].get(state)) for state in states] for one in rows], np.float64) for part in (0, 1)
+    )
+    fit = quality_of(found, level=at, every=(signal, truth))
+    return flag_options(fit, below, setting), flag_report(found, fit, below), flag_concerns(fit)
+
+
+Taken = Sequence[tuple[float | None, float, str]]
+"""(agreement, metric, cluster) of what was deployed for each case."""
+
+
+def quality_of(found: Taken, *, level: float, every: tuple[Floats, Floats] | None = None) -> QualityFit:
+    """The quality model of what is deployed."""
+    signal, metric, clusters = zip(*found, strict=True)
+    return fit_quality([_or_nan(value) for value in signal], metric, clusters, level=level, every=every)
+
+
+def _or_nan(value: float | None) -> float:
+    return np.nan if value is None else value
+
+
+def _voiceless(setting: Setting) -> tuple[str, ...]:
+    return (*setting.silent, setting.consensus) if setting.consensus else setting.silent
+
+
+def flag_options(fit: QualityFit, below: float, setting: Setting) -> dict[str, Any]:
+    """The flag of a policy, as plain options."""
+    flag = {"quality": asdict(fit.quality), "below": below, **asdict(setting)}
+    flag.pop("consensus")
+    return {**flag, "silent": _voiceless(setting)}
+
+
+def flag_concerns(fit: QualityFit) -> list[str]:
+    """What a person should know of the signal behind a flag."""
+    if fit.quality.signal is not None:
+        return []
+    return [f"agreement does not carry here (rho {fit.rho:.2f}, p {fit.p:.2f}): all cases get the same lower bound"]
+
+
+def flag_report(found: Taken, fit: QualityFit, below: float) -> dict[str, Any]:
+    """The fit, how many calibration cases would be flagged, and how many of the poor ones are among them."""
+    pairs = [(fit.quality.of(agreement), metric) for agreement, metric, _ in found]
+    flags = np.array([quality is None or quality[1] < below for quality, _ in pairs])
+    poor = np.array([metric < below for _, metric in pairs])
+    counts = {"flagged": int(flags.sum()), "poor": int(poor.sum()), "poor_flagged": int((flags & poor).sum())}
+    return {**fit.as_dict(), **counts}
+
+
+def flag_sentences(found: Mapping[str, Any]) -> list[str]:
+    """How many calibration cases are flagged, for a terminal; nothing without flags."""
+    if "quality" not in found:
+        return []
+    quality = found["quality"]
+    return [
+        f"flags: {quality['flagged']} of {quality['cases']} calibration cases, {quality['poor_flagged']} of the "
+        f"{quality['poor']} poor ones among them; lower bound at level {quality['quality']['level']:g} from "
+        f"{quality['clusters']} clusters"
+    ]

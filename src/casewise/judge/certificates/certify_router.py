@@ -35,6 +35,8 @@ from casewise.judge.certificates.evidence import (
     router_evidence,
 )
 from casewise.judge.certificates.risk_control import (
+    betting_alpha,
+    betting_cases,
     by_kept_share,
     conformal_bounds,
     conformal_cases,
@@ -43,10 +45,11 @@ from casewise.judge.certificates.risk_control import (
     fixed_sequence,
     joint_p_values,
     left_out_reliability,
+    ltt_alpha,
+    ltt_cases,
     p_values,
     tested_reliability,
 )
-from casewise.judge.certificates.sample_size import betting_alpha, betting_cases, ltt_alpha, ltt_cases
 from casewise.judge.deciding import decision_of
 from casewise.judge.ledger import attempt_sentence, certification_attempt, unlock
 from casewise.judge.monitors.exchangeability import quota_of

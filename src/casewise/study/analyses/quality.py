@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from casewise.judge.calibration.designs import CONSENSUS_NAMES
 from casewise.judge.calibration.view_selection import read_case, settled_after
+from casewise.judge.deciding import CONSENSUS_NAMES
 from casewise.judge.outcomes import scoring_options
 from casewise.render.ink import FAINT, HELP, MUTED, OURS, SOURCE, Picture, canvas, inked
 from casewise.render.tables import number
