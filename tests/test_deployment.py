@@ -45,7 +45,7 @@ OTHER: dict[str, Any] = {
     "batch_statistics": "blend", "blend_prior": 3.0, "group_instance_norm": True, "autocast": "bfloat16",
     "channels_last": True, "compile": True, "cache_frozen": True, "signals": ("drop",), "shrink": (State(1, 0.5),),
     "keep_parameters": True, "keep_entropy": True, "consensus": "vote", "weights": (("mirror(x)", 2.0),),
-    "source_statistics": "statistics.npz", "keep_ballots": True,
+    "mirrored_views": False, "source_statistics": "statistics.npz", "keep_ballots": True,
 }  # fmt: skip
 NEEDS = {"modulation": {"statistics": OTHER["statistics"]}, "blend_prior": {"batch_statistics": "blend"}}
 BY_POLICY = ("steps",)  # under a policy the horizon is the policy's
@@ -196,7 +196,7 @@ TYPED = {
     "parameters": (["--parameters", "all"], "all"), "steps": (["--steps", "2"], 2), "seed": (["--seed", "5"], 5),
     "min_area": (["--min-area", "9"], 9), "foreground": (["--classes"], False),
     "max_slices": (["--max-slices", "1"], 1), "consensus": (["--consensus", "vote"], "vote"),
-    "keep_ballots": (["--keep-ballots"], True),
+    "mirrored_views": (["--unmirrored-views"], False), "keep_ballots": (["--keep-ballots"], True),
     "source_statistics": (["--source-statistics", "statistics.npz"], "statistics.npz"),
 }  # fmt: skip
 PRESET = "preset"  # stands for several options at once: tests/cli/test_driving.py
@@ -241,6 +241,26 @@ def test_each_option_of_the_command_line_reaches_the_adaptation(
     words, value = TYPED[name]
     assert getattr(typed(command, words, scan).adaptation, name) == value
     assert getattr(typed(command, [], scan).adaptation, name) == getattr(Adaptation(), name)
+
+
+@pytest.mark.parametrize(
+    ("key", "said", "name", "value"),
+    [
+        ("unmirrored-views", True, "mirrored_views", False), ("unmirrored-views", False, "mirrored_views", True),
+        ("mirrored_views", False, "mirrored_views", False), ("classes", True, "foreground", False),
+        ("foreground", False, "foreground", False), ("foreground", True, "foreground", True),
+    ],
+)  # fmt: skip
+def test_both_words_of_a_pair_of_flags_mean_in_a_file_what_they_say(
+    key: str, said: bool, name: str, value: bool
+) -> None:
+    from typer.main import get_command
+
+    from casewise.cli.config import defaults
+    from casewise.cli.record import app
+
+    tables, parameters = {"record": {key: said}}, get_command(app).params
+    assert defaults(Path("casewise.toml"), tables, "record", parameters, named=True) == {name: value}
 
 
 def test_every_option_of_an_adaptation_is_tried() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from casewise.adapt.backbones import load_backbone
 from casewise.adapt.backbones.checkpoints import write_safetensors
 from casewise.adapt.proposers import pipeline_of, readings_of
 from casewise.adapt.snapshot import fingerprint
-from casewise.core.records import Case
+from casewise.adapt.views import inverted, views_of
+from casewise.core.errors import BadInput, Mismatch
+from casewise.core.records import Case, Policy
 from casewise.data.folders import list_cases
+from casewise.judge.policy import check_binding
 
 KINDS: dict[str, dict[str, Any]] = {
     "2-D": {"dimensions": 2},
@@ -70,6 +74,90 @@ def test_the_mean_over_mirrors_is_close_to_nnunets_own_mirroring(model: Any, sca
     own = with_mirrors.prepare(case).predict
     assert own is not None
     assert (made.masks[-1] != own()).mean() < 0.02  # nnU-Net averages logits, a consensus probabilities
+
+
+FEW = "views:mirror(x),gamma(1.3),gamma(1.3)+mirror(xy),scale(0.8)"
+
+
+@pytest.mark.parametrize("options", [{"dimensions": 2}, {"dimensions": 3, "folds": (0, 1)}], ids=str)
+def test_unmirrored_views_are_those_of_a_model_without_mirroring_and_m0_keeps_it(
+    options: dict[str, Any], model: Any, scans: Path
+) -> None:
+    """The second statement: M0 from one load of the folder, the views from another, the mean by hand."""
+    folder = str(model(**options))
+    mirrored, plain = (load_backbone(folder, mirroring=one, step_size=1.0) for one in (True, False))
+    case = mirrored.read(list_cases(scans / "images", ending=mirrored.ending)[0]).case
+    how = Adaptation(FEW, mirrored_views=False)
+    made = readings_of(mirrored, mirrored.prepare(case), case, how)
+    other = readings_of(plain, plain.prepare(case), case, Adaptation(FEW))
+    assert made.rungs == other.rungs
+    assert len(made.rungs) == 5
+    own = mirrored.prepare(case).predict
+    assert own is not None
+    assert np.array_equal(made.masks[0], own())
+    assert not np.array_equal(made.masks[0], other.masks[0])  # mirroring does something here
+    for one, two in zip(made.masks[1:-1], other.masks[1:-1], strict=True):
+        assert np.array_equal(one, two)
+    whole, views = (pipeline_of(one.prepare(case), one) for one in (mirrored, plain))
+    total = whole.source()[1]
+    for view in views_of(FEW.removeprefix("views:")):
+        total = total + views.read(view.apply(views.whole), lambda maps, view=view: inverted(view, maps))
+    assert (made.masks[-1] != whole.mask(total / 5)).mean() < 1e-4  # sums of another order, to the last bit
+    assert mirrored.predictor.use_mirroring
+
+
+def test_a_view_that_breaks_leaves_nnunets_mirroring_on(
+    model: Any, scans: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone = load_backbone(str(model(dimensions=2)), step_size=1.0)
+    case = backbone.read(list_cases(scans / "images", ending=backbone.ending)[0]).case
+    prepared = backbone.prepare(case)
+    assert prepared.predict is not None
+    before, weights = prepared.predict(), fingerprint(backbone.network)
+    episode = Adaptation(FEW, mirrored_views=False).forward_only.episode(backbone, prepared, case)
+
+    def broken(*inputs: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with episode, monkeypatch.context() as patched:
+        patched.setattr(backbone.predictor, "predict_logits_from_preprocessed_data", broken)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            episode.advance()
+    assert backbone.predictor.use_mirroring
+    assert fingerprint(backbone.network) == weights
+    assert np.array_equal(prepared.predict(), before)
+
+
+def test_mirrors_stay_where_views_are_read_unmirrored_and_a_policy_is_bound_to_that(model: Any, scans: Path) -> None:
+    folder = str(model(dimensions=2))
+    mirrored, plain = (load_backbone(folder, mirroring=one) for one in (True, False))
+    with_it, without = Adaptation(FEW), Adaptation(FEW, mirrored_views=False)
+    assert [str(view) for view in with_it.forward_only.on(mirrored)] == ["gamma(1.3)", "scale(0.8)"]
+    assert ",".join(map(str, without.forward_only.on(mirrored))) == FEW.removeprefix("views:")
+    assert without.binding(plain) == with_it.binding(plain)  # nothing to switch off
+    case = mirrored.read(list_cases(scans / "images", ending=mirrored.ending)[0]).case
+    drawn_for = replace(without, objective="views:random(8)").forward_only.episode(
+        mirrored, mirrored.prepare(case), case
+    )
+    assert any("mirror" in reading.name for reading in drawn_for.readings)
+    fitted = replace(with_it, objective="views:gamma(1.3)")  # the same views both ways
+    policy = Policy("consensus", "fixed-k", {"step": 2}, 2, binding=fitted.binding(mirrored))
+    check_binding(policy, fitted.binding(mirrored))
+    with pytest.raises(Mismatch, match="unmirrored"):
+        check_binding(policy, replace(fitted, mirrored_views=False).binding(mirrored))
+    assert Adaptation.from_plain(json.loads(json.dumps(without.as_plain()))) == without
+
+
+def test_a_backbone_that_cannot_read_without_its_mirroring_says_so(model: Any, scans: Path) -> None:
+    backbone = load_backbone(str(model(dimensions=2)), step_size=1.0)
+    case = backbone.read(list_cases(scans / "images", ending=backbone.ending)[0]).case
+    prepared = backbone.prepare(case)
+    assert prepared.pipeline is not None
+    bare = replace(prepared, pipeline=replace(prepared.pipeline, unmirrored=None))
+    with pytest.raises(BadInput, match=r"averages mirror images and cannot read views without; leave --unmirrored"):
+        Adaptation(FEW, mirrored_views=False).forward_only.episode(backbone, bare, case)
+    with pytest.raises(BadInput, match=r"name others, or read views without its mirroring \(--unmirrored-views\)"):
+        Adaptation("views:mirror(x)").horizon(backbone)
 
 
 def test_hugging_face_is_read_at_the_pictures_own_size(tmp_path: Path) -> None:
@@ -129,8 +217,6 @@ def test_the_folds_of_an_nnunet_are_members_and_their_mean_is_near_m0(model: Any
 
 
 def test_another_model_is_a_member_where_its_labels_agree(model: Any, scans: Path) -> None:
-    from casewise.core.errors import BadInput, Mismatch
-
     backbone = load_backbone(str(model(dimensions=2)), mirroring=False)
     case = backbone.read(list_cases(scans / "images", ending=backbone.ending)[0]).case
     other = model(dimensions=3)

@@ -61,6 +61,7 @@ class Adaptation:
     keep_entropy: bool = False
     consensus: str = "mean"  # of views or members: mean, weighted, vote, medoid or intent
     weights: tuple[tuple[str, float], ...] = ()  # for "weighted": (view, weight); a view that is not named has 1
+    mirrored_views: bool = True  # whether views are read with the model's own mirroring; M0 always is, where it has one
     source_statistics: str | None = None  # file of casewise source-statistics, for the views that need it
     keep_ballots: bool = False  # keep all probabilities where readings differ, so that consensuses can be compared
 

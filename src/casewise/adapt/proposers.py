@@ -52,17 +52,24 @@ class Views:
         return None if file is None else read_source_statistics(file)
 
     def on(self, backbone: Backbone) -> tuple[View | Drawn, ...]:
-        """The views that say something new to this backbone: without mirrors over which it averages anyway."""
+        """The views that say something new to this backbone: without mirrors over which every reading averages."""
         known = self._statistics
         if known is not None:
             known.check(backbone.fingerprint, backbone.loader)
         made = views_of(self.views, statistics=known)
         _check_absolute(made, backbone)
-        fixed = unmirrored([view for view in made if not isinstance(view, Drawn)], _mirrored(backbone))
+        fixed = unmirrored([view for view in made if not isinstance(view, Drawn)], self._averaged(backbone))
         found: tuple[View | Drawn, ...] = (*fixed, *(view for view in made if isinstance(view, Drawn)))
         if not found:
-            raise BadInput(f"views:{self.views} are mirrors, and the model averages mirror images itself; name others")
+            raise BadInput(
+                f"views:{self.views} are mirrors, and the model averages mirror images itself; name others, or read "
+                "views without its mirroring (--unmirrored-views)"
+            )
         return found
+
+    def _averaged(self, backbone: Backbone) -> tuple[int, ...]:
+        """Axes, counted from the end, over which every reading averages mirror images by itself."""
+        return _mirrored(backbone) if self.how.mirrored_views else ()
 
     def steps(self, network: Backbone | nn.Module) -> int:
         """Candidates after M0: one for each reading, and the consensus."""
@@ -76,6 +83,7 @@ class Views:
         words = [f"{'running' if self.running else 'views'}({named})", f"consensus={how.consensus}"]
         words += [f"weights={dict(sorted(how.weights))}"] if how.weights else []
         words += [f"seed={how.seed}"] if "random(" in named else []
+        words += ["unmirrored"] if _mirrored(backbone) and not how.mirrored_views else []
         words += [f"source images={self._statistics.images}"] if self._statistics is not None else []
         return bound_to(network, " ".join(words), how)
 
@@ -91,7 +99,9 @@ class Views:
         """The case on loan; ``source`` gives M0 and its probabilities where they were predicted already."""
         backbone, how = as_backbone(network), self.how
         pipeline = pipeline_of(prepared, backbone)
-        views = unmirrored(drawn(self.on(backbone), case.id, how.seed), _mirrored(backbone))
+        if not how.mirrored_views and _mirrored(backbone):
+            pipeline = _without_mirroring(pipeline, backbone)
+        views = unmirrored(drawn(self.on(backbone), case.id, how.seed), self._averaged(backbone))
         weights = checked_weights(how.consensus, dict(how.weights), list(dict.fromkeys(map(str, views))))
         read = _Reader(pipeline, views, how.max_slices, batched=not self.running)  # a running one may stop at any view
         readings = [Reading(str(view), partial(read, place), weights[str(view)]) for place, view in enumerate(views)]
@@ -127,6 +137,16 @@ def pipeline_of(prepared: Prepared, backbone: Backbone) -> Pipeline:
     if prepared.pipeline is None:
         raise BadInput(f"{backbone.name} gives no pipeline for views and members; return Prepared(..., pipeline=...)")
     return prepared.pipeline
+
+
+def _without_mirroring(pipeline: Pipeline, backbone: Backbone) -> Pipeline:
+    """The pipeline whose views are read without the model's own mirroring; M0 stays what it is."""
+    if pipeline.unmirrored is None:
+        raise BadInput(
+            f"{backbone.name} averages mirror images and cannot read views without; leave --unmirrored-views out, or "
+            "return Prepared(..., pipeline=Pipeline(..., unmirrored=...))"
+        )
+    return replace(pipeline, read=pipeline.unmirrored)
 
 
 BATCHED = 1 << 17

@@ -70,7 +70,7 @@ def defaults(
     for key, value in (*shared.items(), *tables.get(command, {}).items()):
         parameter = known[_plain(key)]
         _check_harmless(file, key, parameter, value, named=named)
-        chosen[str(parameter.name)] = _as_option(parameter, value)
+        chosen[str(parameter.name)] = _as_option(parameter, value, key)
     return chosen
 
 
@@ -94,8 +94,13 @@ def _check_harmless(file: Path, key: str, parameter: Any, value: Any, *, named: 
         raise Refused(f"{file}: {key} = {codes[0]!r} names code to run; allow it with --config {file}")
 
 
-def _as_option(parameter: Any, value: Any) -> Any:
-    """A list for an option that is given once becomes words, as on the command line: ``folds = [0, 1]``."""
+def _as_option(parameter: Any, value: Any, key: str) -> Any:
+    """A list for an option that is given once becomes words, as on the command line: ``folds = [0, 1]``.
+
+    The other word of a pair of flags says the opposite: ``classes = true`` is ``foreground = false``.
+    """
+    if isinstance(value, bool) and _plain(key) in map(_plain, parameter.secondary_opts):
+        return not value
     if isinstance(value, list) and not parameter.multiple and parameter.nargs == 1:
         return " ".join(str(part) for part in value)
     return value if isinstance(value, (bool, list)) else str(value)

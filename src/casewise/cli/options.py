@@ -119,6 +119,14 @@ class AdaptationOptions:
     consensus: Annotated[
         str | None, typer.Option(help="Of views: mean, vote, medoid or intent; default: the policy's, else mean.")
     ] = None
+    mirrored_views: Annotated[
+        bool | None,
+        typer.Option(
+            "--mirrored-views/--unmirrored-views",
+            help="Read views with the model's own mirroring or, several times faster, without; M0 keeps it. "
+            "Default: the policy's, else with.",
+        ),
+    ] = None
     source_statistics: Annotated[
         Path | None,
         typer.Option("--source-statistics", help="File of casewise source-statistics, for histogram and fourier."),

@@ -35,7 +35,7 @@ class Pipeline:
     source: Callable[[], tuple[Mask, Tensor]]  # M0 as the backbone predicts it, and its probabilities: one pass
     mask: Callable[[Tensor], Mask]  # the mask of probabilities
     network: nn.Module  # what runs in between
-    mirrored: tuple[int, ...] = ()  # axes, counted from the end, over which the pipeline averages mirror images itself
+    unmirrored: Callable[[Tensor, Invert], Tensor] | None = None  # read without averaging mirror images; None: as read
     rows_alone: bool = False  # whether every row of n is predicted for itself, so that rows may be read in parts
 
 

@@ -155,7 +155,7 @@ class NnUNet:
             source=lambda: self._source(volume, properties),
             mask=lambda probabilities: self._labels(probabilities[0]),
             network=self.predictor.network,
-            mirrored=self.mirrored,
+            unmirrored=lambda whole, invert: self._unmirrored(whole[0], properties, invert),
         )
         return Prepared(inputs=inputs, predict=lambda: self._mask(volume, properties), pipeline=pipeline)
 
@@ -187,6 +187,14 @@ class NnUNet:
         space = tuple(properties["preprocessed_shape"])
         back = at_resolution(invert(logits[None].float()), space)[0]
         return torch.as_tensor(self._converted(back, properties, probabilities=True)[1])[None]
+
+    def _unmirrored(self, volume: Tensor, properties: dict[str, Any], invert: Invert) -> Tensor:
+        """As ``_probabilities``, with nnU-Net's mirroring switched off for the time of the reading."""
+        found, self.predictor.use_mirroring = self.predictor.use_mirroring, False
+        try:
+            return self._probabilities(volume, properties, invert)
+        finally:
+            self.predictor.use_mirroring = found
 
     def _source(self, volume: Tensor, properties: dict[str, Any]) -> tuple[Mask, Tensor]:
         """M0 exactly as ``_mask`` gives it, and its probabilities, from one pass of the network."""
