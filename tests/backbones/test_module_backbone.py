@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from casewise.adapt.augmentations import WEAK_VIEWS, View
 from casewise.adapt.backbones import load_backbone
 from casewise.adapt.backbones.module import Module, of_network
 from casewise.adapt.snapshot import fingerprint
@@ -38,9 +39,25 @@ def test_one_image_stays_one_image() -> None:
 
 def test_padding_is_taken_off_the_logits() -> None:
     prepared = Module(flat(), classes=3, dimensions=2, multiple=8).prepare(Case("a", np.ones((1, 13, 6))))
-    assert prepared.inputs.shape == (1, 1, 16, 8)
+    assert prepared.inputs.shape == (1, 1, 13, 6)
     assert prepared.forward is not None
     assert prepared.forward(prepared.inputs).shape == (1, 3, 13, 6)
+
+
+@pytest.mark.parametrize("view", WEAK_VIEWS, ids=str)
+def test_a_mirrored_or_turned_picture_meets_its_own_voxels_again_though_the_network_pads(view: View) -> None:
+    """MEMO, CoTTA, GraTa and agreement turn inputs and take logits back; a voxel-wise network must not notice."""
+    seen = []
+    voxelwise = nn.Conv2d(1, 3, 1)
+    voxelwise.register_forward_pre_hook(lambda _, inputs: seen.append(tuple(inputs[0].shape[2:])))
+    image = np.random.default_rng(0).normal(size=(1, 13, 6)).astype(np.float32)
+    prepared = Module(voxelwise, classes=3, dimensions=2, multiple=8).prepare(Case("a", image))
+    assert prepared.forward is not None
+    with torch.no_grad():
+        plain = prepared.forward(prepared.inputs)
+        back = view.invert(prepared.forward(view.apply(prepared.inputs)))
+    assert set(seen) <= {(16, 8), (8, 16)}  # what the network sees is padded
+    torch.testing.assert_close(back, plain)
 
 
 def test_a_factory_is_loaded_by_its_address_with_weights(tmp_path: Path) -> None:

@@ -107,6 +107,9 @@ def test_a_policy_over_several_ladders_is_deployed_as_it_is_replayed(home: Path,
         source = archive.on("some").mask(decision.case_id, State(0))
         changed += int((saved(out / f"{decision.case_id}.nii.gz") != source).sum())
     assert changed
+    page = (out / "report.html").read_text()
+    assert page.count("some: 3 candidates, the last one changes") == CASES
+    assert page.count("tent: 2 candidates, the last one changes") == CASES
     kept = out / "casewise" / "candidates" / "case_0"
     assert len(list(kept.rglob("*.nii.gz"))) == 1 + 3 + 2
 

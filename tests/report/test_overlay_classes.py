@@ -8,9 +8,11 @@ from dataclasses import replace
 import numpy as np
 from PIL import Image
 
+from casewise.core.records import Action, Case, Decision, State, Trajectory
+from casewise.deployment import Segmented
 from casewise.render.masks import legend, overlay_png
 from casewise.report.prediction_page import prediction_page
-from casewise.run.predict_case import Preview
+from casewise.run.predict_case import Preview, preview_of
 
 NAMES = {0: "road", 1: "sky", 2: "thing"}
 SOURCE = np.array([[0, 1], [2, 2]])
@@ -66,3 +68,21 @@ def test_candidates_are_enlarged_where_they_differ_and_further_slices_follow() -
     assert len({panel.tobytes() for panel in shown}) == 3  # three that differ; the same mask is not shown twice
     alike = replace(plain, candidates=(("M0", source), ("again", source)))
     assert overlay_png(alike) == overlay_png(plain)
+
+
+def test_the_picture_holds_the_candidates_of_all_ladders_on_the_slice_that_any_of_them_changes_most() -> None:
+    source = np.zeros((3, 4, 4), int)
+    view, update = source.copy(), source.copy()
+    view[1, 0, :2], update[2, :, :3] = 1, 1
+    some = Trajectory("a", (source, view), ({}, {}), rungs=("mean",))
+    tent = Trajectory("a", (source, update), ({}, {}))
+    decision = Decision("a", Action.KEEP, State(1, ladder="some"), 2, "choose")
+    found = Segmented(view, source, decision, some, ladders={"some": some, "tent": tent})
+    seen = preview_of(Case("a", np.zeros((1, 3, 4, 4), np.float32)), found)
+    assert [name for name, _ in seen.candidates] == ["M0", "some: mean", "tent: step 1"]
+    assert seen.slice == 2
+    assert np.array_equal(seen.candidates[2][1], update[2])
+    assert [one.slice for one in seen.more] == [1]
+    alone = preview_of(Case("a", np.zeros((1, 3, 4, 4), np.float32)), replace(found, ladders={}))
+    assert [name for name, _ in alone.candidates] == ["M0", "mean"]
+    assert alone.slice == 1

@@ -193,12 +193,12 @@ def adaptation_of(policy: Policy, *, typed: str | None = None) -> Adaptation | N
 
 def _from_words(binding: Binding, steps: int) -> Adaptation | None:
     """The adaptation of a registered objective whose binding has these words; nothing that is read is run as code."""
-    from casewise.adapt.objectives import OBJECTIVES, PUBLISHED, objective_of
+    from casewise.adapt.objectives import FORMS, OBJECTIVES, objective_of
 
     words = dict(word.partition("=")[::2] for word in binding.measure.split())
     how, _, rest = binding.objective.partition(" learning_rate=")
     rate, _, parameters = rest.partition(" parameters=")
-    named = [name for name in (*OBJECTIVES, *PUBLISHED) if repr(objective_of(name)) == how]
+    named = [name for name in (*OBJECTIVES, *FORMS) if repr(objective_of(name)) == how]
     try:
         found = Adaptation(
             named[0], float(rate), parameters, steps, min_area=int(words["min_area"]),

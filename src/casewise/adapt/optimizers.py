@@ -156,6 +156,11 @@ class Modulated:
         """The rate of the objective itself."""
         return float(self.objective.learning_rate)
 
+    @property
+    def moves(self) -> str:
+        """What the objective itself may change."""
+        return str(getattr(self.objective, "moves", "parameters"))
+
     def risk_after(self, signals: Signals) -> float:
         """r of the step that has these signals."""
         regions, delta = signals["regions"], signals["delta"]

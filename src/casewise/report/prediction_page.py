@@ -58,6 +58,7 @@ def _row(entry: PredictedCase) -> dict[str, Any]:
         "error": entry.error or "",
         "warnings": list(entry.warnings),
         "signals": [(name, _number(signals.get(name))) for name in SHOWN if name in signals],
+        "ladders": _ladders(entry),
         "regions": len(entry.regions),
         "overlay": next((path for path in entry.outputs if path.endswith(f"overlays/{entry.case}.png")), None),
         "seconds": _number(entry.timing.get("total_s")),
@@ -67,6 +68,24 @@ def _row(entry: PredictedCase) -> dict[str, Any]:
 def _last_signals(signals: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
     steps = [name for name in signals if name.isdigit()]
     return signals[max(steps, key=int)] if steps else {}
+
+
+def _ladders(entry: PredictedCase) -> list[str]:
+    """Where several ladders were read: the candidates of each, and how much its last one changes M0."""
+    read = entry.policy.get("ladders", ())
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for name, signals in entry.signals.items():
+        ladder, _, step = name.rpartition(":")
+        if step.isdigit() and step != "0":
+            found.setdefault(ladder, []).append(signals)
+    unnamed = next((name for name in read if name not in found), "")  # the one that is deployed, or the first
+    steps = [(name, found.get("" if name == unnamed else name, [])) for name in read]
+    return [
+        f"{name}: {len(made)} candidate{'' if len(made) == 1 else 's'}, the last one changes "
+        f"{_number(made[-1].get('delta')) or 'an unknown share'} of the voxels"
+        for name, made in steps
+        if made
+    ]
 
 
 def _state(decision: Decision | None) -> str:

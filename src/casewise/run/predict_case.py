@@ -99,7 +99,10 @@ class PredictCase:
             seed=self.deployment.adaptation.seed,
             device=model.device,
             trusted_checkpoint=model.trust,
-            policy={"name": policy.name, "calibration_id": policy.calibration_id, "no_go": no_go(policy)},
+            policy={
+                "name": policy.name, "calibration_id": policy.calibration_id, "no_go": no_go(policy),
+                **({"ladders": list(policy.ladders)} if policy.ladders else {}),
+            },  # fmt: skip
             certificate=self.deployment.promise,
             versions=versions(),
         )
@@ -146,17 +149,17 @@ class PredictCase:
             with replacing(path) as temporary:
                 self._put(backbone, candidate, reading, temporary)
         paths = list(wanted)
-        if self._drawn(reading.case, trajectory, mask):
+        if self._drawn(reading.case, found):
             paths.append(self.layout.overlay(case_id))
         return {str(path.relative_to(self.layout.out)): file_sha256(path) for path in paths}
 
-    def _drawn(self, case: Case, trajectory: Trajectory, mask: Mask) -> bool:
+    def _drawn(self, case: Case, found: Segmented) -> bool:
         """Whether the picture for a person was drawn; one that cannot be drawn never costs the mask."""
         if self.draw is None:
             return False
         try:
             names, background = self.deployment.backbone.labels, self.deployment.adaptation.foreground
-            seen = preview_of(case, trajectory, mask, names=names, background=background)
+            seen = preview_of(case, found, names=names, background=background)
             write_durably(self.layout.overlay(case.id), self.draw(seen))
         except Exception as error:
             warnings.warn(
@@ -208,17 +211,11 @@ SLICES = 6  # further slices of a volume on a case's picture
 
 
 def preview_of(
-    case: Case,
-    trajectory: Trajectory,
-    deployed: Mask,
-    *,
-    names: Mapping[int, str] = MappingProxyType({}),
-    background: bool = True,
+    case: Case, found: Segmented, *, names: Mapping[int, str] = MappingProxyType({}), background: bool = True
 ) -> Preview:
     """The slice that candidates changed most, or the one with the most foreground; then others that changed."""
-    source, adapted = trajectory.masks[0], trajectory.masks[-1]
-    rungs = trajectory.rungs or tuple(f"step {step}" for step in range(1, trajectory.steps + 1))
-    candidates = tuple(zip(("M0", *rungs), trajectory.masks, strict=True))
+    source, adapted, deployed = found.source, found.trajectory.masks[-1], found.mask
+    candidates = _candidates(found)
     look: dict[str, Any] = {"names": names, "background": background}
     if source.ndim == 2:
         flat = case.image[:, 0] if case.image.ndim == 4 else case.image  # a volume of one slice
@@ -229,12 +226,23 @@ def preview_of(
         shown = case.image[:, number] if case.image.shape[1:] == source.shape else np.zeros((1, *source.shape[1:]))
         return Preview(_greys(shown), source[number], adapted[number], deployed[number], number, **look)
 
-    changed = (source != adapted).sum(axis=(1, 2)) + (source != deployed).sum(axis=(1, 2))
+    lasts = [adapted, deployed, *(one.masks[-1] for one in _others(found).values())]
+    changed = np.sum([(source != mask).sum(axis=(1, 2)) for mask in lasts], axis=0)
     weight = changed if changed.any() else (source > 0).sum(axis=(1, 2))
     first = int(np.argmax(weight))
     most = [int(number) for number in np.argsort(-weight, kind="stable") if number != first and weight[number]]
     here = tuple((name, mask[first]) for name, mask in candidates)
     return replace(at(first), candidates=here, more=tuple(map(at, sorted(most[:SLICES]))))
+
+
+def _candidates(found: Segmented) -> tuple[tuple[str, Mask], ...]:
+    """M0 and every candidate by name; with the name of its ladder where several were read."""
+    ladders = found.ladders if len(found.ladders) > 1 else {"": found.trajectory}
+    named: list[tuple[str, Mask]] = [("M0", found.source)]
+    for ladder, one in ladders.items():
+        rungs = one.rungs or tuple(f"step {step}" for step in range(1, one.steps + 1))
+        named += [(f"{ladder}: {rung}" if ladder else rung, mask) for rung, mask in zip(rungs, one.masks[1:], strict=True)]
+    return tuple(named)
 
 
 def _greys(image: NDArray[Any]) -> NDArray[np.uint8]:

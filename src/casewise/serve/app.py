@@ -273,7 +273,7 @@ class _Service:
         """The picture for a person; one that cannot be drawn never costs the mask."""
         names, background = self.deployment.backbone.labels, self.deployment.adaptation.foreground
         try:
-            return overlay_png(preview_of(case, found.trajectory, found.mask, names=names, background=background))
+            return overlay_png(preview_of(case, found, names=names, background=background))
         except (CasewiseError, ValueError, IndexError):
             return None
 

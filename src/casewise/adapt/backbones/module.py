@@ -153,24 +153,23 @@ class Module:
         write_mask_file(mask, reading, path)
 
     def prepare(self, case: Case) -> Prepared:
-        """(channel, *space) to (n, channel, *space), scaled and padded; logits are cropped back."""
+        """(channel, *space) to (n, channel, *space), scaled."""
         check_image(case, channels=self.expects.channels)
         scaled = INTENSITIES[self.intensity](np.asarray(case.image, np.float32))
         image = torch.as_tensor(np.ascontiguousarray(scaled), dtype=torch.float32)
         whole = self._batch(image).to(self.device)
-        space = tuple(whole.shape[2:])
         if self.window is not None and self.infer is not None:
             inputs = patches(image, self.window).to(self.device)
             pipeline = logits_pipeline(self.network, whole, self.head, lambda seen: self._inferred(seen))
             return Prepared(inputs, predict=lambda: self._whole_mask(whole), pipeline=pipeline)
-        padded = functional.pad(whole, _margins(space, self.multiple))
-        inside = (slice(None), slice(None), *(slice(size) for size in space))
         pipeline = logits_pipeline(self.network, whole, self.head, self._padded_logits)
-        return Prepared(padded, forward=lambda inputs: self._logits(inputs)[inside], pipeline=pipeline)
+        # Padded within the forward, so that inputs and logits share one grid: objectives mirror and turn both.
+        return Prepared(whole, forward=self._padded_logits, pipeline=pipeline)
 
-    def _padded_logits(self, whole: Tensor) -> Tensor:
-        space = tuple(whole.shape[2:])
-        logits = self._logits(functional.pad(whole, _margins(space, self.multiple)))
+    def _padded_logits(self, inputs: Tensor) -> Tensor:
+        """The logits of inputs of any size; the padding that the network needs is cropped again."""
+        space = tuple(inputs.shape[2:])
+        logits = self._logits(functional.pad(inputs, _margins(space, self.multiple)))
         return logits[(slice(None), slice(None), *(slice(size) for size in space))]
 
     def _inferred(self, whole: Tensor) -> Tensor:

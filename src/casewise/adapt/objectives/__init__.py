@@ -44,8 +44,8 @@ OBJECTIVES: Registry[type] = Registry(
 )
 """One class per method; built without options it is the paper's variant."""
 
-PUBLISHED: Registry[Callable[..., Objective]] = Registry(
-    "published form",
+FORMS: Registry[Callable[..., Objective]] = Registry(
+    "form of an objective",
     {
         "memo-published": Memo.published,
         "cotta-published": Cotta.published,
@@ -53,9 +53,11 @@ PUBLISHED: Registry[Callable[..., Objective]] = Registry(
         "deyo-published": Deyo.published,
         "grata-shared": Grata.shared,
         "grata-official": Grata.official,
+        "dg-tta-photos": DgTta.for_photos,
     },
 )
-"""The forms that others released, beside the paper's; EATA's has a class of its own (``eata-fisher``)."""
+"""Other forms of the same methods: those that others released (EATA's has a class of its own, ``eata-fisher``), and
+DG-TTA with the views of photographs."""
 
 
 def objective_of(spec: Any, **options: Any) -> Objective:
@@ -63,7 +65,7 @@ def objective_of(spec: Any, **options: Any) -> Objective:
     if not isinstance(spec, str):
         return as_objective(spec)
     if ":" not in spec:
-        known: Registry[Callable[..., Objective]] = Registry("objective", {**OBJECTIVES, **PUBLISHED})
+        known: Registry[Callable[..., Objective]] = Registry("objective", {**OBJECTIVES, **FORMS})
         built: Objective = known.build(spec, **options)
         return built
     found = from_address(spec, "objective")
@@ -77,7 +79,7 @@ def check_named_in_file(name: object, *, typed: str | None, where: str) -> None:
     """
     if not isinstance(name, str):
         raise BadInput(f"{where} names an objective with a text, got {type(name).__name__}; record it again")
-    if name in OBJECTIVES or name in PUBLISHED or (":" in name and name == typed):
+    if name in OBJECTIVES or name in FORMS or (":" in name and name == typed):
         return
     kind, _, rest = name.partition(":")
     if kind in ("views", "running") and ":" not in rest:  # sets and views by name; an address would have one

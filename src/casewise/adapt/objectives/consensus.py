@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -102,6 +102,11 @@ class DgTta:
     absent: bool = False  # count classes that a branch does not find, as the published code does
     learning_rate: float = 5e-3
     entropy_weighted: ClassVar[bool] = False
+
+    @classmethod
+    def for_photos(cls, **options: Any) -> DgTta:
+        """With views that keep the range of photographs, and no mirrors upside down (``random(n,photos)``)."""
+        return cls(**{"photos": True, **options})
 
     def begin(self, subject: Adaptable) -> Update:
         """Prepare one case; two new views for each update."""
