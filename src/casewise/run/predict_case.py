@@ -100,9 +100,11 @@ class PredictCase:
             device=model.device,
             trusted_checkpoint=model.trust,
             policy={
-                "name": policy.name, "calibration_id": policy.calibration_id, "no_go": no_go(policy),
+                "name": policy.name,
+                "calibration_id": policy.calibration_id,
+                "no_go": no_go(policy),
                 **({"ladders": list(policy.ladders)} if policy.ladders else {}),
-            },  # fmt: skip
+            },
             certificate=self.deployment.promise,
             versions=versions(),
         )
@@ -241,7 +243,9 @@ def _candidates(found: Segmented) -> tuple[tuple[str, Mask], ...]:
     named: list[tuple[str, Mask]] = [("M0", found.source)]
     for ladder, one in ladders.items():
         rungs = one.rungs or tuple(f"step {step}" for step in range(1, one.steps + 1))
-        named += [(f"{ladder}: {rung}" if ladder else rung, mask) for rung, mask in zip(rungs, one.masks[1:], strict=True)]
+        named += [
+            (f"{ladder}: {rung}" if ladder else rung, mask) for rung, mask in zip(rungs, one.masks[1:], strict=True)
+        ]
     return tuple(named)
 
 
