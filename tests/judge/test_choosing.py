@@ -11,9 +11,11 @@ from worlds.candidates import views_archive
 import casewise
 from casewise.core.errors import BadInput, Refused, TooFewCases
 from casewise.core.records import SOURCE, Action, Decision, Observation, State
+from casewise.judge.calibration import designs
 from casewise.judge.calibration.design_comparison import compare_designs, cross_fitted
 from casewise.judge.calibration.designs import (
     DESIGNS,
+    Known,
     answer,
     chance_of_best,
     fit_choose,
@@ -25,9 +27,10 @@ from casewise.judge.calibration.fit import calibrate
 from casewise.judge.calibration.preflight import in_words
 from casewise.judge.calibration.quality import quality_of
 from casewise.judge.controllers.choose import AgreementRule, Choose, added, board, state_of, with_agreement
+from casewise.judge.controllers.depth import FixedK
 from casewise.judge.controllers.flag import Flagging, Quality
 from casewise.judge.controllers.merge import Merge, merged, pieces_of
-from casewise.judge.deciding import candidate_masks, deployed_mask, setting_of
+from casewise.judge.deciding import Setting, candidate_masks, deployed_mask, setting_of
 from casewise.judge.policy import check_go, read_policy, write_policy
 from casewise.measure.metrics.overlap import dice
 
@@ -235,6 +238,38 @@ def test_views_around_the_truth_are_taken_and_misled_ones_are_not(tmp_path, know
     assert worst["consensus"].gain < -0.05
     assert worst["choose"].gain > -0.03  # it learned that nothing helps
     assert worst["merge"].gain > -0.03
+
+
+def gains_known(gains):
+    """One case and one candidate for each gain, every case a patient of its own."""
+    signals = [{"agreement": 0.9}, {"agreement": 0.9}]
+    return [
+        Known(f"case-{k}", f"patient-{k}", Observation(f"case-{k}", None, signals), worth, {}, {})
+        for k, worth in enumerate({SOURCE: 0.5, State(1): 0.5 + gain} for gain in gains)
+    ]
+
+
+def test_a_design_that_hurts_more_than_it_helps_is_not_taken():
+    """Four gain ten points, six lose a fifth of one: surely a gain in the mean, and a NO-GO at predict."""
+    some = {"m0": DESIGNS["m0"], "update": lambda known, setting: FixedK(1)}
+    found = compare_designs(gains_known([0.1] * 4 + [-0.002] * 6), Setting(1, "1"), some)
+    row = found.rows[1]
+    assert row.low > 0
+    assert row.hurt_by_a_point == 0
+    assert (row.helped, row.hurt, row.helps) == (4, 6, False)
+    assert found.chosen == "m0"
+    assert "helps more cases than it hurts" in found.why
+    assert compare_designs(gains_known([0.1] * 6 + [-0.002] * 4), Setting(1, "1"), some).chosen == "update"
+
+
+def test_the_allowed_harm_reaches_the_anchor_of_choose(archive, monkeypatch):
+    strict, lax = (calibrate(archive, "choose", allowed_hurt=share) for share in (0.0, 1.0))
+    assert strict.options["anchor"] == "0"  # every candidate hurts somebody by more than a point
+    assert lax.options["anchor"] != "0"
+    asked = []
+    monkeypatch.setattr(designs, "fit_choose", lambda *a, allowed_hurt: asked.append(allowed_hurt) or DESIGNS["m0"](*a))
+    calibrate(archive, "default", allowed_hurt=0.25)
+    assert set(asked) == {0.25}  # in every fold
 
 
 def test_the_mean_and_its_bounds_said_twice():

@@ -222,10 +222,11 @@ def test_the_command_line_passes_every_option_on(archive, tmp_path, monkeypatch)
 
     monkeypatch.setattr(grid, "certify_default", spy)
     said = ["--policy", "default", "--method", "ltt", "--loss", "harmed", "--margin", "0.01", "--alpha", "0.4"]
-    said += ["--delta", "0.2", "--flag-below", "0.6", "--at", "0.8", "--consensus", "6", "--out", str(tmp_path / "o")]
+    said += ["--delta", "0.2", "--flag-below", "0.6", "--at", "0.8", "--consensus", "6", "--allowed-hurt", "0.3"]
+    said += ["--out", str(tmp_path / "o")]
     result = CliRunner().invoke(app, ["certify", str(archive.path), *said])
     assert result.exit_code == 0, result.output
     assert seen["asked"] == Promise(("harmed",), (0.4,), 0.2, margin=0.01)
-    assert {name: seen[name] for name in ("flag_below", "at", "consensus", "force", "cases")} == {
-        "flag_below": 0.6, "at": 0.8, "consensus": "6", "force": False, "cases": 44,
+    assert {name: seen[name] for name in ("flag_below", "at", "consensus", "allowed_hurt", "force", "cases")} == {
+        "flag_below": 0.6, "at": 0.8, "consensus": "6", "allowed_hurt": 0.3, "force": False, "cases": 44,
     }  # fmt: skip

@@ -45,7 +45,7 @@ def calibrate(
         [], help="Which ladder, where the archive holds several; repeat to choose among the candidates of several."
     ),
     consensus: str = typer.Option(None, help="Which candidate is the consensus of the others, if none is called so."),
-    allowed_hurt: float = typer.Option(0.1, help="default: share of cases that may lose more than a point."),
+    allowed_hurt: float = typer.Option(0.1, help="default, choose: share of cases that may lose more than a point."),
     flag_below: float = typer.Option(None, help="Ask a person where the metric may lie below this."),
     at: float = typer.Option(0.9, help="--flag-below: chance that the lower bound of the metric holds."),
     as_json: bool = AS_JSON,

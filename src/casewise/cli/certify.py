@@ -53,6 +53,7 @@ def certify(
     flag_below: float = typer.Option(None, help="--policy default: ask a person where the metric may lie below this."),
     at: float = typer.Option(0.9, help="--flag-below: chance that the lower bound of the metric holds."),
     consensus: str = typer.Option(None, help="--policy default: which candidate is the consensus of the others."),
+    allowed_hurt: float = typer.Option(0.1, help="--policy default: share that the anchor of choose may hurt."),
     force: bool = typer.Option(False, "--force", help="Certify a policy that calibration called NO-GO."),
     out: Path | None = typer.Option(None, help="Folder for certificate.json, .html and the certified policy."),
     ladder: list[str] = typer.Option(
@@ -97,7 +98,13 @@ def certify(
             certificate, certified = certify_kept(calibration, chosen, asked, batch, force=force)
         elif policy == ["default"] and chosen.binding is None and has_consensus(calibration, consensus):
             certificate, certified = certify_default(
-                calibration, asked, force=force, flag_below=flag_below, at=at, consensus=consensus
+                calibration,
+                asked,
+                force=force,
+                flag_below=flag_below,
+                at=at,
+                consensus=consensus,
+                allowed_hurt=allowed_hurt,
             )
         elif len(designs) > 1:
             certificate, certified = certify_designs(calibration, designs, asked, force=force)

@@ -12,12 +12,12 @@ from casewise.archive.store import Archive
 from casewise.core.records import SOURCE
 from casewise.judge.calibration.designs import (
     ALLOWED_HURT,
-    DESIGNS,
     POINT,
     Deployed,
     Design,
     Known,
     answer,
+    designs_at,
     folds,
     gather,
     mean_low,
@@ -50,6 +50,11 @@ class DesignRow:
     worst: float
     unchanged: int
     captured: float | None  # share of what the best candidate of each case would gain
+
+    @property
+    def helps(self) -> bool:
+        """Whether more cases are helped than hurt: what ``check_go`` asks for at certify and predict."""
+        return self.helped > self.hurt
 
     def sentence(self) -> str:
         """For a person."""
@@ -92,22 +97,25 @@ def cross_fitted(known: Sequence[Known], setting: Setting, design: Design) -> tu
 def compare_designs(
     known: Sequence[Known],
     setting: Setting,
-    designs: Mapping[str, Design] = DESIGNS,
+    designs: Mapping[str, Design] | None = None,
     *,
     allowed_hurt: float = ALLOWED_HURT,
     level: float = 0.9,
 ) -> Comparison:
     """Score every design by cross-fitting; take the one with the largest lower bound of gain at the allowed harm.
 
-    ``allowed_hurt`` is the share of cases that may lose more than a point. M0 where no lower bound is above 0.
+    ``allowed_hurt`` is the share of cases that may lose more than a point. A design must help more cases than it hurts,
+    or it would be a NO-GO. M0 where no such design has a lower bound above 0.
     """
+    designs = designs_at(allowed_hurt) if designs is None else designs
     deployed = {name: cross_fitted(known, setting, design) for name, design in designs.items()}
     best = [max(one.metric.values()) - one.source for one in known]
     rows = tuple(_row(name, found, float(np.mean(best)), level) for name, found in deployed.items())
-    fit = [row for row in rows if row.low > 0 and row.hurt_by_a_point <= allowed_hurt * row.cases + 1e-9]
+    fit = [row for row in rows if row.low > 0 and row.helps and row.hurt_by_a_point <= allowed_hurt * row.cases + 1e-9]
     if not fit:
         why = (
-            f"no design surely gains (lower bound over clusters, level {level:g}) with at most {allowed_hurt:.0%} hurt"
+            f"no design surely gains (lower bound over clusters, level {level:g}), helps more cases than it hurts, and "
+            f"costs at most {allowed_hurt:.0%} of them more than a point"
         )
         return Comparison(rows, "m0", why, allowed_hurt, deployed)
     chosen = max(fit, key=lambda row: row.low)
@@ -151,10 +159,11 @@ def fitted_choice(
     """
     setting = setting_of(archive, consensus=consensus, ladders=ladders)
     known = gather(archive, setting)
-    asked = DESIGNS if design == "default" else {"m0": DESIGNS["m0"], design: DESIGNS[design]}
+    every = designs_at(allowed_hurt)
+    asked = every if design == "default" else {"m0": every["m0"], design: every[design]}
     compared = compare_designs(known, setting, asked, allowed_hurt=allowed_hurt)
     name = compared.chosen if design == "default" else design
-    controller = DESIGNS[name](known, setting)
+    controller = every[name](known, setting)
     options = {} if name == "m0" else asdict(controller)  # type: ignore[call-overload]
     options.pop("rule", None)
     found: dict[str, Any] = {
@@ -186,7 +195,7 @@ def _signal_report(known: Sequence[Known]) -> dict[str, Any]:
 def _retained(compared: Comparison, name: str) -> dict[str, Any]:
     """Whether the cases that a design changes are helped more often than hurt: what ``check_go`` acts on."""
     row = next(row for row in compared.rows if row.design == name)
-    go = row.helped > row.hurt if row.helped + row.hurt else None
+    go = row.helps if row.helped + row.hurt else None
     return {"helped": row.helped, "hurt": row.hurt, "unchanged": row.unchanged, "go": go}
 
 

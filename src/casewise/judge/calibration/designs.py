@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -223,11 +224,18 @@ def fit_low_agreement(known: Sequence[Known], setting: Setting, *, level: float 
     return AgreementRule(**_plain(setting), rule="low-agreement", threshold=cuts[best] if sure else -np.inf)
 
 
-def fit_choose(known: Sequence[Known], setting: Setting, *, ridge: float = 1.0, level: float = 0.9) -> Controller:
+def fit_choose(
+    known: Sequence[Known],
+    setting: Setting,
+    *,
+    ridge: float = 1.0,
+    level: float = 0.9,
+    allowed_hurt: float = ALLOWED_HURT,
+) -> Controller:
     """An anchor, and where another candidate is surely better than it.
 
     The anchor is the fixed candidate with the largest lower bound of gain over clusters among those that hurt at most
-    one case in ten by more than a point, as ``default`` takes a design; M0 where none is above 0. It is left only if
+    ``allowed_hurt`` by more than a point, as ``default`` takes a design; M0 where none is above 0. It is left only if
     leaving it was tried: with models fitted without a cluster, the departures must gain over the anchor on the
     clusters left out (lower bound above 0). Where signals carry nothing, the anchor is all there is.
     """
@@ -235,7 +243,7 @@ def fit_choose(known: Sequence[Known], setting: Setting, *, ridge: float = 1.0, 
     lows = {SOURCE: 0.0}
     for state in board(known[0].seen):
         gains = np.array([one.metric[state] - one.source for one in known])
-        if state != SOURCE and (gains < -POINT).sum() <= ALLOWED_HURT * len(gains):
+        if state != SOURCE and (gains < -POINT).sum() <= allowed_hurt * len(gains) + 1e-9:
             lows[state] = mean_low(gains, clusters, level=level)[1]
     anchor = max(lows, key=lambda state: lows[state])
     found = _departures(known, setting, anchor, ridge, level)
@@ -414,6 +422,11 @@ DESIGNS: Mapping[str, Design] = {
     "choose": fit_choose,
 }
 """From the simplest to the one with most parameters; among equals the first is taken."""
+
+
+def designs_at(allowed_hurt: float) -> Mapping[str, Design]:
+    """All designs, with the share of cases that may lose more than a point where one of them asks for it."""
+    return {**DESIGNS, "choose": partial(fit_choose, allowed_hurt=allowed_hurt)}
 
 
 def answer(one: Known, controller: Controller) -> Deployed:

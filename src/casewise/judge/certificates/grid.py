@@ -122,7 +122,7 @@ def certify_default(
 
     Half of the patients fit every design; the other half tests them together. Which half is by the order of their
     names, so no label has a say. What is a NO-GO on the half that fits takes no part. ``options`` are those of
-    calibrate (flag_below, at, consensus).
+    calibrate (flag_below, at, consensus, allowed_hurt).
     """
     if asked.delta is None:
         raise BadInput(
