@@ -28,6 +28,7 @@ from casewise.adapt.forwards import Forwards
 from casewise.adapt.parameters import select
 from casewise.adapt.proposers import SharedSource, readings_of
 from casewise.archive.layout import image_sha256, mask_sha256
+from casewise.core.brief import counted
 from casewise.core.errors import BadInput, CasewiseError, Mismatch, MovedUnselected, NotFinite, Refused, in_one_line
 from casewise.core.predicted import Finding
 from casewise.core.records import (
@@ -269,7 +270,7 @@ class Deployment:
                 select(self.backbone.network, self.adaptation.parameters)
             elif self.adaptation.horizon(self.backbone) != self.policy.steps:
                 raise Refused(
-                    f"policy {self.policy.name!r} decides on {self.policy.steps} candidates, "
+                    f"policy {self.policy.name!r} decides on {counted(self.policy.steps, 'candidate')}, "
                     f"{self.adaptation.objective} makes {self.adaptation.horizon(self.backbone)}; calibrate again"
                 )
         check_go(self.policy, force=self.force)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from casewise.core.brief import counted
 from casewise.core.errors import BadInput, MovedUnselected, Refused, in_one_line
 from casewise.core.records import (
     DONE,
@@ -93,7 +94,8 @@ def check_bound(policy: Policy, how: Adaptation, network: Any) -> None:
         return
     if policy.binding is not None and how.steps != policy.steps:
         raise Refused(
-            f"policy {policy.name!r} was fitted on {policy.steps} steps, {how.steps} were asked for; leave them out"
+            f"policy {policy.name!r} was fitted on {counted(policy.steps, 'step')}, {how.steps} were asked for; "
+            f"leave them out"
         )
     binding = how.binding(network)
     if isinstance(network, nn.Module) and policy.binding is not None:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from casewise.archive.store import open_archive
 from casewise.cli import app
+from casewise.measure.metrics.overlap import miou
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "huggingface.md"
@@ -122,3 +123,17 @@ def test_a_wrong_signal_or_preset_is_an_error_before_anything_is_recorded(street
     with pytest.raises(UnknownName, match="no preset is called 'drivin'"):
         said(*words, "--preset", "drivin")
     assert not (tmp_path / "a").exists()
+
+
+def test_the_road_counts_where_labels_are_given(street: Path, tmp_path: Path) -> None:
+    words = ("-m", street / "segformer-b0-cityscapes", "-i", street / "frames", "-l", street / "labels")
+    said("predict", *words, "-o", tmp_path / "a", "--policy", "m0", "--preset", "driving", "--no-overlays")
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    assert sorted(summary["mean"]) == ["0", "1", "2", "3"]
+    assert summary["adapt"]["score"] == "IoU"
+    masks = {path.stem: np.array(Image.open(path)) for path in (tmp_path / "a").glob("*.png")}
+    by_case = [
+        miou(mask, np.array(Image.open(street / "labels" / f"{name}.png")), ignore=255) for name, mask in masks.items()
+    ]
+    assert summary["adapt"]["mean"]["IoU"] == pytest.approx(np.mean(by_case))
+    assert f"Mean mIoU of the deployed masks {np.mean(by_case):.3f}" in (tmp_path / "a" / "report.html").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import casewise
+from casewise.core.brief import UNIT, counted
 from casewise.core.records import Case, Policy, Trajectory
 from casewise.measure.regions import regions_of
 
@@ -36,3 +37,11 @@ def test_results_stay_short() -> None:
         assert len(repr(result)) < 400, repr(result)
         assert "\n" not in repr(result)
     assert "<99 items>" in repr(policy)
+
+
+def test_one_is_not_many() -> None:
+    assert counted(1, "case") == "1 case"
+    assert counted(0, "case") == "0 cases"
+    assert counted(2, "class", "classes") == "2 classes"
+    assert counted(1, *UNIT) == "1 patient or sequence"
+    assert counted(3, *UNIT) == "3 patients or sequences"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import io
-import shutil
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
 from PIL import Image
+from worlds.browsers import CHROMIUM, FLAGS, needs_chromium
 from worlds.updates import heart, planted
 
 from casewise.measure.comparison import comparison
@@ -117,16 +117,13 @@ def test_pictures_of_planes_bear_any_image(image):
     assert len(case_pictures(old, new, old, image)) == (5 if image is None else 6)
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed on this machine")
+@needs_chromium
 def test_the_page_fits_wide_and_narrow_in_light_and_dark_and_asks_the_network_for_nothing(tmp_path):
     playwright = pytest.importorskip("playwright.sync_api")
     file = tmp_path / "report.html"
     file.write_text(page(), encoding="utf-8")
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         colors = set()
         for width, scheme in ((1300, "light"), (390, "dark")):
             tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from casewise.core.records import Action, Case, Decision, State, Trajectory
 from casewise.deployment import Segmented
-from casewise.render.masks import legend, overlay_png
+from casewise.render.masks import _busiest, _wrapped, legend, overlay_png
 from casewise.report.prediction_page import prediction_page
 from casewise.run.predict_case import Preview, preview_of
 
@@ -86,3 +86,39 @@ def test_the_picture_holds_the_candidates_of_all_ladders_on_the_slice_that_any_o
     alone = preview_of(Case("a", np.zeros((1, 3, 4, 4), np.float32)), replace(found, ladders={}))
     assert [name for name, _ in alone.candidates] == ["M0", "mean"]
     assert alone.slice == 1
+
+
+class Ruler:
+    """A font whose letters are all ten pixels wide."""
+
+    def getlength(self, text: str) -> float:
+        return 10.0 * len(text)
+
+
+def test_a_long_caption_is_wrapped_and_nothing_of_it_is_lost() -> None:
+    title = "contrast(0.7,range) then mirror(x), enlarged"
+    for width in (70, 120, 1000):
+        lines = _wrapped(title, Ruler(), width)
+        assert all(10 * len(line) <= width for line in lines)
+        assert "".join(lines).replace(" ", "") == title.replace(" ", "")
+    assert _wrapped(title, Ruler(), 200) == ["contrast(0.7,range)", "then mirror(x),", "enlarged"]
+
+
+def test_wide_frames_stand_two_in_a_row_and_are_enlarged_where_they_differ_most() -> None:
+    source = np.zeros((90, 160), int)
+    other = source.copy()
+    other[::30, ::30] = 1  # crumbs everywhere, so that a window around all of them is the whole frame
+    other[60:85, 100:150] = 1
+    street = Preview(np.zeros((90, 160), np.uint8), source, other, other, None, NAMES, background=False)
+    assert _busiest(source != other) == (slice(40, 85), slice(71, 151))
+    plain = Image.open(io.BytesIO(overlay_png(street)))
+    rich = Image.open(io.BytesIO(overlay_png(replace(street, candidates=(("M0", source), ("step 8", other))))))
+    assert plain.width == 2 * 192 + 4
+    assert rich.width == plain.width
+    assert rich.height > 1.4 * plain.height
+
+
+def test_a_frame_at_full_size_makes_no_sheet_of_many_megabytes() -> None:
+    mask = np.zeros((1080, 1920), np.uint8)
+    large = Image.open(io.BytesIO(overlay_png(Preview(mask, mask, mask, mask, None, NAMES, background=False))))
+    assert large.width == 2 * 720 + 4

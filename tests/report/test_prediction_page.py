@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from casewise.core.predicted import PredictedCase
+from casewise.core.records import Action, Decision, State
 from casewise.report.prediction_page import prediction_page
 
 FACTS: dict[str, Any] = {"model": "m", "policy": "p", "calibration_id": "", "scores": {}, "versions": {}}
@@ -25,3 +27,17 @@ def test_ha_is_printed_with_the_share_of_the_edit_that_it_judged(judged: float |
     assert said in page
     assert "0.625 became wrong" in page
     assert "HA judged" not in prediction_page([], FACTS)
+
+
+def test_a_street_is_scored_by_miou_and_nothing_is_listed_twice() -> None:
+    scores = {**SCORES, "IoU": 0.41, "source_IoU": 0.4}
+    page = prediction_page([], {**FACTS, "scores": scores, "background": False})
+    assert "Mean mIoU of the deployed masks 0.410, of M0 0.400" in page
+    assert "Mean Dice of the deployed masks 0.800, of M0 0.700" in prediction_page([], {**FACTS, "scores": scores})
+    decision = Decision("a", Action.KEEP, State(1), 1, "router", coordinate="delta", value=0.25)
+    entry = PredictedCase("a", "done", decision, signals={"1": {"delta": 0.25, "regions": 3.0}})
+    page = prediction_page([entry], FACTS)
+    assert page.count("<dt>delta</dt>") == 1
+    assert "<dt>regions</dt><dd>3</dd>" in page
+    assert "candidate 1; made: 1 candidate beside M0</dd>" in page
+    assert '<p class="lead">1 case, m' in page

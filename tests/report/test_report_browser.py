@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from worlds.browsers import browser, needs_chromium, sticking_out
 
-playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed on this machine")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield opened
-        opened.close()
+__all__ = ["browser"]
+pytestmark = needs_chromium
 
 
 @pytest.fixture
@@ -117,10 +107,22 @@ def test_the_theme_changes_the_page_and_its_figures(opened):
     assert opened.evaluate(f"getComputedStyle({text}).fill") != ink
 
 
-def test_nothing_is_wider_than_a_phone(browser, page):
-    tab = browser.new_page(viewport={"width": 390, "height": 844})
+@pytest.mark.parametrize(("width", "media"), [(390, "screen"), (1366, "screen"), (687, "print")])
+def test_nothing_is_wider_than_a_phone_a_laptop_or_a_sheet_of_paper(browser, page, width, media):
+    tab = browser.new_page(viewport={"width": width, "height": 844})
     tab.goto(page.as_uri())
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    tab.emulate_media(media=media)
+    assert sticking_out(tab) == []
+    tab.close()
+
+
+def test_a_case_id_and_a_number_stay_in_one_line_on_paper(browser, page):
+    tab = browser.new_page(viewport={"width": 687, "height": 900})
+    tab.goto(page.as_uri())
+    tab.emulate_media(media="print")
+    cells = "#case-table tbody td:nth-child(2) .open, #case-table tbody td:not(.text) span"
+    lines = f"[...document.querySelectorAll('{cells}')].map(one => one.getClientRects().length)"
+    assert set(tab.evaluate(lines)) == {1}
     tab.close()
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from casewise.adapt.backbones import Backbone
 from casewise.adapt.episode import run_episode
+from casewise.core.brief import counted
 from casewise.core.errors import BadInput, NotFinite
 from casewise.core.records import Case, Mask
 
@@ -68,7 +69,9 @@ def sweep_rates(
     if not asked or asked[0] <= 0 or not all(map(math.isfinite, asked)):
         raise BadInput(f"rates are positive numbers, got {asked}")
     if not cases or steps < 1:
-        raise BadInput(f"a sweep needs cases and at least one step, got {len(cases)} cases and {steps} steps")
+        raise BadInput(
+            f"a sweep needs cases and at least one step, got {counted(len(cases), 'case')} and {counted(steps, 'step')}"
+        )
     rows = []
     for rate in asked:
         rows.append(_row(backbone, cases, objective, rate, steps, options))

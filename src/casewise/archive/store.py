@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from casewise.archive import layout
 from casewise.archive.layout import Entry, unpacked
 from casewise.archive.write_case import sweep, write_case, write_ladder
-from casewise.core.brief import brief
+from casewise.core.brief import brief, counted
 from casewise.core.durable import text_sha256, write_json
 from casewise.core.errors import BadInput, DamagedArchive, Locked, Mismatch
 from casewise.core.formats import json_text
@@ -156,7 +156,7 @@ class Archive:
         """A view of some of the cases: by id, by split, or both."""
         if ids is not None and (unknown := sorted(set(ids) - set(self.entries))):
             raise BadInput(
-                f"archive {self.path} has no case {', '.join(unknown[:5])}; it has {len(self.entries)} cases"
+                f"archive {self.path} has no case {', '.join(unknown[:5])}; it has {counted(len(self.entries), 'case')}"
             )
         kept = {
             name: entry
@@ -187,7 +187,7 @@ class Archive:
     def entry(self, case_id: str) -> Entry:
         """The entry of one case."""
         if case_id not in self.entries:
-            raise BadInput(f"archive {self.path} has no case {case_id!r}; it has {len(self.entries)} cases")
+            raise BadInput(f"archive {self.path} has no case {case_id!r}; it has {counted(len(self.entries), 'case')}")
         return self.entries[case_id]
 
     def masks(self, case_id: str, states: Collection[State] | None = None) -> dict[State, Mask]:
@@ -319,7 +319,7 @@ class Archive:
         """
         if trajectory.steps != self.steps:
             raise BadInput(
-                f"this archive holds {self.steps} steps for each case, case {case.id} has {trajectory.steps}"
+                f"this archive holds {counted(self.steps, 'step')} for each case, case {case.id} has {trajectory.steps}"
             )
         if case.id in self.entries:
             return self

@@ -17,6 +17,7 @@ from casewise.cli.options import (
     grouped,
 )
 from casewise.cli.printing import AS_JSON, answer
+from casewise.core.brief import counted
 
 if TYPE_CHECKING:
     from casewise.archive.store import Archive
@@ -123,8 +124,8 @@ def bench(
     elif len(given) != 1 or what.out is None:
         raise BadInput(
             "a benchmark needs one folder of data, a model and a place: casewise bench DATA -m MODEL -o OUT "
-            f"(got {len(given)} folders{'' if what.out else ', no -o'}); calibration cases in a folder of their own: "
-            "--calibration FOLDER"
+            f"(got {counted(len(given), 'folder')}{'' if what.out else ', no -o'}); calibration cases in a folder of "
+            "their own: --calibration FOLDER"
         )
     else:
         _run(what, given[0], what.out, source, how, where, telling, as_json)
@@ -171,7 +172,7 @@ def _run(
     _say("calibrating, and deciding without evaluation labels", telling)
     methods, refused = benchmark.decide_all(known, unseen, designs, promise=promise)
     sealed = benchmark.seal(out, methods, unseen)
-    _say(f"{len(methods)} methods sealed ({sealed.sha256[:12]}); opening the evaluation labels", telling)
+    _say(f"{counted(len(methods), 'method')} sealed ({sealed.sha256[:12]}); opening the evaluation labels", telling)
     table = getattr(model.load(), "table", None)  # of merged classes
     labelled = benchmark.opened(sealed, unseen, benchmark.label_source(sides.evaluation, unseen, table))
     found = benchmark.scored(labelled, sealed.methods, {method.name: method.policy for method in methods})
@@ -222,7 +223,7 @@ def _words(result: dict[str, Any], out: Path) -> list[str]:
 
     said = result["methods"][0]["scores"]
     lines = [
-        f"{said['cases']} evaluation cases of {said['clusters']} clusters, fitted on "
+        f"{counted(said['cases'], 'evaluation case')} of {counted(said['clusters'], 'cluster')}, fitted on "
         f"{len(result['data']['calibration'])} calibration cases; intervals by cluster."
     ]
     if said["low"] is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from casewise.cli.printing import AS_JSON, answer
+from casewise.core.brief import counted
 
 if TYPE_CHECKING:
     from casewise.archive.store import Archive
@@ -139,7 +140,7 @@ def choose_views(
     clusters = len({case.cluster for case in cases})
     useless = not found.names or found.left_out <= 0
     words = [
-        f"{len(cases)} cases of {clusters} clusters, {len(cases[0].names)} views",
+        f"{counted(len(cases), 'case')} of {counted(clusters, 'cluster')}, {counted(len(cases[0].names), 'view')}",
         f"mean gain of all views together: {found.everything:+.4f}",
         f"mean gain of chosen views on clusters left out: {found.left_out:+.4f} (in sample {found.in_sample:+.4f})",
     ]

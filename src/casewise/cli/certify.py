@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from casewise.cli.printing import AS_JSON, answer
+from casewise.core.brief import counted
 
 if TYPE_CHECKING:
     from casewise.core.records import Policy
@@ -200,7 +201,7 @@ def plan(
 
 
 def _reach(found: Plan) -> str:
-    lines = [f"Your {found.cases} cases can promise"]
+    lines = [f"Your {counted(found.cases or 0, 'case')} can promise"]
     lines.append(f"  alpha >= {found.crc_alpha:.3f} in expectation (CRC)")
     lines.append(f"  alpha >= {found.ltt_alpha:.3f} with probability {1 - found.delta:g} (LTT), if none shows any loss")
     crc = "infeasible" if found.crc_budget is None else f"the kept cases may lose {found.crc_budget:.2f} in total"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from casewise.cli.printing import AS_JSON, answer
+from casewise.core.brief import counted
 
 if TYPE_CHECKING:
     from casewise.data.pairs import Pair
@@ -271,13 +272,13 @@ def merge(
 
     pairs = find_pairs(old, new, names=names, cases=cases)
     merged = list(merge_folders(pairs, read_policy(policy), out, model=model, method=method, certificate=certificate))
-    counted = Counter(one.taken for one in merged)
+    taken = Counter(one.taken for one in merged)
     names_of = {"new": "new", "old": "old", "ask": "old until a person has looked", "failed": "without a mask"}
-    kinds = ", ".join(f"{counted[name]} {said}" for name, said in names_of.items() if counted[name])
-    words = [f"{len(merged)} cases: {kinds}"]
+    kinds = ", ".join(f"{taken[name]} {said}" for name, said in names_of.items() if taken[name])
+    words = [f"{counted(len(merged), 'case')}: {kinds}"]
     words += [f"{one.case_id}: {one.reason}" for one in merged if one.taken in (ASK, FAILED)]
     words.append(f"masks, decisions.jsonl and audit.jsonl are in {out}; M0 in a reason is the old mask")
-    content = {"out": out, "taken": dict(counted), "cases": {one.case_id: one.taken for one in merged}}
+    content = {"out": out, "taken": dict(taken), "cases": {one.case_id: one.taken for one in merged}}
     answer("\n".join(words), content, as_json=as_json)
     if any(not one.compared for one in merged):
         raise typer.Exit(NOT_ALL_DECIDED)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from casewise.cli.printing import AS_JSON, answer
+from casewise.core.brief import counted
 
 if TYPE_CHECKING:
     from casewise.archive.imported import Found
@@ -68,7 +69,7 @@ def import_(
     archive.seal()
     labelled = sum(entry.labelled for entry in archive.entries.values())
     answer(
-        f"{out}: {len(archive.ids)} cases, {archive.steps} steps, {labelled} labelled",
+        f"{out}: {counted(len(archive.ids), 'case')}, {counted(archive.steps, 'step')}, {labelled} labelled",
         {"archive": out, "cases": len(archive.ids), "steps": archive.steps, "labelled": labelled},
         as_json=as_json,
     )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 from casewise.cli.printing import AS_JSON, answer
+from casewise.core.brief import counted
 
 app = typer.Typer()
 
@@ -65,7 +66,7 @@ def _options(pairs: list[str]) -> dict[str, object]:
 
 
 def _lines(seen: Inspection) -> list[str]:
-    clusters = f", {seen.clusters} clusters" if seen.clusters is not None else ""
+    clusters = f", {counted(seen.clusters, 'cluster')}" if seen.clusters is not None else ""
     lines = [
         f"{seen.name}: laid out like {seen.layout}",
         f"cases       {seen.cases}, {seen.labelled} labelled{clusters}",
@@ -102,7 +103,7 @@ def _write(cohort: Cohort, folder: Path) -> None:
     from casewise.data.datasets.plain import write_plain
 
     written = tqdm(write_plain(cohort, folder), total=len(cohort), unit="case", disable=not sys.stderr.isatty())
-    typer.echo(f"{sum(1 for _ in written)} cases written to {folder}", err=True)
+    typer.echo(f"{counted(sum(1 for _ in written), 'case')} written to {folder}", err=True)
     labels = f" -l {folder}/labels" if any(member.labelled for member in cohort.members.values()) else ""
     chain = f"casewise record -m MODEL -i {folder}/images{labels} --groups {folder}/cases.csv -o ARCHIVE"
     typer.echo(f"next: {chain}", err=True)

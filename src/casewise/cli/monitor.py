@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from casewise.cli.printing import AS_JSON, answer
+from casewise.core.brief import UNIT, counted
 
 if TYPE_CHECKING:
     from casewise.judge.monitors.watch import Watch
@@ -101,12 +102,13 @@ def _taken(watch: Watch, row: dict[str, Any]) -> Watch:
 def _summary(watch: Watch) -> str:
     decided, audited = len(watch.decided_patients), len(watch.audited_patients)
     lines = [
-        f"{len(watch.decided)} decisions ({decided} patients or sequences) and {len(watch.audited)} audits "
+        f"{counted(len(watch.decided), 'decision')} ({counted(decided, *UNIT)}) and "
+        f"{counted(len(watch.audited), 'audit')} "
         f"({audited} counted) seen"
     ]
     if watch.waiting is not None:
         lines.append(f"  the audits of {watch.waiting[0]} count when those of another patient begin")
     for name, one in watch.monitors.items():
-        said = "silent" if one.alarm_at is None else f"ALARM after {one.alarm_at} patients"
+        said = "silent" if one.alarm_at is None else f"ALARM after {counted(one.alarm_at, *UNIT)}"
         lines.append(f"  {name}: {said} (false with probability at most {one.delta:g})")
     return "\n".join([*lines, *(said for said in (watch.suspension, watch.void) if said)])

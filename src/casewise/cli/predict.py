@@ -21,6 +21,7 @@ from casewise.cli.options import (
     grouped,
 )
 from casewise.cli.printing import AS_JSON, answer
+from casewise.core.brief import counted
 
 if TYPE_CHECKING:
     from casewise.core.predicted import PredictedCase
@@ -153,7 +154,7 @@ def _promise(work: PredictCase, entries: Sequence[PredictedCase]) -> tuple[list[
     said += [f"{own} of {len(entries)} cases were calibration cases: no certificate covers them"] if own else []
     alarms = {} if deployment.watch is None else deployment.watch.state.alarms
     rung = [
-        f"casewise: the {name} monitor raised an alarm after {seen} cases; see casewise monitor"
+        f"casewise: the {name} monitor raised an alarm after {counted(seen, 'case')}; see casewise monitor"
         for name, seen in alarms.items()
     ]
     return promise, [*(f"! {sentence}" for sentence in said if sentence), *rung]
@@ -200,7 +201,9 @@ def _say_plan(planned: Sequence[Planned], *, as_json: bool) -> None:
         need = "" if row.bytes is None else f", about {row.bytes / 2**30:.2f} GiB"
         lines.append(f"{row.case_id}: {shape}{need}{', already done' if row.complete else ''}")
     waiting = sum(not row.complete for row in planned)
-    lines.append(f"{len(planned)} cases, {waiting} to do, {len(planned) - waiting} already done; nothing was written")
+    lines.append(
+        f"{counted(len(planned), 'case')}, {waiting} to do, {len(planned) - waiting} already done; nothing was written"
+    )
     answer("\n".join(lines), {"cases": [asdict(row) for row in planned], "to_do": waiting}, as_json=as_json)
 
 
@@ -222,6 +225,5 @@ def _result(entries: Sequence[PredictedCase], out: Path) -> str:
 
     actions = Counter(entry.action or "no output" for entry in entries)
     failed = sum(not entry.is_done for entry in entries)
-    counted = ", ".join(f"{count} {action}" for action, count in sorted(actions.items()))
-    cases = "1 case" if len(entries) == 1 else f"{len(entries)} cases"
-    return f"{cases}: {counted}; {failed} not done as asked. {out / 'report.html'}"
+    each = ", ".join(f"{count} {action}" for action, count in sorted(actions.items()))
+    return f"{counted(len(entries), 'case')}: {each}; {failed} not done as asked. {out / 'report.html'}"

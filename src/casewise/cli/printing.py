@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 import typer
 
+from casewise.core.brief import counted
 from casewise.core.formats import json_text
 
 AS_JSON = typer.Option(False, "--json", help="Print the answer as JSON.")
@@ -68,11 +69,12 @@ class Progress(AbstractContextManager["Progress"]):
 
     def line(self, now: float) -> str:
         """Where it stands: ``12 of 60 cases, about 4 min left``."""
-        many = "" if self.total == 1 else "s"
         if self.done >= self.total:
-            return f"{self.done} of {self.total} {self.unit}{many}, {in_words(now - self._began)} in all"
+            return f"{self.done} of {counted(self.total, self.unit)}, {in_words(now - self._began)} in all"
         each = (now - self._began) / max(self.done - self._first, 1)
-        return f"{self.done} of {self.total} {self.unit}{many}, about {in_words(each * (self.total - self.done))} left"
+        return (
+            f"{self.done} of {counted(self.total, self.unit)}, about {in_words(each * (self.total - self.done))} left"
+        )
 
     def _echo(self, line: str) -> None:
         if self._bar is not None:

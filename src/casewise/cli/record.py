@@ -18,6 +18,7 @@ from casewise.cli.options import (
     grouped,
 )
 from casewise.cli.printing import AS_JSON, answer
+from casewise.core.brief import counted
 
 if TYPE_CHECKING:
     from casewise.adapt.adaptation import Adaptation
@@ -77,7 +78,7 @@ def record(
             progress.step(f"{result.case_id}: {result.error or 'recorded'}", bad=result.error is not None)
     now = len(made.entries)
     answer(
-        f"{archive}: {now} cases, {before} of them from before; {len(failed)} failed",
+        f"{archive}: {counted(now, 'case')}, {before} of them from before; {len(failed)} failed",
         {"archive": archive, "ladders": ladders, "cases": now, "before": before, "failed": failed},
         as_json=as_json,
     )

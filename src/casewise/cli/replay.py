@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from casewise.cli.printing import AS_JSON, answer
+from casewise.core.brief import counted
 from casewise.core.formats import json_text
 
 if TYPE_CHECKING:
@@ -72,4 +73,4 @@ def _summary(decisions: list[Decision]) -> str:
     deployed = sum(one.deployed for one in decisions) / len(decisions)
     executed = sum(one.executed for one in decisions) / len(decisions)
     actions = ", ".join(f"{action} {count}" for action, count in sorted(counts.items()))
-    return f"{len(decisions)} cases: {actions}; mean steps deployed {deployed:.3f}, executed {executed:.3f}"
+    return f"{counted(len(decisions), 'case')}: {actions}; mean steps deployed {deployed:.3f}, executed {executed:.3f}"

@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from casewise.cli.printing import AS_JSON, answer
+from casewise.core.brief import counted
 
 app = typer.Typer()
 
@@ -37,7 +38,7 @@ def review(
 
     server = review_server(folder, images=images, reviewer=reviewer, port=port, ladder=ladder)
     with server:
-        typer.echo(f"{len(server.desk.folder.cases)} cases, worst first: {server.url}")
+        typer.echo(f"{counted(len(server.desk.folder.cases), 'case')}, worst first: {server.url}")
         typer.echo(f"decisions go to {server.desk.log.path}; stop with Ctrl-C", err=True)
         if browser:
             webbrowser.open(server.url)

@@ -10,6 +10,7 @@ import typer
 
 from casewise.cli.options import AdaptationOptions, CaseOptions, ModelOptions, NnUNetStyle, grouped
 from casewise.cli.printing import AS_JSON, answer
+from casewise.core.brief import counted
 
 if TYPE_CHECKING:
     from casewise.adapt.rates import RateChoice, RateRow
@@ -142,5 +143,7 @@ def source_statistics(
     found = measured(inputs, model=backbone.fingerprint, loader=backbone.loader)
     write_durably(out, found.as_json().encode())
     content = {"file": out, "model": backbone.name, "images": found.images, "channels": len(found.quantiles)}
-    words = f"wrote {out}: {found.images} images of {backbone.name}, {len(found.quantiles)} channels"
+    words = (
+        f"wrote {out}: {counted(found.images, 'image')} of {backbone.name}, {counted(len(found.quantiles), 'channel')}"
+    )
     answer(words, content, as_json=as_json)

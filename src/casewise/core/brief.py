@@ -1,4 +1,7 @@
-"""Results that print in one line: numbers as they are, arrays by shape and type, long collections by their length."""
+"""Results that print in one line: numbers as they are, arrays by shape and type, long collections by their length.
+
+And the one place that knows that it is "1 case" and "2 cases".
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 
 FEW = 4
 LONG = 60
+UNIT = ("patient or sequence", "patients or sequences")  # what a cluster is, for :func:`counted`
 
 
 def brief(record: Any) -> str:
@@ -49,3 +53,12 @@ def _value(value: Any) -> str:
 
 def _together(brackets: str, parts: Any) -> str:
     return f"{brackets[0]}{', '.join(parts)}{brackets[1]}"
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """A number with its word: "1 case", "3 cases"; ``many`` where an s is not enough.
+
+    >>> counted(1, "case"), counted(0, "labelled case"), counted(2, "class", "classes")
+    ('1 case', '0 labelled cases', '2 classes')
+    """
+    return f"{number} {one if number == 1 else many or f'{one}s'}"

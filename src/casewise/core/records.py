@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-from casewise.core.brief import brief
+from casewise.core.brief import brief, counted
 from casewise.core.errors import BadInput
 from casewise.core.formats import numbered
 
@@ -168,7 +168,9 @@ class Trajectory:
                 f"got {len(self.masks)} masks and {len(self.signals)} sets of signals"
             )
         if self.rungs and len(self.rungs) != self.steps:
-            raise BadInput(f"case {self.case_id} has {self.steps} steps after M0 and {len(self.rungs)} names for them")
+            raise BadInput(
+                f"case {self.case_id} has {counted(self.steps, 'step')} after M0 and {len(self.rungs)} names for them"
+            )
         shapes = {mask.shape for mask in (*self.masks, *self.shrunk.values())}
         if len(shapes) > 1:
             raise BadInput(f"masks of one case must share one shape, got {sorted(shapes)}; resample before recording")

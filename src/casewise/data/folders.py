@@ -13,6 +13,7 @@ from dataclasses import Field, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from casewise.core.brief import counted
 from casewise.core.errors import BadInput, UnsafeInput
 from casewise.core.formats import csv_cell, from_csv_cell
 from casewise.core.records import check_case_id, made_case_id
@@ -96,7 +97,7 @@ def with_table(found: Sequence[Found], table: Table) -> list[Found]:
     """Cases with what the table says of them; what it leaves open stays as it was found."""
     missing = [one.id for one in found if one.id not in table.rows]
     if missing:
-        raise BadInput(f"{table.name} has no row for {missing[:5]} ({len(missing)} cases); add them")
+        raise BadInput(f"{table.name} has no row for {missing[:5]} ({counted(len(missing), 'case')}); add them")
     return [_described(one, table) for one in found]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from casewise.core.brief import counted
 from casewise.core.errors import BadInput, CasewiseError
 from casewise.data.datasets.located import Found, files_of, is_volume
 from casewise.data.nifti import check_header
@@ -97,7 +98,9 @@ def grid_problems(grids: Mapping[str, Grid], found: Mapping[str, Found]) -> list
         (timed, "the file has a time axis: choose a frame or split it into volumes"),
         (apart, "image and label lie at different places (shape or affine)"),
     )
-    problems = [f"{sentence} ({len(cases)} cases, such as {cases[0]})" for cases, sentence in sentences if cases]
+    problems = [
+        f"{sentence} ({counted(len(cases), 'case')}, such as {cases[0]})" for cases, sentence in sentences if cases
+    ]
     return problems + _mixed(grids)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from casewise.core.brief import counted
 from casewise.core.errors import BadInput, Overlap, TooFewCases
 from casewise.core.records import CALIBRATION, EVALUATION, Case, Mask, check_case_id
 from casewise.core.seeds import RESAMPLING_SEED, seed_of
@@ -84,7 +85,9 @@ class Cohort:
 
     def _member(self, case_id: str) -> Member:
         if case_id not in self.members:
-            raise BadInput(f"{self.name} has no case {case_id!r}; it has {len(self)} cases, such as {self.ids[:3]}")
+            raise BadInput(
+                f"{self.name} has no case {case_id!r}; it has {counted(len(self), 'case')}, such as {self.ids[:3]}"
+            )
         return self.members[case_id]
 
 
@@ -131,8 +134,8 @@ def holdout(cohort: Cohort, *, share: float = 0.2, seed: int = RESAMPLING_SEED, 
         count = round(share * len(clusters))
         if not 0 < count < len(clusters):
             raise TooFewCases(
-                f"group {group or '(none)'} has {len(clusters)} clusters; a share of {share:g} is {count} of them, and "
-                f"both sides need one: choose another share, or draw from all groups together"
+                f"group {group or '(none)'} has {counted(len(clusters), 'cluster')}; a share of {share:g} is {count} "
+                f"of them, and both sides need one: choose another share, or draw from all groups together"
             )
         generator = np.random.default_rng(seed_of(seed, group))
         drawn.update(str(name) for name in generator.choice(sorted(clusters), size=count, replace=False))
@@ -171,7 +174,7 @@ def with_split(cohort: Cohort, split: Split) -> Cohort:
     named = {**dict.fromkeys(split.calibration, CALIBRATION), **dict.fromkeys(split.evaluation, EVALUATION)}
     if set(named) != set(cohort.members):
         strange = sorted(set(named) ^ set(cohort.members))
-        raise BadInput(f"the split and {cohort.name} disagree about {strange[:5]} ({len(strange)} cases)")
+        raise BadInput(f"the split and {cohort.name} disagree about {strange[:5]} ({counted(len(strange), 'case')})")
     sides = [clusters_of(cohort.members[case_id] for case_id in ids) for ids in (split.calibration, split.evaluation)]
     check_disjoint(*sides)
     members = {case_id: replace(member, split=named[case_id]) for case_id, member in cohort.members.items()}

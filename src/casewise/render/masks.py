@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import colorsys
 import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 from scipy import ndimage
 
 from casewise.core.records import Mask
@@ -211,7 +212,9 @@ ADDED = np.array([43, 108, 176], np.uint8)  # in the deployed mask, not in M0
 REMOVED = np.array([196, 61, 27], np.uint8)  # in M0, not in the deployed mask
 RELABELED = np.array([204, 121, 167], np.uint8)
 REJECTED = np.array([150, 150, 150], np.uint8)  # changed by the adaptation, not deployed
-TITLE_ROWS = 14
+LARGEST_PANEL = 720  # pixels of its longer side; a street at full size would make sheets of many megabytes
+SHOWN_WIDTH = 832  # pixels of a page that a sheet fills at most
+TITLE_SIZE = 12  # of a title there, in pixels
 
 
 class Slice(Protocol):
@@ -254,11 +257,11 @@ class Slice(Protocol):
 def overlay_png(preview: Slice) -> bytes:
     """Four panels in a row; below them the candidates where they differ, enlarged, then further slices of a volume.
 
-    The same masks give the same bytes.
+    Frames that are much wider than tall stand two in a row. The same masks give the same bytes.
     """
     rows = [_four(preview), _zoomed(preview), *(_four(other) for other in preview.more)]
-    side = max(192, *preview.image.shape[:2])
-    sheets = [_row(row, side=side) for row in rows if row]
+    side = min(max(192, *preview.image.shape[:2]), LARGEST_PANEL)
+    sheets = [_row(part, side=side) for row in rows if row for part in _in_lines(row)]
     sheet = Image.new("RGB", (max(one.width for one in sheets), sum(one.height for one in sheets)), "white")
     top = 0
     for one in sheets:
@@ -292,7 +295,7 @@ def _zoomed(preview: Slice) -> list[tuple[str, Pixels]]:
     differ = (masks != masks[0]).any(axis=0)
     if not differ.any():
         return []
-    rows, columns = _window(differ, 8)
+    rows, columns = _busiest(differ)
     masks = masks[:, rows, columns]
     shown = [0]
     while len(shown) < ZOOMED:
@@ -302,6 +305,18 @@ def _zoomed(preview: Slice) -> list[tuple[str, Pixels]]:
         shown.append(int(np.argmax(apart)))
     base = _rgb(preview.image)[rows, columns]
     return [(f"{preview.candidates[at][0]}, enlarged", _painted(base, masks[at], preview)) for at in shown]
+
+
+def _busiest(flags: Flags) -> tuple[slice, slice]:
+    """A window around all flags; where that is the whole plane, the half of each side that holds most of them."""
+    rows, columns = _window(flags, 8)
+    if (rows.stop - rows.start, columns.stop - columns.start) != flags.shape or min(flags.shape) < 64:
+        return rows, columns
+    tall, wide = (length // 2 for length in flags.shape)
+    total = np.pad(flags.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
+    inside = total[tall:, wide:] - total[:-tall, wide:] - total[tall:, :-wide] + total[:-tall, :-wide]
+    top, left = np.unravel_index(int(inside.argmax()), inside.shape)
+    return slice(int(top), int(top) + tall), slice(int(left), int(left) + wide)
 
 
 def _rgb(image: NDArray[Any]) -> Pixels:
@@ -349,15 +364,42 @@ def _edits(base: Pixels, preview: Slice) -> Pixels:
     return drawn
 
 
+def _in_lines(panels: list[tuple[str, Pixels]]) -> list[list[tuple[str, Pixels]]]:
+    """All in one line, or two in a line where a panel is much wider than tall."""
+    tall, wide = panels[0][1].shape[:2]
+    most = 2 if wide > 1.5 * tall else len(panels)
+    return [panels[at : at + most] for at in range(0, len(panels), most)]
+
+
 def _row(panels: Sequence[tuple[str, Pixels]], *, side: int) -> Image.Image:
+    """Panels side by side under their titles, which are as large as a page needs and wrapped, never cut."""
     tall, wide = panels[0][1].shape[:2]
     width, height = round(wide * side / max(tall, wide)), round(tall * side / max(tall, wide))
     near = Image.Resampling.NEAREST
     large = [(title, Image.fromarray(panel).resize((width, height), near)) for title, panel in panels]
     step = width + 4
-    sheet = Image.new("RGB", (step * (len(large) - 1) + width, height + TITLE_ROWS), "white")
+    across = (2 if wide > 1.5 * tall else ZOOMED) * step - 4  # of the sheet that this line will be a part of
+    size = max(TITLE_SIZE - 1, round(TITLE_SIZE * across / SHOWN_WIDTH))
+    font, line = ImageFont.load_default(size), size + 3
+    titles = [_wrapped(title, font, width - 4) for title, _ in large]
+    top = line * max(len(lines) for lines in titles)
+    sheet = Image.new("RGB", (step * (len(large) - 1) + width, height + top), "white")
     draw = ImageDraw.Draw(sheet)
-    for index, (title, picture) in enumerate(large):
-        draw.text((index * step + 2, 1), title[: max(8, width // 6)], fill="black")
-        sheet.paste(picture, (index * step, TITLE_ROWS))
+    for index, (lines, (_, picture)) in enumerate(zip(titles, large, strict=True)):
+        for number, text in enumerate(lines):
+            draw.text((index * step + 2, number * line), text, fill="black", font=font)
+        sheet.paste(picture, (index * step, top))
     return sheet
+
+
+def _wrapped(text: str, font: Any, width: int) -> list[str]:
+    """The text in lines that fit, broken after a space or comma where there is one, else anywhere."""
+    lines = [""]
+    for word in re.findall(r"[^ ,]*[ ,]*", text):
+        if lines[-1] and font.getlength(lines[-1] + word.rstrip()) > width:
+            lines.append("")
+        for letter in word:
+            if lines[-1] and font.getlength((lines[-1] + letter).rstrip()) > width:
+                lines.append("")
+            lines[-1] += letter
+    return [line.rstrip() for line in lines]

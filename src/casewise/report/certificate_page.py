@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from casewise.core.brief import counted
 from casewise.judge.certificates.certificate import Certificate
 
 METHODS = {
@@ -59,6 +60,7 @@ def certificate_page(certificate: Certificate) -> str:
     unit = "case" if certificate.units == certificate.cases else "patient"
     return environment.get_template("certificate.html").render(
         c=certificate,
+        counted=counted,
         title="Harm certificate" if certificate.feasible else "Harm certificate: not issued",
         method=METHODS[certificate.method],
         unit=unit,

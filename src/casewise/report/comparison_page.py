@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy import ndimage
 
+from casewise.core.brief import UNIT, counted
 from casewise.core.records import Mask
 from casewise.judge.outcomes import judged_sentence
 from casewise.measure.comparison import label_name
@@ -46,6 +47,8 @@ def comparison_page(summary: Mapping[str, Any], cases: Sequence[Mapping[str, Any
     environment.filters["called"] = lambda label: label_name(label, {int(key): name for key, name in names.items()})
     return environment.from_string((templates / "comparison.html.j2").read_text(encoding="utf-8")).render(
         said=headline(summary),
+        counted=counted,
+        UNIT=UNIT,
         result=summary,
         cohort=summary["summary"],
         judged=judged_sentence(summary["summary"].get("judged")),
@@ -81,7 +84,7 @@ def markdown_summary(summary: Mapping[str, Any], *, shown: int = 10) -> str:
             f"HA {_interval(cohort['ha'])} ({judged_sentence(cohort.get('judged'))}), BA {_interval(cohort['ba'])}, "
             f"worse-voxels {_interval(cohort['worse_voxels'])}. "
             f"Cases that became better {_interval(cohort['helped_share'])}, worse {_interval(cohort['hurt_share'])}. "
-            f"{change['cases']} cases of {change['clusters']} clusters.",
+            f"{counted(change['cases'], 'case')} of {counted(change['clusters'], *UNIT)}.",
             "",
         ]
     if summary["checks"]:
@@ -93,8 +96,8 @@ def markdown_summary(summary: Mapping[str, Any], *, shown: int = 10) -> str:
         lines.append("")
     lines += _label_lines(cohort["labels"], summary.get("names", {}))
     if summary["problems"]:
-        counted = ", ".join(f"{count} {kind}" for kind, count in summary["problems_by_kind"].items())
-        lines += [f"**Problems: {counted}.**", ""]
+        kinds = ", ".join(f"{count} {kind}" for kind, count in summary["problems_by_kind"].items())
+        lines += [f"**Problems: {kinds}.**", ""]
         lines += [f"- {_cell(problem['message'])}" for problem in summary["problems"][:shown]]
         if len(summary["problems"]) > shown:
             lines.append(f"- and {len(summary['problems']) - shown} more, in summary.json")

@@ -13,6 +13,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from casewise.core.brief import counted
 from casewise.core.predicted import PredictedCase
 from casewise.core.records import Decision
 from casewise.judge.outcomes import judged_sentence
@@ -30,6 +31,7 @@ def prediction_page(entries: Sequence[PredictedCase], facts: Mapping[str, Any]) 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(template).render(
         rows=rows,
+        counted=counted,
         counts=sorted(Counter(row["action"] for row in rows).items()),
         facts=facts,
         judged=judged_sentence(facts["scores"]["judged"]) if "judged" in facts["scores"] else "",
@@ -41,6 +43,7 @@ def prediction_page(entries: Sequence[PredictedCase], facts: Mapping[str, Any]) 
 
 def _row(entry: PredictedCase) -> dict[str, Any]:
     decision, signals = entry.decision, _last_signals(entry.signals)
+    shown = [name for name in SHOWN if decision is None or name != decision.coordinate]
     return {
         "case": entry.case,
         "group": entry.group or "",
@@ -48,7 +51,7 @@ def _row(entry: PredictedCase) -> dict[str, Any]:
         "rank": (ORDER[entry.status], not entry.warnings),
         "action": entry.action or "no output",
         "state": _state(decision),
-        "executed": None if decision is None else decision.executed,
+        "made": "" if decision is None else counted(decision.executed, "candidate"),
         "bucket": (decision and decision.bucket) or "",
         "coordinate": (decision and decision.coordinate) or "",
         "value": _number(decision and decision.value),
@@ -57,7 +60,7 @@ def _row(entry: PredictedCase) -> dict[str, Any]:
         "reason": "" if decision is None else decision.reason,
         "error": entry.error or "",
         "warnings": list(entry.warnings),
-        "signals": [(name, _number(signals.get(name))) for name in SHOWN if name in signals],
+        "signals": [(name, _number(signals.get(name))) for name in shown if name in signals],
         "ladders": _ladders(entry),
         "regions": len(entry.regions),
         "overlay": next((path for path in entry.outputs if path.endswith(f"overlays/{entry.case}.png")), None),

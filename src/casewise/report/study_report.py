@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from casewise import __version__
 from casewise.archive.store import Archive, open_archive
+from casewise.core.brief import counted
 from casewise.core.errors import BadInput
 from casewise.core.formats import json_text
 from casewise.core.records import Policy
@@ -110,7 +111,7 @@ def content(
 def _heading(study: Study) -> dict[str, Any]:
     title = str(study.configuration.get("dataset") or study.evaluation.path.name)
     what = "candidates" if study.rungs else "updates"
-    size = f"{len(study.evaluation.ids)} evaluation cases × {study.evaluation.steps} {what}"
+    size = f"{counted(len(study.evaluation.ids), 'evaluation case')} × {study.evaluation.steps} {what}"
     notices = [one.configuration.get("notice") for one in (study.evaluation, study.calibration)]
     return {
         "title": title,
@@ -134,7 +135,7 @@ def _cases(study: Study, shown: Sequence[cases.Shown]) -> dict[str, Any]:
             "Open a case to see more."
         ),
         "case_note": (
-            f"{len(shown)} cases, {pictured} with pictures of the slice that shows most harm. Deployed: "
+            f"{counted(len(shown), 'case')}, {pictured} with pictures of the slice that shows most harm. Deployed: "
             f"{judged_sentence(judged_share(study.router))}."
         ),
         "panel_names": cases.panel_names(study),

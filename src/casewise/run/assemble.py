@@ -10,6 +10,7 @@ from typing import Any
 
 from casewise.adapt.adaptation import Adaptation, adaptation_of
 from casewise.archive.store import open_archive
+from casewise.core.brief import counted
 from casewise.core.errors import BadInput, CasewiseError, Mismatch, MissingExtra, Refused
 from casewise.core.records import Policy
 from casewise.core.registry import Registry
@@ -111,7 +112,8 @@ def chosen_policy(
     policy = read_policy(path, typed=controller)
     if steps is not None and steps != policy.steps:
         raise Refused(
-            f"policy {policy.name!r} was fitted on {policy.steps} steps, --steps {steps} was asked; leave it out"
+            f"policy {policy.name!r} was fitted on {counted(policy.steps, 'step')}, --steps {steps} was asked; "
+            f"leave it out"
         )
     if not is_hybrid(policy):  # which decides only under a watch
         controller_of(policy)

@@ -4,6 +4,9 @@ summary.json is as ``nnUNetv2_evaluate_folder`` writes it, so that users' script
 
 Dice and IoU are NaN where a class is neither predicted nor there; means are nanmeans. This is nnU-Net's convention; the
 study's own differs (classes absent from the label are skipped, A10).
+
+Where every class is compared (``--all-classes``, as for streets) class 0 is scored like the others, and a case became
+better or worse by its mean IoU instead of its mean Dice.
 """
 
 from __future__ import annotations
@@ -38,6 +41,10 @@ from casewise.run.prediction_folder import Layout, read_entry, versions
 
 Region = int | tuple[int, ...]
 METRICS = ("Dice", "FN", "FP", "IoU", "TN", "TP", "n_pred", "n_ref")
+SCORES = {
+    True: "Dice",
+    False: "IoU",
+}  # what makes a case better or worse: where 0 is background, and where it is a class
 
 
 def summarize(
@@ -51,7 +58,7 @@ def summarize(
     scored = [files for files in cases if files.label is not None and _has_output(entries.get(files.id))]
     rows: list[dict[str, Any]] = []
     effects: dict[str, dict[str, Any]] = {}
-    regions = _regions(backbone, scored)
+    regions = _regions(backbone, scored, background=adaptation.foreground)
     for files in scored:
         assert files.label is not None
         label, mask = backbone.read_label(files.label), backbone.read_label(layout.mask(files.id))
@@ -70,7 +77,12 @@ def summarize(
         "foreground_mean": {name: _mean([mean[key][name] for key in mean]) for name in METRICS} if mean else {},
         "mean": mean,
         "metric_per_case": rows,
-        "adapt": {"cases": effects, "unscored": sorted(set(entries) - set(effects)), **_cohort(effects)},
+        "adapt": {
+            "cases": effects,
+            "unscored": sorted(set(entries) - set(effects)),
+            "score": SCORES[adaptation.foreground],
+            **_cohort(effects),
+        },
     }
 
 
@@ -78,15 +90,15 @@ def _has_output(entry: PredictedCase | None) -> bool:
     return entry is not None and entry.has_output
 
 
-def _regions(backbone: Backbone, scored: Sequence[CaseFiles]) -> tuple[Region, ...]:
+def _regions(backbone: Backbone, scored: Sequence[CaseFiles], *, background: bool) -> tuple[Region, ...]:
     """What is evaluated: nnU-Net's own regions, else every named label, else what the labels hold."""
     own = getattr(backbone, "regions", None)
     if own is not None:
         return tuple(own)
     if backbone.labels:
-        return tuple(sorted(value for value in backbone.labels if value > 0))
+        return tuple(sorted(value for value in backbone.labels if value > 0 or not background))
     found = {int(value) for files in scored if files.label for value in np.unique(backbone.read_label(files.label))}
-    return tuple(sorted(found - {0, backbone.ignore}))
+    return tuple(sorted(found - ({0, backbone.ignore} if background else {backbone.ignore})))
 
 
 def _metrics(mask: Mask, label: Mask, regions: Sequence[Region], ignore: int | None) -> dict[str, dict[str, float]]:
@@ -139,11 +151,16 @@ def _effect(
     done = harm(
         source, mask, label, min_area=adaptation.min_area, foreground=adaptation.foreground, ignore=backbone.ignore
     )
-    dice = [_nanmean([values["Dice"] for values in metrics.values()]) for metrics in (before, after)]
+    scores = {
+        f"{when}{name}": _nanmean([values[name] for values in metrics.values()])
+        for when, metrics in (("source_", before), ("", after))
+        for name in SCORES.values()
+    }
+    name = SCORES[adaptation.foreground]
     depth = None if entry.decision is None else entry.decision.deployed
     return {
         "status": entry.status, "action": entry.action, "deployed": depth,
-        "source_Dice": dice[0], "Dice": dice[1], "change": dice[1] - dice[0],
+        **scores, "change": scores[name] - scores[f"source_{name}"],
         "ha": done.ha, "ba": done.ba, "neutral_scored": done.neutral_scored, "unscored": done.unscored,
         "regions": done.regions, "delta": done.delta, "area": done.area,
         **edit_shares(source, mask, label, backbone.ignore),
@@ -152,8 +169,8 @@ def _effect(
 
 def _cohort(effects: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     rows = list(effects.values())
-    names = ("source_Dice", "Dice", "change", "ha", "ba", "worse_voxels")
-    means = {name: _nanmean([float(row[name]) for row in rows]) for name in names}
+    names = (*(f"{when}{name}" for name in SCORES.values() for when in ("source_", "")), "change", "ha", "ba")
+    means = {name: _nanmean([float(row[name]) for row in rows]) for name in (*names, "worse_voxels")}
     actions = [str(row["action"]) for row in rows]
     return {
         "mean": {**means, "judged": judged_share(pd.DataFrame(rows)) if rows else None},

@@ -13,6 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from pydantic import BaseModel, ConfigDict, Field
 
 from casewise import __version__
+from casewise.core.brief import counted
 from casewise.deployment import Deployment
 from casewise.render.masks import legend
 
@@ -218,7 +219,7 @@ def page(app: FastAPI, model: str, deployment: Deployment) -> str:
         warnings=deployment.warnings,
         kinds=", ".join(kinds),
         accept=",".join(dict.fromkeys(f".{kind.rpartition('.')[2]}" for kind in kinds)),
-        expects=f"The model reads {channels} channel{'s' if channels > 1 else ''}." if channels else "",
+        expects=f"The model reads {counted(channels, 'channel')}." if channels else "",
         legend=legend(backbone.labels, background=deployment.adaptation.foreground),
         paths=[
             (method.upper(), path, str(said.get("description") or said.get("summary") or ""))

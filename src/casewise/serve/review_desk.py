@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from importlib import resources
 from typing import Any
 
+from casewise.core.brief import counted
 from casewise.core.errors import BadInput, CasewiseError, Refused, UnknownName
 from casewise.core.formats import json_bytes
 from casewise.measure.signals import SIGNALS
@@ -179,7 +180,9 @@ class Desk:
         masks = self._opened(case, {})
         channel, window = _number(query, "channel"), query.get("window", WINDOWS[0])
         if channel >= self.images.channels(case.id):
-            raise BadInput(f"case {case.id} has {self.images.channels(case.id)} channels, {channel} was asked for")
+            raise BadInput(
+                f"case {case.id} has {counted(self.images.channels(case.id), 'channel')}, {channel} was asked for"
+            )
         key = (case.id, channel, window)
         pixels = self._pixels.get(key, lambda: self.images.read(case, channel, window, masks))
         return png(plane(pixels, _where(masks, query)))

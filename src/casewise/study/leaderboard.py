@@ -19,6 +19,7 @@ import pandas as pd
 from casewise.archive.layout import CACHE, image_sha256
 from casewise.archive.store import Archive, open_archive
 from casewise.archive.verify import verify
+from casewise.core.brief import counted
 from casewise.core.chain import BEGINNING, line_hash
 from casewise.core.durable import json_sha256
 from casewise.core.errors import BadInput, CasewiseError, Mismatch, Refused
@@ -367,8 +368,8 @@ def leaderboard(results: Mapping[str, Mapping[str, Any]]) -> Table:
     first = next(iter(results.values()))
     scores = first["methods"][0]["scores"]
     caption = (
-        f"{scores['cases']} evaluation cases of {scores['clusters']} clusters, {first['metric']}, data "
-        f"{first['data']['sha256'][:12]}; gains against M0 of the same model."
+        f"{counted(scores['cases'], 'evaluation case')} of {counted(scores['clusters'], 'cluster')}, "
+        f"{first['metric']}, data {first['data']['sha256'][:12]}; gains against M0 of the same model."
     )
     return table("leaderboard", "Leaderboard", COLUMNS, rows, caption=caption)
 
@@ -456,12 +457,24 @@ def html_page(made: Table) -> str:
         f"<tr>{''.join(f'<td>{text}</td>' for text in _escaped(made, row, html.escape))}</tr>"
         for row in range(len(made.rows))
     )
-    style = "body{font:15px sans-serif;margin:2em}td,th{padding:.3em .7em;border-bottom:1px solid #ddd;text-align:left}"
     title = html.escape(made.title)
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{style}</style>'
-        f"<h1>{title}</h1><p>{html.escape(made.caption)}</p><table><tr>{head}</tr>\n{rows}</table></html>\n"
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, '
+        f'initial-scale=1"><title>{title}</title><style>{_STYLE}</style><h1>{title}</h1><p>{html.escape(made.caption)}</p>'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{title}"><table><thead><tr>{head}</tr></thead>\n'
+        f"<tbody>{rows}</tbody></table></div></html>\n"
     )
+
+
+_STYLE = (
+    ":root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;margin:1.5rem 1rem;overflow-wrap:anywhere}"
+    ".scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}"
+    "td,th{padding:.3em .6em .3em 0;border-bottom:1px solid #8886;text-align:left;vertical-align:top;"
+    "overflow-wrap:normal}"
+    "td:nth-child(-n+2){min-width:10rem;overflow-wrap:anywhere}@page{size:landscape;margin:12mm}"
+    "@media print{.scroll{overflow:visible}table{font-size:6.5pt}td,th{padding:.2em .3em .2em 0}"
+    "td,td:nth-child(-n+2){min-width:0;overflow-wrap:anywhere}thead{display:table-header-group}tr{break-inside:avoid}}"
+)  # the first two columns are names of any length
 
 
 def _escaped(made: Table, row: int, how: Callable[[str], str]) -> list[str]:

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from casewise.archive.store import Archive
+from casewise.core.brief import counted
 from casewise.core.errors import BadInput, CasewiseError, TooFewCases
 from casewise.core.records import SOURCE, Mask
 from casewise.data.pairs import Pair, find_pairs, read_pair
@@ -118,7 +119,10 @@ class Controlled:
     def sentences(self) -> list[str]:
         """For a terminal."""
         bad = int((self.cases["problem"] != "").sum())
-        said = [f"{len(self.cases)} cases, {int(self.cases['metric'].notna().sum())} labelled, {bad} with a problem"]
+        said = [
+            f"{counted(len(self.cases), 'case')}, {int(self.cases['metric'].notna().sum())} labelled, "
+            f"{bad} with a problem"
+        ]
         for row in self.worth.to_dict("records"):
             said.append(
                 f"{row['signal']}: rank correlation {row['rho']:.2f}, AURC {row['aurc']:.4f} "

@@ -14,6 +14,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from casewise.core.brief import counted
 from casewise.judge.outcomes import judged_sentence, judged_share
 from casewise.judge.policy import no_go
 from casewise.render.ink import FAINT, HARM, HELP, INK, MUTED, SOURCE, Picture, canvas, inked
@@ -170,7 +171,7 @@ def _control_keys(study: Study) -> list[Key]:
     harm = (
         f"{number(frame['ha'].mean())} of {study.everywhere}; {_versus(study)}; {judged_sentence(judged_share(ours))}"
     )
-    made = f"{study.evaluation.steps} candidates" if study.rungs else f"{study.evaluation.steps} updates"
+    made = counted(study.evaluation.steps, "candidate" if study.rungs else "update")
     spent = f"{number(ours['executed'].mean(), 2)} of {made} made per case"
     back = "; ".join([f"of {len(ours)}", *([_buckets(study)] if study.is_router else []), spent])
     first = Key(

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from casewise.core.brief import counted
 from casewise.core.errors import BadInput
 from casewise.core.records import State
 from casewise.judge.calibration.fixed_budget import cheapest
@@ -95,7 +96,8 @@ def deployed_at(outcomes: pd.DataFrame, state: State) -> pd.DataFrame:
     missing = sorted(set(source["case"]) - set(chosen["case"]))
     if missing:
         raise BadInput(
-            f"state {state} was not recorded for {len(missing)} cases, such as {missing[:3]}; record them with it"
+            f"state {state} was not recorded for {counted(len(missing), 'case')}, such as {missing[:3]}; record "
+            f"them with it"
         )
     frame = chosen.sort_values("case", kind="stable").reset_index(drop=True)
     first = source.set_index("case")["metric"]

@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor, nn
 
+from casewise.core.brief import counted
 from casewise.core.errors import BadInput
 from casewise.core.records import Case, Mask
 from casewise.data.folders import CaseFiles
@@ -208,6 +209,6 @@ def check_image(case: Case, *, channels: int | None = None) -> None:
     if case.image.size == 0:
         raise BadInput(f"case {case.id} has no voxels; its image has shape {case.image.shape}")
     if channels is not None and case.image.shape[0] != channels:
-        raise BadInput(f"the model takes {channels} channels, case {case.id} has {case.image.shape[0]}")
+        raise BadInput(f"the model takes {counted(channels, 'channel')}, case {case.id} has {case.image.shape[0]}")
     if not np.isfinite(case.image).all():
         raise BadInput(f"case {case.id} holds NaN or infinite values; repair the image")

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from casewise.adapt.views.intensity import quantiles
+from casewise.core.brief import counted
 from casewise.core.errors import BadInput, Mismatch
 from casewise.core.formats import json_text
 
@@ -153,5 +154,5 @@ def _matched(channel: Tensor, wanted: NDArray[np.float64]) -> Tensor:
 
 def _for_channels(values: NDArray[np.float64], inputs: Tensor, name: str) -> NDArray[np.float64]:
     if len(values) != inputs.shape[1]:
-        raise BadInput(f"{name}: the source had {len(values)} channels, the case has {inputs.shape[1]}")
+        raise BadInput(f"{name}: the source had {counted(len(values), 'channel')}, the case has {inputs.shape[1]}")
     return values

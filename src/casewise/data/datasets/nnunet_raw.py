@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from casewise.core.brief import counted
 from casewise.core.errors import BadInput
 from casewise.data.datasets.located import Found, cohort_of, is_volume
 from casewise.data.datasets.plain import read_plain_label
@@ -78,7 +79,9 @@ def _part(root: Path, part: str, ending: str, channels: int) -> Iterator[Found]:
         one_color_picture = channels == 3 and len(case.images) == 1 and not is_volume(case.images[0])
         if len(case.images) != channels and not one_color_picture:
             there = ", ".join(path.name for path in case.images)
-            raise BadInput(f"case {case.id}: dataset.json names {channels} channels, images{part} has {there}")
+            raise BadInput(
+                f"case {case.id}: dataset.json names {counted(channels, 'channel')}, images{part} has {there}"
+            )
         yield Found(case.id, case.images, (case.label,) if case.label else (), split=SPLITS[part])
 
 

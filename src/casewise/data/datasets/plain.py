@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from casewise.core.brief import counted
 from casewise.core.errors import BadInput
 from casewise.core.records import Case, Mask
 from casewise.data.datasets.located import (
@@ -210,7 +211,9 @@ def _write_image(case: Case, folder: Path) -> None:
         Image.fromarray(np.moveaxis(case.image, 0, -1)).save(folder / f"{case.id}.png")
         return
     if len(case.image) != 1:
-        raise BadInput(f"case {case.id} has {len(case.image)} channels; volumes are written with one channel")
+        raise BadInput(
+            f"case {case.id} has {counted(len(case.image), 'channel')}; volumes are written with one channel"
+        )
     _write_volume(case.image[0], folder / f"{case.id}.nii.gz")
 
 

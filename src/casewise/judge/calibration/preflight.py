@@ -20,6 +20,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from casewise.archive.store import Archive
+from casewise.core.brief import UNIT, counted
 from casewise.core.errors import BadInput, CasewiseError
 from casewise.core.records import Controller, Decision, Policy
 from casewise.judge.calibration.cuts import statistics
@@ -266,11 +267,14 @@ def in_words(policy: Policy) -> list[str]:
     """What was fitted, on what, and what speaks for and against it."""
     found = policy.preflight
     if "comparison" in found:
-        said = f"policy {policy.name} ({policy.controller}), fitted on {found['labelled']} labelled cases of "
-        lines = [f"{said}{found['clusters']} clusters", *choice_sentences(found)]
+        said = (
+            f"policy {policy.name} ({policy.controller}), fitted on {counted(found['labelled'], 'labelled case')} of "
+        )
+        lines = [f"{said}{counted(found['clusters'], 'cluster')}", *choice_sentences(found)]
         return [*lines, *(f"! {sentence}" for sentence in found["concerns"])]
     lines = [
-        f"policy {policy.name} ({policy.controller}), fitted on {found['cases']} cases, {found['labelled']} labelled"
+        f"policy {policy.name} ({policy.controller}), fitted on {counted(found['cases'], 'case')}, "
+        f"{found['labelled']} labelled"
     ]
     lines += list(_numbers(policy))
     if "stability" in found:
@@ -343,9 +347,9 @@ def _common_lines(found: Mapping[str, Any]) -> Iterator[str]:
     source = found["source"]
     if source["metric_mean"] is not None:
         lowest, empty = source["metric_lowest"], source["empty"]
-        yield f"M0: mean metric {source['metric_mean']:.3f}, lowest {lowest:.3f}, empty in {empty} cases"
+        yield f"M0: mean metric {source['metric_mean']:.3f}, lowest {lowest:.3f}, empty in {counted(empty, 'case')}"
     floor = found["conformal"]
-    yield f"conformal floor with {floor['patients']} labelled patients: {floor['floor']:.3f}"
+    yield f"conformal floor with {counted(floor['patients'], *UNIT)} labelled: {floor['floor']:.3f}"
 
 
 def _interval(pair: list[float]) -> str:

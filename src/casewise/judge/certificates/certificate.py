@@ -16,6 +16,7 @@ from typing import Any
 
 from casewise import __version__
 from casewise.archive.store import Archive
+from casewise.core.brief import UNIT, counted
 from casewise.core.durable import json_sha256, write_json
 from casewise.core.errors import BadInput, Mismatch, Refused
 from casewise.core.formats import numbered
@@ -265,8 +266,8 @@ def tightening(own: float, cut: float, kept: float) -> str:
 
 def population_of(cases: int, units: int, which: str = "") -> str:
     """Whom the promise is about: all labelled cases, none left out, unless ``which`` says so."""
-    clustered = f" of {units} patients or sequences; the promise is per patient or sequence" if units < cases else ""
-    return f"{cases} labelled calibration cases{which}{clustered}"
+    clustered = f" of {counted(units, *UNIT)}; the promise is per patient or sequence" if units < cases else ""
+    return f"{counted(cases, 'labelled calibration case')}{which}{clustered}"
 
 
 def unit_of(cases: int, units: int) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from casewise.archive.store import Archive
+from casewise.core.brief import counted
 from casewise.core.errors import BadInput
 from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
@@ -305,7 +306,7 @@ def _reliability(
         loss_table(fresh, asked, asked.label),
         loss_table(fresh, own, asked.label),
     )
-    return {"reliability": points, "reliability_from": f"{len(fresh.ids)} evaluation cases"}
+    return {"reliability": points, "reliability_from": f"{counted(len(fresh.ids), 'evaluation case')}"}
 
 
 def _metric(archive: Archive) -> str:

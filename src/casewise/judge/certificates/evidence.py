@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from casewise.archive.store import Archive
+from casewise.core.brief import counted
 from casewise.core.durable import text_sha256
 from casewise.core.errors import BadInput, Refused, TooFewCases
 from casewise.core.records import Controller, Policy, State, Verdict
@@ -94,7 +95,9 @@ def cluster_rows(losses: Floats, clusters: Sequence[Hashable] | None, within: st
     if clusters is None:
         return losses
     if len(clusters) != len(losses):
-        raise BadInput(f"need one cluster per case, got {len(clusters)} clusters for {len(losses)} cases")
+        raise BadInput(
+            f"need one cluster per case, got {counted(len(clusters), 'cluster')} for {counted(len(losses), 'case')}"
+        )
     names, number = np.unique(np.asarray([str(name) for name in clusters]), return_inverse=True)
     join = np.mean if within == "mean" else np.max
     return np.stack([join(losses[number == k], axis=0) for k in range(len(names))])

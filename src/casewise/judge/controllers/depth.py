@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+from casewise.core.brief import counted
 from casewise.core.errors import BadInput, DegenerateStatistic
 from casewise.core.records import SOURCE, Action, Observation, State, Verdict
 from casewise.core.registry import Registry
@@ -52,7 +53,7 @@ def last_before_turn(seen: Observation, turn: Turn, cap: int) -> tuple[int, str]
             return step - 1, f"{turn} at step {step}, so step {step - 1} is deployed"
     if seen.step < cap:
         return None
-    return cap, f"{turn.signal} did not turn within {cap} steps"
+    return cap, f"{turn.signal} did not turn within {counted(cap, 'step')}"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from casewise.core.brief import counted
 from casewise.core.errors import BadInput
 from casewise.measure.masks import Floats, Integers, checked_masks, on_host
 
@@ -180,7 +181,7 @@ def candidates_of(masks: Sequence[Any], *, voters: Sequence[int] | None = None, 
     array([[1, 1, 1, 0]])
     """
     if len(masks) < 2:
-        raise BadInput(f"disagreement needs M0 and at least one other candidate, got {len(masks)} masks")
+        raise BadInput(f"disagreement needs M0 and at least one other candidate, got {counted(len(masks), 'mask')}")
     usable = checked_masks(**{f"candidate {k}": mask for k, mask in enumerate(masks)})
     flat = [np.ascontiguousarray(on_host(mask)).reshape(-1) for mask in usable]
     changed = np.zeros(flat[0].size, bool)

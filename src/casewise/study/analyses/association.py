@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from casewise.core.brief import counted
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.measure.signals import SIGNALS
 from casewise.render.ink import Picture, draw_forest
@@ -402,7 +403,7 @@ def _expected_sign(signal: str) -> int:
 
 def _why_undefined(signal: NDArray[np.float64], harm: NDArray[np.float64]) -> str:
     if len(harm) < 3:
-        return f"{len(harm)} rows, a correlation needs three"
+        return f"{counted(len(harm), 'row')}, a correlation needs three"
     return "the signal is constant" if np.ptp(signal) == 0 else "the target is constant"
 
 

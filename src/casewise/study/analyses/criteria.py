@@ -12,6 +12,7 @@ import pandas as pd
 
 from casewise.archive.layout import CASES, ENTRY
 from casewise.archive.store import Archive
+from casewise.core.brief import counted
 from casewise.core.records import State
 from casewise.judge.ledger import read_ledger
 from casewise.judge.outcomes import outcomes
@@ -77,7 +78,9 @@ def _table(found: Finding) -> Table:
     for row, quantity in zip(rows, found.table["quantity"], strict=True):
         if quantity == "ladder.non_monotone" and row["observed"] is not NOT_RUN:
             row["observed"] = row["observed"] == 1
-    caption = f"n = {found.n} cases. Brackets are 95 % intervals; a margin below its resolution is unresolved."
+    caption = (
+        f"n = {counted(found.n, 'case')}. Brackets are 95 % intervals; a margin below its resolution is unresolved."
+    )
     return table("prereg", "Expectations and outcomes", columns, rows, caption=caption, paper="tab:app-prereg")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from casewise.archive.store import Archive
+from casewise.core.brief import counted
 from casewise.core.errors import CasewiseError, DegenerateTertiles
 from casewise.core.records import Policy
 from casewise.judge.calibration.fit import calibrate
@@ -69,7 +70,7 @@ def gradient_checks(archives: Mapping[str, Archive]) -> Finding:
         records += [{"objective": name, "n": len(made), **check} for check in _checks(updates)]
         mean, spread = made["cosine"].mean(), made["cosine"].std(ddof=0)
         notes.append(
-            f"{name}: cosine {mean:+.3f} (s.d. {spread:.3f}, {len(made)} updates), so the mean rate is "
+            f"{name}: cosine {mean:+.3f} (s.d. {spread:.3f}, {counted(len(made), 'update')}), so the mean rate is "
             f"{made['multiplier'].mean():.3f} of its base"
         )
     columns = ("objective", "check", "wanted", "observed", "holds", "n")

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from casewise.core.brief import UNIT, counted
 from casewise.judge.calibration.view_selection import read_case, settled_after
 from casewise.judge.deciding import CONSENSUS_NAMES
 from casewise.judge.outcomes import scoring_options
@@ -158,8 +159,8 @@ def _gained(study: Study, row: pd.Series) -> str:
         said = f"gained {number(row['gain'], 4)} {metric} over M0 {spread}"
     else:
         said = f"lost {metric} against M0: {mean} {spread}"
-    among = f" of {int(row['clusters'])} patients or sequences" if row["clusters"] < row["n"] else ""
-    return f"The deployed masks {said}, {int(row['n'])} cases{among}."
+    among = f" of {counted(int(row['clusters']), *UNIT)}" if row["clusters"] < row["n"] else ""
+    return f"The deployed masks {said}, {counted(int(row['n']), 'case')}{among}."
 
 
 def _hurt(study: Study, row: pd.Series) -> str:

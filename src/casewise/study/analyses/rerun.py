@@ -61,7 +61,7 @@ def alignment(first: pd.DataFrame, second: pd.DataFrame, *, runs: Sequence[str] 
     table = rows(records, columns)
     gated = table[table["gated"]]
     passed = bool(gated["passed"].all())
-    note = f"{runs[0]} and {runs[1]}: {int(gated['passed'].sum())} of {len(gated)} gated layers agree on {cases} cases"
+    note = f"{runs[0]} and {runs[1]}: {int(gated['passed'].sum())} of {len(gated)} gated layers agree, n = {cases}"
     made = {"runs": list(runs), "aligned": passed, **_unshared(first, second)}
     return Finding("alignment", table, cases, "N4, N7", made, (note,))
 

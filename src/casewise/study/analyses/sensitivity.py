@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
+from casewise.core.brief import counted
 from casewise.core.errors import BadInput, CasewiseError, DegenerateTertiles, TooFewCases
 from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
@@ -220,7 +221,9 @@ def _refit_picture(study: Study, refit: Finding) -> Picture:
     frame = refit.table.sort_values("cases").fillna({"ha_low": refit.table["ha"], "ha_high": refit.table["ha"]})
     reference = float(study.methods[study.retrospective]["ha"].mean())
     figure = draw_sensitivity(frame, reference=reference, reference_name=study.retrospective)
-    caption = f"Deployed HA when the cut-points come from fewer calibration cases; n = {refit.n} evaluation cases."
+    caption = (
+        f"Deployed HA when the cut-points come from fewer calibration cases; n = {counted(refit.n, 'evaluation case')}."
+    )
     return Picture("calibration-sensitivity", "Fewer calibration cases", figure, caption)
 
 

@@ -23,6 +23,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
+from casewise.core.brief import counted
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.seeds import RESAMPLING_SEED
 
@@ -242,7 +243,9 @@ def folds_of(units: Integers, folds: int, seed: int) -> Integers:
     """
     names = np.unique(units)
     if len(names) < folds or folds < 2:
-        raise TooFewCases(f"{folds} folds need at least two folds and as many clusters, got {len(names)} clusters")
+        raise TooFewCases(
+            f"{folds} folds need at least two folds and as many clusters, got {counted(len(names), 'cluster')}"
+        )
     order = np.random.default_rng(seed).permutation(len(names))
     number = np.empty(len(names), np.int64)
     number[order] = np.arange(len(names)) % folds

@@ -1,0 +1,149 @@
+"""No page is wider than its window, on a phone, a laptop or a sheet of paper, whatever the names in it are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+from worlds.browsers import browser, needs_chromium, sticking_out
+from worlds.cohorts import synthetic_archive
+from worlds.predictions import hearts, serving
+from worlds.updates import update
+
+import casewise
+from casewise.adapt.adaptation import Adaptation
+from casewise.cli import app
+from casewise.core.predicted import PredictedCase
+from casewise.core.records import Action, Decision, Policy, State
+from casewise.deployment import Deployment, Model
+from casewise.judge.calibration.fit import calibrate
+from casewise.judge.certificates.certify_router import Promise, certify_router
+from casewise.render.masks import STREET, overlay_png
+from casewise.render.tables import table
+from casewise.report.certificate_page import certificate_page
+from casewise.report.prediction_page import prediction_page
+from casewise.run.predict_case import Preview
+from casewise.serve import openapi
+from casewise.serve.access import Settings
+from casewise.serve.app import create_app
+from casewise.study.leaderboard import COLUMNS, html_page
+
+__all__ = ["browser"]
+pytestmark = [needs_chromium, pytest.mark.filterwarnings("ignore::casewise.core.errors.CasewiseWarning")]
+
+LONG = "a-very-long-identifier-without-any-space-in-it_" * 2 + "frame_000161"
+SENTENCE = "a sentence of quite some words that goes on for a while and names " + LONG
+PHONE, LAPTOP, PAPER = 390, 1366, 687  # paper: A4 without its margins
+
+
+def prediction(folder: Path) -> str:
+    """One kept street with every class, one failure with a long error."""
+    mask = np.arange(18 * 32).reshape(18, 32) % len(STREET)
+    names = dict(enumerate(STREET))
+    shown = Preview(np.zeros((18, 32), np.uint8), mask, mask.T.reshape(18, 32), mask, None, names, background=False)
+    (folder / f"overlays/{LONG}.png").parent.mkdir(parents=True)
+    (folder / f"overlays/{LONG}.png").write_bytes(overlay_png(shown))
+    decision = Decision(LONG, Action.KEEP, State(1), 1, "router", coordinate="delta_foreground", value=0.1,
+                        cut_low=0.05, cut_high=0.3, bucket="low", reason=SENTENCE)  # fmt: skip
+    entries = [
+        PredictedCase(LONG, "done", decision, group=LONG, outputs={f"overlays/{LONG}.png": ""}, timing={"total_s": 1}),
+        PredictedCase("broken", "failed", error=SENTENCE, notes=(SENTENCE,)),
+    ]
+    facts = {"model": LONG, "policy": LONG, "calibration_id": "0" * 64, "scores": {}, "versions": {"torch": LONG}}
+    facts |= {"classes": {**names, 19: LONG}, "background": False, "warnings": [SENTENCE], "promise": SENTENCE}
+    return prediction_page(entries, facts)
+
+
+def certificate(folder: Path) -> str:
+    archive = synthetic_archive(folder / "site", cases=24, harmful=0.4)
+    found, _ = certify_router(archive, calibrate(archive, "cardiac"), Promise(("ha",), (0.3,)), force=True)
+    return certificate_page(
+        replace(found, policy_name=LONG, cohort=LONG, groups=(LONG, "B"), warnings=(SENTENCE,), advice=SENTENCE)
+    )
+
+
+def compared(folder: Path) -> str:
+    """Every planted regression, at a site with a long name."""
+    root = update(folder, cases=12)
+    (root / "cases.csv").write_text((root / "cases.csv").read_text().replace(",A,", f",{LONG},"))
+    for part in ("old", "new", "labels"):
+        (root / part / "h03.nii.gz").rename(root / part / f"{LONG}.nii.gz")
+    (root / "cases.csv").write_text((root / "cases.csv").read_text().replace("h03,", f"{LONG},"))
+    (root / "new" / "h11.nii.gz").unlink()
+    words = ["compare", root / "old", root / "new", "-l", root / "labels", "-i", root / "labels", "--cases"]
+    done = CliRunner().invoke(app, [str(one) for one in (*words, root / "cases.csv", "-o", root / "out")])
+    assert (root / "out" / "report.html").is_file(), done.output
+    return (root / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def leaderboard(folder: Path) -> str:
+    row = {
+        column.key: LONG if column.key in ("method", "model") else "+0.0123 [-0.0123, +0.0456]" for column in COLUMNS
+    }
+    return html_page(table("leaderboard", "Leaderboard", COLUMNS, [{**row, "metric": 0.5}] * 3, caption=SENTENCE))
+
+
+def service(folder: Path) -> str:
+    deployment = Deployment(
+        Model("casewise.adapt.networks:PlainUNet"), (Adaptation(steps=1),), Policy(LONG, "fixed-k", {"step": 1}, 1)
+    )
+    return openapi.page(create_app(deployment, Settings()), LONG, deployment)
+
+
+PAGES: dict[str, Callable[[Path], str]] = {
+    "report/templates/prediction.html.j2": prediction,
+    "report/templates/certificate.html": certificate,
+    "report/templates/comparison.html.j2": compared,
+    "study/leaderboard.py": leaderboard,
+    "serve/assets/service.html": service,
+}
+"""What makes each page; test_report_browser.py tries report.html.j2, and the last test here review.html."""
+
+
+def test_every_page_of_casewise_is_tried_here() -> None:
+    root = Path(casewise.__file__).parent
+    files = [path for path in root.rglob("*") if path.suffix in (".py", ".html", ".j2")]
+    pages = {str(path.relative_to(root)) for path in files if "<!doctype html>" in path.read_text(encoding="utf-8")}
+    assert pages == {*PAGES, "report/templates/report.html.j2", "serve/assets/review.html"}
+
+
+@pytest.fixture
+def widths(browser: Any) -> Iterator[Callable[[str], dict[int, list[str]]]]:
+    """What sticks out of a page, by the width of the window; the narrow window is dark, and paper is printed on."""
+    with ExitStack() as opened:
+
+        def measured(url: str, ready: str = "body") -> dict[int, list[str]]:
+            found = {}
+            for width, scheme in ((PHONE, "dark"), (LAPTOP, "light"), (PAPER, "light")):
+                tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+                opened.callback(tab.close)
+                tab.goto(url)
+                tab.wait_for_selector(ready)
+                if width == PAPER:
+                    tab.emulate_media(media="print")
+                found[width] = sticking_out(tab)
+            return found
+
+        yield measured
+
+
+FITS: dict[int, list[str]] = {PHONE: [], LAPTOP: [], PAPER: []}
+
+
+@pytest.mark.parametrize("made", PAGES.values(), ids=lambda made: made.__name__)
+def test_a_page_fits(made: Callable[[Path], str], widths: Any, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(made(tmp_path), encoding="utf-8")
+    assert widths((tmp_path / "page.html").as_uri()) == FITS
+
+
+def test_the_reviewers_page_fits(widths: Any, tmp_path: Path) -> None:
+    folder = hearts(tmp_path / "out")
+    folder.entry(LONG, status="failed", error=SENTENCE, error_kind="BadInput")
+    with serving(tmp_path / "out", images=folder.images) as server:
+        assert widths(server.url, "canvas[data-case]") == FITS
