@@ -57,9 +57,70 @@ def rule_taken(kept: Told, rule: tuple[float, float]) -> str:
             continue
         gains = np.array([gain for _, gain in pairs])
         low = mean_low(gains, [cluster for cluster, _ in pairs], level=level)[1]
-        if low > best and (gains < -POINT).mean() <= allowed + 1e-9:
+        if low > best and helps(gains) and (gains < -POINT).mean() <= allowed + 1e-9:
             best, taken = low, name
     return taken
+
+
+def helps(gains: np.ndarray) -> bool:
+    return bool((gains > 0).sum() > (gains < 0).sum())
+
+
+WAYS = ("as shipped", "one standard error", "choose first")
+"""Ways to read "at the wanted harm", declared before they were scored.
+
+With one standard error, a design may hurt more calibration cases than allowed by as much as chance makes of it (the
+square root of n p (1 - p)). Choose first: `choose`, whose anchor and departures pass bounds of their own, wherever its
+cross-fitted row does not speak against it (a gain in the mean, more helped than hurt, harm within one standard error);
+elsewhere as shipped. Another way replaces the shipped one only if it gains most elsewhere (at no more than 10 % hurt)
+whichever cohort is left out, gains more there in the mean, and hurts in no cohort over five points more of the cases.
+"""
+
+
+def way_taken(kept: Told, way: str) -> str:
+    """The design that the calibration cases choose in one of the ways."""
+    level, allowed = SHIPPED_RULE
+    if way == "as shipped":
+        return rule_taken(kept, SHIPPED_RULE)
+    amount = len(kept["calibration"]["m0"])
+    slack = allowed + float(np.sqrt(allowed * (1 - allowed) / amount))
+    if way == "one standard error":
+        return rule_taken(kept, (level, slack))
+    gains = np.array([gain for _, gain in kept["calibration"]["choose"]])
+    safe = gains.mean() > 0 and helps(gains) and (gains < -POINT).mean() <= slack + 1e-9
+    return "choose" if safe else rule_taken(kept, SHIPPED_RULE)
+
+
+def ways(told: Mapping[str, Told], cohorts: Mapping[str, str]) -> Iterator[Sequence[str]]:
+    """Each way on each ladder; the way that gained most elsewhere is marked."""
+
+    def scored(kept: Told, way: str) -> tuple[float, float]:
+        gains = np.array(list(kept["development"][way_taken(kept, way)].values()))
+        return float(gains.mean()), float((gains < -POINT).mean())
+
+    every: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+    for cohort, others, own in left_out(told, cohorts):
+        seen = {way: np.mean([scored(kept, way) for one in others for kept in one["designs"].values()], axis=0)
+                for way in WAYS}  # fmt: skip
+        fit = [way for way in WAYS if seen[way][1] <= 0.1] or list(WAYS)
+        best = max(fit, key=lambda way: round(float(seen[way][0]), 6))
+        mine: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+        for name in own:
+            for ladder, kept in told[name]["designs"].items():
+                cells = []
+                for way in WAYS:
+                    mine[way].append(scored(kept, way))
+                    cells.append(f"{way_taken(kept, way)} {mine[way][-1][0]:+.4f}; {mine[way][-1][1]:.0%}")
+                yield (f"{name}, {ladder}", best, *cells)
+        for way in WAYS:
+            every[way] += mine[way]
+        yield (f"**{cohort}**", best, *(_cell(mine[way]) for way in WAYS))
+    yield ("**all**", "", *(_cell(every[way]) for way in WAYS))
+
+
+def _cell(pairs: Sequence[tuple[float, float]]) -> str:
+    gain, hurt = np.mean(pairs, axis=0)
+    return f"{gain:+.4f}; {hurt:.1%}"
 
 
 def deployed_by(found: Told, rule: tuple[float, float]) -> tuple[float, float]:
@@ -276,6 +337,8 @@ def main() -> None:
     print("\nThe criterion of `--policy default`; gain on development and share hurt by more than .01:")
     table(("left out", "criterion chosen elsewhere", "with it", "as shipped (.9, 10 %)", "taken as shipped"),
           rules(told, cohorts))  # fmt: skip
+    print("\nWays to read the wanted harm; design taken, gain, share hurt by more than .01:")
+    table(("left out, views", "way that gained most elsewhere", *WAYS), ways(told, cohorts))
     print("\nOne design for everybody instead (no calibration labels of the new shift):")
     table(("left out, views", "design that gained most elsewhere", "gain; hurt", "calibrated there, as shipped"),
           designs(told, cohorts))  # fmt: skip
