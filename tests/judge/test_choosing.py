@@ -224,6 +224,9 @@ def test_views_around_the_truth_are_taken_and_misled_ones_are_not(tmp_path, know
     some = {name: DESIGNS[name] for name in ("m0", "consensus", "highest-agreement")}
     strict = compare_designs(known, setting, some, allowed_hurt=0.0)
     assert strict.chosen == "m0"  # somebody is hurt by more than a point
+    more = float(strict.why.split("--allowed-hurt ")[1].split()[0])  # says what it would take
+    assert compare_designs(known, setting, some, allowed_hurt=more).chosen in strict.why.split("; ")[1]
+    assert compare_designs(known, setting, some, allowed_hurt=more - 0.01).chosen == "m0"
     found = compare_designs(known, setting, some, allowed_hurt=0.4)
     assert found.chosen in ("consensus", "highest-agreement")
     rows = {row.design: row for row in found.rows}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -115,13 +116,26 @@ def compare_designs(
     if not fit:
         why = (
             f"no design surely gains (lower bound over clusters, level {level:g}), helps more cases than it hurts, and "
-            f"costs at most {allowed_hurt:.0%} of them more than a point"
+            f"costs at most {allowed_hurt:.0%} of them more than a point{_at_more_harm(rows)}"
         )
         return Comparison(rows, "m0", why, allowed_hurt, deployed)
     chosen = max(fit, key=lambda row: row.low)
     hurt = f"{chosen.hurt_by_a_point} of {chosen.cases} hurt by more than a point"
     why = f"the largest lower bound of gain, {chosen.low:+.4f}, with {hurt}"
     return Comparison(rows, chosen.design, why, allowed_hurt, deployed)
+
+
+def _at_more_harm(rows: Sequence[DesignRow]) -> str:
+    """Which design would be taken if more cases may be hurt: that is for a person to weigh."""
+    sure = [row for row in rows if row.low > 0 and row.helps]
+    if not sure:
+        return ""
+    best = max(sure, key=lambda row: row.low)
+    share = math.ceil(100 * best.hurt_by_a_point / best.cases - 1e-9) / 100
+    return (
+        f"; {best.design} gains {best.gain:+.4f} (at least {best.low:+.4f}) and costs {best.hurt_by_a_point} of "
+        f"{best.cases} more than a point: --allowed-hurt {share:g} would take it"
+    )
 
 
 def _row(name: str, found: Sequence[Deployed], oracle: float, level: float) -> DesignRow:
