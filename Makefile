@@ -8,6 +8,8 @@ export CUBLAS_WORKSPACE_CONFIG = :4096:8
 export PYTHONPATH = tests:examples  # simulated worlds, for benchmarks too
 
 OUT ?= bench-real
+SMALL = $(if $(CASES),--cases $(CASES))
+REAL = --data "$(DATA)" -o "$(OUT)"
 EXTRAS ?= core dicom adapt
 
 .PHONY: demo test test-portable test-all test-versions check bench bench-real bench-shifts source-models clean help
@@ -42,17 +44,20 @@ check: $(VENV)/.dev  ## Format, lint, types
 bench: $(VENV)/.dev  ## Speed, as ratios within one run
 	@for script in benchmarks/speed_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-bench-real: bench-shifts  ## Real domain shifts, most of a day on one core: make bench-real DATA=../shared/data [OUT=bench-real]
-	$(BIN)/python benchmarks/real.py --data "$(DATA)" -o "$(OUT)"
-	$(BIN)/python benchmarks/real_paper.py -o "$(OUT)"
-	$(BIN)/python benchmarks/real_tables.py -o "$(OUT)"
+bench-real: bench-shifts  ## Real domain shifts, most of a day on one core; CASES=5 for a small run: make bench-real DATA=../shared/data [OUT=bench-real]
+	$(BIN)/python benchmarks/real.py $(REAL) $(SMALL) $(SHIFTS) $(if $(ARMS),--arms $(ARMS))
+	$(BIN)/python benchmarks/real_paper.py -o "$(OUT)" > "$(OUT)/pages/4-paper.md"
+	$(BIN)/python benchmarks/real_tables.py -o "$(OUT)" > "$(OUT)/pages/5-gradients.md"
+	@echo "every table: $(OUT)/pages"
 
 bench-shifts: $(VENV)/.dev  ## Its first half, views and decisions; SHIFTS="polyps-0 driving" for some of the shifts
 	@test -d "$(DATA)" || { echo "say where the data lie: make bench-real DATA=FOLDER (see benchmarks/README.md)"; exit 2; }
-	$(BIN)/python benchmarks/real_ladders.py --data "$(DATA)" -o "$(OUT)" $(SHIFTS)
-	$(BIN)/python benchmarks/real_shifts.py --data "$(DATA)" -o "$(OUT)" $(SHIFTS)
-	$(BIN)/python benchmarks/real_across.py --data "$(DATA)" -o "$(OUT)" --picture "$(OUT)/real-data.svg"
-	$(BIN)/python benchmarks/throughput.py --data "$(DATA)" -o "$(OUT)" $(SHIFTS)
+	$(BIN)/python benchmarks/real_ladders.py $(REAL) $(SMALL) $(SHIFTS)
+	@mkdir -p "$(OUT)/pages"
+	$(BIN)/python benchmarks/real_shifts.py $(REAL) $(SHIFTS) > "$(OUT)/pages/1-shifts.md"
+	$(BIN)/python benchmarks/real_across.py $(REAL) --picture "$(OUT)/real-data.svg" > "$(OUT)/pages/2-across.md"
+	$(BIN)/python benchmarks/throughput.py $(REAL) $(SMALL) $(SHIFTS) > "$(OUT)/pages/3-throughput.md"
+	@echo "tables of views and decisions: $(OUT)/pages"
 
 source-models: $(VENV)/.adapt  ## Train the embedded source models again (deterministic)
 	$(BIN)/python benchmarks/source_models.py

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from real_folders import SPLITS
+from real_folders import SPLITS, print_small
 from real_ladders import HOME, Shift, shifts
 from real_shifts import ALLOWED, LEVELS, POINT, POOR, SETTLED
 
@@ -328,6 +328,7 @@ def main() -> None:
     known = shifts((options.weights or options.data.resolve().parent / "weights").resolve(), out)
     files = {name: out / "tables" / f"{name}.json" for name in known}
     told = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+    print_small(out)
     if options.picture is not None:
         options.picture.write_text(picture(told))
     cohorts = {name: shift.cohort for name, shift in known.items()}

@@ -1,22 +1,29 @@
-"""The three real cohorts as plain folders (images, labels, cases.csv), one for calibration and one for development.
+"""The four real cohorts as plain folders (images, labels, cases.csv), one for calibration and one for development.
 
 Cardiac: M&Ms vendor B by subject, and fundus: Drishti-GS, as their cases.csv split them. Driving: ACDC
 fog and night at 1024x512, split by sequence, fixed before anything was measured: the smaller sequences calibrate.
+
+A small run (``--cases 4``) keeps a few cases of each split, so that the whole chain can be run in one go: a file in the
+output folder says so, and every page that is made from that folder begins with that sentence.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import nibabel
+import numpy as np
 from PIL import Image
 
 SPLITS = ("calibration", "development")
 DRIVING_SIZE = (1024, 512)
+SMALL_EPOCHS, SMALL_SLICES = 1, 2  # of the source training and of each heart in a small run
 DRIVING_CALIBRATION = {"fog": ("GP010476", "GP020475"), "night": ("GOPR0356",)}
 
 
@@ -81,6 +88,79 @@ def _write(folder: Path, rows: Iterable[tuple[Any, ...]], size: tuple[int, int] 
         lines.append((image.stem, group, split, *cluster))
     with (folder / "cases.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("case", "group", "split", "cluster")[: len(lines[0])], *lines])
+
+
+WRITERS: Mapping[str, Callable[[Path, Path], None]] = {
+    "cardiac": write_cardiac, "fundus": write_fundus, "polyps": write_polyps, "driving": write_driving,
+}  # fmt: skip
+
+
+def write_folders(cohort: str, data: Path, out: Path) -> Path:
+    """Both splits of a cohort below OUT/COHORT/folders, in a small run a few cases of each; where they lie."""
+    home, cases = out / cohort / "folders", small_run(out)
+    WRITERS[cohort](data, home)
+    for split in SPLITS:
+        if cases is not None:
+            _shorten(home / split, cases)
+    return home
+
+
+def start_run(out: Path, cases: int | None) -> None:
+    """Note that a run into this folder is small, or whole; one folder never holds both."""
+    before = small_run(out)
+    if cases != before and any((out / cohort / "folders").exists() for cohort in WRITERS):
+        held, asked = ("a whole run" if many is None else f"a small run of {many} cases" for many in (before, cases))
+        raise SystemExit(f"{out} holds {held} and {asked} is asked for: say -o ANOTHER (OUT=ANOTHER with make)")
+    out.mkdir(parents=True, exist_ok=True)
+    if cases is not None:
+        (out / "small.json").write_text(json.dumps({"cases": cases, "epochs": SMALL_EPOCHS}) + "\n")
+
+
+def small_run(out: Path) -> int | None:
+    """Cases of each split in a small run; None in a whole one."""
+    file = out / "small.json"
+    return json.loads(file.read_text())["cases"] if file.exists() else None
+
+
+def print_small(out: Path) -> None:
+    """The sentence that every page of a small run begins with."""
+    cases = small_run(out)
+    if cases is not None:
+        print(f"\n**A small run**: {cases} cases of each split, taken in turn from its patients or sequences, "
+              f"{SMALL_SLICES} slices of each heart, source models trained for {SMALL_EPOCHS} epoch. It shows that "
+              "the chain runs. No figure below is a result.")  # fmt: skip
+
+
+def _shorten(folder: Path, cases: int) -> None:
+    """Keep the first cases, in turn from every cluster."""
+    with (folder / "cases.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    seen: dict[str, int] = {}
+    places = []
+    for row in rows:
+        cluster = row.get("cluster") or row["case"]
+        seen[cluster] = seen.get(cluster, 0) + 1
+        places.append(seen[cluster])
+    kept = sorted(sorted(range(len(rows)), key=lambda k: places[k])[:cases])
+    names = {rows[k]["case"] for k in kept}
+    for picture in (*(folder / "images").iterdir(), *(folder / "labels").iterdir()):
+        if picture.name.split(".")[0].removesuffix("_0000") not in names:
+            picture.unlink()
+        elif picture.name.endswith(".nii.gz"):
+            _middle(picture)
+    with (folder / "cases.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, rows[0].keys())
+        table.writeheader()
+        table.writerows(rows[k] for k in kept)
+
+
+def _middle(path: Path) -> None:
+    """The middle slices of a heart, in its place."""
+    volume = nibabel.load(path)
+    first = max((volume.shape[2] - SMALL_SLICES) // 2, 0)
+    if volume.shape[2] > SMALL_SLICES:
+        short = volume.slicer[:, :, first : first + SMALL_SLICES]
+        nibabel.save(nibabel.Nifti1Image(np.asanyarray(short.dataobj), short.affine, short.header), path)
 
 
 def _resized(path: Path, size: tuple[int, int] | None, how: Image.Resampling) -> Image.Image:

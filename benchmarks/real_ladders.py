@@ -1,6 +1,6 @@
 """Every proposer on every real shift: views and gradient ladders against one M0, recorded case by case.
 
-    python benchmarks/real_ladders.py --data DATA -o OUT [hearts fundus-0 ...] [--ladders mri tent]
+    python benchmarks/real_ladders.py --data DATA -o OUT [hearts fundus-0 ...] [--ladders mri tent] [--cases 4]
 
 A run that was interrupted goes on where it stopped, and an archive that is whole is left alone. On one idle core the
 hearts take about two hours, the other shifts together one; the source models of fundus and polyps are trained first
@@ -14,12 +14,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from real_folders import SPLITS, write_cardiac, write_driving, write_fundus, write_polyps
+from real_folders import SMALL_EPOCHS, SPLITS, small_run, start_run, write_folders
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.archive.store import open_archive
@@ -30,9 +30,6 @@ from casewise.run.local import LocalEngine
 from casewise.run.record_folder import RecordCase, record_folder
 
 HOME = Path(__file__).parent
-WRITERS: Mapping[str, Callable[[Path, Path], None]] = {
-    "cardiac": write_cardiac, "fundus": write_fundus, "polyps": write_polyps, "driving": write_driving,
-}  # fmt: skip
 SEEDS = (0, 1)
 
 
@@ -97,7 +94,8 @@ def train_source(cohort: str, data: Path, out: Path, *, seed: int = 0) -> Path:
     file = out / "sources" / f"{cohort}-{seed}.safetensors"
     if not file.exists():
         script = ["-m", "benchmarks.source_training", cohort, "--data", data, "-o", file.parent]
-        subprocess.run([sys.executable, *map(str, script), "--seeds", str(seed)], cwd=HOME.parent, check=True)
+        short = [] if small_run(out) is None else ["--epochs", str(SMALL_EPOCHS)]
+        subprocess.run([sys.executable, *map(str, script), "--seeds", str(seed), *short], cwd=HOME.parent, check=True)
     return file
 
 
@@ -110,8 +108,7 @@ def cases_of(folder: Path, ending: str) -> list[CaseFiles]:
 
 def record(shift: Shift, data: Path, out: Path, only: Sequence[str] | None) -> None:
     """Ladder by ladder, both splits of each before the next, so that an unfinished run still has whole ladders."""
-    folders = out / shift.cohort / "folders"
-    WRITERS[shift.cohort](data, folders)
+    folders = write_folders(shift.cohort, data, out)
     if shift.seed is not None:
         train_source(shift.cohort, data, out, seed=shift.seed)
     for name in only or shift.ladders:
@@ -148,12 +145,16 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, help="folder of the source models; default: weights beside DATA")
     parser.add_argument("-o", "--out", type=Path, default=Path("bench-real"))
     parser.add_argument("--ladders", nargs="*", help="only these")
+    parser.add_argument(
+        "--cases", type=int, help="a small run: so many cases of each split, source models half trained"
+    )
     options = parser.parse_args()
     os.environ.setdefault("nnUNet_compile", "f")
     sys.path.insert(0, str(HOME.parent))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     data, out = options.data.resolve(), options.out.resolve()
     known = shifts((options.weights or data.parent / "weights").resolve(), out)
+    start_run(out, options.cases)
     for name in options.shifts or known:
         if name not in known:
             parser.error(f"no shift is called {name!r}; there are {', '.join(known)}")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from real_folders import print_small
 from real_tables import Study, interval, number, print_table, studies
 
 ARMS = {"EATA 5e-4": "eata-5e-4", "EATA 2e-3": "eata-chosen", "TENT 5e-4": "tent"}
@@ -209,10 +210,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--out", type=Path, default=Path("bench-real"))
     out = parser.parse_args().out.resolve()
+    print_small(out)
     made = [study for study in studies(out) if study.shift == "cardiac"]
     ours = {study.arm: study for study in made if study.policy != "default"}
     newer = [study for study in made if study.policy == "default" and study.arm == "eata-chosen"]
     lacking = [arm for arm in ARMS.values() if arm not in ours]
+    if not ours:
+        print("\nNo study of cardiac arms: nothing to lay beside the paper's tables.")
+        return
     if lacking:
         parser.error(f"{out} has no study of cardiac {', '.join(lacking)}; run benchmarks/real.py cardiac first")
     three = [ours[arm] for arm in ARMS.values()]

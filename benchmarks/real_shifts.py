@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from real_folders import SPLITS
+from real_folders import SPLITS, print_small
 from real_ladders import HOME, Shift, shifts
 
 from casewise.adapt.views import SETS, views_of
@@ -52,6 +52,7 @@ from casewise.study.statistics.resample import clusters_of, mean_interval
 POOR = 0.7
 SETTLED = (0.97, 0.98, 0.985, 0.99, 0.995)
 DRAWS = 1000
+PATIENCE = 12  # of source_training.py
 GRADIENTS = ("tent", "eata", "cotta", "consensus")
 RULES = {"router of the paper": "cardiac", "`default` of 0.1": "default", "frag-stop": "frag-stop",
          "tau-stop": "tau-stop"}  # fmt: skip
@@ -543,10 +544,7 @@ def _chosen_promises(bench: Bench, ladder: str) -> Iterator[str]:
 def rows_of(bench: Bench) -> Iterator[tuple[str, Row]]:
     """(part of the table, line), M0 first."""
     first = bench.recorded[0]
-    source = bench.fixed(first, 0, forwards=1)
-    took = np.median([max(bench.development.on(name).entries[case].seconds[0] for name in bench.recorded)
-                      for case in bench.development.on(first).ids])  # fmt: skip
-    yield BLOCKS[0], replace(source, name="M0", seconds=float(took))
+    yield BLOCKS[0], replace(bench.fixed(first, 0, forwards=1), name="M0")
     for block, make in zip(BLOCKS, (consensus_rows, decision_rows), strict=False):
         for ladder in bench.views:
             yield from ((block, replace(row, name=f"{ladder}: {row.name}")) for row in make(bench, ladder))
@@ -577,6 +575,8 @@ def tell(shift: Shift, out: Path) -> None:
     print(f"M0 {source['metric'].mean():.4f}, {int((source['metric'] < POOR).sum())} cases below .7. The best recorded "
           f"candidate of each case (needs the label) would gain {oracle:+.4f}."
           + (f" Not recorded: {', '.join(lost)}." if lost else ""))  # fmt: skip
+    for line in (*beside_the_set(bench), *source_of(shift, out)):
+        print(f"\n{line}")
     bench.kept |= {"source": float(source["metric"].mean()), "oracle": oracle, "rows": {}}
     heading = ""
     for block, row in rows_of(bench):
@@ -601,6 +601,33 @@ def tell(shift: Shift, out: Path) -> None:
         print(f"\nRefused: {'; '.join(dict.fromkeys(bench.refused))}.")
     (out / "tables").mkdir(exist_ok=True)
     (out / "tables" / f"{shift.name}.json").write_text(json.dumps(bench.kept, indent=1, default=float))
+
+
+def beside_the_set(bench: Bench) -> Iterator[str]:
+    """Views that a ladder holds and the named set of today does not."""
+    for ladder in bench.views:
+        names, shipped = (
+            rungs_of(bench.development.on(ladder)),
+            set(map(str, views_of(ladder) if ladder in SETS else ())),
+        )
+        more = [f"`{name}`" for name in names if name not in shipped]
+        if more and shipped.issubset(names) and shipped:
+            yield (
+                f"`{ladder}` was recorded with {', '.join(more)} beside the views of the set: rows called "
+                f'"set `{ladder}`" leave that out, "mean of all", "calibrated" and the decisions may take it.'
+            )
+
+
+def source_of(shift: Shift, out: Path) -> Iterator[str]:
+    """How the source model was trained, where our script trained it; whether validation or the last epoch ended it."""
+    if shift.seed is not None:
+        said = json.loads((out / "sources" / f"{shift.cohort}-{shift.seed}.json").read_text())
+        best, epochs = said["best_epoch"], said["epochs"]
+        limit = f"; the limit of epochs ended the training, not early stopping ({PATIENCE} epochs without a better one)"
+        yield (
+            f"Source model: seed {shift.seed}, Dice {said['validation_dice']:.3f} on {said['validation_images']} "
+            f"source images held out by patient, epoch {best} of {epochs}{limit if epochs - best < PATIENCE else ''}."
+        )
 
 
 def curve_lines(bench: Bench) -> Iterator[str]:
@@ -666,6 +693,7 @@ def main() -> None:
     sys.path.insert(0, str(HOME.parent))
     out = options.out.resolve()
     known = shifts((options.weights or options.data.resolve().parent / "weights").resolve(), out)
+    print_small(out)
     for name in options.shifts or known:
         (tell_designs if options.designs else tell)(known[name], out)
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from real_folders import print_small
+
 SIGNALS = ("regions", "delta", "delta_foreground", "largest", "entropy", "msp", "entropy_on_d", "gradient_norm",
            "augmentation_disagreement")  # fmt: skip
 STOPS = ("frag-stop", "tau-stop", "entropy-stop", "gradient-stop")
@@ -210,6 +212,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--out", type=Path, default=Path("bench-real"))
     out = parser.parse_args().out.resolve()
+    print_small(out)
     made = list(studies(out))
     for title, (names, cells, paper_only) in TABLES.items():
         shown = [study for study in made if not paper_only or study.policy != "default" or alone(study, made)]

@@ -16,7 +16,7 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -163,9 +163,10 @@ def dice_by_class(network: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([torch.cat(rows[k::classes]).mean() for k in range(classes)])
 
 
-def train(name: str, seed: int, *, data: Path, out: Path) -> Figures:
+def train(name: str, seed: int, *, data: Path, out: Path, epochs: int | None = None) -> Figures:
     """One network by its recipe; the epoch with the best validation Dice is what is saved."""
     recipe, started = RECIPES[name], time.perf_counter()
+    recipe = replace(recipe, epochs=epochs or recipe.epochs)
     names, images, labels = read(data / recipe.folder)
     held = held_out([recipe.patient(case) for case in names])
     torch.manual_seed(seed)
@@ -219,8 +220,9 @@ if __name__ == "__main__":
     parser.add_argument("--data", type=Path, required=True, help="folder with fundus_disc_cup and polyps")
     parser.add_argument("-o", "--out", type=Path, required=True, help="where NAME-SEED.safetensors and .json go")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--epochs", type=int, help="at most; default: the recipe's")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for seed in options.seeds:
         for name in options.datasets:
-            print(train(name, seed, data=options.data, out=options.out), flush=True)
+            print(train(name, seed, data=options.data, out=options.out, epochs=options.epochs), flush=True)

@@ -18,15 +18,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from real_folders import SPLITS
+from real_folders import SPLITS, print_small
 from real_ladders import HOME, Shift, cases_of, shifts
 
 from casewise.adapt.adaptation import Adaptation
+from casewise.adapt.backbones import Backbone
 from casewise.archive.store import open_archive
 from casewise.core.errors import CasewiseError
 from casewise.core.records import Controller, State
 from casewise.data.folders import CaseFiles
-from casewise.deployment import Model
 from casewise.guard import guard
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.controllers.depth import FixedK, Settled, Source
@@ -36,43 +36,45 @@ SETS = {"cardiac": "mri", "fundus": "photo", "polyps": "photo", "driving": "driv
 SHIFTS = ("hearts", "fundus-0", "polyps-0", "driving")
 
 
-def deployed(files: CaseFiles, model: Model, how: Adaptation, controller: Controller) -> None:
+def deployed(files: CaseFiles, backbone: Backbone, how: Adaptation, controller: Controller) -> None:
     """One case under a controller."""
-    backbone = model.load()
     guard(backbone.read(files).case, backbone, controller, how)
 
 
 def contestants(shift: Shift, out: Path) -> Mapping[str, Callable[[CaseFiles], None]]:
     """What is timed, by name."""
     names, tent = SETS[shift.cohort], replace(shift.ladders["tent"], shrink=())
-    amount = Adaptation(f"views:{names}").horizon(shift.model.load())
+    plain = shift.model.load()
+    amount = Adaptation(f"views:{names}").horizon(plain)
     recorded = open_archive(shift.archive(out, SPLITS[0]))
-    found: dict[str, tuple[Model, Adaptation, Controller]] = {
-        "M0": (shift.model, tent, Source()),
-        f"consensus of `{names}`": (shift.model, Adaptation(f"views:{names}", steps=amount), FixedK(amount)),
+    found: dict[str, tuple[Backbone, Adaptation, Controller]] = {
+        "M0": (plain, tent, Source()),
+        f"consensus of `{names}`": (plain, Adaptation(f"views:{names}", steps=amount), FixedK(amount)),
         "the same, sequential": (
-            shift.model, Adaptation(f"running:{names}", steps=amount - 1), Settled(amount - 1)
+            plain, Adaptation(f"running:{names}", steps=amount - 1), Settled(amount - 1)
         ),
-        "TENT, four updates": (shift.model, tent, FixedK(4)),
+        "TENT, four updates": (plain, tent, FixedK(4)),
     }  # fmt: skip
     if "tent" in recorded.ladders:
         try:
             router = controller_of(calibrate(recorded.on("tent"), "cardiac"))
-            found["router of the paper on TENT"] = (shift.model, replace(tent, shrink=(State(2, 0.5),)), router)
+            found["router of the paper on TENT"] = (plain, replace(tent, shrink=(State(2, 0.5),)), router)
         except CasewiseError as error:
             print(f"{shift.name}: router of the paper refused: {error}")
     if shift.cohort == "cardiac":
-        found["M0 with nnU-Net's mirroring"] = (replace(shift.model, mirroring=True), tent, Source())
+        found["M0 with nnU-Net's mirroring"] = (replace(shift.model, mirroring=True).load(), tent, Source())
     return {name: lambda files, parts=parts: deployed(files, *parts) for name, parts in found.items()}  # type: ignore[misc]
 
 
 def measured(shift: Shift, out: Path, cases: int) -> Mapping[str, list[tuple[float, float]]]:
     """(wall seconds, CPU seconds) of every contestant on the first development cases."""
     files = cases_of(out / shift.cohort / "folders" / SPLITS[1], shift.model.load().ending)[:cases]
+    named = contestants(shift, out)
     found: dict[str, list[tuple[float, float]]] = {}
-    for name, run in contestants(shift, out).items():
-        run(files[0])  # loads the model
-        for one in files:
+    for name in (name for name in named if name.startswith("M0")):
+        named[name](files[0])  # loads the model
+    for one in files:
+        for name, run in named.items():
             began, busy = time.perf_counter(), time.process_time()
             run(one)
             found.setdefault(name, []).append((time.perf_counter() - began, time.process_time() - busy))
@@ -94,8 +96,11 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     out = options.out.resolve()
     known = shifts((options.weights or options.data.resolve().parent / "weights").resolve(), out)
+    print_small(out)
     load = os.getloadavg()[0]
-    print(f"{options.threads} threads, load of the machine {load:.1f}; wall seconds: mean [least, most]; CPU seconds")
+    print(
+        f"{options.threads} threads, load of the machine {load:.1f}; mean [least, most]; CPU seconds are of all threads"
+    )
     print("\n| shift | what | n | wall seconds | CPU seconds | times M0 (CPU) |\n|---|---|---|---|---|---|")
     for name in options.shifts or SHIFTS:
         found = measured(known[name], out, options.cases)
@@ -104,7 +109,7 @@ def main() -> None:
             wall, busy = (np.array(column) for column in zip(*pairs, strict=True))
             print(
                 f"| {name} | {what} | {len(wall)} | {wall.mean():.2f} [{wall.min():.2f}, {wall.max():.2f}] | "
-                f"{busy.mean():.2f} | {busy.mean() / base:.1f} |",
+                f"{busy.mean():.2f} [{busy.min():.2f}, {busy.max():.2f}] | {busy.mean() / base:.1f} |",
                 flush=True,
             )
 

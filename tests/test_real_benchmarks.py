@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -113,6 +114,84 @@ def taught(network, folder):
     return network.eval()
 
 
+def photographs(folder, names, classes):
+    """Round things of one or two labels inside each other, on 64 x 64 pictures."""
+    for kind in ("images", "labels"):
+        (folder / kind).mkdir(parents=True)
+    for number, name in enumerate(names):
+        rng = np.random.default_rng(number)
+        rows, columns = np.mgrid[:64, :64]
+        distance = (rows - rng.integers(24, 40)) ** 2 + (columns - rng.integers(24, 40)) ** 2
+        label = ((distance < 300).astype(np.uint8) + (distance < 80)).clip(max=classes).astype(np.uint8)
+        picture = 40 + 70 * label[..., None] + rng.integers(0, 60, (64, 64, 3))
+        Image.fromarray(picture.astype(np.uint8)).save(folder / "images" / name)
+        Image.fromarray(label).save(folder / "labels" / f"{name.split('.')[0]}.png")
+
+
+def made_data(data):
+    """Polyps and fundus in the layout of the real data: 24 source images, seven cases of each split."""
+    for cohort, source, target, ending, classes in (
+        ("polyps", "kvasir_seg", "cvc_clinicdb", "jpg", 1),
+        ("fundus_disc_cup", "rimone_v3", "drishti_gs", "png", 2),
+    ):
+        photographs(data / cohort / source, [f"s{k}-L.{ending}" for k in range(24)], classes)
+        photographs(data / cohort / target, [f"t{k}.{ending}" for k in range(14)], classes)
+        rows = [f"t{k},{target},{('calibration', 'development')[k // 7]},q{k}" for k in range(14)]
+        (data / cohort / "cases.csv").write_text("\n".join(["case,domain,split,cluster", *rows]) + "\n")
+
+
+def make(*asked):
+    """``make`` with this interpreter and nothing installed."""
+    home = Path(sys.executable).parent
+    folders = ":".join(str(ROOT / name) for name in ("src", "tests", "examples"))
+    command = ["make", "-o", ".venv/.dev", f"BIN={home}", f"PYTHONPATH={folders}", *asked]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_one_command_goes_from_data_to_the_last_table(tmp_path):
+    """``make bench-real`` as a small run on two made cohorts; only the nnU-Net and the driving model are left out."""
+    made_data(tmp_path / "data")
+    asked = [f"DATA={tmp_path / 'data'}", f"OUT={tmp_path / 'out'}", "SHIFTS=polyps-0 fundus-0", "ARMS=tent"]
+    done = make("bench-real", *asked, "CASES=5")
+    assert done.returncode == 0, done.stderr[-3000:]
+    pages = {file.stem: file.read_text() for file in sorted((tmp_path / "out" / "pages").iterdir())}
+    assert list(pages) == ["1-shifts", "2-across", "3-throughput", "4-paper", "5-gradients"]
+    for page in pages.values():
+        assert page.lstrip().startswith("**A small run**: 5 cases of each split")
+    for shift in ("polyps-0", "fundus-0"):
+        assert f"### {shift}: 5 development cases of 5 clusters, calibrated on 5" in pages["1-shifts"]
+        assert f"| {shift} | M0 | 5 |" in pages["3-throughput"]
+    for ladder in ("tent", "eata", "cotta", "consensus"):
+        assert pages["1-shifts"].count(f"| {ladder}: fixed-1 |") == 2
+    assert "| polyps-0 | level" in pages["2-across"]
+    assert "No study of cardiac arms" in pages["4-paper"]
+    assert "| fundus, tent | 5 |" in pages["5-gradients"]
+    ElementTree.fromstring((tmp_path / "out" / "real-data.svg").read_text())
+    whole = make("bench-real", *asked)
+    assert whole.returncode != 0  # the small run's folder is not mistaken for the beginning of a whole one
+    assert "holds a small run of 5 cases and a whole run is asked for" in whole.stderr
+
+
+def test_a_small_run_takes_cases_in_turn_from_clusters(tmp_path):
+    from real_folders import small_run, start_run, write_folders
+
+    made_data(tmp_path / "data")
+    listed = tmp_path / "data" / "polyps" / "cases.csv"
+    listed.write_text(listed.read_text().replace("q1\n", "q0\n").replace("q2\n", "q0\n").replace("q8\n", "q7\n"))
+    start_run(tmp_path / "out", 4)
+    for _ in range(2):  # a run that goes on finds what it left
+        home = write_folders("polyps", tmp_path / "data", tmp_path / "out")
+    kept = pd.read_csv(home / "calibration" / "cases.csv")
+    assert list(kept["case"]) == ["t0", "t3", "t4", "t5"]  # t1 and t2 are of the same sequence as t0
+    assert sorted(file.stem for file in (home / "calibration" / "labels").iterdir()) == ["t0", "t3", "t4", "t5"]
+    assert list(pd.read_csv(home / "development" / "cases.csv")["case"]) == ["t7", "t9", "t10", "t11"]
+    assert small_run(tmp_path / "out") == 4
+    start_run(tmp_path / "out", 4)
+    with pytest.raises(SystemExit, match="holds a small run of 4 cases and a whole run is asked for: say -o ANOTHER"):
+        start_run(tmp_path / "out", None)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # twelve small pictures: tertiles degenerate, and the row says so
 def test_from_pictures_to_the_tables(tmp_path, capsys, monkeypatch):
@@ -128,7 +207,7 @@ def test_from_pictures_to_the_tables(tmp_path, capsys, monkeypatch):
         a_folder(folders / split, cases, first)
     weights = tmp_path / "made.safetensors"
     save_file(taught(polyps().network, folders / "calibration").state_dict(), weights)
-    monkeypatch.setattr(real_ladders, "WRITERS", {"made": lambda data, out: None})
+    monkeypatch.setattr(real_ladders, "write_folders", lambda cohort, data, out: out / cohort / "folders")
     ladders = {"photo": real_ladders.views("photo"), **real_ladders.gradients({"tent": 5e-3})}
     model = real_ladders.Model("benchmarks.source_training:polyps", weights)
     shifts = {name: real_ladders.Shift(name, "made", model, ladders) for name in ("made-0",)}
