@@ -149,6 +149,19 @@ def test_departures_are_tried_on_clusters_left_out_before_they_are_used(known, s
     assert fit_choose(helped, setting).anchor == "1"
 
 
+def test_where_nothing_agrees_choose_has_nothing_to_learn_and_keeps_its_anchor(known, setting):
+    """A model that segments nothing: masks are empty, no pair agrees, and no feature is defined."""
+
+    def mute(one):
+        return replace(one, seen=replace(one.seen, signals=[{} for _ in one.seen.signals]))
+
+    found = fit_choose([mute(one) for one in known], setting)
+    assert found.own == ()
+    assert set(found.weights) == {0.0}
+    some = fit_choose([one if one.cluster == known[0].cluster else mute(one) for one in known], setting)
+    assert some.spread == float("inf")
+
+
 def test_pieces_are_components_of_one_class_pair():
     source, edit = np.array([[1, 1, 0, 0, 0]]), np.array([[2, 2, 2, 0, 1]])
     found = pieces_of(source, edit)

@@ -293,6 +293,8 @@ def _rows(one: Known) -> tuple[Floats, Floats, list[str]]:
 
 def _shrinkage(rows: Sequence[tuple[Floats, Floats, list[str]]], names: Sequence[str], ridge: float) -> float:
     """Variance of a residual over the variance between candidates: the ridge that treats their means as random."""
+    if not names:  # masks are empty everywhere, so nothing agrees and there is nothing to learn from
+        return 1e6
     weights, _ = _fit_gain(rows, names, ridge, 1e9)
     place = {name: k for k, name in enumerate(names)}
     rest = np.concatenate([row[1] - row[0] @ np.asarray(weights) for row in rows])
@@ -309,8 +311,8 @@ def _fit_gain(
 ) -> tuple[tuple[float, ...], tuple[tuple[str, float], ...]]:
     x, y = np.concatenate([row[0] for row in rows]), np.concatenate([row[1] for row in rows])
     place = {name: k for k, name in enumerate(names)}
-    which = np.array([place[name] for row in rows for name in row[2]])
-    scale = np.sqrt((x**2).mean(axis=0))
+    which = np.array([place[name] for row in rows for name in row[2]], np.intp)
+    scale = np.sqrt((x**2).sum(axis=0) / max(1, len(x)))
     scale = np.where(scale > 0, scale, 1.0)
     own = np.zeros((len(y), len(names)))
     own[np.arange(len(y)), which] = x[:, 1] > 0
