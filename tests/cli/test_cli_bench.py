@@ -105,7 +105,7 @@ def test_a_policy_over_both_ladders_pays_for_both(home: Path) -> None:
     result = result_of(home)
     both = named(result, "two + tent: default")
     assert both["ladders"] == ["two", "tent"]
-    assert both["certificate"] is None
+    assert both["certificate"] is None  # its certified twin, if seven cases allow one, has a row of its own
     assert both["scores"]["updates"] == 2  # of TENT; the views were read too, so forwards alone say little
     assert both["scores"]["forwards"] is None
     rows = {row["case"]: row["metric"] for row in both["rows"]}
@@ -116,13 +116,18 @@ def test_a_policy_over_both_ladders_pays_for_both(home: Path) -> None:
 
 def test_designs_that_labels_fit_are_certified_on_the_other_half(home: Path, tmp_path: Path) -> None:
     write_data(tmp_path / "data", 36)
-    more = ("--policy", "merge", "--alpha", 0.9, "--loss", "worse-voxels", "--delta", 0.3)
+    more = ("--propose", "tent", "--policy", "merge", "--alpha", 0.9, "--loss", "worse-voxels", "--delta", 0.3)
     outcome = run(home, tmp_path / "out", *more, "-q", data=tmp_path / "data")
     assert outcome.exit_code == 0, outcome.output
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     promised = named(result, "two: merge, certified")["certificate"]
     assert (promised["units"], promised["delta"], promised["alpha"]) == (9, 0.3, 0.9)  # half of 18 patients
     assert "! two: merge, certified: labels fit this design, so half of the calibration" in outcome.output
+    both = named(result, "two + tent: merge, certified")  # a policy that reads both ladders is certified as they are
+    assert both["ladders"] == ["two", "tent"]
+    assert both["certificate"]["units"] == 9
+    assert both["realised"] <= 0.9
+    assert "! two + tent: merge, certified: labels fit this design" in outcome.output
     whole = call("--check", tmp_path / "out" / "result.json", tmp_path / "data", "--json")
     assert json.loads(whole.output)["problems"] == []
 

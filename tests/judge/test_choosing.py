@@ -149,7 +149,7 @@ def test_departures_are_tried_on_clusters_left_out_before_they_are_used(known, s
     assert fit_choose(helped, setting).anchor == "1"
 
 
-def test_where_nothing_agrees_choose_has_nothing_to_learn_and_keeps_its_anchor(known, setting):
+def test_where_nothing_agrees_there_is_nothing_to_learn_and_m0_is_kept(tmp_path, known, setting):
     """A model that segments nothing: masks are empty, no pair agrees, and no feature is defined."""
 
     def mute(one):
@@ -158,6 +158,8 @@ def test_where_nothing_agrees_choose_has_nothing_to_learn_and_keeps_its_anchor(k
     found = fit_choose([mute(one) for one in known], setting)
     assert found.own == ()
     assert set(found.weights) == {0.0}
+    nothing = calibrate(views_archive(tmp_path / "nothing", cases=12, empty=True), "default")
+    assert nothing.controller == "m0"
     some = fit_choose([one if one.cluster == known[0].cluster else mute(one) for one in known], setting)
     assert some.spread == float("inf")
 

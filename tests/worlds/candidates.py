@@ -31,11 +31,12 @@ def views_archive(
     void: int = 0,
     prefix: str = "case",
     split: str | None = "calibration",
+    empty: bool = False,
 ) -> Archive:
     """M0, ``views`` views and their majority ("vote") for each case; two rings are the classes.
 
     Cases differ in how far the views scatter. ``misled`` views share one mistake that M0 does not make, so that their
-    agreement says nothing and their consensus hurts.
+    agreement says nothing and their consensus hurts. ``empty``: M0 and all views find nothing.
     """
     configuration = {"metric": metric, "min_area": 4, "foreground": True, "objective": "views"}
     archive = create_archive(path, binding=VIEWS, steps=views + 1, configuration=configuration, ladder=ladder)
@@ -43,6 +44,7 @@ def views_archive(
         case_id = f"{prefix}-{number:04d}"
         rng = np.random.default_rng(seed_of(seed, case_id))
         masks, label = made_up_case(rng, views=views, misled=misled, size=size)
+        masks = [np.zeros_like(mask) for mask in masks] if empty else masks
         label[:void] = 255  # nobody knows
         signals = [fragmentation(masks[0], mask, min_area=4).as_signals() for mask in masks]
         rungs = (*(f"view-{k}" for k in range(1, views + 1)), "vote")

@@ -243,9 +243,9 @@ def decide_all(
             except CasewiseError as error:
                 refused.append(f"{name}: {error}")
                 continue
-            if promise is not None and not known.joined:
+            if promise is not None:
                 try:
-                    certificate, certified, note = _certified(known, policy, design, promise)
+                    certificate, certified, note = _certified(known, policy, design, promise, name)
                 except CasewiseError as error:
                     refused.append(f"{name}, certificate: {error}")
                     continue
@@ -258,7 +258,7 @@ def decide_all(
 
 
 def _certified(
-    known: Archive, policy: Policy, design: str, promise: Promise
+    known: Archive, policy: Policy, design: str, promise: Promise, name: str
 ) -> tuple[Certificate, Policy, tuple[str, ...]]:
     """A certificate with its policy; one that labels fitted is fitted again on half of the patients first."""
     try:
@@ -266,7 +266,7 @@ def _certified(
     except Overlap:
         fit, test = halves_of(known)
         certificate, certified = certify_router(test, fitted(fit, design), promise, force=True)
-        return certificate, certified, (f"{method_name(known.ladder_name or '', design)}, certified: {HALVED}",)
+        return certificate, certified, (f"{name}, certified: {HALVED}",)
 
 
 def chooses(design: str, known: Archive) -> bool:

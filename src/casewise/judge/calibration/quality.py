@@ -122,7 +122,7 @@ def carries(
     """Rank correlation of a signal with the metric, and its one-sided p when cluster means are exchanged at random."""
     values, truth = np.asarray(signal, np.float64), np.asarray(metric, np.float64)
     _, number = np.unique(np.asarray(clusters).astype(str), return_inverse=True)
-    if number.max() < 2 or np.ptp(values) == 0 or np.ptp(truth) == 0:
+    if len(set(number)) < 3 or np.ptp(values) == 0 or np.ptp(truth) == 0:
         return float("nan"), 1.0
     size = np.bincount(number)
     first, second = (_ranks(np.bincount(number, column) / size) for column in (values, truth))
