@@ -56,7 +56,7 @@ bench-shifts: $(VENV)/.dev  ## Its first half, views and decisions; SHIFTS="poly
 	@mkdir -p "$(OUT)/pages"
 	$(BIN)/python benchmarks/real_shifts.py $(REAL) $(SHIFTS) > "$(OUT)/pages/1-shifts.md"
 	$(BIN)/python benchmarks/real_across.py $(REAL) --picture "$(OUT)/real-data.svg" > "$(OUT)/pages/2-across.md"
-	$(BIN)/python benchmarks/throughput.py $(REAL) $(SMALL) $(SHIFTS) > "$(OUT)/pages/3-throughput.md"
+	OMP_WAIT_POLICY=passive $(BIN)/python benchmarks/throughput.py $(REAL) $(SMALL) $(SHIFTS) > "$(OUT)/pages/3-throughput.md"
 	@echo "tables of views and decisions: $(OUT)/pages"
 
 source-models: $(VENV)/.adapt  ## Train the embedded source models again (deterministic)

@@ -16,10 +16,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
-from real_folders import SMALL_EPOCHS, SPLITS, small_run, start_run, write_folders
+from real_folders import SMALL_TRAINING, SPLITS, small_run, start_run, write_folders
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.archive.store import open_archive
@@ -94,8 +95,10 @@ def train_source(cohort: str, data: Path, out: Path, *, seed: int = 0) -> Path:
     file = out / "sources" / f"{cohort}-{seed}.safetensors"
     if not file.exists():
         script = ["-m", "benchmarks.source_training", cohort, "--data", data, "-o", file.parent]
-        short = [] if small_run(out) is None else ["--epochs", str(SMALL_EPOCHS)]
-        subprocess.run([sys.executable, *map(str, script), "--seeds", str(seed), *short], cwd=HOME.parent, check=True)
+        short = () if small_run(out) is None else chain.from_iterable(SMALL_TRAINING)
+        subprocess.run(
+            [sys.executable, *map(str, script), "--seeds", str(seed), *map(str, short)], cwd=HOME.parent, check=True
+        )
     return file
 
 

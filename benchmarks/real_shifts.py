@@ -614,7 +614,7 @@ def beside_the_set(bench: Bench) -> Iterator[str]:
         if more and shipped.issubset(names) and shipped:
             yield (
                 f"`{ladder}` was recorded with {', '.join(more)} beside the views of the set: rows called "
-                f'"set `{ladder}`" leave that out, "mean of all", "calibrated" and the decisions may take it.'
+                f'"set `{ladder}`" leave that out; "mean of all", "calibrated" and the decisions may use it.'
             )
 
 
@@ -623,10 +623,10 @@ def source_of(shift: Shift, out: Path) -> Iterator[str]:
     if shift.seed is not None:
         said = json.loads((out / "sources" / f"{shift.cohort}-{shift.seed}.json").read_text())
         best, epochs = said["best_epoch"], said["epochs"]
-        limit = f"; the limit of epochs ended the training, not early stopping ({PATIENCE} epochs without a better one)"
+        limit = f"; its learning rate ran out before {PATIENCE} epochs without a better one had stopped it"
         yield (
             f"Source model: seed {shift.seed}, Dice {said['validation_dice']:.3f} on {said['validation_images']} "
-            f"source images held out by patient, epoch {best} of {epochs}{limit if epochs - best < PATIENCE else ''}."
+            f"held-out source images, best epoch {best} of {epochs}{limit if epochs - best < PATIENCE else ''}."
         )
 
 

@@ -100,9 +100,9 @@ class Figures:
     seconds: float
 
 
-def read(folder: Path) -> tuple[list[str], Tensor, Tensor]:
+def read(folder: Path, most: int | None = None) -> tuple[list[str], Tensor, Tensor]:
     """Names, images (n, 3, rows, columns) in 0..255, labels (n, rows, columns)."""
-    files = sorted((folder / "images").iterdir())
+    files = sorted((folder / "images").iterdir())[:most]
     pictures = [np.array(Image.open(file).convert("RGB"), np.float32) for file in files]
     labels = [np.array(Image.open(folder / "labels" / f"{file.stem}.png")).astype(np.int64) for file in files]
     images = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
@@ -163,11 +163,13 @@ def dice_by_class(network: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([torch.cat(rows[k::classes]).mean() for k in range(classes)])
 
 
-def train(name: str, seed: int, *, data: Path, out: Path, epochs: int | None = None) -> Figures:
+def train(
+    name: str, seed: int, *, data: Path, out: Path, epochs: int | None = None, most: int | None = None
+) -> Figures:
     """One network by its recipe; the epoch with the best validation Dice is what is saved."""
     recipe, started = RECIPES[name], time.perf_counter()
     recipe = replace(recipe, epochs=epochs or recipe.epochs)
-    names, images, labels = read(data / recipe.folder)
+    names, images, labels = read(data / recipe.folder, most)
     held = held_out([recipe.patient(case) for case in names])
     torch.manual_seed(seed)
     network, draw = recipe.make().network, torch.Generator().manual_seed(seed)
@@ -221,8 +223,10 @@ if __name__ == "__main__":
     parser.add_argument("-o", "--out", type=Path, required=True, help="where NAME-SEED.safetensors and .json go")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--epochs", type=int, help="at most; default: the recipe's")
+    parser.add_argument("--images", type=int, help="only the first so many")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for seed in options.seeds:
         for name in options.datasets:
-            print(train(name, seed, data=options.data, out=options.out, epochs=options.epochs), flush=True)
+            few = {"epochs": options.epochs, "most": options.images}
+            print(train(name, seed, data=options.data, out=options.out, **few), flush=True)

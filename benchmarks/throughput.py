@@ -41,8 +41,8 @@ def deployed(files: CaseFiles, backbone: Backbone, how: Adaptation, controller: 
     guard(backbone.read(files).case, backbone, controller, how)
 
 
-def contestants(shift: Shift, out: Path) -> Mapping[str, Callable[[CaseFiles], None]]:
-    """What is timed, by name."""
+def contestants(shift: Shift, out: Path, refused: list[str]) -> Mapping[str, Callable[[CaseFiles], None]]:
+    """What is timed, by name; what could not be calibrated goes to ``refused``."""
     names, tent = SETS[shift.cohort], replace(shift.ladders["tent"], shrink=())
     plain = shift.model.load()
     amount = Adaptation(f"views:{names}").horizon(plain)
@@ -60,16 +60,16 @@ def contestants(shift: Shift, out: Path) -> Mapping[str, Callable[[CaseFiles], N
             router = controller_of(calibrate(recorded.on("tent"), "cardiac"))
             found["router of the paper on TENT"] = (plain, replace(tent, shrink=(State(2, 0.5),)), router)
         except CasewiseError as error:
-            print(f"{shift.name}: router of the paper refused: {error}")
+            refused.append(f"{shift.name}: router of the paper: {error}")
     if shift.cohort == "cardiac":
         found["M0 with nnU-Net's mirroring"] = (replace(shift.model, mirroring=True).load(), tent, Source())
     return {name: lambda files, parts=parts: deployed(files, *parts) for name, parts in found.items()}  # type: ignore[misc]
 
 
-def measured(shift: Shift, out: Path, cases: int) -> Mapping[str, list[tuple[float, float]]]:
+def measured(shift: Shift, out: Path, cases: int, refused: list[str]) -> Mapping[str, list[tuple[float, float]]]:
     """(wall seconds, CPU seconds) of every contestant on the first development cases."""
     files = cases_of(out / shift.cohort / "folders" / SPLITS[1], shift.model.load().ending)[:cases]
-    named = contestants(shift, out)
+    named = contestants(shift, out, refused)
     found: dict[str, list[tuple[float, float]]] = {}
     for name in (name for name in named if name.startswith("M0")):
         named[name](files[0])  # loads the model
@@ -102,8 +102,9 @@ def main() -> None:
         f"{options.threads} threads, load of the machine {load:.1f}; mean [least, most]; CPU seconds are of all threads"
     )
     print("\n| shift | what | n | wall seconds | CPU seconds | times M0 (CPU) |\n|---|---|---|---|---|---|")
+    refused: list[str] = []
     for name in options.shifts or SHIFTS:
-        found = measured(known[name], out, options.cases)
+        found = measured(known[name], out, options.cases, refused)
         base = np.mean([busy for _, busy in found["M0"]])
         for what, pairs in found.items():
             wall, busy = (np.array(column) for column in zip(*pairs, strict=True))
@@ -112,6 +113,8 @@ def main() -> None:
                 f"{busy.mean():.2f} [{busy.min():.2f}, {busy.max():.2f}] | {busy.mean() / base:.1f} |",
                 flush=True,
             )
+    if refused:
+        print(f"\nRefused: {'; '.join(refused)}.")
 
 
 if __name__ == "__main__":
