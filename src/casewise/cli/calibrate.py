@@ -122,27 +122,31 @@ def choose_views(
     archive: Path = typer.Argument(..., help="Archive of labelled calibration cases, recorded with --keep-ballots."),
     ladder: str = typer.Option(None, help="Which ladder of views, where the archive holds several."),
     most: int = typer.Option(12, min=1, help="Views at most."),
-    least: float = typer.Option(0.0005, min=0.0, help="A view must raise the mean gain by this much."),
+    slack: float = typer.Option(
+        1.0, min=0.0, help="Standard errors by which a larger set may lie below the best; 0 takes the best."
+    ),
     as_json: bool = AS_JSON,
 ) -> None:
     """Choose on calibration labels which views enter the consensus; say what such a choice gains on clusters left out.
 
+    Of the sets that grow view by view the largest that is not surely worse than the best: averaging more hurts fewer.
     Prints a proposal for casewise record --propose and casewise predict --objective. The estimate leaves one patient or
     sequence out at a time; the gain on the cases that chose is shown beside it and is no promise.
     """
     from casewise.archive.store import open_archive
     from casewise.core.records import CALIBRATION
-    from casewise.judge.calibration.view_selection import chosen_views, read_case
+    from casewise.judge.calibration.view_selection import POINT, chosen_views, read_case
 
     opened = open_archive(archive, ladder=ladder).one().marked(CALIBRATION)
     cases = [read_case(opened, case_id) for case_id in opened.ids]
-    found = chosen_views(cases, least=least, most=most)
+    found = chosen_views(cases, most=most, slack=slack)
     clusters = len({case.cluster for case in cases})
     useless = not found.names or found.left_out <= 0
     words = [
         f"{counted(len(cases), 'case')} of {counted(clusters, 'cluster')}, {counted(len(cases[0].names), 'view')}",
         f"mean gain of all views together: {found.everything:+.4f}",
         f"mean gain of chosen views on clusters left out: {found.left_out:+.4f} (in sample {found.in_sample:+.4f})",
+        f"cases left out that lost more than {POINT:g}: {found.hurt:.0%}",
     ]
     if useless:
         words.append("no choice gains on clusters left out: keep M0, or record other views")

@@ -6,7 +6,7 @@ All readings agree outside the voxels that the ballots cover, so a consensus of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,6 +124,7 @@ class ChosenViews:
     names: tuple[str, ...]
     in_sample: float  # mean gain on the cases that chose; never a promise
     left_out: float  # mean gain on clusters left out, each judged by views that the others chose
+    hurt: float  # share of the cases left out that lost more than ``POINT``
     everything: float  # mean gain of the consensus of all views, for comparison
 
     @property
@@ -132,57 +133,88 @@ class ChosenViews:
         return f"views:{','.join(self.names)}" if self.names else "m0"
 
 
-def chosen_views(cases: Sequence[ReadCase], *, least: float = 0.0005, most: int = 12) -> ChosenViews:
-    """Forward selection: from M0 on, add the view that raises the mean gain most, while it does so by ``least``.
+POINT = 0.01
+"""A case that loses more than this was hurt."""
 
-    Clusters count alike. The estimate that is reported leaves one cluster out at a time; it needs three.
+
+def chosen_views(cases: Sequence[ReadCase], *, most: int = 12, slack: float = 1.0) -> ChosenViews:
+    r"""The largest set of views that is not surely worse than the best one; averaging more views hurts fewer cases.
+
+    From M0 on, the view is added that raises the mean gain most: sets of 1, 2, ..., ``most`` views. With
+    :math:`g_{c,m}` the gain on cluster c of the set of size m that the other clusters make, :math:`m^*` the size with
+    the largest mean and :math:`d_{c,m} = g_{c,m^*} - g_{c,m}`, the size is
+
+    .. math:: \max\{m : \bar g_m > 0,\ \bar d_m \le \mathrm{slack} \cdot s(d_m) / \sqrt{C}\}
+
+    and nothing where no mean is positive. ``slack=0`` takes the best. Clusters count alike. What is reported leaves a
+    cluster out of all of this, the choice of the size included.
     """
     clusters = sorted({case.cluster for case in cases})
     if len(clusters) < 3:
         raise TooFewCases(f"views are chosen on three clusters of labelled cases or more, got {len(clusters)}")
     if len({case.names for case in cases}) > 1:
         raise BadInput("the cases have different views (random ones are drawn for each case); choose among fixed ones")
-    places, gain = _selected(cases, least, most)
-    left_out = []
-    for cluster in clusters:
-        others = [case for case in cases if case.cluster != cluster]
-        without, _ = _selected(others, least, most)
-        own = [case for case in cases if case.cluster == cluster]
-        left_out.append(float(np.mean([case.consensus(without) - case.source for case in own])))
-    everything = tuple(range(1, len(cases[0].ballots)))
-    whole = _cluster_mean(cases, [case.consensus(everything) - case.source for case in cases])
-    names = tuple(cases[0].names[place - 1] for place in places)
-    return ChosenViews(places, names, gain, float(np.mean(left_out)), whole)
+    gains = _Gains(cases, min(most, len(cases[0].ballots) - 1))
+    places = gains.chosen(frozenset(clusters), slack)
+    alone = [gains.own(one, gains.chosen(frozenset(clusters) - {one}, slack)) for one in clusters]
+    return ChosenViews(
+        places=places,
+        names=tuple(cases[0].names[place - 1] for place in places),
+        in_sample=gains.mean(clusters, places),
+        left_out=float(np.mean([np.mean(own) for own in alone])),
+        hurt=float(np.mean(np.concatenate(alone) < -POINT)),
+        everything=gains.mean(clusters, range(1, len(cases[0].ballots))),
+    )
 
 
-def _selected(cases: Sequence[ReadCase], least: float, most: int) -> tuple[tuple[int, ...], float]:
-    sums = [case.ballots[0].astype(np.float32) for case in cases]
-    before = np.array([case.source for case in cases])
-    places: list[int] = []
-    best = 0.0
-    while len(places) < most:
-        rest = [place for place in range(1, len(cases[0].ballots)) if place not in places]
-        gains = {
-            place: _cluster_mean(cases, [
-                case.value(labels_of((total + case.ballots[place]) / (len(places) + 2), case.head)) - start
-                for case, total, start in zip(cases, sums, before, strict=True)
-            ])
-            for place in rest
-        }  # fmt: skip
-        if not gains or max(gains.values()) < best + least:
-            break
-        place = max(gains, key=lambda one: (gains[one], -one))
-        best = gains[place]
-        places.append(place)
-        sums = [total + case.ballots[place] for case, total in zip(cases, sums, strict=True)]
-    return tuple(places), best
+class _Gains:
+    """Gains of sets of views on clusters; each set is scored once per case, whoever asks."""
 
+    def __init__(self, cases: Sequence[ReadCase], most: int) -> None:
+        self.most, self.views = most, range(1, len(cases[0].ballots))
+        self._cases: dict[str, list[ReadCase]] = {}
+        for case in cases:
+            self._cases.setdefault(case.cluster, []).append(case)
+        self._sources = {name: np.array([case.source for case in held]) for name, held in self._cases.items()}
+        self._known: dict[tuple[str, frozenset[int]], Floats] = {}
+        self._paths: dict[frozenset[str], tuple[int, ...]] = {}
 
-def _cluster_mean(cases: Sequence[ReadCase], values: Sequence[float]) -> float:
-    by_cluster: dict[str, list[float]] = {}
-    for case, value in zip(cases, values, strict=True):
-        by_cluster.setdefault(case.cluster, []).append(value)
-    return float(np.mean([np.mean(one) for one in by_cluster.values()]))
+    def own(self, cluster: str, places: Iterable[int]) -> Floats:
+        """The gain of each case of a cluster."""
+        key = cluster, frozenset(places)
+        if key not in self._known:
+            scores = [case.consensus(sorted(key[1])) for case in self._cases[cluster]]
+            self._known[key] = np.array(scores) - self._sources[cluster]
+        return self._known[key]
+
+    def mean(self, clusters: Iterable[str], places: Iterable[int]) -> float:
+        """The mean gain; clusters count alike."""
+        wanted = frozenset(places)
+        return float(np.mean([self.own(cluster, wanted).mean() for cluster in clusters]))
+
+    def path(self, clusters: frozenset[str]) -> tuple[int, ...]:
+        """The views in the order in which they are added; its first m are the set of size m."""
+        if clusters not in self._paths:
+            order, places = sorted(clusters), list[int]()
+            while len(places) < self.most:
+                rest = [place for place in self.views if place not in places]
+                places.append(max(rest, key=lambda one: (round(self.mean(order, (*places, one)), 9), -one)))
+            self._paths[clusters] = tuple(places)
+        return self._paths[clusters]
+
+    def chosen(self, clusters: frozenset[str], slack: float) -> tuple[int, ...]:
+        """The rule of :func:`chosen_views` on some clusters."""
+        order = sorted(clusters)
+        paths = [self.path(clusters - {one}) for one in order]
+        gains = np.array([  # (cluster, size)
+            [self.own(one, path[:size]).mean() for size in range(1, self.most + 1)]
+            for one, path in zip(order, paths, strict=True)
+        ])  # fmt: skip
+        means = gains.mean(0)
+        behind = gains[:, [int(means.argmax())]] - gains
+        error = behind.std(0, ddof=1) / np.sqrt(len(order))
+        fit = np.flatnonzero((means > 0) & (behind.mean(0) <= slack * error + 1e-9))
+        return self.path(clusters)[: int(fit[-1]) + 1] if fit.size else ()
 
 
 def settled_after(case: ReadCase, threshold: float, *, patience: int = 2) -> int:
