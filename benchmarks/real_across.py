@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from real_folders import SPLITS, print_small
 from real_ladders import HOME, Shift, shifts
-from real_shifts import ALLOWED, LEVELS, POINT, POOR, SETTLED
+from real_shifts import ALLOWED, LEVELS, POINT, POOR, SETTLED, places_of
 
+from casewise.adapt.views import views_of
 from casewise.archive.store import open_archive
 from casewise.judge.calibration.designs import mean_low
 from casewise.judge.calibration.quality import fit_quality
@@ -230,10 +231,11 @@ def sets(known: Mapping[str, Shift], out: Path) -> Iterator[Sequence[str]]:
             continue
         chosen = chosen_views(elsewhere)
         for name in (one for one in there if known[one].cohort == cohort):
-            whole = tuple(range(1, len(read[name][0].ballots)))
+            names = read[name][0].names
+            shipped = places_of(names, [str(view) for view in views_of("photo")])
             gains = [
                 np.array([case.consensus(which) - case.source for case in read[name]])
-                for which in (chosen.places, whole)
+                for which in (chosen.places, shipped, tuple(range(1, len(names) + 1)))
             ]
             yield (name, ", ".join(chosen.names) or "M0 alone",
                    *(f"{one.mean():+.4f}; {(one < -POINT).mean():.0%}" for one in gains))  # fmt: skip
@@ -348,7 +350,7 @@ def main() -> None:
     print("\nFlags below .7 at level .9, softening of the quality:")
     table(("left out", "softening chosen elsewhere", "with it", "as shipped (.02)"), flags(told, cohorts))
     print("\nThe set `photo`, uniform consensus, all cases:")
-    table(("left out", "views chosen elsewhere", "with them", "the whole set"), sets(known, out))
+    table(("left out", "views chosen elsewhere", "with them", "as shipped", "all that were recorded"), sets(known, out))
 
 
 if __name__ == "__main__":
