@@ -79,20 +79,20 @@ def test_groups_can_be_drawn_together() -> None:
 
 def test_overlap_is_refused_with_the_ids() -> None:
     check_disjoint({"a": "a"}, {"b": "b"})
-    with pytest.raises(Overlap, match=r"calibration and evaluation share 1 cases \(a\); .* take them out"):
+    with pytest.raises(Overlap, match=r"calibration and evaluation share 1 case \(a\); .* take them out"):
         check_disjoint({"a": "a", "c": "c"}, {"a": "a", "b": "b"})
 
 
 def test_a_patient_on_both_sides_is_refused_by_name() -> None:
     ed, es = Member("p1_ED", cluster="p1"), Member("p1_ES", cluster="p1")
-    with pytest.raises(Overlap, match=r"calibration and evaluation share 1 clusters \(p1\)"):
+    with pytest.raises(Overlap, match=r"calibration and evaluation share 1 cluster \(p1\)"):
         check_disjoint(clusters_of([ed]), clusters_of([es]))
-    with pytest.raises(Overlap, match=r"share 1 cases \(p1_ED\) and 1 clusters \(p1\)"):
+    with pytest.raises(Overlap, match=r"share 1 case \(p1_ED\) and 1 cluster \(p1\)"):
         check_disjoint(clusters_of([ed]), clusters_of([ed, es]))
 
 
 def test_a_case_without_a_cluster_may_be_the_cluster_of_others() -> None:
-    with pytest.raises(Overlap, match=r"share 1 clusters \(p1\)"):
+    with pytest.raises(Overlap, match=r"share 1 cluster \(p1\)"):
         check_disjoint(clusters_of([Member("p1")]), clusters_of([Member("p1_ES", cluster="p1")]))
 
 

@@ -86,16 +86,14 @@ def test_a_policy_without_calibration_fits_everything():
 def test_cases_that_a_policy_was_fitted_on_are_refused_for_evaluation(archive):
     policy = calibrate(archive, "cardiac")
     check_held_out(policy, [Member("new-1"), Member("new-2")])
-    with pytest.raises(
-        Overlap, match=r"the calibration of policy 'cardiac' and evaluation share 1 cases \(case-0003\)"
-    ):
+    with pytest.raises(Overlap, match=r"the calibration of policy 'cardiac' and evaluation share 1 case \(case-0003\)"):
         check_held_out(policy, [Member("new-1"), Member("case-0003")])
 
 
 def test_another_case_of_a_calibration_patient_is_refused_by_the_patients_name(archive, tmp_path):
     policy = read_policy(write_policy(tmp_path / "policy.json", calibrate(archive, "cardiac")))
     cluster = archive.entries["case-0003"].cluster
-    with pytest.raises(Overlap, match=rf"share 1 clusters \({cluster}\)"):
+    with pytest.raises(Overlap, match=rf"share 1 cluster \({cluster}\)"):
         check_held_out(policy, [Member("new-1", cluster=cluster)])
 
 
@@ -107,7 +105,7 @@ def test_a_policy_of_before_clusters_were_kept_still_compares_ids(archive, tmp_p
     file.write_text(json.dumps(plain))
     with (
         pytest.warns(CasewiseWarning, match="without a hash"),
-        pytest.raises(Overlap, match=r"share 1 cases \(case-0003\)"),
+        pytest.raises(Overlap, match=r"share 1 case \(case-0003\)"),
     ):
         check_held_out(read_policy(file), [Member("case-0003", cluster="p")])
 

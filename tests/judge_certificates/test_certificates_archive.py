@@ -417,9 +417,9 @@ def test_a_calibration_case_is_recognised_by_its_image(tmp_path):
     with pytest.raises(Overlap, match=r"under another name \(new is c03\)"):
         check_held_out(policy, [copy])
     check_held_out(policy, [namesake])  # another image of the same name
-    with pytest.raises(Overlap, match="share 1 cases"):
+    with pytest.raises(Overlap, match="share 1 case"):
         check_held_out(policy, [entry])
-    with pytest.raises(Overlap, match="share 1 cases"):
+    with pytest.raises(Overlap, match="share 1 case"):
         check_held_out(policy, [replace(entry, input_sha256=None)])  # nothing but the name is known
     seen = {"cluster": None, "input_sha256": entry.input_sha256}
     assert "this image is calibration case c03" in calibration_case(policy, "new", **seen)

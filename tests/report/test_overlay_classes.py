@@ -10,7 +10,7 @@ from PIL import Image
 
 from casewise.core.records import Action, Case, Decision, State, Trajectory
 from casewise.deployment import Segmented
-from casewise.render.masks import _busiest, _wrapped, legend, overlay_png
+from casewise.render.masks import Classes, View, _busiest, _wrapped, legend, overlay_png, painted
 from casewise.report.prediction_page import prediction_page
 from casewise.run.predict_case import Preview, preview_of
 
@@ -122,3 +122,14 @@ def test_a_frame_at_full_size_makes_no_sheet_of_many_megabytes() -> None:
     mask = np.zeros((1080, 1920), np.uint8)
     large = Image.open(io.BytesIO(overlay_png(Preview(mask, mask, mask, mask, None, NAMES, background=False))))
     assert large.width == 2 * 720 + 4
+
+
+def test_a_report_paints_the_road_where_0_is_a_class() -> None:
+    mask, view = np.zeros((4, 4), int), View(None, slice(0, 4), slice(0, 4))
+    street, organ = Classes({0: "road", 1: "thing"}, background=False), Classes({0: "road", 1: "thing"})
+    assert painted(mask, view, classes=street)[0, 0].tolist() == [128, 64, 128]
+    assert painted(mask, view, classes=organ).tolist() == painted(mask, view).tolist()  # ground
+    assert street.legend[0] == ("road", "#804080")
+    assert [name for name, _ in organ.legend] == ["thing"]
+    unnamed = painted(mask, view, classes=Classes({}, background=False))
+    assert unnamed.tolist() != painted(mask, view).tolist()

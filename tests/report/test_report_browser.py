@@ -116,14 +116,29 @@ def test_nothing_is_wider_than_a_phone_a_laptop_or_a_sheet_of_paper(browser, pag
     tab.close()
 
 
-def test_a_case_id_and_a_number_stay_in_one_line_on_paper(browser, page):
-    tab = browser.new_page(viewport={"width": 687, "height": 900})
+@pytest.mark.parametrize(("width", "media"), [(1366, "screen"), (687, "print")])
+def test_a_frame_name_and_a_number_stay_in_one_line(browser, page, width, media):
+    tab = browser.new_page(viewport={"width": width, "height": 900})
     tab.goto(page.as_uri())
-    tab.emulate_media(media="print")
-    cells = "#case-table tbody td:nth-child(2) .open, #case-table tbody td:not(.text) span"
-    lines = f"[...document.querySelectorAll('{cells}')].map(one => one.getClientRects().length)"
-    assert set(tab.evaluate(lines)) == {1}
+    tab.emulate_media(media=media)
+    tab.evaluate("document.querySelectorAll('.open').forEach(one => { one.textContent = 'GOPR0351_frame_000079'; })")
+    lines = """one => {
+      const text = document.createRange();
+      text.selectNodeContents(one);
+      return new Set([...text.getClientRects()].map(box => Math.round(box.top))).size;
+    }"""
+    cells = "'#case-table .open, #case-table tbody td:not(.text) span'"
+    assert set(tab.evaluate(f"[...document.querySelectorAll({cells})].map({lines})")) == {1}
+    assert sticking_out(tab) == []
+    scrolled = "document.querySelector('#case-table').parentElement"
+    assert tab.evaluate(f"{scrolled}.scrollWidth - {scrolled}.clientWidth") <= 0  # the last column is in sight
     tab.close()
+
+
+def test_classes_have_a_legend(opened):
+    assert opened.locator("#classes span").all_inner_texts() == ["<b>disc</b>", "car"]  # ground is background here
+    color = "getComputedStyle(document.querySelectorAll('#classes i')[1]).backgroundColor"
+    assert opened.evaluate(color) == "rgb(0, 0, 142)"  # as everyone who knows Cityscapes expects
 
 
 def test_dark_is_the_systems_choice(browser, page):

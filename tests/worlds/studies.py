@@ -38,6 +38,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
     synthetic_archive(root / "stream", cases=26, seed=2, prefix="case", split="evaluation", groups=groups)
     file = root / "stream" / "manifest.json"
     manifest = json.loads(file.read_text())
+    manifest["configuration"]["names"] = {"0": "ground", "1": "<b>disc</b>", "2": "car"}
     manifest["configuration"]["notice"] = "Synthetic discs, not patients."
     file.write_text(json.dumps(manifest))
     with warnings.catch_warnings():

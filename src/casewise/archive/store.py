@@ -550,12 +550,18 @@ def _software() -> dict[str, str]:
 
 def _check_same(path: Path, there: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
     differing = Binding(**there["binding"]).differences(Binding(**asked["binding"]))
-    differing += [name for name in ("steps", "configuration") if there[name] != asked[name]]
+    differing += ["steps"] if there["steps"] != asked["steps"] else []
+    differing += ["configuration"] if _unnamed(there) != _unnamed(asked) else []
     if differing:
         raise Mismatch(
             f"{path} holds an archive that was made with another {', '.join(differing)}; choose another folder, "
             f"or repeat the first run's options to go on with it"
         )
+
+
+def _unnamed(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without the names of classes: archives of earlier versions hold none, and can be gone on with."""
+    return {name: value for name, value in facts["configuration"].items() if name != "names"}
 
 
 _SHARED = ("metric", "min_area", "foreground", "ignore", "classes")

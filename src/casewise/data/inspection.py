@@ -273,5 +273,7 @@ def _gaps(cohort: Cohort) -> list[str]:
         splits.setdefault(member.cluster or member.id, set()).add(member.split)
     torn = [cluster for cluster, names in splits.items() if len(names) > 1]
     if torn:
-        gaps.append(f"{len(torn)} clusters lie in more than one split, such as {torn[0]}: move their cases together")
+        gaps.append(
+            f"{counted(len(torn), 'cluster')} in more than one split, such as {torn[0]}: move their cases together"
+        )
     return gaps

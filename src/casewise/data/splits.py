@@ -195,8 +195,8 @@ def check_disjoint(
     clusters = sorted({*calibration.values()} & {*evaluation.values()} - {*cases})
     if cases or clusters:
         shared = [
-            f"{len(found)} {kind} ({_few(found)})"
-            for kind, found in (("cases", cases), ("clusters", clusters))
+            f"{counted(len(found), kind)} ({_few(found)})"
+            for kind, found in (("case", cases), ("cluster", clusters))
             if found
         ]
         raise Overlap(

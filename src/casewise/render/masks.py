@@ -111,12 +111,21 @@ def _start(where: NDArray[Any], side: int, length: int) -> int:
     return max(0, min(middle - side // 2, length - side))
 
 
-def painted(mask: Mask, view: View, *, change: Edits | None = None, side: int = 176, boxes: bool = False) -> Pixels:
+def painted(
+    mask: Mask,
+    view: View,
+    *,
+    change: Edits | None = None,
+    side: int = 176,
+    boxes: bool = False,
+    classes: Classes | None = None,
+) -> Pixels:
     """A mask in its classes' colors, (rows, columns, 3), with the outlines of the change when there is one.
 
-    ``boxes`` adds a rectangle around each region made worse, for scenes in which outlines are small.
+    ``boxes`` adds a rectangle around each region made worse, for scenes in which outlines are small. Without
+    ``classes`` label 0 is background, and nothing has a name.
     """
-    picture = _colors()[_fitted(np.asarray(view.of(mask)).astype(np.int64) % 256, side)]
+    picture = (classes or Classes({})).quiet[_fitted(np.asarray(view.of(mask)).astype(np.int64) % 256, side)]
     if change is not None:
         for flags, color in ((change.better, BETTER), (change.worse, WORSE)):
             inside = _fitted(view.of(flags), side)
@@ -154,6 +163,32 @@ def _fitted(plane: NDArray[Any], side: int) -> NDArray[Any]:
     padded = np.zeros((rows, columns), bool)
     padded[: plane.shape[0], : plane.shape[1]] = plane
     return np.asarray(padded.reshape(rows // stride, stride, columns // stride, stride).any(axis=(1, 3)))
+
+
+@dataclass(frozen=True)
+class Classes:
+    """What the classes of masks are called, and whether label 0 is background or a class like any other."""
+
+    names: Mapping[int, str]
+    background: bool = True
+
+    @property
+    def quiet(self) -> Pixels:
+        """A color for each label 0 to 255: the street's own where a class is called so, else quiet ones."""
+        table = _colors()
+        if not self.background:
+            table[0] = table[254]
+        for value, name in self.names.items():
+            if 0 <= value < 255 and str(name).lower() in STREET and (value or not self.background):
+                table[value] = STREET[str(name).lower()]
+        return table
+
+    @property
+    def legend(self) -> list[tuple[str, str]]:
+        """(class name, color as #rrggbb) as :func:`painted` paints them, in the order of their numbers."""
+        table = self.quiet
+        shown = [value for value in sorted(self.names) if 0 <= value < 255 and (value or not self.background)]
+        return [(self.names[value], "#{:02x}{:02x}{:02x}".format(*table[value])) for value in shown]
 
 
 def _colors() -> Pixels:
@@ -326,11 +361,11 @@ def _rgb(image: NDArray[Any]) -> Pixels:
 def legend(names: Mapping[int, str], *, background: bool) -> list[tuple[str, str]]:
     """(class name, color as #rrggbb) of every class that a panel paints, in the order of their numbers."""
     shown = [value for value in sorted(names) if value or not background]
-    return [(names[value], "#{:02x}{:02x}{:02x}".format(*_color(value, names))) for value in shown]
+    return [(names[value], "#{:02x}{:02x}{:02x}".format(*color_of(value, names))) for value in shown]
 
 
-def _color(value: int, names: Mapping[int, str]) -> tuple[int, ...]:
-    """The street's own color where the name is one of them, else the palette again and again."""
+def color_of(value: int, names: Mapping[int, str]) -> tuple[int, ...]:
+    """(red, green, blue) of a class on overlays: the street's own where its name is one of them, else the palette's."""
     known = STREET.get(str(names.get(value, "")).lower())
     return known if known is not None else tuple(int(part) for part in PALETTE[(value - 1) % (len(PALETTE) - 1) + 1])
 
@@ -338,7 +373,7 @@ def _color(value: int, names: Mapping[int, str]) -> tuple[int, ...]:
 def _painted(base: Pixels, mask: NDArray[Any], preview: Slice) -> Pixels:
     """The mask's classes over the image; label 0 is left free where it is background."""
     values = np.unique(mask)
-    colors = np.array([_color(int(value), preview.names) for value in values], np.uint8)
+    colors = np.array([color_of(int(value), preview.names) for value in values], np.uint8)
     painted = colors[np.searchsorted(values, mask)]
     return _tinted(base, painted, mask > 0 if preview.background else np.ones(mask.shape, bool))
 

@@ -121,16 +121,19 @@ def candidate_map(study: Study, decision: Decision) -> list[dict[str, str]]:
             "name": _candidate_name(study, case_id, step),
             "agreement": "none" if signals["agreement"] is None else number(signals["agreement"]),
             "change": _word_of(metric.get(step, float("nan")) - metric.get(0, float("nan"))) if step else "",
-            "sizes": _sizes(found.area_changes(at)) if step else "",
+            "sizes": _sizes(found.area_changes(at), study.classes.names) if step else "",
             "chosen": _chosen(study, decision, step),
         }
         for at, (step, signals) in enumerate(zip(steps, found.signals(), strict=True))
     ]
 
 
-def _sizes(changes: Mapping[int, float | None]) -> str:
+def _sizes(changes: Mapping[int, float | None], names: Mapping[int, str]) -> str:
     """How much every class grew or shrank against M0."""
-    said = [f"class {name} {'new' if one is None else f'{one:+.0%}'}" for name, one in changes.items()]
+    said = [
+        f"{names.get(value, f'class {value}')} {'new' if one is None else f'{one:+.0%}'}"
+        for value, one in changes.items()
+    ]
     return f"size against M0: {', '.join(said)}" if said else ""
 
 
@@ -233,10 +236,10 @@ def _pictures(study: Study, pair: tuple[Decision, Decision]) -> tuple[tuple[str,
     view = view_of(found.reference_edits, found.label, found.source, found.reference, found.deployed)
     output = edits(found.source, found.deployed, found.label, measure=study.measure)
     panels = (
-        painted(found.label, view),
-        painted(found.source, view),
-        painted(found.reference, view, change=found.reference_edits),
-        painted(found.deployed, view, change=output),
+        painted(found.label, view, classes=study.classes),
+        painted(found.source, view, classes=study.classes),
+        painted(found.reference, view, change=found.reference_edits, classes=study.classes),
+        painted(found.deployed, view, change=output, classes=study.classes),
     )
     harms = ("", "", f", HA {found.reference_edits.found.ha:.2f}", f", HA {output.found.ha:.2f}")
     captions = [f"{name}{harm}" for name, harm in zip(panel_names(study), harms, strict=True)]

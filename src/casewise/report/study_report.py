@@ -139,6 +139,7 @@ def _cases(study: Study, shown: Sequence[cases.Shown]) -> dict[str, Any]:
             f"{judged_sentence(judged_share(study.router))}."
         ),
         "panel_names": cases.panel_names(study),
+        "classes": study.classes.legend,
         "buckets": sorted({one.bucket for one in shown}),
         "groups": sorted({one.group for one in shown}),
         "reference": study.everywhere,

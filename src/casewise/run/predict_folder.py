@@ -207,6 +207,7 @@ def _facts(work: PredictCase, **more: int) -> dict[str, Any]:
         "policy": policy.name,
         "calibration_id": policy.calibration_id,
         "adaptation": work.deployment.plain_adaptation,
+        "classes": {str(value): name for value, name in sorted(model.load().labels.items())},
         **more,
     }
 

@@ -108,6 +108,7 @@ def _configuration(how: Adaptation, backbone: Backbone, metric: str, dataset: st
         "foreground": how.foreground,
         "ignore": backbone.ignore,
         "classes": sorted(value for value in backbone.labels if value > 0) or None,
+        "names": {str(value): name for value, name in sorted(backbone.labels.items())},
         "dataset": dataset,
         "model": backbone.name,
         "shrink": [str(state) for state in how.shrink],

@@ -26,6 +26,7 @@ from casewise.core.records import Mask, Signals
 from casewise.data import nifti, pictures
 from casewise.data.folders import CaseFiles, list_cases
 from casewise.judge.controllers.region_gate import gate_regions
+from casewise.render.masks import Classes
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,11 @@ class Reviewable(Protocol):
     @property
     def min_area(self) -> int:
         """Voxels that a region needs to count (B4)."""
+        ...
+
+    @property
+    def classes(self) -> Classes:
+        """What the masks hold, and whether label 0 is background."""
         ...
 
     @property

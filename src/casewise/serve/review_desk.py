@@ -15,6 +15,7 @@ from casewise.core.brief import counted
 from casewise.core.errors import BadInput, CasewiseError, Refused, UnknownName
 from casewise.core.formats import json_bytes
 from casewise.measure.signals import SIGNALS
+from casewise.render.masks import color_of
 from casewise.serve.review_cases import (
     WINDOWS,
     Images,
@@ -149,6 +150,12 @@ class Desk:
             "kind": self.folder.kind,
             "reviewer": self.reviewer,
             "problems": self.log.problems,
+            "background": self.folder.classes.background,
+            "classes": [
+                {"value": value, "name": name, "color": color_of(value, self.folder.classes.names)}
+                for value, name in sorted(self.folder.classes.names.items())
+                if value or not self.folder.classes.background
+            ],
             "cases": rows,
         }
 

@@ -28,6 +28,7 @@ from casewise.data import nifti, pictures
 from casewise.judge.deciding import decision_of, deployed_mask
 from casewise.judge.policy import POLICY, controller_of, read_policy
 from casewise.measure.signals.risk import DROP
+from casewise.render.masks import Classes
 from casewise.run.prediction_folder import Layout, read_entry
 from casewise.serve.review_cases import Masks, ReviewCase, deepest, number_or_none, state_order
 
@@ -65,10 +66,20 @@ class Predictions:
         return {case_id: self._case(case_id, entry) for case_id, entry in self.entries.items()}
 
     @cached_property
+    def _last_run(self) -> Mapping[str, Any]:
+        runs = [line for line in Chain(self.path / "audit.jsonl").lines() if line.get("event") == "run-started"]
+        return runs[-1] if runs else {}
+
+    @property
     def min_area(self) -> int:
         """As the last run measured."""
-        runs = [line for line in Chain(self.path / "audit.jsonl").lines() if line.get("event") == "run-started"]
-        return int((runs[-1].get("adaptation") or {}).get("min_area", 16)) if runs else 16
+        return int((self._last_run.get("adaptation") or {}).get("min_area", 16))
+
+    @property
+    def classes(self) -> Classes:
+        """As the last run's model calls them."""
+        background = (self._last_run.get("adaptation") or {}).get("foreground", True)
+        return Classes(_named(self._last_run.get("classes")), bool(background))
 
     def about(self, case_id: str) -> str:
         """sha256 of the entry, and through it of every output."""
@@ -191,6 +202,11 @@ def _spacing_mm(path: Path) -> tuple[float, ...] | None:
     return None if _is_picture(path) else tuple(abs(size) for size in nifti.check_header(path).zooms[:3][::-1])
 
 
+def _named(plain: Any) -> dict[int, str]:
+    """Class names by number, from JSON."""
+    return {int(value): str(name) for value, name in (plain or {}).items()}
+
+
 @dataclass(frozen=True)
 class Recorded:
     """An archive with the decisions of its own policy, where it has one."""
@@ -212,6 +228,12 @@ class Recorded:
     def min_area(self) -> int:
         """As it was recorded."""
         return int(self.archive.configuration.get("min_area", 16))
+
+    @property
+    def classes(self) -> Classes:
+        """As they were recorded."""
+        made = self.archive.configuration
+        return Classes(_named(made.get("names")), bool(made.get("foreground", True)))
 
     @cached_property
     def controller(self) -> Controller | None:

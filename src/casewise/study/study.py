@@ -25,7 +25,7 @@ from casewise.judge.ledger import unlock
 from casewise.judge.outcomes import deployed, deployed_rows, outcomes
 from casewise.judge.policy import controller_of, uncalibrated
 from casewise.measure.metrics import METRICS, Metric
-from casewise.render.masks import Edits, edits
+from casewise.render.masks import Classes, Edits, edits
 from casewise.replay import replay
 from casewise.study.assignment import DRIVING, MEDICAL, arms_of, selector_scores
 from casewise.study.preregistration import Declaration
@@ -168,6 +168,14 @@ class Study:
     def configuration(self) -> Mapping[str, Any]:
         """How the evaluation archive was made."""
         return self.evaluation.configuration
+
+    @property
+    def classes(self) -> Classes:
+        """What the masks hold: names where they were recorded, else "class 1", and whether 0 is one of them."""
+        made = self.configuration
+        numbers = [*([] if made.get("foreground", True) else [0]), *(made.get("classes") or ())]
+        known = {int(value): str(name) for value, name in (made.get("names") or {}).items()}
+        return Classes(known or {value: f"class {value}" for value in numbers}, bool(made.get("foreground", True)))
 
     @property
     def measure(self) -> dict[str, Any]:

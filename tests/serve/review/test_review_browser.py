@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from worlds.browsers import browser, needs_chromium
 
+from casewise.core.chain import Chain
 from casewise.judge.calibration.preflight import read_reviews
 
 __all__ = ["browser"]
@@ -235,3 +236,21 @@ def test_dark_is_the_systems_choice_and_a_phone_is_wide_enough(predictions, serv
         assert tab.evaluate("document.documentElement.scrollWidth") <= 390
         tab.click("#theme")
         assert tab.evaluate("getComputedStyle(document.body).backgroundColor") != shade
+
+
+def test_a_street_has_a_legend_and_nothing_is_removed_from_the_road(new_folder, serve, open_page, tmp_path):
+    folder = new_folder(tmp_path / "out", ".png")
+    run = {"adaptation": {"min_area": 4, "foreground": False}, "classes": {"0": "road", "1": "<i>car</i>"}}
+    Chain(folder.layout.audit).append("run-started", run)
+    source = np.ones((24, 32), np.uint8)
+    adapted = source.copy()
+    adapted[4:12, 4:12] = 0  # became road
+    folder.add("frame", source * 90, source, adapted, value=0.1)
+    with serve(tmp_path / "out", images=folder.images) as server:
+        tab = open_page(server, "frame")
+        assert tab.locator("#legend li").all_inner_texts() == ["road", "<i>car</i>"]
+        assert tab.locator("#regions tbody td:first-child").all_inner_texts() == ["relabeled"]
+        assert colored(tab, (43, 108, 176)) == 0
+        tab.keyboard.press("4")
+        tab.keyboard.press("5")
+        assert colors(tab) > 2

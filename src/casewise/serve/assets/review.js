@@ -178,8 +178,8 @@ function showRegions() {
 }
 
 function regionRow(region, at, known) {
-  const kind = ["added", "removed", "relabeled"].reduce((best, name) => (region[name] > region[best] ? name : best));
-  const mixed = region[kind] < region.voxels ? "mostly " : "";
+  const kind = !viewer.background ? "relabeled" : ["added", "removed", "relabeled"].reduce((best, name) => (region[name] > region[best] ? name : best));
+  const mixed = viewer.background && region[kind] < region.voxels ? "mostly " : "";
   const row = made("tr", { tabIndex: 0, title: "show it" },
     made("td", {}, made("span", { className: `chip ${kind}` }), `${mixed}${kind}`),
     made("td", { textContent: region.voxels }), made("td", { textContent: percent(region.share) }));
@@ -300,6 +300,14 @@ async function begin() {
   wire();
   const found = await ask("cases");
   state.cases = found.cases;
+  viewer.background = found.background;
+  viewer.colors = new Map(found.classes.map((one) => [one.value, one.color]));
+  element("legend").replaceChildren(...found.classes.map((one) => {
+    const chip = made("i", {});
+    chip.style.background = `rgb(${one.color.join(",")})`;
+    return made("li", {}, chip, one.name);
+  }));
+  for (const name of ["plus", "minus"]) document.querySelector(`#layers i.${name}`).hidden = !found.background;
   element("folder").textContent = found.folder;
   document.title = `Review of ${found.folder}`;
   element("reviewer").value = sessionStorage.getItem("reviewer") || found.reviewer;

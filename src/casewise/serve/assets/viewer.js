@@ -12,6 +12,8 @@ export class Viewer {
     this.context = canvas.getContext("2d");
     this.layers = { m0: true, adapted: true, deployed: false, edits: true, classes: false };
     this.opacity = 0.5;
+    this.background = true; // label 0 is no class
+    this.colors = new Map(); // of classes, by label
     this.moved = moved;
     this.failed = failed;
     this.loaded = new Map();
@@ -134,6 +136,8 @@ export class Viewer {
     this.canvas.dataset.painted = `${this.axis}/${this.slice}`;
   }
 
+  color(label) { return this.colors.get(label) || PALETTE[(label + PALETTE.length - 1) % PALETTE.length]; }
+
   filled() {
     const { width, height, labels } = this.frame;
     const top = ["adapted", "deployed", "m0"].find((name) => this.layers[name]) || "m0";
@@ -143,8 +147,8 @@ export class Viewer {
     for (let at = 0; at < labels.length; at += 4) {
       const source = labels[at], adapted = labels[at + (this.case.state === null ? CHANNEL.deployed : CHANNEL.adapted)];
       let color = null;
-      if (this.layers.edits && source !== adapted) color = source === 0 ? ADDED : adapted === 0 ? REMOVED : RELABELED;
-      else if (this.layers.classes && labels[at + CHANNEL[top]] > 0) color = PALETTE[(labels[at + CHANNEL[top]] - 1) % PALETTE.length];
+      if (this.layers.edits && source !== adapted) color = !this.background ? RELABELED : source === 0 ? ADDED : adapted === 0 ? REMOVED : RELABELED;
+      else if (this.layers.classes && (labels[at + CHANNEL[top]] > 0 || !this.background)) color = this.color(labels[at + CHANNEL[top]]);
       if (color) { pixels.data.set(color, at); pixels.data[at + 3] = alpha; }
     }
     context.putImageData(pixels, 0, 0);

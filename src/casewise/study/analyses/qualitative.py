@@ -173,9 +173,9 @@ def mask_columns(study: Study, found: CaseMasks, view: View, image: Pixels | Non
         yield "input", photographed(image, view, side=SIDE)
     driving = image is not None and not study.measure["foreground"]
     if not driving:
-        yield "label", painted(found.label, view, side=SIDE)
+        yield "label", painted(found.label, view, side=SIDE, classes=study.classes)
     value = _number(metric_of(study, whole(found.label, view.index), found.source, found.label))
-    yield f"M0\n{study.metric} {value}", painted(found.source, view, side=SIDE)
+    yield f"M0\n{study.metric} {value}", painted(found.source, view, side=SIDE, classes=study.classes)
     yield _judged(study, found, view, study.reference, found.source, found.reference, boxes=driving)
     if driving:
         yield from _rivals(study, found, view)
@@ -200,7 +200,7 @@ def _judged(
     change, everything = edits(source, mask, found.label, measure=study.measure), whole(found.label, view.index)
     value = _number(metric_of(study, everything, mask, found.label))
     words = f"{name}\n{study.metric} {value} · HA {change.ha_of(everything):.2f}"
-    return words, painted(mask, view, change=change, side=SIDE, boxes=boxes)
+    return words, painted(mask, view, change=change, side=SIDE, boxes=boxes, classes=study.classes)
 
 
 def whole(mask: Any, index: int | None) -> View:
