@@ -85,3 +85,16 @@ def test_nonsense_is_refused() -> None:
         sweep_rates(backbone, [], "tent", rates=(0.0,))
     with pytest.raises(BadInput, match="needs cases"):
         sweep_rates(backbone, [], "tent")
+
+
+def test_rates_beyond_one_that_changes_far_too_much_are_left_out() -> None:
+    from casewise.adapt.objectives import objective_of
+
+    rng, count = np.random.default_rng(0), []
+    cases = [Case(f"c{number}", rng.normal(size=(1, 32, 32)).astype(np.float32)) for number in range(2)]
+    choice = sweep_rates(
+        of_network(TwoClasses()), cases, objective_of("tent"), rates=(1e-5, 5.0, 6.0), steps=1,
+        done=lambda: count.append(1),
+    )  # fmt: skip
+    assert [row.rate for row in choice.rows] == [1e-5, 5.0]  # at 5 every voxel may flip: 6 needs no trial
+    assert len(count) == 4

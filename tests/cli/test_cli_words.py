@@ -5,7 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from typing import Any
+
 import pytest
+import typer
+from typer.testing import CliRunner
+
+from casewise.cli import COMMANDS, app
+from casewise.cli.options import SECTIONS
+
+Context: Any = next(kind for kind in typer.Context.__mro__ if kind.__name__ == "Context")
 
 
 def told(program: str) -> subprocess.CompletedProcess[str]:
@@ -34,3 +43,21 @@ def test_the_version_is_printed() -> None:
 
     done = told("import sys; sys.argv = ['casewise', '--version']\nfrom casewise.cli import main; main()")
     assert done.stdout.strip() == f"casewise {casewise.__version__}"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_cuts_no_option_off_on_a_narrow_terminal(command: str) -> None:
+    text = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}, catch_exceptions=False).output
+    group: Any = typer.main.get_command(app)
+    for one in group.get_command(Context(group, resilient_parsing=True), command).params:
+        if getattr(one, "hidden", False) is False and one.param_type_name == "option":
+            assert all(name in text for name in one.opts), one.opts
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_help_of_predict_has_sections_and_says_first_what_is_its_own() -> None:
+    text = CliRunner().invoke(app, ["predict", "--help"], env={"COLUMNS": "80"}, catch_exceptions=False).output
+    headings = [line.removesuffix(":") for line in text.splitlines() if line.endswith(":") and line[0] != " "]
+    assert headings == ["Options", *SECTIONS]
+    assert text.index("-o <path>") < text.index("--policy") < text.index("-i <path>") < text.index("-chk")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from worlds.cohorts import synthetic_archive
 from worlds.updates import heart, write
 
+from casewise.archive.store import open_archive
 from casewise.cli import COMMANDS, app
 from casewise.cli.printing import Progress
 from casewise.data.datasets.plain import write_cohort
@@ -103,6 +105,37 @@ def test_stdout_is_one_json_document(command: str, home: Path, tmp_path: Path) -
     assert document
     if command in ("record", "predict"):
         assert "2 of 2 cases" in result.stderr
+
+
+def test_m0_says_that_nothing_was_adapted(home: Path, tmp_path: Path) -> None:
+    told = said("predict", *_images(home), "-o", tmp_path / "out", "--policy", "m0")
+    assert told.startswith("2 cases, nothing adapted: the masks are the model's own (M0); 0 not done. ")
+
+
+def test_patients_are_read_from_the_table_beside_the_images(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "calibration", tmp_path / "data")
+    table = tmp_path / "data" / "cases.csv"
+    ids = [line.partition(",")[0] for line in table.read_text().splitlines()[1:]]
+    table.write_text("".join(["case,patient\n", *(f"{name},{'ann' if name < ids[2] else 'bob'}\n" for name in ids)]))
+    words = ("record", *MODEL, "-i", tmp_path / "data" / "images", "-l", tmp_path / "data" / "labels", "--steps", 1)
+    result = CliRunner().invoke(app, [str(word) for word in (*words, "-o", tmp_path / "a")], catch_exceptions=False)
+    assert (
+        f"{table} says which patient and group a case belongs to (cases: 4, patients or sequences: 2)" in result.stderr
+    )
+    assert [open_archive(tmp_path / "a").entries[name].cluster for name in ids] == ["ann", "ann", "bob", "bob"]
+    table.write_text("case,patient\nelse,ann\n")  # a table about other cases: said, and not used
+    result = CliRunner().invoke(app, [str(word) for word in (*words, "-o", tmp_path / "b")], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert f"{table} is not used: cases.csv has no row for " in result.stderr
+    assert "every case counts as a patient of its own" in result.stderr
+
+
+def test_a_sweep_of_rates_says_what_it_will_do_and_how_long_it_takes(home: Path) -> None:
+    words = ("tune", *_images(home), "--steps", 1, "--rates", "1e-3,1e-2", "-n", 2)
+    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    first = "casewise: 1 update of eata on 2 of 2 images at up to 2 rates; -n, --rates and --steps make it shorter"
+    assert first in result.stderr.splitlines()
+    assert "1 of 4 episodes, about " in result.stderr
 
 
 def test_every_command_that_prints_results_is_asked_for_json() -> None:

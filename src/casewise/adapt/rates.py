@@ -62,9 +62,14 @@ def sweep_rates(
     steps: int = 4,
     coverage: float = COVERAGE,
     seen: Callable[[RateRow], None] | None = None,  # told after each rate
+    done: Callable[[], None] | None = None,  # told after each case at each rate
     **options: Any,  # of adapt.episode.Episode
 ) -> RateChoice:
-    """Adapt the cases at every rate and recommend one; the network comes back as it was."""
+    """Adapt the cases at every rate, from the smallest on, and recommend one; the network comes back as it was.
+
+    Rates beyond one whose first step already changes ten times too much, or ends in NaN in every case, are left out:
+    larger ones change more.
+    """
     asked = sorted(set(rates))
     if not asked or asked[0] <= 0 or not all(map(math.isfinite, asked)):
         raise BadInput(f"rates are positive numbers, got {asked}")
@@ -74,17 +79,27 @@ def sweep_rates(
         )
     rows = []
     for rate in asked:
-        rows.append(_row(backbone, cases, objective, rate, steps, options))
+        rows.append(_row(backbone, cases, objective, rate, steps, options, done))
         if seen is not None:
             seen(rows[-1])
+        if rows[-1].failed == len(cases) or rows[-1].coverage[0] > coverage * FAR:
+            break
     return recommended(rows, coverage=coverage)
 
 
 def _row(
-    backbone: Backbone, cases: Sequence[Case], objective: Any, rate: float, steps: int, options: dict[str, Any]
+    backbone: Backbone,
+    cases: Sequence[Case],
+    objective: Any,
+    rate: float,
+    steps: int,
+    options: dict[str, Any],
+    done: Callable[[], None] | None,
 ) -> RateRow:
     ladders, failed = [], 0
-    for case in cases:
+    for index, case in enumerate(cases):
+        if index and done is not None:
+            done()
         prepared = backbone.prepare(case)
         try:
             made = run_episode(
@@ -95,6 +110,8 @@ def _row(
             failed += 1
             continue
         ladders.append(made.masks)
+    if done is not None:
+        done()
     far = [[_share(masks[0], mask) for mask in masks[1:]] for masks in ladders]
     fresh = [[_share(before, after) for before, after in itertools.pairwise(masks)] for masks in ladders]
     moved = float(np.mean([row[0] > 0 for row in far])) if far else 0.0

@@ -69,6 +69,9 @@ EXTRAS = {
 """Which extra brings a library that is not there."""
 
 
+COMPLETION = ("install_completion", "show_completion")
+
+
 class _Commands(TyperGroup):
     """Commands that are imported when they are asked for."""
 
@@ -81,6 +84,8 @@ class _Commands(TyperGroup):
         module = importlib.import_module(f"casewise.cli.{HOMES.get(name, name)}")
         command: Any = typer.main.get_command(module.app)
         command = getattr(command, "commands", {name: command})[name]
+        command.rich_markup_mode = None  # tables of rich cut the names of options off at 80 columns
+        command.params = [one for one in command.params if one.name not in COMPLETION]  # casewise --help has them
         _take_defaults(ctx, name, command)
         return command
 

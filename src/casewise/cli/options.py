@@ -174,7 +174,12 @@ class CaseOptions:
         Path | None,
         typer.Option("-l", "--labels", help="Folder with labels, where there are any; no decision sees them."),
     ] = None
-    groups: Annotated[Path | None, typer.Option(help="CSV with case and any of group, cluster, split.")] = None
+    groups: Annotated[
+        Path | None,
+        typer.Option(
+            help="CSV with case and any of group, cluster (patient), split; default: cases.csv beside images."
+        ),
+    ] = None
     num_parts: Annotated[
         int | None, typer.Option("-num_parts", help="Number of parts; default: the SLURM array, else 1.")
     ] = None
@@ -202,10 +207,13 @@ class CaseOptions:
         from casewise.run.assemble import gathered_cases
 
         refused: dict[str, str] = {}
+        notes: list[str] = []
         cases = gathered_cases(
             model, self.images, labels=self.labels, groups=self.groups, parts=(self.num_parts, self.part_id),
-            environment=os.environ, keep=keep, refused=refused, channels=self.channel_patterns,
+            environment=os.environ, keep=keep, refused=refused, channels=self.channel_patterns, notes=notes,
         )  # fmt: skip
+        for note in notes:
+            typer.echo(f"casewise: {note}", err=True)
         for reason in refused.values():
             typer.echo(f"casewise: {reason}", err=True)
         return cases
@@ -241,9 +249,9 @@ class PrintingOptions:
         Path | None, typer.Option("--log-file", help="Also write a dated line for each case to this file.")
     ] = None
 
-    def progress(self, total: int, *, done: int = 0) -> Progress:
+    def progress(self, total: int, *, done: int = 0, unit: str = "case") -> Progress:
         """The progress of a run over so many cases."""
-        return Progress(total, done=done, quiet=self.quiet, verbose=self.verbose, log_file=self.log_file)
+        return Progress(total, done=done, unit=unit, quiet=self.quiet, verbose=self.verbose, log_file=self.log_file)
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -286,8 +294,32 @@ def _options(group: Any) -> list[inspect.Parameter]:
 MANY = ("-f",)
 
 
+SECTIONS = {
+    "Images": CaseOptions,
+    "Model": ModelOptions,
+    "Candidates (views or updates)": AdaptationOptions,
+    "Where it runs": EngineOptions,
+    "What it says": PrintingOptions,
+}
+"""Under which heading of ``--help`` the options of a group stand; a command's own options come first."""
+
+
 class NnUNetStyle(TyperCommand):
-    """A command whose ``-f`` takes all the values that follow it."""
+    """A command whose ``-f`` takes all the values that follow it, and whose help has a section for each group."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The command's own options, what is required first; then those of each group under its heading."""
+        headings = {field.name: title for title, group in SECTIONS.items() for field in fields(group)}
+        rows: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", "Options", *SECTIONS)}
+        for one in sorted(self.get_params(ctx), key=lambda one: not one.required):
+            row = one.get_help_record(ctx)
+            own = "Arguments" if one.param_type_name == "argument" else "Options"
+            if row is not None:
+                rows[headings.get(str(one.name), own)].append(row)
+        for title, found in rows.items():
+            if found:
+                with formatter.section(title):
+                    formatter.write_dl(found)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Join the values of ``-f`` into one before the options are parsed."""

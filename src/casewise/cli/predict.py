@@ -71,6 +71,7 @@ def predict(
     back to M0 (which ones is in OUT/casewise and in the report).
     """
     from casewise.adapt.contract import parse_size
+    from casewise.judge.policy import adapts
     from casewise.render.masks import overlay_png
     from casewise.run import summary
     from casewise.run.assemble import assembled
@@ -113,7 +114,11 @@ def predict(
     if report is not None:
         summary.write_report(report, found)
     promise, warnings = _promise(work, entries)
-    answer("\n".join([_result(entries, out), *promise]), {**found, "page": out / "report.html"}, as_json=as_json)
+    answer(
+        "\n".join([_result(entries, out, adapting=adapts(deployment.policy)), *promise]),
+        {**found, "page": out / "report.html"},
+        as_json=as_json,
+    )
     for sentence in warnings:
         typer.echo(sentence, err=True)
     unwritten = _write_dicom(work, which, entries, codes)
@@ -220,10 +225,15 @@ def _warn_about_memory(planned: Sequence[Planned], jobs: int) -> None:
         )
 
 
-def _result(entries: Sequence[PredictedCase], out: Path) -> str:
+def _result(entries: Sequence[PredictedCase], out: Path, *, adapting: bool) -> str:
     from collections import Counter
 
-    actions = Counter(entry.action or "no output" for entry in entries)
     failed = sum(not entry.is_done for entry in entries)
+    cases, page = counted(len(entries), "case"), out / "report.html"
+    if not adapting:
+        return f"{cases}, nothing adapted: the masks are the model's own (M0); {failed} not done. {page}"
+    actions = Counter(entry.action or "no output" for entry in entries)
     each = ", ".join(f"{count} {action}" for action, count in sorted(actions.items()))
-    return f"{counted(len(entries), 'case')}: {each}; {failed} not done as asked. {out / 'report.html'}"
+    flagged = sum(entry.decision is not None and entry.decision.flagged for entry in entries)
+    look = f"; {flagged} flagged: a person should look, see casewise review {out}" if flagged else ""
+    return f"{cases}: {each}{look}; {failed} not done as asked. {page}"

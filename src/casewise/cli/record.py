@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 NOT_ALL_DONE = 3
+NO_PATIENTS = (
+    "casewise: no patient is named, so every case counts as a patient of its own. Where a patient has several scans, "
+    "say so in a table with the columns case and cluster: cases.csv beside the images, or --groups TABLE"
+)
 
 
 @app.command(cls=NnUNetStyle)
@@ -62,6 +66,8 @@ def record(
     probes = tuple(name for name in signals.split(",") if name)
     probes_of(probes)  # a wrong name is an error before anything is recorded
     cases = which.gathered(model, keep=archive.with_name(f"{archive.name}-images"))
+    if which.labels is not None and len(cases) > 1 and not any(files.cluster for files in cases):
+        typer.echo(NO_PATIENTS, err=True)
     given = how.asked(model)
     if how.preset is not None:
         cases, given = driving_cases(cases, given)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from casewise.cli.options import AdaptationOptions, CaseOptions, ModelOptions, NnUNetStyle, grouped
+from casewise.cli.options import AdaptationOptions, CaseOptions, ModelOptions, NnUNetStyle, PrintingOptions, grouped
 from casewise.cli.printing import AS_JSON, answer
 from casewise.core.brief import counted
 
 if TYPE_CHECKING:
+    from casewise.adapt.adaptation import Adaptation
     from casewise.adapt.rates import RateChoice, RateRow
 
 
@@ -27,6 +28,7 @@ def tune(
     source: ModelOptions,
     which: CaseOptions,
     how: AdaptationOptions,
+    telling: PrintingOptions,
     rates: str = typer.Option("", help="Rates to try, with commas; default: 1e-5 to 1e-2 in half decades."),
     cases: int = typer.Option(6, "-n", "--cases", min=1, help="How many images to try, spread over the folder."),
     coverage: float = typer.Option(7e-4, help="Share of voxels that the first step should change."),
@@ -36,7 +38,9 @@ def tune(
     """Try learning rates on a few images, without labels, and recommend one.
 
     A rate is too small where the first step changes nothing and too large where later steps change more than the
-    first. Exit code 1: no rate of the grid fits; the last line says which way to look.
+    first. Every image is adapted at every rate, so fewer images (-n 2), fewer rates (--rates 3e-4,1e-3,3e-3) or
+    --disable_tta take less time. Views need no rate: record --propose views:mri. Exit code 1: no rate of the grid
+    fits; the last line says which way to look.
     """
     from tempfile import TemporaryDirectory
 
@@ -49,18 +53,22 @@ def tune(
         files = which.gathered(model, keep=Path(keep))
         few = files[:: max(1, len(files) // cases)][:cases]
         read = [model.load().read(one).case for one in few]
-    choice = sweep_rates(
-        model.load(),
-        read,
-        adaptation.built(),
-        rates=_numbers(rates) or RATES,
-        steps=adaptation.steps,
-        coverage=coverage,
-        seen=None if as_json else _say_row,
-        parameters=adaptation.parameters,
-        seed=adaptation.seed,
-        max_slices=adaptation.max_slices,
-    )
+    grid = _numbers(rates) or RATES
+    typer.echo(_announced(adaptation, len(read), len(grid), len(files)), err=True)
+    with telling.progress(len(grid) * len(read), unit="episode") as progress:
+        choice = sweep_rates(
+            model.load(),
+            read,
+            adaptation.built(),
+            rates=grid,
+            steps=adaptation.steps,
+            coverage=coverage,
+            seen=None if as_json else _say_row,
+            done=lambda: progress.step("one image at one rate"),
+            parameters=adaptation.parameters,
+            seed=adaptation.seed,
+            max_slices=adaptation.max_slices,
+        )
     if picture is not None:
         _draw(choice, coverage, picture)
     answer(_words(choice, adaptation.objective), asdict(choice), as_json=as_json)
@@ -75,6 +83,13 @@ def _numbers(text: str) -> tuple[float, ...]:
         return tuple(float(word) for word in text.split(",") if word.strip())
     except ValueError:
         raise BadInput(f"--rates takes numbers with commas, such as 1e-4,1e-3, got {text!r}") from None
+
+
+def _announced(adaptation: Adaptation, images: int, rates: int, found: int) -> str:
+    """What is about to be done, so that a person can stop it in time."""
+    many = "1 update" if adaptation.steps == 1 else f"{adaptation.steps} updates"
+    each = f"{many} of {adaptation.objective} on {images} of {found} images at up to {rates} rates"
+    return f"casewise: {each}; -n, --rates and --steps make it shorter"
 
 
 def _say_row(row: RateRow) -> None:

@@ -15,7 +15,7 @@ from casewise.core.errors import BadInput, CasewiseError, Mismatch, MissingExtra
 from casewise.core.records import Policy
 from casewise.core.registry import Registry
 from casewise.data.dicom import is_dicom_folder
-from casewise.data.folders import CaseFiles, list_cases, part_of, with_groups, with_labels
+from casewise.data.folders import CaseFiles, list_cases, part_of, table_for, with_groups, with_labels
 from casewise.deployment import Deployment, Model, Watching
 from casewise.judge.certificates.certificate import CERTIFICATE, Certificate, check_certificate, read_certificate
 from casewise.judge.controllers import takes
@@ -26,9 +26,9 @@ ENGINES = Registry("engine", {"local": "casewise.run.local:LocalEngine", "ray": 
 CERTIFIED = "-certified"
 
 NO_POLICY = (
-    "there is no policy, so nothing says when to trust an adaptation. Calibrate one: "
-    "casewise record -m MODEL -i IMAGES -o ARCHIVE, then casewise calibrate ARCHIVE, then --policy ARCHIVE; "
-    "or pass --policy m0 to segment without adaptation"
+    "there is no policy, so nothing says when to trust another mask than the model's own. Calibrate one on labelled "
+    "cases: casewise record -m MODEL -i IMAGES -l LABELS -o ARCHIVE --propose views:mri (or photo, driving, ct), then "
+    "casewise calibrate ARCHIVE --policy default, then --policy ARCHIVE; or pass --policy m0 for the model's own masks"
 )
 
 
@@ -196,6 +196,17 @@ def chosen_engine(name: str, *, address: str | None = None, **options: Any) -> A
         raise MissingExtra(f"engine {name} cannot be imported ({error}); pip install 'casewise[{name}]'") from error
 
 
+def _described_beside(cases: tuple[CaseFiles, ...], table: Path) -> tuple[tuple[CaseFiles, ...], str]:
+    """Cases as a table that nobody named describes them, and a sentence about it; as they were if it does not fit."""
+    try:
+        described = with_groups(cases, table)
+    except BadInput as error:
+        return cases, f"{table} is not used: {error}. Mend it, or name another table with --groups"
+    patients = len({files.cluster or files.id for files in described})
+    counted = f"cases: {len(described)}, patients or sequences: {patients}"
+    return described, f"{table} says which patient and group a case belongs to ({counted})"
+
+
 def gathered_cases(
     model: Model,
     images: Path,
@@ -207,8 +218,12 @@ def gathered_cases(
     keep: Path | None = None,
     refused: dict[str, str] | None = None,
     channels: Sequence[str] = (),
+    notes: list[str] | None = None,
 ) -> tuple[CaseFiles, ...]:
     """The cases of a folder that this process takes, with labels and groups where there are any.
+
+    Without ``groups`` a ``cases.csv`` in the folder or one level above it is read, if it has all the cases; ``notes``
+    is told so.
 
     The series of a DICOM folder are written as NIfTI below ``keep``; ``refused`` is told which cannot be read, and why.
     ``channels`` says by description which series of a study is which channel.
@@ -227,8 +242,12 @@ def gathered_cases(
         cases = list_cases(images, ending=model.load().ending, links=True)
     if labels is not None:
         cases = with_labels(cases, labels)
+    beside = table_for(images) if groups is None and not series else None
     if groups is not None:
         cases = with_groups(cases, groups)
+    elif beside is not None:
+        cases, said = _described_beside(cases, beside)
+        (notes if notes is not None else []).append(said)
     number, own = part_from(*parts, environment or {})
     cases = part_of(cases, parts=number, part=own)
     if series:
