@@ -419,3 +419,23 @@ def test_m0_of_the_ladders_before_outlives_a_ladder_that_fails(
     assert found.mask is found.source
     assert ("time limit" if late else "odd") in found.decision.reason
     assert len(forwards) == (1 if late else 4)
+
+
+@pytest.mark.parametrize(
+    ("fitted", "used", "said"),
+    [(None, True, "recorded without mirroring: add --disable_tta"), ((0, 1), False, "leave --disable_tta out")],
+)
+def test_another_mirroring_is_named_before_everything_else(fitted: Any, used: bool, said: str) -> None:
+    from types import SimpleNamespace
+
+    from casewise.run.assemble import _checked
+
+    def check() -> None:
+        raise Mismatch("policy 'default' was fitted on another loader")
+
+    binding = SimpleNamespace(loader=f"nnunet(plans=7, step_size=0.5, mirroring={fitted})")
+    deployment: Any = SimpleNamespace(check=check, policy=SimpleNamespace(binding=binding))
+    with pytest.raises(Mismatch, match=f"{said}. In full: policy 'default' was fitted on another loader"):
+        _checked(deployment, replace(MODEL, mirroring=used))
+    with pytest.raises(Mismatch, match=r"^policy 'default'"):  # then it is something else
+        _checked(deployment, replace(MODEL, mirroring=not used))

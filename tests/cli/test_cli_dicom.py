@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,12 @@ import torch
 from typer.testing import CliRunner
 
 from casewise.cli import app
+from casewise.cli.predict import _certified
+from casewise.core.predicted import PredictedCase
+from casewise.core.records import Action, Decision, State
 from casewise.data.dicom import find_series
 from casewise.data.nifti import read_label
+from casewise.run.dicom import decision_sentence
 
 pydicom = pytest.importorskip("pydicom")
 pytest.importorskip("highdicom")
@@ -67,12 +72,26 @@ def test_series_go_in_and_masks_come_out_in_every_form(model: Path, studies: Pat
         assert np.array_equal(read_segmentation(out / "dicom" / f"{name}.seg.dcm", series), mask)
         entry = json.loads((out / "casewise" / f"{name}.json").read_text())
         report = read_report(out / "dicom" / f"{name}.sr.dcm")
-        assert report["decision"].startswith("Deployed: the mask after 1 update (keep).")
+        assert report["decision"].startswith("Deployed: candidate 1 of 1 beside the source model's mask (keep). Why: ")
         assert report["certificate"] == "no certificate was given"
         assert entry["status"] == "done"
     assert b"Doe" not in (out / "casewise" / "images" / "straight_0000.nii.gz").read_bytes()
     again = json.loads(said(*words, "--continue_prediction", "--json", code=3).stdout)
     assert again["statuses"] == {"done": 3}
+
+
+def test_a_report_calls_a_view_no_update_and_repeats_no_promise_that_is_void() -> None:
+    decision = Decision("a", Action.KEEP, State(13), 13, "consensus", reason="the consensus of the candidates")
+    sentence = (
+        "Deployed: candidate 13 of 13 beside the source model's mask (keep). Why: the consensus of the candidates"
+    )
+    assert decision_sentence(PredictedCase("a", "done", decision)) == sentence
+    promise = SimpleNamespace(statement="at most one in ten")
+    for void, expected in (
+        (None, "at most one in ten"),
+        ("the watch rang", "the certificate does not hold here: the watch rang"),
+    ):
+        assert _certified(SimpleNamespace(certificate=promise, why_void=void)) == expected  # type: ignore[arg-type]
 
 
 def test_record_takes_series_and_keeps_patients_together(studies: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from worlds.candidates import views_archive
 
-from casewise.core.errors import Overlap
+from casewise.core.errors import Overlap, TooFewCases
 from casewise.core.records import SOURCE
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.certificates.certify_router import Promise, certify_router
@@ -66,12 +66,18 @@ def test_a_design_that_hurts_the_cases_that_fit_it_takes_no_part_in_the_choice(t
 
 def test_labels_that_fitted_a_design_cannot_certify_it(fitting):
     for design in ("choose", "merge", "consensus-where-low"):
-        with pytest.raises(Overlap, match="share"):
+        with pytest.raises(Overlap, match=r"share .* or let certify halve them by itself: casewise certify ARCHIVE"):
             certify_router(fitting, calibrate(fitting, design), HARMED, force=True)
     certificate, _ = certify_router(fitting, calibrate(fitting, "consensus"), HARMED, force=True)
     assert certificate.units == 8
     flagging = calibrate(fitting, "consensus", flag_below=0.7, at=0.8)  # the flag is fitted, what is deployed is not
     assert certify_router(fitting, flagging, HARMED, force=True)[0].bound == certificate.bound
+
+
+def test_halves_that_are_too_small_are_called_by_their_size(tmp_path):
+    few = views_archive(tmp_path / "few", cases=8, per_cluster=2)  # two of each patient, so four in the half that fits
+    with pytest.raises(TooFewCases, match=r"at least 4 patients, and 5 cases in the first half, got 4 patients with 4"):
+        certify_default(few, Promise(("harmed",), (0.3,), delta=0.1))
 
 
 def test_the_best_of_several_designs_cannot_be_certified_on_the_labels_that_chose_it(fitting):

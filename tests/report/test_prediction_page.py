@@ -41,3 +41,15 @@ def test_a_street_is_scored_by_miou_and_nothing_is_listed_twice() -> None:
     assert "<dt>regions</dt><dd>3</dd>" in page
     assert "candidate 1; made: 1 candidate beside M0</dd>" in page
     assert '<p class="lead">1 case, m' in page
+
+
+def test_flagged_cases_come_first_and_are_counted() -> None:
+    entries = [
+        PredictedCase(name, "done", Decision(name, Action.KEEP, State(1), 1, "consensus", flagged=name == "z"))
+        for name in ("a", "z")
+    ]
+    page = prediction_page(entries, FACTS)
+    assert "<b>1</b> flagged for a person to look at" in page
+    assert page.index('id="z"') < page.index('id="a"')
+    assert page.count('<span class="flag">flagged</span>') == 1
+    assert "flagged" not in prediction_page(entries[:1], FACTS)

@@ -25,6 +25,7 @@ from casewise.core.brief import counted
 
 if TYPE_CHECKING:
     from casewise.core.predicted import PredictedCase
+    from casewise.deployment import Deployment
     from casewise.run.predict_case import PredictCase
     from casewise.run.predict_folder import Planned
     from casewise.run.trackers import Tracker
@@ -137,13 +138,20 @@ def _write_dicom(work: PredictCase, which: CaseOptions, entries: Sequence[Predic
     failed = write_objects(
         which.images, work.layout.out, {case_id: work.layout.mask(case_id) for case_id in work.cases}, entries,
         classes=deployment.backbone.labels, codes=codes,
-        certificate="" if deployment.certificate is None else deployment.certificate.statement,
-        channels=which.channel_patterns,
+        certificate=_certified(deployment), channels=which.channel_patterns,
     )  # fmt: skip
     for case_id, reason in failed.items():
         typer.echo(f"{case_id}: no DICOM output, {reason}", err=True)
     typer.echo(f"DICOM SEG and structured reports: {work.layout.out / FOLDER}", err=True)
     return bool(failed)
+
+
+def _certified(deployment: Deployment) -> str:
+    """What a report says of the certificate: its sentence, or why it does not hold here; empty without one."""
+    if deployment.certificate is None:
+        return ""
+    void = deployment.why_void
+    return deployment.certificate.statement if void is None else f"the certificate does not hold here: {void}"
 
 
 def _promise(work: PredictCase, entries: Sequence[PredictedCase]) -> tuple[list[str], list[str]]:

@@ -127,9 +127,9 @@ def _draw(choice: RateChoice, coverage: float, path: Path) -> None:
             axis.axvline(choice.rate, color=OURS, linestyle=(0, (4, 3)), linewidth=1)
         axis.set_xscale("log")
         axis.set_yscale("log")
-        axis.set_xlabel("learning rate")
         axis.set_ylabel("share of voxels that changed")
-        axis.set_title("Change by rate; the band is wanted at step 1, a cross does not come to rest")
+        axis.set_title("How much each step changes, by rate")
+        axis.set_xlabel("learning rate; band: wanted at step 1; dashed: recommended; cross: does not come to rest")
         axis.legend(frameon=False, fontsize=8)
         figure.savefig(path, dpi=150, facecolor="white")
 

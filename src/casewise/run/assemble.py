@@ -58,7 +58,7 @@ def assembled(
         deployment = Deployment(
             model, tuple(ladders.values()), decides, promised, watching, contract, max_ram, tuple(ladders), force
         )
-        deployment.check()
+        _checked(deployment, model)
         return deployment
     how = replace(fitted or Adaptation(), **{**asked, "steps": decides.steps})
     if how.forward_only is None and decides.name == "consensus" and decides.binding is None:
@@ -67,8 +67,20 @@ def assembled(
         decides = _over_readings(decides, how.horizon(model.load()))
         how = replace(how, steps=decides.steps)
     deployment = Deployment(model, (how,), decides, promised, watching, contract, max_ram, force=force)
-    deployment.check()
+    _checked(deployment, model)
     return deployment
+
+
+def _checked(deployment: Deployment, model: Model) -> None:
+    """Check a deployment; where nnU-Net's mirroring may be all that differs, the refusal says so first."""
+    try:
+        deployment.check()
+    except Mismatch as error:
+        fitted = "" if deployment.policy.binding is None else deployment.policy.binding.loader
+        if "mirroring=" not in fitted or ("mirroring=None" in fitted) != model.mirroring:
+            raise
+        said = "without mirroring: add --disable_tta" if model.mirroring else "with mirroring: leave --disable_tta out"
+        raise Mismatch(f"the cases of this policy were recorded {said}. In full: {error}") from error
 
 
 def _ladders_of(policy: Policy, asked: Mapping[str, Any]) -> dict[str, Adaptation]:

@@ -128,10 +128,12 @@ def _named(classes: Mapping[int, str], mask: Mask) -> dict[int, str]:
 
 
 def decision_sentence(entry: PredictedCase) -> str:
-    """What was deployed, in one sentence, and the decision's own reason."""
-    depth, reason = (0, "") if entry.decision is None else (entry.decision.deployed, entry.decision.reason)
-    deployed = "the source model's mask" if not depth else f"the mask after {depth} update{'s' * (depth > 1)}"
-    return f"Deployed: {deployed} ({entry.action or 'no decision'}). {reason}".strip()
+    """What was deployed, in one sentence, and the decision's own reason; a candidate may be an update or a view."""
+    depth, made, reason = 0, 0, ""
+    if entry.decision is not None:
+        depth, made, reason = entry.decision.deployed, entry.decision.executed, entry.decision.reason
+    deployed = "the source model's mask" if not depth else f"candidate {depth} of {made} beside the source model's mask"
+    return f"Deployed: {deployed} ({entry.action or 'no decision'}). Why: {reason or 'no reason was given'}"
 
 
 def flag_sentence(entry: PredictedCase) -> str:

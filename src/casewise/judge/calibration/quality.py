@@ -37,6 +37,12 @@ def clusters_needed(level: float) -> int:
     return math.ceil(round(level / (1 - level), 9))
 
 
+def _within(clusters: int) -> str:
+    """The round level that so many clusters carry, as a piece of a sentence."""
+    level = next((level for level in (0.95, 0.9, 0.8, 0.7, 0.6, 0.5) if clusters_needed(level) <= clusters), None)
+    return "" if level is None else f": {clusters} carry {level:g}"
+
+
 def cluster_quantile(scores: ArrayLike, clusters: Sequence[Any], level: float) -> float:
     r"""The smallest t such that a case of a new cluster has a score of at most t with chance ``level`` or more.
 
@@ -55,7 +61,7 @@ def cluster_quantile(scores: ArrayLike, clusters: Sequence[Any], level: float) -
     if amount < clusters_needed(level):
         raise TooFewCases(
             f"a lower bound at level {level:g} needs at least {clusters_needed(level)} clusters (patients or "
-            f"sequences), got {amount}; label more, or ask for a lower level"
+            f"sequences), got {amount}; label more, or ask for a lower level (--at){_within(amount)}"
         )
     weights = 1 / np.bincount(number)[number] / (amount + 1)
     order = np.argsort(values, kind="stable")
@@ -121,7 +127,7 @@ def carries(
 ) -> tuple[float, float]:
     """Rank correlation of a signal with the metric, and its one-sided p when cluster means are exchanged at random."""
     values, truth = np.asarray(signal, np.float64), np.asarray(metric, np.float64)
-    _, number = np.unique(np.asarray(clusters).astype(str), return_inverse=True)
+    _, number = np.unique(np.asarray(list(clusters)).astype(str), return_inverse=True)
     if len(set(number)) < 3 or np.ptp(values) == 0 or np.ptp(truth) == 0:
         return float("nan"), 1.0
     size = np.bincount(number)

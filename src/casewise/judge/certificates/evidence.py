@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from casewise.archive.store import Archive
 from casewise.core.brief import counted
 from casewise.core.durable import text_sha256
-from casewise.core.errors import BadInput, Refused, TooFewCases
+from casewise.core.errors import BadInput, Overlap, Refused, TooFewCases
 from casewise.core.records import Controller, Policy, State, Verdict
 from casewise.judge.controllers.about import about
 from casewise.judge.deciding import decision_of
@@ -195,6 +195,17 @@ def check_router(policy: Policy) -> None:
         )
 
 
+def _check_kept_aside(policy: Policy, archive: Archive) -> None:
+    """Refuse labels that chose or fitted the policy, and say where others come from."""
+    try:
+        check_held_out(policy, archive.entries.values())
+    except Overlap as error:
+        raise Overlap(
+            f"{error}. Keep patients aside that calibrate never sees, or let certify halve them by itself: "
+            "casewise certify ARCHIVE --policy default --method ltt"
+        ) from error
+
+
 def _choice_evidence(archive: Archive, policy: Policy, margin: float) -> Evidence:
     """Of a policy that chooses among all candidates: what is deployed if kept, and the size of its edit.
 
@@ -204,7 +215,7 @@ def _choice_evidence(archive: Archive, policy: Policy, margin: float) -> Evidenc
     own = controller_of(policy)
     plain = policy.name == own.name and not getattr(own, "learned", True)  # no label chose or fitted it
     if not plain:
-        check_held_out(policy, archive.entries.values())
+        _check_kept_aside(policy, archive)
     rows = _choice_rows(archive, replace(policy, options={**policy.options, "cut_high": np.inf}))
     ids, values = tuple(rows["case"]), rows["value"].to_numpy(float)
     if not np.isfinite(values).all():

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, Refused, TooFewCases
 from casewise.core.records import Policy
+from casewise.judge.calibration.cuts import FEWEST
 from casewise.judge.calibration.designs import DESIGNS
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.certificates.certificate import Certificate, policy_digest
@@ -148,9 +149,13 @@ def certify_default(
 def halves_of(archive: Archive) -> tuple[Archive, Archive]:
     """(half of the patients by the order of their names, the others): who fits and who tests, without any label."""
     units = sorted({cluster_of(archive, case) for case in archive.ids})
-    if len(units) < 4:
-        raise TooFewCases(f"designs are fitted on half of the patients and tested on the others, got {len(units)}")
     first = set(units[: len(units) // 2])
+    fitting = sum(cluster_of(archive, case) in first for case in archive.ids)
+    if len(units) < 4 or fitting < FEWEST:
+        raise TooFewCases(
+            f"designs are fitted on half of the patients and tested on the others: at least 4 patients, and {FEWEST} "
+            f"cases in the first half, got {len(units)} patients with {fitting} cases in it; label more patients"
+        )
     fit, test = (
         archive.select(ids=[case for case in archive.ids if (cluster_of(archive, case) in first) == side])
         for side in (True, False)
