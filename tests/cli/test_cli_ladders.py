@@ -155,6 +155,53 @@ def test_a_policy_of_several_ladders_is_served(home: Path, tmp_path: Path, monke
         assert set(found.ladders) == {"some", "tent"}
 
 
+def decided(out: Path, case_id: str, decision: str, state: str | None) -> None:
+    """A decision as the review page posts it, after it has shown the masks of that state."""
+    from casewise.serve.review import review_server
+
+    with review_server(out, reviewer="Ada", port=0) as server:
+        desk = server.desk
+        shown = json.loads(desk.read(f"case/{case_id}", {} if state is None else {"state": state}).body)
+        assert desk.read(f"masks/{case_id}", {} if state is None else {"state": state}).body[:4] == b"\x89PNG"
+        said = {"case": case_id, "decision": decision, "reviewer": "Ada", "about": shown["about"], "note": ""}
+        desk.write("decide", json.dumps({**said, "adapted": shown["state"]}).encode())
+
+
+def test_reviews_of_several_ladders_are_applied(home: Path, tmp_path: Path) -> None:
+    """Pieces of the views are deployed and flagged; a person keeps them, a candidate of either ladder, or M0."""
+    calibrated(home, "merge", tmp_path / "policy.json", "--flag-below", 0.99, "--at", 0.5)
+    out, chosen = tmp_path / "masks", tmp_path / "chosen"
+    there = ("-i", home / "images", "-o", out, "--policy", tmp_path / "policy.json", "--save-candidates")
+    done = call("predict", *model(home), *there)
+    assert done.exit_code == 0, done.output
+    entry = json.loads((out / "casewise" / "case_0.json").read_text())
+    assert (entry["decision"]["action"], entry["decision"]["flagged"]) == ("gate", True)
+    decided(out, "case_0", "keep-adapted", None)  # shown first: what is deployed
+    decided(out, "case_1", "keep-adapted", "tent:2")
+    decided(out, "case_2", "keep-adapted", "3")  # the whole edit of the ladder whose pieces are deployed
+    decided(out, "case_3", "keep-m0", None)
+    with pytest.raises(BadInput, match="adapted states deployed, 1, 2, 3, tent:1, tent:2, got 'tent:3'"):
+        decided(out, "case_4", "keep-adapted", "tent:3")
+    done = call("review", out, "--apply", "-o", chosen, "--json")
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    assert said["taken"] == {"adapted": 2, "deployed": 3, "m0": 1}
+    assert set(said["open"]) == {"case_4", "case_5"}  # flagged, and nobody looked
+    kept = out / "casewise" / "candidates"
+    expected = [
+        out / "case_0.nii.gz", kept / "case_1" / "tent" / "2.nii.gz", kept / "case_2" / "3.nii.gz",
+        out / "casewise" / "source" / "case_3.nii.gz", out / "case_4.nii.gz", out / "case_5.nii.gz",
+    ]  # fmt: skip
+    for number, file in enumerate(expected):
+        assert (chosen / f"case_{number}.nii.gz").read_bytes() == file.read_bytes()
+    log = [json.loads(line) for line in (chosen / "applied.jsonl").read_text().splitlines()]
+    assert [line["why"] for line in log[:2]] == [
+        "Ada keeps what was deployed",
+        "Ada keeps the adaptation, state tent:2",
+    ]
+    assert call("verify", out).exit_code == 0
+
+
 def test_what_does_not_belong_to_several_ladders_is_refused(home: Path, tmp_path: Path) -> None:
     file = tmp_path / "policy.json"
     calibrated(home, "choose", file)

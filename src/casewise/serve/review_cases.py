@@ -45,8 +45,8 @@ class ReviewCase:
     value: float | None = None
     cut_low: float | None = None
     cut_high: float | None = None
-    states: tuple[str, ...] = ()  # adapted states whose masks are there, "1", "2", "2~0.5"
-    adapted: str | None = None  # the one that is shown first: the deepest plain one
+    states: tuple[str, ...] = ()  # adapted states whose masks are there, "1", "2~0.5", "tent:1", "deployed"
+    adapted: str | None = None  # the one that is shown first: what is deployed, else the deepest plain one
     signals: Signals = field(default_factory=dict)  # of the adapted state
     inputs: Mapping[str, str] = field(default_factory=dict)  # sha256 of each image file by name
     has_deployed: bool = False
@@ -120,16 +120,24 @@ class Reviewable(Protocol):
         ...
 
 
-def state_order(name: str) -> tuple[int, float]:
-    """Sorts "1", "2", "2~0.5", "10" as steps, not as text."""
-    step, _, shrink = name.partition("~")
-    return int(step), float(shrink or 0)
+DEPLOYED = "deployed"
+"""The name of a deployed mask that is no saved candidate: one composed of pieces, or one whose step was not saved."""
 
 
-def deepest(states: tuple[str, ...]) -> str | None:
-    """The deepest state that is not shrunk, else the deepest."""
-    plain = [name for name in states if "~" not in name]
-    return max(plain or states, key=state_order, default=None)
+def state_order(name: str) -> tuple[str, int, float]:
+    """Sorts "1", "2", "2~0.5", "10" as steps, not as text; "tent:1", of another ladder, after them."""
+    ladder, _, state = name.rpartition(":")
+    step, _, shrink = state.partition("~")
+    return ladder, int(step), float(shrink or 0)
+
+
+def shown_first(states: tuple[str, ...]) -> str | None:
+    """What is deployed, where that is no candidate; else the deepest plain state of the deployed ladder."""
+    if DEPLOYED in states:
+        return DEPLOYED
+    own = [name for name in states if ":" not in name] or list(states)
+    plain = [name for name in own if "~" not in name]
+    return max(plain or own, key=state_order, default=None)
 
 
 def number_or_none(value: Any) -> float | None:

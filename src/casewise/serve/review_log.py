@@ -21,6 +21,7 @@ from casewise.core.durable import file_sha256, replacing
 from casewise.core.errors import BadInput, CasewiseError, Refused
 from casewise.core.formats import csv_cell
 from casewise.core.records import check_case_id
+from casewise.serve.review_cases import DEPLOYED
 from casewise.serve.review_sources import Predictions
 
 REVIEWS = "reviews.jsonl"
@@ -151,8 +152,10 @@ def _applied(predicted: Predictions, case_id: str, line: dict[str, object] | Non
         taken, why, undecided = "deployed", f"{reviewer} flagged it", True
     elif line["decision"] == "keep-m0":
         taken, why, undecided = "m0", f"{reviewer} keeps M0", False
+    elif line.get("adapted") == DEPLOYED:
+        taken, why, undecided = "deployed", f"{reviewer} keeps what was deployed", False
     else:
-        taken, why, undecided = "adapted", f"{reviewer} keeps the adaptation", False
+        taken, why, undecided = "adapted", f"{reviewer} keeps the adaptation, state {line.get('adapted')}", False
     state = line.get("adapted") if line is not None else None
     path = predicted.file_of(case_id, taken, None if state is None else str(state))
     target = out / predicted.file_of(case_id, "deployed").name

@@ -23,17 +23,17 @@ from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256
 from casewise.core.errors import BadInput, CasewiseError, Refused, UnsafeInput
 from casewise.core.predicted import PredictedCase
-from casewise.core.records import SOURCE, Controller, Decision, Mask, State, check_case_id
+from casewise.core.records import SOURCE, Action, Controller, Decision, Mask, State, check_case_id
 from casewise.data import nifti, pictures
 from casewise.judge.deciding import decision_of, deployed_mask
 from casewise.judge.policy import POLICY, controller_of, read_policy
 from casewise.measure.signals.risk import DROP
 from casewise.render.masks import Classes
 from casewise.run.prediction_folder import Layout, read_entry
-from casewise.serve.review_cases import Masks, ReviewCase, deepest, number_or_none, state_order
+from casewise.serve.review_cases import DEPLOYED, Masks, ReviewCase, number_or_none, shown_first, state_order
 
 ENDINGS = (".nii.gz", ".nii", *pictures.ENDINGS)
-_STATE = re.compile(r"\d{1,6}(~0?\.\d{1,6})?")
+_STATE = re.compile(r"([a-z0-9][a-z0-9_+.-]{0,63}:)?\d{1,6}(~0?\.\d{1,6})?")
 
 
 @dataclass(frozen=True)
@@ -93,13 +93,7 @@ class Predictions:
         deployed = self._read(case_id, layout.mask(case_id))
         kept = layout.source(case_id)
         source = self._read(case_id, kept) if self._names(case_id, kept) else deployed
-        candidate = None if state is None else layout.candidates(case_id) / f"{state}{layout.ending}"
-        if state is None:
-            adapted = None
-        elif candidate is not None and self._names(case_id, candidate):
-            adapted = self._read(case_id, candidate)
-        else:
-            adapted = deployed
+        adapted = None if state is None else self._read(case_id, self.file_of(case_id, "adapted", state))
         return Masks(source, adapted, deployed, _spacing_mm(layout.mask(case_id)))
 
     def file_of(self, case_id: str, which: str, state: str | None = None) -> Path:
@@ -110,10 +104,11 @@ class Predictions:
         if which == "m0":
             kept = layout.source(case_id)
             return self._checked(case_id, kept if self._names(case_id, kept) else layout.mask(case_id))
-        saved = layout.candidates(case_id) / f"{state}{layout.ending}"
+        saved = layout.candidates(case_id) / f"{str(state).replace(':', '/')}{layout.ending}"
         if state is not None and self._names(case_id, saved):
             return self._checked(case_id, saved)
-        if self.cases[case_id].states == (state,):  # the deployed state is the only one that was kept
+        states = self.cases[case_id].states
+        if (state == DEPLOYED and state in states) or states == (state,):  # the only one that was kept
             return self._checked(case_id, layout.mask(case_id))
         raise BadInput(f"state {state} of case {case_id} was not saved; predict with --save-candidates to keep it")
 
@@ -129,8 +124,8 @@ class Predictions:
     def _case(self, case_id: str, entry: PredictedCase) -> ReviewCase:
         decision, signals = entry.decision, entry.signals
         states = self._states(case_id, entry)
-        adapted = deepest(states)
-        last = deepest(tuple(name for name in signals if _STATE.fullmatch(name)))
+        adapted = shown_first(states)
+        last = shown_first(tuple(name for name in signals if _STATE.fullmatch(name)))
         return ReviewCase(
             id=case_id,
             about=self.about(case_id),
@@ -146,7 +141,7 @@ class Predictions:
             cut_high=None if decision is None else number_or_none(decision.cut_high),
             states=states,
             adapted=adapted,
-            signals=dict(signals.get(adapted or last or "") or {}),
+            signals=dict(signals.get(adapted or "") or signals.get(last or "") or {}),
             inputs=entry.inputs,
             has_deployed=entry.has_output,
             flagged=decision is not None and decision.flagged,
@@ -155,15 +150,22 @@ class Predictions:
         )
 
     def _states(self, case_id: str, entry: PredictedCase) -> tuple[str, ...]:
-        """Saved candidates; without them the deployed state, where that is not M0."""
+        """Saved candidates, those of other ladders by name; without them the deployed state, where that is not M0.
+
+        A deployed mask that none of the saved ones is (pieces of one, or another step) comes first, as "deployed".
+        """
         start = f"casewise/candidates/{case_id}/"
         names = [name.removeprefix(start) for name in entry.outputs if name.startswith(start)]
-        stems = {name[: -len(end)] for name in names for end in ENDINGS if name.endswith(end)}
+        stems = {name[: -len(end)].replace("/", ":", 1) for name in names for end in ENDINGS if name.endswith(end)}
         found = sorted((stem for stem in stems if _STATE.fullmatch(stem) and stem != "0"), key=state_order)
         changed = any(name.startswith("casewise/source/") for name in entry.outputs)
-        if found or not changed:
+        if not changed:
             return tuple(found)
-        return ("0",) if entry.decision is None else (str(entry.decision.state.on("")),)
+        state = "0" if entry.decision is None else str(entry.decision.state.on(""))
+        if not found:
+            return (state,)
+        composed = entry.decision is not None and entry.decision.action is Action.GATE
+        return (DEPLOYED, *found) if composed or state not in found else tuple(found)
 
     def _layout(self, case_id: str) -> Layout:
         for ending in ENDINGS:
@@ -297,7 +299,7 @@ class Recorded:
     def _case(self, case_id: str) -> ReviewCase:
         entry, decision = self.archive.entry(case_id), self.decisions.get(case_id)
         states = tuple(sorted(self._states(case_id), key=state_order))
-        adapted = deepest(states)
+        adapted = shown_first(states)
         known = self._states(case_id)
         return ReviewCase(
             id=case_id,

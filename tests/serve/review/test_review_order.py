@@ -9,11 +9,11 @@ from casewise.serve.review_cases import (
     Masks,
     ReviewCase,
     changes_by_slice,
-    deepest,
     listed_regions,
     mask_slice,
     position,
     risks,
+    shown_first,
     state_order,
     windowed,
     worst_first,
@@ -56,9 +56,12 @@ def test_no_output_comes_before_a_failed_adaptation_before_everything_else():
 
 def test_states_sort_as_steps():
     assert sorted(("10", "2~0.5", "2", "1"), key=state_order) == ["1", "2", "2~0.5", "10"]
-    assert deepest(("1", "2", "2~0.5")) == "2"
-    assert deepest(("2~0.5",)) == "2~0.5"
-    assert deepest(()) is None
+    assert shown_first(("1", "2", "2~0.5")) == "2"
+    assert shown_first(("2~0.5",)) == "2~0.5"
+    assert shown_first(()) is None
+    assert shown_first(("1", "2", "tent:4")) == "2"  # of the deployed ladder
+    assert shown_first(("deployed", "1", "tent:4")) == "deployed"
+    assert sorted(("tent:10", "tent:9", "2"), key=state_order) == ["2", "tent:9", "tent:10"]
 
 
 def volume() -> Masks:
