@@ -7,16 +7,20 @@ is done beside the forwards does not grow with them). Every voxel is noise, the 
 Contestants run interleaved; a ratio is the median of the rounds' own ratios. Promises: a consensus of V views costs at
 most 1.05 (V + 1) forwards, 12 views cost no more than TENT with K = 4, three ladders in one pass at most 5 % more than
 what they cost one by one without a second M0, and at most two volumes of probabilities are held, however many views
-there are.
+there are. The same 12 views and TENT also run through an nnU-Net (untrained, 2-D, ``--nnunet-features``), whose own
+mirroring multiplies every prediction by four: as it is configured, with views that are read without it, and without it.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -24,6 +28,7 @@ import torch
 
 from casewise.adapt import proposers
 from casewise.adapt.adaptation import Adaptation
+from casewise.adapt.backbones import Backbone, load_backbone
 from casewise.adapt.backbones.module import Module, of_network
 from casewise.adapt.consensus import Mean
 from casewise.adapt.episode import run_episode
@@ -47,6 +52,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--slices", type=int, default=12)
+    parser.add_argument(
+        "--nnunet-features", default="32,64,128,256", help="of the miniature nnU-Net; none: leave it out"
+    )
     parser.add_argument("--features", default="16,32,64,96", help="of the stages; nnU-Net's own: 32,64,128,256,512,512")
     options = parser.parse_args()
     keep_freed_memory()
@@ -100,6 +108,8 @@ def main() -> None:
     rows.append((every, "their sum with one M0 for the readings", spent, 1.05))
     rows.append(("12 views of a 64 x 64 picture, batched", "one by one", batched(backbone, options.rounds), 1.0))
     rows.append(("volumes that a mean of 12 holds", "beside the newest", [held_volumes()], 1.0))
+    if options.nnunet_features != "none":
+        rows += through_nnunet([int(width) for width in options.nnunet_features.split(",")], options.rounds)
     print("\n| ours | peer | ours / peer | limit |\n|---|---|---|---|")
     for ours, peer, ratios, limit in rows:
         print(f"| {ours} | {peer} | {statistics.median(ratios):.3f} | {limit:g} |")
@@ -115,6 +125,41 @@ def batched(backbone: Module, rounds: int) -> list[float]:
         with mock.patch.object(proposers, "BATCHED", 0):
             found.append(together / seconds(lambda: readings_of(backbone, ready, case, how)))
     return found
+
+
+Ratios = tuple[str, str, list[float], float]
+
+
+def through_nnunet(features: list[int], rounds: int) -> Iterator[Ratios]:
+    """Twelve views against TENT with K = 4, both through the whole pipeline of an nnU-Net."""
+    os.environ.setdefault("nnUNet_compile", "f")
+    from miniature_nnunet import scan, write_model
+
+    image = scan(0, shape=(6, 128, 128))[0][None]
+    case = Case("heart", image, (2.0, 1.0, 1.0))
+    with tempfile.TemporaryDirectory() as folder:
+        model = str(write_model(Path(folder), steps=0, features=features, patch=128))
+        mirrored, plain = (load_backbone(model, mirroring=on) for on in (True, False))
+
+    def tent(backbone: Backbone) -> float:
+        ready, how = backbone.prepare(case), Adaptation("tent", steps=4)
+        return seconds(lambda: run_episode(
+            backbone.network, ready.inputs, how, forward=ready.forward, predict=ready.predict, head=backbone.head
+        ))  # fmt: skip
+
+    def views(backbone: Backbone, how: Adaptation) -> float:
+        return seconds(lambda: readings_of(backbone, backbone.prepare(case), case, how))
+
+    found: dict[str, list[float]] = {"as configured": [], "unmirrored": [], "off": []}
+    for _ in range(rounds):
+        episode = tent(mirrored)
+        found["as configured"].append(views(mirrored, Adaptation(MANY)) / episode)
+        found["unmirrored"].append(views(mirrored, Adaptation(MANY, mirrored_views=False)) / episode)
+        found["off"].append(views(plain, Adaptation(MANY)) / tent(plain))
+    episode_of = "TENT, K = 4, recorded through an nnU-Net with mirroring"
+    yield "12 views of an nnU-Net, each mirrored as M0 is", episode_of, found["as configured"], 1.0
+    yield "12 views of an nnU-Net, --unmirrored-views", episode_of, found["unmirrored"], 1.0
+    yield "12 views of an nnU-Net, --disable_tta", "TENT, K = 4, --disable_tta", found["off"], 1.0
 
 
 def held_volumes(readings: int = 12, size: int = 1 << 20) -> float:

@@ -19,6 +19,7 @@ from torch import nn
 from casewise.core.formats import json_text
 
 CONFIGURATIONS = {2: "2d", 3: "3d_fullres"}
+FEATURES = (8, 12, 16)  # of the stages
 
 
 def scan(seed: int, *, shape: Sequence[int] = (4, 40, 36), shift: float = 0.0) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -60,16 +61,18 @@ def write_model(
     steps: int = 40,
     reader: str = "NibabelIO",
     mirroring: tuple[int, ...] | None = None,
+    features: Sequence[int] = FEATURES,
+    patch: int = 32,
 ) -> Path:
     """Write and train a miniature model folder in nnU-Net's layout; ``steps=0`` leaves the weights random."""
-    plans, dataset = _plans(dimensions, reader), _dataset(regions, ignore, reader)
+    plans, dataset = _plans(dimensions, reader, features, patch), _dataset(regions, ignore, reader)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "plans.json").write_text(json_text(plans, indent=1))
     (folder / "dataset.json").write_text(json_text(dataset, indent=1))
     for fold in folds:
         with torch.random.fork_rng():
             torch.manual_seed(fold)
-            network = _trained(dimensions, regions, steps)
+            network = _trained(dimensions, regions, steps, features)
         (folder / f"fold_{fold}").mkdir(exist_ok=True)
         torch.save(
             _checkpoint(network, plans, dataset, dimensions, mirroring),
@@ -78,11 +81,11 @@ def write_model(
     return folder
 
 
-def _network(dimensions: int, outputs: int) -> nn.Module:
+def _network(dimensions: int, outputs: int, features: Sequence[int]) -> nn.Module:
     from dynamic_network_architectures.architectures.unet import PlainConvUNet
 
     named = ("conv_op", "norm_op", "dropout_op", "dropout_op_kwargs", "nonlin")
-    kwargs = {key: value for key, value in _architecture(dimensions).items() if key not in named}
+    kwargs = {key: value for key, value in _architecture(dimensions, features).items() if key not in named}
     network: nn.Module = PlainConvUNet(
         input_channels=1, num_classes=outputs, deep_supervision=False,
         conv_op=(nn.Conv2d, nn.Conv3d)[dimensions - 2], norm_op=(nn.InstanceNorm2d, nn.InstanceNorm3d)[dimensions - 2],
@@ -91,8 +94,8 @@ def _network(dimensions: int, outputs: int) -> nn.Module:
     return network
 
 
-def _trained(dimensions: int, regions: bool, steps: int) -> nn.Module:
-    network = _network(dimensions, 2 if regions else 3)
+def _trained(dimensions: int, regions: bool, steps: int, features: Sequence[int]) -> nn.Module:
+    network = _network(dimensions, 2 if regions else 3, features)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
     for step in range(steps):
         image, label = scan(1000 + step, shape=(4, 40, 40))
@@ -112,20 +115,20 @@ def _trained(dimensions: int, regions: bool, steps: int) -> nn.Module:
     return network
 
 
-def _patch(dimensions: int) -> list[int]:
-    return [32, 32] if dimensions == 2 else [4, 32, 32]
+def _patch(dimensions: int, size: int) -> list[int]:
+    return [size, size] if dimensions == 2 else [4, size, size]
 
 
-def _architecture(dimensions: int) -> dict[str, Any]:
+def _architecture(dimensions: int, features: Sequence[int]) -> dict[str, Any]:
     stride = [2] * dimensions if dimensions == 2 else [1, 2, 2]
     return {
-        "n_stages": 3,
-        "features_per_stage": [8, 12, 16],
+        "n_stages": len(features),
+        "features_per_stage": list(features),
         "conv_op": f"torch.nn.modules.conv.Conv{dimensions}d",
-        "kernel_sizes": [[3] * dimensions] * 3,
-        "strides": [[1] * dimensions, stride, stride],
-        "n_conv_per_stage": [1, 1, 1],
-        "n_conv_per_stage_decoder": [1, 1],
+        "kernel_sizes": [[3] * dimensions] * len(features),
+        "strides": [[1] * dimensions, *[stride] * (len(features) - 1)],
+        "n_conv_per_stage": [1] * len(features),
+        "n_conv_per_stage_decoder": [1] * (len(features) - 1),
         "conv_bias": True,
         "norm_op": f"torch.nn.modules.instancenorm.InstanceNorm{dimensions}d",
         "norm_op_kwargs": {"eps": 1e-05, "affine": True},
@@ -136,13 +139,13 @@ def _architecture(dimensions: int) -> dict[str, Any]:
     }
 
 
-def _plans(dimensions: int, reader: str) -> dict[str, Any]:
+def _plans(dimensions: int, reader: str, features: Sequence[int], patch: int) -> dict[str, Any]:
     resampling = {"is_seg": False, "order": 1, "order_z": 0, "force_separate_z": None}
     configuration = {
         "data_identifier": f"nnUNetPlans_{CONFIGURATIONS[dimensions]}",
         "preprocessor_name": "DefaultPreprocessor",
         "batch_size": 2,
-        "patch_size": _patch(dimensions),
+        "patch_size": _patch(dimensions, patch),
         "median_image_size_in_voxels": [40.0, 36.0] if dimensions == 2 else [4.0, 40.0, 36.0],
         "spacing": [1.0, 1.0] if dimensions == 2 else [2.0, 1.0, 1.0],
         "normalization_schemes": ["ZScoreNormalization"],
@@ -155,7 +158,7 @@ def _plans(dimensions: int, reader: str) -> dict[str, Any]:
         "resampling_fn_probabilities_kwargs": resampling,
         "architecture": {
             "network_class_name": "dynamic_network_architectures.architectures.unet.PlainConvUNet",
-            "arch_kwargs": _architecture(dimensions),
+            "arch_kwargs": _architecture(dimensions, features),
             "_kw_requires_import": ["conv_op", "norm_op", "dropout_op", "nonlin"],
         },
         "batch_dice": True,
