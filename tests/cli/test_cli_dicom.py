@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import nibabel as nib
 import numpy as np
 import pytest
 import torch
@@ -243,3 +244,15 @@ def test_channels_that_nobody_named_are_refused_with_the_series_that_are_there(b
     (tmp_path / "plain").mkdir()
     with pytest.raises(BadInput, match=r"--channels names DICOM series, and .*plain holds none"):
         said("predict", "-i", tmp_path / "plain", *words[3:], "--channels", "T1*,FLAIR*")
+
+
+def test_a_label_value_that_the_model_does_not_have_is_named(model: Path, tmp_path: Path) -> None:
+    images, labels = tmp_path / "images", tmp_path / "labels"
+    (name,) = write_scans(tmp_path, [0], shift=0.3)
+    label = nib.load(labels / f"{name}.nii.gz")
+    values = np.asarray(label.dataobj).astype(np.uint8)
+    values[values == 1] = 7
+    nib.save(nib.Nifti1Image(values, label.affine), labels / f"{name}.nii.gz")
+    words = ("record", "-m", model, "-i", images, "-l", labels, "--steps", 1, "--shrink", "", "--disable_tta")
+    result = said(*words, "-device", "cpu", "-o", tmp_path / "archive")
+    assert f"casewise: {name}: its label holds 7, which is no class of the model (0, 1" in result.stderr

@@ -75,7 +75,14 @@ def record(
     ladders, proposers = proposals(adaptation, propose, None if how.preset else how.objective)
     deployment = Deployment(model, proposers, ladders=ladders)
     work = RecordCase(deployment, {files.id: files for files in cases})
-    made, results = record_folder(work, where.chosen(), archive, metric=metric, dataset=_name(which.images))
+    made, results = record_folder(
+        work,
+        where.chosen(),
+        archive,
+        metric=metric,
+        dataset=_name(which.images),
+        told=lambda note: typer.echo(f"casewise: {note}", err=True),
+    )
     before, failed = len(made.entries), {}
     with telling.progress(len(cases), done=before) as progress:
         for result in results:

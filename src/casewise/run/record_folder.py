@@ -6,18 +6,19 @@ Measure every candidate of an archive against its labels, spread over an engine;
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone
 from casewise.archive.store import Archive, create_archive, open_archive
 from casewise.core.errors import BadInput, CasewiseError, Mismatch
-from casewise.core.records import CALIBRATION, EVALUATION, Case, State, Trajectory
+from casewise.core.records import CALIBRATION, EVALUATION, Case, Mask, State, Trajectory
 from casewise.data.folders import CaseFiles
 from casewise.data.splits import check_disjoint, clusters_of
 from casewise.deployment import Deployment, Model
@@ -50,7 +51,14 @@ class RecordCase:
 
 
 def record_folder(
-    work: RecordCase, engine: Engine, path: Path, *, metric: str = "dice", dataset: str = "", notice: str = ""
+    work: RecordCase,
+    engine: Engine,
+    path: Path,
+    *,
+    metric: str = "dice",
+    dataset: str = "",
+    notice: str = "",
+    told: Callable[[str], None] | None = None,  # what a person should know of a case that is recorded all the same
 ) -> tuple[Archive, Iterator[Result]]:
     """Open or resume the archive at ``path``, and stream the results of the cases that it does not hold yet.
 
@@ -76,11 +84,21 @@ def record_folder(
     }
     work = replace(work, missing={case_id: ladders for case_id, ladders in missing.items() if ladders})
     first = next(iter(archives.values()))
-    return first, _recorded(work, engine, archives, backbone)
+    return first, _recorded(work, engine, archives, backbone, told)
+
+
+def _foreign(label: Mask, backbone: Backbone) -> list[int]:
+    """Values of a label that are no class of the model, where the model names its classes."""
+    known = {0, *backbone.labels, backbone.ignore}
+    return [int(value) for value in np.unique(label) if value not in known] if backbone.labels else []
 
 
 def _recorded(
-    work: RecordCase, engine: Engine, archives: Mapping[str, Archive], backbone: Backbone
+    work: RecordCase,
+    engine: Engine,
+    archives: Mapping[str, Archive],
+    backbone: Backbone,
+    told: Callable[[str], None] | None,
 ) -> Iterator[Result]:
     for result in engine.map(work, list(work.missing)):
         if result.error is None:
@@ -88,6 +106,12 @@ def _recorded(
             path = work.cases[case.id].label
             try:
                 label = None if path is None else backbone.read_label(path)
+                foreign = [] if label is None else _foreign(label, backbone)
+                if foreign and told is not None:
+                    told(
+                        f"{case.id}: its label holds {', '.join(map(str, foreign))}, which is no class of the model "
+                        f"({', '.join(map(str, sorted(backbone.labels)))}); those voxels can only count as wrong"
+                    )
                 for ladder, trajectory in trajectories.items():
                     archives[ladder].add(case, trajectory, label)
             except ValueError as error:
