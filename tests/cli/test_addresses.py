@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 from worlds.cohorts import synthetic_archive
 
@@ -72,3 +74,14 @@ def test_signals_have_addresses_too_and_a_wrong_one_is_an_error_before_anything_
         probes_of(["adc"])
     with pytest.raises(BadInput, match=r"no signal at 'casewise.adapt.probes.criteria:adc'"):
         probes_of(["casewise.adapt.probes.criteria:adc"])
+
+
+def test_a_wrong_view_beside_a_right_objective_leaves_no_archive_behind(tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(images / "a.png")
+    model = ("-m", "casewise.adapt.networks:TinySegFormer", "-device", "cpu", "--steps", 1)
+    words = ("record", *model, "-i", images, "-o", tmp_path / "archive", "--propose", "tent", "--propose")
+    with pytest.raises(BadInput, match="no view at 'own_controller:brightr'"):
+        said(*words, "views:own_controller:brightr")
+    assert not (tmp_path / "archive").exists()

@@ -117,6 +117,31 @@ def test_pictures_of_planes_bear_any_image(image):
     assert len(case_pictures(old, new, old, image)) == (5 if image is None else 6)
 
 
+def test_a_street_has_its_own_colors_and_nothing_is_removed_from_the_road():
+    old = np.ones((16, 24), np.uint8)
+    new = old.copy()
+    new[2:8, 2:8] = 0
+    drawn = {
+        zero: {
+            title: pixels(uri)
+            for title, uri in case_pictures(old, new, names={0: "road", 1: "car"}, zero_is_label=zero)
+        }
+        for zero in (True, False)
+    }
+    inside = (slice(60, 70), slice(60, 70))  # of the new road, enlarged
+    purple, blank = drawn[True]["new"][inside].mean(axis=(0, 1)), drawn[False]["new"][inside].mean(axis=(0, 1))
+    assert purple[0] > purple[1] + 15  # half of (128, 64, 128)
+    assert blank.tolist() == [22, 22, 22]
+    assert drawn[True]["change"][inside].mean(axis=(0, 1)).round().tolist() == pytest.approx([214, 120, 190], abs=3)
+    assert drawn[False]["change"][inside].mean(axis=(0, 1)).round().tolist() == pytest.approx([226, 84, 48], abs=3)
+    facts = {"old": "a", "new": "b", "unit": "mm", "hd95": True, "min_area": 16, "notable": 0.01, "many": 200}
+    named = {**summary(), "names": {"1": "car", "2": "Road"}}
+    text = comparison_page(named, [], {**facts, "zero_is_label": True})
+    assert "pink is another class" in text
+    assert 'background: rgb(0, 0, 142)"></span>' in text
+    assert "red removed" in comparison_page(named, [], facts)
+
+
 @needs_chromium
 def test_the_page_fits_wide_and_narrow_in_light_and_dark_and_asks_the_network_for_nothing(tmp_path):
     playwright = pytest.importorskip("playwright.sync_api")

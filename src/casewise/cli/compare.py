@@ -168,6 +168,7 @@ def _write(
         "hd95": settings.surfaces == "all",
         "min_area": settings.min_area,
         "notable": NOTABLE,
+        "zero_is_label": settings.zero_is_label,
         "many": MANY,
     }
     write_durably(out / "report.html", comparison_page(summary, shown, facts).encode())
@@ -207,7 +208,10 @@ def _pictured(outcome: Outcome, pairs: Mapping[str, Pair], settings: Settings, m
             image = None if pair.image is None else read_image(pair.image)
         except (CasewiseError, OSError, ValueError):
             image = None  # a picture without its image is still a picture of the masks
-        drawn = case_pictures(old.mask, new.mask, None if label is None else label.mask, image)
+        truth = None if label is None else label.mask
+        drawn = case_pictures(
+            old.mask, new.mask, truth, image, names=outcome.names, zero_is_label=settings.zero_is_label
+        )
         plain = {**case.found.as_dict(), "warnings": case.found.warned(outcome.names)}
         change = None if not case.found.labelled or case.found.change != case.found.change else case.found.change
         shown.append({**plain, "id": case.id, "group": case.group, "pictures": drawn, "change": change})

@@ -23,6 +23,7 @@ from casewise.core.brief import UNIT, counted
 from casewise.core.records import Mask
 from casewise.judge.outcomes import judged_sentence
 from casewise.measure.comparison import label_name
+from casewise.render.masks import STREET
 from casewise.render.tables import number
 
 Pixels = NDArray[np.uint8]
@@ -42,9 +43,10 @@ def comparison_page(summary: Mapping[str, Any], cases: Sequence[Mapping[str, Any
     templates = resources.files("casewise.report") / "templates"
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"number": _number, "signed": _signed, "interval": _interval, "percent": _percent}
-    environment.filters |= {"metric": METRICS.__getitem__, "color": _color, "box": _box}
-    names = summary.get("names", {})
-    environment.filters["called"] = lambda label: label_name(label, {int(key): name for key, name in names.items()})
+    names = {int(key): name for key, name in summary.get("names", {}).items()}
+    environment.filters |= {"metric": METRICS.__getitem__, "box": _box}
+    environment.filters["color"] = lambda label: "rgb({}, {}, {})".format(*_colors(names)[label % 256])
+    environment.filters["called"] = lambda label: label_name(label, names)
     return environment.from_string((templates / "comparison.html.j2").read_text(encoding="utf-8")).render(
         said=headline(summary),
         counted=counted,
@@ -189,9 +191,13 @@ def _percent(found: Mapping[str, Any] | None) -> str:
     return f"{100 * found['estimate']:+.1f} %".replace("-", "−")
 
 
-def _color(label: int) -> str:
-    """The color that pictures give to a label, for the legend."""
-    return "rgb({}, {}, {})".format(*_LABELS[(label - 1) % len(_LABELS)])
+def _colors(names: Mapping[int, str]) -> Pixels:
+    """The color that pictures and legend give to the labels 0 to 255: the street's own by name, else quiet ones."""
+    table = _LABELS[(np.arange(256) - 1) % len(_LABELS)]
+    for label, name in names.items():
+        if 0 <= label < 256 and str(name).lower() in STREET:
+            table[label] = STREET[str(name).lower()]
+    return table
 
 
 def _box(region: Mapping[str, Any]) -> str:
@@ -204,9 +210,19 @@ def _box(region: Mapping[str, Any]) -> str:
 
 
 def case_pictures(
-    old: Mask, new: Mask, label: Mask | None = None, image: NDArray[Any] | None = None
+    old: Mask,
+    new: Mask,
+    label: Mask | None = None,
+    image: NDArray[Any] | None = None,
+    *,
+    names: Mapping[int, str] | None = None,
+    zero_is_label: bool = False,
 ) -> list[tuple[str, str]]:
-    """(title, data URI) of the slice with the most trouble: image, old, new, what changed and, with a label, how."""
+    """(title, data URI) of the slice with the most trouble: image, old, new, what changed and, with a label, how.
+
+    Where label 0 is a class it is painted too, and nothing is added or removed: a change is another class.
+    """
+    colors, lowest = _colors(names or {}), 0 if zero_is_label else 1
     changed = old != new
     wrong_now = None if label is None else changed & (old == label)
     right_now = None if label is None else changed & (new == label)
@@ -220,12 +236,12 @@ def case_pictures(
     where = "" if at is None else f", slice {at + 1} of {old.shape[0]}"
     shown = [] if image is None else [(f"image{where}", ground)]
     shown += [
-        (f"old{where if image is None else ''}", _tinted(ground, before)),
-        ("new", _tinted(ground, after)),
-        ("change", _change(ground, before, after)),
+        (f"old{where if image is None else ''}", _tinted(ground, before, colors, lowest)),
+        ("new", _tinted(ground, after, colors, lowest)),
+        ("change", _change(ground, before, after, lowest)),
     ]
     if truth is not None and wrong_now is not None and right_now is not None:
-        shown.append(("label", _tinted(ground, truth[window])))
+        shown.append(("label", _tinted(ground, truth[window], colors, lowest)))
         judged = _painted(ground, _plane(right_now, at)[window], BETTER)
         shown.append(("judgement", _painted(judged, _plane(wrong_now, at)[window], WORSE)))
     return [(title, _data_uri(_fitted(picture))) for title, picture in shown]
@@ -255,11 +271,11 @@ def _grey(image: NDArray[Any] | None, at: int | None, shape: tuple[int, ...]) ->
     return np.repeat(np.asarray(255 * scaled, np.uint8)[..., None], 3, axis=-1)
 
 
-def _tinted(ground: Pixels, mask: NDArray[Any], weight: float = 0.45) -> Pixels:
-    """The labels in color over the image, with a line where each ends."""
-    color = _LABELS[(mask.astype(np.int64) - 1) % len(_LABELS)]
-    mixed = np.where((mask > 0)[..., None], ground * (1 - weight) + color * weight, ground)
-    edge = (mask > 0) & (ndimage.grey_erosion(mask, size=3) != ndimage.grey_dilation(mask, size=3))
+def _tinted(ground: Pixels, mask: NDArray[Any], colors: Pixels, lowest: int, weight: float = 0.45) -> Pixels:
+    """The labels from ``lowest`` on in color over the image, with a line where each ends."""
+    color, shown = colors[mask.astype(np.int64) % 256], (mask >= lowest) & (mask != 255)
+    mixed = np.where(shown[..., None], ground * (1 - weight) + color * weight, ground)
+    edge = shown & (ndimage.grey_erosion(mask, size=3) != ndimage.grey_dilation(mask, size=3))
     return np.where(edge[..., None], color, mixed).astype(np.uint8)
 
 
@@ -267,8 +283,10 @@ def _painted(ground: Pixels, where: Flags, color: tuple[int, int, int]) -> Pixel
     return np.where(where[..., None], np.array(color, np.uint8), ground).astype(np.uint8)
 
 
-def _change(ground: Pixels, old: NDArray[Any], new: NDArray[Any]) -> Pixels:
+def _change(ground: Pixels, old: NDArray[Any], new: NDArray[Any], lowest: int) -> Pixels:
     drawn = (ground * 0.75).astype(np.uint8)
+    if lowest == 0:
+        return _painted(drawn, old != new, RELABELED)
     drawn = _painted(drawn, (old != new) & (old > 0) & (new > 0), RELABELED)
     return _painted(_painted(drawn, (old == 0) & (new > 0), ADDED), (old > 0) & (new == 0), REMOVED)
 

@@ -68,16 +68,16 @@ def record_folder(
     """
     METRICS[metric]  # refused before the first case, not when somebody calibrates
     backbone, deployment = work.deployment.backbone, work.deployment
-    archives = {
-        ladder: create_archive(
-            path,
-            binding=how.binding(backbone),
-            steps=how.horizon(backbone),
-            configuration={**_configuration(how, backbone, metric, dataset), **({"notice": notice} if notice else {})},
-            ladder=ladder,
-        )
+    more = {"notice": notice} if notice else {}
+    asked: dict[str, dict[str, Any]] = {  # of every ladder before the first is made: a wrong name leaves nothing behind
+        ladder: {
+            "binding": how.binding(backbone),
+            "steps": how.horizon(backbone),
+            "configuration": {**_configuration(how, backbone, metric, dataset), **more},
+        }
         for ladder, how in zip(deployment.ladders, deployment.proposers, strict=True)
     }
+    archives = {ladder: create_archive(path, ladder=ladder, **facts) for ladder, facts in asked.items()}
     missing = {
         case_id: tuple(ladder for ladder, archive in archives.items() if case_id not in archive.entries)
         for case_id in work.cases

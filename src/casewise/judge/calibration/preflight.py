@@ -183,7 +183,7 @@ def concerns(found: Mapping[str, Any]) -> list[str]:
     if seen.get("foreground") and (seen.get("swapped") or 0) >= SWAPPED:
         said.append(
             f"{seen['swapped']:.0%} of the changed voxels move between foreground classes, which HA does not see here "
-            f"(foreground against background); record with --no-foreground, or certify worse-voxels"
+            f"(foreground against background); record with --classes, or certify worse-voxels"
         )
     if found.get("quota_drift"):
         said.append(found["quota_drift"])
