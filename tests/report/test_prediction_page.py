@@ -8,6 +8,7 @@ import pytest
 
 from casewise.core.predicted import PredictedCase
 from casewise.core.records import Action, Decision, State
+from casewise.report.certificate_page import _listed
 from casewise.report.prediction_page import prediction_page
 
 FACTS: dict[str, Any] = {"model": "m", "policy": "p", "calibration_id": "", "scores": {}, "versions": {}}
@@ -53,3 +54,8 @@ def test_flagged_cases_come_first_and_are_counted() -> None:
     assert page.index('id="z"') < page.index('id="a"')
     assert page.count('<span class="flag">flagged</span>') == 1
     assert "flagged" not in prediction_page(entries[:1], FACTS)
+
+
+def test_a_list_on_a_certificate_is_written_as_words() -> None:
+    assert _listed(["consensus", "merge"]) == "consensus, merge"
+    assert _listed(3) == "3"

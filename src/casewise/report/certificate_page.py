@@ -149,7 +149,11 @@ def _facts(certificate: Certificate, unit: str) -> list[tuple[str, str]]:
         ("Share that keeps the adaptation", f"{c.kept:.0%}"),
     ]
     told = {key: value for key, value in c.details.items() if key != "batch_inputs"}  # hashes, for programs
-    return [*facts, *((DETAILS.get(key, key.replace("_", " ")), str(value)) for key, value in told.items())]
+    return [*facts, *((DETAILS.get(key, key.replace("_", " ")), _listed(value)) for key, value in told.items())]
+
+
+def _listed(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _cut_words(certificate: Certificate) -> str:
