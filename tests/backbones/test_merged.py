@@ -87,3 +87,16 @@ def test_lines_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(error, match=sentence.replace("+", r"\+").replace("?", r"\?")):
         merged(plain, lines)
+
+
+def test_views_and_their_consensus_are_merged_too(plain: Backbone) -> None:
+    from casewise.adapt.adaptation import Adaptation
+    from casewise.adapt.proposers import readings_of
+
+    def masks(backbone: Backbone) -> np.ndarray:
+        case = Case("a", IMAGE)
+        return np.stack(readings_of(backbone, backbone.prepare(case), case, Adaptation("views:mirror(x),blur")).masks)
+
+    expected = np.array([0, 1, 1, 2])[masks(plain)]
+    assert (expected[1:] != expected[0]).any()  # the blurred one says something else
+    assert np.array_equal(masks(merged(plain, ["disc=rim+cup"])), expected)

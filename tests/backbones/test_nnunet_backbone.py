@@ -120,7 +120,7 @@ def test_another_number_of_channels_is_refused(model: Any, scans: Path) -> None:
     backbone = load_backbone(str(model()))
     image = next((scans / "images").iterdir())
     files = list_cases(scans / "images")[0]
-    with pytest.raises(BadInput, match="takes 1 channels, case case_001 has 2"):
+    with pytest.raises(BadInput, match="takes 1 channel, case case_001 has 2"):
         backbone.read(type(files)(files.id, (image, image)))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,7 @@ from casewise.adapt.backbones.checkpoints import write_safetensors
 from casewise.adapt.proposers import pipeline_of, readings_of
 from casewise.adapt.snapshot import fingerprint
 from casewise.adapt.views import inverted, views_of
-from casewise.core.errors import BadInput, Mismatch
+from casewise.core.errors import BadInput, Mismatch, NotFinite
 from casewise.core.records import Case, Policy
 from casewise.data.folders import list_cases
 from casewise.judge.policy import check_binding
@@ -125,6 +127,34 @@ def test_a_view_that_breaks_leaves_nnunets_mirroring_on(
             episode.advance()
     assert backbone.predictor.use_mirroring
     assert fingerprint(backbone.network) == weights
+    assert np.array_equal(prepared.predict(), before)
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_forward_that_breaks_in_a_sliding_window_says_its_own_error_and_leaves_no_thread(
+    model: Any, scans: Path, window: int
+) -> None:
+    """nnU-Net's thread that hands out windows would wait for ever, and the process with it."""
+    backbone = load_backbone(str(model(dimensions=2)), step_size=0.5)
+    case = backbone.read(list_cases(scans / "images", ending=backbone.ending)[0]).case
+    prepared, seen, threads = backbone.prepare(case), [], threading.active_count()
+    assert prepared.predict is not None
+    before = prepared.predict()
+
+    def break_later(*_: object) -> None:
+        seen.append(1)
+        if len(seen) == window:
+            raise NotFinite("no number")
+
+    hook = backbone.predictor.network.register_forward_pre_hook(break_later)
+    with pytest.raises(NotFinite, match="no number"):
+        prepared.predict()
+    hook.remove()
+    assert len(seen) == window  # the windows that are left cost nothing
+    until = time.monotonic() + 10
+    while threading.active_count() > threads and time.monotonic() < until:
+        time.sleep(0.01)
+    assert threading.active_count() == threads
     assert np.array_equal(prepared.predict(), before)
 
 

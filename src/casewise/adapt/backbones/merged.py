@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from casewise.adapt.backbones import Backbone, Expectation, Prepared, Reading
+from casewise.adapt.backbones import Backbone, Expectation, Pipeline, Prepared, Reading
 from casewise.adapt.logits import at_resolution, logits_of
 from casewise.adapt.logits import labels as labels_of
 from casewise.core.errors import BadInput, UnknownName
@@ -95,7 +95,17 @@ class Merged:
     def prepare(self, case: Case) -> Prepared:
         """The backbone's own preparation; only the way from logits to a mask is longer by one table."""
         prepared = self.plain.prepare(case)
-        return replace(prepared, predict=lambda: self._renumbered(self._mask(prepared)))
+        pipeline = None if prepared.pipeline is None else self._renumbering(prepared.pipeline)
+        return replace(prepared, predict=lambda: self._renumbered(self._mask(prepared)), pipeline=pipeline)
+
+    def _renumbering(self, pipeline: Pipeline) -> Pipeline:
+        """The same readings, in the classes of the network; masks of them get the new numbers."""
+
+        def source() -> tuple[Mask, torch.Tensor]:
+            mask, probabilities = pipeline.source()
+            return self._renumbered(mask), probabilities
+
+        return replace(pipeline, source=source, mask=lambda seen: self._renumbered(pipeline.mask(seen)))
 
     def _mask(self, prepared: Prepared) -> Mask:
         if prepared.predict is not None:

@@ -167,7 +167,7 @@ class NnUNet:
         """Sliding window, mirroring and folds as they are configured, with the current weights."""
         members = list(self.network.members) if isinstance(self.network, Ensemble) else [self.network]
         self.predictor.list_of_parameters = [member.state_dict() for member in members]
-        with _quiet():
+        with _quiet(), _to_the_last_window(self.predictor):
             logits: Tensor = self.predictor.predict_logits_from_preprocessed_data(volume).cpu()
         return logits
 
@@ -219,6 +219,38 @@ class NnUNet:
         """Write with nnU-Net's own writer, so that a rolled-back case is the file that ``nnUNetv2_predict`` writes."""
         with _quiet():
             self.predictor.plans_manager.image_reader_writer_class().write_seg(mask, str(path), reading.place)
+
+
+@contextlib.contextmanager
+def _to_the_last_window(predictor: Any) -> Iterator[None]:
+    """Where a forward raises, the windows that are left are answered with zeros, and the error comes out at the end.
+
+    nnU-Net takes windows from a thread of its own, which would wait for ever for one that left in the middle: a
+    process that failed on one case could not end. Out of memory on a GPU it has an answer itself, and keeps it.
+    """
+    forward, heads = predictor._internal_maybe_mirror_and_predict, predictor.label_manager.num_segmentation_heads
+    failed: list[BaseException] = []
+
+    def watched(window: Tensor) -> Any:
+        if not failed:
+            try:
+                return forward(window)
+            except torch.OutOfMemoryError:
+                raise
+            except BaseException as error:  # also Ctrl-C: it must not wait either
+                failed.append(error)
+        return window.new_zeros((len(window), heads, *window.shape[2:]))
+
+    predictor._internal_maybe_mirror_and_predict = watched
+    try:
+        yield
+    except Exception:
+        if not failed:
+            raise
+    finally:
+        del predictor._internal_maybe_mirror_and_predict  # the method of its class is there again
+    if failed:
+        raise failed[0]
 
 
 def _checkpoint(path: Path, *, trust: bool) -> dict[str, Any]:
