@@ -17,6 +17,7 @@ from casewise.adapt.optimizers import MODES, Modulated
 from casewise.archive.store import create_archive
 from casewise.core.errors import (
     BadInput,
+    CasewiseWarning,
     DegenerateStatistic,
     DegenerateTertiles,
     Mismatch,
@@ -118,6 +119,14 @@ def test_too_few_cases_are_refused_with_the_number_needed(tmp_path, cases):
 def test_evaluation_cases_are_never_calibrated_on(evaluation):
     with pytest.raises(Overlap, match="20 of 20 cases are marked as evaluation"):
         calibrate(evaluation, "cardiac")
+
+
+def test_a_case_of_no_split_beside_marked_ones_is_left_out_and_named(tmp_path):
+    synthetic_archive(tmp_path, cases=6, prefix="cal", split="calibration")
+    mixed = synthetic_archive(tmp_path, cases=1, prefix="lost", split=None)
+    with pytest.warns(CasewiseWarning, match=r"holds 1 case of no split \(lost\S*\), while others are marked: left out"):
+        policy = calibrate(mixed, "cardiac")
+    assert policy.preflight["cases"] == 6
 
 
 def test_only_the_calibration_cases_of_a_mixed_archive_are_used(tmp_path):

@@ -52,7 +52,7 @@ def _row(entry: PredictedCase) -> dict[str, Any]:
         "flagged": decision is not None and decision.flagged,
         "rank": (ORDER[entry.status], not (decision is not None and decision.flagged), not entry.warnings),
         "action": entry.action or "no output",
-        "state": _state(decision),
+        "state": entry.candidate or _state(decision),  # entries of before had no name for it
         "made": "" if decision is None else counted(decision.executed, "candidate"),
         "bucket": (decision and decision.bucket) or "",
         "coordinate": (decision and decision.coordinate) or "",
@@ -97,7 +97,7 @@ def _state(decision: Decision | None) -> str:
     if decision is None:
         return ""
     state = decision.state
-    return f"{state.step}" + (f", {state.shrink:.0%} back" if state.shrink else "")
+    return f"candidate {state.step}" + (f", {state.shrink:.0%} back" if state.shrink else "") if state.step else "M0"
 
 
 def _number(value: Any) -> str:

@@ -132,7 +132,9 @@ def decision_sentence(entry: PredictedCase) -> str:
     depth, made, reason = 0, 0, ""
     if entry.decision is not None:
         depth, made, reason = entry.decision.deployed, entry.decision.executed, entry.decision.reason
-    deployed = "the source model's mask" if not depth else f"candidate {depth} of {made} beside the source model's mask"
+    called = f" ({entry.candidate})" if entry.candidate else ""
+    other = f"candidate {depth}{called} of {made} beside the source model's mask"
+    deployed = other if depth else "the source model's mask"
     return f"Deployed: {deployed} ({entry.action or 'no decision'}). Why: {reason or 'no reason was given'}"
 
 

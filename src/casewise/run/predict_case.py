@@ -127,6 +127,7 @@ class PredictCase:
             contract=found.findings,
             notes=found.notes,
             decision=found.decision,
+            candidate=_called(found),
             signals=signals_of(found),
             diagnostics=found.trajectory.diagnostics,
             regions=self._regions(found.source, found.mask),
@@ -235,6 +236,16 @@ def preview_of(
     most = [int(number) for number in np.argsort(-weight, kind="stable") if number != first and weight[number]]
     here = tuple((name, mask[first]) for name, mask in candidates)
     return replace(at(first), candidates=here, more=tuple(map(at, sorted(most[:SLICES]))))
+
+
+def _called(found: Segmented) -> str:
+    """What a person calls the deployed state."""
+    state = found.decision.state
+    if not state.step:
+        return "M0"
+    rung = found.trajectory.rungs[state.step - 1] if found.trajectory.rungs else f"step {state.step}"
+    back = f", {state.shrink:.0%} back" if state.shrink else ""
+    return f"{state.ladder}: {rung}{back}" if len(found.ladders) > 1 else f"{rung}{back}"
 
 
 def _candidates(found: Segmented) -> tuple[tuple[str, Mask], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,8 +11,9 @@ import numpy as np
 import pandas as pd
 
 from casewise.archive.store import Archive
+from casewise.core.brief import counted
 from casewise.core.durable import text_sha256
-from casewise.core.errors import BadInput, Overlap, TooFewCases
+from casewise.core.errors import BadInput, CasewiseWarning, Overlap, TooFewCases
 from casewise.core.records import CALIBRATION, EVALUATION, Policy
 from casewise.data.splits import check_disjoint, cluster_of, clusters_of
 from casewise.judge.calibration.cuts import (
@@ -205,6 +207,15 @@ def _holdout(archive: Archive) -> Archive:
         raise Overlap(
             f"{len(wrong)} of {len(holdout.ids)} cases are marked as evaluation ({', '.join(wrong[:3])}, ...) and "
             f"none as calibration; calibrate on a holdout that evaluation never sees"
+        )
+    unmarked = [name for name in archive.ids if archive.entries[name].split is None and name not in holdout.entries]
+    if unmarked:
+        warnings.warn(
+            f"{archive.path} holds {counted(len(unmarked), 'case')} of no split ({', '.join(unmarked[:3])}"
+            f"{', ...' if len(unmarked) > 3 else ''}), while others are marked: left out. Recorded again with a split, "
+            "or in an archive without splits, they take part",
+            CasewiseWarning,
+            stacklevel=2,
         )
     rest = archive.select(split=EVALUATION)
     check_disjoint(clusters_of(holdout.entries.values()), clusters_of(rest.entries.values()))
