@@ -73,7 +73,9 @@ def test_series_go_in_and_masks_come_out_in_every_form(model: Path, studies: Pat
         assert np.array_equal(read_segmentation(out / "dicom" / f"{name}.seg.dcm", series), mask)
         entry = json.loads((out / "casewise" / f"{name}.json").read_text())
         report = read_report(out / "dicom" / f"{name}.sr.dcm")
-        assert report["decision"].startswith("Deployed: candidate 1 (step 1) of 1 beside the source model's mask (keep). Why: ")
+        assert report["decision"].startswith(
+            "Deployed: candidate 1 (step 1) of 1 beside the source model's mask (keep). Why: "
+        )
         assert report["certificate"] == "no certificate was given"
         assert entry["status"] == "done"
     assert b"Doe" not in (out / "casewise" / "images" / "straight_0000.nii.gz").read_bytes()
@@ -83,9 +85,8 @@ def test_series_go_in_and_masks_come_out_in_every_form(model: Path, studies: Pat
 
 def test_a_report_calls_a_view_no_update_and_repeats_no_promise_that_is_void() -> None:
     decision = Decision("a", Action.KEEP, State(13), 13, "consensus", reason="the consensus of the candidates")
-    sentence = (
-        "Deployed: candidate 13 (mean) of 13 beside the source model's mask (keep). Why: the consensus of the candidates"
-    )
+    why = "the consensus of the candidates"
+    sentence = f"Deployed: candidate 13 (mean) of 13 beside the source model's mask (keep). Why: {why}"
     assert decision_sentence(PredictedCase("a", "done", decision, "mean")) == sentence
     promise = SimpleNamespace(statement="at most one in ten")
     for void, expected in (

@@ -124,7 +124,9 @@ def test_evaluation_cases_are_never_calibrated_on(evaluation):
 def test_a_case_of_no_split_beside_marked_ones_is_left_out_and_named(tmp_path):
     synthetic_archive(tmp_path, cases=6, prefix="cal", split="calibration")
     mixed = synthetic_archive(tmp_path, cases=1, prefix="lost", split=None)
-    with pytest.warns(CasewiseWarning, match=r"holds 1 case of no split \(lost\S*\), while others are marked: left out"):
+    with pytest.warns(
+        CasewiseWarning, match=r"holds 1 case of no split \(lost\S*\), while others are marked: left out"
+    ):
         policy = calibrate(mixed, "cardiac")
     assert policy.preflight["cases"] == 6
 
