@@ -107,8 +107,7 @@ def test_what_it_cannot_do_is_refused(make_unet, slices):
         run_episode(make_unet(), slices, Vptta(), steps=1)
     with pytest.raises(BadInput, match="compile and cache_frozen would not see; use neither"):
         run_episode(make_unet(BATCH), slices, Vptta(), steps=1, cache_frozen=True)
-    modulated = Modulated(Vptta(), "param-subset", RiskStatistics(0.0, 1.0, 0.0, 1.0))
     with pytest.raises(BadInput, match="a prompt of the input and no parameters; use it without a modulation"):
-        run_episode(make_unet(BATCH), slices, modulated, steps=1)
+        Modulated(Vptta(), "param-subset", RiskStatistics(0.0, 1.0, 0.0, 1.0))
     with pytest.raises(BadInput, match="above 0 and up to 1, got 2"):
         Vptta(share=2)

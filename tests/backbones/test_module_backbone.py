@@ -94,7 +94,7 @@ def test_nan_and_channels_are_refused() -> None:
     backbone = of_network(flat())
     with pytest.raises(BadInput, match="NaN or infinite"):
         backbone.prepare(Case("a", np.full((1, 8, 8), np.nan)))
-    with pytest.raises(BadInput, match="takes 1 channels, case a has 2"):
+    with pytest.raises(BadInput, match="takes 1 channel, case a has 2"):
         backbone.prepare(Case("a", np.ones((2, 8, 8))))
 
 

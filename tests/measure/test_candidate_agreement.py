@@ -88,7 +88,7 @@ def test_candidates_that_are_all_m0_agree() -> None:
 
 
 def test_one_mask_is_refused() -> None:
-    with pytest.raises(BadInput, match="M0 and at least one other candidate, got 1 masks"):
+    with pytest.raises(BadInput, match="M0 and at least one other candidate, got 1 mask"):
         candidates_of([SMALL])
     with pytest.raises(BadInput, match=r"numbers of the 2 candidates, got \[5\]"):
         candidates_of([SMALL, GROWN], voters=(5,))

@@ -248,7 +248,7 @@ def test_a_body_that_does_not_come_loses_its_place(serving: Any, scans: Scans) -
         ({"inputs": [tensor(np.zeros((1, 8, 8)), data=[float("nan")] * 64)]}, "NaN or infinite"),
         ({"inputs": [{**tensor(np.zeros((1, 1, 2)), data=[300, 1]), "datatype": "UINT8"}]}, "do not fit into uint8"),
         ({"inputs": [tensor(np.zeros(64), data=[0] * 64)]}, "3 or 4 axes"),
-        ({"inputs": [tensor(np.zeros((2, 8, 8)), data=list(range(128)))]}, "takes 1 channels"),
+        ({"inputs": [tensor(np.zeros((2, 8, 8)), data=list(range(128)))]}, "takes 1 channel"),
         ({"parameters": {"case_id": "../../etc/passwd"}}, "a case id holds"),
         ({"inputs": [tensor(np.zeros((1, 8, 8)), parameters={"binary_data_size": 256})]}, "0 bytes are there"),
     ],

@@ -116,8 +116,6 @@ class Vptta:
 
     def begin(self, subject: Adaptable) -> Update:
         """The prompt sits in a hook on the network, so that every prediction sees it; hooks go when the loan ends."""
-        if set(subject.parameters) != {"prompt"}:
-            raise BadInput("VPTTA moves a prompt of the input and no parameters; use it without a modulation")
         prompt = subject.parameters["prompt"]
         misfits: list[Tensor] = []
 
