@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
+from worlds.browsers import browser, needs_chromium
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.snapshot import fingerprint
@@ -32,6 +33,8 @@ from casewise.run.local import LocalEngine
 from casewise.run.predict_folder import predict_folder, prediction_work
 from casewise.serve.access import Settings
 from casewise.serve.app import QuotaWatch
+
+__all__ = ["browser"]
 
 HOW = Adaptation(objective="tent", learning_rate=0.05, steps=1, min_area=4)
 FIXED = Policy("fixed-k", "fixed-k", {"step": 1}, 1)
@@ -380,3 +383,39 @@ def test_a_patient_counts_once_for_the_quota() -> None:
     unknown = QuotaWatch(Policy("m0", "m0", {}, 0))
     unknown.seen(Decision("c", Action.KEEP, State(1), 1, "m0"))
     assert unknown.alarm is None
+
+
+# ---- the first page, as a person uses it ----
+
+
+@needs_chromium
+def test_a_person_tries_an_image_on_the_first_page_and_saves_the_mask(
+    service: Any, scans: Scans, browser: Any, tmp_path: Path
+) -> None:
+    image = tmp_path / "heart.nii.gz"
+    nibabel.save(nibabel.Nifti1Image(scans[0][0].T, np.eye(4)), image)
+    with service.client() as client:
+        expected = client.post("/segment", content=image.read_bytes()).content
+    wrong: list[str] = []
+    tab = browser.new_page()
+    tab.set_default_timeout(60_000)
+    tab.on("pageerror", lambda error: wrong.append(str(error)))
+    tab.on("request", lambda asked: None if asked.url.startswith((service.url, "data:")) else wrong.append(asked.url))
+    tab.goto(service.url)
+    tab.set_input_files("#file", image)
+    tab.click("#send")
+    tab.wait_for_selector("#answer img")
+    assert "heart.nii.gz" in tab.inner_text("#answer h2")
+    assert tab.evaluate("document.querySelector('#answer img').naturalWidth") > 300
+    with tab.expect_download() as saved:
+        tab.click("#answer a")
+    assert saved.value.suggested_filename == "heart_mask.nii.gz"
+    assert Path(saved.value.path()).read_bytes() == expected
+    (tmp_path / "broken.nii.gz").write_bytes(b"no image")
+    tab.set_input_files("#file", tmp_path / "broken.nii.gz")
+    tab.click("#send")
+    tab.wait_for_selector("#answer .bad")
+    assert tab.inner_text("#answer .bad")
+    assert tab.locator("#answer img").count() == 0  # the old answer is gone
+    assert wrong == []
+    tab.close()
