@@ -101,6 +101,22 @@ def test_classes_are_merged_without_a_factory(street: Path, tmp_path: Path) -> N
         plain, merged = np.array(Image.open(path)), np.array(Image.open(tmp_path / "merged" / path.name))
         assert np.array_equal(np.minimum(plain, 2), merged)
     assert json.loads((tmp_path / "r.json").read_text())["classes"] == {"0": "road", "1": "sky", "2": "vehicle"}
+    names = json.loads((tmp_path / "merged" / "dataset.json").read_text())["labels"]
+    assert names == {"road": 0, "sky": 1, "vehicle": 2}
+
+
+def test_two_versions_of_a_street_are_compared_by_the_names_that_predict_left(street: Path, tmp_path: Path) -> None:
+    words = ("-m", street / "segformer-b0-cityscapes", "-i", street / "night", "--policy", "m0", "--no-overlays")
+    for name in ("old", "new"):
+        said("predict", *words, "-o", tmp_path / name)
+    changed = next((tmp_path / "new").glob("*.png"))
+    mask = np.array(Image.open(changed))
+    mask[:4, :4] = 0  # a piece of road
+    Image.fromarray(mask).save(changed)
+    said("compare", tmp_path / "old", tmp_path / "new", "-o", tmp_path / "cmp", code=3)  # there was no road before
+    page = (tmp_path / "cmp" / "report.html").read_text()
+    assert "road (0)" in page
+    assert "added road" not in page
 
 
 def test_a_rate_is_chosen_without_labels_and_drawn(street: Path, tmp_path: Path) -> None:

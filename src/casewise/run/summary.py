@@ -189,11 +189,19 @@ def write_summary(work: PredictCase, cases: Sequence[CaseFiles], entries: Sequen
 
 
 def copy_model_files(work: PredictCase) -> None:
-    """dataset.json and plans.json, which nnU-Net's own tools look for beside predictions."""
-    for name in ("dataset.json", "plans.json"):
-        path = Path(work.deployment.model.spec) / name
+    """dataset.json and plans.json, which nnU-Net's own tools look for beside predictions.
+
+    Where a model has no dataset.json, or its classes were merged, one is written that names the labels of the masks.
+    """
+    model, backbone = work.deployment.model, work.deployment.backbone
+    own = {name: Path(model.spec) / name for name in ("dataset.json", "plans.json")}
+    for name, path in own.items():
         if path.is_file():
             write_durably(work.layout.out / name, path.read_bytes())
+    names = {0: "background", **backbone.labels}
+    if (model.merge or not own["dataset.json"].is_file()) and backbone.labels and len(set(names.values())) == len(names):
+        labels = {name: number for number, name in sorted(names.items())}
+        write_json(work.layout.out / "dataset.json", {"labels": labels, "file_ending": work.layout.ending}, indent=4)
 
 
 def run_report(
