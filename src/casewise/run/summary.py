@@ -199,7 +199,11 @@ def copy_model_files(work: PredictCase) -> None:
         if path.is_file():
             write_durably(work.layout.out / name, path.read_bytes())
     names = {0: "background", **backbone.labels}
-    if (model.merge or not own["dataset.json"].is_file()) and backbone.labels and len(set(names.values())) == len(names):
+    if (
+        (model.merge or not own["dataset.json"].is_file())
+        and backbone.labels
+        and len(set(names.values())) == len(names)
+    ):
         labels = {name: number for number, name in sorted(names.items())}
         write_json(work.layout.out / "dataset.json", {"labels": labels, "file_ending": work.layout.ending}, indent=4)
 
