@@ -149,7 +149,7 @@ def helped(study: Study, name: str) -> str:
     if not row:
         return "not run"
     shares = [f"{row[f'share_{side}']:.1%} ({number(row[f'mean_{side}'], '+.4f')})" for side in ("helped", "hurt")]
-    return f"{shares[0]}, {shares[1]}, {row['share_rolled_back']:.1%}, {row['mean_change']:+.4f}"
+    return f"{shares[0]}, {shares[1]}, {row['share_rolled_back']:.1%}, {number(row['mean_change'], '+.4f')}"
 
 
 def account(study: Study, name: str) -> str:
@@ -159,7 +159,8 @@ def account(study: Study, name: str) -> str:
     if not row:
         return "not run"
     within = number(row.get("ha_within"), ".3f") if row.get("scored") else "none"
-    return f"{row['ha']:.3f}, {row['ba']:.3f}, {row['scored']} of {row['n']}, {within}, {row['coverage']:.1e}"
+    shares = ", ".join(number(row.get(name), ".3f") for name in ("ha", "ba"))  # a bucket may hold no case
+    return f"{shares}, {row['scored']} of {row['n']}, {within}, {number(row.get('coverage'), '.1e')}"
 
 
 def selector(study: Study, name: str) -> str:
