@@ -205,8 +205,9 @@ def _spacing_mm(path: Path) -> tuple[float, ...] | None:
 
 
 def _named(plain: Any) -> dict[int, str]:
-    """Class names by number, from JSON."""
-    return {int(value): str(name) for value, name in (plain or {}).items()}
+    """Class names by number, from JSON that anybody may have written."""
+    pairs = plain.items() if isinstance(plain, Mapping) else ()
+    return {int(value): str(name) for value, name in pairs if str(value).isdecimal()}
 
 
 @dataclass(frozen=True)
