@@ -85,3 +85,14 @@ def test_a_wrong_view_beside_a_right_objective_leaves_no_archive_behind(tmp_path
     with pytest.raises(BadInput, match="no view at 'own_controller:brightr'"):
         said(*words, "views:own_controller:brightr")
     assert not (tmp_path / "archive").exists()
+
+
+def test_a_controller_of_your_own_is_studied_when_typed(archive: Path, tmp_path: Path) -> None:
+    evaluation = synthetic_archive(tmp_path / "e", cases=8, prefix="new", split="evaluation", seed=1).path
+    said("calibrate", archive, "--policy", OWN)
+    words = ("study", evaluation, "--calibration", archive, "-o", tmp_path / "report")
+    with pytest.raises(UnsafeInput, match="type the same: --controller own_controller:SmallEdits"):
+        said(*words)
+    said(*words, "--controller", OWN)
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "SmallEdits" in page or "small-edits" in page
