@@ -31,11 +31,10 @@ from casewise.data.folders import CaseFiles
 from casewise.deployment import Deployment
 from casewise.judge.controllers.depth import FixedK
 from casewise.judge.ledger import unlock
-from casewise.judge.outcomes import deployed, outcomes
+from casewise.judge.outcomes import POINT, deployed, outcomes
 from casewise.replay import replay
 from casewise.run.local import LocalEngine
 from casewise.run.record_folder import RecordCase, record_folder
-from casewise.study.benchmark import POINT
 
 STEPS = 4
 HEARTS = 10  # calibration hearts, one by one from the first

@@ -37,14 +37,14 @@ from casewise.judge.controllers.choose import AgreementRule, board, state_of
 from casewise.judge.controllers.depth import FixedK
 from casewise.judge.deciding import Setting, setting_of
 from casewise.judge.ledger import unlock
-from casewise.judge.outcomes import deployed, edit_shares, outcomes
+from casewise.judge.outcomes import POINT, deployed, edit_shares, outcomes
 from casewise.judge.policy import controller_of
 from casewise.measure.masks import labels_of
 from casewise.measure.metrics import METRICS
 from casewise.measure.metrics.harm import harm
 from casewise.measure.metrics.selective import auroc, risk_coverage
 from casewise.replay import replay
-from casewise.study.benchmark import FEWEST, POINT, summary
+from casewise.study.benchmark import FEWEST, summary
 from casewise.study.quality_control import archive_opinions, controlled, quality_rows
 from casewise.study.statistics.chance import chance_draws
 from casewise.study.statistics.resample import clusters_of, mean_interval

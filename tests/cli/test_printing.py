@@ -120,7 +120,7 @@ def test_patients_are_read_from_the_table_beside_the_images(home: Path, tmp_path
     words = ("record", *MODEL, "-i", tmp_path / "data" / "images", "-l", tmp_path / "data" / "labels", "--steps", 1)
     result = CliRunner().invoke(app, [str(word) for word in (*words, "-o", tmp_path / "a")], catch_exceptions=False)
     assert (
-        f"{table} says which patient and group a case belongs to (cases: 4, patients or sequences: 2)" in result.stderr
+        f"{table} says which patient and group a case belongs to (4 cases of 2 patients or sequences)" in result.stderr
     )
     assert [open_archive(tmp_path / "a").entries[name].cluster for name in ids] == ["ann", "ann", "bob", "bob"]
     table.write_text("case,patient\nelse,ann\n")  # a table about other cases: said, and not used

@@ -135,7 +135,8 @@ def choose_views(
     """
     from casewise.archive.store import open_archive
     from casewise.core.records import CALIBRATION
-    from casewise.judge.calibration.view_selection import POINT, chosen_views, read_case
+    from casewise.judge.calibration.view_selection import chosen_views, read_case
+    from casewise.judge.outcomes import POINT
 
     opened = open_archive(archive, ladder=ladder).one().marked(CALIBRATION)
     cases = [read_case(opened, case_id) for case_id in opened.ids]

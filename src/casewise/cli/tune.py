@@ -87,9 +87,9 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 def _announced(adaptation: Adaptation, images: int, rates: int, found: int) -> str:
     """What is about to be done, so that a person can stop it in time."""
-    many = "1 update" if adaptation.steps == 1 else f"{adaptation.steps} updates"
-    each = f"{many} of {adaptation.objective} on {images} of {found} images at up to {rates} rates"
-    return f"casewise: {each}; -n, --rates and --steps make it shorter"
+    each = f"{counted(adaptation.steps, 'update')} of {adaptation.objective}"
+    where = f"on {images} of {found} images at up to {rates} rates"
+    return f"casewise: {each} {where}; -n, --rates and --steps make it shorter"
 
 
 def _say_row(row: RateRow) -> None:

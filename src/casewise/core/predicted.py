@@ -35,9 +35,7 @@ class PredictedCase:
     case: str
     status: str  # done, fallback (M0 replaced a failure) or failed (there is no output)
     decision: Decision | None = None  # None where there is no output
-    candidate: str = (
-        ""  # what the deployed state is called: "M0", "step 2", "mean of 12"; of several ladders "tent: step 2"
-    )
+    candidate: str = ""  # what the deployed state is called: "M0", "step 2", "mean"; of several ladders "tent: step 2"
     name: str = ""  # as the file has it, in any language; the id is made of it
     error: str | None = None
     error_kind: str | None = None  # class name of the error

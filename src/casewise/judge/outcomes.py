@@ -25,6 +25,9 @@ from casewise.measure.metrics.overlap import VOID
 from casewise.measure.signals.fragmentation import fragmentation
 from casewise.measure.signals.risk import DROP
 
+POINT = 0.01
+"""A case whose metric fell by more than this was hurt by more than a point."""
+
 KEYS = ["case", "step", "shrink"]
 COLUMNS = [
     "metric", "ha", "ba", "neutral_scored", "unscored", "regions", "delta", "area",

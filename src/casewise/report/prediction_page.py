@@ -86,7 +86,7 @@ def _ladders(entry: PredictedCase) -> list[str]:
     unnamed = next((name for name in read if name not in found), "")  # the one that is deployed, or the first
     steps = [(name, found.get("" if name == unnamed else name, [])) for name in read]
     return [
-        f"{name}: {len(made)} candidate{'' if len(made) == 1 else 's'}, the last one changes "
+        f"{name}: {counted(len(made), 'candidate')}, the last one changes "
         f"{_number(made[-1].get('delta')) or 'an unknown share'} of the voxels"
         for name, made in steps
         if made

@@ -10,7 +10,7 @@ from typing import Any
 
 from casewise.adapt.adaptation import Adaptation, adaptation_of
 from casewise.archive.store import open_archive
-from casewise.core.brief import counted
+from casewise.core.brief import UNIT, counted
 from casewise.core.errors import BadInput, CasewiseError, Mismatch, MissingExtra, Refused
 from casewise.core.records import Policy
 from casewise.core.registry import Registry
@@ -215,8 +215,8 @@ def _described_beside(cases: tuple[CaseFiles, ...], table: Path) -> tuple[tuple[
     except BadInput as error:
         return cases, f"{table} is not used: {error}. Mend it, or name another table with --groups"
     patients = len({files.cluster or files.id for files in described})
-    counted = f"cases: {len(described)}, patients or sequences: {patients}"
-    return described, f"{table} says which patient and group a case belongs to ({counted})"
+    of = f"{counted(len(described), 'case')} of {counted(patients, *UNIT)}"
+    return described, f"{table} says which patient and group a case belongs to ({of})"
 
 
 def gathered_cases(

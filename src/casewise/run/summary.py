@@ -5,7 +5,7 @@ summary.json is as ``nnUNetv2_evaluate_folder`` writes it, so that users' script
 Dice and IoU are NaN where a class is neither predicted nor there; means are nanmeans. This is nnU-Net's convention; the
 study's own differs (classes absent from the label are skipped, A10).
 
-Where every class is compared (``--all-classes``, as for streets) class 0 is scored like the others, and a case became
+Where every class is compared (``--classes``, as for streets) class 0 is scored like the others, and a case became
 better or worse by its mean IoU instead of its mean Dice.
 """
 

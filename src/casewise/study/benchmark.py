@@ -36,7 +36,7 @@ from casewise.judge.certificates.certify_router import Promise, certify_router
 from casewise.judge.certificates.grid import halves_of
 from casewise.judge.deciding import CONSENSUS_NAMES, candidate_masks, has_consensus
 from casewise.judge.ledger import LEDGER, expose, read_ledger
-from casewise.judge.outcomes import deployed, judged_share, outcomes
+from casewise.judge.outcomes import POINT, deployed, judged_share, outcomes
 from casewise.judge.policy import READY, among_candidates, check_held_out, controller_of, design_of, no_go
 from casewise.measure.metrics.selective import auroc, risk_coverage
 from casewise.replay import replay
@@ -48,7 +48,6 @@ from casewise.study.statistics.resample import mean_interval
 SCHEMA = "casewise-bench/2"
 DECISIONS, RESULT, PLAN = "decisions.json", "result.json", "plan.json"
 SEALED, OPENED = "bench: decisions sealed", "bench: labels opened to score the decisions"
-POINT = 0.01  # a case is clearly hurt where the metric falls by more than this
 FEWEST = 5  # clusters from which an interval is given
 POOR = 0.7  # cases whose metric is below this should be found by a signal of quality
 DEALS, DEAL_SEED = 1000, 1000

@@ -15,13 +15,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from casewise.core.brief import counted
-from casewise.judge.outcomes import judged_sentence, judged_share
+from casewise.judge.outcomes import POINT, judged_sentence, judged_share
 from casewise.judge.policy import no_go
 from casewise.render.ink import FAINT, HARM, HELP, INK, MUTED, SOURCE, Picture, canvas, inked
 from casewise.render.tables import Estimate, number, text_of
 from casewise.study.analyses.controls import attribution_of
 from casewise.study.analyses.deployment import interval_between, verdict
-from casewise.study.analyses.quality import POINT, answers, captured, deployed_row
+from casewise.study.analyses.quality import answers, captured, deployed_row
 from casewise.study.analyses.routing import quota_found
 from casewise.study.finding import Finding
 from casewise.study.study import Study

@@ -13,7 +13,6 @@ from casewise.archive.store import Archive
 from casewise.core.records import SOURCE
 from casewise.judge.calibration.designs import (
     ALLOWED_HURT,
-    POINT,
     Deployed,
     Design,
     Known,
@@ -33,6 +32,7 @@ from casewise.judge.calibration.quality import (
 )
 from casewise.judge.controllers.choose import board
 from casewise.judge.deciding import Setting, setting_of
+from casewise.judge.outcomes import POINT
 
 
 @dataclass(frozen=True)

@@ -33,13 +33,12 @@ from casewise.judge.controllers.depth import Source
 from casewise.judge.controllers.flag import deployed_signal
 from casewise.judge.controllers.merge import PIECE, PIECE_FEATURES, Merge, Pieces, merged, piece_features, piece_scores
 from casewise.judge.deciding import Setting, candidate_masks, ladder_views, whole_case
-from casewise.judge.outcomes import outcomes, scoring_options
+from casewise.judge.outcomes import POINT, outcomes, scoring_options
 from casewise.measure.metrics import METRICS
 
 Floats = NDArray[np.float64]
 FOLDS = 10  # at most; with fewer clusters each is left out in turn
 ALLOWED_HURT = 0.1  # share of cases that a design, or the anchor of choose, may hurt by more than a point
-POINT = 0.01  # a case that lost more than this was hurt by more than a point
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import SOURCE, State
+from casewise.judge.outcomes import POINT
 from casewise.measure.masks import labels_of
 from casewise.measure.signals.agreement import candidates_of, medoid
 
@@ -131,10 +132,6 @@ class ChosenViews:
     def proposal(self) -> str:
         """What ``casewise record --propose`` and ``--objective`` take."""
         return f"views:{','.join(self.names)}" if self.names else "m0"
-
-
-POINT = 0.01
-"""A case that loses more than this was hurt."""
 
 
 def chosen_views(cases: Sequence[ReadCase], *, most: int = 12, slack: float = 1.0) -> ChosenViews:

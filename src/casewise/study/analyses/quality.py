@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from casewise.core.brief import UNIT, counted
 from casewise.judge.calibration.view_selection import read_case, settled_after
 from casewise.judge.deciding import CONSENSUS_NAMES
-from casewise.judge.outcomes import scoring_options
+from casewise.judge.outcomes import POINT, scoring_options
 from casewise.render.ink import FAINT, HELP, MUTED, OURS, SOURCE, Picture, canvas, inked
 from casewise.render.tables import number
 from casewise.study.analyses.certificate import promised
@@ -21,7 +21,7 @@ from casewise.study.quality_control import archive_opinions, quality_rows, worth
 from casewise.study.statistics.resample import clusters_of, mean_interval
 from casewise.study.study import Study, once
 
-POINT, POOR = 0.01, 0.7
+POOR = 0.7
 NAMED = 3  # flagged cases that the sentence names
 
 
