@@ -45,7 +45,7 @@ OTHER: dict[str, Any] = {
     "batch_statistics": "blend", "blend_prior": 3.0, "group_instance_norm": True, "autocast": "bfloat16",
     "channels_last": True, "compile": True, "cache_frozen": True, "signals": ("drop",), "shrink": (State(1, 0.5),),
     "keep_parameters": True, "keep_entropy": True, "consensus": "vote", "weights": (("mirror(x)", 2.0),),
-    "mirrored_views": False, "source_statistics": "statistics.npz", "keep_ballots": True,
+    "mirrored_views": True, "source_statistics": "statistics.npz", "keep_ballots": True,
 }  # fmt: skip
 NEEDS = {"modulation": {"statistics": OTHER["statistics"]}, "blend_prior": {"batch_statistics": "blend"}}
 BY_POLICY = ("steps",)  # under a policy the horizon is the policy's
@@ -196,7 +196,7 @@ TYPED = {
     "parameters": (["--parameters", "all"], "all"), "steps": (["--steps", "2"], 2), "seed": (["--seed", "5"], 5),
     "min_area": (["--min-area", "9"], 9), "foreground": (["--classes"], False),
     "max_slices": (["--max-slices", "1"], 1), "consensus": (["--consensus", "vote"], "vote"),
-    "mirrored_views": (["--unmirrored-views"], False), "keep_ballots": (["--keep-ballots"], True),
+    "mirrored_views": (["--mirrored-views"], True), "keep_ballots": (["--keep-ballots"], True),
     "source_statistics": (["--source-statistics", "statistics.npz"], "statistics.npz"),
 }  # fmt: skip
 PRESET = "preset"  # stands for several options at once: tests/cli/test_driving.py

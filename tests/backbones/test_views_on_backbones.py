@@ -61,7 +61,7 @@ def test_nnunet_is_read_through_its_own_pipeline(options: dict[str, Any], model:
 def test_mirrors_are_dropped_where_nnunet_averages_over_them_itself(model: Any, scans: Path) -> None:
     folder = str(model(dimensions=2))
     with_mirrors, without = (load_backbone(folder, mirroring=one) for one in (True, False))
-    views = Adaptation("views:mirror(x),mirror(y),mirror(xy),gamma(1.3),gamma(1.3)+mirror(x)")
+    views = Adaptation("views:mirror(x),mirror(y),mirror(xy),gamma(1.3),gamma(1.3)+mirror(x)", mirrored_views=True)
     assert [str(view) for view in views.forward_only.on(with_mirrors)] == ["gamma(1.3)"]
     assert views.horizon(with_mirrors) == 2
     assert views.horizon(without) == 6
@@ -89,8 +89,7 @@ def test_unmirrored_views_are_those_of_a_model_without_mirroring_and_m0_keeps_it
     folder = str(model(**options))
     mirrored, plain = (load_backbone(folder, mirroring=one, step_size=1.0) for one in (True, False))
     case = mirrored.read(list_cases(scans / "images", ending=mirrored.ending)[0]).case
-    how = Adaptation(FEW, mirrored_views=False)
-    made = readings_of(mirrored, mirrored.prepare(case), case, how)
+    made = readings_of(mirrored, mirrored.prepare(case), case, Adaptation(FEW))
     other = readings_of(plain, plain.prepare(case), case, Adaptation(FEW))
     assert made.rungs == other.rungs
     assert len(made.rungs) == 5
@@ -116,7 +115,7 @@ def test_a_view_that_breaks_leaves_nnunets_mirroring_on(
     prepared = backbone.prepare(case)
     assert prepared.predict is not None
     before, weights = prepared.predict(), fingerprint(backbone.network)
-    episode = Adaptation(FEW, mirrored_views=False).forward_only.episode(backbone, prepared, case)
+    episode = Adaptation(FEW).forward_only.episode(backbone, prepared, case)
 
     def broken(*inputs: object) -> None:
         raise RuntimeError("out of memory")
@@ -161,7 +160,7 @@ def test_a_forward_that_breaks_in_a_sliding_window_says_its_own_error_and_leaves
 def test_mirrors_stay_where_views_are_read_unmirrored_and_a_policy_is_bound_to_that(model: Any, scans: Path) -> None:
     folder = str(model(dimensions=2))
     mirrored, plain = (load_backbone(folder, mirroring=one) for one in (True, False))
-    with_it, without = Adaptation(FEW), Adaptation(FEW, mirrored_views=False)
+    with_it, without = Adaptation(FEW, mirrored_views=True), Adaptation(FEW)
     assert [str(view) for view in with_it.forward_only.on(mirrored)] == ["gamma(1.3)", "scale(0.8)"]
     assert ",".join(map(str, without.forward_only.on(mirrored))) == FEW.removeprefix("views:")
     assert without.binding(plain) == with_it.binding(plain)  # nothing to switch off
@@ -175,7 +174,11 @@ def test_mirrors_stay_where_views_are_read_unmirrored_and_a_policy_is_bound_to_t
     check_binding(policy, fitted.binding(mirrored))
     with pytest.raises(Mismatch, match="unmirrored"):
         check_binding(policy, replace(fitted, mirrored_views=False).binding(mirrored))
-    assert Adaptation.from_plain(json.loads(json.dumps(without.as_plain()))) == without
+    for one in (with_it, without):
+        plain = json.loads(json.dumps(one.as_plain()))
+        assert Adaptation.from_plain(plain) == one
+        del plain["mirrored_views"]  # as files said it while views were read with mirroring unless told otherwise
+        assert Adaptation.from_plain(plain) == with_it
 
 
 def test_a_backbone_that_cannot_read_without_its_mirroring_says_so(model: Any, scans: Path) -> None:
@@ -184,10 +187,10 @@ def test_a_backbone_that_cannot_read_without_its_mirroring_says_so(model: Any, s
     prepared = backbone.prepare(case)
     assert prepared.pipeline is not None
     bare = replace(prepared, pipeline=replace(prepared.pipeline, unmirrored=None))
-    with pytest.raises(BadInput, match=r"averages mirror images and cannot read views without; leave --unmirrored"):
-        Adaptation(FEW, mirrored_views=False).forward_only.episode(backbone, bare, case)
-    with pytest.raises(BadInput, match=r"name others, or read views without its mirroring \(--unmirrored-views\)"):
-        Adaptation("views:mirror(x)").horizon(backbone)
+    with pytest.raises(BadInput, match=r"averages mirror images and cannot read views without; say --mirrored"):
+        Adaptation(FEW).forward_only.episode(backbone, bare, case)
+    with pytest.raises(BadInput, match=r"name others, or leave --mirrored-views out"):
+        Adaptation("views:mirror(x)", mirrored_views=True).horizon(backbone)
 
 
 def test_hugging_face_is_read_at_the_pictures_own_size(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class Adaptation:
     keep_entropy: bool = False
     consensus: str = "mean"  # of views or members: mean, weighted, vote, medoid or intent
     weights: tuple[tuple[str, float], ...] = ()  # for "weighted": (view, weight); a view that is not named has 1
-    mirrored_views: bool = True  # whether views are read with the model's own mirroring; M0 always is, where it has one
+    mirrored_views: bool = False  # read views with the model's own mirroring too; M0 always is, where it has one
     source_statistics: str | None = None  # file of casewise source-statistics, for the views that need it
     keep_ballots: bool = False  # keep all probabilities where readings differ, so that consensuses can be compared
 
@@ -117,6 +117,11 @@ class Adaptation:
 
         return forward_proposer(self)
 
+    @property
+    def _names_views(self) -> bool:
+        """Whether the objective is a list of views; nothing of it is looked up."""
+        return isinstance(self.objective, str) and self.objective.startswith(("views:", "running:"))
+
     def horizon(self, network: Backbone | nn.Module) -> int:
         """Candidates after M0: updates, or readings and their consensus."""
         readings = self.forward_only
@@ -155,7 +160,8 @@ class Adaptation:
         plain = asdict(replace(self, objective="", signals=(), shrink=()))
         plain["objective"] = self.objective if isinstance(self.objective, str) else repr(self.objective)
         kept = {name: value for name, value in plain.items() if name not in _KEPT}
-        return {name: value for name, value in kept.items() if name in _ALWAYS or value != _DEFAULTS[name]}
+        said = (*_ALWAYS, "mirrored_views") if self._names_views else _ALWAYS
+        return {name: value for name, value in kept.items() if name in said or value != _DEFAULTS[name]}
 
     @classmethod
     def from_plain(
@@ -171,11 +177,14 @@ class Adaptation:
         known = plain.get("statistics")
         values = {**plain, "statistics": None if known is None else RiskStatistics(**known)}
         try:
-            return cls(**values)
+            found = cls(**values)
         except TypeError as error:
             raise BadInput(
                 f"these are not the options of an adaptation ({error}); were they recorded with a later casewise?"
             ) from error
+        if found._names_views and "mirrored_views" not in plain:
+            found = replace(found, mirrored_views=True)  # what a file meant that did not say, before decision 0027
+        return found
 
 
 def adaptation_of(policy: Policy, *, typed: str | None = None) -> Adaptation | None:

@@ -62,8 +62,8 @@ class Views:
         found: tuple[View | Drawn, ...] = (*fixed, *(view for view in made if isinstance(view, Drawn)))
         if not found:
             raise BadInput(
-                f"views:{self.views} are mirrors, and the model averages mirror images itself; name others, or read "
-                "views without its mirroring (--unmirrored-views)"
+                f"views:{self.views} are mirrors, and with --mirrored-views every reading averages mirror images; "
+                "name others, or leave --mirrored-views out"
             )
         return found
 
@@ -143,7 +143,7 @@ def _without_mirroring(pipeline: Pipeline, backbone: Backbone) -> Pipeline:
     """The pipeline whose views are read without the model's own mirroring; M0 stays what it is."""
     if pipeline.unmirrored is None:
         raise BadInput(
-            f"{backbone.name} averages mirror images and cannot read views without; leave --unmirrored-views out, or "
+            f"{backbone.name} averages mirror images and cannot read views without; say --mirrored-views, or "
             "return Prepared(..., pipeline=Pipeline(..., unmirrored=...))"
         )
     return replace(pipeline, read=pipeline.unmirrored)

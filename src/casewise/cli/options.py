@@ -123,8 +123,8 @@ class AdaptationOptions:
         bool | None,
         typer.Option(
             "--mirrored-views/--unmirrored-views",
-            help="Read views with the model's own mirroring or, several times faster, without; M0 keeps it. "
-            "Default: the policy's, else with.",
+            help="Read each view with the model's own mirroring too (several times slower); M0 always has it. "
+            "Default: the policy's, else without.",
         ),
     ] = None
     source_statistics: Annotated[
