@@ -39,7 +39,6 @@ from casewise.judge.deciding import Setting, setting_of
 from casewise.judge.ledger import unlock
 from casewise.judge.outcomes import POINT, deployed, edit_shares, outcomes
 from casewise.judge.policy import controller_of
-from casewise.measure.masks import labels_of
 from casewise.measure.metrics import METRICS
 from casewise.measure.metrics.harm import harm
 from casewise.measure.metrics.selective import auroc, risk_coverage
@@ -215,7 +214,7 @@ def reader(archive: Archive, case_id: str) -> Reader:
 
 
 def mean_of(case: ReadCase, places: Sequence[int]) -> np.ndarray:
-    return labels_of(case.ballots[[0, *places]].mean(0, dtype=np.float32), case.head)
+    return case.mean((0, *places))
 
 
 def vote_of(case: ReadCase) -> np.ndarray:

@@ -114,7 +114,9 @@ def main() -> None:
         rows += through_nnunet([int(width) for width in options.nnunet_features.split(",")], options.rounds)
     print("\n| ours | peer | ours / peer | limit |\n|---|---|---|---|")
     for ours, peer, ratios, limit in rows:
-        print(f"| {ours} | {peer} | {statistics.median(ratios):.3f} | {'none' if limit is None else format(limit, 'g')} |")
+        print(
+            f"| {ours} | {peer} | {statistics.median(ratios):.3f} | {'none' if limit is None else format(limit, 'g')} |"
+        )
 
 
 def batched(backbone: Module, rounds: int) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -57,6 +57,18 @@ def an_archive(path, good=True, cases=6, metric="dice"):
         )
         archive.add(Case(f"case-{number}", np.zeros((1, 16, 16)), cluster=f"patient-{number // 2}"), made, label)
     return archive.seal()
+
+
+def test_m0_counts_in_a_mean_as_often_as_it_was_recorded_to(tmp_path):
+    """The good view (.95) outvotes M0 (.6 for background) where both count once; M0 wins where it counts eight times."""
+    case = read_case(an_archive(tmp_path), "case-0")
+    assert case.consensus((1,)) > case.source + 0.1
+    assert replace(case, source_weight=8.0).consensus((1,)) == case.source
+    for weight in (1.0, 4.0):
+        shares = case.ballots.astype(float)
+        wanted = (weight * shares[0] + shares[1] + shares[2]) / (weight + 2)
+        assert np.array_equal(replace(case, source_weight=weight).mean((0, 1, 2)), wanted.argmax(0))
+        assert np.array_equal(replace(case, source_weight=weight).mean((1, 2)), (shares[1] + shares[2]).argmax(0))
 
 
 @pytest.mark.parametrize("metric", ["dice", "miou"])

@@ -71,6 +71,10 @@ class Views:
         """Axes, counted from the end, over which every reading averages mirror images by itself."""
         return _mirrored(backbone) if self.how.mirrored_views else ()
 
+    def source_weight(self, backbone: Backbone) -> int:
+        """How often M0 counts in a mean of readings: where it averages mirror images and they do not, so many times."""
+        return 1 if self.how.mirrored_views else 2 ** len(_mirrored(backbone))
+
     def steps(self, network: Backbone | nn.Module) -> int:
         """Candidates after M0: one for each reading, and the consensus."""
         readings = count(self.on(as_backbone(network)))
@@ -83,7 +87,8 @@ class Views:
         words = [f"{'running' if self.running else 'views'}({named})", f"consensus={how.consensus}"]
         words += [f"weights={dict(sorted(how.weights))}"] if how.weights else []
         words += [f"seed={how.seed}"] if "random(" in named else []
-        words += ["unmirrored"] if _mirrored(backbone) and not how.mirrored_views else []
+        often = self.source_weight(backbone)
+        words += [f"unmirrored, M0 counts {often} times"] if often > 1 else []
         words += [f"source images={self._statistics.images}"] if self._statistics is not None else []
         return bound_to(network, " ".join(words), how)
 
@@ -108,7 +113,8 @@ class Views:
         steps = len(readings) if self.running else len(readings) + 1
         return Readings(
             backbone.network, pipeline, readings, replace(how, steps=steps), case_id=case.id, head=backbone.head,
-            running=self.running, source=source, before_forward=before_forward,
+            running=self.running, source=source, source_weight=self.source_weight(backbone),
+            before_forward=before_forward,
         )  # fmt: skip
 
 

@@ -87,6 +87,7 @@ class Readings:
         head: str,
         running: bool = False,
         source: Callable[[], tuple[Mask, Tensor]] | None = None,  # M0, where it was predicted already
+        source_weight: float = 1.0,  # of M0 in a mean: how many readings it is the mean of
         before_forward: Callable[[], None] | None = None,
     ) -> None:
         self.network, self.pipeline, self.readings = network, pipeline, tuple(readings)
@@ -94,7 +95,7 @@ class Readings:
         self.how, self.consensus, self.running = how, how.consensus, running
         self.record = Recording(how.min_area, how.foreground)
         self.left_out: dict[str, str] = {}
-        self._source = source or pipeline.source
+        self._source, self._source_weight = source or pipeline.source, source_weight
         self._look = before_forward or (lambda: None)
         self._mean = Mean()
         self._ballots = Ballots(head) if how.keep_ballots or how.consensus == "intent" else None
@@ -120,7 +121,7 @@ class Readings:
                 raise NotFinite(f"the probabilities of M0 of case {self.case_id} are not finite; look at the image")
             self._shape = shares.shape
             self._keep(mask, shares, began, {})
-            self._take(mask, shares, 1.0)
+            self._take(mask, shares, self._source_weight)
             self._loan = stack.pop_all()
         return self
 

@@ -137,6 +137,7 @@ def _configuration(how: Adaptation, backbone: Backbone, metric: str, dataset: st
         "model": backbone.name,
         "shrink": [str(state) for state in how.shrink],
         "adaptation": how.as_plain(),
+        "source_weight": getattr(how.forward_only, "source_weight", lambda _: 1)(backbone),
         **({"signals": [str(name) for name in how.signals]} if how.signals else {}),
     }
 

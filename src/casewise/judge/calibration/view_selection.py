@@ -38,6 +38,7 @@ class ReadCase:
     ignore: int | None
     head: str
     medoid: int  # reading that the others agree with most
+    source_weight: float = 1.0  # of M0 in a mean
 
     def value(self, labels: Integers) -> float:
         """Dice or mIoU of M0 with these labels on the voxels, as the archive's metric is defined."""
@@ -64,7 +65,7 @@ class ReadCase:
 
     def consensus(self, places: Sequence[int]) -> float:
         """The metric of the mean of M0 and some readings."""
-        return self.value(labels_of(self._mean((0, *places)), self.head))
+        return self.value(self.mean((0, *places)))
 
     def vote(self, places: Sequence[int]) -> float:
         """The metric of the majority of M0 and some readings; M0's label where votes are even."""
@@ -75,10 +76,13 @@ class ReadCase:
 
     def running(self) -> list[Integers]:
         """The labels of the consensus after M0, after the first view, after the second, ..."""
-        return [labels_of(self._mean(range(size)), self.head) for size in range(1, len(self.ballots) + 1)]
+        return [self.mean(range(size)) for size in range(1, len(self.ballots) + 1)]
 
-    def _mean(self, places: Sequence[int]) -> NDArray[np.float32]:
-        return np.asarray(self.ballots[list(places)].mean(0, dtype=np.float32))
+    def mean(self, places: Sequence[int]) -> Integers:
+        """The labels of the mean of some readings, M0 (reading 0) with the weight that it was recorded with."""
+        total = self.ballots[list(places)].sum(0, dtype=np.float32)
+        more = (self.source_weight - 1) * list(places).count(0)
+        return labels_of((total + np.float32(more) * self.ballots[0]) / np.float32(len(places) + more), self.head)
 
 
 def read_case(archive: Archive, case_id: str) -> ReadCase:
@@ -114,6 +118,7 @@ def read_case(archive: Archive, case_id: str) -> ReadCase:
         ignore=ignore,
         head="softmax" if ballots.shape[1] > 1 else "sigmoid",
         medoid=medoid(candidates_of(readings)) if count else 0,
+        source_weight=float(configuration.get("source_weight", 1)),
     )
 
 
