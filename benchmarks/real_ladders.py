@@ -74,9 +74,17 @@ def shifts(weights: Path, out: Path) -> dict[str, Shift]:
         "mri": views("mri,gamma(0.8),clip,blur"),
         **gradients({**gentle, "eata": 2e-3}),
     }
-    mirrored = {"mri": views("gamma(1.4),bias(30),random(5)"), **gradients({**gentle, "eata": 2e-3})}
+    mirrored = {
+        "mri": views("gamma(1.4),bias(30),random(5)", mirrored_views=True),
+        "mri-once": views("mri"),  # as a user records it: M0 with mirroring, each view one reading without
+        **gradients({**gentle, "eata": 2e-3}),
+    }
     photos = {"photo": views("photo,scale(0.75)"), "random12": views("random(12,photos)"), **gradients(gentle)}
-    driving = {"driving": views("driving,scale(0.75)", **city), **gradients(dict.fromkeys(gentle, 1e-4), **city)}
+    driving = {
+        "driving": views("driving,scale(0.75)", **city),
+        "random12": views("random(12,photos)", **city),
+        **gradients(dict.fromkeys(gentle, 1e-4), **city),
+    }
     vit = Model("benchmarks.efficientvit:model", weights / "efficientvit_b0_cityscapes.pth")
     made = [
         Shift("hearts", "cardiac", Model(heart, mirroring=False), hearts),

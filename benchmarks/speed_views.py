@@ -5,8 +5,8 @@
 One case of 12 slices at 192 x 192, a 2-D U-Net like nnU-Net's with half its features (``--features`` takes others; what
 is done beside the forwards does not grow with them). Every voxel is noise, the worst for all that looks at edits.
 Contestants run interleaved; a ratio is the median of the rounds' own ratios. M0, the identity, is the first of V views.
-Promises: a consensus of V views costs at most 1.05 V forwards, 12 views cost no more than TENT with K = 4, three ladders
-in one pass at most 5 % more than what they cost one by one without a second M0, and at most two volumes of
+Promises: a consensus of V views costs at most 1.05 V forwards, 12 views cost no more than TENT with K = 4, three
+ladders in one pass at most 5 % more than what they cost one by one without a second M0, and at most two volumes of
 probabilities are held, however many views there are. The same 12 views and TENT also run through an nnU-Net (untrained,
 2-D, ``--nnunet-features``) as its users run it, M0 with mirroring and views without, and with ``--disable_tta``; with
 ``--mirrored-views`` every view is four forwards like M0 while an update stays one, so that has no limit.

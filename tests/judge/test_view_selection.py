@@ -60,7 +60,7 @@ def an_archive(path, good=True, cases=6, metric="dice"):
 
 
 def test_m0_counts_in_a_mean_as_often_as_it_was_recorded_to(tmp_path):
-    """The good view (.95) outvotes M0 (.6 for background) where both count once; M0 wins where it counts eight times."""
+    """The good view (.95) outvotes M0 (.6 for background) where both count once, not where M0 counts eight times."""
     case = read_case(an_archive(tmp_path), "case-0")
     assert case.consensus((1,)) > case.source + 0.1
     assert replace(case, source_weight=8.0).consensus((1,)) == case.source
