@@ -8,6 +8,7 @@ export CUBLAS_WORKSPACE_CONFIG = :4096:8
 export PYTHONPATH = tests:examples  # simulated worlds, for benchmarks too
 
 OUT ?= bench-real
+JOBS ?= 1
 SMALL = $(if $(CASES),--cases $(CASES))
 REAL = --data "$(DATA)" -o "$(OUT)"
 EXTRAS ?= core dicom adapt
@@ -44,15 +45,15 @@ check: $(VENV)/.dev  ## Format, lint, types
 bench: $(VENV)/.dev  ## Speed, as ratios within one run
 	@for script in benchmarks/speed_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-bench-real: bench-shifts  ## Real domain shifts, most of a day on one core; CASES=5 for a small run: make bench-real DATA=../shared/data [OUT=bench-real]
-	$(BIN)/python benchmarks/real.py $(REAL) $(SMALL) $(SHIFTS) $(if $(ARMS),--arms $(ARMS))
+bench-real: bench-shifts  ## Real domain shifts, most of a day on one core, JOBS=2 for two; CASES=5 for a small run: make bench-real DATA=../shared/data [OUT=bench-real]
+	$(BIN)/python benchmarks/real.py $(REAL) $(SMALL) --jobs $(JOBS) $(SHIFTS) $(if $(ARMS),--arms $(ARMS))
 	$(BIN)/python benchmarks/real_paper.py -o "$(OUT)" > "$(OUT)/pages/4-paper.md"
 	$(BIN)/python benchmarks/real_tables.py -o "$(OUT)" > "$(OUT)/pages/5-gradients.md"
 	@echo "every table: $(OUT)/pages"
 
 bench-shifts: $(VENV)/.dev  ## Its first half, views and decisions; SHIFTS="polyps-0 driving" for some of the shifts
 	@test -d "$(DATA)" || { echo "say where the data lie: make bench-real DATA=FOLDER (see benchmarks/README.md)"; exit 2; }
-	$(BIN)/python benchmarks/real_ladders.py $(REAL) $(SMALL) $(SHIFTS)
+	$(BIN)/python benchmarks/real_ladders.py $(REAL) $(SMALL) --jobs $(JOBS) $(SHIFTS)
 	@mkdir -p "$(OUT)/pages"
 	$(BIN)/python benchmarks/real_shifts.py $(REAL) $(SHIFTS) > "$(OUT)/pages/1-shifts.md"
 	$(BIN)/python benchmarks/real_across.py $(REAL) --picture "$(OUT)/real-data.svg" > "$(OUT)/pages/2-across.md"

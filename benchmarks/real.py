@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -191,6 +192,7 @@ def main() -> None:
     parser.add_argument(
         "--cases", type=int, help="a small run: so many cases of each split, source models half trained"
     )
+    parser.add_argument("--jobs", type=int, default=1, help="arms that are recorded at a time, each on one thread")
     options = parser.parse_args()
     data, out = options.data.resolve(), options.out.resolve()
     weights = (options.weights or data.parent / "weights").resolve()
@@ -199,14 +201,14 @@ def main() -> None:
     asked = [ladders[name].cohort if name in ladders else name for name in options.shifts or known]
     for name in dict.fromkeys(asked):
         if name in known:
-            run(known[name], data, out, options.arms)
+            run(known[name], data, out, options.arms, options.jobs)
         elif name in WRITERS:
             print(f"{name}: no gradient arm of 0.1 was ever run there")
         else:
             parser.error(f"no shift is called {name!r}; there are {', '.join(known)}")
 
 
-def run(shift: Shift, data: Path, out: Path, only: Sequence[str] | None) -> None:
+def run(shift: Shift, data: Path, out: Path, only: Sequence[str] | None, jobs: int = 1) -> None:
     """One shift: folders, recordings, certificates, studies."""
     write_folders(shift.name, data, out)
     if shift.name == "fundus":
@@ -215,10 +217,15 @@ def run(shift: Shift, data: Path, out: Path, only: Sequence[str] | None) -> None
     if not arms:
         raise SystemExit(f"no arm of {shift.name} is asked for; it has {', '.join(arm.name for arm in shift.arms)}")
     rate = chosen_rate(shift, out) if any(CHOSEN in arm.options for arm in arms) else None
-    for arm in arms:
+
+    def recorded(arm: Arm) -> None:
         for split in SPLITS:
             print(f"{shift.name}: {arm.name}, {split}", flush=True)
             record(shift, arm, out, rate=rate, split=split)
+
+    recorded(arms[0])  # another arm may read its statistics
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(recorded, arms[1:]))
     alike = [arm for arm in arms if arm is not shift.arms[0] and arm.policy is None]
     for arm in arms:
         report = judge(shift, arm, out, alike if arm is shift.arms[0] else ())

@@ -4,7 +4,8 @@
 
 A run that was interrupted goes on where it stopped, and an archive that is whole is left alone. On one idle core the
 hearts take about two hours, the other shifts together one; the source models of fundus and polyps are trained first
-(a quarter of an hour to an hour each). Archives go to OUT/COHORT/ladders-SHIFT/{calibration,development}.
+(a quarter of an hour to an hour each). ``--jobs 2`` records two shifts at a time, each on one thread. Archives go to
+OUT/COHORT/ladders-SHIFT/{calibration,development}.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -119,7 +121,7 @@ def cases_of(folder: Path, ending: str) -> list[CaseFiles]:
 
 def record(shift: Shift, data: Path, out: Path, only: Sequence[str] | None) -> None:
     """Ladder by ladder, both splits of each before the next, so that an unfinished run still has whole ladders."""
-    folders = write_folders(shift.cohort, data, out)
+    folders = out / shift.cohort / "folders"
     if shift.seed is not None:
         train_source(shift.cohort, data, out, seed=shift.seed)
     for name in only or shift.ladders:
@@ -148,6 +150,19 @@ def _record_ladder(shift: Shift, name: str, cases: Sequence[CaseFiles], path: Pa
         began = now
 
 
+def record_apart(names: Sequence[str], jobs: int, words: Sequence[object]) -> None:
+    """Each shift by a process of its own, so many at a time; all are tried, and those that failed are named."""
+
+    def recorded(name: str) -> int:
+        return subprocess.run([sys.executable, __file__, name, *map(str, words)]).returncode
+
+    with ThreadPoolExecutor(jobs) as pool:
+        codes = list(pool.map(recorded, names))
+    failed = [name for name, code in zip(names, codes, strict=True) if code]
+    if failed:
+        raise SystemExit(f"{', '.join(failed)}: not recorded to the end; the same command goes on from there")
+
+
 def main() -> None:
     """Record the shifts that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -159,16 +174,27 @@ def main() -> None:
     parser.add_argument(
         "--cases", type=int, help="a small run: so many cases of each split, source models half trained"
     )
+    parser.add_argument("--jobs", type=int, default=1, help="shifts that are recorded at a time, each on one thread")
     options = parser.parse_args()
     os.environ.setdefault("nnUNet_compile", "f")
     sys.path.insert(0, str(HOME.parent))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     data, out = options.data.resolve(), options.out.resolve()
-    known = shifts((options.weights or data.parent / "weights").resolve(), out)
+    weights = (options.weights or data.parent / "weights").resolve()
+    known = shifts(weights, out)
     start_run(out, options.cases)
-    for name in options.shifts or known:
+    names = options.shifts or list(known)
+    for name in names:
         if name not in known:
             parser.error(f"no shift is called {name!r}; there are {', '.join(known)}")
+    for cohort in dict.fromkeys(known[name].cohort for name in names):
+        write_folders(cohort, data, out)  # before shifts of one cohort might write them at once
+    if options.jobs > 1 and len(names) > 1:
+        words: list[object] = ["--data", data, "--weights", weights, "-o", out]
+        words += ["--cases", options.cases] if options.cases is not None else []
+        record_apart(names, options.jobs, [*words, "--ladders", *options.ladders] if options.ladders else words)
+        return
+    for name in names:
         record(known[name], data, out, options.ladders)
 
 
