@@ -44,7 +44,7 @@ from casewise.measure.metrics import METRICS
 from casewise.measure.metrics.harm import harm
 from casewise.measure.metrics.selective import auroc, risk_coverage
 from casewise.replay import replay
-from casewise.study.benchmark import FEWEST, summary
+from casewise.study.benchmark.method_scores import FEWEST, summary
 from casewise.study.quality_control import archive_opinions, controlled, quality_rows
 from casewise.study.statistics.chance import chance_draws
 from casewise.study.statistics.resample import clusters_of, mean_interval
