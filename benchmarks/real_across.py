@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from real_consensus import SETTLED, places_of
 from real_folders import SPLITS, print_small
 from real_ladders import HOME, Shift, shifts
-from real_shifts import ALLOWED, LEVELS, POINT, POOR, SETTLED, places_of
 
 from casewise.adapt.views import views_of
 from casewise.archive.store import open_archive
@@ -26,7 +26,10 @@ from casewise.judge.calibration.designs import mean_low
 from casewise.judge.calibration.quality import fit_quality
 from casewise.judge.calibration.view_selection import ReadCase, chosen_views, read_case
 from casewise.judge.ledger import unlock
+from casewise.judge.outcomes import POINT
+from casewise.study.benchmark.method_scores import POOR
 
+LEVELS, ALLOWED = (0.8, 0.9, 0.95), (0.05, 0.1, 0.2)
 SHIPPED_RULE, SHIPPED_SETTLED, SHIPPED_SOFTENING = (0.9, 0.1), 0.985, 0.02
 SOFTENINGS = (0.005, 0.02, 0.05, 0.1)
 Told = Mapping[str, Any]  # what real_shifts.py wrote about one shift

@@ -18,7 +18,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 from real_ladders import HOME, Shift, cases_of, shifts
-from real_shifts import spread
+from real_rows import spread
 from torch import Tensor, nn
 
 from casewise.adapt.adaptation import Adaptation

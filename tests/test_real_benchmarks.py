@@ -23,8 +23,8 @@ def scripts(monkeypatch):
     for folder in (ROOT, ROOT / "benchmarks"):
         monkeypatch.syspath_prepend(str(folder))
     yield
-    for name in ("real_across", "real_shifts", "real_ladders", "real_folders"):
-        sys.modules.pop(name, None)
+    for name in [name for name in sys.modules if name.startswith("real_")]:
+        del sys.modules[name]
 
 
 def changes(clusters, values):
@@ -32,7 +32,7 @@ def changes(clusters, values):
 
 
 def test_few_clusters_give_their_means_and_no_interval():
-    from real_shifts import spread
+    from real_rows import spread
 
     assert spread(changes(["night", "night", "fog"], [0.1, 0.3, 0.0])) == "(fog +0.0000, night +0.2000)"
     assert spread(changes(list("abcdef"), [0.1] * 6)) == "[+0.1000, +0.1000]"
@@ -40,7 +40,7 @@ def test_few_clusters_give_their_means_and_no_interval():
 
 def test_the_picture_shows_two_sequences_as_rings_and_no_interval():
     from real_across import picture
-    from real_shifts import interval_of
+    from real_rows import interval_of
 
     def told(clusters, values):
         rows = changes(clusters, values)
@@ -58,7 +58,7 @@ def test_the_picture_shows_two_sequences_as_rings_and_no_interval():
 
 
 def test_the_quota_test_deals_whole_clusters():
-    from real_shifts import quota_p
+    from real_rows import quota_cell
 
     # step 1 helps patients 0-3 and hurts 4-7; a rule that takes it for exactly those is rarely met by chance
     cases = [f"{k}" for k in range(8)]
@@ -66,11 +66,11 @@ def test_the_quota_test_deals_whole_clusters():
              for k, name in enumerate(cases) for step in (0, 1)]  # fmt: skip
     rows = pd.DataFrame({"case": cases, "cluster": cases, "deployed": [1] * 4 + [0] * 4, "shrink": 0.0,
                          "action": "keep", "metric_source": 0.5})  # fmt: skip
-    said = quota_p(pd.DataFrame(steps), rows)
+    said = quota_cell(pd.DataFrame(steps), rows)
     chance = float(said.split()[1].strip(","))
     assert 0.005 < chance < 0.03  # 1 of 70 deals
     assert said.endswith("HA 1.000")
-    assert quota_p(pd.DataFrame(steps), rows.assign(deployed=1)) == ""  # nothing is ranked
+    assert quota_cell(pd.DataFrame(steps), rows.assign(deployed=1)) == ""  # nothing is ranked
 
 
 def test_the_rule_needs_a_sure_gain_and_little_harm():

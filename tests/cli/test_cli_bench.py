@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import nibabel
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from typer.testing import CliRunner
+from worlds.datasets import write_data
 
 from casewise.adapt.backbones.checkpoints import write_safetensors
 from casewise.archive.store import open_archive
@@ -24,8 +23,13 @@ from casewise.core.durable import json_sha256
 from casewise.core.errors import BadInput, Mismatch, Refused
 from casewise.core.records import State
 from casewise.judge.ledger import read_ledger
-from casewise.study.benchmark import OPENED, SEALED, data_sha256, label_source, quota_p, sides_of, summary
-from casewise.study.leaderboard import SEALED_FIELDS, check, file_problems, kept_frame, leaderboard, markdown
+from casewise.study.benchmark.case_scores import OPENED, label_source
+from casewise.study.benchmark.check import SEALED_FIELDS, check, file_problems
+from casewise.study.benchmark.decisions import SEALED
+from casewise.study.benchmark.leaderboard import leaderboard, markdown
+from casewise.study.benchmark.method_scores import quota_p, summary
+from casewise.study.benchmark.result import data_sha256, kept_frame
+from casewise.study.benchmark.sides import sides_of
 from casewise.study.statistics.resample import clusters_of
 
 FACTORY = "casewise.adapt.networks:PlainUNet"
@@ -35,24 +39,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::casewise.core.errors.CasewiseWa
 def call(*arguments: object) -> Any:
     torch.set_num_threads(1)
     return CliRunner().invoke(app, ["bench", *map(str, arguments)], catch_exceptions=False)
-
-
-def write_data(folder: Path, cases: int, *, prefix: str = "case", split: bool = True, per_patient: int = 1) -> Path:
-    """Smooth noise and what is bright in it; the first half calibrates."""
-    rng = np.random.default_rng(len(prefix) + cases)
-    rows = ["case,cluster,split" if split else "case,cluster"]
-    for kind in ("images", "labels"):
-        (folder / kind).mkdir(parents=True)
-    for number in range(cases):
-        name = f"{prefix}_{number:02d}"
-        image = rng.normal(size=(24, 24, 2)).cumsum(0).cumsum(1).astype(np.float32)
-        nibabel.save(nibabel.Nifti1Image(image, np.eye(4)), folder / "images" / f"{name}_0000.nii.gz")
-        label = (image > image.mean()).astype(np.uint8)
-        nibabel.save(nibabel.Nifti1Image(label, np.eye(4)), folder / "labels" / f"{name}.nii.gz")
-        side = "calibration" if number < cases / 2 else "evaluation"
-        rows.append(f"{name},{prefix}-p{number // per_patient}" + (f",{side}" if split else ""))
-    (folder / "cases.csv").write_text("\n".join(rows) + "\n")
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -468,50 +454,12 @@ def test_every_option_arrives(home: Path, tmp_path: Path) -> None:
     assert check_again.exit_code == 0, check_again.output
 
 
-def test_sides_are_drawn_by_patient_where_nothing_says_who_calibrates(tmp_path: Path) -> None:
-    write_data(tmp_path / "data", 12, split=False, per_patient=2)
-    sides = sides_of(tmp_path / "data", share=0.5)
-    patients = [{member.cluster for member in side.members.values()} for side in (sides.calibration, sides.evaluation)]
-    assert [len(one) for one in patients] == [3, 3]
-    assert not patients[0] & patients[1]
-    assert sides.how["share"] == 0.5
-    assert all(files.label is None for files in sides.files("evaluation", tmp_path))
-    assert all(files.label is not None for files in sides.files("calibration", tmp_path))
-
-
-def test_a_dataset_of_another_layout_is_copied_without_evaluation_labels(tmp_path: Path) -> None:
-    write_data(tmp_path / "data", 4)
-    sides = replace(sides_of(tmp_path / "data"), layouts=("mnms", "mnms"))
-    known, unseen = (sides.files(split, tmp_path / "copies") for split in ("calibration", "evaluation"))
-    assert [(one.id, one.cluster, one.split) for one in unseen] == [
-        ("case_02", "case-p2", "evaluation"), ("case_03", "case-p3", "evaluation"),
-    ]  # fmt: skip
-    assert not (tmp_path / "copies" / "evaluation" / "labels").exists()
-    assert [one.label.name for one in known if one.label] == ["case_00.nii.gz", "case_01.nii.gz"]
-    (tmp_path / "copies" / "evaluation" / "cases.csv").unlink()  # cut short
-    assert sides.files("evaluation", tmp_path / "copies") == unseen
-
-
 def test_merged_classes_renumber_the_label(home: Path) -> None:
     archive = open_archive(home / "out" / "evaluation", ladder="two")
     cohort = sides_of(home / "data").evaluation
     plain, merged = (label_source(cohort, archive, table)("case_09") for table in (None, [0, 5]))
     assert set(np.unique(plain)) == {0, 1}
     np.testing.assert_array_equal(merged, plain * 5)
-
-
-def test_undefined_cases_are_counted_and_few_patients_have_no_interval() -> None:
-    rows = pd.DataFrame(
-        {"case": ["a", "b", "c"], "cluster": ["p", "p", "q"], "change": [0.02, -0.04, np.nan],
-         "metric": [0.9, 0.5, np.nan],
-         "ha": [0.5, 0.25, 0.0], "ba": 0.0, "unscored": [0.0, 0.5, 0.0], "area": [10.0, 30.0, 0.0], "worse_voxels": 0.1}
-    )  # fmt: skip
-    found = summary(rows, oracle=0.02)
-    assert found["gain"] == pytest.approx(-0.01)
-    assert found["captured"] == pytest.approx(-0.5)
-    assert (found["undefined"], found["helped"], found["hurt"], found["hurt_by_a_point"]) == (1, 1, 1, 1)
-    assert found["judged"] == pytest.approx((10 + 15) / 40)
-    assert found["low"] is None
 
 
 def test_wrong_questions_are_answered_in_one_sentence(home: Path, tmp_path: Path) -> None:
@@ -534,8 +482,3 @@ def test_wrong_questions_are_answered_in_one_sentence(home: Path, tmp_path: Path
         run(home, tmp_path / "new", "--preset", "driving")
     with pytest.raises(Mismatch, match="holds a benchmark with other metric"):
         run(home, home / "out", "--metric", "miou")
-    half = write_data(tmp_path / "half", 4)
-    table = half / "cases.csv"
-    table.write_text(table.read_text().replace("calibration", "evaluation"))
-    with pytest.raises(BadInput, match="marks evaluation cases only; mark calibration and evaluation in the column"):
-        sides_of(half)

@@ -32,7 +32,7 @@ from casewise.run.predict_case import Preview
 from casewise.serve import openapi
 from casewise.serve.access import Settings
 from casewise.serve.app import create_app
-from casewise.study.leaderboard import COLUMNS, html_page
+from casewise.study.benchmark.leaderboard import COLUMNS, html_page
 
 __all__ = ["browser"]
 pytestmark = [needs_chromium, pytest.mark.filterwarnings("ignore::casewise.core.errors.CasewiseWarning")]
@@ -100,7 +100,7 @@ PAGES: dict[str, Callable[[Path], str]] = {
     "report/templates/prediction.html.j2": prediction,
     "report/templates/certificate.html": certificate,
     "report/templates/comparison.html.j2": compared,
-    "study/leaderboard.py": leaderboard,
+    "study/benchmark/leaderboard.py": leaderboard,
     "serve/assets/service.html": service,
 }
 """What makes each page; test_report_browser.py tries report.html.j2, and the last test here review.html."""

@@ -19,7 +19,7 @@ from casewise.adapt.adaptation import Adaptation
 from casewise.archive.verify import verify
 from casewise.core.chain import Chain
 from casewise.core.errors import BadInput
-from casewise.core.records import Case, Mask, Policy
+from casewise.core.records import Case, Mask, Policy, State
 from casewise.data.datasets.plain import write_cohort
 from casewise.data.folders import with_labels
 from casewise.data.phantom.cardiac import cardiac_cohort
@@ -30,7 +30,7 @@ from casewise.run.local import LocalEngine, Result
 from casewise.run.predict_case import Preview
 from casewise.run.predict_folder import predict_folder, prediction_work
 from casewise.run.ray import RayEngine, connected
-from casewise.run.record_folder import SHRUNK, RecordCase, record_folder
+from casewise.run.record_folder import RecordCase, record_folder
 
 PHANTOM = Model("casewise.adapt.networks:phantom_cardiac")
 HOW = Adaptation(objective="tent", learning_rate=0.01, steps=2, min_area=4)
@@ -70,7 +70,7 @@ def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def recording(scans: Path) -> RecordCase:
     cases = with_labels(gathered_cases(PHANTOM, scans / "images"), scans / "labels")
-    recorded = Deployment(PHANTOM, (replace(HOW, shrink=SHRUNK),))
+    recorded = Deployment(PHANTOM, (replace(HOW, shrink=(State(2, 0.5),)),))
     return RecordCase(recorded, {files.id: files for files in cases})
 
 

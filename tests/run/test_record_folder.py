@@ -20,10 +20,10 @@ from casewise.judge.controllers import CONTROLLERS
 from casewise.replay import replay
 from casewise.run.assemble import gathered_cases
 from casewise.run.local import LocalEngine
-from casewise.run.record_folder import SHRUNK, RecordCase, parsed_states, record_folder, risk_statistics
+from casewise.run.record_folder import RecordCase, parsed_states, record_folder, risk_statistics
 
 HOW = Adaptation(objective="tent", learning_rate=0.05, steps=2, min_area=4)
-KEPT = replace(HOW, shrink=SHRUNK)
+KEPT = replace(HOW, shrink=(State(2, 0.5),))
 
 
 @pytest.fixture

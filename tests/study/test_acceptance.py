@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from casewise.core.errors import BadInput, UnknownName
-from casewise.measure.comparison import Comparison, LabelChange
+from casewise.measure.changes import Comparison, LabelChange
 from casewise.study.acceptance import FEWEST, acceptance_of, checks_of, mean_bound, read_acceptance, share_bound
 from casewise.study.comparison import ComparedCase
 

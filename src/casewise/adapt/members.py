@@ -72,14 +72,14 @@ class Members:
         backbone, how = as_backbone(network), self.how
         members = self.on(backbone)
         weights = checked_weights(how.consensus, dict(how.weights), list(members))
-        readings = [Reading(name, _reader(name, member, case), weights[name]) for name, member in members.items()]
+        readings = [Reading(name, _reader(member, case), weights[name]) for name, member in members.items()]
         return Readings(
             backbone.network, pipeline_of(prepared, backbone), readings, replace(how, steps=len(readings) + 1),
             case_id=case.id, head=backbone.head, source=source, before_forward=before_forward,
         )  # fmt: skip
 
 
-def _reader(name: str, member: Backbone, case: Case) -> Callable[[], Tensor]:
+def _reader(member: Backbone, case: Case) -> Callable[[], Tensor]:
     def read() -> Tensor:
         with torch.inference_mode():
             member.network.eval()

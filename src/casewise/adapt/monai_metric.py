@@ -43,11 +43,7 @@ class HarmfulArea(CumulativeIterationMetric):  # type: ignore[misc]
             raise BadInput(
                 "harmful area compares two masks with a label: metric(y_pred=adapted, y=label, source=source)"
             )
-        if not y_pred.shape == y.shape == source.shape or y_pred.ndim not in (4, 5):
-            raise BadInput(
-                f"masks are (n, 1 or class, *space) of one shape, got y_pred {tuple(y_pred.shape)}, "
-                f"y {tuple(y.shape)}, source {tuple(source.shape)}"
-            )
+        _check_masks(y_pred=y_pred, y=y, source=source)
         before, after, truth = (_numbers(mask) for mask in (source, y_pred, y))
         areas = [
             harm(*(mask.numpy() for mask in one), **self._options).ha for one in zip(before, after, truth, strict=True)
@@ -56,10 +52,7 @@ class HarmfulArea(CumulativeIterationMetric):  # type: ignore[misc]
 
     def aggregate(self, reduction: str | None = None) -> Tensor:
         """The buffered values, reduced: "mean", "sum", "none", ... as in other MONAI metrics."""
-        data = self.get_buffer()
-        if not isinstance(data, Tensor):
-            raise BadInput("aggregate() was called before any case; call the metric on a batch first")
-        reduced: Tensor = do_metric_reduction(data, reduction or self.reduction)[0]
+        reduced: Tensor = do_metric_reduction(_buffered(self), reduction or self.reduction)[0]
         return reduced
 
 
@@ -80,11 +73,7 @@ class NewAgainstOld(CumulativeIterationMetric):  # type: ignore[misc]
         """(n, 4): metric_old, metric_new, ha, ba of every case of the batch."""
         if y is None or old is None:
             raise BadInput("new against old needs three masks: metric(y_pred=new, y=label, old=old)")
-        if not y_pred.shape == y.shape == old.shape or y_pred.ndim not in (4, 5):
-            raise BadInput(
-                f"masks are (n, 1 or class, *space) of one shape, got y_pred {tuple(y_pred.shape)}, "
-                f"y {tuple(y.shape)}, old {tuple(old.shape)}"
-            )
+        _check_masks(y_pred=y_pred, y=y, old=old)
         rows = []
         for one in zip(*(_numbers(mask) for mask in (old, y_pred, y)), strict=True):
             found = comparison(*(mask.numpy() for mask in one), **self._measure)
@@ -93,9 +82,7 @@ class NewAgainstOld(CumulativeIterationMetric):  # type: ignore[misc]
 
     def aggregate(self) -> dict[str, Tensor]:
         """Means and counts over the buffered cases."""
-        data = self.get_buffer()
-        if not isinstance(data, Tensor):
-            raise BadInput("aggregate() was called before any case; call the metric on a batch first")
+        data = _buffered(self)
         before, after = data[:, 0], data[:, 1]
         change = torch.round(after - before, decimals=12)
         return {
@@ -110,6 +97,22 @@ class NewAgainstOld(CumulativeIterationMetric):  # type: ignore[misc]
             "flips": ((before >= self.good) & (after < self.good)).sum(),
             "cases": torch.tensor(len(data)),
         }
+
+
+def _check_masks(**masks: Tensor) -> None:
+    """Refuse masks that are not batches of one shape in MONAI's layout."""
+    shapes = {name: tuple(mask.shape) for name, mask in masks.items()}
+    if len(set(shapes.values())) > 1 or len(shapes["y_pred"]) not in (4, 5):
+        said = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise BadInput(f"masks are (n, 1 or class, *space) of one shape, got {said}")
+
+
+def _buffered(metric: CumulativeIterationMetric) -> Tensor:
+    """What the metric kept of every case so far."""
+    data = metric.get_buffer()
+    if not isinstance(data, Tensor):
+        raise BadInput("aggregate() was called before any case; call the metric on a batch first")
+    return data
 
 
 def _numbers(mask: Tensor) -> Tensor:

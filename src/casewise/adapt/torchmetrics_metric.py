@@ -44,11 +44,7 @@ class HarmfulArea(Metric):  # type: ignore[misc]
 
     def update(self, source: Tensor, adapted: Tensor, label: Tensor) -> None:
         """Take in a batch of label maps (n, rows, columns) or (n, slices, rows, columns); every n is a case."""
-        if not source.shape == adapted.shape == label.shape or source.ndim not in (3, 4):
-            raise BadInput(
-                f"source, adapted and label are label maps (n, *space) of one shape, got {tuple(source.shape)}, "
-                f"{tuple(adapted.shape)} and {tuple(label.shape)}; take the argmax of logits first"
-            )
+        _check_maps(source=source, adapted=adapted, label=label)
         for one in zip(source, adapted, label, strict=True):
             before, after, truth = (mask.detach().cpu().numpy() for mask in one)
             found = harm(before, after, truth, min_area=self.min_area, foreground=self.foreground, ignore=self.ignore)
@@ -88,11 +84,7 @@ class NewAgainstOld(Metric):  # type: ignore[misc]
 
     def update(self, old: Tensor, new: Tensor, label: Tensor) -> None:
         """Take in a batch of label maps (n, rows, columns) or (n, slices, rows, columns); every n is a case."""
-        if not old.shape == new.shape == label.shape or old.ndim not in (3, 4):
-            raise BadInput(
-                f"old, new and label are label maps (n, *space) of one shape, got {tuple(old.shape)}, "
-                f"{tuple(new.shape)} and {tuple(label.shape)}; take the argmax of logits first"
-            )
+        _check_maps(old=old, new=new, label=label)
         for one in zip(old, new, label, strict=True):
             self.totals += torch.tensor(sums_of(one, self.good, self._measure), dtype=torch.float64).to(self.totals)
 
@@ -113,3 +105,13 @@ def sums_of(case: Any, good: float, measure: dict[str, Any]) -> list[float]:
     if change != change:
         return [0.0] * 7 + harmful
     return [old, new, float(change > 0), float(change < 0), float(change == 0), float(old >= good > new), 1.0, *harmful]
+
+
+def _check_maps(**maps: Tensor) -> None:
+    """Refuse three batches that are not label maps of one shape."""
+    (first, second, third), shapes = maps, [tuple(one.shape) for one in maps.values()]
+    if len(set(shapes)) > 1 or len(shapes[0]) not in (3, 4):
+        raise BadInput(
+            f"{first}, {second} and {third} are label maps (n, *space) of one shape, got {shapes[0]}, {shapes[1]} and "
+            f"{shapes[2]}; take the argmax of logits first"
+        )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from casewise.archive.store import Archive
     from casewise.deployment import Deployment
     from casewise.judge.certificates.certify_router import Promise
-    from casewise.study.benchmark import Sides
+    from casewise.study.benchmark.sides import Sides
 
 app = typer.Typer()
 
@@ -149,8 +149,11 @@ def _run(
     from casewise.deployment import Deployment
     from casewise.run.local import keep_freed_memory
     from casewise.run.record_folder import parsed_states
-    from casewise.study import benchmark
-    from casewise.study.leaderboard import markdown, result_table
+    from casewise.study.benchmark.case_scores import label_source, opened, scored
+    from casewise.study.benchmark.decisions import decide_all, seal
+    from casewise.study.benchmark.leaderboard import markdown, result_table
+    from casewise.study.benchmark.result import RESULT, result_of
+    from casewise.study.benchmark.sides import check_plan, sides_of
 
     if how.preset is not None:
         raise BadInput(
@@ -162,25 +165,25 @@ def _run(
     plain = Adaptation(**how.asked(model), shrink=parsed_states(what.shrink))
     ladders, proposers = proposals(plain, what.propose or ["views:light"], how.objective)
     deployment = Deployment(model, proposers, ladders=ladders)
-    sides = benchmark.sides_of(data, what.calibration, share=what.share)
+    sides = sides_of(data, what.calibration, share=what.share)
     images = sides.images()
-    benchmark.check_plan(out, {"images": images, "metric": what.metric, "model": model.load().fingerprint})
+    check_plan(out, {"images": images, "metric": what.metric, "model": model.load().fingerprint})
     known, unseen = (
         _recorded(deployment, split, sides, out, what.metric, where.chosen(), telling)
         for split in (CALIBRATION, EVALUATION)
     )
     _say("calibrating, and deciding without evaluation labels", telling)
-    methods, refused = benchmark.decide_all(known, unseen, designs, promise=promise)
-    sealed = benchmark.seal(out, methods, unseen)
+    methods, refused = decide_all(known, unseen, designs, promise=promise)
+    sealed = seal(out, methods, unseen)
     _say(f"{counted(len(methods), 'method')} sealed ({sealed.sha256[:12]}); opening the evaluation labels", telling)
     table = getattr(model.load(), "table", None)  # of merged classes
-    labelled = benchmark.opened(sealed, unseen, benchmark.label_source(sides.evaluation, unseen, table))
-    found = benchmark.scored(labelled, sealed.methods, {method.name: method.policy for method in methods})
-    result = benchmark.result_of(
+    labelled = opened(sealed, unseen, label_source(sides.evaluation, unseen, table))
+    found = scored(labelled, sealed.methods, {method.name: method.policy for method in methods})
+    result = result_of(
         found, sealed, name=what.name or model.load().name, sides=sides, images=images, calibration=known,
         evaluation=unseen, promise=promise, refused=refused, label_table=table,
     )  # fmt: skip
-    write_json(out / benchmark.RESULT, result)
+    write_json(out / RESULT, result)
     answer("\n".join([markdown(result_table(result)), "", *_words(result, out)]), result, as_json=as_json)
 
 
@@ -196,7 +199,7 @@ def _recorded(
     from casewise.archive.store import open_archive
     from casewise.core.records import CALIBRATION
     from casewise.run.record_folder import RecordCase, record_folder
-    from casewise.study.benchmark import part_of
+    from casewise.study.benchmark.sides import part_of
 
     cohort = sides.calibration if split == CALIBRATION else sides.evaluation
     files = sides.files(split, out / "data")
@@ -219,7 +222,7 @@ def _recorded(
 
 
 def _words(result: dict[str, Any], out: Path) -> list[str]:
-    from casewise.study.benchmark import RESULT
+    from casewise.study.benchmark.result import RESULT
 
     said = result["methods"][0]["scores"]
     lines = [
@@ -245,7 +248,8 @@ def _words(result: dict[str, Any], out: Path) -> list[str]:
 def _check(file: Path, data: list[Path], as_json: bool) -> None:
     from casewise.archive.layout import MANIFEST
     from casewise.core.records import EVALUATION
-    from casewise.study.leaderboard import check, read_result
+    from casewise.study.benchmark.check import check
+    from casewise.study.benchmark.result import read_result
 
     result = read_result(file)
     beside = file.parent if (file.parent / EVALUATION / MANIFEST).is_file() else None
@@ -261,9 +265,10 @@ def _check(file: Path, data: list[Path], as_json: bool) -> None:
 def _leaderboard(files: list[Path], out: Path | None, as_json: bool) -> None:
     from casewise.core.durable import write_durably, write_json
     from casewise.core.errors import BadInput
-    from casewise.study import leaderboard as board
+    from casewise.study.benchmark import leaderboard as board
+    from casewise.study.benchmark.result import read_result
 
-    results = {str(file): board.read_result(file) for file in files}
+    results = {str(file): read_result(file) for file in files}
     made = board.leaderboard(results)
     content = board.as_json(results)
     if out is not None:

@@ -153,7 +153,7 @@ def _write(
     pictures: int,
 ) -> None:
     from casewise.core.durable import write_durably, write_json
-    from casewise.measure.comparison import NOTABLE
+    from casewise.measure.changes import NOTABLE
     from casewise.report.comparison_page import comparison_page, junit_xml, markdown_summary
     from casewise.study.comparison import MANY
 
@@ -219,7 +219,7 @@ def _pictured(outcome: Outcome, pairs: Mapping[str, Pair], settings: Settings, m
 
 
 def _say(outcome: Outcome, out: Path) -> None:
-    from casewise.measure.comparison import label_name
+    from casewise.measure.changes import label_name
     from casewise.report.comparison_page import headline
 
     summary = outcome.as_dict()

@@ -295,15 +295,8 @@ def placed_volume(voxels: NDArray[Any], affine: NDArray[np.float64]) -> Volume:
 
 
 def write_volume(path: Path, volume: Volume) -> None:
-    """Write voxels with their geometry and nothing else of where they came from."""
-    import nibabel
-
-    header = nibabel.Nifti1Header()
-    header.set_data_dtype(volume.voxels.dtype)
-    header.set_data_shape(volume.voxels.T.shape)
-    for name, value in volume.geometry.fields.items():
-        header[name] = value
-    nibabel.save(nibabel.Nifti1Image(volume.voxels.T, None, header), path)
+    """Write voxels with their geometry and nothing else of where they came from: free text stays behind."""
+    _write(path, volume.voxels, volume.geometry)
 
 
 def write_mask(path: Path, mask: Mask, geometry: Geometry) -> None:
@@ -311,21 +304,24 @@ def write_mask(path: Path, mask: Mask, geometry: Geometry) -> None:
 
     The gzip stream holds no name and no time, so equal masks are equal files.
     """
-    import nibabel
-
     if mask.T.shape != tuple(geometry.shape):
         raise BadInput(f"the mask has shape {mask.shape}, its image {tuple(geometry.shape)[::-1]}; resample it first")
+    _write(path, mask.astype(np.uint8 if mask.size == 0 or mask.max() < 255 else np.uint16), geometry)
+
+
+def _write(path: Path, voxels: NDArray[Any], geometry: Geometry) -> None:
+    """Voxels in (slices, rows, columns) where the geometry says; zooms of further axes stay behind."""
+    import nibabel
+
     header = nibabel.Nifti1Header()
-    dtype = np.uint8 if mask.size == 0 or mask.max() < 255 else np.uint16
-    header.set_data_dtype(dtype)
-    header.set_data_shape(mask.T.shape)
+    header.set_data_dtype(voxels.dtype)
+    header.set_data_shape(voxels.T.shape)
     zooms = header["pixdim"].copy()
     for name, value in geometry.fields.items():
         header[name] = value
-    zooms[: mask.ndim + 1] = geometry.fields["pixdim"][: mask.ndim + 1]
+    zooms[: voxels.ndim + 1] = geometry.fields["pixdim"][: voxels.ndim + 1]
     header["pixdim"] = zooms
-    image = nibabel.Nifti1Image(mask.T.astype(dtype), None, header)
-    nibabel.save(image, path)
+    nibabel.save(nibabel.Nifti1Image(voxels.T, None, header), path)
 
 
 def place_like(path: Path, image: Path) -> None:

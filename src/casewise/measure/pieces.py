@@ -78,7 +78,7 @@ def pieces_of(*masks: NDArray[Any], within: Enclosure = "volume") -> tuple[Piece
     value = np.zeros(sizes.size, np.int64)
     value[owner] = label
     hole_of = _holes(stack, label, owner, value, walls)
-    return _split(shape, apart, parts, owner, value, sizes, hole_of)
+    return _split(shape, parts, owner, value, sizes, hole_of)
 
 
 def _with_gaps(runs: Runs, label: NDArray[Any]) -> tuple[Integers, Integers, NDArray[Any]]:
@@ -134,7 +134,6 @@ def _holes(runs: Runs, label: NDArray[Any], owner: Integers, value: Integers, wa
 
 def _split(
     shape: tuple[int, ...],
-    apart: int,
     parts: list[tuple[Integers, Integers, NDArray[Any]]],
     owner: Integers,
     value: Integers,

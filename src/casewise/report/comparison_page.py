@@ -22,7 +22,7 @@ from scipy import ndimage
 from casewise.core.brief import UNIT, counted
 from casewise.core.records import Mask
 from casewise.judge.outcomes import judged_sentence
-from casewise.measure.comparison import label_name
+from casewise.measure.changes import label_name
 from casewise.render.masks import STREET
 from casewise.render.tables import number
 

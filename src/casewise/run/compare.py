@@ -24,7 +24,8 @@ from casewise.core.errors import BadInput, BadPair
 from casewise.core.formats import json_text
 from casewise.core.registry import Registry
 from casewise.data.pairs import KINDS, Pair, label_sets, read_pair
-from casewise.measure.comparison import comparison, label_name
+from casewise.measure.changes import label_name
+from casewise.measure.comparison import comparison
 from casewise.run.local import Engine, Result
 
 if TYPE_CHECKING:

@@ -28,9 +28,6 @@ from casewise.measure.metrics import METRICS
 from casewise.measure.signals.risk import RiskStatistics
 from casewise.run.local import Engine, Result
 
-SHRUNK = (State(2, 0.5),)
-"""The interpolated state that the paper's mid bucket asks for, predicted for every case."""
-
 
 @dataclass(frozen=True)
 class RecordCase:

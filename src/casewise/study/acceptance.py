@@ -32,7 +32,7 @@ from scipy import optimize, stats
 from casewise.core.errors import BadInput
 from casewise.core.registry import Registry
 from casewise.judge.certificates.risk_control import clopper_pearson_upper, hoeffding_bentkus
-from casewise.measure.comparison import Comparison, LabelChange, label_name
+from casewise.measure.changes import Comparison, LabelChange, label_name
 from casewise.study.comparison import GOOD, ComparedCase
 
 FEWEST = 10  # patients below which the bound of a mean difference is not trusted

@@ -22,7 +22,6 @@ from casewise.study.statistics.chance import ChanceMoments, chance_moments
 from casewise.study.statistics.resample import clusters_of
 from casewise.study.trajectories import deployed_at, mean_or_nan, signals_in, unshrunk
 
-NEEDS_LABELS = True
 _NO_LABEL = "an oracle needs labels and no case has one; oracles are reference rows, never controllers"
 
 

@@ -15,7 +15,8 @@ from scipy import stats
 
 from casewise.core.brief import brief
 from casewise.core.errors import BadInput
-from casewise.measure.comparison import NAN, Comparison, LabelChange, Regression, comparison
+from casewise.measure.changes import NAN, Comparison, LabelChange, Regression
+from casewise.measure.comparison import comparison
 from casewise.measure.masks import Floats, Integers, is_tensor
 from casewise.study.statistics.resample import (
     Interval,

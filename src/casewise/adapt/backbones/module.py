@@ -68,9 +68,6 @@ def _is_picture(path: Path) -> bool:
     return path.name.lower().endswith(pictures.ENDINGS)
 
 
-Intensity = Callable[[NDArray[Any]], NDArray[Any]]
-
-
 def zscore(image: NDArray[Any]) -> NDArray[Any]:
     """Each channel to mean 0 and standard deviation 1 over the whole case."""
     axes = tuple(range(1, image.ndim))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,10 +141,6 @@ class Recovery:
         if below and self.forgets:
             self.average = None
         return below
-
-    def resets(self, losses: Iterable[float]) -> int:
-        """How often a trace of losses makes it fire (S9)."""
-        return sum(self.fires(loss) for loss in losses)
 
 
 def _share(kept: Mapping[int, Tensor]) -> float:

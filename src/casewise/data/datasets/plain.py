@@ -12,11 +12,9 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import nibabel
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from casewise.core.brief import counted
@@ -44,7 +42,7 @@ from casewise.data.folders import (
     with_table,
     write_table,
 )
-from casewise.data.nifti import Geometry, write_mask
+from casewise.data.nifti import write_mask, write_volume
 from casewise.data.pictures import read_label_picture, write_label_picture
 from casewise.data.splits import Cohort
 
@@ -163,24 +161,9 @@ def _who(cohort: Cohort, case_id: str) -> tuple[str | None, str | None, str | No
 def _write_volumes(cohort: Cohort, found: Found, folder: Path) -> None:
     for channel, path in enumerate(found.images):
         volume = volume_of(path, found.frame)
-        write_image(folder / "images" / f"{found.id}_{channel:04d}.nii.gz", volume.voxels, volume.geometry)
+        write_volume(folder / "images" / f"{found.id}_{channel:04d}.nii.gz", volume)
     if cohort.members[found.id].labelled:
         write_mask(folder / "labels" / f"{found.id}.nii.gz", cohort.label(found.id), volume.geometry)
-
-
-def write_image(path: Path, voxels: NDArray[Any], geometry: Geometry) -> None:
-    """Write voxels in (slices, rows, columns) where the geometry says; free-text fields of the header stay behind."""
-    import nibabel
-
-    header = nibabel.Nifti1Header()
-    header.set_data_dtype(voxels.dtype)
-    header.set_data_shape(voxels.T.shape)
-    zooms = header["pixdim"].copy()
-    for name, value in geometry.fields.items():
-        header[name] = value
-    zooms[: voxels.ndim + 1] = geometry.fields["pixdim"][: voxels.ndim + 1]
-    header["pixdim"] = zooms
-    nibabel.save(nibabel.Nifti1Image(voxels.T, None, header), path)
 
 
 def _write_picture(cohort: Cohort, found: Found, folder: Path) -> None:

@@ -117,7 +117,7 @@ def certify_router(
     reach = limits(asked, tables[0].units, kind)
     certificate, certified = issued(archive, policy, asked, evidence, cut, bound, reach, curve(tables[0], scores), said)
     more = _reliability(policy, asked, evidence, tables, evaluation)
-    return replace(certificate, details=_details(asked, kind, evidence), **more), certified
+    return replace(certificate, details=_details(asked, kind), **more), certified
 
 
 def noted(archive: Archive, policy: Policy, question: Mapping[str, Any], *, force: bool) -> dict[str, Any]:
@@ -277,7 +277,7 @@ def _ltt(tables: Sequence[LossTable], asked: Promise, kind: str) -> tuple[int | 
     return (int(passed[-1]) if len(passed) else None), joint
 
 
-def _details(asked: Promise, kind: str, evidence: Evidence) -> dict[str, Any]:
+def _details(asked: Promise, kind: str) -> dict[str, Any]:
     details: dict[str, Any] = {"low_mid": asked.low_mid, "within_cluster": asked.within}
     details |= {"margin": asked.margin} if asked.margin else {}
     if asked.delta is not None:

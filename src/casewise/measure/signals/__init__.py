@@ -24,7 +24,6 @@ class SignalInfo:
     higher_is_riskier: bool
     forwards: int = 0  # forward passes beyond the prediction M_k, a plain one for comparison among them
     backwards: int = 0  # backward passes; gradient_norm shares the one that takes the step
-    needs_gradient: bool = False  # can only be read while the network adapts
     of: Callable[[Mask, Mask], float | None] | None = None  # read from M0's mask and the step's mask alone
     probe: str = ""  # "module:function" below casewise.adapt, read from the episode when it is asked for
 
@@ -45,14 +44,13 @@ SIGNALS: Registry[SignalInfo] = Registry(
             SignalInfo("entropy", "mean entropy of M_k over all voxels, in nats", True),
             SignalInfo("msp", "mean largest softmax probability of M_k over all voxels", False),
             SignalInfo("entropy_on_d", "mean entropy of M_k over D, in nats", True),
-            SignalInfo("gradient_norm", "L2 norm of the gradient that took the step", True, 0, 1, True),
+            SignalInfo("gradient_norm", "L2 norm of the gradient that took the step", True, 0, 1),
             SignalInfo(
                 "grata_cosine",
                 "cosine of entropy and consistency gradient",
                 False,
                 8,
                 2,
-                True,
                 probe="objectives.grata:grata_cosine",
             ),
             SignalInfo(

@@ -19,12 +19,6 @@ from casewise.core.brief import counted
 from casewise.core.errors import BadInput
 from casewise.measure.masks import Floats, Integers, checked_masks, on_host
 
-AGREEMENT = (
-    "agreement", "likeness", "agreement_lowest", "agreement_consensus", "agreement_source", "agreement_all", "support",
-    "persistence", "area_change",
-)  # fmt: skip
-"""Names of what :meth:`Candidates.signals` gives for every candidate, in this order."""
-
 
 @dataclass(frozen=True, eq=False)
 class Candidates:

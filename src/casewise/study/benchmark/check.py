@@ -1,4 +1,4 @@
-"""Result files of ``casewise bench``: read, checked against themselves, their archives and the data, and compared.
+"""A result file against itself, against its archives and against the data.
 
 Without the data a file can only be checked against itself: hashes, sums, the order of the ledger. With the archives
 beside it, policies are fitted again and decisions taken again; with the data, labels and scores too.
@@ -6,11 +6,9 @@ beside it, policies are fitted again and decisions taken again; with the data, l
 
 from __future__ import annotations
 
-import html
-import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,35 +17,20 @@ import pandas as pd
 from casewise.archive.layout import CACHE, image_sha256
 from casewise.archive.store import Archive, open_archive
 from casewise.archive.verify import verify
-from casewise.core.brief import counted
 from casewise.core.chain import BEGINNING, line_hash
 from casewise.core.durable import json_sha256
-from casewise.core.errors import BadInput, CasewiseError, Mismatch, Refused
-from casewise.core.formats import json_text
+from casewise.core.errors import CasewiseError
 from casewise.core.records import CALIBRATION, EVALUATION, Action, State
 from casewise.data.datasets import load_dataset
 from casewise.data.splits import Cohort
 from casewise.judge.certificates.certify_router import Promise
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.policy import READY
-from casewise.render.tables import Column, Table, table
-from casewise.study.benchmark import (
-    NUMBERS,
-    SCHEMA,
-    Method,
-    data_sha256,
-    decide_all,
-    kept_frame,
-    label_source,
-    oracle_gain,
-    part_of,
-    quota_p,
-    realised,
-    scored,
-    seen_before,
-    summary,
-    with_labels,
-)
+from casewise.study.benchmark.case_scores import label_source, scored, with_labels
+from casewise.study.benchmark.decisions import Method, decide_all, seen_before
+from casewise.study.benchmark.method_scores import oracle_gain, quota_p, realised, summary
+from casewise.study.benchmark.result import NUMBERS, data_sha256, kept_frame
+from casewise.study.benchmark.sides import part_of
 from casewise.study.statistics.resample import clusters_of as units_of
 
 SMALL = 1e-9  # what rounding may change between two machines
@@ -57,22 +40,6 @@ DECIDED = ("state", "state_hash", "action", "executed")
 SEALED_FIELDS = (
     "name", "design", "ladders", "controller", "policy_sha256", "certificate", "notes", "decisions",
 )  # fmt: skip
-
-
-def read_result(path: Path) -> dict[str, Any]:
-    """A result file; anything else is refused in one sentence."""
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BadInput(
-            f"there is no result file {path}; casewise bench DATA -m MODEL -o OUT writes OUT/result.json"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path} is not a result file of casewise bench ({error})") from error
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-        said = found.get("schema") if isinstance(found, dict) else type(found).__name__
-        raise BadInput(f"{path} is not a result file of casewise bench: its schema is {said!r}, expected {SCHEMA!r}")
-    return found
 
 
 # ---- a file against itself ----
@@ -335,170 +302,3 @@ def _other_image(home: Mapping[str, Cohort], case: Mapping[str, Any]) -> str:
 
 def _composes(method: Mapping[str, Any]) -> bool:
     return any(one["action"] == Action.GATE.value for one in method["decisions"])
-
-
-# ---- several files ----
-
-COLUMNS = (
-    Column("method", "Method", text=True),
-    Column("model", "Model", text=True),
-    Column("metric", "Metric"),
-    Column("gain", "Gain [95 %]", text=True),
-    Column("captured", "Captured", text=True),
-    Column("helped", "Helped : hurt", text=True),
-    Column("points", "Hurt by > .01", text=True),
-    Column("ha", "HA (judged)", text=True),
-    Column("worse", "Worse-voxels", text=True),
-    Column("flagged", "Flagged", text=True),
-    Column("cost", "Forwards", text=True),
-    Column("seconds", "Seconds", text=True),
-    Column("aurc", "AURC (best)", text=True),
-    Column("auroc", "AUROC < .7", text=True),
-    Column("p", "p at its quota: gain, HA", text=True),
-    Column("promise", "Promised, realised", text=True),
-)
-
-
-def leaderboard(results: Mapping[str, Mapping[str, Any]]) -> Table:
-    """One table over result files of the same evaluation data, best gain first; others are refused."""
-    check_comparable(results)
-    pairs = [(result, method) for result in results.values() for method in result["methods"]]
-    pairs.sort(key=lambda pair: _by_gain(pair[1]["scores"]))
-    rows = [{**cells(method), "model": f"{one['name']} ({str(one['model']['sha256'])[:8]})"} for one, method in pairs]
-    first = next(iter(results.values()))
-    scores = first["methods"][0]["scores"]
-    caption = (
-        f"{counted(scores['cases'], 'evaluation case')} of {counted(scores['clusters'], 'cluster')}, "
-        f"{first['metric']}, data {first['data']['sha256'][:12]}; gains against M0 of the same model."
-    )
-    return table("leaderboard", "Leaderboard", COLUMNS, rows, caption=caption)
-
-
-def _by_gain(scores: Mapping[str, Any]) -> float:
-    """What rows are sorted by: the largest gain first, none last."""
-    return math.inf if scores["gain"] is None else -float(scores["gain"])
-
-
-def check_comparable(results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse other data, another metric, files that contradict themselves, and decisions that came after the labels."""
-    if not results:
-        raise BadInput("a leaderboard needs at least one result file: casewise bench --leaderboard FILE...")
-    for path, result in results.items():
-        found = file_problems(result)
-        if found:
-            raise Refused(f"{path} contradicts itself: {found[0]}; casewise bench --check {path} says more")
-        if result["labels_seen_before_decisions"]:
-            raise Refused(
-                f"{path}: evaluation labels were seen before its decisions were sealed, so it cannot be ranked; decide "
-                f"again in a new folder, with everything chosen before"
-            )
-    (first_path, first), *rest = results.items()
-    for path, result in rest:
-        if result["data"]["sha256"] != first["data"]["sha256"]:
-            raise Mismatch(
-                f"{path} was measured on other evaluation data ({result['data']['sha256'][:12]}) than {first_path} "
-                f"({first['data']['sha256'][:12]}); compare results of the same images and labels"
-            )
-        if (result["metric"], result["measure"]) != (first["metric"], first["measure"]):
-            raise Mismatch(f"{path} was scored with another metric or region measure than {first_path}")
-
-
-def result_table(result: Mapping[str, Any]) -> Table:
-    """The table of one result, methods in the order in which they were decided."""
-    columns = tuple(column for column in COLUMNS if column.key != "model")
-    return table("bench", result["name"], columns, [cells(method) for method in result["methods"]])
-
-
-def cells(method: Mapping[str, Any]) -> dict[str, Any]:
-    """One method as a row of words and numbers."""
-    said, promise = method["scores"], method["certificate"]
-
-    def shown(name: str, pattern: str = "{:.3f}") -> str:
-        return "–" if said[name] is None else pattern.format(said[name])
-
-    interval = "" if said["low"] is None else f" [{said['low']:+.4f}, {said['high']:+.4f}]"
-    forwards = shown("forwards", "{:.1f}")
-    cost = f"{said['updates']:.1f} updates" if said["forwards"] is None and said["updates"] is not None else forwards
-    return {
-        "method": method["name"],
-        "metric": said["metric"],
-        "gain": f"{shown('gain', '{:+.4f}')}{interval}",
-        "captured": shown("captured", "{:.0%}"),
-        "helped": f"{said['helped']} : {said['hurt']}",
-        "points": f"{said['hurt_by_a_point']} of {said['cases']}",
-        "ha": "–" if said["ha"] is None else f"{said['ha']:.3f} ({said['judged']:.0%})",
-        "worse": shown("worse_voxels"),
-        "flagged": shown("flagged", "{:d}"),
-        "cost": cost,
-        "seconds": shown("seconds", "{:.1f}"),
-        "aurc": "–" if said["aurc"] is None else f"{said['aurc']:.3f} ({said['aurc_best']:.3f})",
-        "auroc": shown("auroc"),
-        "p": "–" if said["p_gain"] is None else f"{said['p_gain']:.3f}, {said['p_ha']:.3f}",
-        "promise": "" if promise is None else f"{promise['loss']} ≤ {promise['alpha']:g}, {method['realised']:.3f}",
-    }
-
-
-def markdown(made: Table) -> str:
-    """A table as Markdown."""
-    lines = [[column.title for column in made.columns], ["---"] * len(made.columns)]
-    lines += [_escaped(made, row, _without_bars) for row in range(len(made.rows))]
-    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    return f"{text}\n\n{made.caption}" if made.caption else text
-
-
-def _without_bars(text: str) -> str:
-    return html.escape(text.replace("|", "/").replace("\n", " "), quote=False).replace("&gt;", ">")
-
-
-def html_page(made: Table) -> str:
-    """A table as a page of its own; whatever a file says stays text."""
-    head = "".join(f"<th>{html.escape(column.title)}</th>" for column in made.columns)
-    rows = "\n".join(
-        f"<tr>{''.join(f'<td>{text}</td>' for text in _escaped(made, row, html.escape))}</tr>"
-        for row in range(len(made.rows))
-    )
-    title = html.escape(made.title)
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, '
-        f'initial-scale=1"><title>{title}</title><style>{_STYLE}</style><h1>{title}</h1><p>{html.escape(made.caption)}</p>'
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{title}"><table><thead><tr>{head}</tr></thead>\n'
-        f"<tbody>{rows}</tbody></table></div></html>\n"
-    )
-
-
-_STYLE = (
-    ":root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;margin:1.5rem 1rem;overflow-wrap:anywhere}"
-    ".scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}"
-    "td,th{padding:.3em .6em .3em 0;border-bottom:1px solid #8886;text-align:left;vertical-align:top;"
-    "overflow-wrap:normal}"
-    "td:nth-child(-n+2){min-width:10rem;overflow-wrap:anywhere}@page{size:landscape;margin:12mm}"
-    "@media print{.scroll{overflow:visible}table{font-size:6.5pt}td,th{padding:.2em .3em .2em 0}"
-    "td,td:nth-child(-n+2){min-width:0;overflow-wrap:anywhere}thead{display:table-header-group}tr{break-inside:avoid}}"
-)  # the first two columns are names of any length
-
-
-def _escaped(made: Table, row: int, how: Callable[[str], str]) -> list[str]:
-    return [how(made.text(row, column)) for column in made.columns]
-
-
-def as_json(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The leaderboard for a program: the same rows with all their numbers."""
-    check_comparable(results)
-    rows = [
-        {
-            "file": path,
-            "name": result["name"],
-            "model": result["model"],
-            "method": method["name"],
-            **method["scores"],
-            "certificate": method["certificate"],
-            "realised": method["realised"],
-        }
-        for path, result in results.items()
-        for method in result["methods"]
-    ]
-    rows.sort(key=_by_gain)
-    first = next(iter(results.values()))
-    return dict(
-        json.loads(json_text({"data_sha256": first["data"]["sha256"], "metric": first["metric"], "rows": rows}))
-    )

@@ -1,0 +1,217 @@
+"""Two masks of one case, and its label: what is counted once and read by several measurements.
+
+Each mask is scanned once or twice, eight bytes at a time; everything after that works on the runs of the foreground and
+on the voxels that differ, whatever the volume around them. All labels go through one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from casewise.measure.masks import Flags, Floats, Integers
+from casewise.measure.metrics.harm import harm
+from casewise.measure.pieces import Enclosure, Pieces, pieces_of
+from casewise.measure.regions import Regions, changed_voxels, components, regions_of
+from casewise.measure.runs import Runs
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Voxels by label: in old, in new, in the label, and right in old and in new; ignored voxels are left out."""
+
+    old: Integers
+    new: Integers
+    label: Integers
+    right_old: Integers
+    right_new: Integers
+
+
+@dataclass(frozen=True, eq=False)
+class MaskPair:
+    """The masks of a case, and what is found once and read by several measurements."""
+
+    old: NDArray[Any]
+    new: NDArray[Any]
+    label: NDArray[Any] | None
+    spacing: tuple[float, ...] | None
+    least: int
+    ignore: int | None
+    holes: Enclosure
+
+    @property
+    def voxel_ml(self) -> float | None:
+        """Millilitres of a voxel; None without a spacing, and in pictures, which have no volume."""
+        if self.spacing is None or self.old.ndim == 2:
+            return None
+        return float(np.prod(self.spacing)) / 1000
+
+    @cached_property
+    def pieces(self) -> tuple[Pieces, Pieces]:
+        """Pieces of the old and of the new mask."""
+        old, new = pieces_of(self.old, self.new, within=self.holes)
+        return old, new
+
+    @cached_property
+    def values(self) -> int:
+        """One more than the largest label."""
+        held = [int(found.value.max(initial=0)) for found in self.pieces]
+        return 1 + max(*held, int(self.at(self.errors, self.label).max(initial=0)) if self.label is not None else 0)
+
+    @staticmethod
+    def at(voxels: Integers, mask: NDArray[Any]) -> NDArray[Any]:
+        """A mask's values at some voxels."""
+        return mask.reshape(-1)[voxels]
+
+    @cached_property
+    def changed(self) -> Integers:
+        """Flat indices of the voxels whose label differs."""
+        return changed_voxels(self.old, self.new, foreground=False)
+
+    @cached_property
+    def errors(self) -> Integers:
+        """Flat indices of the voxels where the old mask differs from the label."""
+        return changed_voxels(self.old, self.label, foreground=False)
+
+    @cached_property
+    def at_changes(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
+        """Old, new and label where old and new differ."""
+        truth = None if self.label is None else self.at(self.changed, self.label)
+        return self.at(self.changed, self.old), self.at(self.changed, self.new), truth
+
+    def counted(self, labels: NDArray[Any]) -> Integers:
+        """How often each label occurs."""
+        return np.bincount(labels, minlength=self.values)
+
+    @cached_property
+    def held(self) -> tuple[Integers, Integers, Integers]:
+        """Voxels of each label in old, in new, and in exactly one of the two."""
+        before = self.pieces[0]
+        old = np.bincount(before.value, before.sizes, minlength=self.values).astype(np.int64)
+        old[0] = self.old.size - old[1:].sum()
+        gone, come = (self.counted(labels) for labels in self.at_changes[:2])
+        return old, old - gone + come, gone + come
+
+    @cached_property
+    def tally(self) -> Tally:
+        """Counts against the label, from the voxels where the old mask is wrong and from those that changed alone."""
+        assert self.label is not None
+        wrong, truth = (self.at(self.errors, mask) for mask in (self.old, self.label))
+        before, after, there = self.at_changes
+        assert there is not None
+        whole = self.held[0]
+        in_old, in_label = whole.copy(), whole - self.counted(wrong) + self.counted(truth)
+        right_old = whole - self.counted(wrong)
+        if self.ignore is not None and self.ignore < self.values:
+            # Ignored voxels hold any label in the old mask: another one, among the errors, or by chance the same.
+            in_old -= self.counted(wrong[truth == self.ignore])
+            in_old[self.ignore] = self.counted(wrong)[self.ignore]
+            in_label[self.ignore] = right_old[self.ignore] = 0
+            valid = there != self.ignore
+            before, after, there = before[valid], after[valid], there[valid]
+        in_new = in_old - self.counted(before) + self.counted(after)
+        right_new = right_old - self.counted(before[before == there]) + self.counted(after[after == there])
+        return Tally(in_old, in_new, in_label, right_old, right_new)
+
+    @cached_property
+    def change(self) -> Change:
+        """The regions of the change and of every label's change, judged where there is a label."""
+        return _change_of(self)
+
+    @cached_property
+    def box(self) -> tuple[slice, ...]:
+        """The smallest box around the foreground of all masks."""
+        return _box([mask for mask in (self.old, self.new, self.label) if mask is not None])
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """Regions of D, and HA and BA: of the whole, and of each label against everything else (None without a label)."""
+
+    found: Regions
+    worse: Integers  # of each component of D: voxels made wrong minus voxels made right; 0 without a label
+    made_wrong: int
+    ha: Floats  # by label; entry 0 is the whole
+    ba: Floats
+
+
+def _change_of(pair: MaskPair) -> Change:
+    """One labelling for D and for the change of every label.
+
+    Each label's change is a set of voxels of its own, and lies behind D as if it were a further volume, with an empty
+    layer between them; a voxel that changes from one label to another lies in both.
+    """
+    voxels, shape = pair.changed, pair.old.shape
+    before, after, truth = pair.at_changes
+    if truth is None:
+        found = components(voxels, shape, min_area=pair.least)
+        nothing = np.full(pair.values, np.nan)
+        return Change(found, np.zeros(found.sizes.size, np.int64), 0, nothing, nothing)
+    both = np.empty(2 * voxels.size, before.dtype)
+    both[::2], both[1::2] = before, after
+    order = np.argsort(both, kind="stable")[int(np.count_nonzero(both == 0)) :]  # by label, within it in C order
+    which, plane = order >> 1, both[order].astype(np.int64)
+    apart = (shape[0] + 1) * int(np.prod(shape[1:]))
+    stacked = np.concatenate([voxels, voxels[which] + plane * apart])
+    every = components(stacked, (pair.values * (shape[0] + 1), *shape[1:]), min_area=pair.least)
+    lost, won = before == truth, after == truth
+    sign = np.where((after[which] == plane) == (truth[which] == plane), -1, 1)  # old or new is right about this label
+    if pair.ignore is not None:
+        valid = truth != pair.ignore
+        lost, won, sign = lost & valid, won & valid, sign * valid[which]
+    signs = np.concatenate([lost.view(np.int8) - won.view(np.int8), sign])
+    worse = np.bincount(every.number, weights=signs, minlength=every.sizes.size).astype(np.int64)
+    of = every.runs.first // apart  # of each run: 0 for D, or the label
+    label_of = np.zeros(every.sizes.size, np.int64)
+    label_of[every.owner] = of
+    areas = np.bincount(np.concatenate([[0], plane]), minlength=pair.values)
+    areas[0] = voxels.size
+    ha, ba = (
+        np.bincount(label_of[side], every.sizes[side], minlength=pair.values) / np.maximum(areas, 1)
+        for side in (every.kept & (worse > 0), every.kept & (worse < 0))
+    )
+    runs = int(np.searchsorted(of, 1))
+    amount = int(np.count_nonzero(label_of == 0))
+    mine = Runs(shape, every.runs.first[:runs], every.runs.last[:runs], every.runs.begin[:runs])
+    found = Regions(mine, voxels, every.owner[:runs], every.sizes[:amount], pair.least)
+    return Change(found, worse[:amount], int(np.count_nonzero(lost)), ha, ba)
+
+
+def foreground_change(pair: MaskPair) -> Change:
+    """The change of foreground against background alone."""
+    if pair.label is None:
+        found = regions_of(pair.old, pair.new, min_area=pair.least, foreground=True)
+        return Change(found, np.zeros(found.sizes.size, np.int64), 0, np.zeros(1), np.zeros(1))
+    judged = harm(pair.old, pair.new, pair.label, min_area=pair.least, foreground=True, ignore=pair.ignore)
+    made_wrong = round(judged.voxel_harm * judged.area)
+    return Change(judged.found, judged.worse, made_wrong, np.array([judged.ha]), np.array([judged.ba]))
+
+
+def _box(masks: Sequence[NDArray[Any]]) -> tuple[slice, ...]:
+    """The smallest box around the foreground of all masks; one voxel where there is none."""
+    covered = masks[0]
+    for mask in masks[1:]:
+        covered = covered | mask
+    rows = np.bitwise_or.reduce(_words(covered), axis=-1) != 0  # a flag for each row of the volume
+    sides = []
+    for axis in range(rows.ndim):
+        others = tuple(other for other in range(rows.ndim) if other != axis)
+        sides.append(_side(rows.any(axis=others) if others else rows))
+    inner = covered[tuple(sides)].reshape(-1, covered.shape[-1])
+    return (*sides, _side(np.bitwise_or.reduce(inner, axis=0) != 0))
+
+
+def _words(mask: NDArray[Any]) -> NDArray[Any]:
+    """The mask seen as words of eight bytes where its rows are whole words: faster to reduce."""
+    fits = mask.flags.c_contiguous and mask.shape[-1] * mask.itemsize % 8 == 0
+    return mask.view(np.uint64) if fits else mask
+
+
+def _side(hit: Flags) -> slice:
+    where = np.flatnonzero(hit)
+    return slice(int(where[0]), int(where[-1]) + 1) if where.size else slice(0, 1)
