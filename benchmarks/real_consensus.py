@@ -56,10 +56,6 @@ def reader(archive: Archive, case_id: str) -> Reader:
     return Reader(read_case(archive, case_id), source, archive.label(case_id), changed)
 
 
-def mean_of(case: ReadCase, places: Sequence[int]) -> np.ndarray:
-    return case.mean((0, *places))
-
-
 def vote_of(case: ReadCase) -> np.ndarray:
     """The majority of all readings; M0's label where votes are even."""
     counts = np.stack([(case.masks == value).sum(0) for value in range(case.outside.shape[1])]) * 2
@@ -130,14 +126,14 @@ def consensus_rows(bench: Bench, ladder: str) -> Iterator[Row]:
                 points = curve.setdefault(name, {at: [] for at in (*SETTLED, 1.01)})
                 for at in points:
                     stop = settled_after(part, at)
-                    row = one.row(mean_of(part, range(1, stop + 1)), archive) if at == 0.985 else None
+                    row = one.row(part.mean(range(stop + 1)), archive) if at == 0.985 else None
                     value = part.consensus(range(1, stop + 1)) if row is None else row["metric"]
                     points[at].append((stop, value - part.source))
                     if row is not None:
                         rows[name].append(row)
                         amount = stop
             else:
-                labels = mean_of(part, range(1, amount + 1)) if how == "mean" else vote_of(one.case)
+                labels = part.mean(range(amount + 1)) if how == "mean" else vote_of(one.case)
                 rows[name].append(one.row(labels, archive))
             read[name].append(amount)
     for name, (places, how) in wanted.items():
