@@ -148,6 +148,7 @@ class Forwards:
         self.inputs, self.head, self.classes = inputs, head or "", 0
         self._moving = moving
         self._run: Forward = forward or _resized(torch.compile(network) if how.compile else network)
+        self.padded: Forward = getattr(forward, "pad", lambda given: given)  # inputs as the network itself sees them
         self._own_predict = predict
         self._before = before_forward or (lambda: None)
         self._max_slices, self._autocast, self._channels_last = how.max_slices, how.autocast, how.channels_last
