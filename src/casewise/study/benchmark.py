@@ -21,6 +21,7 @@ import pandas as pd
 
 from casewise.archive.layout import Entry, compact_mask, image_sha256, mask_sha256
 from casewise.archive.store import Archive, LabelSource
+from casewise.core.brief import UNIT
 from casewise.core.chain import Chain
 from casewise.core.durable import json_sha256, text_sha256, write_json
 from casewise.core.errors import BadInput, CasewiseError, Locked, Mismatch, Overlap, TooFewCases
@@ -51,7 +52,7 @@ SEALED, OPENED = "bench: decisions sealed", "bench: labels opened to score the d
 FEWEST = 5  # clusters from which an interval is given
 POOR = 0.7  # cases whose metric is below this should be found by a signal of quality
 DEALS, DEAL_SEED = 1000, 1000
-HALVED = "labels fit this design, so half of the calibration patients fitted it and the others certify it"
+HALVED = f"labels fit this design, so half of the calibration {UNIT[1]} fitted it and the others certify it"
 AS_THEY_LIE = ("plain", "nnunet_raw")  # layouts whose files need no mapping before a model reads them
 NUMBERS = ("metric", "change", "ha", "ba", "unscored", "area", "worse_voxels")
 """What the result keeps of each case and method."""
