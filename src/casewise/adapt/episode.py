@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -40,6 +40,8 @@ class Episode:
     resolution of the mask; one that pads its inputs first has a method ``pad``), ``predict`` (the mask from a pipeline
     of the backbone's own), ``head`` ("softmax" or "sigmoid"; None: softmax, or sigmoid where there is one channel).
     """
+
+    rungs: ClassVar[tuple[str, ...]] = ()  # updates have numbers, no names
 
     def __init__(
         self,
