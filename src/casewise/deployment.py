@@ -403,8 +403,9 @@ class Deployment:
                         executed += episode.updates
             first = next(iter(made.values()))
             seen = Observation(
-                case.id, case.group, first.signals[:1], case.cluster, {name: one.signals for name, one in made.items()}
-            )
+                case.id, case.group, first.signals[:1], case.cluster,
+                {name: one.signals for name, one in made.items()}, {name: one.rungs for name, one in made.items()},
+            )  # fmt: skip
             masks = {State(0): first.masks[0]}
             for name, one in made.items():
                 masks |= {State(step).on(name): mask for step, mask in enumerate(one.masks)}

@@ -215,7 +215,7 @@ def _verdict(episode: Episode | Readings, case: Case, controller: Controller) ->
 
     steps = episode.how.steps
     while True:
-        seen = Observation(case.id, case.group, episode.signals, case.cluster)
+        seen = Observation(case.id, case.group, episode.signals, case.cluster, rungs={"": episode.rungs})
         if seen.step == steps:
             seen = compared(controller, seen, {State(step): mask for step, mask in enumerate(episode.masks)})
         verdict = controller.decide(seen)

@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import nn
 
+from casewise.adapt.backbones.module import Module
 from casewise.adapt.episode import run_episode
 from casewise.adapt.logits import entropy
 from casewise.adapt.objectives.tent import Tent
 from casewise.adapt.parameters import select
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput
+from casewise.core.records import Case
 
 RATE = 0.02
 
@@ -83,3 +85,12 @@ def test_an_object_that_adapts_another_network_is_refused(unet, slices):
 def test_an_object_that_is_no_objective_is_refused(unet, slices):
     with pytest.raises(BadInput, match="begin\\(subject\\), or forward_and_adapt and reset; got dict"):
         run_episode(unet, slices, {}, steps=1)
+
+
+def test_a_wrapper_gets_the_picture_padded_as_its_network_does() -> None:
+    network = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.InstanceNorm2d(4, affine=True), nn.Conv2d(4, 3, 1))
+    seen = []
+    network.register_forward_pre_hook(lambda _, given: seen.append(tuple(given[0].shape[2:])))
+    prepared = Module(network, classes=3, dimensions=2, multiple=8).prepare(Case("a", np.ones((1, 13, 6))))
+    run_episode(network, prepared.inputs, OwnTent(network), steps=1, forward=prepared.forward)
+    assert set(seen) == {(16, 8)}

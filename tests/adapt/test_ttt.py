@@ -5,9 +5,11 @@ import pytest
 import torch
 from torch import nn
 
+from casewise.adapt.backbones.module import Module
 from casewise.adapt.episode import run_episode
 from casewise.adapt.objectives.ttt import Ttt, rotation_losses
 from casewise.core.errors import BadInput
+from casewise.core.records import Case
 
 
 class TwoHeaded(nn.Module):
@@ -65,3 +67,12 @@ def test_answers_of_the_wrong_shape_are_refused():
         ladder(Ttt("reconstruction"))
     with pytest.raises(BadInput, match="'rotation' or 'loss', got 'jigsaw'"):
         Ttt(task="jigsaw")
+
+
+def test_the_auxiliary_head_sees_pictures_padded_as_the_network_does() -> None:
+    network, shown = TwoHeaded(), []
+    network.stem.register_forward_pre_hook(lambda _, given: shown.append(tuple(given[0].shape[2:])))
+    image = np.random.default_rng(0).normal(size=(1, 13, 6)).astype(np.float32)
+    prepared = Module(network, classes=2, dimensions=2, multiple=8).prepare(Case("a", image))
+    run_episode(network, prepared.inputs, Ttt(), steps=1, forward=prepared.forward)
+    assert shown == [(16, 8), *[(16, 8), (8, 16)] * 2, (16, 8)]  # M0, four turns for the update, M1

@@ -108,6 +108,23 @@ def test_an_update_is_not_lost_and_the_network_comes_back(options: dict[str, Any
     np.testing.assert_array_equal(again(), trajectory.masks[0])
 
 
+@pytest.mark.parametrize("slices", [1, 4])
+def test_entropies_of_a_volume_as_large_as_a_patch_lie_on_its_mask_though_it_has_one_slice(
+    slices: int, model: Any
+) -> None:
+    backbone = load_backbone(str(model()), mirroring=False)
+    image, _ = scan(3, shape=(slices, 32, 32), shift=0.6)
+    case = Case("a", image[None], (2.0, 1.0, 1.0))
+    found = episode(backbone, case, learning_rate=0.05, signals=("drop",), keep_entropy=True)
+    first, now = (found.entropies[f"entropy_{step}"] for step in (0, 1))
+    changed = found.masks[0] != found.masks[1]
+    outline = (found.masks[0] > 0) != (found.masks[1] > 0)
+    assert outline.any()
+    assert now.shape == found.masks[1].shape == (slices, 32, 32)
+    assert found.signals[1]["entropy_on_d"] == pytest.approx(now[outline].mean())
+    assert found.signals[1]["drop"] == pytest.approx((first - now)[changed].mean(), abs=1e-6)
+
+
 def test_what_the_folder_says_is_read(model: Any) -> None:
     backbone = load_backbone(str(model(regions=True)))
     assert (backbone.head, backbone.classes, backbone.ending) == ("sigmoid", 2, ".nii.gz")

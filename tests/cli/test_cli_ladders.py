@@ -104,6 +104,8 @@ def test_a_policy_over_several_ladders_is_deployed_as_it_is_replayed(home: Path,
         assert (live["action"], live["executed"]) == (decision.action.value, 5)
         assert live["state_hash"] == decision.state_hash
         assert live["state"] == decision.as_dict()["state"]
+        assert live["reason"] == decision.reason
+        assert "some:" not in decision.reason.replace("some: ", "")  # a view is named, not numbered
         source = archive.on("some").mask(decision.case_id, State(0))
         changed += int((saved(out / f"{decision.case_id}.nii.gz") != source).sum())
     assert changed

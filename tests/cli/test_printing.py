@@ -120,14 +120,15 @@ def test_patients_are_read_from_the_table_beside_the_images(home: Path, tmp_path
     words = ("record", *MODEL, "-i", tmp_path / "data" / "images", "-l", tmp_path / "data" / "labels", "--steps", 1)
     result = CliRunner().invoke(app, [str(word) for word in (*words, "-o", tmp_path / "a")], catch_exceptions=False)
     assert (
-        f"{table} says which patient and group a case belongs to (4 cases of 2 patients or sequences)" in result.stderr
+        f"{table} says which patient or sequence and which group a case belongs to (4 cases of 2 patients or sequences)"
+        in result.stderr
     )
     assert [open_archive(tmp_path / "a").entries[name].cluster for name in ids] == ["ann", "ann", "bob", "bob"]
     table.write_text("case,patient\nelse,ann\n")  # a table about other cases: said, and not used
     result = CliRunner().invoke(app, [str(word) for word in (*words, "-o", tmp_path / "b")], catch_exceptions=False)
     assert result.exit_code == 0
     assert f"{table} is not used: cases.csv has no row for " in result.stderr
-    assert "every case counts as a patient of its own" in result.stderr
+    assert "no patient or sequence is named, so every case counts as one of its own" in result.stderr
 
 
 def test_a_sweep_of_rates_says_what_it_will_do_and_how_long_it_takes(home: Path) -> None:

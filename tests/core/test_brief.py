@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
 import numpy as np
 
 import casewise
@@ -45,3 +50,32 @@ def test_one_is_not_many() -> None:
     assert counted(2, "class", "classes") == "2 classes"
     assert counted(1, *UNIT) == "1 patient or sequence"
     assert counted(3, *UNIT) == "3 patients or sequences"
+
+
+KNOWN_TO_BE_PATIENTS = ("data/datasets/fundus.py", "data/dicom")  # eyes and DICOM series are those of patients
+
+
+def test_what_a_person_reads_says_patients_or_sequences() -> None:
+    """A cluster may be a drive: only where it is surely a person, a message speaks of patients alone."""
+    home = Path(casewise.__file__).parent
+    said = [
+        f"{path.relative_to(home)}: {text}"
+        for path in sorted(home.rglob("*.py"))
+        if not str(path.relative_to(home)).startswith(KNOWN_TO_BE_PATIENTS)
+        for text in _messages(ast.parse(path.read_text()))
+    ]
+    alone = [text for text in said if re.search(r"\bpatients?\b(?! group)", text) and "sequence" not in text]
+    assert alone == []
+
+
+def _messages(tree: ast.AST) -> Iterator[str]:
+    """Texts of more than one word that are no docstrings, f-strings whole."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue
+        if isinstance(node, ast.JoinedStr):
+            yield " ".join(str(part.value) for part in node.values if isinstance(part, ast.Constant))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield node.value
+        else:
+            yield from _messages(node)

@@ -77,6 +77,24 @@ def test_highest_agreement_takes_the_mask_in_the_middle():
     assert medoid.decide(medoid.compared(seen, masks)).state == State(1)  # among single opinions
 
 
+def test_a_reason_names_the_view_and_not_its_number():
+    seen, masks = one_row(A, B, C, B)
+    named = replace(seen, rungs={"": ("gamma(1.4)", "flip", "mean")})
+    middle = AgreementRule(steps=3, consensus="3", rule="agreement")
+    assert middle.decide(middle.compared(named, masks)).reason.startswith("mean agrees most with the others")
+    assert middle.decide(middle.compared(seen, masks)).reason.startswith("candidate 3 agrees most with the others")
+    medoid = replace(middle, rule="medoid")
+    assert medoid.decide(medoid.compared(named, masks)).reason.startswith("gamma(1.4) agrees most")
+    cut = replace(middle, cut_high=0.1)
+    assert cut.decide(cut.compared(named, masks)).reason.startswith("M0: the edit of mean (0.2000) reaches the cut")
+    chosen = Choose(steps=3, consensus="3", weights=(1.0, 0.0, 0.0), anchor="2")
+    assert "mean is expected to gain +0.1238 over flip" in chosen.decide(chosen.compared(named, masks)).reason
+    several = replace(named, rungs={"views": ("flip",), "tent": ()})
+    assert [several.called(state) for state in (SOURCE, State(1).on("views"), State(1).on("tent"))] == [
+        "M0", "views: flip", "candidate tent:1",
+    ]  # fmt: skip
+
+
 def test_consensus_only_where_m0_agrees_little():
     seen, masks = one_row(A, B, C, B)
     for threshold, state in ((0.5, SOURCE), (0.9, State(3))):

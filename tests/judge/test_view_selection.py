@@ -40,7 +40,7 @@ def a_case(rng, good):
     return label, shares
 
 
-def an_archive(path, good=True, cases=6, metric="dice"):
+def an_archive(path, good=True, cases=6, metric="dice", names=lambda number: NAMES):
     configuration = {"metric": metric, "min_area": 1, "foreground": True}
     archive = create_archive(path, binding=BINDING, steps=4, configuration=configuration, ladder="views")
     for number in range(cases):
@@ -53,7 +53,7 @@ def an_archive(path, good=True, cases=6, metric="dice"):
         changed = np.any([mask != masks[0] for mask in masks], axis=0)
         signals = tuple({"delta": 0.0} for _ in masks)
         made = Trajectory(
-            f"case-{number}", tuple(masks), signals, rungs=NAMES, ballots=ballots.on(np.flatnonzero(changed))
+            f"case-{number}", tuple(masks), signals, rungs=names(number), ballots=ballots.on(np.flatnonzero(changed))
         )
         archive.add(Case(f"case-{number}", np.zeros((1, 16, 16)), cluster=f"patient-{number // 2}"), made, label)
     return archive.seal()
@@ -164,16 +164,36 @@ def test_the_command_prints_a_proposal(tmp_path):
     assert (told["proposal"], told["cases"], told["clusters"]) == ("views:good,same", 6, 3)
 
 
-def test_too_few_clusters_and_random_views_are_refused(tmp_path):
+def test_too_few_clusters_are_refused(tmp_path):
     archive = an_archive(tmp_path, cases=4)
-    cases = [read_case(archive, case_id) for case_id in archive.ids]
     with pytest.raises(TooFewCases, match="three clusters"):
-        chosen_views(cases)
-    from dataclasses import replace
+        chosen_views([read_case(archive, case_id) for case_id in archive.ids])
 
-    mixed = [replace(case, names=(f"random-{place}", "b", "c"), cluster=str(place)) for place, case in enumerate(cases)]
-    with pytest.raises(BadInput, match="different views"):
-        chosen_views(mixed)
+
+def test_random_views_are_set_aside_where_two_fixed_ones_remain(tmp_path):
+    archive = an_archive(tmp_path / "fixed")
+    cases = [read_case(archive, case_id) for case_id in archive.ids]
+    mixed = [replace(case, names=("good", f"drawn-{case.id}", "same")) for case in cases]
+    found, among_all = chosen_views(mixed), chosen_views(cases)
+    assert (found.names, found.places, found.set_aside) == (("good", "same"), (1, 3), 1)
+    assert found.everything == among_all.everything  # what was recorded, the random one included
+    assert among_all.set_aside == 0
+    useful = chosen_views([replace(case, names=(f"drawn-{case.id}", "bad", "same")) for case in cases])
+    assert "good" not in useful.names
+    assert not {1} & set(useful.places)
+    few = [replace(case, names=(f"drawn-{case.id}", f"again-{case.id}", "same")) for case in cases]
+    with pytest.raises(BadInput, match=r"2 of 3 views differ from case to case .* record two fixed views or more"):
+        chosen_views(few)
+    with pytest.raises(BadInput, match="different numbers of views"):
+        chosen_views([replace(cases[0], names=("good",)), *cases[1:]])
+
+
+def test_the_command_says_that_random_views_were_set_aside(tmp_path):
+    an_archive(tmp_path, names=lambda number: ("good", f"turn({number})", "same", "mean"))
+    done = CliRunner().invoke(app, ["choose-views", str(tmp_path), "--ladder", "views"])
+    assert done.exit_code == 0, done.output
+    assert "1 random view set aside: drawn anew for each case" in done.output
+    assert "--propose 'views:good,same'" in done.output
 
 
 def test_the_sequential_rule_stops_when_two_views_in_a_row_changed_nothing(tmp_path):

@@ -83,11 +83,13 @@ def test_infeasible_is_none_and_rolls_everything_back(site):
     assert certificate.cut is None
     assert certificate.bound is None
     assert certificate.advice == (
-        "Nothing is certified: 20 labelled patients support alpha >= 0.048, asked was 0.02. "
-        "Every case is rolled back to M0. At least 49 labelled patients are needed for alpha = 0.02."
+        "Nothing is certified: 20 labelled patients or sequences support alpha >= 0.048, asked was 0.02. "
+        "Every case is rolled back to M0. At least 49 labelled ones are needed for alpha = 0.02."
     )
     assert all(decision.rolled_back for decision in replay(site.archive, certified))
-    with pytest.raises(Refused, match="At least 49 labelled patients"):
+    with pytest.raises(
+        Refused, match=r"labelled patients or sequences support .* At least 49 labelled ones are needed"
+    ):
         check_feasible(certificate)
 
 
@@ -278,10 +280,10 @@ def test_deployed_numbers_of_m0_are_zero(site):
 
 
 def test_enough_cases_with_too_much_harm_are_not_told_that_they_are_too_few():
-    said = refusal(0.3, 30, 0.2, 22, "patient")
+    said = refusal(0.3, 30, 0.2, 22, "patients or sequences")
     assert "the harm that they show leaves no room" in said
     assert "At least" not in said
-    assert "At least 22 labelled patients are needed" in refusal(0.1, 20, 0.2, 22, "patient")
+    assert "At least 22 labelled ones are needed" in refusal(0.1, 20, 0.2, 22, "patients or sequences")
 
 
 def test_a_grid_stands_beside_the_policy_that_was_given(site):

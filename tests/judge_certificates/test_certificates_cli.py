@@ -32,7 +32,7 @@ def test_plan_prints_both_sample_sizes_and_what_n_buys():
     assert re.search(r"\b22 labelled cases with probability 0.9", said)
     assert "alpha >= 0.048 in expectation" in said
     assert "LTT: infeasible" in said
-    assert "count patients, not scans" in said
+    assert "count patients or sequences, not scans or frames" in said
 
 
 def test_certify_writes_certificate_page_and_policy(site, tmp_path):
@@ -55,7 +55,7 @@ def test_certify_writes_into_the_archive_by_default(site, tmp_path):
 
 def test_an_infeasible_certificate_exits_with_one(site, tmp_path):
     said = run("certify", site.path, "--alpha", 0.02, "--out", tmp_path, code=1)
-    assert "At least 49 labelled patients are needed" in said
+    assert "At least 49 labelled ones are needed" in said
     assert read_policy(tmp_path / "policy-certified.json").controller == "m0"
 
 

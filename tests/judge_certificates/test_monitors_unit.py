@@ -82,7 +82,7 @@ def test_a_proxy_alarms_when_exceedances_pile_up():
     proxy = Proxy.of(values.tolist(), (values > 0.9).tolist(), delta=0.05)
     assert fed(proxy, [0.99] * 60).alarm
     assert not fed(proxy, rng.random(200)).alarm
-    with pytest.raises(TooFewCases, match="at least 4 labelled patients, got 2"):
+    with pytest.raises(TooFewCases, match="at least 4 labelled patients or sequences, got 2"):
         Proxy.of([1, 2], [False, True])
 
 

@@ -51,7 +51,7 @@ def test_too_few_patients_show_nothing_unless_observed_values_are_enough():
     cases = [case(i, 0.9, 0.9) for i in range(FEWEST - 1)]
     check = only({"max_mean_drop": 0.5}, cases)
     assert (check.holds, check.bound) == (False, None)
-    assert f"{FEWEST - 1} patients are too few" in check.reason
+    assert f"a bound needs at least {FEWEST} patients or sequences, got {FEWEST - 1}" in check.reason
     assert only({"max_mean_drop": 0.5, "confidence": None}, cases).holds
 
 

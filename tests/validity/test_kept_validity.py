@@ -136,7 +136,7 @@ def test_a_batch_is_certified_and_its_policy_keeps_no_more(tmp_path):
     assert certificate.kind == "T9"
     assert certificate.details["form"] == "e-values"
     assert "Among the" in certificate.statement
-    assert f"of these {len(batch.ids)} deployed patients" in certificate.statement
+    assert f"of these {len(batch.ids)} deployed patients or sequences" in certificate.statement
     assert certified.options["cut_high"] <= policy.options["cut_high"]
 
 

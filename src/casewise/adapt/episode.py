@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -37,9 +37,11 @@ class Episode:
     """A network on loan for one case, as a context manager; it is the ``Adaptable`` that an objective sees.
 
     ``how`` is the :class:`Adaptation`. What a backbone knows about the case comes beside it: ``forward`` (logits at the
-    resolution of the mask), ``predict`` (the mask from a pipeline of the backbone's own), ``head`` ("softmax" or
-    "sigmoid"; None: softmax, or sigmoid where there is one channel).
+    resolution of the mask; one that pads its inputs first has a method ``pad``), ``predict`` (the mask from a pipeline
+    of the backbone's own), ``head`` ("softmax" or "sigmoid"; None: softmax, or sigmoid where there is one channel).
     """
+
+    rungs: ClassVar[tuple[str, ...]] = ()  # updates have numbers, no names
 
     def __init__(
         self,
@@ -208,6 +210,10 @@ class Episode:
         chunks = [slice(None)] if torch.is_grad_enabled() else self._forwards.chunks(inputs)
         parts = [self._forwards.logits(inputs[rows], where=self._where) for rows in chunks]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def padded(self, inputs: Tensor) -> Tensor:
+        """Inputs as the network itself sees them: ``logits`` pads by itself, a call of the network does not."""
+        return self._forwards.padded(inputs)
 
     def backward(self, loss: ChunkLoss, *, inputs: Tensor | None = None) -> float | None:
         """Clear gradients, then accumulate the gradient of sum(numerator)/sum(weight) over the micro-batches.

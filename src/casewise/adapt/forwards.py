@@ -148,6 +148,7 @@ class Forwards:
         self.inputs, self.head, self.classes = inputs, head or "", 0
         self._moving = moving
         self._run: Forward = forward or _resized(torch.compile(network) if how.compile else network)
+        self.padded: Forward = getattr(forward, "pad", lambda given: given)  # inputs as the network itself sees them
         self._own_predict = predict
         self._before = before_forward or (lambda: None)
         self._max_slices, self._autocast, self._channels_last = how.max_slices, how.autocast, how.channels_last
@@ -184,7 +185,8 @@ class Forwards:
             masks.append(labels(logits.detach(), self.head))
             entropies.append(voxels.cpu().numpy())
             surest += float(probability.mean()) * len(probability) / len(self.inputs)
-        return Prediction(_joined(masks) if self._own_predict is None else self._piped(), _joined(entropies), surest)
+        mask = _joined(masks) if self._own_predict is None else self._piped()
+        return Prediction(mask, _on_grid(mask, _joined(entropies)), surest)
 
     def mask(self, *, where: str) -> Mask:
         """The current weights' mask alone: no graph, no signals, the least memory."""
@@ -267,3 +269,8 @@ def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
     """Chunks of (n, *space) as one array; a batch axis of one is dropped."""
     whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return whole[0] if len(whole) == 1 else whole
+
+
+def _on_grid(mask: Mask, voxels: NDArray[Any]) -> NDArray[Any]:
+    """Values in the mask's shape where a pipeline of its own (nnU-Net's) kept the axis of a volume of one slice."""
+    return voxels[None] if mask.shape == (1, *voxels.shape) else voxels

@@ -90,6 +90,10 @@ class Adaptable(Protocol):
         """
         ...
 
+    def padded(self, inputs: Tensor) -> Tensor:
+        """Inputs as the network itself sees them: ``logits`` pads by itself, a call of the network does not."""
+        ...
+
     def backward(self, loss: ChunkLoss, *, inputs: Tensor | None = None) -> float | None:
         """Clear gradients, then accumulate the gradient of sum(numerator)/sum(weight) over the micro-batches.
 
@@ -156,7 +160,7 @@ class TentStyle:
         arguments = _arguments(self.wrapped)
 
         def update() -> Mapping[str, float]:
-            self.wrapped.forward_and_adapt(subject.inputs, *arguments)
+            self.wrapped.forward_and_adapt(subject.padded(subject.inputs), *arguments)
             return {}
 
         return update

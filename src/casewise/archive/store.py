@@ -288,7 +288,8 @@ class Archive:
     def observation(self, case_id: str, step: int) -> Observation:
         """What a controller may see of a case after ``step`` updates."""
         entry = self.entry(case_id)
-        return Observation(case_id, entry.group, self._steps[case_id][: step + 1], entry.cluster)
+        rungs = {"": entry.rungs}
+        return Observation(case_id, entry.group, self._steps[case_id][: step + 1], entry.cluster, rungs=rungs)
 
     def whole_observation(self, case_id: str, ladders: Collection[str] | None = None) -> Observation:
         """What a controller of several ladders may see: M0, and every candidate of the ladders, all of them or some."""
@@ -296,7 +297,8 @@ class Archive:
         seen = {name: self._view(name)._steps[case_id] for name in names}
         source = next(iter(seen.values()))[:1]
         entry = self.entry(case_id)
-        return Observation(case_id, entry.group, source, entry.cluster, seen)
+        rungs = {name: self._view(name).entry(case_id).rungs for name in names}
+        return Observation(case_id, entry.group, source, entry.cluster, seen, rungs)
 
     def _view(self, ladder: str) -> Archive:
         """The view of one ladder, made once."""

@@ -29,7 +29,7 @@ COMMANDS = {
     "import": "Make an archive from masks that anybody else produced.",
     "verify": "Check an archive or a prediction folder against its hashes and its audit log.",
     "calibrate": "Fit a policy's cut-points on a labelled (or unlabelled) holdout archive.",
-    "choose-views": "Which recorded views should enter the consensus, and what that is worth on patients left out.",
+    "choose-views": "Which recorded views should enter the consensus, and its worth on patients or sequences left out.",
     "replay": "Let a controller decide again on recorded trajectories; no network, no GPU.",
     "study": "Every table and figure of the paper, on your own archive.",
     "bench": "What proposals and policies gain on your data, decided before labels are opened; others can check it.",

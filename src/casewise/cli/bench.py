@@ -43,7 +43,10 @@ class BenchmarkOptions:
         typer.Option("--calibration", help="Folder of calibration cases; all of DATA evaluates then."),
     ] = None
     share: Annotated[
-        float, typer.Option(help="Share of patients drawn to calibrate, where no column and no folder says who does.")
+        float,
+        typer.Option(
+            help="Share of patients or sequences drawn to calibrate, where no column and no folder says who does."
+        ),
     ] = 0.3
     propose: Annotated[
         list[str] | None,

@@ -149,6 +149,9 @@ def choose_views(
         f"mean gain of chosen views on clusters left out: {found.left_out:+.4f} (in sample {found.in_sample:+.4f})",
         f"cases left out that lost more than {POINT:g}: {found.hurt:.0%}",
     ]
+    if found.set_aside:
+        random = counted(found.set_aside, "random view")
+        words.insert(1, f"{random} set aside: drawn anew for each case, so no name makes them again")
     if useless:
         words.append("no choice gains on clusters left out: keep M0, or record other views")
     elif found.left_out < found.everything:

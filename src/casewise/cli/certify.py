@@ -29,8 +29,8 @@ def certify(
     archive: Path = typer.Argument(help="Labelled calibration archive."),
     policy: list[str] = typer.Option(
         [],
-        help="Policy file, archive folder, 'region-gate', or 'default': fit all designs on half of the patients and "
-        "certify the best on the others. Several are certified together. Default: the archive's.",
+        help="Policy file, archive folder, 'region-gate', or 'default': fit all designs on half of the patients "
+        "or sequences and certify the best on the others. Several are certified together. Default: the archive's.",
     ),
     loss: list[str] = typer.Option(
         ["ha"], help="ha, harmed, dice, worse-voxels or surrogate; several with --method ltt."
@@ -42,7 +42,7 @@ def certify(
     p_value: str = typer.Option("auto", help="auto, betting, hoeffding-bentkus or binomial (ltt)."),
     grid: str | None = typer.Option(None, help="Search actions too (ltt): chains, holm or pareto."),
     low_mid: str = typer.Option("envelope", help="envelope, or fixed if the low/mid cut comes from other cases."),
-    within: str = typer.Option("mean", help="Cases of one patient: their mean or their max."),
+    within: str = typer.Option("mean", help="Cases of one patient or sequence: their mean or their max."),
     population: str = typer.Option("all", help="Region gate: all cases, or only scored ones."),
     threshold: list[float] = typer.Option([], help="Fixed gate thresholds for --method inflated."),
     evaluation: Path | None = typer.Option(None, help="Labelled archive of other cases for the reliability diagram."),
@@ -179,7 +179,9 @@ def _summary(certificate: Certificate) -> str:
 def plan(
     alpha: float = typer.Option(0.1, help="Promised risk: at most this much harm."),
     delta: float = typer.Option(0.1, help="Chance that a high-probability promise may fail."),
-    cases: int | None = typer.Option(None, "-n", "--cases", min=1, help="Labelled cases (patients) at hand."),
+    cases: int | None = typer.Option(
+        None, "-n", "--cases", min=1, help="Labelled cases at hand; patients or sequences where these have several."
+    ),
     as_json: bool = AS_JSON,
 ) -> None:
     """How many labelled cases a certificate needs, and what the ones you have can buy."""
@@ -196,7 +198,7 @@ def plan(
     for level in planning.PLANNED:
         row = (planning.plan(level, delta), planning.plan(level, 0.05))
         words.append(f"  {level:5.2f}  {row[0].crc_cases:4d}  {row[0].ltt_cases:15d}  {row[1].ltt_cases:16d}")
-    words.append("\nA case here is an independent one: count patients, not scans.")
+    words.append("\nA case here is an independent one: count patients or sequences, not scans or frames.")
     answer("\n".join(words), asdict(found), as_json=as_json)
 
 

@@ -29,8 +29,10 @@ def monitor(
     policy: Path | None = typer.Option(None, help="Policy that decides the stream. Default: the archive's."),
     certificate: Path | None = typer.Option(None, help="Certificate whose alpha the audits are held against."),
     exchangeability: bool = typer.Option(True, help="Do coordinates still look like calibration? Suspends the policy."),
-    go_live: bool = typer.Option(True, help="Compare the first patients with calibration, once. Suspends the policy."),
-    first: int = typer.Option(20, help="How many patients --go-live compares."),
+    go_live: bool = typer.Option(
+        True, help="Compare the first patients or sequences with calibration, once. Suspends the policy."
+    ),
+    first: int = typer.Option(20, help="How many patients or sequences --go-live compares."),
     quota: bool = typer.Option(False, "--quota", help="Do as many cases fall into each bucket as at calibration?"),
     audit: bool = typer.Option(False, "--audit", help="Labelled audits against the promised risk."),
     suspend_on_harm: bool = typer.Option(False, help="An alarm of --audit or --reference deploys M0, too."),
@@ -107,7 +109,7 @@ def _summary(watch: Watch) -> str:
         f"({audited} counted) seen"
     ]
     if watch.waiting is not None:
-        lines.append(f"  the audits of {watch.waiting[0]} count when those of another patient begin")
+        lines.append(f"  the audits of {watch.waiting[0]} count when those of another {UNIT[0]} begin")
     for name, one in watch.monitors.items():
         said = "silent" if one.alarm_at is None else f"ALARM after {counted(one.alarm_at, *UNIT)}"
         lines.append(f"  {name}: {said} (false with probability at most {one.delta:g})")

@@ -177,7 +177,7 @@ class CaseOptions:
     groups: Annotated[
         Path | None,
         typer.Option(
-            help="CSV with case and any of group, cluster (patient), split; default: cases.csv beside images."
+            help="CSV with case and any of group, cluster (patient, sequence), split; default: cases.csv beside images."
         ),
     ] = None
     num_parts: Annotated[

@@ -18,7 +18,7 @@ from casewise.cli.options import (
     grouped,
 )
 from casewise.cli.printing import AS_JSON, answer
-from casewise.core.brief import counted
+from casewise.core.brief import UNIT, counted
 
 if TYPE_CHECKING:
     from casewise.adapt.adaptation import Adaptation
@@ -27,7 +27,7 @@ app = typer.Typer()
 
 NOT_ALL_DONE = 3
 NO_PATIENTS = (
-    "casewise: no patient is named, so every case counts as a patient of its own. Where a patient has several scans, "
+    f"casewise: no {UNIT[0]} is named, so every case counts as one of its own. Where several cases belong together, "
     "say so in a table with the columns case and cluster: cases.csv beside the images, or --groups TABLE"
 )
 

@@ -204,11 +204,20 @@ class Observation:
     signals: Sequence[Signals]  # signals[0] is M0's (regions = delta = 0)
     cluster: str | None = None  # patient or sequence, for the record; monitors count it once
     ladders: Mapping[str, Sequence[Signals]] = field(default_factory=dict)  # whole ladders by name, where several
+    rungs: Mapping[str, Sequence[str]] = field(default_factory=dict)  # what steps are called, by ladder; "": in view
 
     @property
     def step(self) -> int:
         """The number of updates made so far."""
         return len(self.signals) - 1
+
+    def called(self, state: State) -> str:
+        """What a person reads of a candidate: "M0", "gamma(1.4)", "views: mean", or its number without a name."""
+        rungs = self.rungs.get(state.ladder, ())
+        if not 0 < state.step <= len(rungs) or state.shrink:
+            return f"candidate {state}" if state.step else "M0"
+        rung = rungs[state.step - 1]
+        return f"{state.ladder}: {rung}" if state.ladder else rung
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from casewise.archive.store import Archive
+from casewise.core.brief import UNIT
 from casewise.core.chain import Chain
 from casewise.core.errors import BadInput, DamagedArchive
 from casewise.core.formats import json_text
@@ -105,7 +106,7 @@ def attempt_sentence(attempt: int) -> str:
     return (
         f"This is certification attempt {attempt} on these labels. A promise holds for what was chosen before; the "
         f"best of several attempts is not covered. To choose validly, certify the designs together (casewise certify "
-        f"--policy A --policy B --method ltt), or choose on some patients and certify on others (--split)."
+        f"--policy A --policy B --method ltt), or choose on some {UNIT[1]} and certify on others (--split)."
     )
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from casewise.core.brief import counted
-from casewise.judge.certificates.certificate import Certificate
+from casewise.core.brief import UNIT, counted
+from casewise.judge.certificates.certificate import Certificate, unit_of
 
 METHODS = {
     "crc": "conformal risk control (a bound in expectation)",
@@ -36,7 +36,7 @@ DETAILS = {
     "mid": "Action of cases that changed more",
     "action_pairs": "Pairs of actions that were searched",
     "low_mid": "Which action of a kept case counts (envelope: the worse of low and mid)",
-    "within_cluster": "How several scans of one patient count",
+    "within_cluster": f"How several cases of one {UNIT[0]} count",
     "margin": "Loss of accuracy up to which a case does not count as made worse",
     "p_value": "Statistical test",
     "family_wise": "How choosing among cuts is paid for",
@@ -57,7 +57,7 @@ def certificate_page(certificate: Certificate) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined
     )
-    unit = "case" if certificate.units == certificate.cases else "patient"
+    unit = unit_of(certificate.cases, certificate.units)
     return environment.get_template("certificate.html").render(
         c=certificate,
         counted=counted,
@@ -82,7 +82,7 @@ def _coverage(certificate: Certificate, unit: str) -> dict[str, list[str]]:
     sites = ", ".join(c.groups)
     model = "" if c.binding is None else f"model {c.binding.model[:12]}, {_shortened(c.binding.objective)}"
     inside = [
-        f"new {unit}s like the {c.units} of cohort {c.cohort}" if c.cohort else f"new {unit}s like the {c.units} used",
+        f"new {unit} like the {c.units} of cohort {c.cohort}" if c.cohort else f"new {unit} like the {c.units} used",
         f"from {sites}" if sites else "from the same site, scanner and protocol",
         f"segmented with {model}" if model else "segmented with the same model",
         f"under policy {c.policy_name}, as it was certified",
@@ -90,7 +90,7 @@ def _coverage(certificate: Certificate, unit: str) -> dict[str, list[str]]:
     outside = [
         f"any other site or scanner than {sites}" if sites else "another site, scanner or protocol",
         "another model, other weights, views or rates",
-        "the calibration cases themselves and other scans of their patients",
+        f"the calibration cases themselves and others of their {UNIT[1]}",
         "one single case: it is an average",
     ]
     return {"inside": inside, "outside": outside}
@@ -137,13 +137,13 @@ def _facts(certificate: Certificate, unit: str) -> list[tuple[str, str]]:
     bound = "none" if c.bound is None else f"{c.bound:.4f}"
     facts = [
         ("Population", c.population),
-        (f"Labelled {unit}s (n)", f"{c.units}"),
+        (f"Labelled {unit} (n)", f"{c.units}"),
         ("Promised risk (alpha)", f"{c.alpha:g}"),
         (
             "Chance that the promise fails (delta)",
             "none stated: the promise is an average" if c.delta is None else f"{c.delta:g}",
         ),
-        (f"Smallest risk that {c.units} {unit}s can promise", f"{c.floor:.4f}"),
+        (f"Smallest risk that {c.units} {unit} can promise", f"{c.floor:.4f}"),
         ("Certified cut", _cut_words(c)),
         ("Bound reached" if c.delta is None else "p-value reached", bound),
         ("Share that keeps the adaptation", f"{c.kept:.0%}"),

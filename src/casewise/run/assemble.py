@@ -216,7 +216,7 @@ def _described_beside(cases: tuple[CaseFiles, ...], table: Path) -> tuple[tuple[
         return cases, f"{table} is not used: {error}. Mend it, or name another table with --groups"
     patients = len({files.cluster or files.id for files in described})
     of = f"{counted(len(described), 'case')} of {counted(patients, *UNIT)}"
-    return described, f"{table} says which patient and group a case belongs to ({of})"
+    return described, f"{table} says which {UNIT[0]} and which group a case belongs to ({of})"
 
 
 def gathered_cases(

@@ -17,7 +17,7 @@ MEANINGS = {
     "casewise_places": ("gauge", "Requests that may be inside at once."),
     "casewise_quota_alarm": (
         "gauge",
-        "1 once the buckets of the patients are evidently not those of calibration.",
+        "1 once the buckets of the patients or sequences are evidently not those of calibration.",
     ),
     "casewise_monitor_suspended": ("gauge", "1 once the exchangeability alarm was raised, so that M0 is deployed."),
     "casewise_case_seconds": ("histogram", "Seconds a case spent on the model."),

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
+from casewise.core.brief import UNIT
 from casewise.core.errors import BadInput
 from casewise.core.registry import Registry
 from casewise.judge.certificates.risk_control import clopper_pearson_upper, hoeffding_bentkus
@@ -340,7 +341,8 @@ def _bounded(means: Floats, quantity: Quantity, confidence: float | None) -> tup
     if quantity.is_share:
         return value, share_bound(means, confidence), ""
     if means.size < FEWEST:
-        why = f"{quantity.says}: {means.size} patients are too few for a bound (at least {FEWEST}), so it is not shown"
+        few = f"a bound needs at least {FEWEST} {UNIT[1]}, got {means.size}"
+        why = f"{quantity.says}: {few}, so it is not shown"
         return value, None, why
     return value, mean_bound(means, confidence), ""
 

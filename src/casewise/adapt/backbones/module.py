@@ -159,15 +159,8 @@ class Module:
             inputs = patches(image, self.window).to(self.device)
             pipeline = logits_pipeline(self.network, whole, self.head, lambda seen: self._inferred(seen))
             return Prepared(inputs, predict=lambda: self._whole_mask(whole), pipeline=pipeline)
-        pipeline = logits_pipeline(self.network, whole, self.head, self._padded_logits)
-        # Padded within the forward, so that inputs and logits share one grid: objectives mirror and turn both.
-        return Prepared(whole, forward=self._padded_logits, pipeline=pipeline)
-
-    def _padded_logits(self, inputs: Tensor) -> Tensor:
-        """The logits of inputs of any size; the padding that the network needs is cropped again."""
-        space = tuple(inputs.shape[2:])
-        logits = self._logits(functional.pad(inputs, _margins(space, self.multiple)))
-        return logits[(slice(None), slice(None), *(slice(size) for size in space))]
+        padded = PaddedForward(self._logits, self.multiple)
+        return Prepared(whole, forward=padded, pipeline=logits_pipeline(self.network, whole, self.head, padded))
 
     def _inferred(self, whole: Tensor) -> Tensor:
         assert self.infer is not None
@@ -190,8 +183,25 @@ class Module:
         return np.asarray(found[0] if len(found) == 1 else found)
 
 
-def _margins(space: Sequence[int], multiple: int) -> list[int]:
-    return [side for size in reversed(space) for side in (0, -size % multiple)]
+@dataclass(frozen=True, eq=False)
+class PaddedForward:
+    """The logits of inputs of any size; the padding that the network needs is cropped again.
+
+    Padded within the forward, so that inputs and logits share one grid: objectives mirror and turn both.
+    """
+
+    logits: Callable[[Tensor], Tensor]
+    multiple: int
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """(n, channel, *space) -> (n, classes, *space)."""
+        inside = (slice(None), slice(None), *(slice(size) for size in inputs.shape[2:]))
+        return self.logits(self.pad(inputs))[inside]
+
+    def pad(self, inputs: Tensor) -> Tensor:
+        """What the network sees: 0 behind each axis up to a multiple."""
+        margins = [side for size in reversed(inputs.shape[2:]) for side in (0, -size % self.multiple)]
+        return functional.pad(inputs, margins)
 
 
 def load_factory(spec: str, *, weights: Path | None, device: str, trust: bool) -> Backbone:

@@ -175,7 +175,7 @@ def concerns(found: Mapping[str, Any]) -> list[str]:
         said.append(f"the edit is not coherent: half the cases have {singles:.0%} or more of it in single voxels")
     if 0.10 not in found["conformal"]["feasible"]:
         said.append(
-            f"alpha 0.10 cannot be certified: the floor is {found['conformal']['floor']:.3f}; 9 patients are needed"
+            f"alpha 0.10 cannot be certified: the floor is {found['conformal']['floor']:.3f}; 9 {UNIT[1]} are needed"
         )
     seen = found.get("edit", {})
     if seen.get("judged") is not None and seen["judged"] < LITTLE:

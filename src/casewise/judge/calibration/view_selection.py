@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from casewise.archive.store import Archive
+from casewise.core.brief import counted
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import SOURCE, State
 from casewise.judge.outcomes import POINT
@@ -131,7 +132,8 @@ class ChosenViews:
     in_sample: float  # mean gain on the cases that chose; never a promise
     left_out: float  # mean gain on clusters left out, each judged by views that the others chose
     hurt: float  # share of the cases left out that lost more than ``POINT``
-    everything: float  # mean gain of the consensus of all views, for comparison
+    everything: float  # mean gain of the consensus of all views, those set aside included, for comparison
+    set_aside: int = 0  # random views: drawn anew for each case, so no name makes them again
 
     @property
     def proposal(self) -> str:
@@ -149,14 +151,14 @@ def chosen_views(cases: Sequence[ReadCase], *, most: int = 12, slack: float = 1.
     .. math:: \max\{m : \bar g_m > 0,\ \bar d_m \le \mathrm{slack} \cdot s(d_m) / \sqrt{C}\}
 
     and nothing where no mean is positive. ``slack=0`` takes the best. Clusters count alike. What is reported leaves a
-    cluster out of all of this, the choice of the size included.
+    cluster out of all of this, the choice of the size included. Random views, which have another name in each case,
+    are set aside where two fixed ones remain.
     """
     clusters = sorted({case.cluster for case in cases})
     if len(clusters) < 3:
         raise TooFewCases(f"views are chosen on three clusters of labelled cases or more, got {len(clusters)}")
-    if len({case.names for case in cases}) > 1:
-        raise BadInput("the cases have different views (random ones are drawn for each case); choose among fixed ones")
-    gains = _Gains(cases, min(most, len(cases[0].ballots) - 1))
+    fixed = _fixed(cases)
+    gains = _Gains(cases, fixed, min(most, len(fixed)))
     places = gains.chosen(frozenset(clusters), slack)
     alone = [gains.own(one, gains.chosen(frozenset(clusters) - {one}, slack)) for one in clusters]
     return ChosenViews(
@@ -166,14 +168,30 @@ def chosen_views(cases: Sequence[ReadCase], *, most: int = 12, slack: float = 1.
         left_out=float(np.mean([np.mean(own) for own in alone])),
         hurt=float(np.mean(np.concatenate(alone) < -POINT)),
         everything=gains.mean(clusters, range(1, len(cases[0].ballots))),
+        set_aside=len(cases[0].names) - len(fixed),
     )
+
+
+def _fixed(cases: Sequence[ReadCase]) -> tuple[int, ...]:
+    """The places of the views that are the same ones in every case; refused where fewer than two are beside others."""
+    if len({len(case.names) for case in cases}) > 1:
+        raise BadInput("the cases have different numbers of views; record all of them with one --propose")
+    columns = list(zip(*(case.names for case in cases), strict=True))
+    fixed = tuple(place for place, names in enumerate(columns, start=1) if len(set(names)) == 1)
+    drawn = len(columns) - len(fixed)
+    if drawn and len(fixed) < 2:
+        raise BadInput(
+            f"{drawn} of {counted(len(columns), 'view')} differ from case to case (random ones are drawn for each), so "
+            "no name makes them again; record two fixed views or more beside them, or deploy all views together"
+        )
+    return fixed
 
 
 class _Gains:
     """Gains of sets of views on clusters; each set is scored once per case, whoever asks."""
 
-    def __init__(self, cases: Sequence[ReadCase], most: int) -> None:
-        self.most, self.views = most, range(1, len(cases[0].ballots))
+    def __init__(self, cases: Sequence[ReadCase], places: Sequence[int], most: int) -> None:
+        self.most, self.views = most, places
         self._cases: dict[str, list[ReadCase]] = {}
         for case in cases:
             self._cases.setdefault(case.cluster, []).append(case)

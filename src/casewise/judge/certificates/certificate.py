@@ -30,7 +30,7 @@ _NUMBERS = ("cut", "bound", "deployed", "details")
 INVALID_IF = (
     "the model, its weights, the adaptation objective, the preprocessing or the region measure change",
     "the policy is refitted, or its actions are chosen, with the labels of these calibration cases",
-    "a calibration case, or another scan of the same patient, is among the cases that it is used on",
+    f"a calibration case, or another of the same {UNIT[0]}, is among the cases that it is used on",
     "cases come from another site, scanner, protocol or patient group than the calibration cases",
     "an exchangeability or audit alarm has been raised (casewise monitor)",
     "it is read as a promise about one case: it is an average over cases",
@@ -231,24 +231,26 @@ def promise(
         else " (without foreground in the label: where more voxels became wrong than right)",
     }
     what = ", and ".join(f"{WHAT[name].format(**words)} is at most {alpha:g}" for name, alpha in pairs)
-    whom = f"on average over new {unit}s like the {units} {unit}s that were used, and when policy '{policy}' decides"
+    like = f"like the {units} that were used, and when policy '{policy}' decides"
     if delta is None:
-        luck = f"It is an average over the choice of calibration {unit}s too: one certificate may be unlucky."
-        return f"{whom[0].upper()}{whom[1:]}: {what}. {luck}"
-    return f"With probability at least {1 - delta:g} over the calibration {unit}s, {whom}: {what}."
+        luck = f"It is an average over the choice of the {units} too: one certificate may be unlucky."
+        return f"On average over new {unit} {like}: {what}. {luck}"
+    return (
+        f"With probability at least {1 - delta:g} over the calibration {unit}, on average over new ones {like}: {what}."
+    )
 
 
 def refusal(alpha: float, units: int, floor: float, needed: int, unit: str) -> str:
     """Why nothing is certified, and how many would do; or that the harm is to blame, and not their number."""
     if units >= needed:
         return (
-            f"Nothing is certified: {units} labelled {unit}s could support alpha >= {floor:.3f}, but the harm that "
+            f"Nothing is certified: {units} labelled {unit} could support alpha >= {floor:.3f}, but the harm that "
             f"they show leaves no room for alpha = {alpha:g}. Every case is rolled back to M0. Choose a gentler "
-            f"adaptation, a larger alpha, or gather more than {units} {unit}s."
+            f"adaptation, a larger alpha, or gather more than {units}."
         )
     return (
-        f"Nothing is certified: {units} labelled {unit}s support alpha >= {floor:.3f}, asked was {alpha:g}. "
-        f"Every case is rolled back to M0. At least {needed} labelled {unit}s are needed for alpha = {alpha:g}."
+        f"Nothing is certified: {units} labelled {unit} support alpha >= {floor:.3f}, asked was {alpha:g}. "
+        f"Every case is rolled back to M0. At least {needed} labelled ones are needed for alpha = {alpha:g}."
     )
 
 
@@ -271,5 +273,5 @@ def population_of(cases: int, units: int, which: str = "") -> str:
 
 
 def unit_of(cases: int, units: int) -> str:
-    """What n counts."""
-    return "case" if units == cases else "patient"
+    """What n counts, in the plural."""
+    return "cases" if units == cases else UNIT[1]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from casewise.archive.store import Archive
-from casewise.core.brief import counted
+from casewise.core.brief import UNIT, counted
 from casewise.core.errors import BadInput
 from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
@@ -194,11 +194,11 @@ def _flag_sentence(archive: Archive, policy: Policy, delta: float, designs: int)
         return ""
     known = set(policy.calibration_clusters or policy.calibration_cases)
     if any((entry.cluster or entry.id) in known for entry in archive.entries.values()):
-        return " How many cases are flagged is not promised: the flag was fitted on these patients."
+        return f" How many cases are flagged is not promised: the flag was fitted on these {UNIT[1]}."
     share, most = flagged_share(archive, policy, delta=delta)
     return (
-        f" With probability at least {1 - delta * designs:g}, at most {most:.1%} of the cases of a new patient are "
-        f"flagged for a person, on average ({share:.1%} of these are or would be)."
+        f" With probability at least {1 - delta * designs:g}, at most {most:.1%} of the cases of a new "
+        f"{UNIT[0]} are flagged for a person, on average ({share:.1%} of these are or would be)."
     )
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from casewise.archive.store import Archive
-from casewise.core.brief import counted
+from casewise.core.brief import UNIT, counted
 from casewise.core.durable import text_sha256
 from casewise.core.errors import BadInput, Overlap, Refused, TooFewCases
 from casewise.core.records import Controller, Policy, State, Verdict
@@ -201,7 +201,7 @@ def _check_kept_aside(policy: Policy, archive: Archive) -> None:
         check_held_out(policy, archive.entries.values())
     except Overlap as error:
         raise Overlap(
-            f"{error}. Keep patients aside that calibrate never sees, or let certify halve them by itself: "
+            f"{error}. Keep {UNIT[1]} aside that calibrate never sees, or let certify halve them by itself: "
             "casewise certify ARCHIVE --policy default --method ltt"
         ) from error
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from casewise.archive.store import Archive
+from casewise.core.brief import UNIT, counted
 from casewise.core.errors import BadInput, Refused, TooFewCases
 from casewise.core.records import Policy
 from casewise.judge.calibration.cuts import FEWEST
@@ -153,8 +154,8 @@ def halves_of(archive: Archive) -> tuple[Archive, Archive]:
     fitting = sum(cluster_of(archive, case) in first for case in archive.ids)
     if len(units) < 4 or fitting < FEWEST:
         raise TooFewCases(
-            f"designs are fitted on half of the patients and tested on the others: at least 4 patients, and {FEWEST} "
-            f"cases in the first half, got {len(units)} patients with {fitting} cases in it; label more patients"
+            f"designs are fitted on half of the {UNIT[1]} and tested on the others: at least 4, and {FEWEST} cases in "
+            f"the first half, got {len(units)} with {counted(fitting, 'case')} in it; label more"
         )
     fit, test = (
         archive.select(ids=[case for case in archive.ids if (cluster_of(archive, case) in first) == side])

@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from casewise.archive.store import Archive
+from casewise.core.brief import UNIT
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import Policy
 from casewise.judge.certificates.certificate import Certificate
@@ -73,7 +74,9 @@ def selected(
     s, loss = np.asarray(scores, dtype=float), check_losses(losses)
     stream = np.asarray(deployed, dtype=float)
     if s.shape != loss.shape or s.ndim != 1 or not len(s) or not len(stream):
-        raise BadInput(f"need one score and one loss for each patient, got {s.shape}, {loss.shape} and {stream.shape}")
+        raise BadInput(
+            f"need one score and one loss for each {UNIT[0]}, got {s.shape}, {loss.shape} and {stream.shape}"
+        )
     if binary and not np.isin(loss, (0.0, 1.0)).all():
         raise BadInput("losses that are 0 or 1 by construction are needed here, got others; leave out binary")
     cuts = np.unique(np.concatenate([s, stream]))
@@ -146,10 +149,10 @@ def certify_kept(
     certificate, certified = issued(archive, policy, asked, evidence, cut, None, reach, (), said)
     kept = 0 if last is None else int((stream <= last).sum())
     several = m < len(cases) or units < len(evidence.ids)
-    who = "all of whose scans keep an adaptation" if several else "that keep an adaptation"
-    statement = f"Among the {kept} of these {m} deployed patients {who}, {certificate.statement.split(': ', 1)[1]}"
+    who = "all of whose cases keep an adaptation" if several else "that keep an adaptation"
+    statement = f"Among the {kept} of these {m} deployed {UNIT[1]} {who}, {certificate.statement.split(': ', 1)[1]}"
     details = {
-        "among": "the kept patients of one batch",
+        "among": f"the kept {UNIT[1]} of one batch",
         "form": "conformal selection" if binary else "e-values",
         "batch": deployed.digest,
         "batch_inputs": {case: deployed.entry(case).input_sha256 for case in cases},

@@ -122,7 +122,7 @@ class _AmongAll:
                     f"case {seen.case_id} has no size of its edit; show the masks of all candidates (compared)"
                 )
             if edit >= self.cut_high:
-                why = f"M0: the edit of {state} ({edit:.4f}) reaches the cut {self.cut_high:.4f}"
+                why = f"M0: the edit of {seen.called(state)} ({edit:.4f}) reaches the cut {self.cut_high:.4f}"
                 return Verdict(SOURCE, Action.ROLLBACK, reason=why, **found)
         return Verdict(state, action, reason=reason, **found, **more)
 
@@ -174,7 +174,7 @@ class AgreementRule(_AmongAll):
         single = [state for state in candidates if state != consensus and str(state) not in self.silent]
         among = single if self.rule == "medoid" else list(candidates)
         best = max(among, key=lambda state: likeness[state])
-        return self._verdict(seen, best, f"{best} agrees most with the others ({likeness[best]:.3f})")
+        return self._verdict(seen, best, f"{seen.called(best)} agrees most with the others ({likeness[best]:.3f})")
 
 
 FEATURES = ("agreement_gain", "edit", "supported_edit")
@@ -248,12 +248,11 @@ class Choose(_AmongAll):
         if not self.complete(seen):
             return None
         expected, anchor = self.expected(seen), state_of(self.anchor)
-        said = "M0" if anchor == SOURCE else f"candidate {anchor}"
+        said = seen.called(anchor)
         best = max(expected, key=lambda state: expected[state][1], default=anchor)
         gain, low = expected.get(best, (0.0, 0.0))
         if low > 0:
-            taken = "M0" if best == SOURCE else f"candidate {best}"
-            why = f"{taken} is expected to gain {gain:+.4f} over {said}, at least {low:+.4f}"
+            why = f"{seen.called(best)} is expected to gain {gain:+.4f} over {said}, at least {low:+.4f}"
             return self._verdict(seen, best, why)
         return self._verdict(seen, anchor, f"{said}: nothing is surely better on this case")
 

@@ -154,9 +154,8 @@ class Merge(_AmongAll):
             raise BadInput(f"case {seen.case_id} has no scores of pieces; show the masks of all candidates (compared)")
         scores = [signals[f"{PIECE}{number}"] for number in range(int(signals["pieces"] or 0))]
         accepted = tuple(number for number, score in enumerate(scores) if score is not None and score > self.threshold)
-        reason = (
-            f"{len(accepted)} of {len(scores)} pieces of candidate {self.edited} have a score > {self.threshold:.3g}"
-        )
+        called = seen.called(self.edited)
+        reason = f"{len(accepted)} of {len(scores)} pieces of {called} have a score > {self.threshold:.3g}"
         if not accepted:
             return self._verdict(seen, SOURCE, reason)
         return self._verdict(seen, self.edited, reason, action=Action.GATE, accepted=accepted)

@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from casewise.core.brief import UNIT
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.judge.certificates.evidence import Floats, check_level
 from casewise.judge.certificates.risk_control import clopper_pearson_upper
@@ -216,7 +217,7 @@ class Proxy:
         """A proxy from labelled patients: every other one chooses the threshold, the rest bound it at delta/2."""
         u, h = np.asarray(values, dtype=float), np.asarray(harmed, dtype=bool)
         if len(u) < 4:
-            raise TooFewCases(f"a proxy needs at least 4 labelled patients, got {len(u)}")
+            raise TooFewCases(f"a proxy needs at least 4 labelled {UNIT[1]}, got {len(u)}")
         threshold = proxy_threshold(list(u[::2]), list(h[::2]))
         explained = (u[1::2] > threshold) | h[1::2]
         upper = clopper_pearson_upper(int(explained.sum()), len(explained), 1.0 - delta / 2)

@@ -35,6 +35,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from casewise.core.brief import UNIT
 from casewise.core.errors import BadInput
 from casewise.core.records import Decision, Policy
 from casewise.core.seeds import RESAMPLING_SEED, seed_of
@@ -107,9 +108,9 @@ class GoLive:
     def __post_init__(self) -> None:
         check_level("delta", self.delta)
         if len(self.calibration) < 2 or not np.isfinite(self.calibration).all():
-            raise BadInput("a go-live test needs finite coordinates of at least two calibration patients")
+            raise BadInput(f"a go-live test needs finite coordinates of at least two calibration {UNIT[1]}")
         if self.first < 2:
-            raise BadInput(f"a go-live test needs at least 2 patients, got first = {self.first}")
+            raise BadInput(f"a go-live test needs at least 2 {UNIT[1]}, got first = {self.first}")
 
     @property
     def alarm(self) -> bool:
@@ -253,7 +254,8 @@ def quota_drift(policy: Policy, deployed: Mapping[str, int], *, level: float = E
         for name in BUCKETS
     )
     return (
-        f"QUOTA: the cut-points do not travel: calibrated -> deployed {said} of the patients (p = {p:.3f}); recalibrate"
+        f"QUOTA: the cut-points do not travel: calibrated -> deployed {said} of the {UNIT[1]} (p = {p:.3f}); "
+        "recalibrate"
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from casewise.archive.store import Archive
+from casewise.core.brief import UNIT
 from casewise.core.durable import write_json
 from casewise.core.errors import BadInput, Mismatch, Refused
 from casewise.core.records import Policy
@@ -235,7 +236,7 @@ def read_watch(path: str | Path) -> Watch:
         plain = json.loads(Path(path).read_text())
         if plain.pop("schema") != SCHEMA:
             raise Mismatch(
-                f"{path} is a watch of another schema, this casewise reads {SCHEMA} (monitors count patients now); "
+                f"{path} is a watch of another schema, this casewise reads {SCHEMA} (monitors count {UNIT[1]} now); "
                 f"start a new one with casewise monitor --calibration"
             )
         monitors = {name: _monitor(name, values) for name, values in plain.pop("monitors").items()}

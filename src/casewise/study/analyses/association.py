@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from casewise.core.brief import counted
+from casewise.core.brief import UNIT, counted
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.measure.signals import SIGNALS
 from casewise.render.ink import Picture, draw_forest
@@ -162,7 +162,7 @@ def _clustered_table(study: Study, pooled: Finding) -> Table:
             )
     caption = (
         f"Case-clustered bootstrap: a case carries all its steps. B = {study.resamples}, seed {study.seed}. p: "
-        "999 shuffles of whole cases (or patients), exact at any n."
+        f"999 shuffles of whole cases ({UNIT[1]} where named), exact at any n."
     )
     return table(
         "clustered-ci",

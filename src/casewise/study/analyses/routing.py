@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
+from casewise.core.brief import UNIT
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.judge.calibration.cuts import resampled
 from casewise.judge.monitors.exchangeability import quota_drift, quota_of, quota_p
@@ -149,7 +150,7 @@ def _cuts(study: Study, stability: Finding) -> Table:
     )
     high = stability.made.get("changed_high")
     tail = "" if high is None else f" In the upper tail {number(100 * float(high), 1)} % of cases change bucket."
-    caption = f"Calibration patients drawn with replacement, B = {study.resamples}, seed {study.seed}.{tail}"
+    caption = f"Calibration {UNIT[1]} drawn with replacement, B = {study.resamples}, seed {study.seed}.{tail}"
     return table(
         "cut-stability", "Stability of the cut-points", columns, rows_of(stability.table, columns), caption=caption
     )

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from casewise.core.brief import UNIT
 from casewise.core.errors import BadInput
 from casewise.core.records import SOURCE, State
 from casewise.core.seeds import RESAMPLING_SEED
@@ -37,7 +38,7 @@ def section(study: Study) -> Section:
         Column("rolled_back", "rolled back"),
     )
     caption = (
-        "Chosen on half of the holdout's patients, cut-points fitted on the other half, scored on evaluation cases."
+        f"Chosen on half of the holdout's {UNIT[1]}, cut-points fitted on the other half, scored on evaluation cases."
     )
     made = table(
         "design-search", "Design search", columns, rows_of(found.table, columns), caption=caption, collapsed=True

@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
-from casewise.core.brief import counted
+from casewise.core.brief import UNIT, counted
 from casewise.core.errors import BadInput, CasewiseError, DegenerateTertiles, TooFewCases
 from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
@@ -146,7 +146,7 @@ def _modes_table(study: Study, modes: Finding) -> Table:
         Column("group", "Group", text=True),
         Column("mode", "Mode", text=True),
         Column("n", "n"),
-        Column("clusters", "patients"),
+        Column("clusters", "clusters"),
         Column("rolled_back", "rolled back (%)", 0, percent=True),
         Column("metric", study.metric, 4),
         Column("ha", "HA", 4),
@@ -192,7 +192,7 @@ def _lead(study: Study, refit: Finding) -> str:
         return "There are too few calibration cases to leave some out."
     worst = drawn.iloc[0]
     return (
-        f"With cut-points refitted on {int(worst['cases'])} calibration patients, "
+        f"With cut-points refitted on {int(worst['cases'])} calibration {UNIT[1]}, "
         f"{100 * float(worst['beats_reference']):.0f} % of {int(worst['draws'])} draws stay below "
         f"{study.retrospective} in HA; the worst draw has HA {number(worst['ha_worst'])}."
     )
@@ -200,7 +200,7 @@ def _lead(study: Study, refit: Finding) -> str:
 
 def _refit_table(study: Study, refit: Finding) -> Table:
     columns = (
-        Column("cases", "calibration patients"),
+        Column("cases", "calibration clusters"),
         Column("metric", f"{study.metric} [95 %]", 4, interval=("metric_low", "metric_high")),
         Column("ha", "HA [95 %]", interval=("ha_low", "ha_high")),
         Column("ha_worst", "worst draw"),
@@ -209,8 +209,8 @@ def _refit_table(study: Study, refit: Finding) -> Table:
         Column("n", "n"),
     )
     caption = (
-        "Cut-points refitted on some of the calibration patients, drawn without replacement; brackets hold 95 % of the "
-        "draws. Last row: all."
+        f"Cut-points refitted on some of the calibration {UNIT[1]}, drawn without replacement; brackets hold 95 % of "
+        "the draws. Last row: all."
     )
     rows = rows_of(refit.table.sort_values("cases"), columns)
     paper = "tab:app-calibsens"

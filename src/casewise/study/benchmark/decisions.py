@@ -26,7 +26,7 @@ from casewise.replay import replay
 SCHEMA = "casewise-bench/2"
 DECISIONS = "decisions.json"
 SEALED = "bench: decisions sealed"
-HALVED = "labels fit this design, so half of the calibration patients fitted it and the others certify it"
+HALVED = f"labels fit this design, so half of the calibration {UNIT[1]} fitted it and the others certify it"
 
 
 @dataclass(frozen=True)
