@@ -10,6 +10,7 @@ from typing import Any
 
 from casewise.archive.layout import Entry
 from casewise.archive.store import Archive
+from casewise.core.brief import UNIT
 from casewise.core.durable import json_sha256, text_sha256, write_json
 from casewise.core.errors import CasewiseError, Locked, Overlap
 from casewise.core.formats import json_text
