@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,14 +76,15 @@ def monitor(
 
 def _rows(stream: Path) -> Iterator[dict[str, Any]]:
     from casewise.core.errors import BadInput
+    from casewise.core.formats import read_csv
 
     if not stream.exists():
         raise BadInput(f"there is no stream at {stream}; give decisions.jsonl of a prediction folder, or a CSV")
-    with stream.open(newline="", encoding="utf-8") as lines:
-        if stream.suffix == ".csv":
-            yield from csv.DictReader(lines)
-        else:
-            yield from (json.loads(line) for line in lines if line.strip())
+    if stream.suffix == ".csv":
+        yield from read_csv(stream)
+        return
+    with stream.open(encoding="utf-8") as lines:
+        yield from (json.loads(line) for line in lines if line.strip())
 
 
 def _taken(watch: Watch, row: dict[str, Any]) -> Watch:
