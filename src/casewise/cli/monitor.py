@@ -59,9 +59,10 @@ def monitor(
         raise BadInput(f"there is no watch at {state}; give --calibration ARCHIVE to start one")
     else:
         promised = read_certificate(certificate).alpha if certificate is not None else limit
+        decides = read_policy(policy or calibration)
         watch = start_watch(
-            open_archive(calibration).marked(CALIBRATION),
-            read_policy(policy or calibration),
+            open_archive(calibration, ladder=decides.ladder or None).marked(CALIBRATION),
+            decides,
             [name for name, wanted in asked.items() if wanted],
             delta=delta, limit=promised, tolerance=tolerance, loss=loss, first=first, suspend_on_harm=suspend_on_harm,
         )  # fmt: skip
