@@ -131,3 +131,16 @@ def test_a_quality_file_that_is_none_is_refused(tmp_path):
     (tmp_path / "quality.json").write_text("{half")
     with pytest.raises(BadInput, match="cannot be read as JSON"):
         read_quality(tmp_path / "quality.json")
+
+
+def test_a_full_disk_leaves_the_table_of_the_run_before_whole(raters, tmp_path, monkeypatch):
+    folders = [raters / name for name in ("model", "fold1", "fold2")]
+    assert run(*folders, "-o", tmp_path).exit_code == 0
+    before = (tmp_path / "qc.csv").read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("casewise.core.durable.os.fsync", full)
+    assert isinstance(run(*folders[:2], "-o", tmp_path).exception, OSError)
+    assert (tmp_path / "qc.csv").read_bytes() == before

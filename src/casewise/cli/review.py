@@ -91,6 +91,7 @@ def qc(
     Opinions are folds, views, raters or models. Some labelled cases are needed once, for the lower bound; without any,
     cases are sorted by agreement and nothing is promised.
     """
+    from casewise.core.durable import write_durably
     from casewise.core.errors import BadInput
     from casewise.core.formats import csv_cell, json_text
     from casewise.study.quality_control import archive_opinions, controlled, folder_opinions, quality_rows, read_quality
@@ -110,10 +111,10 @@ def qc(
     known = None if quality is None else read_quality(quality)
     result = controlled(quality_rows(found, metric=metric, ignore=ignore), below=flag_below, level=at, quality=known)
     out.mkdir(parents=True, exist_ok=True)
-    result.cases.map(csv_cell).to_csv(out / "qc.csv", index=False)
-    result.worth.map(csv_cell).to_csv(out / "signals.csv", index=False)
+    for name, table in (("signals.csv", result.worth), ("qc.csv", result.cases)):
+        write_durably(out / name, table.map(csv_cell).to_csv(index=False).encode())
     if result.fit is not None:
-        (out / "quality.json").write_text(json_text(result.fit.as_dict(), indent=1) + "\n", encoding="utf-8")
+        write_durably(out / "quality.json", f"{json_text(result.fit.as_dict(), indent=1)}\n".encode())
     sentences = list(result.sentences())
     if result.fit is not None and len(opinions) > 1 and cases is None and known is None:
         sentences.append(
