@@ -78,9 +78,7 @@ def _checked(deployment: Deployment, model: Model) -> None:
     except Mismatch as error:
         if _reads_views_otherwise(deployment):
             word = "--mirrored-views" if deployment.adaptation.mirrored_views else "--unmirrored-views"
-            raise Mismatch(
-                f"its views were read otherwise: leave {word} out. In full: {error}"
-            ) from error
+            raise Mismatch(f"the policy read its views otherwise: leave {word} out. In full: {error}") from error
         fitted = "" if deployment.policy.binding is None else deployment.policy.binding.loader
         if "mirroring=" not in fitted or ("mirroring=None" in fitted) != model.mirroring:
             raise
