@@ -434,8 +434,24 @@ def test_another_mirroring_is_named_before_everything_else(fitted: Any, used: bo
         raise Mismatch("policy 'default' was fitted on another loader")
 
     binding = SimpleNamespace(loader=f"nnunet(plans=7, step_size=0.5, mirroring={fitted})")
-    deployment: Any = SimpleNamespace(check=check, policy=SimpleNamespace(binding=binding))
+    deployment: Any = SimpleNamespace(check=check, policy=SimpleNamespace(binding=binding, adaptation={}))
     with pytest.raises(Mismatch, match=f"{said}. In full: policy 'default' was fitted on another loader"):
         _checked(deployment, replace(MODEL, mirroring=used))
     with pytest.raises(Mismatch, match=r"^policy 'default'"):  # then it is something else
         _checked(deployment, replace(MODEL, mirroring=not used))
+
+
+@pytest.mark.parametrize(("asked", "word"), [(True, "--mirrored-views"), (False, "--unmirrored-views")])
+def test_views_that_are_read_otherwise_are_named_before_everything_else(asked: bool, word: str) -> None:
+    from types import SimpleNamespace
+
+    from casewise.run.assemble import _checked
+
+    def check() -> None:
+        raise Mismatch("policy 'default' was fitted on another objective")
+
+    policy = SimpleNamespace(binding=None, adaptation={"mirrored_views": not asked})
+    how = SimpleNamespace(mirrored_views=asked)
+    deployment: Any = SimpleNamespace(check=check, policy=policy, adaptation=how)
+    with pytest.raises(Mismatch, match=f"leave {word} out. In full: policy 'default'"):
+        _checked(deployment, MODEL)

@@ -97,7 +97,7 @@ def test_the_same_configuration_goes_on_and_another_is_refused(tmp_path):
     create_archive(tmp_path, binding=BINDING, steps=1, configuration={"seed": 0}).add(a_case(), a_trajectory())
     assert create_archive(tmp_path, binding=BINDING, steps=1, configuration={"seed": 0}).ids == ("one",)
     other = Binding("other", "objective", "loader", "measure")
-    with pytest.raises(Mismatch, match="another model, steps, configuration"):
+    with pytest.raises(Mismatch, match=r"another model, steps, configuration \(seed was 0, now 1\)"):
         create_archive(tmp_path, binding=other, steps=2, configuration={"seed": 1})
 
 

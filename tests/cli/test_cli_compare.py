@@ -334,3 +334,22 @@ def test_two_folds_of_an_nnunet_are_compared_as_predict_left_them(tmp_path):
         summary = json.loads((tmp_path / new / "out" / "summary.json").read_text())
         assert (summary["compared"], summary["summary"]["changed"]) == (2, changed)
         assert sorted(summary["worst_first"]) == names
+
+
+def test_a_table_of_the_user_is_never_replaced_by_one_of_the_outputs(tmp_path):
+    root = update(tmp_path, cases=2)
+    before = (root / "cases.csv").read_text()
+    result = run("compare", root / "old", root / "new", "--cases", root / "cases.csv", "-o", root)
+    assert "holds cases.csv, which no casewise compare wrote" in str(result.exception)
+    assert (root / "cases.csv").read_text() == before
+    for _ in range(2):  # what a comparison wrote itself is replaced by the next
+        assert run("compare", root / "old", root / "new", "-o", root / "out").exit_code == 0
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_criteria_without_patients_are_said_to_count_cases(tmp_path, named):
+    root = update(tmp_path, cases=2)
+    (root / "accept.json").write_text('{"confidence": null, "max_changed_share": 1.0}')
+    words = ["--cases", root / "cases.csv"] if named else []
+    result = run("compare", root / "old", root / "new", "--accept", root / "accept.json", *words, "-o", root / "out")
+    assert ("no patient is named" in result.output) is not named

@@ -132,3 +132,29 @@ def test_a_file_with_a_pickle_inside_is_not_imported(tmp_path):
         np.save(folder / f"step_{step}.npy", np.array([{"a": 1}], dtype=object))
     with pytest.raises(BadInput, match="not a plain NumPy array"):
         said("import", "--masks", tmp_path / "masks", "--out", tmp_path / "archive")
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (("router",), "does not say what it routes on"),
+        (("router", "--coordinate", "delta"), "these do: default, cardiac"),
+        (("frag-stop", "--coordinate", "delta"), "--coordinate is for policies that route"),
+        (("fixed-k", "--coordinate", "delta"), "--coordinate is for policies that route"),
+        (("choose", "--coordinate", "delta", "--hybrid"), "reads no --coordinate, --hybrid; leave it out"),
+    ],
+)
+def test_an_option_that_a_policy_does_not_read_is_refused(archive, words, refusal):
+    with pytest.raises(BadInput, match=refusal):
+        said("calibrate", archive, "--policy", *words)
+    assert not (archive / "policy.json").exists()
+
+
+def test_a_file_that_was_named_and_is_not_there_is_one_sentence(archive, monkeypatch, capsys):
+    from casewise.cli import main
+
+    monkeypatch.setattr("sys.argv", ["casewise", "calibrate", str(archive), "--policy", "cardiac", "--reviews=nope"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert "there is nothing at nope" in capsys.readouterr().err

@@ -399,3 +399,9 @@ def test_masks_of_a_named_ladder_are_controlled_like_an_archive_of_its_own(world
         done = call("qc", worlds / f"{kind}-calibration", "-o", tmp_path / kind, *more)
         assert done.exit_code == 0, done.output
     assert (tmp_path / "one" / "qc.csv").read_text() == (tmp_path / "two" / "qc.csv").read_text()
+
+
+def test_a_policy_of_one_ladder_is_watched_like_that_of_an_archive_of_its_own(worlds: Path, tmp_path: Path) -> None:
+    for kind in ("one", "two"):
+        done = call("monitor", "--calibration", worlds / f"{kind}-calibration", "--state", tmp_path / f"{kind}.json")
+        assert done.exit_code == 0, done.output

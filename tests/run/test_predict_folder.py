@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,12 +16,15 @@ import torch
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.core.chain import Chain
+from casewise.core.errors import BadInput
 from casewise.core.predicted import PredictedCase
 from casewise.core.records import Policy
+from casewise.deployment import Deployment, Model
 from casewise.render.masks import overlay_png
+from casewise.run.assemble import gathered_cases
 from casewise.run.local import LocalEngine
 from casewise.run.predict_case import PredictCase
-from casewise.run.predict_folder import plan_folder, predict_folder
+from casewise.run.predict_folder import plan_folder, predict_folder, prediction_work
 from casewise.run.prediction_folder import verify_predictions
 
 Maker = Callable[..., PredictCase]
@@ -79,6 +83,22 @@ def test_the_result_of_a_case_does_not_depend_on_the_others(work: Maker, tmp_pat
     run(replace(reverse, cases=dict(reversed(list(reverse.cases.items())))))
     files = [(tmp_path / name / "case_2.nii.gz").read_bytes() for name in ("all", "alone", "reverse")]
     assert files[0] == files[1] == files[2]
+
+
+@pytest.mark.parametrize("taken", ["image", "label"])
+def test_a_mask_never_takes_the_place_of_an_image_or_a_label(
+    model: Model, images: Path, tmp_path: Path, taken: str
+) -> None:
+    folders = {name: tmp_path / name for name in ("image", "label")}
+    for folder in folders.values():
+        folder.mkdir()
+        shutil.copy(images / "case_0_0000.nii.gz", folder / "case_0.nii.gz")  # named as its mask will be
+    before = (folders[taken] / "case_0.nii.gz").read_bytes()
+    cases = gathered_cases(model, folders["image"], labels=folders["label"])
+    with pytest.raises(BadInput, match="choose another folder with -o"):
+        prediction_work(Deployment(model, (HOW,), M0), cases, folders[taken])
+    assert (folders[taken] / "case_0.nii.gz").read_bytes() == before
+    assert run(prediction_work(Deployment(model, (HOW,), M0), cases, tmp_path / "out"))["case_0"].status == "done"
 
 
 def truncate(path: Path) -> None:

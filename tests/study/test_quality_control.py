@@ -13,7 +13,7 @@ from worlds.candidates import made_up_case, views_archive
 from casewise.cli.review import app
 from casewise.core.errors import BadInput
 from casewise.measure.metrics.overlap import dice
-from casewise.study.quality_control import archive_opinions, controlled, folder_opinions, quality_rows
+from casewise.study.quality_control import archive_opinions, controlled, folder_opinions, quality_rows, read_quality
 
 
 @pytest.fixture(scope="module")
@@ -116,3 +116,31 @@ def test_an_archive_of_views_is_controlled_without_its_consensus(tmp_path):
 def test_one_opinion_is_none(raters):
     with pytest.raises(BadInput, match="at least two opinions: two folders of masks or more, got 1"):
         list(folder_opinions([raters / "model"], labels=None, cases=None))
+
+
+def test_a_bound_without_named_patients_says_that_it_counts_cases(raters, tmp_path):
+    folders = [raters / name for name in ("model", "fold1", "fold2")]
+    told = "! no patient is named"
+    assert told in run(*folders, "-l", raters / "labels", "-o", tmp_path / "a").output
+    named = run(*folders, "-l", raters / "labels", "--cases", raters / "cases.csv", "-o", tmp_path / "b")
+    assert told not in named.output
+    assert told not in run(*folders, "--quality", tmp_path / "b" / "quality.json", "-o", tmp_path / "c").output
+
+
+def test_a_quality_file_that_is_none_is_refused(tmp_path):
+    (tmp_path / "quality.json").write_text("{half")
+    with pytest.raises(BadInput, match="cannot be read as JSON"):
+        read_quality(tmp_path / "quality.json")
+
+
+def test_a_full_disk_leaves_the_table_of_the_run_before_whole(raters, tmp_path, monkeypatch):
+    folders = [raters / name for name in ("model", "fold1", "fold2")]
+    assert run(*folders, "-o", tmp_path).exit_code == 0
+    before = (tmp_path / "qc.csv").read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("casewise.core.durable.os.fsync", full)
+    assert isinstance(run(*folders[:2], "-o", tmp_path).exception, OSError)
+    assert (tmp_path / "qc.csv").read_bytes() == before

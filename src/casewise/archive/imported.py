@@ -11,7 +11,6 @@ Reading a file and measuring fragmentation are given as functions, so this file 
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import numpy as np
 
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, UnsafeInput
+from casewise.core.formats import read_csv
 from casewise.core.records import Case, Mask, Signals, State, Trajectory, check_case_id
 
 ReadMask = Callable[[Path], tuple[Mask, tuple[float, ...] | None]]
@@ -176,8 +176,7 @@ def _number(path: Path, name: str, text: str) -> float | None:
 
 
 def _rows(path: Path, needed: set[str]) -> list[dict[str, str]]:
-    with path.open(newline="") as handle:
-        rows = [{key: value or "" for key, value in row.items() if key} for row in csv.DictReader(handle)]
+    rows = read_csv(path)
     if not rows or not needed <= set(rows[0]):
         raise BadInput(f"{path} needs a header with {', '.join(sorted(needed))} and at least one row")
     return rows

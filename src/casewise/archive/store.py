@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib import metadata
@@ -555,10 +555,22 @@ def _check_same(path: Path, there: Mapping[str, Any], asked: Mapping[str, Any]) 
     differing += ["steps"] if there["steps"] != asked["steps"] else []
     differing += ["configuration"] if _unnamed(there) != _unnamed(asked) else []
     if differing:
+        settings = "; ".join(_changed(_unnamed(there), _unnamed(asked)))
         raise Mismatch(
-            f"{path} holds an archive that was made with another {', '.join(differing)}; choose another folder, "
-            f"or repeat the first run's options to go on with it"
+            f"{path} holds an archive that was made with another {', '.join(differing)}"
+            f"{f' ({settings})' if settings else ''}; choose another folder, or repeat the first run's options to go "
+            "on with it"
         )
+
+
+def _changed(there: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[str]:
+    """Each setting that differs, with both values; of nested settings only those that do."""
+    for name in sorted({*there, *asked}):
+        old, new = there.get(name), asked.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _changed(old, new)
+        elif old != new:
+            yield f"{name} was {old}, now {new}"
 
 
 def _unnamed(facts: Mapping[str, Any]) -> dict[str, Any]:

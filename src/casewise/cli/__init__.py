@@ -171,6 +171,8 @@ def main() -> None:
             raise
         _stop(f"this command needs {error.name}; pip install 'casewise[{extra}]'", 2)
     except OSError as error:
+        if error.errno == errno.ENOENT and str(error.filename) in _named_files():
+            _stop(f"there is nothing at {error.filename}; name a file or folder that exists", 2)
         if error.errno not in DISK:
             raise
         where = f" ({error.filename})" if error.filename else ""
@@ -201,6 +203,11 @@ RESUME = {
     "import": "run the same command again to go on",
     "bench": "run the same command again to go on",
 }
+
+
+def _named_files() -> set[str]:
+    """Every word of the command line, and what stands behind the = of an option."""
+    return {part for word in sys.argv[1:] for part in (word, word.partition("=")[2])}
 
 
 def _resuming() -> str:

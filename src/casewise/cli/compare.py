@@ -98,6 +98,7 @@ def compare(
         resample=resample,
         labels_given=labels is not None,
     )
+    _check_place(out)
     for name in _WRITTEN:  # nothing old may be taken for the outcome of this run
         (out / name).unlink(missing_ok=True)
     lines = compare_folders(CompareCase(pairs, settings), _engine(engine, jobs, address, len(pairs)), out, fresh=fresh)
@@ -111,7 +112,26 @@ def compare(
         answer("", outcome.as_dict(), as_json=True)
     else:
         _say(outcome, out)
+    if criteria is not None and cases is None and not as_json:
+        typer.echo(
+            "! no patient is named, so the criteria count every case as a patient of its own; where a patient has "
+            "several scans, name them: --cases TABLE with the columns case and cluster",
+            err=True,
+        )
     raise typer.Exit(outcome.exit_code)
+
+
+def _check_place(out: Path) -> None:
+    """Refuse to replace files that no earlier comparison wrote: a cases.csv is often a table of the user."""
+    from casewise.core.errors import BadInput
+    from casewise.run.compare import LOG
+
+    there = [name for name in _WRITTEN if (out / name).exists()]
+    if there and not (out / LOG).exists():
+        raise BadInput(
+            f"{out} holds {', '.join(there)}, which no casewise compare wrote and this run would replace; "
+            "choose another folder with -o"
+        )
 
 
 def _names_zero(names: Mapping[int, str]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,9 +61,10 @@ def monitor(
         raise BadInput(f"there is no watch at {state}; give --calibration ARCHIVE to start one")
     else:
         promised = read_certificate(certificate).alpha if certificate is not None else limit
+        decides = read_policy(policy or calibration)
         watch = start_watch(
-            open_archive(calibration).marked(CALIBRATION),
-            read_policy(policy or calibration),
+            open_archive(calibration, ladder=decides.ladder or None).marked(CALIBRATION),
+            decides,
             [name for name, wanted in asked.items() if wanted],
             delta=delta, limit=promised, tolerance=tolerance, loss=loss, first=first, suspend_on_harm=suspend_on_harm,
         )  # fmt: skip
@@ -79,14 +79,15 @@ def monitor(
 
 def _rows(stream: Path) -> Iterator[dict[str, Any]]:
     from casewise.core.errors import BadInput
+    from casewise.core.formats import read_csv
 
     if not stream.exists():
         raise BadInput(f"there is no stream at {stream}; give decisions.jsonl of a prediction folder, or a CSV")
-    with stream.open(newline="", encoding="utf-8") as lines:
-        if stream.suffix == ".csv":
-            yield from csv.DictReader(lines)
-        else:
-            yield from (json.loads(line) for line in lines if line.strip())
+    if stream.suffix == ".csv":
+        yield from read_csv(stream)
+        return
+    with stream.open(encoding="utf-8") as lines:
+        yield from (json.loads(line) for line in lines if line.strip())
 
 
 def _taken(watch: Watch, row: dict[str, Any]) -> Watch:

@@ -91,9 +91,10 @@ def qc(
     Opinions are folds, views, raters or models. Some labelled cases are needed once, for the lower bound; without any,
     cases are sorted by agreement and nothing is promised.
     """
+    from casewise.core.durable import write_durably
     from casewise.core.errors import BadInput
     from casewise.core.formats import csv_cell, json_text
-    from casewise.study.quality_control import archive_opinions, controlled, folder_opinions, quality_from, quality_rows
+    from casewise.study.quality_control import archive_opinions, controlled, folder_opinions, quality_rows, read_quality
 
     if len(opinions) == 1:
         from casewise.archive.store import open_archive
@@ -107,14 +108,19 @@ def qc(
         found = archive_opinions(archive)
     else:
         found = folder_opinions(opinions, labels=labels, cases=cases)
-    known = None if quality is None else quality_from(json.loads(quality.read_text()))
+    known = None if quality is None else read_quality(quality)
     result = controlled(quality_rows(found, metric=metric, ignore=ignore), below=flag_below, level=at, quality=known)
     out.mkdir(parents=True, exist_ok=True)
-    result.cases.map(csv_cell).to_csv(out / "qc.csv", index=False)
-    result.worth.map(csv_cell).to_csv(out / "signals.csv", index=False)
+    for name, table in (("signals.csv", result.worth), ("qc.csv", result.cases)):
+        write_durably(out / name, table.map(csv_cell).to_csv(index=False).encode())
     if result.fit is not None:
-        (out / "quality.json").write_text(json_text(result.fit.as_dict(), indent=1) + "\n", encoding="utf-8")
+        write_durably(out / "quality.json", f"{json_text(result.fit.as_dict(), indent=1)}\n".encode())
     sentences = list(result.sentences())
+    if result.fit is not None and len(opinions) > 1 and cases is None and known is None:
+        sentences.append(
+            "! no patient is named, so the lower bound counts every case as a patient of its own; where a patient has "
+            "several scans, name them: --cases TABLE with the columns case and cluster"
+        )
     found_cases = json.loads(result.cases.to_json(orient="records"))
     answer(
         "\n".join([*sentences, f"wrote {out / 'qc.csv'}"]),

@@ -4,11 +4,12 @@ JSON that every reader can read: infinity is the word "inf" or "-inf", and NaN, 
 
 NumPy arrays from strangers: no pickle, and no memory for more numbers than the bytes that are there can hold.
 
-Cells of a CSV file that a spreadsheet shows and does not run.
+Cells of a CSV file that a spreadsheet shows and does not run; tables as spreadsheets of all countries save them.
 """
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import math
@@ -19,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from casewise.core.errors import UnsafeInput
+from casewise.core.errors import BadInput, UnsafeInput
 
 _INFINITE = {"inf": math.inf, "-inf": -math.inf}
 
@@ -109,3 +110,24 @@ def csv_cell(value: Any) -> Any:
 def from_csv_cell(text: str) -> str:
     """The inverse of :func:`csv_cell`, for tables that are read again."""
     return text[1:] if text.startswith("'") and text[1:].startswith(_FORMULA) else text
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a table that a person or a spreadsheet wrote: commas, semicolons or tabs, UTF-8 with or without BOM.
+
+    The header says which separator it is. Blanks around cells and rows without any text are left out.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise BadInput(f"there is no table at {path}") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"{path} is not UTF-8; save it as CSV UTF-8 (a choice of its own in spreadsheets)") from None
+    header = text.partition("\n")[0]
+    separator = next((one for one in ",;\t" if one in header), ",")
+    try:
+        read = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=separator))
+    except csv.Error as error:
+        raise BadInput(f"{path} cannot be read as CSV ({error}); save it again") from None
+    rows = [{name.strip(): (cell or "").strip() for name, cell in row.items() if name} for row in read]
+    return [row for row in rows if any(row.values())]

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from casewise.core.brief import counted
 from casewise.core.errors import BadInput, UnsafeInput
-from casewise.core.formats import csv_cell, from_csv_cell
+from casewise.core.formats import csv_cell, from_csv_cell, read_csv
 from casewise.core.records import check_case_id, made_case_id
 from casewise.data.pictures import ENDINGS
 from casewise.data.splits import Cohort
@@ -79,9 +79,7 @@ def table_for(root: Path) -> Path | None:
 
 def read_table(path: Path) -> Table:
     """Read a table that has the column ``case``; every case may stand in it once."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        read = csv.DictReader(file)
-        rows = [{name: from_csv_cell(cell or "") for name, cell in row.items() if name} for row in read]
+    rows = [{name: from_csv_cell(cell) for name, cell in row.items()} for row in read_csv(path)]
     if not rows or "case" not in rows[0]:
         known = ", ".join(column for names in COLUMNS.values() for column in names)
         raise BadInput(f"{path} needs a header with case and any of {known}")
@@ -97,7 +95,11 @@ def with_table(found: Sequence[Found], table: Table) -> list[Found]:
     """Cases with what the table says of them; what it leaves open stays as it was found."""
     missing = [one.id for one in found if one.id not in table.rows]
     if missing:
-        raise BadInput(f"{table.name} has no row for {missing[:5]} ({counted(len(missing), 'case')}); add them")
+        first = next(iter(table.rows))
+        raise BadInput(
+            f"{table.name} has no row for {missing[:5]} ({counted(len(missing), 'case')}; it has one for {first!r}); "
+            "add them"
+        )
     return [_described(one, table) for one in found]
 
 

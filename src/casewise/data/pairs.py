@@ -6,7 +6,6 @@ some, label and image. Nothing is skipped silently: every name that stands alone
 
 from __future__ import annotations
 
-import csv
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, BadPair, CasewiseError, UnsafeInput
-from casewise.core.formats import read_npy
+from casewise.core.formats import read_csv, read_npy
 from casewise.core.records import Mask, check_case_id
 from casewise.data.folders import read_table, with_table
 from casewise.data.nifti import read_volume
@@ -121,8 +120,7 @@ def _masks(folder: Path, images: bool) -> dict[str, Path]:
 
 
 def _by_table(folders: Mapping[str, Path | None], table: Path) -> list[Pair]:
-    with table.open(newline="", encoding="utf-8-sig") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(table)
     if not rows or not {"case", "old", "new"} <= set(rows[0]):
         raise BadInput(f"{table} needs a header with case, old, new (and label, image where there are some) and a row")
     pairs = []

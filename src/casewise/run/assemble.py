@@ -76,11 +76,20 @@ def _checked(deployment: Deployment, model: Model) -> None:
     try:
         deployment.check()
     except Mismatch as error:
+        if _reads_views_otherwise(deployment):
+            word = "--mirrored-views" if deployment.adaptation.mirrored_views else "--unmirrored-views"
+            raise Mismatch(f"the policy read its views otherwise: leave {word} out. In full: {error}") from error
         fitted = "" if deployment.policy.binding is None else deployment.policy.binding.loader
         if "mirroring=" not in fitted or ("mirroring=None" in fitted) != model.mirroring:
             raise
         said = "without mirroring: add --disable_tta" if model.mirroring else "with mirroring: leave --disable_tta out"
         raise Mismatch(f"the cases of this policy were recorded {said}. In full: {error}") from error
+
+
+def _reads_views_otherwise(deployment: Deployment) -> bool:
+    """Whether the policy says how its views were mirrored, and this run was asked to read them otherwise."""
+    fitted = deployment.policy.adaptation.get("mirrored_views")
+    return fitted is not None and fitted != deployment.adaptation.mirrored_views
 
 
 def _ladders_of(policy: Policy, asked: Mapping[str, Any]) -> dict[str, Adaptation]:

@@ -55,8 +55,21 @@ def prediction_work(
     )
     if work.keep_header and not work.layout.ending.endswith((".nii", ".nii.gz")):
         raise BadInput(f"--keep-header is for NIfTI, the masks of this model are {work.layout.ending}; leave it out")
+    _check_apart_from_inputs(work.layout, cases)
     written = {"candidates": save_candidates, "overlays": draw is not None, "keep_header": keep_header}
     return replace(work, key=run_key(deployment, written))
+
+
+def _check_apart_from_inputs(layout: Layout, cases: Sequence[CaseFiles]) -> None:
+    """Refuse a folder in which masks would take the place of images or labels: old outputs are removed at the start."""
+    outputs = {layout.mask(files.id).resolve() for files in cases}
+    for files in cases:
+        for path in (*files.images, *(() if files.label is None else (files.label,))):
+            if path.resolve() in outputs:
+                raise BadInput(
+                    f"{layout.out} holds {path.name}, an image or label of this run, where a mask would be written; "
+                    "choose another folder with -o"
+                )
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ conformal lower bound of its metric and the risk-coverage curve of every signal 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -232,5 +233,14 @@ def quality_from(plain: Mapping[str, Any]) -> Quality:
     """A quality model as an earlier run wrote it."""
     try:
         return Quality(**plain["quality"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise BadInput(f"this is no quality.json of casewise qc ({error}); run it once on labelled cases") from error
+
+
+def read_quality(path: Path) -> Quality:
+    """The quality.json of an earlier run."""
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadInput(f"{path} cannot be read as JSON ({error}); run casewise qc on labelled cases again") from error
+    return quality_from(plain)

@@ -100,6 +100,16 @@ def calibrate(
         check_held_out(design, evaluation.entries.values())
         evaluation = evaluation.locked()
     if among_candidates(design) or (design.name == "default" and has_consensus(holdout, consensus)):
+        unread = {
+            "--mode": mode != "union", "--percentiles": percentiles, "--coordinate": coordinate, "--hybrid": hybrid,
+            "--budget-rule": budget_rule != "ha", "--window": window, "--reviews": reviews is not None,
+            "--source-metric": source_metric is not None,
+        }  # fmt: skip
+        if any(unread.values()):
+            raise BadInput(
+                f"policy {design.name!r} chooses among candidates by their labels here and reads no "
+                f"{', '.join(name for name, given in unread.items() if given)}; leave it out"
+            )
         return _among_candidates(
             holdout, design, consensus=consensus, allowed_hurt=allowed_hurt, flag_below=flag_below, at=at
         )
@@ -236,8 +246,13 @@ def _design_options(archive: Archive, design: Policy, *, coordinate: str | None,
     if takes(controller_kind(design), "min_area"):
         options["min_area"] = int(archive.configuration.get("min_area", 16))
     if coordinate is not None:
+        if not takes(controller_kind(design), "coordinate"):
+            raise BadInput(f"--coordinate is for policies that route, such as cardiac; {design.name!r} has none")
         options["coordinate"] = coordinate
         options.pop("fallback", None)
+    if about(controller_kind(design)).fitted_by == "cuts" and not ("coordinate" in options and design.options):
+        routers = ", ".join(name for name, one in READY.items() if "coordinate" in one.options)
+        raise BadInput(f"{design.name!r} does not say what it routes on and what each bucket does; these do: {routers}")
     for name in ("low", "mid", "hard"):
         if name in options:
             options[name] = _bucket(archive, design, dict(options[name]), unshrunk)
