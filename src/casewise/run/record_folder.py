@@ -16,6 +16,7 @@ import pandas as pd
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone
+from casewise.adapt.proposers import Views
 from casewise.archive.store import Archive, create_archive, open_archive
 from casewise.core.errors import BadInput, CasewiseError, Mismatch
 from casewise.core.records import CALIBRATION, EVALUATION, Case, Mask, State, Trajectory
@@ -134,9 +135,16 @@ def _configuration(how: Adaptation, backbone: Backbone, metric: str, dataset: st
         "model": backbone.name,
         "shrink": [str(state) for state in how.shrink],
         "adaptation": how.as_plain(),
-        "source_weight": getattr(how.forward_only, "source_weight", lambda _: 1)(backbone),
+        **_weight_of_source(how, backbone),
         **({"signals": [str(name) for name in how.signals]} if how.signals else {}),
     }
+
+
+def _weight_of_source(how: Adaptation, backbone: Backbone) -> dict[str, int]:
+    """How often M0 counts in the mean of views, for whoever forms another mean of them later; usually once."""
+    readings = how.forward_only
+    often = readings.source_weight(backbone) if isinstance(readings, Views) else 1
+    return {"source_weight": often} if often > 1 else {}
 
 
 def parsed_states(text: str) -> tuple[State, ...]:
