@@ -2,7 +2,8 @@
 
 RIM-ONE v3 (disc rim and cup): a U-Net with InstanceNorm at half resolution. Kvasir-SEG (polyps): a U-Net with BatchNorm
 at a quarter of it. Augmented, stopped early on source images that were held out by patient; weights and a JSON of
-figures for each seed. Nothing of the target domains is read.
+figures for each seed. Nothing of the target domains is read. A training that was interrupted goes on after its last
+epoch and ends as if it had not been.
 
     python -m benchmarks.source_training --data DATA -o OUT fundus polyps --seeds 0 1
     casewise record -m benchmarks.source_training:fundus --weights OUT/fundus-0.safetensors ...
@@ -180,8 +181,15 @@ def train(
         optimizer, recipe.rate, total_steps=steps * recipe.epochs, pct_start=0.1
     )
     curve: list[float] = []
-    best, kept = 0, {}
-    for epoch in range(1, recipe.epochs + 1):
+    best, kept, before = 0, {}, 0.0
+    half = out / f"{name}-{seed}.partial.pt"
+    if half.exists():
+        there = torch.load(half, weights_only=True)
+        for part, state in zip((network, optimizer, schedule), there["parts"], strict=True):
+            part.load_state_dict(state)
+        draw.set_state(there["draw"])
+        curve, best, kept, before = there["curve"], there["best"], there["kept"], there["seconds"]
+    for epoch in range(len(curve) + 1, recipe.epochs + 1):
         network.train()
         for chosen in rows[torch.randperm(len(rows), generator=draw)][: steps * BATCH].split(BATCH):
             image, label = augmented(images[chosen], labels[chosen], draw)
@@ -196,6 +204,11 @@ def train(
             best, kept = epoch, {key: value.clone() for key, value in network.state_dict().items()}
         if epoch - best >= recipe.patience:
             break
+        state = {
+            "parts": [part.state_dict() for part in (network, optimizer, schedule)], "draw": draw.get_state(),
+            "curve": curve, "best": best, "kept": kept, "seconds": before + time.perf_counter() - started,
+        }  # fmt: skip
+        _save(state, half)
     network.load_state_dict(kept)
     by_class = tuple(round(float(value), 4) for value in dice_by_class(network, images[held], labels[held]))
     figures = Figures(
@@ -208,12 +221,20 @@ def train(
         validation_dice=round(curve[best - 1], 4),
         validation_dice_by_class=by_class,
         validation_curve=tuple(round(value, 4) for value in curve),
-        seconds=round(time.perf_counter() - started, 1),
+        seconds=round(before + time.perf_counter() - started, 1),
     )
     out.mkdir(parents=True, exist_ok=True)
-    save_file(kept, out / f"{name}-{seed}.safetensors")
     (out / f"{name}-{seed}.json").write_text(json.dumps(asdict(figures), indent=1) + "\n")
+    save_file(kept, out / f"{name}-{seed}.safetensors")  # the last: where it lies, the training is done
+    half.unlink(missing_ok=True)
     return figures
+
+
+def _save(state: dict[str, object], path: Path) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(state, path.with_suffix(".tmp"))
+    path.with_suffix(".tmp").replace(path)
 
 
 if __name__ == "__main__":

@@ -233,3 +233,30 @@ def test_from_pictures_to_the_tables(tmp_path, capsys, monkeypatch):
     ElementTree.fromstring(real_across.picture(told))
     whole = told["made-0"]["rows"]["photo: mean of all"]
     assert whole["gain"] == pytest.approx(np.mean(list(whole["changes"].values())), abs=1e-4)
+
+
+def test_a_training_that_was_interrupted_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
+    from safetensors.torch import load_file
+
+    from benchmarks import source_training
+
+    made_data(tmp_path / "data")
+    few = {"data": tmp_path / "data", "epochs": 3, "most": 16}
+    whole = source_training.train("polyps", 0, out=tmp_path / "whole", **few)
+    save = source_training._save
+
+    def stop(state, path):
+        save(state, path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(source_training, "_save", stop)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            source_training.train("polyps", 0, out=tmp_path / "parts", **few)
+    monkeypatch.setattr(source_training, "_save", save)
+    parts = source_training.train("polyps", 0, out=tmp_path / "parts", **few)
+    assert len(parts.validation_curve) == 3
+    assert parts.validation_curve == pytest.approx(whole.validation_curve, abs=1e-3)
+    one, other = (load_file(tmp_path / name / "polyps-0.safetensors") for name in ("whole", "parts"))
+    assert all(np.allclose(one[key], other[key], atol=1e-4) for key in one)
+    assert sorted(file.name for file in (tmp_path / "parts").iterdir()) == ["polyps-0.json", "polyps-0.safetensors"]
