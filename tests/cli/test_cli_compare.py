@@ -352,4 +352,4 @@ def test_criteria_without_patients_are_said_to_count_cases(tmp_path, named):
     (root / "accept.json").write_text('{"confidence": null, "max_changed_share": 1.0}')
     words = ["--cases", root / "cases.csv"] if named else []
     result = run("compare", root / "old", root / "new", "--accept", root / "accept.json", *words, "-o", root / "out")
-    assert ("no patient is named" in result.output) is not named
+    assert ("no patient or sequence is named" in result.output) is not named

@@ -120,7 +120,7 @@ def test_one_opinion_is_none(raters):
 
 def test_a_bound_without_named_patients_says_that_it_counts_cases(raters, tmp_path):
     folders = [raters / name for name in ("model", "fold1", "fold2")]
-    told = "! no patient is named"
+    told = "! no patient or sequence is named"
     assert told in run(*folders, "-l", raters / "labels", "-o", tmp_path / "a").output
     named = run(*folders, "-l", raters / "labels", "--cases", raters / "cases.csv", "-o", tmp_path / "b")
     assert told not in named.output

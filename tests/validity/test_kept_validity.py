@@ -142,7 +142,7 @@ def test_a_batch_is_certified_and_its_policy_keeps_no_more(tmp_path):
 
 def test_harmed_or_not_is_conformal_selection_where_each_patient_has_one_scan(tmp_path):
     batch = synthetic_archive(tmp_path / "b", cases=30, per_cluster=1, prefix="new", labelled=False, seed=5)
-    for per_cluster, form, who in ((1, "conformal selection", "that keep"), (2, "e-values", "all of whose scans keep")):
+    for per_cluster, form, who in ((1, "conformal selection", "that keep"), (2, "e-values", "all of whose cases keep")):
         archive = synthetic_archive(tmp_path / f"a{per_cluster}", cases=80, harmful=0.3, per_cluster=per_cluster)
         policy = calibrate(archive, "cardiac")
         certificate, _ = certify_kept(archive, policy, Promise(("harmed",), (0.3,)), batch, force=True)

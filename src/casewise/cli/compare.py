@@ -114,8 +114,8 @@ def compare(
         _say(outcome, out)
     if criteria is not None and cases is None and not as_json:
         typer.echo(
-            "! no patient is named, so the criteria count every case as a patient of its own; where a patient has "
-            "several scans, name them: --cases TABLE with the columns case and cluster",
+            "! no patient or sequence is named, so the criteria count every case as one of its own; "
+            "where one has several scans, name them: --cases TABLE with the columns case and cluster",
             err=True,
         )
     raise typer.Exit(outcome.exit_code)

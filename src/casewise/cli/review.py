@@ -118,8 +118,8 @@ def qc(
     sentences = list(result.sentences())
     if result.fit is not None and len(opinions) > 1 and cases is None and known is None:
         sentences.append(
-            "! no patient is named, so the lower bound counts every case as a patient of its own; where a patient has "
-            "several scans, name them: --cases TABLE with the columns case and cluster"
+            "! no patient or sequence is named, so the lower bound counts every case as one of its own; "
+            "where one has several scans, name them: --cases TABLE with the columns case and cluster"
         )
     found_cases = json.loads(result.cases.to_json(orient="records"))
     answer(
