@@ -89,6 +89,7 @@ def predict(
         certificate=certificate, watch=watch,
         contract=contract, max_ram=parse_size(max_ram) if max_ram else None, force=force,
     )  # fmt: skip
+    how.check_used(deployment)
     if dry_run:
         with TemporaryDirectory(prefix="casewise-") as folder:  # DICOM series are read here, and gone afterwards
             cases = which.gathered(model, keep=Path(folder))

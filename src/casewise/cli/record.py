@@ -74,6 +74,7 @@ def record(
     adaptation = Adaptation(**given, shrink=parsed_states(shrink), signals=probes)
     ladders, proposers = proposals(adaptation, propose, None if how.preset else how.objective)
     deployment = Deployment(model, proposers, ladders=ladders)
+    how.check_used(deployment)
     work = RecordCase(deployment, {files.id: files for files in cases})
     made, results = record_folder(
         work,

@@ -132,8 +132,8 @@ def check_replaceable(layout: Layout, case_ids: Iterable[str]) -> None:
     if foreign:
         more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
         raise Refused(
-            f"{layout.out} holds {', '.join(foreign[:3])}{more}, which no casewise run wrote or which changed since, and "
-            "this run would remove and replace them; choose another folder with -o, or add --overwrite to lose them"
+            f"{layout.out} holds {', '.join(foreign[:3])}{more}, which no casewise run wrote or which changed since; "
+            "this run would remove and replace them. Choose another folder with -o, or add --overwrite to lose them"
         )
 
 
