@@ -70,9 +70,15 @@ def test_ladders_are_recorded_in_one_pass_and_one_more_is_a_resume(home: Path, t
     assert np.array_equal(views.mask("case_0", State(0)), tent.mask("case_0", State(0)))
     again = recorded(home, archive, "--propose", "views:light", "--propose", "tent", "--propose", "two=views:random(2)")
     assert again.exit_code == 0, again.output
+    assert (
+        "3 cases, 3 of them from before; ladder two added to what was there (views-light, tent); 0 failed"
+        in again.output
+    )
     assert open_archive(archive).ladders == ("views-light", "tent", "two")
     assert open_archive(archive).on("two").ids == views.ids
     assert verify(archive) == []
+    alone = json.loads(recorded(home, archive, "--propose", "views:gamma(1.4)", "--json").stdout)
+    assert (alone["added"], alone["cases"]) == (["views-gamma-1.4"], 3)
     listed = call("replay", archive, "fixed-k", "--set", "step=3", "--ladder", "two")
     assert listed.exit_code == 0, listed.output
 
