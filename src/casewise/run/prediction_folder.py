@@ -4,7 +4,7 @@ OUT/<case>.nii.gz                     the deployed mask (or .png)
 OUT/casewise/<case>.json              the case's entry: written last, so it vouches for the rest
 OUT/casewise/source/<case>.nii.gz     M0, where something else was deployed
 OUT/casewise/candidates/<case>/       every candidate, when asked for
-OUT/casewise/overlays/<case>.png      M0, adapted, edits, deployed
+OUT/casewise/overlays/<case>.png      M0, the last candidate, edits, deployed
 OUT/audit.jsonl  OUT/summary.json  OUT/report.html
 """
 
