@@ -74,6 +74,13 @@ def test_statistics_of_source_images_can_be_passed_in():
     assert len({repr(given), repr(own), repr(other)}) == 3
 
 
+def test_statistics_of_source_images_are_padded_as_cases_are():
+    model, odd = network().eval(), IMAGE[..., :-1]
+    padded = nn.functional.pad(odd, (0, 1))
+    assert repr(activation_statistics(model, odd, multiple=2)) == repr(activation_statistics(model, padded))
+    assert repr(activation_statistics(model, odd)) != repr(activation_statistics(model, padded))
+
+
 def test_the_channels_of_a_layer_norm_are_its_last_axis():
     class Tokens(nn.Module):
         def __init__(self) -> None:

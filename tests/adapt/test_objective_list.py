@@ -95,6 +95,16 @@ def test_fisher_information_leaves_the_network_alone_and_is_a_mean_of_squares(un
         fisher_information(unet, [])
 
 
+def test_fisher_information_pads_as_the_forward_of_a_case_does(unet, slices):
+    odd = slices[..., :-1]
+    found = fisher_information(unet, [odd], multiple=slices.shape[-1])
+    unet.eval()
+    logits = unet(torch.nn.functional.pad(odd, (0, 1)))[..., :-1]
+    loss = torch.nn.functional.cross_entropy(logits, logits.argmax(1))
+    expected = torch.autograd.grad(loss, unet.encoder[1].weight)[0].square()
+    assert torch.allclose(found.values["encoder.1.weight"], expected, rtol=1e-4)
+
+
 def test_a_heavy_fisher_anchor_holds_the_parameters(unet, slices):
     heavy = Fisher({name: torch.ones_like(p) for name, p in select(unet).items()}, 1)
     options = {"steps": 5, "learning_rate": 1e-3, "keep_parameters": True}

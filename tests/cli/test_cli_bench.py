@@ -57,8 +57,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(home: Path, out: Path, *more: object, data: Path | None = None) -> Any:
     model = ("-m", FACTORY, "--weights", home / "unet.safetensors", "-device", "cpu", "--min-area", 1)
-    cheap = ("--propose", "two=views:mirror(x),gamma(1.4)", "--steps", 2, "--lr", 1e-2)
-    return call(data or home / "data", *model, *cheap, "-o", out, "--alpha", 0.4, *more)
+    views = ("--propose", "two=views:mirror(x),gamma(1.4)")
+    updates = ("--steps", 2, "--lr", 1e-2) if "tent" in more else ()
+    return call(data or home / "data", *model, *views, *updates, "-o", out, "--alpha", 0.4, *more)
 
 
 def result_of(home: Path) -> dict[str, Any]:

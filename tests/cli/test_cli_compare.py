@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -79,6 +80,27 @@ def test_tables_have_a_row_for_every_case_label_and_worse_region(compared):
     rows = {name: (root / "out" / f"{name}.csv").read_text().splitlines() for name in ("cases", "labels", "regions")}
     assert (len(rows["cases"]), len(rows["labels"])) == (1 + 23, 1 + 3 * 23)
     assert rows["regions"][0].startswith("case,group,cluster,voxels,worse,ml,low_0,high_0")
+
+
+def test_patients_are_counted_only_where_they_are_named(compared, tmp_path):
+    root, _ = compared
+    for name in ("report.html", "summary.md"):
+        assert "23 cases of 12 patients or sequences" in (root / "out" / name).read_text()
+    update(tmp_path, cases=5)
+    masks = (tmp_path / "old", tmp_path / "new")
+    assert run("compare", *masks, "-l", tmp_path / "labels", "-o", tmp_path / "out").exit_code == 0
+    for name in ("report.html", "summary.md"):
+        said = (tmp_path / "out" / name).read_text()
+        assert "5 cases (no patient or sequence is named: each case counts as one)" in said
+        assert "5 cases of" not in said
+
+
+def test_what_is_not_known_without_a_label_is_an_empty_cell(tmp_path):
+    update(tmp_path, cases=3)
+    assert run("compare", tmp_path / "old", tmp_path / "new", "-o", tmp_path / "out").exit_code == 0
+    header, *rows = csv.reader((tmp_path / "out" / "cases.csv").read_text().splitlines())
+    assert {row[header.index("change")] for row in rows} == {""}
+    assert not any("nan" in (tmp_path / "out" / name).read_text() for name in ("cases.csv", "labels.csv"))
 
 
 def test_failed_cases_end_with_3_and_may_be_allowed(tmp_path):

@@ -52,8 +52,9 @@ def model(home: Path) -> tuple[object, ...]:
 
 
 def recorded(home: Path, archive: Path, *more: object) -> Any:
-    cases = ("-i", home / "images", "-l", home / "labels", "-o", archive, "--steps", 1, "--shrink", "", "--min-area", 1)
-    return call("record", *model(home), *cases, *more)
+    cases = ("-i", home / "images", "-l", home / "labels", "-o", archive, "--min-area", 1)
+    updates = ("--steps", 1, "--shrink", "") if "tent" in more else ()
+    return call("record", *model(home), *cases, *updates, *more)
 
 
 def test_ladders_are_recorded_in_one_pass_and_one_more_is_a_resume(home: Path, tmp_path: Path) -> None:
@@ -69,11 +70,61 @@ def test_ladders_are_recorded_in_one_pass_and_one_more_is_a_resume(home: Path, t
     assert np.array_equal(views.mask("case_0", State(0)), tent.mask("case_0", State(0)))
     again = recorded(home, archive, "--propose", "views:light", "--propose", "tent", "--propose", "two=views:random(2)")
     assert again.exit_code == 0, again.output
+    assert (
+        "3 cases, 3 of them from before; ladder two added to what was there (views-light, tent); 0 failed"
+        in again.output
+    )
     assert open_archive(archive).ladders == ("views-light", "tent", "two")
     assert open_archive(archive).on("two").ids == views.ids
     assert verify(archive) == []
+    alone = json.loads(recorded(home, archive, "--propose", "views:gamma(1.4)", "--json").stdout)
+    assert (alone["added"], alone["cases"]) == (["views-gamma-1.4"], 3)
     listed = call("replay", archive, "fixed-k", "--set", "step=3", "--ladder", "two")
     assert listed.exit_code == 0, listed.output
+
+
+@pytest.mark.parametrize(
+    ("typed", "named"),
+    [
+        (("--lr", 0.01), "--lr has no effect; leave it out"),
+        (("--steps", 2), "--steps has no effect"),
+        (("--shrink", "2:0.5"), "--shrink has no effect"),
+        (("--parameters", "all", "--lr", 1), "--lr and --parameters have no effect; leave them out"),
+        (("--modulation", "param-subset"), "--modulation has no effect"),
+    ],
+)
+def test_options_of_updates_are_refused_where_there_are_only_views(
+    home: Path, tmp_path: Path, typed: tuple[object, ...], named: str
+) -> None:
+    for how in (("--propose", "views:light"), ("--propose", "views:light", "--propose", "a=views:ct")):
+        with pytest.raises(BadInput, match=f"^views make no updates, so {named}"):
+            recorded(home, tmp_path / "archive", *how, *typed)
+    assert not (tmp_path / "archive").exists()
+
+
+def test_options_of_updates_are_refused_with_a_policy_of_views(home: Path, tmp_path: Path) -> None:
+    views = ("--objective", "views:gamma(1.4),mirror(x)")
+    there = (*model(home), "-i", home / "images", "-o", tmp_path / "out", *views, "--dry-run")
+    for policy, typed in (("consensus", "--lr"), ("settled", "--steps")):
+        with pytest.raises(BadInput, match=f"^views make no updates, so {typed} has no effect; leave it out"):
+            call("predict", *there, "--policy", policy, typed, 2)
+    assert call("predict", *there, "--policy", "fixed-k", "--steps", 2).exit_code == 0, "the rung that fixed-k takes"
+
+
+def test_what_a_file_says_of_updates_is_passed_over_where_there_are_only_views(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "casewise.toml").write_text("[record]\nlr = 0.01\n")
+    monkeypatch.chdir(tmp_path)
+    assert recorded(home, tmp_path / "archive", "--propose", "views:gamma(1.4)").exit_code == 0
+
+
+def test_views_recorded_beside_updates_are_gone_on_with_alone(home: Path, tmp_path: Path) -> None:
+    views = ("--propose", "views:gamma(1.4)")
+    assert recorded(home, tmp_path / "archive", *views, "--propose", "tent", "--lr", 0.01).exit_code == 0
+    assert recorded(home, tmp_path / "archive", *views).exit_code == 0
+    with pytest.raises(Mismatch, match=r"learning_rate was 0\.01, now 0\.02"):
+        recorded(home, tmp_path / "archive", *views, "--propose", "tent", "--lr", 0.02)
 
 
 def test_a_consensus_is_deployed_as_it_was_recorded(home: Path, tmp_path: Path) -> None:

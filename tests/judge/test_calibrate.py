@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from worlds.candidates import views_archive
 from worlds.cohorts import SYNTHETIC, synthetic_archive
 
 import casewise
@@ -216,10 +217,14 @@ def test_a_design_deeper_than_the_archive_is_refused(archive):
 
 def test_a_design_that_shrinks_needs_shrunk_states_or_the_word_unshrunk(tmp_path):
     archive = synthetic_archive(tmp_path, cases=6, shrink=())
-    with pytest.raises(BadInput, match=r"deploys state 2~0.5, .* or calibrate unshrunk"):
+    with pytest.raises(
+        BadInput, match=r"deploys state 2~0.5, .* record with --shrink 2:0.5, or calibrate with --unshrunk"
+    ):
         calibrate(archive, "cardiac")
     policy = calibrate(archive, "cardiac", unshrunk=True)
     assert controller_of(policy).mid.shrink == 0
+    with pytest.raises(BadInput, match=r"have no shrunk states, so calibrate with --unshrunk$"):
+        calibrate(views_archive(tmp_path / "views"), "cardiac")
 
 
 def test_each_mode_of_unknown_condition_has_the_cut_points_it_says(tmp_path):

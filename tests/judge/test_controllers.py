@@ -31,6 +31,15 @@ def test_a_fixed_budget_deploys_its_step_and_executes_no_more(seen, decided, ste
 
 
 @pytest.mark.parametrize(
+    ("rungs", "step", "said"),
+    [((), 1, "1 update"), ((), 2, "2 updates"), (("gamma(1.4)", "mean"), 2, "2 candidates")],
+)
+def test_a_fixed_budget_counts_updates_only_where_some_are_made(rungs, step, said):
+    seen = Observation("c", None, ({}, {}, {}), rungs={"": rungs})
+    assert FixedK(step).decide(seen).reason == f"a fixed budget of {said}"
+
+
+@pytest.mark.parametrize(
     ("regions", "deployed", "executed"),
     [
         ([0, 3, 2, 4, 9], 2, 3),  # first rise at 3: deploy the step before (E2)
@@ -197,6 +206,14 @@ def test_a_gate_that_accepts_nothing_rolls_back():
 def test_a_gate_without_scores_says_what_to_record():
     with pytest.raises(BadInput, match="record with the signal 'drop'"):
         RegionGate(0.0).decide(Observation("c", None, ({}, {"regions": 1.0})))
+
+
+def test_a_gate_whose_scores_could_not_be_computed_says_so():
+    with pytest.raises(BadInput, match=r"'drop' could not be computed, because .* another grid") as refused:
+        RegionGate(0.0).decide(Observation("c", None, ({}, {"regions": 1.0, "drop": None})))
+    assert "record with" not in str(refused.value)
+    with pytest.raises(BadInput, match="case c holds views or other candidates that are no updates"):
+        RegionGate(0.0).decide(Observation("c", None, ({}, {"regions": 1.0}), rungs={"": ("gamma(1.4)",)}))
 
 
 def test_region_scores_are_means_over_raw_regions_and_the_gate_deploys_those_accepted():

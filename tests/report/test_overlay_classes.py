@@ -10,7 +10,7 @@ from PIL import Image
 
 from casewise.core.records import Action, Case, Decision, State, Trajectory
 from casewise.deployment import Segmented
-from casewise.render.masks import Classes, View, _busiest, _wrapped, legend, overlay_png, painted
+from casewise.render.masks import Classes, View, _busiest, _four, _wrapped, legend, overlay_png, painted
 from casewise.report.prediction_page import prediction_page
 from casewise.run.predict_case import Preview, preview_of
 
@@ -86,6 +86,17 @@ def test_the_picture_holds_the_candidates_of_all_ladders_on_the_slice_that_any_o
     alone = preview_of(Case("a", np.zeros((1, 3, 4, 4), np.float32)), replace(found, ladders={}))
     assert [name for name, _ in alone.candidates] == ["M0", "mean"]
     assert alone.slice == 1
+
+
+def test_only_what_updates_made_is_called_adapted() -> None:
+    source = np.zeros((3, 4, 4), int)
+    called = {}
+    for name, rungs in (("views", ("mean",)), ("tent", ())):
+        made = Trajectory("a", (source, source + 1), ({}, {}), rungs=rungs)
+        found = Segmented(source, source, Decision("a", Action.ROLLBACK, State(0), 1, "m0"), made)
+        called[name] = [title for title, _ in _four(preview_of(Case("a", np.zeros((1, 3, 4, 4), np.float32)), found))]
+    assert called["views"] == ["M0, slice 1", "mean", "edits", "deployed"]
+    assert called["tent"] == ["M0, slice 1", "adapted", "edits", "deployed"]
 
 
 class Ruler:

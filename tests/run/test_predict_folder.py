@@ -16,7 +16,7 @@ import torch
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.core.chain import Chain
-from casewise.core.errors import BadInput
+from casewise.core.errors import BadInput, Refused
 from casewise.core.predicted import PredictedCase
 from casewise.core.records import Policy
 from casewise.deployment import Deployment, Model
@@ -179,14 +179,57 @@ def test_resuming_trusts_hashes_and_not_file_names(work: Maker, images: Path, tm
     nibabel.save(
         nibabel.Nifti1Image(np.eye(24, dtype=np.float32)[:, :, None] * [1, 2], np.eye(4)), images / "case_1_0000.nii.gz"
     )
-    plan = {row.case_id: row.complete for row in plan_folder(work(), resume=True)}
+    plan = {row.case_id: row.complete for row in plan_folder(work(), resume=True, overwrite=True)}
     assert plan == {"case_0": False, "case_1": False, "case_2": True}
-    after = run(work(), resume=True)
+    after = run(work(), resume=True, overwrite=True)
     assert after["case_2"].timing == before["case_2"].timing, "a complete case was done again"
     assert after["case_0"].outputs == before["case_0"].outputs
     assert after["case_1"].inputs != before["case_1"].inputs
     other = work(adaptation=replace(HOW, seed=7))
     assert not any(row.complete for row in plan_folder(other, resume=True))
+
+
+def test_masks_that_no_run_wrote_are_refused_and_untouched(work: Maker, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "case_1.nii.gz").write_bytes(b"a label")
+    for refused in (lambda: run(work()), lambda: plan_folder(work(), resume=False)):
+        with pytest.raises(
+            Refused, match=r"holds case_1\.nii\.gz, which no casewise run wrote.*-o, or add --overwrite"
+        ):
+            refused()
+    assert (out / "case_1.nii.gz").read_bytes() == b"a label"
+    assert not (out / "audit.jsonl").exists()
+    assert [entry.status for entry in run(work(), overwrite=True).values()] == ["done"] * 3
+    assert [entry.status for entry in run(work()).values()] == ["done"] * 3, "what a run wrote may be replaced"
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_mask_that_a_person_edited_is_not_replaced(resume: bool, work: Maker, tmp_path: Path) -> None:
+    run(work())
+    entry = tmp_path / "out" / "casewise" / "case_0.json"
+    plain = json.loads(entry.read_text())
+    (tmp_path / "out" / "case_0.nii.gz").write_bytes(b"drawn by hand")
+    with pytest.raises(Refused, match=r"case_0\.nii\.gz, which no casewise run wrote or which changed since"):
+        run(work(), resume=resume)
+    assert (tmp_path / "out" / "case_0.nii.gz").read_bytes() == b"drawn by hand"
+    assert json.loads(entry.read_text()) == plain
+
+
+def test_masks_that_a_killed_run_left_without_an_entry_are_its_own(
+    work: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import casewise.run.predict_case as predict_case
+
+    def stops(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(predict_case, "write_entry", stops)
+    with pytest.raises(KeyboardInterrupt):
+        run(work())
+    monkeypatch.undo()
+    assert (tmp_path / "out" / "case_0.nii.gz").is_file()
+    assert [entry.status for entry in run(work(), resume=True).values()] == ["done"] * 3
 
 
 @pytest.mark.parametrize("written", range(1, 9))

@@ -553,9 +553,9 @@ def _software() -> dict[str, str]:
 def _check_same(path: Path, there: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
     differing = Binding(**there["binding"]).differences(Binding(**asked["binding"]))
     differing += ["steps"] if there["steps"] != asked["steps"] else []
-    differing += ["configuration"] if _unnamed(there) != _unnamed(asked) else []
+    differing += ["configuration"] if _compared(there) != _compared(asked) else []
     if differing:
-        settings = "; ".join(_changed(_unnamed(there), _unnamed(asked)))
+        settings = "; ".join(_changed(_compared(there), _compared(asked)))
         raise Mismatch(
             f"{path} holds an archive that was made with another {', '.join(differing)}"
             f"{f' ({settings})' if settings else ''}; choose another folder, or repeat the first run's options to go "
@@ -573,9 +573,24 @@ def _changed(there: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[str
             yield f"{name} was {old}, now {new}"
 
 
-def _unnamed(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without the names of classes: archives of earlier versions hold none, and can be gone on with."""
-    return {name: value for name, value in facts["configuration"].items() if name != "names"}
+def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as far as it must be the same to go on.
+
+    The names of classes are left out, which archives of earlier versions lack; of views and members also what says how
+    updates are made, which they never read.
+    """
+    configuration = facts["configuration"]
+    unread = {"names"} | (_OF_UPDATES if str(configuration.get("objective")).startswith(_READINGS) else set())
+    return _without(configuration, unread)
+
+
+def _without(settings: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    kept = {name: value for name, value in settings.items() if name not in names}
+    return {name: _without(value, names) if name == "adaptation" else value for name, value in kept.items()}
+
+
+_READINGS = ("views:", "running:", "members:")
+_OF_UPDATES = {"learning_rate", "parameters", "steps", "modulation", "statistics", "shrink"}
 
 
 _SHARED = ("metric", "min_area", "foreground", "ignore", "classes")

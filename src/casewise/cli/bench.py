@@ -168,6 +168,7 @@ def _run(
     plain = Adaptation(**how.asked(model), shrink=parsed_states(what.shrink))
     ladders, proposers = proposals(plain, what.propose or ["views:light"], how.objective)
     deployment = Deployment(model, proposers, ladders=ladders)
+    how.check_used(deployment)
     sides = sides_of(data, what.calibration, share=what.share)
     images = sides.images()
     check_plan(out, {"images": images, "metric": what.metric, "model": model.load().fingerprint})

@@ -211,7 +211,8 @@ def _write_tables(out: Path, outcome: Outcome) -> None:
             if name not in tables:
                 tables[name] = csv.DictWriter(files[name], fieldnames=list(row), lineterminator="\n")
                 tables[name].writeheader()
-            tables[name].writerow({column: csv_cell(value) for column, value in row.items()})
+            known = {column: None if value != value else value for column, value in row.items()}  # NaN: an empty cell
+            tables[name].writerow({column: csv_cell(value) for column, value in known.items()})
 
 
 def _pictured(outcome: Outcome, pairs: Mapping[str, Pair], settings: Settings, most: int) -> list[dict[str, Any]]:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -23,7 +25,7 @@ from casewise.cli.printing import Progress
 
 if TYPE_CHECKING:
     from casewise.data.folders import CaseFiles
-    from casewise.deployment import Model
+    from casewise.deployment import Deployment, Model
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,40 @@ class AdaptationOptions:
             plain = {name: value for name, value in given.items() if name not in ("modulation", "statistics")}
             given["statistics"] = risk_statistics(self.statistics, model, Adaptation(**plain))
         return given
+
+    @staticmethod
+    def check_used(deployment: Deployment) -> None:
+        """Refuse typed options of updates where none is made; what a preset or casewise.toml says is passed over."""
+        from casewise.core.errors import BadInput
+
+        readings = [how.forward_only for how in deployment.proposers]
+        if any(one is None for one in readings):
+            return
+        typed = [option for name, option in _TYPED.get().items() if name in _OF_UPDATES]
+        if "--steps" in typed and _reads_steps(deployment):
+            typed.remove("--steps")
+        if typed:
+            kinds = " and ".join(sorted({type(one).__name__.lower() for one in readings}, reverse=True))
+            raise BadInput(
+                f"{kinds} make no updates, so {' and '.join(typed)} {'has' if len(typed) == 1 else 'have'} no effect; "
+                f"leave {'it' if len(typed) == 1 else 'them'} out"
+            )
+
+
+_OF_UPDATES = frozenset({"learning_rate", "parameters", "steps", "modulation", "statistics", "shrink"})
+
+
+_TYPED: ContextVar[Mapping[str, str]] = ContextVar("typed", default=MappingProxyType({}))
+"""The options that were typed with a value for the command that runs: their spelling by the parameter's name."""
+
+
+def _reads_steps(deployment: Deployment) -> bool:
+    """Whether ``--steps`` says something of readings: the rung that a policy takes, or what a fitted one must have."""
+    from casewise.judge.controllers import takes
+    from casewise.judge.policy import controller_kind
+
+    policy = deployment.policy
+    return policy.binding is not None or takes(controller_kind(policy), "step")
 
 
 @dataclass(frozen=True)
@@ -324,6 +360,20 @@ class NnUNetStyle(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Join the values of ``-f`` into one before the options are parsed."""
         return super().parse_args(ctx, joined(args))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; it can ask which options were typed, and did not come from a preset or casewise.toml."""
+        typed = {
+            str(one.name): max(one.opts, key=len)
+            for one in self.params
+            if getattr(ctx.get_parameter_source(one.name), "name", "") == "COMMANDLINE"
+            and ctx.params.get(one.name) not in (None, "")
+        }
+        before = _TYPED.set(typed)
+        try:
+            return super().invoke(ctx)
+        finally:
+            _TYPED.reset(before)
 
 
 def joined(args: list[str]) -> list[str]:

@@ -50,6 +50,7 @@ def predict(
     watch: Path = typer.Option(None, help="State of casewise monitor: M0 once it is suspended; decisions are added."),
     force: bool = typer.Option(False, "--force", help="Deploy a policy that calibration called NO-GO."),
     resume: bool = typer.Option(False, "--continue_prediction", "--c", help="Keep cases whose hashes all match."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace masks in -o that casewise did not write."),
     no_adapt: bool = typer.Option(False, "--no-adapt", help="The same as --policy m0."),
     save_candidates: bool = typer.Option(False, "--save-candidates", help="Keep the mask of every step."),
     keep_header: bool = typer.Option(
@@ -88,10 +89,12 @@ def predict(
         certificate=certificate, watch=watch,
         contract=contract, max_ram=parse_size(max_ram) if max_ram else None, force=force,
     )  # fmt: skip
+    how.check_used(deployment)
     if dry_run:
         with TemporaryDirectory(prefix="casewise-") as folder:  # DICOM series are read here, and gone afterwards
             cases = which.gathered(model, keep=Path(folder))
-            _say_plan(plan_folder(prediction_work(deployment, cases, out), resume=resume), as_json=as_json)
+            planned = plan_folder(prediction_work(deployment, cases, out), resume=resume, overwrite=overwrite)
+            _say_plan(planned, as_json=as_json)
         return
     cases = which.gathered(model, keep=out / "casewise" / "images")
     if which.labels is not None:
@@ -101,9 +104,9 @@ def predict(
         draw=overlay_png if overlays else None,
     )  # fmt: skip
     tracker = tracker_at(track)
-    planned = plan_folder(work, resume=resume)
+    planned = plan_folder(work, resume=resume, overwrite=overwrite)
     _warn_about_memory(planned, where.jobs)
-    entries = _run(work, where.chosen(), resume=resume, telling=telling, tracker=tracker)
+    entries = _run(work, where.chosen(), resume=resume, overwrite=overwrite, telling=telling, tracker=tracker)
     summary.copy_model_files(work)
     scores: Mapping[str, Any] = {}
     with summary.everyone(work) as all_parts:
@@ -174,14 +177,14 @@ def _promise(work: PredictCase, entries: Sequence[PredictedCase]) -> tuple[list[
 
 
 def _run(
-    work: PredictCase, engine: Any, *, resume: bool, telling: PrintingOptions, tracker: Tracker | None
+    work: PredictCase, engine: Any, *, resume: bool, overwrite: bool, telling: PrintingOptions, tracker: Tracker | None
 ) -> list[PredictedCase]:
     from casewise.run.predict_folder import predict_folder
     from casewise.run.trackers import tracked
 
     entries: list[PredictedCase] = []
     with telling.progress(len(work.cases)) as progress:
-        for entry in tracked(predict_folder(work, engine, resume=resume), tracker):
+        for entry in tracked(predict_folder(work, engine, resume=resume, overwrite=overwrite), tracker):
             entries.append(entry)
             progress.step(_in_words(entry), bad=not entry.is_done)
     return entries

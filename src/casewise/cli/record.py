@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,7 +75,9 @@ def record(
     adaptation = Adaptation(**given, shrink=parsed_states(shrink), signals=probes)
     ladders, proposers = proposals(adaptation, propose, None if how.preset else how.objective)
     deployment = Deployment(model, proposers, ladders=ladders)
+    how.check_used(deployment)
     work = RecordCase(deployment, {files.id: files for files in cases})
+    there = _there(archive)
     made, results = record_folder(
         work,
         where.chosen(),
@@ -89,14 +92,31 @@ def record(
             if result.error is not None:
                 failed[result.case_id] = result.error
             progress.step(f"{result.case_id}: {result.error or 'recorded'}", bad=result.error is not None)
-    now = len(made.entries)
+    now, added = len(made.entries), [name for name in ladders if there and name not in there]
     answer(
-        f"{archive}: {counted(now, 'case')}, {before} of them from before; {len(failed)} failed",
-        {"archive": archive, "ladders": ladders, "cases": now, "before": before, "failed": failed},
+        f"{archive}: {counted(now, 'case')}, {_since(there, added, ladders, before)}; {len(failed)} failed",
+        {"archive": archive, "ladders": ladders, "added": added, "cases": now, "before": before, "failed": failed},
         as_json=as_json,
     )
     if failed:
         raise typer.Exit(NOT_ALL_DONE)
+
+
+def _there(archive: Path) -> tuple[str, ...]:
+    """The ladders that an archive holds already; none where there is no archive."""
+    from casewise.archive.layout import MANIFEST
+    from casewise.archive.store import open_archive
+
+    return open_archive(archive).ladders if (archive / MANIFEST).exists() else ()
+
+
+def _since(there: Sequence[str], added: Sequence[str], ladders: Sequence[str], before: int) -> str:
+    """What is from before: cases of the first ladder, where it is not new, and the ladders beside those that are."""
+    said = [] if ladders[0] in added else [f"{before} of them from before"]
+    if added:
+        known = ", ".join(name or "the one without a name" for name in there)
+        said += [f"{'ladder' if len(added) == 1 else 'ladders'} {', '.join(added)} added to what was there ({known})"]
+    return "; ".join(said)
 
 
 def proposals(

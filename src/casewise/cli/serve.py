@@ -46,6 +46,7 @@ def serve(
         model, policy, asked=how.asked(model), certificate=certificate, watch=watch, contract=contract,
         max_ram=parse_size(max_ram) if max_ram else int(0.8 * (available_bytes() or 0)) or None, force=force,
     )  # fmt: skip
+    how.check_used(deployment)
     token, fresh = service.token_for(host, os.environ)
     settings = service.Settings(
         host=host, port=port, token=token, hosts=tuple(allow_host), places=places, max_bytes=parse_size(max_body),

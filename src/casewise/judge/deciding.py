@@ -76,12 +76,20 @@ def deployed_mask(archive: Archive, controller: Controller, decision: Decision) 
     return deployed(controller, lambda state: archive.mask(decision.case_id, state), decision)
 
 
+def unshrunk_hint(archive: Archive, state: State) -> str:
+    """How to go on without a shrunk state; one of views or members cannot be recorded."""
+    without = "calibrate with --unshrunk"
+    if any(entry.rungs for entry in archive.entries.values()):
+        return f"its candidates move no weights and have no shrunk states, so {without}"
+    return f"record with --shrink {state.step}:{state.shrink:g}, or {without}"
+
+
 def _state_hash(archive: Archive, controller: Controller, decision: Decision) -> str:
     known = archive.entries[decision.case_id].mask_sha256
     if str(decision.state) not in known:
         raise BadInput(
             f"{controller.name} deploys state {decision.state} of case {decision.case_id}, which was not recorded; "
-            f"recorded are {', '.join(known)}. Record with shrink {decision.state.shrink:g}, or calibrate unshrunk"
+            f"recorded are {', '.join(known)}; {unshrunk_hint(archive, decision.state)}"
         )
     if decision.action is Action.GATE:  # composed of several, so no recorded mask
         return mask_sha256(deployed_mask(archive, controller, decision))

@@ -2,7 +2,7 @@
 
 The slice that shows the harm, with worse edits outlined in red and better ones in blue.
 
-The picture of one case for a person: M0, adapted, edits and deployed side by side, as a PNG.
+The picture of one case for a person: M0, the last candidate, edits and deployed side by side, as a PNG.
 """
 
 from __future__ import annotations
@@ -284,6 +284,11 @@ class Slice(Protocol):
         ...
 
     @property
+    def last(self) -> str:
+        """What the last candidate is called."""
+        ...
+
+    @property
     def more(self) -> Sequence[Slice]:
         """Further slices of the volume."""
         ...
@@ -313,7 +318,7 @@ def _four(preview: Slice) -> list[tuple[str, Pixels]]:
     where = "" if preview.slice is None else f", slice {preview.slice + 1}"
     return [
         (f"M0{where}", _painted(base, preview.source, preview)),
-        ("adapted", _painted(base, preview.adapted, preview)),
+        (preview.last, _painted(base, preview.adapted, preview)),
         ("edits", _edits(base, preview)),
         ("deployed", _painted(base, preview.deployed, preview)),
     ]

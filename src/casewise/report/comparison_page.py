@@ -50,7 +50,7 @@ def comparison_page(summary: Mapping[str, Any], cases: Sequence[Mapping[str, Any
     return environment.from_string((templates / "comparison.html.j2").read_text(encoding="utf-8")).render(
         said=headline(summary),
         counted=counted,
-        UNIT=UNIT,
+        whose=_of_whom(summary["summary"], named=summary["summary"]["named"]),
         result=summary,
         cohort=summary["summary"],
         judged=judged_sentence(summary["summary"].get("judged")),
@@ -73,6 +73,14 @@ def headline(summary: Mapping[str, Any]) -> str:
     return f"{said}."
 
 
+def _of_whom(counts: Mapping[str, Any], *, named: int) -> str:
+    """How many cases, and of how many patients where any is named."""
+    cases = counted(counts["cases"], "case")
+    if not named:
+        return f"{cases} (no {UNIT[0]} is named: each case counts as one)"
+    return f"{cases} of {counted(counts['clusters'], *UNIT)}"
+
+
 def markdown_summary(summary: Mapping[str, Any], *, shown: int = 10) -> str:
     """The outcome for a pull request."""
     cohort = summary["summary"]
@@ -86,7 +94,7 @@ def markdown_summary(summary: Mapping[str, Any], *, shown: int = 10) -> str:
             f"HA {_interval(cohort['ha'])} ({judged_sentence(cohort.get('judged'))}), BA {_interval(cohort['ba'])}, "
             f"worse-voxels {_interval(cohort['worse_voxels'])}. "
             f"Cases that became better {_interval(cohort['helped_share'])}, worse {_interval(cohort['hurt_share'])}. "
-            f"{counted(change['cases'], 'case')} of {counted(change['clusters'], *UNIT)}.",
+            f"{_of_whom(change, named=cohort['named'])}.",
             "",
         ]
     if summary["checks"]:

@@ -44,6 +44,7 @@ class Preview:
     names: Mapping[int, str] = field(default_factory=dict)  # of the classes
     background: bool = True  # whether label 0 is nothing; in a street it is a class like the others
     candidates: tuple[tuple[str, Mask], ...] = ()  # by name, M0 first, on this slice
+    last: str = "adapted"  # what the mask beside M0 is called: a view is a candidate, and nothing was adapted for it
     more: tuple[Preview, ...] = ()  # further slices of the volume, in its order
 
 
@@ -213,13 +214,20 @@ def _others(found: Segmented) -> dict[str, Trajectory]:
 SLICES = 6  # further slices of a volume on a case's picture
 
 
+def _last(trajectory: Trajectory) -> str:
+    """What the last candidate is called: adapted where updates made it, else by its name."""
+    if trajectory.steps == 0:
+        return "candidate"
+    return trajectory.rungs[-1] if trajectory.rungs else "adapted"
+
+
 def preview_of(
     case: Case, found: Segmented, *, names: Mapping[int, str] = MappingProxyType({}), background: bool = True
 ) -> Preview:
     """The slice that candidates changed most, or the one with the most foreground; then others that changed."""
     source, adapted, deployed = found.source, found.trajectory.masks[-1], found.mask
     candidates = _candidates(found)
-    look: dict[str, Any] = {"names": names, "background": background}
+    look: dict[str, Any] = {"names": names, "background": background, "last": _last(found.trajectory)}
     if source.ndim == 2:
         flat = case.image[:, 0] if case.image.ndim == 4 else case.image  # a volume of one slice
         where = None if case.image.ndim < 4 else 0

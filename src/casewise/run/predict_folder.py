@@ -26,7 +26,7 @@ from casewise.deployment import Deployment, Watching
 from casewise.judge.policy import adapts, check_held_out, is_hybrid
 from casewise.run.local import Engine, Result
 from casewise.run.predict_case import Draw, PredictCase
-from casewise.run.prediction_folder import Layout, is_complete, read_entry, run_key, write_entry
+from casewise.run.prediction_folder import Layout, check_replaceable, is_complete, read_entry, run_key, write_entry
 
 
 def prediction_work(
@@ -110,9 +110,12 @@ class Planned:
     complete: bool
 
 
-def plan_folder(work: PredictCase, *, resume: bool) -> tuple[Planned, ...]:
-    """What a run would do, from headers and hashes alone."""
-    return tuple(_planned(work, files, resume=resume) for files in work.cases.values())
+def plan_folder(work: PredictCase, *, resume: bool, overwrite: bool = False) -> tuple[Planned, ...]:
+    """What a run would do, from headers and hashes alone; refused where it would remove what no run wrote."""
+    planned = tuple(_planned(work, files, resume=resume) for files in work.cases.values())
+    if not overwrite:
+        check_replaceable(work.layout, [row.case_id for row in planned if not row.complete])
+    return planned
 
 
 def _planned(work: PredictCase, files: CaseFiles, *, resume: bool) -> Planned:
@@ -122,16 +125,18 @@ def _planned(work: PredictCase, files: CaseFiles, *, resume: bool) -> Planned:
     return Planned(files.id, shape, need, complete)
 
 
-def predict_folder(work: PredictCase, engine: Engine, *, resume: bool = False) -> Iterator[PredictedCase]:
+def predict_folder(
+    work: PredictCase, engine: Engine, *, resume: bool = False, overwrite: bool = False
+) -> Iterator[PredictedCase]:
     """Predict every case and stream the entries: those kept from an earlier run first.
 
     Outputs of all cases that are to be done are removed before the first one starts, so that nothing old can be taken
-    for the result of this run, whatever happens to it. The deployment's watch sees every decision and may suspend the
-    policy.
+    for the result of this run, whatever happens to it. Masks that no run wrote are refused, unless ``overwrite`` gives
+    them up. The deployment's watch sees every decision and may suspend the policy.
     """
     work.layout.out.mkdir(parents=True, exist_ok=True)
     with claimed(work.layout.claims, work.cases):
-        yield from _predicted(work, engine, resume)
+        yield from _predicted(work, engine, resume=resume, overwrite=overwrite)
 
 
 @contextmanager
@@ -173,13 +178,15 @@ def _check_apart(path: Path, cases: Collection[str]) -> None:
         )
 
 
-def _predicted(work: PredictCase, engine: Engine, resume: bool) -> Iterator[PredictedCase]:
+def _predicted(work: PredictCase, engine: Engine, *, resume: bool, overwrite: bool) -> Iterator[PredictedCase]:
     watch = work.deployment.watch
     layout, audit = work.layout, Chain(work.layout.audit)
-    sweep(layout.out)
     kept = [files.id for files in work.cases.values() if resume and is_complete(layout, files, work.key)]
     waiting = [case_id for case_id in work.cases if case_id not in kept]
-    audit.append("run-started", _facts(work, kept=len(kept), waiting=len(waiting)))
+    if not overwrite:
+        check_replaceable(layout, waiting)
+    sweep(layout.out)
+    audit.append("run-started", _facts(work, kept=len(kept), waiting=len(waiting), to_do=waiting))
     for case_id in waiting:
         layout.forget(case_id)
     for case_id in kept:
@@ -209,7 +216,7 @@ def _entry_of(work: PredictCase, result: Result) -> PredictedCase:
     return entry
 
 
-def _facts(work: PredictCase, **more: int) -> dict[str, Any]:
+def _facts(work: PredictCase, **more: Any) -> dict[str, Any]:
     model, policy = work.deployment.model, work.deployment.policy
     return {
         "key": work.key,

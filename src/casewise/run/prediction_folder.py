@@ -4,7 +4,7 @@ OUT/<case>.nii.gz                     the deployed mask (or .png)
 OUT/casewise/<case>.json              the case's entry: written last, so it vouches for the rest
 OUT/casewise/source/<case>.nii.gz     M0, where something else was deployed
 OUT/casewise/candidates/<case>/       every candidate, when asked for
-OUT/casewise/overlays/<case>.png      M0, adapted, edits, deployed
+OUT/casewise/overlays/<case>.png      M0, the last candidate, edits, deployed
 OUT/audit.jsonl  OUT/summary.json  OUT/report.html
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 from casewise import __version__
 from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256, json_sha256, write_durably
-from casewise.core.errors import CasewiseError
+from casewise.core.errors import CasewiseError, Refused
 from casewise.core.formats import json_bytes
 from casewise.core.predicted import PredictedCase
 from casewise.data.folders import CaseFiles
@@ -122,6 +122,35 @@ def is_complete(layout: Layout, files: CaseFiles, key: str) -> bool:
         return all(file_sha256(layout.out / name) == digest for name, digest in entry.outputs.items())
     except OSError:
         return False
+
+
+def check_replaceable(layout: Layout, case_ids: Iterable[str]) -> None:
+    """Refuse to remove masks that no run wrote as they are: a folder of labels, or masks that a person has edited."""
+    there = [case_id for case_id in case_ids if layout.mask(case_id).is_file()]
+    begun = _begun(layout.audit) if there else frozenset()
+    foreign = [layout.mask(case_id).name for case_id in there if case_id not in begun and not _is_own(layout, case_id)]
+    if foreign:
+        more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
+        raise Refused(
+            f"{layout.out} holds {', '.join(foreign[:3])}{more}, which no casewise run wrote or which changed since; "
+            "this run would remove and replace them. Choose another folder with -o, or add --overwrite to lose them"
+        )
+
+
+def _is_own(layout: Layout, case_id: str) -> bool:
+    entry, mask = read_entry(layout.entry(case_id)), layout.mask(case_id)
+    return entry is not None and file_sha256(mask) == entry.outputs.get(mask.name)
+
+
+def _begun(audit: Path) -> frozenset[str]:
+    """Cases that a run began and did not end: it removed what was there, so a mask without an entry is its own."""
+    found: set[str] = set()
+    for event in Chain(audit).lines():
+        if event.get("event") == "run-started":
+            found |= set(map(str, event.get("to_do", ())))
+        elif event.get("event") in ("case", "case-kept"):
+            found.discard(str(event.get("case")))
+    return frozenset(found)
 
 
 def write_entry(layout: Layout, entry: PredictedCase) -> None:

@@ -213,6 +213,10 @@ class Cohort:
         """Voxels made wrong and made right in some cases."""
         return int(np.array(self._made_wrong)[which].sum()), int(np.array(self._made_right)[which].sum())
 
+    def named(self, which: Integers) -> int:
+        """How many of these cases have a cluster with a name; the others count as one of their own."""
+        return int((np.array(self._unit)[which] >= 0).sum())
+
     def units(self, which: Integers) -> Integers:
         """The number of each of these cases' cluster, in order of appearance."""
         _, first, of = np.unique(np.array(self._unit)[which], return_index=True, return_inverse=True)
@@ -301,6 +305,7 @@ def cohort_row(cohort: Cohort, which: Integers | None = None, *, good: float = G
     row: dict[str, Any] = {
         "cases": len(which),
         "clusters": len(np.unique(cohort.units(which))),
+        "named": cohort.named(which),
         "changed": int((of_case["changed"][which] > 0).sum()),
         "warned": int((of_case["suspicion"][which] > 0).sum()),
         "changed_share": _interval(cohort, which, of_case["changed_share"][which]),

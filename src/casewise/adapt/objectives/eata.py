@@ -85,13 +85,23 @@ class Fisher:
 
 
 def fisher_information(
-    network: nn.Module, batches: Iterable[Tensor], *, parameters: Selection = "all-norm", head: str = "softmax"
+    network: nn.Module,
+    batches: Iterable[Tensor],
+    *,
+    parameters: Selection = "all-norm",
+    head: str = "softmax",
+    multiple: int = 1,
 ) -> Fisher:
     r"""Mean over batches of the squared batch gradient of CE(z, argmax z), as the official code estimates it (S17).
 
     .. math::
         F_\theta = \frac{1}{B} \sum_b \big(\nabla_\theta \operatorname{mean}\, \mathrm{CE}(z_b, \arg\max z_b)\big)^2
+
+    ``multiple`` is that of the network's ``Module``: sides are padded to it inside the forward, as for a case.
     """
+    from casewise.adapt.backbones.module import PaddedForward
+
+    forward = PaddedForward(lambda given: at_resolution(logits_of(network(given)), given.shape[2:]), multiple)
     chosen = select(network, parameters)
     sums = {name: torch.zeros_like(parameter) for name, parameter in chosen.items()}
     count = 0
@@ -100,8 +110,7 @@ def fisher_information(
         for parameter in chosen.values():
             parameter.requires_grad_(True)
         for count, batch in enumerate(batches, start=1):  # noqa: B007
-            logits = at_resolution(logits_of(network(batch)), batch.shape[2:])
-            gradients = torch.autograd.grad(_surest(logits, head).mean(), list(chosen.values()))
+            gradients = torch.autograd.grad(_surest(forward(batch), head).mean(), list(chosen.values()))
             for total, gradient in zip(sums.values(), gradients, strict=True):
                 total += gradient.square()
     if not count:

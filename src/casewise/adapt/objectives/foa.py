@@ -187,9 +187,14 @@ class Foa:
         return score if math.isfinite(score) else math.inf
 
 
-def activation_statistics(network: nn.Module, images: Tensor) -> Statistics:
-    """Channel statistics of what goes into each normalization layer, over source images (n, channel, *space)."""
-    return Statistics(_statistics_of(network, lambda: network(images))[0])
+def activation_statistics(network: nn.Module, images: Tensor, *, multiple: int = 1) -> Statistics:
+    """Channel statistics of what goes into each normalization layer, over source images (n, channel, *space).
+
+    ``multiple`` is that of the network's ``Module``: sides are padded to it, as those of a case are.
+    """
+    from casewise.adapt.backbones.module import PaddedForward
+
+    return Statistics(_statistics_of(network, lambda: network(PaddedForward(network, multiple).pad(images)))[0])
 
 
 def discrepancy(seen: Moments, wanted: Moments) -> float:

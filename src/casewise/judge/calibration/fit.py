@@ -39,7 +39,7 @@ from casewise.judge.calibration.quality import fitted_flag
 from casewise.judge.controllers import takes
 from casewise.judge.controllers.about import RISK, about
 from casewise.judge.controllers.router import bucket_of
-from casewise.judge.deciding import decision_of, has_consensus
+from casewise.judge.deciding import decision_of, has_consensus, unshrunk_hint
 from casewise.judge.ledger import OURS, PAPER
 from casewise.judge.monitors.exchangeability import BUCKETS, quota_drift, quota_of
 from casewise.judge.outcomes import outcomes
@@ -274,8 +274,8 @@ def _bucket(archive: Archive, design: Policy, plain: dict[str, Any], unshrunk: b
     lost = [state for state in bucket.states if state not in archive.states]
     if lost:
         raise BadInput(
-            f"design {design.name!r} deploys state {lost[0]}, which this archive does not hold for every case; record "
-            f"with shrink {lost[0].shrink:g}, or calibrate unshrunk"
+            f"design {design.name!r} deploys state {lost[0]}, which this archive does not hold for every case; "
+            f"{unshrunk_hint(archive, lost[0])}"
         )
     return plain
 

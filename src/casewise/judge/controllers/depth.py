@@ -215,7 +215,8 @@ class FixedK:
         if seen.step < self.step:
             return None
         action = Action.KEEP if self.step else Action.ROLLBACK
-        return Verdict(State(self.step), action, reason=f"a fixed budget of {self.step} updates")
+        made = counted(self.step, "candidate" if seen.rungs.get("") else "update")
+        return Verdict(State(self.step), action, reason=f"a fixed budget of {made}")
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,22 @@ def region_scores(seen: Observation) -> list[float]:
     if any(not np.isfinite(value) for value in known.values()):
         raise NotFinite(f"a region score of case {seen.case_id} is not finite; record the case again")
     if seen.signals[1].get("drop") is None:
-        raise BadInput(f"case {seen.case_id} was recorded without region scores; record with the signal 'drop'")
+        raise BadInput(f"case {seen.case_id} {_why_unscored(seen)}")
     return [float(known[number]) for number in range(len(known))]
+
+
+def _why_unscored(seen: Observation) -> str:
+    if seen.rungs.get(""):
+        return (
+            "holds views or other candidates that are no updates, and only updates have region scores; record with "
+            "--propose tent --signals drop, or calibrate another policy"
+        )
+    if "drop" in seen.signals[1]:
+        return (
+            "has no region scores: 'drop' could not be computed, because the model's logits lie on another grid than "
+            "its mask (patches that do not cover the image one to one); calibrate another policy"
+        )
+    return "was recorded without region scores; record with the signal 'drop'"
 
 
 def gate_regions(source: Mask, adapted: Mask, *, min_area: int = 16) -> Regions:
