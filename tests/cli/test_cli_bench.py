@@ -482,3 +482,18 @@ def test_wrong_questions_are_answered_in_one_sentence(home: Path, tmp_path: Path
         run(home, tmp_path / "new", "--preset", "driving")
     with pytest.raises(Mismatch, match="holds a benchmark with other metric"):
         run(home, home / "out", "--metric", "miou")
+
+
+@pytest.mark.parametrize("mine", ["data/calibration/scan.nii.gz", "result.json", "evaluation/notes.txt"])
+def test_a_folder_that_no_benchmark_wrote_is_left_alone(home: Path, tmp_path: Path, mine: str) -> None:
+    (tmp_path / mine).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / mine).write_text("mine")
+    with pytest.raises(BadInput, match=f"holds {mine.partition('/')[0]}, which no casewise bench wrote"):
+        run(home, tmp_path)
+    assert (tmp_path / mine).read_text() == "mine"
+
+
+def test_a_plan_of_somebody_else_is_left_alone(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("[1, 2")
+    with pytest.raises(BadInput, match=r"plan\.json is no plan of casewise bench"):
+        run(home, tmp_path)

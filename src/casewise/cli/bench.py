@@ -202,10 +202,10 @@ def _recorded(
     from casewise.archive.store import open_archive
     from casewise.core.records import CALIBRATION
     from casewise.run.record_folder import RecordCase, record_folder
-    from casewise.study.benchmark.sides import part_of
+    from casewise.study.benchmark.sides import COPIES, part_of
 
     cohort = sides.calibration if split == CALIBRATION else sides.evaluation
-    files = sides.files(split, out / "data")
+    files = sides.files(split, out / COPIES)
     work = RecordCase(deployment, {case.id: case for case in files})
     made, results = record_folder(work, engine, out / split, metric=metric, dataset=cohort.name, notice=cohort.notice)
     failed = []
