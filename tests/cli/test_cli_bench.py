@@ -411,6 +411,14 @@ def test_a_leaderboard_ranks_results_of_the_same_data(home: Path, tmp_path: Path
     assert {"file", "model", "method", "gain", "hurt", "realised"} <= set(rows[0])
 
 
+def test_a_leaderboard_does_not_replace_a_result(home: Path, tmp_path: Path) -> None:
+    file = Path(shutil.copy(home / "out" / "result.json", tmp_path))
+    before = file.read_bytes()
+    with pytest.raises(BadInput, match="is one of the results"):
+        call("--leaderboard", file, "-o", file)
+    assert file.read_bytes() == before
+
+
 def test_a_leaderboard_refuses_other_data_and_edited_files(home: Path) -> None:
     first, other, edited = result_of(home), result_of(home), result_of(home)
     other["data"]["evaluation"][0]["label_sha256"] = "0" * 64

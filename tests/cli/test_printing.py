@@ -16,6 +16,7 @@ from worlds.updates import heart, write
 from casewise.archive.store import open_archive
 from casewise.cli import COMMANDS, app
 from casewise.cli.printing import Progress
+from casewise.core.errors import BadInput
 from casewise.data.datasets.plain import write_cohort
 from casewise.data.phantom import cardiac_cohort
 
@@ -189,3 +190,22 @@ def test_the_log_file_gets_every_line_and_why_a_run_stopped(tmp_path: Path) -> N
     lines = (tmp_path / "run" / "log.txt").read_text().splitlines()
     assert lines[0].endswith("+00:00 a: done")
     assert "stopped: KeyboardInterrupt" in lines[1]
+
+
+FOREIGN: dict[str, tuple[str, Callable[[Path, Path], tuple[object, ...]]]] = {
+    "demo": ("data/target/cases.csv", lambda home, out: ("-o", out)),
+    "certify": ("certificate.html", lambda home, out: (home / "holdout", "--alpha", 0.6, "--out", out)),
+    "source-statistics": ("a.json", lambda home, out: (*MODEL, home / "data" / "images", "-o", out / "a.json")),
+    "convert": ("weights.safetensors", lambda home, out: (shutil.copy(home / "weights.pth", out),)),
+}
+"""A file of somebody else where each command writes one of its own."""
+
+
+@pytest.mark.parametrize("command", FOREIGN)
+def test_files_of_somebody_else_are_left_alone(command: str, home: Path, tmp_path: Path) -> None:
+    name, words = FOREIGN[command]
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    result = CliRunner().invoke(app, [command, *map(str, words(home, tmp_path))])
+    assert isinstance(result.exception, BadInput)
+    assert (tmp_path / name).read_text() == "mine"

@@ -275,6 +275,8 @@ def _leaderboard(files: list[Path], out: Path | None, as_json: bool) -> None:
     made = board.leaderboard(results)
     content = board.as_json(results)
     if out is not None:
+        if out.exists() and any(out.samefile(file) for file in files):
+            raise BadInput(f"{out} is one of the results that the table is made of; write it to another file")
         if out.suffix == ".json":
             write_json(out, content)
         elif out.suffix in (".md", ".html"):
