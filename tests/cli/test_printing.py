@@ -209,3 +209,24 @@ def test_files_of_somebody_else_are_left_alone(command: str, home: Path, tmp_pat
     result = CliRunner().invoke(app, [command, *map(str, words(home, tmp_path))])
     assert isinstance(result.exception, BadInput)
     assert (tmp_path / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("s.csv", "case,value\na,abc\n"), ("s.jsonl", '{"case": "a", "value": 1}\nnoise\n'), ("s.jsonl", "[1]\n"),
+     ("s.jsonl", '{"case": "a", "value": {}}\n')],
+)  # fmt: skip
+def test_a_damaged_stream_is_no_alarm(home: Path, tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    words = ["monitor", tmp_path / name, "--calibration", home / "holdout", "--state", tmp_path / "watch.json"]
+    result = CliRunner().invoke(app, [*map(str, words)])
+    assert isinstance(result.exception, BadInput)
+    assert not (tmp_path / "watch.json").exists()
+
+
+def test_a_study_without_labels_is_refused_before_the_ledger_notes_it(home: Path, tmp_path: Path) -> None:
+    blind = synthetic_archive(tmp_path / "blind", cases=4, seed=5, prefix="blind", split="evaluation", labelled=False)
+    result = CliRunner().invoke(app, ["study", str(blind.path), "-c", str(home / "holdout"), "-o", str(tmp_path / "o")])
+    assert isinstance(result.exception, BadInput)
+    assert "blind has no labelled case" in str(result.exception)
+    assert not (blind.path / "exposures.jsonl").exists()
