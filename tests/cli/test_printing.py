@@ -230,3 +230,10 @@ def test_a_study_without_labels_is_refused_before_the_ledger_notes_it(home: Path
     assert isinstance(result.exception, BadInput)
     assert "blind has no labelled case" in str(result.exception)
     assert not (blind.path / "exposures.jsonl").exists()
+
+
+@pytest.mark.parametrize("words", [("--places", "0"), ("--port", "99999")])
+def test_a_service_that_nobody_could_reach_is_refused(words: tuple[str, str]) -> None:
+    result = CliRunner().invoke(app, ["serve", *map(str, MODEL), "--policy", "nothing-of-this-name", *words])
+    assert result.exit_code == 2
+    assert f"Invalid value for '{words[0]}'" in result.stderr
