@@ -111,6 +111,13 @@ def test_a_checkpoint_that_changed_after_its_conversion_is_not_ignored(tmp_path:
     assert read_checkpoint(old)["w"].tolist() == [7, 7]
 
 
+def test_weights_of_others_beside_a_checkpoint_are_not_replaced(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "a.pth")
+    write_safetensors(tmp_path / "a.safetensors", {"w": torch.zeros(2)})
+    with pytest.raises(BadInput, match="no casewise convert wrote it"):
+        convert_checkpoint(tmp_path / "a.pth")
+
+
 def test_a_conversion_by_others_is_told_by_the_time_of_the_files(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "a.pth")
     write_safetensors(tmp_path / "a.safetensors", {"w": torch.zeros(2)})

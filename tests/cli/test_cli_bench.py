@@ -412,6 +412,14 @@ def test_a_leaderboard_ranks_results_of_the_same_data(home: Path, tmp_path: Path
     assert {"file", "model", "method", "gain", "hurt", "realised"} <= set(rows[0])
 
 
+def test_a_leaderboard_does_not_replace_a_result(home: Path, tmp_path: Path) -> None:
+    file = Path(shutil.copy(home / "out" / "result.json", tmp_path))
+    before = file.read_bytes()
+    with pytest.raises(BadInput, match="is one of the results"):
+        call("--leaderboard", file, "-o", file)
+    assert file.read_bytes() == before
+
+
 def test_a_leaderboard_refuses_other_data_and_edited_files(home: Path) -> None:
     first, other, edited = result_of(home), result_of(home), result_of(home)
     other["data"]["evaluation"][0]["label_sha256"] = "0" * 64
@@ -483,3 +491,18 @@ def test_wrong_questions_are_answered_in_one_sentence(home: Path, tmp_path: Path
         run(home, tmp_path / "new", "--preset", "driving")
     with pytest.raises(Mismatch, match="holds a benchmark with other metric"):
         run(home, home / "out", "--metric", "miou")
+
+
+@pytest.mark.parametrize("mine", ["data/calibration/scan.nii.gz", "result.json", "evaluation/notes.txt"])
+def test_a_folder_that_no_benchmark_wrote_is_left_alone(home: Path, tmp_path: Path, mine: str) -> None:
+    (tmp_path / mine).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / mine).write_text("mine")
+    with pytest.raises(BadInput, match=f"holds {mine.partition('/')[0]}, which no casewise bench wrote"):
+        run(home, tmp_path)
+    assert (tmp_path / mine).read_text() == "mine"
+
+
+def test_a_plan_of_somebody_else_is_left_alone(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("[1, 2")
+    with pytest.raises(BadInput, match=r"plan\.json is no plan of casewise bench"):
+        run(home, tmp_path)

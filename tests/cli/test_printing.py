@@ -16,6 +16,7 @@ from worlds.updates import heart, write
 from casewise.archive.store import open_archive
 from casewise.cli import COMMANDS, app
 from casewise.cli.printing import Progress
+from casewise.core.errors import BadInput
 from casewise.data.datasets.plain import write_cohort
 from casewise.data.phantom import cardiac_cohort
 
@@ -189,3 +190,50 @@ def test_the_log_file_gets_every_line_and_why_a_run_stopped(tmp_path: Path) -> N
     lines = (tmp_path / "run" / "log.txt").read_text().splitlines()
     assert lines[0].endswith("+00:00 a: done")
     assert "stopped: KeyboardInterrupt" in lines[1]
+
+
+FOREIGN: dict[str, tuple[str, Callable[[Path, Path], tuple[object, ...]]]] = {
+    "demo": ("data/target/cases.csv", lambda home, out: ("-o", out)),
+    "certify": ("certificate.html", lambda home, out: (home / "holdout", "--alpha", 0.6, "--out", out)),
+    "source-statistics": ("a.json", lambda home, out: (*MODEL, home / "data" / "images", "-o", out / "a.json")),
+    "convert": ("weights.safetensors", lambda home, out: (shutil.copy(home / "weights.pth", out),)),
+}
+"""A file of somebody else where each command writes one of its own."""
+
+
+@pytest.mark.parametrize("command", FOREIGN)
+def test_files_of_somebody_else_are_left_alone(command: str, home: Path, tmp_path: Path) -> None:
+    name, words = FOREIGN[command]
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    result = CliRunner().invoke(app, [command, *map(str, words(home, tmp_path))])
+    assert isinstance(result.exception, BadInput)
+    assert (tmp_path / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("s.csv", "case,value\na,abc\n"), ("s.jsonl", '{"case": "a", "value": 1}\nnoise\n'), ("s.jsonl", "[1]\n"),
+     ("s.jsonl", '{"case": "a", "value": {}}\n')],
+)  # fmt: skip
+def test_a_damaged_stream_is_no_alarm(home: Path, tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    words = ["monitor", tmp_path / name, "--calibration", home / "holdout", "--state", tmp_path / "watch.json"]
+    result = CliRunner().invoke(app, [*map(str, words)])
+    assert isinstance(result.exception, BadInput)
+    assert not (tmp_path / "watch.json").exists()
+
+
+def test_a_study_without_labels_is_refused_before_the_ledger_notes_it(home: Path, tmp_path: Path) -> None:
+    blind = synthetic_archive(tmp_path / "blind", cases=4, seed=5, prefix="blind", split="evaluation", labelled=False)
+    result = CliRunner().invoke(app, ["study", str(blind.path), "-c", str(home / "holdout"), "-o", str(tmp_path / "o")])
+    assert isinstance(result.exception, BadInput)
+    assert "blind has no labelled case" in str(result.exception)
+    assert not (blind.path / "exposures.jsonl").exists()
+
+
+@pytest.mark.parametrize("words", [("--places", "0"), ("--port", "99999")])
+def test_a_service_that_nobody_could_reach_is_refused(words: tuple[str, str]) -> None:
+    result = CliRunner().invoke(app, ["serve", *map(str, MODEL), "--policy", "nothing-of-this-name", *words])
+    assert result.exit_code == 2
+    assert f"Invalid value for '{words[0]}'" in result.stderr

@@ -113,6 +113,7 @@ def test_the_plan_prints_the_table_of_the_note():
     alphas = (0.05, 0.10, 0.15, 0.20, 0.30)
     assert [ltt_cases(a, 0.10) for a in alphas] == [45, 22, 15, 11, 7]
     assert [ltt_cases(a, 0.05) for a in alphas] == [59, 29, 19, 14, 9]
+    assert ltt_cases(1e-300, 0.10) == pytest.approx(2.302585e300)
     printed = (0.251, 0.206, 0.109, 0.096, 0.070)  # rounded up in the note: a floor must not be rounded down
     assert [np.ceil(ltt_alpha(n, 0.10) * 1000) / 1000 for n in (8, 10, 20, 23, 32)] == pytest.approx(printed)
     assert clopper_pearson_upper(4, 20) == pytest.approx(0.361, abs=5e-4)

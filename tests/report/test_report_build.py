@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,7 +15,7 @@ from worlds.cohorts import synthetic_archive
 
 from casewise.core.errors import BadInput, Overlap, Refused, UnknownName
 from casewise.judge.certificates.certificate import Certificate, policy_digest
-from casewise.report.study_report import build
+from casewise.report.study_report import build, check_place
 from casewise.study.analyses import ANALYSES, backbones
 from casewise.study.audit import audit_study
 from casewise.study.inventory import ITEMS
@@ -213,6 +214,21 @@ def test_a_folder_with_something_else_is_left_alone(sources, tmp_path):
     with pytest.raises(BadInput, match=r"holds thesis\.docx, which is no report"):
         build(sources.evaluation, sources.calibration, sources.policy, tmp_path)
     assert (tmp_path / "thesis.docx").exists()
+
+
+def test_folders_that_are_called_as_those_of_a_report_are_left_alone(sources, page, tmp_path):
+    paper = tmp_path / "paper"
+    for name in ("figures/anatomy.png", "tables/raters.csv", "report.html", "results.json"):
+        (paper / name).parent.mkdir(parents=True, exist_ok=True)
+        (paper / name).write_text("{}")
+    with pytest.raises(BadInput, match=r"holds figures, figures/anatomy\.png, report\.html, which is no report"):
+        build(sources.evaluation, sources.calibration, sources.policy, paper)
+    assert (paper / "figures" / "anatomy.png").exists()
+    again = shutil.copytree(page.parent, tmp_path / "again")
+    check_place(again)  # an earlier report goes
+    (again / "figures" / "anatomy.png").write_text("drawn by hand")
+    with pytest.raises(BadInput, match=r"holds figures/anatomy\.png, which is no report"):
+        check_place(again)
 
 
 def test_a_report_that_contradicts_itself_is_refused(sources):

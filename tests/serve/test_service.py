@@ -266,6 +266,17 @@ def test_what_cannot_be_understood_is_a_400_that_says_why(
     assert said in answer.json()["error"]
 
 
+def test_a_length_of_thousands_of_digits_and_a_spacing_without_end_are_400s(service: Any, scans: Scans) -> None:
+    endless = {"name": "spacing_mm", "shape": [3], "datatype": "FP32", "data": [float("inf"), 1.0, 1.0]}
+    asked = as_json(scans[0])
+    with service.client() as client:
+        long = client.post(INFER, content=b"{}", headers={LENGTH: "9" * 5000})
+        wide = client.post(INFER, content=json.dumps({"inputs": [*asked["inputs"], endless]}).encode())
+    assert (long.status_code, wide.status_code) == (400, 400)
+    assert "must be a number up to" in long.json()["error"]
+    assert "3 positive values" in wide.json()["error"]
+
+
 def test_an_image_that_is_not_for_this_model_is_a_422(service: Any) -> None:
     with service.client() as client:
         answer = client.post(INFER, json=as_json(np.zeros((1, 8, 8), np.float32)))

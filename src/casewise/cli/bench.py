@@ -203,10 +203,10 @@ def _recorded(
     from casewise.archive.store import open_archive
     from casewise.core.records import CALIBRATION
     from casewise.run.record_folder import RecordCase, record_folder
-    from casewise.study.benchmark.sides import part_of
+    from casewise.study.benchmark.sides import COPIES, part_of
 
     cohort = sides.calibration if split == CALIBRATION else sides.evaluation
-    files = sides.files(split, out / "data")
+    files = sides.files(split, out / COPIES)
     work = RecordCase(deployment, {case.id: case for case in files})
     made, results = record_folder(work, engine, out / split, metric=metric, dataset=cohort.name, notice=cohort.notice)
     failed = []
@@ -276,6 +276,8 @@ def _leaderboard(files: list[Path], out: Path | None, as_json: bool) -> None:
     made = board.leaderboard(results)
     content = board.as_json(results)
     if out is not None:
+        if out.exists() and any(out.samefile(file) for file in files):
+            raise BadInput(f"{out} is one of the results that the table is made of; write it to another file")
         if out.suffix == ".json":
             write_json(out, content)
         elif out.suffix in (".md", ".html"):

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+PAGE, CERTIFIED = "certificate.html", "policy-certified.json"
+
 
 @app.command()
 def certify(
@@ -75,6 +77,8 @@ def certify(
     from casewise.judge.deciding import has_consensus
     from casewise.judge.policy import controller_kind
 
+    place = out or archive
+    _check_place(place)
     if method not in ("crc", "ltt", "envelope", "inflated"):
         raise BadInput(f"a method is crc, ltt, envelope or inflated, got {method!r}")
     if method == "inflated" and not experimental:
@@ -113,7 +117,7 @@ def certify(
             certificate, certified = certify_grid(calibration, chosen, asked, family=grid, force=force)
         else:
             certificate, certified = certify_router(calibration, chosen, asked, evaluation=judged, force=force)
-    files = _written(out or archive, certificate, certified)
+    files = _written(place, certificate, certified)
     words = "\n".join([*(f"wrote {file}" for file in files), _summary(certificate)])
     answer(words, {"files": list(files), **asdict(certificate)}, as_json=as_json)
     raise typer.Exit(0 if certificate.feasible else 1)
@@ -148,15 +152,31 @@ def _one(alpha: list[float]) -> float:
     return alpha[0]
 
 
+def _check_place(folder: Path) -> None:
+    """Refuse to replace files that casewise did not write; an earlier certificate is replaced."""
+    from casewise.core.errors import BadInput, CasewiseError
+    from casewise.judge.certificates.certificate import CERTIFICATE, read_certificate
+
+    there = [name for name in (CERTIFICATE, PAGE, CERTIFIED) if (folder / name).exists()]
+    try:
+        if there:
+            read_certificate(folder / CERTIFICATE)
+    except CasewiseError:
+        raise BadInput(
+            f"{folder} holds {', '.join(there)} and no certificate of casewise, so this run would replace files of "
+            "somebody else; choose another folder with --out"
+        ) from None
+
+
 def _written(folder: Path, certificate: Certificate, policy: Policy) -> tuple[Path, ...]:
     from casewise.judge.certificates.certificate import write_certificate
     from casewise.judge.policy import write_policy
     from casewise.report.certificate_page import certificate_page
 
     folder.mkdir(parents=True, exist_ok=True)
-    page = folder / "certificate.html"
+    page = folder / PAGE
     page.write_text(certificate_page(certificate), encoding="utf-8")
-    return write_certificate(folder, certificate), page, write_policy(folder / "policy-certified.json", policy)
+    return write_certificate(folder, certificate), page, write_policy(folder / CERTIFIED, policy)
 
 
 def _summary(certificate: Certificate) -> str:

@@ -50,6 +50,7 @@ def demo(
     from casewise.judge.policy import write_policy
     from casewise.run.local import keep_freed_memory
 
+    _check_place(out)
     keep_freed_memory()
     began = time.perf_counter()
     archives = {}
@@ -68,6 +69,16 @@ def demo(
     words = f"\n{told}\n\nLook at {page}  ({seconds:.0f} s)\n\nThe same by hand, and on your own data:\n"
     content = {**content, "said": told, "page": page, "seconds": seconds, "commands": next_}
     answer(words + "\n".join(f"  {line}" for line in next_), content, as_json=as_json)
+
+
+def _check_place(out: Path) -> None:
+    """Refuse to write over what no earlier demo left: its archives say that there was one."""
+    from casewise.archive.layout import MANIFEST
+    from casewise.core.errors import BadInput
+
+    there = [name for name in ("data", "report") if (out / name).exists()]
+    if there and not (out / "calibration-archive" / MANIFEST).is_file():
+        raise BadInput(f"{out} holds {', '.join(there)}, which no casewise demo wrote; choose another folder with -o")
 
 
 def _say(what: str) -> None:

@@ -86,8 +86,11 @@ def _rows(stream: Path) -> Iterator[dict[str, Any]]:
     if stream.suffix == ".csv":
         yield from read_csv(stream)
         return
-    with stream.open(encoding="utf-8") as lines:
-        yield from (json.loads(line) for line in lines if line.strip())
+    try:
+        with stream.open(encoding="utf-8") as lines:
+            yield from (dict(json.loads(line)) for line in lines if line.strip())
+    except (ValueError, TypeError) as error:
+        raise BadInput(f"{stream} holds a line that is no JSON object ({error}); nothing was taken from it") from None
 
 
 def _taken(watch: Watch, row: dict[str, Any]) -> Watch:
@@ -98,8 +101,18 @@ def _taken(watch: Watch, row: dict[str, Any]) -> Watch:
         raise BadInput(f"a row of the stream needs 'case' or 'case_id', got {', '.join(row) or 'nothing'}")
     cluster = str(row.get("cluster") or "") or None
     if row.get("value") not in (None, ""):
-        watch = watch.decision(str(case), float(row["value"]), cluster, row.get("bucket") or None)
-    return watch if row.get("loss") in (None, "") else watch.audit(str(case), float(row["loss"]), cluster)
+        watch = watch.decision(str(case), _number(row, "value"), cluster, row.get("bucket") or None)
+    return watch if row.get("loss") in (None, "") else watch.audit(str(case), _number(row, "loss"), cluster)
+
+
+def _number(row: dict[str, Any], name: str) -> float:
+    from casewise.core.errors import BadInput
+
+    try:
+        return float(row[name])
+    except (TypeError, ValueError):
+        case = row.get("case") or row.get("case_id")
+        raise BadInput(f"{name} of case {case} is a number, got {row[name]!r}; mend the stream") from None
 
 
 def _summary(watch: Watch) -> str:

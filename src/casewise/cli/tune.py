@@ -148,10 +148,13 @@ def source_statistics(
     it prepares images; another model refuses it. A hundred images are plenty.
     """
     from casewise.adapt.proposers import pipeline_of
+    from casewise.adapt.views.source import read_source_statistics
     from casewise.adapt.views.source import source_statistics as measured
     from casewise.core.durable import write_durably
     from casewise.data.folders import list_cases
 
+    if out.exists():
+        read_source_statistics(out)  # a file that is something else is refused
     backbone = source.chosen().load()
     cases = list_cases(images, ending=backbone.ending)
     inputs = (pipeline_of(backbone.prepare(backbone.read(files).case), backbone).whole for files in cases)

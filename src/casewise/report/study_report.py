@@ -7,6 +7,7 @@ report.html of a study: one self-contained file. Everything that came from data 
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -263,11 +264,28 @@ def whole_folder(out: Path) -> Iterator[Path]:
 
 
 def check_place(out: Path) -> None:
-    """Refuse a place that holds something else than a report."""
-    foreign = sorted(part.name for part in out.iterdir() if part.name not in _PARTS) if out.is_dir() else []
+    """Refuse a place that holds something else than a report that casewise wrote: that one would go, with all in it."""
+    foreign = sorted(_foreign(out)) if out.is_dir() else []
     if foreign or (out.exists() and not out.is_dir()):
         what = ", ".join(foreign[:3]) or "a file"
-        raise BadInput(f"{out} holds {what}, which is no report; choose another folder with -o")
+        raise BadInput(f"{out} holds {what}, which is no report of casewise; choose another folder with -o")
+
+
+def _foreign(out: Path) -> Iterator[str]:
+    """What no earlier report left here: it wrote every table and figure in two forms, and results.json says so."""
+    there = {part.name for part in out.iterdir()}
+    yield from there if there and not _is_ours(out / "results.json") else there - _PARTS
+    for folder, forms in (("tables", (".csv", ".tex")), ("figures", (".svg", ".png"))):
+        for file in (out / folder).iterdir() if (out / folder).is_dir() else ():
+            if file.suffix not in forms or not all(file.with_suffix(form).is_file() for form in forms):
+                yield f"{folder}/{file.name}"
+
+
+def _is_ours(results: Path) -> bool:
+    try:
+        return "casewise" in json.loads(results.read_text(encoding="utf-8"))["provenance"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def write_report(

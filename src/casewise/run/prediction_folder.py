@@ -191,9 +191,7 @@ def verify_predictions(out: Path, report: Path | None = None) -> list[str]:
 def review_problems(folder: Path) -> list[str]:
     """What is wrong with the reviewers' decisions: a chain of their own, and the same ones in the audit log."""
     reviews, audit = folder / "reviews.jsonl", folder / "audit.jsonl"
-    if not reviews.is_file():
-        return []
-    problems = log_problems(reviews)
+    problems = log_problems(reviews) if reviews.is_file() else []
     if audit.is_file() and _decisions(reviews) != _decisions(audit):
         problems.append("reviews.jsonl and audit.jsonl do not hold the same reviews: added or removed")
     return problems
@@ -207,7 +205,9 @@ def log_problems(path: Path) -> list[str]:
 
 
 def _decisions(log: Path) -> list[dict[str, object]]:
+    """Reviews without what each log adds, case by case: two reviewers at once may end in another order in each log."""
     events = [event for event in Chain(log).lines() if event.get("event") == "review"]
+    events.sort(key=lambda event: str(event.get("case")))
     return [{name: value for name, value in event.items() if name not in _OWN} for event in events]
 
 

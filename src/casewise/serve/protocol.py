@@ -81,7 +81,8 @@ def _check_parameters(request: InferRequest) -> None:
 def _halves(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
     if header_length is None:
         return body, memoryview(b"")
-    if not header_length.isascii() or not header_length.isdigit() or int(header_length) > len(body):
+    plain = header_length.isascii() and header_length.isdigit() and len(header_length) < 20  # int() refuses thousands
+    if not plain or int(header_length) > len(body):
         raise BadInput(f"{HEADER} must be a number up to the body's {len(body)} bytes, got {header_length[:20]!r}")
     length = int(header_length)
     return body[:length], memoryview(body)[length:]
@@ -142,7 +143,7 @@ def _case(request: InferRequest, tensors: Mapping[str, NDArray[Any]]) -> Case:
     if image.ndim not in (3, 4):
         raise BadInput(f"image has 3 or 4 axes, channel first and no batch axis, got shape {image.shape}")
     spacing = tensors.get("spacing_mm")
-    if spacing is not None and (spacing.shape != (image.ndim - 1,) or not (spacing.astype(float) > 0).all()):
+    if spacing is not None and (spacing.shape != (image.ndim - 1,) or not _positive(spacing)):
         raise BadInput(f"spacing_mm needs {image.ndim - 1} positive values, one a spatial axis")
     case_id, group = request.parameters.get("case_id"), request.parameters.get("group")
     for name, value in (("case_id", case_id), ("group", group)):
@@ -150,6 +151,10 @@ def _case(request: InferRequest, tensors: Mapping[str, NDArray[Any]]) -> Case:
             raise BadInput(f"parameters.{name} is a text, got {type(value).__name__}")
     millimetres = None if spacing is None else tuple(float(value) for value in spacing)
     return Case(case_id or named_after(image.tobytes()), image.astype(np.float32), millimetres, group)
+
+
+def _positive(values: NDArray[Any]) -> bool:
+    return bool(((values.astype(float) > 0) & np.isfinite(values)).all())
 
 
 def named_after(content: bytes) -> str:

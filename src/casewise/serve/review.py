@@ -169,8 +169,8 @@ def _written(headers: Mapping[str, str] | Message, names: tuple[str, ...]) -> tu
     if (headers.get("Content-Type") or "").split(";")[0].strip().lower() != "application/json":
         return 415, "a decision is sent as application/json"
     length = headers.get("Content-Length") or ""
-    if not length.isdigit():
+    if not (length.isascii() and length.isdigit()):
         return 411, "a decision needs a Content-Length"
-    if int(length) > MAX_BODY:
+    if len(length) > 9 or int(length) > MAX_BODY:
         return 413, f"a decision has at most {MAX_BODY} bytes"
     return None

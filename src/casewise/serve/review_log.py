@@ -12,15 +12,17 @@ import csv
 import io
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from casewise.core.brief import counted
 from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256, replacing
 from casewise.core.errors import BadInput, CasewiseError, Refused
 from casewise.core.formats import csv_cell
 from casewise.core.records import check_case_id
+from casewise.run.prediction_folder import review_problems
 from casewise.serve.review_cases import DEPLOYED
 from casewise.serve.review_sources import Predictions
 
@@ -62,7 +64,9 @@ class ReviewLog:
     def problems(self) -> list[str]:
         """What is wrong with the chains; empty where every line follows from the one before."""
         paths = [path for path in (self.path, self.audit) if path is not None]
-        return [problem for path in paths for problem in Chain(path).problems]
+        problems = [problem for path in paths for problem in Chain(path).problems]
+        strange = sum(not _is_review(line) for line in self._events())
+        return [*problems, *([f"{self.path.name} holds {counted(strange, 'line')} of no review"] if strange else [])]
 
     def check(self) -> None:
         """Refuse to append to a file that is something else."""
@@ -78,12 +82,24 @@ class ReviewLog:
         Chain(self.path).append(EVENT, facts)
 
     def lines(self) -> list[dict[str, Any]]:
-        """Every decision, oldest first."""
+        """Every decision, oldest first; a line that is none decides nothing."""
+        return [line for line in self._events() if _is_review(line)]
+
+    def _events(self) -> list[dict[str, Any]]:
         return [line for line in Chain(self.path).lines() if line.get("event") == EVENT]
 
     def latest(self) -> dict[str, dict[str, Any]]:
         """The last decision of each case."""
         return {line["case"]: line for line in self.lines()}
+
+
+def _is_review(line: Mapping[str, Any]) -> bool:
+    """Whether a line says what a review says; anybody can write a line whose hash is right."""
+    try:
+        said = Review(**{one.name: line[one.name] for one in fields(Review)})
+    except (KeyError, TypeError, AttributeError, CasewiseError):
+        return False
+    return isinstance(said.about, str) and isinstance(said.adapted, str | None)
 
 
 COLUMNS = (
@@ -125,8 +141,9 @@ def apply_reviews(folder: Path, out: Path) -> list[Applied]:
     if out.exists() and any(out.iterdir()):
         raise Refused(f"{out} is not empty; masks that a person chose go into a folder of their own")
     log = ReviewLog(folder / REVIEWS, predicted.audit)
-    if log.problems:
-        raise Refused(f"the reviews cannot be trusted: {log.problems[0]}; run casewise verify {folder}")
+    problems = [*log.problems, *review_problems(folder)]
+    if problems:
+        raise Refused(f"the reviews cannot be trusted: {problems[0]}; run casewise verify {folder}")
     latest = log.latest()
     found = []
     for case_id in predicted.cases:

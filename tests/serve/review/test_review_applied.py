@@ -66,6 +66,45 @@ def test_a_review_of_another_output_decides_nothing(predictions, tmp_path):
     assert "another output" in one.why
 
 
+def facts(out, **changed):
+    about = Predictions(out).about("kept")
+    said = {"case": "kept", "decision": "keep-m0", "reviewer": "Eve", "about": about, "adapted": "1", "note": ""}
+    return {name: value for name, value in {**said, **changed}.items() if value is not None}
+
+
+@pytest.mark.parametrize("taken_away", [False, True])
+def test_a_review_that_one_of_the_two_logs_lacks_is_refused(predictions, tmp_path, taken_away):
+    out = predictions.layout.out
+    if taken_away:
+        reviewed(out, ("kept", "keep-m0", "1"))
+        (out / REVIEWS).unlink()
+    else:
+        Chain(out / REVIEWS).append("review", facts(out))
+    with pytest.raises(Refused, match="do not hold the same reviews: added or removed"):
+        apply_reviews(out, tmp_path / "chosen")
+    assert not (tmp_path / "chosen").exists()
+
+
+@pytest.mark.parametrize("changed", [{"decision": "bogus"}, {"decision": None}, {"case": None}, {"case": ["kept"]}])
+def test_a_line_that_is_no_review_decides_nothing(predictions, tmp_path, changed):
+    out = predictions.layout.out
+    for log in (Predictions(out).audit, out / REVIEWS):
+        Chain(log).append("review", facts(out, **changed))
+    assert not ReviewLog(out / REVIEWS).latest()
+    with pytest.raises(Refused, match="holds 1 line of no review"):
+        apply_reviews(out, tmp_path / "chosen")
+
+
+def test_two_reviewers_at_once_are_no_problem(predictions, tmp_path):
+    out = predictions.layout.out
+    first, second = facts(out), facts(out, case="undone", about=Predictions(out).about("undone"))
+    for log, said in ((Predictions(out).audit, (first, second)), (out / REVIEWS, (second, first))):
+        for one in said:
+            Chain(log).append("review", one)
+    done = {one.case: one for one in apply_reviews(out, tmp_path / "chosen")}
+    assert done["kept"].taken == done["undone"].taken == "m0"
+
+
 def test_an_edited_log_and_a_full_folder_are_refused(predictions, tmp_path):
     out = predictions.layout.out
     reviewed(out, ("kept", "keep-m0", "1"))

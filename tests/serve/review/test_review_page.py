@@ -230,6 +230,7 @@ def test_another_host_name_is_refused(predictions, serve, host):
         ({"Origin": ""}, 403),
         ({"Content_Type": "text/plain"}, 415),
         ({"Content_Length": "9000"}, 413),
+        ({"Content_Length": "9" * 5000}, 413),
         ({"Content_Length": "-1"}, 411),
     ],
 )

@@ -210,6 +210,8 @@ def convert_checkpoint(path: Path, *, trust: bool = False) -> Path:
         raise BadInput(f"{path.name} is safetensors already; name a .pth file")
     if not path.is_file():
         raise BadInput(f"there is no checkpoint {path}; name one that exists")
+    if target.exists() and "made_from_sha256" not in _facts(target):
+        raise BadInput(f"{target.name} lies beside {path.name} and no casewise convert wrote it; move one away")
     contents = _read_pickle(path, trust=trust)
     facts = None
     if "network_weights" in contents:

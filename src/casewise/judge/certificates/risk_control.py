@@ -344,7 +344,7 @@ def ltt_cases(alpha: float, delta: float) -> int:
     >>> [ltt_cases(alpha, 0.10) for alpha in PLANNED], [ltt_cases(alpha, 0.05) for alpha in PLANNED]
     ([45, 22, 15, 11, 7], [59, 29, 19, 14, 9])
     """
-    return max(1, math.ceil(math.log(check_level("delta", delta)) / math.log(1 - check_level("alpha", alpha)) - 1e-9))
+    return max(1, math.ceil(math.log(check_level("delta", delta)) / math.log1p(-check_level("alpha", alpha)) - 1e-9))
 
 
 def ltt_alpha(cases: int, delta: float) -> float:

@@ -20,6 +20,8 @@ from casewise.data.folders import CaseFiles
 from casewise.data.splits import Cohort, check_disjoint, clusters_of, holdout, with_split
 
 PLAN = "plan.json"
+COPIES = "data"
+WRITTEN = (COPIES, CALIBRATION, EVALUATION, "decisions.json", "result.json")  # each after the plan
 AS_THEY_LIE = ("plain", "nnunet_raw")  # layouts whose files need no mapping before a model reads them
 
 
@@ -105,9 +107,18 @@ def check_plan(folder: Path, plan: Mapping[str, Any]) -> None:
     """Write what is benchmarked, or refuse a folder that holds another benchmark: then nothing could be resumed."""
     file, said = folder / PLAN, json.loads(json_text(plan))
     if not file.exists():
+        taken = [name for name in WRITTEN if (folder / name).exists()]
+        if taken:
+            raise BadInput(
+                f"{folder} holds {', '.join(taken)}, which no casewise bench wrote and this run would replace; choose "
+                f"another folder with -o"
+            )
         write_json(file, said)
         return
-    there = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        there = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError):
+        raise BadInput(f"{file} is no plan of casewise bench; choose another folder with -o") from None
     differing = [name for name in said if there.get(name) != said[name]]
     if differing:
         raise Mismatch(
