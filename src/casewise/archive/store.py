@@ -580,7 +580,7 @@ def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:
     updates are made, which they never read.
     """
     configuration = facts["configuration"]
-    unread = {"names"} | (_OF_UPDATES if str(configuration.get("objective")).startswith(_READINGS) else set())
+    unread = {"names"} | (OF_UPDATES if str(configuration.get("objective")).startswith(_READINGS) else set())
     return _without(configuration, unread)
 
 
@@ -590,7 +590,7 @@ def _without(settings: Mapping[str, Any], names: Collection[str]) -> dict[str, A
 
 
 _READINGS = ("views:", "running:", "members:")
-_OF_UPDATES = {"learning_rate", "parameters", "steps", "modulation", "statistics", "shrink"}
+OF_UPDATES = {"learning_rate", "parameters", "steps", "modulation", "statistics", "shrink"}  # settings that views and members never read
 
 
 _SHARED = ("metric", "min_area", "foreground", "ignore", "classes")

@@ -166,12 +166,13 @@ class AdaptationOptions:
     @staticmethod
     def check_used(deployment: Deployment) -> None:
         """Refuse typed options of updates where none is made; what a preset or casewise.toml says is passed over."""
+        from casewise.archive.store import OF_UPDATES
         from casewise.core.errors import BadInput
 
         readings = [how.forward_only for how in deployment.proposers]
         if any(one is None for one in readings):
             return
-        typed = [option for name, option in _TYPED.get().items() if name in _OF_UPDATES]
+        typed = [option for name, option in _TYPED.get().items() if name in OF_UPDATES]
         if "--steps" in typed and _reads_steps(deployment):
             typed.remove("--steps")
         if typed:
@@ -180,9 +181,6 @@ class AdaptationOptions:
                 f"{kinds} make no updates, so {' and '.join(typed)} {'has' if len(typed) == 1 else 'have'} no effect; "
                 f"leave {'it' if len(typed) == 1 else 'them'} out"
             )
-
-
-_OF_UPDATES = frozenset({"learning_rate", "parameters", "steps", "modulation", "statistics", "shrink"})
 
 
 _TYPED: ContextVar[Mapping[str, str]] = ContextVar("typed", default=MappingProxyType({}))
