@@ -590,7 +590,8 @@ def _without(settings: Mapping[str, Any], names: Collection[str]) -> dict[str, A
 
 
 _READINGS = ("views:", "running:", "members:")
-OF_UPDATES = {"learning_rate", "parameters", "steps", "modulation", "statistics", "shrink"}  # settings that views and members never read
+OF_UPDATES = {"learning_rate", "parameters", "steps", "modulation", "statistics", "shrink"}
+"""Settings that views and members never read."""
 
 
 _SHARED = ("metric", "min_area", "foreground", "ignore", "classes")
