@@ -9,7 +9,7 @@ assignment with the same quotas (exact moments, J4). Designs that lose more of t
 any cohort that chooses are passed over. Like the policy that is looked for, a design is worth M0 where its retained
 calibration cases are evidently hurt, and routes on delta where its own tertiles coincide.
 
-    python benchmarks/design_search.py bench-real/cardiac/eata-chosen bench-real/fundus/tent ...
+    python benchmarks/design_search.py bench-real/cardiac/eata-chosen bench-real/fundus/ladders-fundus-0:tent ...
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from real_folders import open_arm
 
-from casewise.archive.store import open_archive
 from casewise.core.records import SOURCE, State
 from casewise.judge.calibration.preflight import EVIDENT, hurt_p
 from casewise.judge.ledger import unlock
@@ -82,11 +82,11 @@ def pooled(worths: Sequence[Worth]) -> Worth:
 class Cohort:
     """One arm of one shift: coordinates of both archives, what every state would deploy, clusters."""
 
-    def __init__(self, folder: Path) -> None:
-        self.name = f"{folder.parent.name}/{folder.name}"
-        self.holdout = outcomes(open_archive(folder / "calibration"))
+    def __init__(self, arm: str) -> None:
+        self.name = "/".join(Path(arm).parts[-2:])
+        self.holdout = outcomes(open_arm(arm, "calibration"))
         self.calibration = unshrunk(self.holdout)[lambda part: part["step"] == 1].reset_index(drop=True)
-        frame = outcomes(unlock(open_archive(folder / "development"), purpose="design search for the policy 'default'"))
+        frame = outcomes(unlock(open_arm(arm, "development"), purpose="design search for the policy 'default'"))
         self.first = unshrunk(frame)[lambda part: part["step"] == 1].reset_index(drop=True)
         self.units = _units(self.first)
         recorded = {State(int(k), float(a)) for k, a in zip(frame["step"], frame["shrink"], strict=True)}
@@ -203,10 +203,14 @@ def report(title: str, found: Sequence[tuple[str, Design | str, Worth]]) -> None
 def main() -> None:
     """Print the best designs, the choice, and its worth where it was not chosen."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("cohorts", type=Path, nargs="+", help="folders with calibration and development archives")
+    parser.add_argument(
+        "cohorts",
+        nargs="+",
+        help="folders with calibration and development archives; FOLDER:LADDER where they hold several",
+    )
     parser.add_argument("--top", type=int, default=12)
     options = parser.parse_args()
-    cohorts = [Cohort(folder.resolve()) for folder in options.cohorts]
+    cohorts = [Cohort(arm) for arm in options.cohorts]
     candidates = designs(cohorts)
     ranked = sorted(candidates, key=lambda one: -score([cohort.worth(one) for cohort in cohorts]))
     print(

@@ -2,7 +2,7 @@
 
 No label is read. A coordinate that travels would roll back about a third away, as it does at home.
 
-    python benchmarks/porting.py bench-real/cardiac/tent bench-real/fundus/tent bench-real/fundus/tent-5e-3
+    python benchmarks/porting.py bench-real/cardiac/ladders-hearts:tent bench-real/fundus/tent-5e-3 ...
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import argparse
 import math
 from pathlib import Path
 
-from casewise.archive.store import open_archive
+from real_folders import open_arm
+
 from casewise.study.analyses.scale import scale_probe
 
 COORDINATES = ("delta", "area", "largest", "regions", "delta_foreground", "effective_regions", "singleton_share")
@@ -20,13 +21,11 @@ COORDINATES = ("delta", "area", "largest", "regions", "delta_foreground", "effec
 def main() -> None:
     """Print one row a coordinate: ratio of means, and the share that the ported cut rolls back."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("home", type=Path, help="folder with a calibration archive")
-    parser.add_argument("away", type=Path, nargs="+", help="folders with development archives")
+    parser.add_argument("home", help="folder with a calibration archive, FOLDER:LADDER where it holds several ladders")
+    parser.add_argument("away", nargs="+", help="folders with development archives, the same way")
     options = parser.parse_args()
-    home = open_archive(options.home / "calibration").signals()
-    cohorts = {
-        f"{folder.parent.name}/{folder.name}": open_archive(folder / "development").signals() for folder in options.away
-    }
+    home = open_arm(options.home, "calibration").signals()
+    cohorts = {"/".join(Path(arm).parts[-2:]): open_arm(arm, "development").signals() for arm in options.away}
     print("| coordinate | " + " | ".join(f"{name}: times home, rolled back" for name in cohorts) + " |")
     print("|---|" + "---|" * len(cohorts))
     for coordinate in COORDINATES:

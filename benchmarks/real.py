@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ class Arm:
     options: tuple[str, ...]
     policy: str | None = None  # None: the shift's
     gated: bool = False  # recorded with region scores, so that the region gate can be certified too
+    ladder: tuple[str, str] | None = None  # (shift, ladder) of real_ladders.py that is this arm, recorded there once
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,18 @@ class Shift:
     fitted: tuple[str, ...] = ()  # how the paper's policy is calibrated there, for ``casewise calibrate``
     exchangeable: bool = True  # frames of a few sequences are not, so nothing can be certified from them
 
+    def archive(self, arm: Arm, out: Path, split: str) -> Path:
+        """Where the recording of one arm lies."""
+        folder = arm.name if arm.ladder is None else f"ladders-{arm.ladder[0]}"
+        return out / self.name / folder / split
+
 
 def _arm(name: str, objective: str, rate: str, *more: str, policy: str | None = None, gated: bool = False) -> Arm:
     return Arm(name, ("--objective", objective, "--lr", rate, *more), policy, gated)
+
+
+def _taken(name: str, shift: str, ladder: str, *, policy: str | None = None) -> Arm:
+    return Arm(name, (), policy, ladder=(shift, ladder))
 
 
 def shifts(weights: Path, out: Path) -> dict[str, Shift]:
@@ -59,24 +69,24 @@ def shifts(weights: Path, out: Path) -> dict[str, Shift]:
     cardiac = (
         _arm("eata-chosen", "eata", CHOSEN, "--signals", "augmentation_disagreement,drop", gated=True),
         _arm("eata-5e-4", "eata", "5e-4"),
-        _arm("tent", "tent", "5e-4"),
+        _taken("tent", "hearts", "tent"),
         _arm("sar", "sar", "5e-4"),
         _arm("deyo", "deyo", "5e-4"),
-        _arm("cotta", "cotta", "5e-4"),
+        _taken("cotta", "hearts", "cotta"),
         _arm("memo", "memo", "5e-4"),
         _arm("grata-1e-4", "grata", "1e-4"),
         _arm("grata-5e-4", "grata", "5e-4"),
         _arm("eata-subset", "eata", CHOSEN, *subset, policy="frag-subset"),
     )
     fundus = (
-        _arm("tent", "tent", "5e-4"),
-        _arm("eata", "eata", "5e-4"),
+        _taken("tent", "fundus-0", "tent"),
+        _taken("eata", "fundus-0", "eata"),
         _arm("tent-5e-3", "tent", "5e-3"),
         _arm("tent-5e-3-classes", "tent", "5e-3", "--classes"),  # rim and cup apart, not the whole disc
     )
     driving = (
         _arm("tent-aggressive", "tent", "2e-3", "--steps", "8"),
-        _arm("tent-mild", "tent", "1e-4", "--steps", "4", policy="default"),
+        _taken("tent-mild", "driving", "tent", policy="default"),
     )
     vit = ("-m", "benchmarks.efficientvit:model", "--weights", str(weights / "efficientvit_b0_cityscapes.pth"))
     unet = ("-m", "benchmarks.source_training:fundus", "--weights", str(out / "sources" / "fundus-0.safetensors"))
@@ -106,13 +116,12 @@ def casewise(*arguments: str | Path, allowed: Sequence[int] = (0,)) -> str:
     return done.stdout
 
 
-def record(shift: Shift, arm: Arm, out: Path, *, rate: str | None, split: str) -> Path:
+def record(shift: Shift, arm: Arm, out: Path, *, rate: str | None, split: str) -> None:
     """Record one arm on one split; an archive that is whole is left alone."""
-    folder, archive = out / shift.name / "folders" / split, out / shift.name / arm.name / split
+    folder = out / shift.name / "folders" / split
     options = [rate if option == CHOSEN and rate else option for option in arm.options]
     cases = ("-i", folder / "images", "-l", folder / "labels", "--groups", folder / "cases.csv")
-    casewise("record", *shift.model, *shift.common, *cases, "-o", archive, *options)
-    return archive
+    casewise("record", *shift.model, *shift.common, *cases, "-o", shift.archive(arm, out, split), *options)
 
 
 def chosen_rate(shift: Shift, out: Path) -> str:
@@ -139,14 +148,16 @@ def _mean_delta(archive: Path) -> float:
 def judge(shift: Shift, arm: Arm, out: Path, others: Sequence[Arm]) -> Path:
     """Calibrate the paper's policy and ``default``, certify, and study both; the folder of the paper's report."""
     home = out / shift.name / arm.name
-    calibration, development = (home / split for split in SPLITS)
-    more = [f"--other={other.name}={','.join(str(out / shift.name / other.name / s) for s in SPLITS[::-1])}"
+    calibration, development = (shift.archive(arm, out, split) for split in SPLITS)
+    named = () if arm.ladder is None else ("--ladder", arm.ladder[1])
+    more = [f"--other={other.name}={','.join(str(shift.archive(other, out, split)) for split in SPLITS[::-1])}"
             for other in others]  # fmt: skip
+    home.mkdir(parents=True, exist_ok=True)
     main_policy = arm.policy or shift.policy
     for policy in dict.fromkeys((main_policy, "default")):
         file, own = home / f"policy-{policy}.json", policy == shift.policy
         (home / f"preflight-{policy}.txt").write_text(
-            casewise("calibrate", calibration, "--policy", policy, *(shift.fitted if own else ()), "-o", file)
+            casewise("calibrate", calibration, *named, "--policy", policy, *(shift.fitted if own else ()), "-o", file)
         )
         report = home / f"report-{policy}"
         study = ("study", development, "--calibration", calibration, "--policy", file, "-o", report)
@@ -162,9 +173,10 @@ def certify(shift: Shift, arm: Arm, out: Path) -> None:
         policy = home / f"policy-{arm.policy or shift.policy}.json"
         question = ("--loss", loss, "--method", method, "--alpha", alpha)
         where.mkdir(exist_ok=True)
-        also = ("--evaluation", home / "development", "--out", where)
+        calibration, development = (shift.archive(arm, out, split) for split in SPLITS)
+        also = ("--evaluation", development, "--out", where)
         # 1: infeasible; what the holdout advises against is certified all the same: the tables say "no-go" beside it
-        casewise("certify", home / "calibration", "--policy", policy, *question, *also, "--force", allowed=(0, 1))
+        casewise("certify", calibration, "--policy", policy, *question, *also, "--force", allowed=(0, 1))
 
 
 def certify_gate(shift: Shift, arm: Arm, out: Path) -> None:
@@ -201,14 +213,21 @@ def main() -> None:
     asked = [ladders[name].cohort if name in ladders else name for name in options.shifts or known]
     for name in dict.fromkeys(asked):
         if name in known:
-            run(known[name], data, out, options.arms, options.jobs)
+            run(known[name], data, out, options.arms, ladders, options.jobs)
         elif name in WRITERS:
             print(f"{name}: no gradient arm of 0.1 was ever run there")
         else:
             parser.error(f"no shift is called {name!r}; there are {', '.join(known)}")
 
 
-def run(shift: Shift, data: Path, out: Path, only: Sequence[str] | None, jobs: int = 1) -> None:
+def run(
+    shift: Shift,
+    data: Path,
+    out: Path,
+    only: Sequence[str] | None,
+    ladders: Mapping[str, real_ladders.Shift],
+    jobs: int = 1,
+) -> None:
     """One shift: folders, recordings, certificates, studies."""
     write_folders(shift.name, data, out)
     if shift.name == "fundus":
@@ -223,9 +242,14 @@ def run(shift: Shift, data: Path, out: Path, only: Sequence[str] | None, jobs: i
             print(f"{shift.name}: {arm.name}, {split}", flush=True)
             record(shift, arm, out, rate=rate, split=split)
 
-    recorded(arms[0])  # another arm may read its statistics
+    for arm in arms:
+        if arm.ladder is not None:
+            real_ladders.record(ladders[arm.ladder[0]], data, out, arm.ladder[1:])
+    own = [arm for arm in arms if arm.ladder is None]
+    for arm in own[:1]:
+        recorded(arm)  # another arm may read its statistics
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(recorded, arms[1:]))
+        list(pool.map(recorded, own[1:]))
     alike = [arm for arm in arms if arm is not shift.arms[0] and arm.policy is None]
     for arm in arms:
         report = judge(shift, arm, out, alike if arm is shift.arms[0] else ())

@@ -21,6 +21,8 @@ import nibabel
 import numpy as np
 from PIL import Image
 
+from casewise.archive.store import Archive, open_archive
+
 SPLITS = ("calibration", "development")
 DRIVING_SIZE = (1024, 512)
 SMALL_TRAINING = (("--epochs", 1), ("--images", 48))  # of the source models in a small run
@@ -114,6 +116,12 @@ def start_run(out: Path, cases: int | None) -> None:
     out.mkdir(parents=True, exist_ok=True)
     if cases is not None:
         (out / "small.json").write_text(json.dumps({"cases": cases}) + "\n")
+
+
+def open_arm(arm: str, split: str) -> Archive:
+    """One split of a recorded arm, given as FOLDER, or as FOLDER:LADDER where its archives hold several ladders."""
+    folder, _, ladder = arm.partition(":")
+    return open_archive(Path(folder) / split).one(ladder or None)
 
 
 def small_run(out: Path) -> int | None:

@@ -23,7 +23,7 @@ def scripts(monkeypatch):
     for folder in (ROOT, ROOT / "benchmarks"):
         monkeypatch.syspath_prepend(str(folder))
     yield
-    for name in [name for name in sys.modules if name.startswith("real_")]:
+    for name in [name for name in sys.modules if name.startswith("real_") or name == "real"]:
         del sys.modules[name]
 
 
@@ -260,3 +260,25 @@ def test_a_training_that_was_interrupted_ends_as_if_it_had_not_been(tmp_path, mo
     one, other = (load_file(tmp_path / name / "polyps-0.safetensors") for name in ("whole", "parts"))
     assert all(np.allclose(one[key], other[key], atol=1e-4) for key in one)
     assert sorted(file.name for file in (tmp_path / "parts").iterdir()) == ["polyps-0.json", "polyps-0.safetensors"]
+
+
+def test_an_arm_that_is_a_ladder_of_the_views_half_is_not_recorded_again(tmp_path):
+    import real
+    import real_ladders
+
+    from casewise.core.records import State
+
+    ladders = real_ladders.shifts(tmp_path, tmp_path)
+    taken = {(shift.name, arm.name): arm.ladder for shift in real.shifts(tmp_path, tmp_path).values()
+             for arm in shift.arms if arm.ladder is not None}  # fmt: skip
+    assert set(taken) == {("cardiac", "tent"), ("cardiac", "cotta"), ("fundus", "tent"), ("fundus", "eata"),
+                          ("driving", "tent-mild")}  # fmt: skip
+    for (cohort, arm), (shift, ladder) in taken.items():
+        how = ladders[shift].ladders[ladder]
+        assert ladders[shift].cohort == cohort
+        assert how.objective == arm.split("-")[0]
+        assert (how.learning_rate, how.steps) == (1e-4 if cohort == "driving" else 5e-4, 4)
+        assert how.shrink == (State(2, 0.5),)
+        where = real.shifts(tmp_path, tmp_path)[cohort]
+        chosen = next(one for one in where.arms if one.name == arm)
+        assert where.archive(chosen, tmp_path, "calibration") == ladders[shift].archive(tmp_path, "calibration")

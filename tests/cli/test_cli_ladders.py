@@ -9,6 +9,7 @@ from typing import Any
 
 import nibabel
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -349,6 +350,36 @@ def test_a_named_ladder_is_studied_like_an_archive_of_its_own(worlds: Path, tmp_
         tables.append({file.name: file.read_text() for file in files})
     assert "helphurt-all.csv" in tables[0]
     assert tables[0] == tables[1]
+
+
+def test_other_archives_of_a_study_are_read_on_a_ladder_of_their_own(worlds: Path, tmp_path: Path) -> None:
+    """--other by its name, the further archives on the ladder that is studied; as archives of one ladder are read."""
+    sections = ("rerun", "backbones", "scale", "learning-rates")
+    fast = ("--pictures", 0, "-B", 100, *(word for name in sections for word in ("--only", name)))
+    tables = []
+    for kind in ("one", "two"):
+        stream, holdout, out = worlds / f"{kind}-evaluation", worlds / f"{kind}-calibration", tmp_path / kind
+        further = ("--rerun", stream, "--backbone", f"other={stream}", "--away", stream, "--sweep", f"1e-4={stream}")
+        done = call("study", stream, "-c", holdout, "-o", out, *further, *fast)
+        assert done.exit_code == 0, done.output
+        tables.append({file.name: file.read_text() for file in (out / "tables").glob("*.csv")})
+    for name in ("alignment.csv", "coherence.csv", "scale-probe.csv", "learning-rates.csv"):
+        assert tables[0][name] == tables[1][name], name
+    both = f"backwards={worlds / 'two-evaluation'},{worlds / 'two-calibration'}"
+    done = call(
+        "study", worlds / "two-evaluation", "-c", worlds / "two-calibration", "--other", both, "-o", tmp_path / "other",
+        "--only", "deployment", "--pictures", 0, "-B", 100,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    rows = pd.read_csv(tmp_path / "other" / "tables" / "methods.csv")
+    own = rows["method"].str.startswith("fixed")
+    assert rows.loc[rows["method"].str.startswith("backwards"), "ha"].tolist() != rows.loc[own, "ha"].tolist()
+    assert rows["method"].str.startswith("backwards").any()
+    with pytest.raises(BadInput, match=r"has no ladder 'memo'; it has 'backwards', 'tent'"):
+        call(
+            "study", worlds / "two-evaluation", "-c", worlds / "two-calibration", "-o", tmp_path / "none",
+            "--other", f"memo={worlds / 'two-evaluation'}",
+        )  # fmt: skip
 
 
 def test_a_policy_of_several_ladders_is_studied_beside_each_of_them(worlds: Path, tmp_path: Path) -> None:

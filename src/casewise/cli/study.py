@@ -41,7 +41,9 @@ def study(
     other: Annotated[
         list[str] | None,
         typer.Option(
-            "--other", help="NAME=EVALUATION[,CALIBRATION] of another objective on the same cases (TENT, MEMO); repeat."
+            "--other",
+            help="NAME=EVALUATION[,CALIBRATION] of another objective on the same cases (TENT, MEMO), and the ladder "
+            "NAME of archives that hold several; repeat.",
         ),
     ] = None,
     rerun: Annotated[
@@ -119,17 +121,17 @@ def study(
     from casewise.report.study_report import build
     from casewise.run.assemble import chosen_engine
 
-    given = replace(
-        _extras(calibration, other, rerun, sweep, backbone, away, frozen, criteria, images),
-        first_step=include_first_step,
-        min_areas_mm=tuple(min_area_mm or ()),
-        substitute=substitute,
-    )
     place = out if out is not None else evaluation / "report"
     known = read_policy(policy or calibration, typed=controller)
     if known.ladders and ladder not in (None, *known.ladders):
         raise BadInput(f"--ladder is one of those that the policy reads ({', '.join(known.ladders)}), got {ladder!r}")
     named = ladder or known.ladder or next(iter(known.ladders), None)
+    given = replace(
+        _extras(calibration, other, rerun, sweep, backbone, away, frozen, criteria, images, named),
+        first_step=include_first_step,
+        min_areas_mm=tuple(min_area_mm or ()),
+        substitute=substitute,
+    )
     judged, holdout = (open_archive(path, ladder=named).one() for path in (evaluation, calibration))
     further = [name for name in known.ladders if name != named and name not in given.others]
     given = replace(
@@ -187,22 +189,22 @@ def _extras(
     frozen: Path | None,
     criteria: Path | None,
     images: Path | None,
+    ladder: str | None,
 ) -> Any:
     """The optional archives, opened; the certificate that lies beside the calibration archive."""
-    from casewise.archive.store import open_archive
     from casewise.judge.certificates.certificate import CERTIFICATE, read_certificate
     from casewise.judge.policy import read_policy
     from casewise.study.preregistration import read_criteria
     from casewise.study.study import Extras, images_of
 
-    others = {name: _two(paths) for name, paths in _pairs("--other", other)}
+    others = {name: _two(paths, name) for name, paths in _pairs("--other", other)}
     return Extras(
         others={name: first for name, (first, _) in others.items()},
         holdouts={name: second for name, (_, second) in others.items() if second is not None},
-        rerun=open_archive(rerun) if rerun else None,
-        sweep={_rate(name): _two(paths) for name, paths in _pairs("--sweep", sweep)},
-        backbones={name: open_archive(path) for name, path in _pairs("--backbone", backbone)},
-        away=open_archive(away) if away else None,
+        rerun=_opened(rerun, ladder) if rerun else None,
+        sweep={_rate(name): _two(paths, ladder) for name, paths in _pairs("--sweep", sweep)},
+        backbones={name: _opened(path, ladder) for name, path in _pairs("--backbone", backbone)},
+        away=_opened(away, ladder) if away else None,
         frozen=read_policy(frozen) if frozen else None,
         criteria=read_criteria(criteria) if criteria else None,
         certificate=read_certificate(calibration) if (calibration / CERTIFICATE).exists() else None,
@@ -232,12 +234,18 @@ def _rate(name: str) -> float:
         ) from None
 
 
-def _two(paths: str) -> Any:
+def _two(paths: str, ladder: str | None) -> Any:
     """EVALUATION[,CALIBRATION], opened."""
+    first, _, second = paths.partition(",")
+    return _opened(first, ladder), _opened(second, ladder) if second else None
+
+
+def _opened(path: str | Path, ladder: str | None) -> Archive:
+    """An archive with the ladder of this name in view, where it holds several, or else its only one."""
     from casewise.archive.store import open_archive
 
-    first, _, second = paths.partition(",")
-    return open_archive(first), open_archive(second) if second else None
+    there = open_archive(path)
+    return there.one(ladder if len(there.ladders) > 1 else None)
 
 
 def _summary(page: Path) -> tuple[str, dict[str, Any]]:
