@@ -77,8 +77,8 @@ def shifts(weights: Path, out: Path) -> dict[str, Shift]:
         **gradients({**gentle, "eata": 2e-3}),
     }
     mirrored = {
-        "mri": views("gamma(1.4),bias(30),random(5)", mirrored_views=True),
         "mri-once": views("mri"),  # as a user records it: M0 with mirroring, each view one reading without
+        "mri": views("gamma(1.4),bias(30),random(5)", mirrored_views=True),
         **gradients({**gentle, "eata": 2e-3}),
     }
     photos = {"photo": views("photo,scale(0.75)"), "random12": views("random(12,photos)"), **gradients(gentle)}
