@@ -3,7 +3,7 @@
 Cardiac: M&Ms vendor B by subject, and fundus: Drishti-GS, as their cases.csv split them. Driving: ACDC
 fog and night at 1024x512, split by sequence, fixed before anything was measured: the smaller sequences calibrate.
 
-A small run (``--cases 4``) keeps a few cases of each split, so that the whole chain can be run in one go: a file in the
+A small run (``--cases 5``) keeps a few cases of each split, so that the whole chain can be run in one go: a file in the
 output folder says so, and every page that is made from that folder begins with that sentence.
 """
 
@@ -25,6 +25,7 @@ from casewise.archive.store import Archive, open_archive
 
 SPLITS = ("calibration", "development")
 DRIVING_SIZE = (1024, 512)
+FEWEST = 5  # cases that ``casewise calibrate`` takes
 SMALL_TRAINING = (("--epochs", 1), ("--images", 48))  # of the source models in a small run
 DRIVING_CALIBRATION = {"fog": ("GP010476", "GP020475"), "night": ("GOPR0356",)}
 
@@ -109,6 +110,8 @@ def write_folders(cohort: str, data: Path, out: Path) -> Path:
 
 def start_run(out: Path, cases: int | None) -> None:
     """Note that a run into this folder is small, or whole; one folder never holds both."""
+    if cases is not None and cases < FEWEST:
+        raise SystemExit(f"a small run needs at least {FEWEST} cases of each split, {cases} calibrate nothing")
     before = small_run(out)
     if cases != before and any((out / cohort / "folders").exists() for cohort in WRITERS):
         held, asked = ("a whole run" if many is None else f"a small run of {many} cases" for many in (before, cases))

@@ -1,6 +1,6 @@
 """Every proposer on every real shift: views and gradient ladders against one M0, recorded case by case.
 
-    python benchmarks/real_ladders.py --data DATA -o OUT [hearts fundus-0 ...] [--ladders mri tent] [--cases 4]
+    python benchmarks/real_ladders.py --data DATA -o OUT [hearts fundus-0 ...] [--ladders mri tent] [--cases 5]
 
 A run that was interrupted goes on where it stopped, and an archive that is whole is left alone. On one idle core the
 hearts take about two hours, the other shifts together one; the source models of fundus and polyps are trained first

@@ -179,17 +179,20 @@ def test_a_small_run_takes_cases_in_turn_from_clusters(tmp_path):
     made_data(tmp_path / "data")
     listed = tmp_path / "data" / "polyps" / "cases.csv"
     listed.write_text(listed.read_text().replace("q1\n", "q0\n").replace("q2\n", "q0\n").replace("q8\n", "q7\n"))
-    start_run(tmp_path / "out", 4)
+    start_run(tmp_path / "out", 5)
     for _ in range(2):  # a run that goes on finds what it left
         home = write_folders("polyps", tmp_path / "data", tmp_path / "out")
     kept = pd.read_csv(home / "calibration" / "cases.csv")
-    assert list(kept["case"]) == ["t0", "t3", "t4", "t5"]  # t1 and t2 are of the same sequence as t0
-    assert sorted(file.stem for file in (home / "calibration" / "labels").iterdir()) == ["t0", "t3", "t4", "t5"]
-    assert list(pd.read_csv(home / "development" / "cases.csv")["case"]) == ["t7", "t9", "t10", "t11"]
-    assert small_run(tmp_path / "out") == 4
-    start_run(tmp_path / "out", 4)
-    with pytest.raises(SystemExit, match="holds a small run of 4 cases and a whole run is asked for: say -o ANOTHER"):
+    assert list(kept["case"]) == ["t0", "t3", "t4", "t5", "t6"]  # t1 and t2 are of the same sequence as t0
+    assert sorted(file.stem for file in (home / "calibration" / "labels").iterdir()) == ["t0", "t3", "t4", "t5", "t6"]
+    assert list(pd.read_csv(home / "development" / "cases.csv")["case"]) == ["t7", "t9", "t10", "t11", "t12"]
+    assert small_run(tmp_path / "out") == 5
+    start_run(tmp_path / "out", 5)
+    with pytest.raises(SystemExit, match="holds a small run of 5 cases and a whole run is asked for: say -o ANOTHER"):
         start_run(tmp_path / "out", None)
+    with pytest.raises(SystemExit, match="at least 5 cases of each split, 3 calibrate nothing"):
+        start_run(tmp_path / "new", 3)
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.slow
