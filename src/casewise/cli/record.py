@@ -58,6 +58,7 @@ def record(
     """
     from casewise.adapt.adaptation import Adaptation
     from casewise.adapt.probes import probes_of
+    from casewise.core.records import EVALUATION
     from casewise.deployment import Deployment
     from casewise.run.local import keep_freed_memory
     from casewise.run.record_folder import RecordCase, parsed_states, record_folder
@@ -96,7 +97,8 @@ def record(
     words = [f"{archive}: {counted(now, 'case')}{_since(there, added, ladders, before)}; {len(failed)} failed"]
     if now:
         several = f" --ladder {ladders[0]}" if len({*there, *ladders}) > 1 else ""
-        words.append(f"next: casewise calibrate {archive}{several}")
+        judged = all(files.split == EVALUATION for files in cases)  # calibrate refuses these
+        words.append(f"next: casewise {f'study {archive} -c HOLDOUT' if judged else f'calibrate {archive}'}{several}")
     answer(
         "\n".join(words),
         {"archive": archive, "ladders": ladders, "added": added, "cases": now, "before": before, "failed": failed},
