@@ -61,6 +61,7 @@ def test_ladders_are_recorded_in_one_pass_and_one_more_is_a_resume(home: Path, t
     archive = tmp_path / "archive"
     done = recorded(home, archive, "--propose", "views:light", "--propose", "tent", "--keep-ballots")
     assert done.exit_code == 0, done.output
+    assert f"{archive}: 3 cases; 0 failed\nnext: casewise calibrate {archive} --ladder views-light" in done.output
     both = open_archive(archive)
     assert both.ladders == ("views-light", "tent")
     views, tent = both.on("views-light"), both.on("tent")

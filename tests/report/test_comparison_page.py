@@ -55,6 +55,15 @@ def page(labelled: bool = True) -> str:
     )
 
 
+def test_a_criterion_that_fails_within_its_limit_says_why():
+    found = summary()
+    found["checks"][0] |= {"value": 0.05, "reason": "a bound needs at least 10 patients, got 3"}
+    facts = {"old": "v1", "new": "v2", "unit": "mm", "hd95": False, "min_area": 16, "notable": 0.01, "many": 200}
+    for text in (markdown_summary(found), comparison_page(found, [], facts)):
+        assert "A bound needs at least 10 patients, got 3." in text
+    assert "A bound" not in page()  # 0.5 is above 0.1: the row speaks for itself
+
+
 def test_nothing_from_a_file_becomes_markup():
     for labelled in (True, False):
         text = page(labelled)

@@ -51,6 +51,7 @@ def test_flagged_cases_come_first_and_are_counted() -> None:
     ]
     page = prediction_page(entries, FACTS)
     assert "<b>1</b> flagged for a person to look at" in page
+    assert "To decide on the flagged cases: casewise review." in page
     assert page.index('id="z"') < page.index('id="a"')
     assert page.count('<span class="flag">flagged</span>') == 1
     assert "flagged" not in prediction_page(entries[:1], FACTS)

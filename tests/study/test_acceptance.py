@@ -55,6 +55,12 @@ def test_too_few_patients_show_nothing_unless_observed_values_are_enough():
     assert only({"max_mean_drop": 0.5, "confidence": None}, cases).holds
 
 
+def test_a_criterion_for_each_group_says_where_groups_are_named():
+    check = only({"each_group": {"max_mean_drop": 0.5}}, [case(i, 0.9, 0.9) for i in range(20)])
+    assert (check.scope, check.holds, check.cases) == ("each_group", False, 0)
+    assert "no case has a group (name them: --cases TABLE" in check.reason
+
+
 def test_a_share_is_bounded_exactly():
     cases = [case(i, 0.9, 0.8 if i < 2 else 0.9) for i in range(50)]
     check = only({"max_harmed_share": {"limit": 0.2, "margin": 0.05}}, cases)

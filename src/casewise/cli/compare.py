@@ -241,10 +241,12 @@ def _pictured(outcome: Outcome, pairs: Mapping[str, Pair], settings: Settings, m
 
 def _say(outcome: Outcome, out: Path) -> None:
     from casewise.measure.changes import label_name
-    from casewise.report.comparison_page import headline
+    from casewise.report.comparison_page import change_sentence, headline
 
     summary = outcome.as_dict()
     typer.echo(headline(summary))
+    if "metric_old" in summary["summary"]:
+        typer.echo(change_sentence(summary["summary"]).replace("→", "->").replace("−", "-"))
     for row in summary["summary"]["labels"]:
         drift = row["drift"]
         words = [f"{label_name(row['label'], outcome.names)}: {row['changed']} of {row['cases']} changed"]

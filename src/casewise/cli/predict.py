@@ -119,7 +119,7 @@ def predict(
         summary.write_report(report, found)
     promise, warnings = _promise(work, entries)
     answer(
-        "\n".join([_result(entries, out, adapting=adapts(deployment.policy)), *promise]),
+        "\n".join([_result(entries, out, adapting=adapts(deployment.policy)), *_scored(scores, work), *promise]),
         {**found, "page": out / "report.html"},
         as_json=as_json,
     )
@@ -193,6 +193,14 @@ def _run(
 def _in_words(entry: PredictedCase) -> str:
     why = entry.error or (entry.decision.reason if entry.decision is not None else "")
     return f"{entry.case}: {entry.status}, {entry.action or 'no output'}. {why}"
+
+
+def _scored(scores: Mapping[str, Any], work: PredictCase) -> list[str]:
+    """The mean metric of what is deployed and of M0, where there are labels."""
+    name, key = ("Dice", "Dice") if work.deployment.adaptation.foreground else ("mIoU", "IoU")
+    if not scores or scores[key] != scores[key]:  # no case has a label
+        return []
+    return [f"mean {name} of the deployed masks {scores[key]:.3f}, of M0 {scores[f'source_{key}']:.3f}"]
 
 
 def _write_page(work: PredictCase, entries: Sequence[PredictedCase], scores: Mapping[str, Any]) -> None:

@@ -58,6 +58,7 @@ def record(
     """
     from casewise.adapt.adaptation import Adaptation
     from casewise.adapt.probes import probes_of
+    from casewise.core.records import EVALUATION
     from casewise.deployment import Deployment
     from casewise.run.local import keep_freed_memory
     from casewise.run.record_folder import RecordCase, parsed_states, record_folder
@@ -93,8 +94,13 @@ def record(
                 failed[result.case_id] = result.error
             progress.step(f"{result.case_id}: {result.error or 'recorded'}", bad=result.error is not None)
     now, added = len(made.entries), [name for name in ladders if there and name not in there]
+    words = [f"{archive}: {counted(now, 'case')}{_since(there, added, ladders, before)}; {len(failed)} failed"]
+    if now:
+        several = f" --ladder {ladders[0]}" if len({*there, *ladders}) > 1 else ""
+        judged = all(files.split == EVALUATION for files in cases)  # calibrate refuses these
+        words.append(f"next: casewise {f'study {archive} -c HOLDOUT' if judged else f'calibrate {archive}'}{several}")
     answer(
-        f"{archive}: {counted(now, 'case')}, {_since(there, added, ladders, before)}; {len(failed)} failed",
+        "\n".join(words),
         {"archive": archive, "ladders": ladders, "added": added, "cases": now, "before": before, "failed": failed},
         as_json=as_json,
     )
@@ -112,11 +118,11 @@ def _there(archive: Path) -> tuple[str, ...]:
 
 def _since(there: Sequence[str], added: Sequence[str], ladders: Sequence[str], before: int) -> str:
     """What is from before: cases of the first ladder, where it is not new, and the ladders beside those that are."""
-    said = [] if ladders[0] in added else [f"{before} of them from before"]
+    said = [] if ladders[0] in added or not before else [f", {before} of them from before"]
     if added:
         known = ", ".join(name or "the one without a name" for name in there)
-        said += [f"{'ladder' if len(added) == 1 else 'ladders'} {', '.join(added)} added to what was there ({known})"]
-    return "; ".join(said)
+        said += [f"; {'ladder' if len(added) == 1 else 'ladders'} {', '.join(added)} added to what was there ({known})"]
+    return "".join(said)
 
 
 def proposals(

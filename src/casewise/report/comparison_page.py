@@ -54,6 +54,7 @@ def comparison_page(summary: Mapping[str, Any], cases: Sequence[Mapping[str, Any
         result=summary,
         cohort=summary["summary"],
         judged=judged_sentence(summary["summary"].get("judged")),
+        not_shown=_not_shown(summary["checks"]),
         cases=cases,
         facts=facts,
         style=Markup((templates / "prediction.css").read_text(encoding="utf-8")),
@@ -73,6 +74,19 @@ def headline(summary: Mapping[str, Any]) -> str:
     return f"{said}."
 
 
+def _not_shown(checks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Why criteria without a bound do not hold, each reason once: their row alone looks as if it held."""
+    seem = [one for one in checks if not one["holds"] and one["bound"] is None]
+    seem = [one for one in seem if one["value"] is None or one["value"] <= one["limit"]]
+    return list(dict.fromkeys(one["reason"][:1].upper() + one["reason"][1:] for one in seem))
+
+
+def change_sentence(cohort: Mapping[str, Any]) -> str:
+    """The metric before and now, with the interval of its change."""
+    before, now = _number(cohort["metric_old"]), _number(cohort["metric_new"])
+    return f"Mean {METRICS[cohort['metric']]} {before} → {now}, change {_interval(cohort['change'], signed=True)}"
+
+
 def _of_whom(counts: Mapping[str, Any], *, named: int) -> str:
     """How many cases, and of how many patients where any is named."""
     cases = counted(counts["cases"], "case")
@@ -89,8 +103,7 @@ def markdown_summary(summary: Mapping[str, Any], *, shown: int = 10) -> str:
     if "metric_old" in cohort:
         change = cohort["change"]
         lines += [
-            f"Mean {METRICS[cohort['metric']]} {_number(cohort['metric_old'])} → {_number(cohort['metric_new'])}, "
-            f"change {_interval(change, signed=True)}; "
+            f"{change_sentence(cohort)}; "
             f"HA {_interval(cohort['ha'])} ({judged_sentence(cohort.get('judged'))}), BA {_interval(cohort['ba'])}, "
             f"worse-voxels {_interval(cohort['worse_voxels'])}. "
             f"Cases that became better {_interval(cohort['helped_share'])}, worse {_interval(cohort['hurt_share'])}. "
@@ -104,6 +117,7 @@ def markdown_summary(summary: Mapping[str, Any], *, shown: int = 10) -> str:
             values = [f"{check['limit']:g}", _number(check["value"]), _number(check["bound"]), str(check["patients"])]
             lines.append(f"| {' | '.join([*cells, *values])} |")
         lines.append("")
+        lines += [line for reason in _not_shown(summary["checks"]) for line in (f"{_cell(reason)}.", "")]
     lines += _label_lines(cohort["labels"], summary.get("names", {}))
     if summary["problems"]:
         kinds = ", ".join(f"{count} {kind}" for kind, count in summary["problems_by_kind"].items())

@@ -288,7 +288,7 @@ def checks_of(
             scopes = [f"group {name}" for name in groups]
         else:
             scopes = [called.get(criterion.scope, criterion.scope)]
-        gathered += [_Gathered(criterion, scope) for scope in scopes or ["nothing"]]
+        gathered += [_Gathered(criterion, scope) for scope in scopes or [criterion.scope]]
     clusters: dict[str, int] = {}
     for at, case in enumerate(cases):
         patient = -1 - at if case.cluster is None else clusters.setdefault(case.cluster, len(clusters))
@@ -298,9 +298,17 @@ def checks_of(
     return tuple(replace(check, scope=shown.get(check.scope, check.scope)) for check in checks)
 
 
+_NOBODY = {
+    "each_group": "no case has a group (name them: --cases TABLE with the columns case and group; or drop each_group)",
+    "each_label": "no mask has a label",
+}
+
+
 def _check(gathered: _Gathered, confidence: float | None) -> Check:
     criterion, quantity, means = gathered.criterion, gathered.quantity, gathered.means
     observed, bound, why = _bounded(means, quantity, confidence)
+    if not means.size and gathered.scope in _NOBODY:
+        why = f"{quantity.says}: {_NOBODY[gathered.scope]}, so it is not shown"
     decisive = observed if confidence is None else bound
     holds = decisive is not None and decisive <= criterion.limit + 1e-12
     if decisive is not None:
@@ -327,7 +335,7 @@ def _values(quantity: Quantity, margin: float, case: ComparedCase, kind: str, wh
         return []
     if kind == "label":
         return [quantity.of_label(row, margin) for row in case.found.labels if str(row.label) == which]
-    return [] if kind == "nothing" else [quantity.of_case(case.found, margin)]
+    return [] if kind.startswith("each") else [quantity.of_case(case.found, margin)]
 
 
 def _bounded(means: Floats, quantity: Quantity, confidence: float | None) -> tuple[float | None, float | None, str]:

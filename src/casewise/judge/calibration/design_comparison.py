@@ -59,7 +59,7 @@ class DesignRow:
 
     def sentence(self) -> str:
         """For a person."""
-        share = "" if self.captured is None else f", {self.captured:.0%} of the oracle"
+        share = "" if self.captured is None else f", {self.captured:.0%} of the best possible"
         return (
             f"{self.design:22s} {self.gain:+.4f} [{self.low:+.4f}, {self.high:+.4f}]  {self.helped} : {self.hurt}, "
             f"{self.hurt_by_a_point} by more than a point, worst {self.worst:+.3f}{share}"
@@ -228,7 +228,11 @@ def _concerns(compared: Comparison, name: str) -> list[str]:
 def choice_sentences(found: Mapping[str, Any]) -> list[str]:
     """The table of designs and what was taken, for a terminal."""
     compared = found["comparison"]
-    lines = ["design, cross-fitted over clusters: gain [lower, upper bound], helped : hurt"]
+    lines = [
+        "each design, fitted without the patient or sequence that it is scored on: gain over M0 [lower, upper bound], "
+        "helped : hurt",
+        "(a point is 0.01; the best possible takes the best recorded candidate of every case)",
+    ]
     lines += [f"  {DesignRow(**row).sentence()}" for row in compared["rows"]]
     if len(compared["rows"]) > 2:
         lines.append(f"taken: {compared['chosen']} ({compared['why']})")

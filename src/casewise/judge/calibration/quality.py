@@ -217,7 +217,11 @@ def flag_concerns(fit: QualityFit) -> list[str]:
     """What a person should know of the signal behind a flag."""
     if fit.quality.signal is not None:
         return []
-    return [f"agreement does not carry here (rho {fit.rho:.2f}, p {fit.p:.2f}): all cases get the same lower bound"]
+    weak = f"rank correlation {fit.rho:.2f}, p {fit.p:.2f}"
+    return [
+        f"agreement does not surely tell good masks from poor ones on these cases ({weak}): all cases get the same "
+        "lower bound, so all are flagged or none; more labelled patients may help"
+    ]
 
 
 def flag_report(found: Taken, fit: QualityFit, below: float) -> dict[str, Any]:
