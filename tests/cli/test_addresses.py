@@ -14,7 +14,7 @@ from worlds.cohorts import synthetic_archive
 
 from casewise.adapt.probes import probes_of
 from casewise.cli import app
-from casewise.core.errors import BadInput, CasewiseError, UnknownName, UnsafeInput
+from casewise.core.errors import BadInput, CasewiseError, Mismatch, UnknownName, UnsafeInput
 from casewise.judge.policy import read_policy, write_policy
 
 OWN = "own_controller:SmallEdits"
@@ -96,3 +96,12 @@ def test_a_controller_of_your_own_is_studied_when_typed(archive: Path, tmp_path:
     said(*words, "--controller", OWN)
     page = (tmp_path / "report" / "report.html").read_text()
     assert "SmallEdits" in page or "small-edits" in page
+
+
+def test_a_controller_of_your_own_is_served_when_typed(archive: Path) -> None:
+    said("calibrate", archive, "--policy", OWN)
+    words = ("serve", "-m", "casewise.adapt.networks:phantom_cardiac", "--policy", archive)
+    with pytest.raises(UnsafeInput, match="type the same: --controller own_controller:SmallEdits"):
+        said(*words)
+    with pytest.raises(Mismatch):  # it was read, and then refused because it was fitted on another model
+        said(*words, "--controller", OWN)

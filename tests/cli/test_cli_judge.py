@@ -35,7 +35,7 @@ def test_calibrate_prints_the_preflight_and_writes_the_policy_into_the_archive(a
     policy = json.loads((archive / "policy.json").read_text())
     assert policy["name"] == "cardiac"
     assert policy["preflight"]["retained"]["go"] is True
-    assert "exposed: shrink 0.5 (never varied)" in output
+    assert "how the design came about: shrink 0.5 (never varied)" in output
 
 
 def test_a_degenerate_coordinate_is_said_out_loud(tmp_path):

@@ -19,6 +19,7 @@ def serve(
     source: ModelOptions,
     how: AdaptationOptions,
     policy: str = typer.Option(None, help="policy.json, the archive that holds it, or m0."),
+    controller: str = typer.Option(None, help="package.module:Name that the policy was calibrated with."),
     certificate: Path = typer.Option(None, help="certificate.json; refused unless it is this policy's."),
     watch: Path = typer.Option(None, help="watch.json of casewise monitor: continued, and M0 once it alarms."),
     force: bool = typer.Option(False, "--force", help="Deploy a policy that calibration called NO-GO."),
@@ -43,7 +44,8 @@ def serve(
     service = _service()
     model = source.chosen()
     deployment = assembled(
-        model, policy, asked=how.asked(model), certificate=certificate, watch=watch, contract=contract,
+        model, policy, asked=how.asked(model), controller=controller, certificate=certificate, watch=watch,
+        contract=contract,
         max_ram=parse_size(max_ram) if max_ram else int(0.8 * (available_bytes() or 0)) or None, force=force,
     )  # fmt: skip
     how.check_used(deployment)

@@ -281,7 +281,7 @@ def in_words(policy: Policy) -> list[str]:
         lines += list(_router_lines(found))
     lines += [*_common_lines(found), *flag_sentences(found)]
     lines += [f"! {sentence}" for sentence in found["concerns"]]
-    lines += [f"exposed: {line['choice']} ({line['seen']})" for line in policy.exposures]
+    lines += [f"how the design came about: {line['choice']} ({line['seen']})" for line in policy.exposures]
     return lines
 
 
