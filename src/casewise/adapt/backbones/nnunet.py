@@ -257,9 +257,11 @@ def _checkpoint(path: Path, *, trust: bool) -> dict[str, Any]:
     contents = read_checkpoint(path, trust=trust)
     missing = [key for key in ("network_weights", "trainer_name", "init_args") if key not in contents]
     if missing or not isinstance(contents["init_args"], Mapping) or "configuration" not in contents["init_args"]:
+        twin = path.with_suffix(".safetensors")  # the file that was read, where it is there
+        read = twin if twin.is_file() else path
+        fix = f"move it away to use {path.name}" if read != path and path.is_file() else "name another with -chk"
         raise BadInput(
-            f"{path} is no checkpoint of nnU-Net: it lacks {', '.join(missing) or 'init_args.configuration'}; "
-            "name another with -chk"
+            f"{read} is no checkpoint of nnU-Net: it lacks {', '.join(missing) or 'init_args.configuration'}; {fix}"
         )
     return contents
 
