@@ -218,6 +218,8 @@ FOREIGN: dict[str, tuple[str, Callable[[Path, Path], tuple[object, ...]]]] = {
     "demo": ("data/target/cases.csv", lambda home, out: ("-o", out)),
     "certify": ("certificate.html", lambda home, out: (home / "holdout", "--alpha", 0.6, "--out", out)),
     "source-statistics": ("a.json", lambda home, out: (*MODEL, home / "data" / "images", "-o", out / "a.json")),
+    "import": ("cases/a.txt", lambda home, out: ("--old", home / "old", "--new", home / "new", "-o", out)),
+    "record": ("cases/a.txt", lambda home, out: (*_images(home), *VIEWS, "-o", out)),
     "convert": ("weights.safetensors", lambda home, out: (shutil.copy(home / "weights.pth", out),)),
 }
 """A file of somebody else where each command writes one of its own."""
@@ -231,6 +233,7 @@ def test_files_of_somebody_else_are_left_alone(command: str, home: Path, tmp_pat
     result = CliRunner().invoke(app, [command, *map(str, words(home, tmp_path))])
     assert isinstance(result.exception, BadInput)
     assert (tmp_path / name).read_text() == "mine"
+    assert not (tmp_path / "manifest.json").exists()
 
 
 @pytest.mark.parametrize(
