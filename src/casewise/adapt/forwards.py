@@ -151,7 +151,7 @@ class Forwards:
         self.padded: Forward = getattr(forward, "pad", lambda given: given)  # inputs as the network itself sees them
         self._own_predict = predict
         self._before = before_forward or (lambda: None)
-        self._max_slices, self._autocast, self._channels_last = how.max_slices, how.autocast, how.channels_last
+        self._max_slices, self._autocast, self._channels_last = how.max_slices, how.autocast, lays_out(network, how)
         self._prefix = FrozenPrefix(network, moving.values()) if how.cache_frozen else None
         self._kept: tuple[Tensor, list[int]] | None = None
 
@@ -167,6 +167,13 @@ class Forwards:
         with known, self._precision(inputs.device.type):
             logits = self._run(channels_last(inputs) if self._channels_last else inputs)
         return check_finite(logits.float(), where)
+
+    def through(self, part: Forward, inputs: Tensor) -> Tensor:
+        """What another part of the network makes of inputs: padded, laid out and in the precision of :meth:`logits`."""
+        self._before()
+        given = self.padded(inputs)
+        with self._precision(inputs.device.type):
+            return part(channels_last(given) if self._channels_last else given).float()
 
     def prediction(self, *, where: str, keep_graph: bool) -> Prediction:
         """The current weights' mask; the last micro-batch keeps its graph for the next update."""
@@ -250,6 +257,16 @@ class Forwards:
 
     def _precision(self, device: str) -> AbstractContextManager[None]:
         return torch.autocast(device, getattr(torch, self._autocast)) if self._autocast else nullcontext()
+
+
+def lays_out(network: nn.Module, how: Adaptation) -> bool:
+    """Whether ``channels_last`` is asked for and torch can do it.
+
+    On the CPU the backward of a GroupNorm in that layout ends the process where its input needs no gradient, as below
+    the first layer that moves (torch 2.13). The layout changes rounding only, so there it is left out.
+    """
+    grouped = how.group_instance_norm or any(isinstance(module, nn.GroupNorm) for module in network.modules())
+    return how.channels_last and not (grouped and all(one.device.type == "cpu" for one in network.parameters()))
 
 
 def channels_last(tensor: Tensor) -> Tensor:
