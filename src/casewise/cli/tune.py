@@ -53,6 +53,7 @@ def tune(
         _check_place(picture)
     model = source.chosen()
     adaptation = Adaptation(**how.asked(model))
+    how.check_views([adaptation])
     with TemporaryDirectory() as keep:
         files = which.gathered(model, keep=Path(keep))
         few = files[:: max(1, len(files) // cases)][:cases]
