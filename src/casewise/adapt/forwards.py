@@ -150,6 +150,9 @@ class Forwards:
         self._run: Forward = forward or _resized(torch.compile(network) if how.compile else network)
         self.padded: Forward = getattr(forward, "pad", lambda given: given)  # inputs as the network itself sees them
         self._own_predict = predict
+        self._on_grid: bool = getattr(
+            predict, "on_grid", True
+        )  # whether a pipeline's mask has the voxels of the inputs
         self._before = before_forward or (lambda: None)
         self._max_slices, self._autocast, self._channels_last = how.max_slices, how.autocast, lays_out(network, how)
         self._prefix = FrozenPrefix(network, moving.values()) if how.cache_frozen else None
@@ -193,7 +196,7 @@ class Forwards:
             entropies.append(voxels.cpu().numpy())
             surest += float(probability.mean()) * len(probability) / len(self.inputs)
         mask = _joined(masks) if self._own_predict is None else self._piped()
-        return Prediction(mask, _on_grid(mask, _joined(entropies)), surest)
+        return Prediction(mask, _on_grid(mask, _joined(entropies), self._on_grid), surest)
 
     def mask(self, *, where: str) -> Mask:
         """The current weights' mask alone: no graph, no signals, the least memory."""
@@ -288,6 +291,11 @@ def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
     return whole[0] if len(whole) == 1 else whole
 
 
-def _on_grid(mask: Mask, voxels: NDArray[Any]) -> NDArray[Any]:
-    """Values in the mask's shape where a pipeline of its own (nnU-Net's) kept the axis of a volume of one slice."""
+def _on_grid(mask: Mask, voxels: NDArray[Any], same: bool) -> NDArray[Any]:
+    """Values in the mask's shape where a pipeline of its own (nnU-Net's) kept the axis of a volume of one slice.
+
+    Where their voxels are not those of the mask they get an axis more than it, so that no accident matches them.
+    """
+    if not same:
+        return voxels[(None,) * max(0, mask.ndim + 1 - voxels.ndim)]
     return voxels[None] if mask.shape == (1, *voxels.shape) else voxels
