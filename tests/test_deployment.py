@@ -24,6 +24,7 @@ import casewise.deployment as deployment_module
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.episode import Episode
 from casewise.adapt.networks import PlainUNet
+from casewise.adapt.views.source import SourceStatistics, source_statistics
 from casewise.cli.options import AdaptationOptions, ModelOptions
 from casewise.core.errors import BadInput, Mismatch, Refused
 from casewise.core.records import Case, Policy, State
@@ -195,9 +196,12 @@ TYPED = {
     "objective": (["--objective", "memo"], "memo"), "learning_rate": (["--lr", "0.01"], 0.01),
     "parameters": (["--parameters", "all"], "all"), "steps": (["--steps", "2"], 2), "seed": (["--seed", "5"], 5),
     "min_area": (["--min-area", "9"], 9), "foreground": (["--classes"], False),
-    "max_slices": (["--max-slices", "1"], 1), "consensus": (["--consensus", "vote"], "vote"),
-    "mirrored_views": (["--mirrored-views"], True), "keep_ballots": (["--keep-ballots"], True),
-    "source_statistics": (["--source-statistics", "statistics.npz"], "statistics.npz"),
+    "max_slices": (["--max-slices", "1"], 1),
+}  # fmt: skip
+OF_VIEWS = {
+    "consensus": (["--consensus", "vote"], "vote"), "mirrored_views": (["--mirrored-views"], True),
+    "keep_ballots": (["--keep-ballots"], True),
+    "source_statistics": (["--source-statistics", "statistics.json"], "statistics.json"),
 }  # fmt: skip
 PRESET = "preset"  # stands for several options at once: tests/cli/test_driving.py
 ELSEWHERE = {"modulation", "statistics", PRESET}  # need an archive: tests/run/test_record_folder.py, tests/cli
@@ -218,16 +222,23 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "run", stop)
 
 
-def typed(command: str, words: list[str], scan: Path) -> Deployment:
+def command_app(command: str) -> Any:
     import importlib
 
-    app = importlib.import_module(f"casewise.cli.{command}").app
+    return importlib.import_module(f"casewise.cli.{command}").app
+
+
+def written(command: str, words: list[str], scan: Path) -> list[str]:
     own = {
         "predict": ["-i", str(scan), "-o", str(scan / "out"), "--policy", "fixed-k"],
         "record": ["-i", str(scan), "-o", str(scan / "archive")],
         "serve": ["--policy", "fixed-k"],
     }[command]
-    result = CliRunner().invoke(app, ["-m", MODEL.spec, *own, *words])
+    return ["-m", MODEL.spec, *own, *words]
+
+
+def typed(command: str, words: list[str], scan: Path) -> Deployment:
+    result = CliRunner().invoke(command_app(command), written(command, words, scan))
     assert isinstance(result.exception, Reached), (result.output, result.exception)
     found: Deployment = result.exception.what
     return found
@@ -241,6 +252,22 @@ def test_each_option_of_the_command_line_reaches_the_adaptation(
     words, value = TYPED[name]
     assert getattr(typed(command, words, scan).adaptation, name) == value
     assert getattr(typed(command, [], scan).adaptation, name) == getattr(Adaptation(), name)
+
+
+@pytest.mark.parametrize("command", ["predict", "record", "serve"])
+@pytest.mark.parametrize("name", OF_VIEWS)
+def test_each_option_of_views_reaches_views_and_is_refused_by_updates(
+    name: str, command: str, stopped: None, scan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(scan.parent)
+    monkeypatch.setattr(SourceStatistics, "check", lambda *_: None)  # whose they are is asked elsewhere
+    known = source_statistics([torch.rand(1, 1, 8, 8)], model="any", loader="any")
+    Path("statistics.json").write_text(known.as_json())
+    (words, value), views = OF_VIEWS[name], ["--objective", "views:gamma(1.4)"]
+    assert getattr(typed(command, [*views, *words], scan).adaptation, name) == value
+    assert getattr(typed(command, views, scan).adaptation, name) == getattr(Adaptation(), name)
+    result = CliRunner().invoke(command_app(command), written(command, words, scan))
+    assert str(result.exception) == f"no views are proposed, so {words[0]} has no effect; leave it out"
 
 
 @pytest.mark.parametrize(
@@ -264,7 +291,7 @@ def test_both_words_of_a_pair_of_flags_mean_in_a_file_what_they_say(
 
 
 def test_every_option_of_an_adaptation_is_tried() -> None:
-    assert set(TYPED) | ELSEWHERE == {field.name for field in fields(AdaptationOptions)}
+    assert set(TYPED) | set(OF_VIEWS) | ELSEWHERE == {field.name for field in fields(AdaptationOptions)}
     knobs = {field.name for field in fields(AdaptationOptions)} - {PRESET}
     assert knobs <= {field.name for field in fields(Adaptation)}
 

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -141,7 +142,7 @@ class Watching:
 
     def show(self, decision: Decision | None) -> None:
         """Show a decision; one of a case that was seen before, or that read no coordinate, does not count."""
-        if decision is None or decision.value is None:
+        if decision is None or decision.value is None or math.isnan(decision.value):
             return
         after = self.state.decision(decision.case_id, decision.value, decision.cluster, decision.bucket)
         if after is not self.state:

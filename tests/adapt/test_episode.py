@@ -338,6 +338,16 @@ def test_lower_precision_and_another_memory_layout_come_back_too(unet, slices):
     assert unet.encoder[0].weight.is_contiguous()
 
 
+@pytest.mark.parametrize("options", [{}, {"group_instance_norm": True}])
+def test_another_memory_layout_does_not_end_the_process_on_group_norm(options):
+    norm = nn.InstanceNorm2d(6, affine=True) if options else nn.GroupNorm(2, 6)
+    network = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), norm, nn.ReLU(), nn.Conv2d(6, 2, 1))
+    image = torch.randn(2, 3, 8, 12, generator=torch.Generator().manual_seed(7))
+    plain = run_episode(network, image, Tent(), steps=1, **options)
+    last = run_episode(network, image, Tent(), steps=1, channels_last=True, **options)
+    assert last.signals[1]["entropy"] == pytest.approx(plain.signals[1]["entropy"], abs=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it imports its compiler
 def test_a_compiled_network_takes_the_same_step(unet, slices):

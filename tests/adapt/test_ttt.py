@@ -76,3 +76,14 @@ def test_the_auxiliary_head_sees_pictures_padded_as_the_network_does() -> None:
     prepared = Module(network, classes=2, dimensions=2, multiple=8).prepare(Case("a", image))
     run_episode(network, prepared.inputs, Ttt(), steps=1, forward=prepared.forward)
     assert shown == [(16, 8), *[(16, 8), (8, 16)] * 2, (16, 8)]  # M0, four turns for the update, M1
+
+
+def test_the_auxiliary_head_runs_in_the_precision_and_layout_of_the_network() -> None:
+    network, shown = TwoHeaded(), []
+    network.norm = nn.BatchNorm2d(6)
+    network.stem.register_forward_hook(
+        lambda _, given, out: shown.append((given[0].is_contiguous(memory_format=torch.channels_last), out.dtype))
+    )
+    image = torch.randn((1, 1, 8, 12), generator=torch.Generator().manual_seed(1))
+    run_episode(network, image, Ttt(), steps=1, autocast="bfloat16", channels_last=True)
+    assert shown == [(True, torch.bfloat16)] * 6  # M0, four turns for the update, M1

@@ -101,6 +101,13 @@ def test_the_same_configuration_goes_on_and_another_is_refused(tmp_path):
         create_archive(tmp_path, binding=other, steps=2, configuration={"seed": 1})
 
 
+def test_a_folder_with_cases_of_somebody_else_is_refused_before_anything_is_written(tmp_path):
+    (tmp_path / "cases" / "patient-1").mkdir(parents=True)
+    with pytest.raises(BadInput, match=r"cases/ with patient-1 and no manifest\.json, so it is no archive"):
+        synthetic_archive(tmp_path, cases=2)
+    assert not (tmp_path / "manifest.json").exists()
+
+
 def test_a_case_that_is_there_is_not_written_again(tmp_path):
     archive = create_archive(tmp_path, binding=BINDING, steps=1).add(a_case(), a_trajectory())
     before = (tmp_path / "cases/one/masks.npz").stat().st_mtime_ns

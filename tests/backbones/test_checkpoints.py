@@ -124,8 +124,27 @@ def test_a_conversion_by_others_is_told_by_the_time_of_the_files(tmp_path: Path)
     assert read_checkpoint(tmp_path / "a.pth")["w"].tolist() == [0, 0]
     later = (tmp_path / "a.safetensors").stat().st_mtime + 10
     os.utime(tmp_path / "a.pth", (later, later))
-    with pytest.raises(Refused, match="it is not clear which one you mean"):
+    said = r"no casewise convert wrote, and it is not clear which one you mean; move a\.safetensors away to use a\.pth"
+    with pytest.raises(Refused, match=said):
         read_checkpoint(tmp_path / "a.pth")
+
+
+def test_metadata_of_others_is_not_to_be_mended_by_converting(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"w": torch.ones(2)}, tmp_path / "a.safetensors", metadata={"checkpoint": "epoch 3"})
+    with pytest.raises(BadInput, match="save it without the metadata 'aliases' and 'checkpoint'"):
+        read_checkpoint(tmp_path / "a.safetensors")
+
+
+def test_weights_of_others_are_named_where_nnunet_cannot_use_them(model: Any, tmp_path: Path) -> None:
+    import shutil
+
+    folder = tmp_path / "model"
+    shutil.copytree(model(), folder)
+    write_safetensors(folder / "fold_0" / "checkpoint_final.safetensors", {"w": torch.zeros(2)})
+    with pytest.raises(BadInput, match=r"final\.safetensors is no .*; move it away to use checkpoint_final\.pth"):
+        load_backbone(str(folder))
 
 
 @pytest.mark.parametrize("name", ["a.pth", "a.safetensors"])

@@ -16,7 +16,9 @@ import torch
 from miniature_nnunet import scan
 
 from casewise.adapt.backbones import Backbone, load_backbone
+from casewise.adapt.backbones.merged import merged
 from casewise.adapt.episode import run_episode
+from casewise.adapt.proposers import SharedSource
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput
 from casewise.core.records import Case, Policy
@@ -123,6 +125,22 @@ def test_entropies_of_a_volume_as_large_as_a_patch_lie_on_its_mask_though_it_has
     assert now.shape == found.masks[1].shape == (slices, 32, 32)
     assert found.signals[1]["entropy_on_d"] == pytest.approx(now[outline].mean())
     assert found.signals[1]["drop"] == pytest.approx((first - now)[changed].mean(), abs=1e-6)
+
+
+def test_entropies_of_a_crop_that_was_padded_back_are_not_taken_for_those_of_the_image(model: Any) -> None:
+    backbone = load_backbone(str(model()), mirroring=False)
+    image, _ = scan(3, shape=(4, 32, 32), shift=0.6)
+    image[:, :8] = 0  # nnU-Net crops this border away, and patches are padded on both sides: shifted by four rows
+    case = Case("a", image[None], (2.0, 1.0, 1.0))
+    for one in (backbone, merged(backbone, ["all=1+2"])):
+        found = episode(one, case, learning_rate=0.05, signals=("drop",))
+        assert (found.masks[0] != found.masks[1]).any()
+        assert (found.signals[1]["entropy_on_d"], found.signals[1]["drop"]) == (None, None)
+        assert found.signals[1]["entropy"] is not None
+    ready = backbone.prepare(case)
+    assert ready.pipeline is not None
+    assert ready.predict is not None
+    assert SharedSource(ready.pipeline).first(ready.predict).on_grid is False
 
 
 def test_what_the_folder_says_is_read(model: Any) -> None:

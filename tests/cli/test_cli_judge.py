@@ -77,6 +77,14 @@ def test_verify_says_whole_or_names_the_damage(archive):
     assert "case-0003: masks.npz was changed" in result.output
 
 
+def test_verify_of_a_folder_that_is_not_there_is_a_wrong_argument_and_no_damage(tmp_path):
+    with pytest.raises(BadInput, match=r"there is no folder .*nowhere; name an archive or a folder of predictions"):
+        said("verify", tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="there is no folder"):
+        said("verify", tmp_path / "file")
+
+
 def test_looking_at_an_evaluation_archive_is_written_into_its_ledger(archive, tmp_path):
     evaluation = synthetic_archive(tmp_path / "e", cases=4, prefix="eval", split="evaluation").path
     said("calibrate", archive, "--policy", "cardiac", "--evaluation", evaluation)

@@ -103,6 +103,24 @@ def test_options_of_updates_are_refused_where_there_are_only_views(
     assert not (tmp_path / "archive").exists()
 
 
+@pytest.mark.parametrize(
+    ("typed", "named"),
+    [
+        (("--consensus", "vote"), "--consensus has no effect; leave it out"),
+        (("--unmirrored-views",), "--unmirrored-views has no effect; leave it out"),
+        (("--keep-ballots", "--consensus", "vote"), "--consensus and --keep-ballots have no effect; leave them out"),
+    ],
+)
+def test_options_of_views_are_refused_where_there_are_only_updates(
+    home: Path, tmp_path: Path, typed: tuple[object, ...], named: str
+) -> None:
+    with pytest.raises(BadInput, match=f"^no views are proposed, so {named}"):
+        recorded(home, tmp_path / "archive", "--propose", "tent", *typed)
+    assert not (tmp_path / "archive").exists()
+    with pytest.raises(BadInput, match=f"^no views are proposed, so {named}"):
+        call("tune", *model(home), "-i", home / "images", *typed)
+
+
 def test_options_of_updates_are_refused_with_a_policy_of_views(home: Path, tmp_path: Path) -> None:
     views = ("--objective", "views:gamma(1.4),mirror(x)")
     there = (*model(home), "-i", home / "images", "-o", tmp_path / "out", *views, "--dry-run")

@@ -140,6 +140,28 @@ def test_a_sweep_of_rates_says_what_it_will_do_and_how_long_it_takes(home: Path)
     assert "1 of 4 episodes, about " in result.stderr
 
 
+@pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
+def test_a_drawn_sweep_is_replaced_by_the_next_and_a_file_of_somebody_else_is_not(
+    home: Path, tmp_path: Path, kind: str
+) -> None:
+    picture = tmp_path / f"tune.{kind}"
+    words = ("tune", *_images(home), "--steps", 1, "--rates", "1e-3", "-n", 1, "-q", "-o", picture)
+    for _ in range(2):
+        assert CliRunner().invoke(app, [str(word) for word in words]).exit_code in (0, 1)
+    assert picture.stat().st_size > 5000
+    picture.write_bytes(b"a scan")
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert isinstance(result.exception, BadInput)
+    assert "no casewise tune drew it; choose another file with -o" in str(result.exception)
+    assert picture.read_bytes() == b"a scan"
+
+
+def test_a_sweep_that_cannot_be_drawn_as_asked_is_refused_before_it_begins(home: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, [str(word) for word in ("tune", *_images(home), "-o", tmp_path / "tune.doc")])
+    assert isinstance(result.exception, BadInput)
+    assert str(result.exception) == "the sweep is drawn as .svg, .png, .pdf, got tune.doc"
+
+
 def test_every_command_that_prints_results_is_asked_for_json() -> None:
     """The demo is asked in test_phantoms.py, since it takes its time; the service prints no result."""
     assert set(CALLS) | {"demo"} == set(COMMANDS) - {"serve"}
@@ -196,6 +218,8 @@ FOREIGN: dict[str, tuple[str, Callable[[Path, Path], tuple[object, ...]]]] = {
     "demo": ("data/target/cases.csv", lambda home, out: ("-o", out)),
     "certify": ("certificate.html", lambda home, out: (home / "holdout", "--alpha", 0.6, "--out", out)),
     "source-statistics": ("a.json", lambda home, out: (*MODEL, home / "data" / "images", "-o", out / "a.json")),
+    "import": ("cases/a.txt", lambda home, out: ("--old", home / "old", "--new", home / "new", "-o", out)),
+    "record": ("cases/a.txt", lambda home, out: (*_images(home), *VIEWS, "-o", out)),
     "convert": ("weights.safetensors", lambda home, out: (shutil.copy(home / "weights.pth", out),)),
 }
 """A file of somebody else where each command writes one of its own."""
@@ -209,6 +233,7 @@ def test_files_of_somebody_else_are_left_alone(command: str, home: Path, tmp_pat
     result = CliRunner().invoke(app, [command, *map(str, words(home, tmp_path))])
     assert isinstance(result.exception, BadInput)
     assert (tmp_path / name).read_text() == "mine"
+    assert not (tmp_path / "manifest.json").exists()
 
 
 @pytest.mark.parametrize(

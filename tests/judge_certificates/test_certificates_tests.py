@@ -132,6 +132,18 @@ def test_what_twenty_cases_buy():
     assert ltt_budget(22, 0.1, 0.1) == 0
 
 
+@pytest.mark.parametrize(("alpha", "delta"), [(0.05, 0.1), (0.2, 0.05), (0.5, 0.3), (1e-6, 0.1), (0.999, 0.1)])
+def test_the_budget_is_the_last_count_that_the_binomial_test_accepts(alpha, delta):
+    for cases in (1, 2, 7, 22, 45, 200):
+        passes = np.flatnonzero(stats.binom.cdf(np.arange(cases + 1), cases, alpha) <= delta)
+        assert ltt_budget(cases, alpha, delta) == (passes[-1] if passes.size else None)
+
+
+def test_a_billion_cases_are_planned_without_counting_them():
+    budget = plan(0.1, 0.1, 10**9).ltt_budget
+    assert stats.binom.cdf(budget, 10**9, 0.1) <= 0.1 < stats.binom.cdf(budget + 1, 10**9, 0.1)
+
+
 def test_betting_needs_a_few_cases_more_and_says_so():
     n = betting_cases(0.2, 0.1)
     assert n >= ltt_cases(0.2, 0.1)

@@ -124,6 +124,34 @@ def test_impossible_observations_are_refused():
         Exchangeability(())
 
 
+def test_nan_is_no_decision_and_no_audit_whatever_is_watched():
+    watch = Watch("id").decision("a", 0.1, "ann").audit("a", 0.0, "ann")
+    with pytest.raises(BadInput, match="must be finite, got nan for case b"):
+        watch.decision("b", float("nan"), "ann")
+    with pytest.raises(BadInput, match=r"lies in \[0, 1\], got nan"):
+        watch.audit("b", float("nan"), "ann")
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_rows_without_a_number_are_named_and_count_for_nothing(site, tmp_path, kind):
+    rows = [("a", "0.1", ""), ("b", "nan", ""), ("c", "", ""), ("d", "", "nan"), ("e", "", "0.0"), ("f", "nan", "0.0")]
+    stream = tmp_path / f"s.{kind}"
+    if kind == "csv":
+        stream.write_text("case,value,loss\n" + "".join(",".join(row) + "\n" for row in rows))
+    else:
+        kept = [{"case": name, "value": value or None, "loss": loss or None} for name, value, loss in rows]
+        stream.write_text("".join(json.dumps(row) + "\n" for row in kept).replace('"nan"', "NaN"))
+    words = [stream, "--calibration", site.path, "--state", tmp_path / "watch.json", "--no-go-live"]
+    told = RUN.invoke(app, ["monitor", *map(str, words), "--json"])
+    content = json.loads(told.stdout)
+    assert (content["decisions"], content["audits"]) == (1, 2)
+    assert content["passed_over"] == ["b", "c", "d", "f"]
+    told = RUN.invoke(app, ["monitor", *map(str, words)])
+    assert (
+        "! 4 rows with NaN, or without value and loss, counted as no decision and no audit: b, c, d, f" in told.stdout
+    )
+
+
 def test_a_watch_survives_a_restart_and_counts_a_case_once(site, tmp_path):
     certificate, policy = certify_router(site.archive, site.policy, Promise(("ha",), (0.1,)))
     kinds = ("exchangeability", "audit", "reference", "proxy")

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from casewise.adapt.adaptation import Adaptation
-from casewise.adapt.forwards import Forward, Forwards, channels_last
+from casewise.adapt.forwards import Forward, Forwards, channels_last, lays_out
 from casewise.adapt.objective import ChunkLoss, Update
 from casewise.adapt.parameters import depends_on_batch, group_instance_norm, movable, use_statistics
 from casewise.adapt.probes import probed, probes_of
@@ -130,7 +130,7 @@ class Episode:
         self.clear_gradients()
         if self.how.group_instance_norm:
             group_instance_norm(self.network)
-        for parameter in self.network.parameters() if self.how.channels_last else ():
+        for parameter in self.network.parameters() if lays_out(self.network, self.how) else ():
             parameter.data = channels_last(parameter.data)
         self.source = {name: tensor.detach().clone() for name, tensor in self._movable.items()}
 
@@ -214,6 +214,10 @@ class Episode:
     def padded(self, inputs: Tensor) -> Tensor:
         """Inputs as the network itself sees them: ``logits`` pads by itself, a call of the network does not."""
         return self._forwards.padded(inputs)
+
+    def through(self, part: Forward, inputs: Tensor) -> Tensor:
+        """What another part of the network, such as an auxiliary head, makes of inputs, given them as in ``logits``."""
+        return self._forwards.through(part, inputs)
 
     def backward(self, loss: ChunkLoss, *, inputs: Tensor | None = None) -> float | None:
         """Clear gradients, then accumulate the gradient of sum(numerator)/sum(weight) over the micro-batches.

@@ -150,8 +150,11 @@ class Forwards:
         self._run: Forward = forward or _resized(torch.compile(network) if how.compile else network)
         self.padded: Forward = getattr(forward, "pad", lambda given: given)  # inputs as the network itself sees them
         self._own_predict = predict
+        self._on_grid: bool = getattr(
+            predict, "on_grid", True
+        )  # whether a pipeline's mask has the voxels of the inputs
         self._before = before_forward or (lambda: None)
-        self._max_slices, self._autocast, self._channels_last = how.max_slices, how.autocast, how.channels_last
+        self._max_slices, self._autocast, self._channels_last = how.max_slices, how.autocast, lays_out(network, how)
         self._prefix = FrozenPrefix(network, moving.values()) if how.cache_frozen else None
         self._kept: tuple[Tensor, list[int]] | None = None
 
@@ -167,6 +170,13 @@ class Forwards:
         with known, self._precision(inputs.device.type):
             logits = self._run(channels_last(inputs) if self._channels_last else inputs)
         return check_finite(logits.float(), where)
+
+    def through(self, part: Forward, inputs: Tensor) -> Tensor:
+        """What another part of the network makes of inputs: padded, laid out and in the precision of :meth:`logits`."""
+        self._before()
+        given = self.padded(inputs)
+        with self._precision(inputs.device.type):
+            return part(channels_last(given) if self._channels_last else given).float()
 
     def prediction(self, *, where: str, keep_graph: bool) -> Prediction:
         """The current weights' mask; the last micro-batch keeps its graph for the next update."""
@@ -186,7 +196,7 @@ class Forwards:
             entropies.append(voxels.cpu().numpy())
             surest += float(probability.mean()) * len(probability) / len(self.inputs)
         mask = _joined(masks) if self._own_predict is None else self._piped()
-        return Prediction(mask, _on_grid(mask, _joined(entropies)), surest)
+        return Prediction(mask, _on_grid(mask, _joined(entropies), self._on_grid), surest)
 
     def mask(self, *, where: str) -> Mask:
         """The current weights' mask alone: no graph, no signals, the least memory."""
@@ -252,6 +262,16 @@ class Forwards:
         return torch.autocast(device, getattr(torch, self._autocast)) if self._autocast else nullcontext()
 
 
+def lays_out(network: nn.Module, how: Adaptation) -> bool:
+    """Whether ``channels_last`` is asked for and torch can do it.
+
+    On the CPU the backward of a GroupNorm in that layout ends the process where its input needs no gradient, as below
+    the first layer that moves (torch 2.13). The layout changes rounding only, so there it is left out.
+    """
+    grouped = how.group_instance_norm or any(isinstance(module, nn.GroupNorm) for module in network.modules())
+    return how.channels_last and not (grouped and all(one.device.type == "cpu" for one in network.parameters()))
+
+
 def channels_last(tensor: Tensor) -> Tensor:
     """Images, volumes and their kernels with the channel as the fastest axis."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -271,6 +291,11 @@ def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
     return whole[0] if len(whole) == 1 else whole
 
 
-def _on_grid(mask: Mask, voxels: NDArray[Any]) -> NDArray[Any]:
-    """Values in the mask's shape where a pipeline of its own (nnU-Net's) kept the axis of a volume of one slice."""
+def _on_grid(mask: Mask, voxels: NDArray[Any], same: bool) -> NDArray[Any]:
+    """Values in the mask's shape where a pipeline of its own (nnU-Net's) kept the axis of a volume of one slice.
+
+    Where their voxels are not those of the mask they get an axis more than it, so that no accident matches them.
+    """
+    if not same:
+        return voxels[(None,) * max(0, mask.ndim + 1 - voxels.ndim)]
     return voxels[None] if mask.shape == (1, *voxels.shape) else voxels

@@ -94,6 +94,13 @@ class Adaptable(Protocol):
         """Inputs as the network itself sees them: ``logits`` pads by itself, a call of the network does not."""
         ...
 
+    def through(self, part: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        """What another part of the network, such as an auxiliary head, makes of inputs, in float32.
+
+        It gets them as the network does in ``logits``: padded, in the episode's precision and memory layout.
+        """
+        ...
+
     def backward(self, loss: ChunkLoss, *, inputs: Tensor | None = None) -> float | None:
         """Clear gradients, then accumulate the gradient of sum(numerator)/sum(weight) over the micro-batches.
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from casewise.adapt.adaptation import ARRAYS, Adaptation
-from casewise.adapt.backbones import Backbone, Pipeline, Prepared
+from casewise.adapt.backbones import Backbone, OwnPrediction, Pipeline, Prepared
 from casewise.adapt.consensus import checked_weights
 from casewise.adapt.parameters import fast_norms
 from casewise.adapt.readings import Reading, Readings, logits_pipeline
@@ -287,10 +287,10 @@ class SharedSource:
         mask, shares = self._found
         return mask, shares.clone()
 
-    def first(self, predict: Callable[[], Mask]) -> Callable[[], Mask]:
+    def first(self, predict: Callable[[], Mask]) -> OwnPrediction:
         """A backbone's own prediction whose first call, that of M0, gives the mask that is known."""
         known = [self()[0]]
-        return lambda: known.pop() if known else predict()
+        return OwnPrediction.instead(predict, lambda: known.pop() if known else predict())
 
 
 def readings_of(

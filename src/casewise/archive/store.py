@@ -437,11 +437,22 @@ def create_archive(
         manifest["ladders"] = {**there.manifest.get("ladders", {}), check_ladder(ladder): facts}
         _write_manifest(path, manifest)
         return open_archive(path).on(ladder)
+    check_archive_place(path)
     (path / layout.CASES).mkdir(parents=True, exist_ok=True)
     held = {"ladders": {check_ladder(ladder): facts}} if ladder else facts
     manifest = {"schema": layout.SCHEMA, **held, "software": _software()}
     _write_manifest(path, manifest)
     return open_archive(path).on(ladder)
+
+
+def check_archive_place(path: Path) -> None:
+    """Refuse a folder whose cases/ somebody else made: with a manifest it would be an archive that cannot be read."""
+    found = sorted(one.name for one in (path / layout.CASES).glob("*") if not one.name.startswith(layout.HALF_WRITTEN))
+    if found and not (path / layout.MANIFEST).exists():  # asked last: another writer makes it before its first case
+        raise BadInput(
+            f"{path} has a folder {layout.CASES}/ with {found[0]} and no {layout.MANIFEST}, so it is no archive of "
+            "casewise; choose another folder with -o"
+        )
 
 
 def open_archive(path: str | Path, *, labels: LabelSource | None = None, ladder: str | None = None) -> Archive:

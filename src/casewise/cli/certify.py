@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 PAGE, CERTIFIED = "certificate.html", "policy-certified.json"
+MOST_PLANNED = 10**12  # cases; the binomial distribution is exact up to here, and nobody has more
 
 
 @app.command()
@@ -200,7 +201,12 @@ def plan(
     alpha: float = typer.Option(0.1, help="Promised risk: at most this much harm."),
     delta: float = typer.Option(0.1, help="Chance that a high-probability promise may fail."),
     cases: int | None = typer.Option(
-        None, "-n", "--cases", min=1, help="Labelled cases at hand; patients or sequences where these have several."
+        None,
+        "-n",
+        "--cases",
+        min=1,
+        max=MOST_PLANNED,
+        help="Labelled cases at hand; patients or sequences where these have several.",
     ),
     as_json: bool = AS_JSON,
 ) -> None:

@@ -117,9 +117,12 @@ def verify(
 ) -> None:
     """Check an archive or a prediction folder against its hashes and its audit log."""
     from casewise.archive.verify import verify as archive_problems
+    from casewise.core.errors import BadInput
     from casewise.judge.ledger import ledger_problems
     from casewise.run.prediction_folder import review_problems, verify_predictions
 
+    if not folder.is_dir():  # a mistyped path is no damage: exit code 2, not 1
+        raise BadInput(f"there is no folder {folder}; name an archive or a folder of predictions")
     if (folder / "audit.jsonl").exists():
         problems = verify_predictions(folder, report)
     else:

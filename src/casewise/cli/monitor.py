@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from casewise.judge.monitors.watch import Watch
 
 app = typer.Typer()
+
+SHOWN = 5
 
 
 @app.command()
@@ -68,12 +71,14 @@ def monitor(
             [name for name, wanted in asked.items() if wanted],
             delta=delta, limit=promised, tolerance=tolerance, loss=loss, first=first, suspend_on_harm=suspend_on_harm,
         )  # fmt: skip
+    passed_over = []
     for row in _rows(stream) if stream is not None else ():
-        watch = _taken(watch, row)
+        watch, whole = _taken(watch, row)
+        passed_over += [] if whole else [str(row.get("case") or row.get("case_id"))]
     write_watch(state, watch)
     content = {"state": state, "decisions": len(watch.decided), "audits": len(watch.audited), "alarms": watch.alarms,
-               "suspended": watch.suspended}  # fmt: skip
-    answer(_summary(watch), content, as_json=as_json)
+               "suspended": watch.suspended, "passed_over": passed_over}  # fmt: skip
+    answer("\n".join([_summary(watch), *_unread(passed_over)]), content, as_json=as_json)
     raise typer.Exit(1 if watch.alarms else 0)
 
 
@@ -93,26 +98,43 @@ def _rows(stream: Path) -> Iterator[dict[str, Any]]:
         raise BadInput(f"{stream} holds a line that is no JSON object ({error}); nothing was taken from it") from None
 
 
-def _taken(watch: Watch, row: dict[str, Any]) -> Watch:
+def _taken(watch: Watch, row: dict[str, Any]) -> tuple[Watch, bool]:
+    """The watch after a row, and whether the row said all it should: something, and no NaN."""
     from casewise.core.errors import BadInput
 
     case = row.get("case") or row.get("case_id")
     if not case:
         raise BadInput(f"a row of the stream needs 'case' or 'case_id', got {', '.join(row) or 'nothing'}")
     cluster = str(row.get("cluster") or "") or None
-    if row.get("value") not in (None, ""):
-        watch = watch.decision(str(case), _number(row, "value"), cluster, row.get("bucket") or None)
-    return watch if row.get("loss") in (None, "") else watch.audit(str(case), _number(row, "loss"), cluster)
+    numbers = {name: _number(row, name) for name in ("value", "loss") if row.get(name) not in (None, "")}
+    value, loss = numbers.get("value"), numbers.get("loss")
+    if value is not None:
+        watch = watch.decision(str(case), value, cluster, row.get("bucket") or None)
+    if loss is not None:
+        watch = watch.audit(str(case), loss, cluster)
+    return watch, bool(numbers) and None not in numbers.values()
 
 
-def _number(row: dict[str, Any], name: str) -> float:
+def _number(row: dict[str, Any], name: str) -> float | None:
+    """A cell as a number; None for NaN, which is no decision and no audit, neither good nor bad."""
     from casewise.core.errors import BadInput
 
     try:
-        return float(row[name])
+        number = float(row[name])
     except (TypeError, ValueError):
         case = row.get("case") or row.get("case_id")
         raise BadInput(f"{name} of case {case} is a number, got {row[name]!r}; mend the stream") from None
+    return None if math.isnan(number) else number
+
+
+def _unread(cases: list[str]) -> Iterator[str]:
+    """That rows held no number to watch, where some did."""
+    if cases:
+        more = f" and {len(cases) - SHOWN} more" if len(cases) > SHOWN else ""
+        yield (
+            f"! {counted(len(cases), 'row')} with NaN, or without value and loss, counted as no decision and no audit: "
+            f"{', '.join(cases[:SHOWN])}{more}"
+        )
 
 
 def _summary(watch: Watch) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from casewise.cli.config import apply_preset
 from casewise.cli.printing import Progress
 
 if TYPE_CHECKING:
+    from casewise.adapt.adaptation import Adaptation
     from casewise.data.folders import CaseFiles
     from casewise.deployment import Deployment, Model
 
@@ -165,22 +166,41 @@ class AdaptationOptions:
 
     @staticmethod
     def check_used(deployment: Deployment) -> None:
-        """Refuse typed options of updates where none is made; what a preset or casewise.toml says is passed over."""
+        """Refuse typed options that no proposer reads; what a preset or casewise.toml says is passed over."""
         from casewise.archive.store import OF_UPDATES
-        from casewise.core.errors import BadInput
 
+        AdaptationOptions.check_views(deployment.proposers)
         readings = [how.forward_only for how in deployment.proposers]
         if any(one is None for one in readings):
             return
         typed = [option for name, option in _TYPED.get().items() if name in OF_UPDATES]
         if "--steps" in typed and _reads_steps(deployment):
             typed.remove("--steps")
-        if typed:
-            kinds = " and ".join(sorted({type(one).__name__.lower() for one in readings}, reverse=True))
-            raise BadInput(
-                f"{kinds} make no updates, so {' and '.join(typed)} {'has' if len(typed) == 1 else 'have'} no effect; "
-                f"leave {'it' if len(typed) == 1 else 'them'} out"
-            )
+        kinds = " and ".join(sorted({type(one).__name__.lower() for one in readings}, reverse=True))
+        _refuse_unread(typed, f"{kinds} make no updates")
+
+    @staticmethod
+    def check_views(proposers: Iterable[Adaptation]) -> None:
+        """Refuse typed options of views, and those that members share with them, where nothing is read so."""
+        from casewise.adapt.proposers import Views
+
+        readings = [one for one in (how.forward_only for how in proposers) if one is not None]
+        unread = set() if readings else _OF_READINGS
+        unread = unread if any(isinstance(one, Views) for one in readings) else unread | _OF_VIEWS
+        typed = [option for name, option in _TYPED.get().items() if name in unread]
+        _refuse_unread(typed, "no views are proposed")
+
+
+_OF_READINGS = {"consensus", "keep_ballots"}  # what views and members read, and updates never do
+_OF_VIEWS = {"mirrored_views", "source_statistics"}
+
+
+def _refuse_unread(options: Sequence[str], why: str) -> None:
+    from casewise.core.errors import BadInput
+
+    if options:
+        verb, them = ("has", "it") if len(options) == 1 else ("have", "them")
+        raise BadInput(f"{why}, so {' and '.join(options)} {verb} no effect; leave {them} out")
 
 
 _TYPED: ContextVar[Mapping[str, str]] = ContextVar("typed", default=MappingProxyType({}))
@@ -362,7 +382,7 @@ class NnUNetStyle(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run the command; it can ask which options were typed, and did not come from a preset or casewise.toml."""
         typed = {
-            str(one.name): max(one.opts, key=len)
+            str(one.name): max(_words(one, ctx.params.get(one.name)), key=len)
             for one in self.params
             if getattr(ctx.get_parameter_source(one.name), "name", "") == "COMMANDLINE"
             and ctx.params.get(one.name) not in (None, "")
@@ -372,6 +392,12 @@ class NnUNetStyle(TyperCommand):
             return super().invoke(ctx)
         finally:
             _TYPED.reset(before)
+
+
+def _words(option: Any, value: Any) -> list[str]:
+    """How an option is spelled; of a pair of flags the word that says this value."""
+    words: list[str] = option.secondary_opts if value is False and option.secondary_opts else option.opts
+    return words
 
 
 def joined(args: list[str]) -> list[str]:

@@ -58,12 +58,14 @@ def record(
     """
     from casewise.adapt.adaptation import Adaptation
     from casewise.adapt.probes import probes_of
+    from casewise.archive.store import check_archive_place
     from casewise.core.records import EVALUATION
     from casewise.deployment import Deployment
     from casewise.run.local import keep_freed_memory
     from casewise.run.record_folder import RecordCase, parsed_states, record_folder
 
     keep_freed_memory()
+    check_archive_place(archive)
     model = source.chosen()
     probes = tuple(name for name in signals.split(",") if name)
     probes_of(probes)  # a wrong name is an error before anything is recorded

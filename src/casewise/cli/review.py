@@ -38,6 +38,8 @@ def review(
 
     server = review_server(folder, images=images, reviewer=reviewer, port=port, ladder=ladder)
     with server:
+        for sentence in server.desk.said_at_start:
+            typer.echo(f"! {sentence}", err=True)
         typer.echo(f"{counted(len(server.desk.folder.cases), 'case')}, worst first: {server.url}")
         typer.echo(f"decisions go to {server.desk.log.path}; stop with Ctrl-C", err=True)
         if browser:

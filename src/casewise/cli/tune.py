@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 NOTHING_FITS = 1
+DRAWN = "casewise tune: how much each step changes, by rate"  # the title inside a picture, by which it is known again
+PICTURES = (".svg", ".png", ".pdf")  # what holds a title
 
 
 @app.command(cls=NnUNetStyle)
@@ -32,7 +34,7 @@ def tune(
     rates: str = typer.Option("", help="Rates to try, with commas; default: 1e-5 to 1e-2 in half decades."),
     cases: int = typer.Option(6, "-n", "--cases", min=1, help="How many images to try, spread over the folder."),
     coverage: float = typer.Option(7e-4, help="Share of voxels that the first step should change."),
-    picture: Path = typer.Option(None, "-o", "--picture", help="Draw the sweep, such as tune.svg or tune.png."),
+    picture: Path = typer.Option(None, "-o", "--picture", help="Draw the sweep, as .svg, .png or .pdf."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Try learning rates on a few images, without labels, and recommend one.
@@ -47,8 +49,11 @@ def tune(
     from casewise.adapt.adaptation import Adaptation
     from casewise.adapt.rates import RATES, sweep_rates
 
+    if picture is not None:
+        _check_place(picture)
     model = source.chosen()
     adaptation = Adaptation(**how.asked(model))
+    how.check_views([adaptation])
     with TemporaryDirectory() as keep:
         files = which.gathered(model, keep=Path(keep))
         few = files[:: max(1, len(files) // cases)][:cases]
@@ -74,6 +79,16 @@ def tune(
     answer(_words(choice, adaptation.objective), asdict(choice), as_json=as_json)
     if choice.rate is None:
         raise typer.Exit(NOTHING_FITS)
+
+
+def _check_place(picture: Path) -> None:
+    """Refuse, before any work, a kind of picture that is not drawn and a file that no earlier sweep drew."""
+    from casewise.core.errors import BadInput
+
+    if picture.suffix.lower() not in PICTURES:
+        raise BadInput(f"the sweep is drawn as {', '.join(PICTURES)}, got {picture.name}")
+    if picture.exists() and DRAWN.encode() not in picture.read_bytes():
+        raise BadInput(f"{picture} is there and no casewise tune drew it; choose another file with -o")
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -109,6 +124,7 @@ def _words(choice: RateChoice, objective: str) -> str:
 
 def _draw(choice: RateChoice, coverage: float, path: Path) -> None:
     """Change after each step against the rate; the wanted first step as a band."""
+    from casewise.core.durable import replacing
     from casewise.render.ink import HARM, MUTED, OURS, SOFT, canvas, inked
 
     with inked():
@@ -131,7 +147,8 @@ def _draw(choice: RateChoice, coverage: float, path: Path) -> None:
         axis.set_title("How much each step changes, by rate")
         axis.set_xlabel("learning rate; band: wanted at step 1; dashed: recommended; cross: does not come to rest")
         axis.legend(frameon=False, fontsize=8)
-        figure.savefig(path, dpi=150, facecolor="white")
+        with replacing(path) as temporary:
+            figure.savefig(temporary, dpi=150, facecolor="white", metadata={"Title": DRAWN})
 
 
 @app.command(cls=NnUNetStyle)

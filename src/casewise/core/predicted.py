@@ -17,6 +17,8 @@ from casewise.core.records import DONE, FAILED, FALLBACK, Decision, Signals, che
 
 SCHEMA, READABLE = 2, (1, 2)
 STATUSES = (DONE, FALLBACK, FAILED)
+REVIEW, REVIEW_SET_ASIDE = "review", "review-set-aside"
+"""Events of the audit log and reviews.jsonl: a person's decision on a case, and one of them that decides nothing."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +24,7 @@ from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256, json_sha256, write_durably
 from casewise.core.errors import CasewiseError, Refused
 from casewise.core.formats import json_bytes
-from casewise.core.predicted import PredictedCase
+from casewise.core.predicted import REVIEW, REVIEW_SET_ASIDE, PredictedCase
 from casewise.data.folders import CaseFiles
 from casewise.deployment import Deployment
 
@@ -192,9 +192,36 @@ def review_problems(folder: Path) -> list[str]:
     """What is wrong with the reviewers' decisions: a chain of their own, and the same ones in the audit log."""
     reviews, audit = folder / "reviews.jsonl", folder / "audit.jsonl"
     problems = log_problems(reviews) if reviews.is_file() else []
-    if audit.is_file() and _decisions(reviews) != _decisions(audit):
-        problems.append("reviews.jsonl and audit.jsonl do not hold the same reviews: added or removed")
+    if not audit.is_file():
+        return problems
+    aside, held = _set_aside(reviews), {str(event.get("hash")): review_facts(event) for event in _reviews(audit)}
+    if any(held.get(line) != said for line, said in aside.items()):
+        problems.append("reviews.jsonl sets a review aside that audit.jsonl does not hold")
+    if _decisions(reviews) != _decisions(audit, without=aside):
+        killed = f"; casewise review {folder} sets aside what a killed process left" if half_review(folder) else ""
+        problems.append(f"reviews.jsonl and audit.jsonl do not hold the same reviews: added or removed{killed}")
     return problems
+
+
+def half_review(folder: Path) -> dict[str, Any] | None:
+    """The one review that only the audit log holds, where all else agrees: its writer was killed, or it was added.
+
+    The audit log is written first, by one process at a time. More than one such line is no killed process, and so is
+    a review that only reviews.jsonl holds.
+    """
+    reviews, audit = folder / "reviews.jsonl", folder / "audit.jsonl"
+    if Chain(reviews).problems or Chain(audit).problems:
+        return None
+    aside, known = _set_aside(reviews), [review_facts(event) for event in _reviews(reviews)]
+    alone = []
+    for event in _reviews(audit):
+        if event["hash"] in aside:
+            continue
+        if review_facts(event) in known:
+            known.remove(review_facts(event))
+        else:
+            alone.append(event)
+    return alone[0] if len(alone) == 1 and not known else None
 
 
 def log_problems(path: Path) -> list[str]:
@@ -204,11 +231,25 @@ def log_problems(path: Path) -> list[str]:
     return [*log.problems, *([torn] if log.torn else [])]
 
 
-def _decisions(log: Path) -> list[dict[str, object]]:
-    """Reviews without what each log adds, case by case: two reviewers at once may end in another order in each log."""
-    events = [event for event in Chain(log).lines() if event.get("event") == "review"]
-    events.sort(key=lambda event: str(event.get("case")))
-    return [{name: value for name, value in event.items() if name not in _OWN} for event in events]
+def _reviews(log: Path) -> list[dict[str, Any]]:
+    return [event for event in Chain(log).lines() if event.get("event") == REVIEW]
+
+
+def review_facts(event: Mapping[str, Any]) -> dict[str, Any]:
+    """What a review says, without what each log adds."""
+    return {name: value for name, value in event.items() if name not in _OWN}
+
+
+def _set_aside(reviews: Path) -> dict[str, Any]:
+    """The reviews that reviews.jsonl sets aside, by the hash of their line in the audit log."""
+    events = [event for event in Chain(reviews).lines() if event.get("event") == REVIEW_SET_ASIDE]
+    return {str(event.get("line")): event.get("review") for event in events}
+
+
+def _decisions(log: Path, without: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Reviews case by case: those of two reviewers at once may stand in another order in each log."""
+    events = [event for event in _reviews(log) if str(event.get("hash")) not in without]
+    return [review_facts(event) for event in sorted(events, key=lambda event: str(event.get("case")))]
 
 
 def _faults(out: Path, outputs: Mapping[str, str]) -> Iterator[tuple[str, str]]:

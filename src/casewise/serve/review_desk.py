@@ -79,6 +79,7 @@ class Desk:
 
     def __init__(self, folder: Reviewable, images: Images, log: ReviewLog, *, reviewer: str = "") -> None:
         log.check()
+        self.said_at_start = log.settle()
         self.folder, self.images, self.log, self.reviewer = folder, images, log, reviewer
         self._risks = risks(folder.cases.values())
         self._order = worst_first(folder.cases)
@@ -149,7 +150,7 @@ class Desk:
             "folder": self.folder.path.resolve().name,
             "kind": self.folder.kind,
             "reviewer": self.reviewer,
-            "problems": self.log.problems,
+            "problems": list(dict.fromkeys([*self.said_at_start, *self.log.problems])),
             "background": self.folder.classes.background,
             "classes": [
                 {"value": value, "name": name, "color": color_of(value, self.folder.classes.names)}

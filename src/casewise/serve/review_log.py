@@ -11,23 +11,25 @@ from __future__ import annotations
 import csv
 import io
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from casewise.core.brief import counted
 from casewise.core.chain import Chain
-from casewise.core.durable import file_sha256, replacing
+from casewise.core.durable import file_sha256, held, replacing
 from casewise.core.errors import BadInput, CasewiseError, Refused
 from casewise.core.formats import csv_cell
+from casewise.core.predicted import REVIEW, REVIEW_SET_ASIDE
 from casewise.core.records import check_case_id
-from casewise.run.prediction_folder import review_problems
+from casewise.run.prediction_folder import half_review, review_facts, review_problems
 from casewise.serve.review_cases import DEPLOYED
 from casewise.serve.review_sources import Predictions
 
 REVIEWS = "reviews.jsonl"
-EVENT = "review"
+LOCK = ".reviews.lock"
 DECISIONS = ("keep-m0", "keep-adapted", "flag")
 NAME_LENGTH, NOTE_LENGTH = 100, 500
 
@@ -76,21 +78,66 @@ class ReviewLog:
 
     def append(self, review: Review) -> None:
         """Write one decision, durably: the audit log first, then the reviews."""
-        facts = asdict(review)
-        if self.audit is not None:
-            Chain(self.audit).append(EVENT, facts)
-        Chain(self.path).append(EVENT, facts)
+        with self._alone():
+            self._write(REVIEW, asdict(review))
+
+    def settle(self) -> list[str]:
+        """Set aside a review that only the audit log holds, and say so; else say what is wrong with the logs.
+
+        A process that is killed between the two logs leaves such a line, but anybody could have added it. So it decides
+        nothing and is not lost: it stays where it is, both logs say what it said, and its case is open until a person
+        decides it again.
+        """
+        if self.audit is None:
+            return []
+        folder = self.path.parent
+        if half_review(folder) is None:
+            return review_problems(folder)  # without the lock: a folder that may only be read can be looked at
+        with self._alone():
+            half = half_review(folder)
+            if half is None:  # another process was writing it just then
+                return review_problems(folder)
+            facts = {"case": half.get("case"), "line": half["hash"], "review": review_facts(half)}
+            self._write(REVIEW_SET_ASIDE, facts)
+        said = f"{half.get('reviewer')} decided {half.get('decision')} for case {half.get('case')} ({half.get('time')})"
+        return [
+            f"{said}, but only {self.audit.name} holds it: the page was killed while it wrote, or the line was added. "
+            "It is set aside; decide the case again"
+        ]
+
+    def _write(self, event: str, facts: Mapping[str, Any]) -> None:
+        for path in (self.audit, self.path):
+            if path is not None:
+                Chain(path).append(event, facts)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Both logs under one lock, so that a word on its way from one to the other is not taken for half a one."""
+        with nullcontext() if self.audit is None else held(self.path.with_name(LOCK), wait=True):
+            yield
 
     def lines(self) -> list[dict[str, Any]]:
         """Every decision, oldest first; a line that is none decides nothing."""
         return [line for line in self._events() if _is_review(line)]
 
     def _events(self) -> list[dict[str, Any]]:
-        return [line for line in Chain(self.path).lines() if line.get("event") == EVENT]
+        return [line for line in Chain(self.path).lines() if line.get("event") == REVIEW]
 
     def latest(self) -> dict[str, dict[str, Any]]:
-        """The last decision of each case."""
-        return {line["case"]: line for line in self.lines()}
+        """The last decision of each case; none of a case that is open again."""
+        return {case: line for case, line in self._last().items() if line["event"] == REVIEW}
+
+    def reopened(self) -> frozenset[str]:
+        """Cases of which a review was set aside, and that nobody decided since."""
+        return frozenset(case for case, line in self._last().items() if line["event"] == REVIEW_SET_ASIDE)
+
+    def _last(self) -> dict[str, dict[str, Any]]:
+        lines = Chain(self.path).lines()
+        return {
+            str(line.get("case")): line
+            for line in lines
+            if line.get("event") == REVIEW_SET_ASIDE or (line.get("event") == REVIEW and _is_review(line))
+        }
 
 
 def _is_review(line: Mapping[str, Any]) -> bool:
@@ -144,11 +191,11 @@ def apply_reviews(folder: Path, out: Path) -> list[Applied]:
     problems = [*log.problems, *review_problems(folder)]
     if problems:
         raise Refused(f"the reviews cannot be trusted: {problems[0]}; run casewise verify {folder}")
-    latest = log.latest()
+    latest, reopened = log.latest(), log.reopened()
     found = []
     for case_id in predicted.cases:
         try:
-            one = _applied(predicted, case_id, latest.get(case_id), out)
+            one = _applied(predicted, case_id, latest.get(case_id), out, reopened=case_id in reopened)
         except CasewiseError as error:  # one bad case costs no other its mask
             one = Applied(case_id, "none", str(error), open=True)
         Chain(out / APPLIED).append("applied", asdict(one))
@@ -156,12 +203,16 @@ def apply_reviews(folder: Path, out: Path) -> list[Applied]:
     return found
 
 
-def _applied(predicted: Predictions, case_id: str, line: dict[str, object] | None, out: Path) -> Applied:
+def _applied(
+    predicted: Predictions, case_id: str, line: dict[str, object] | None, out: Path, *, reopened: bool
+) -> Applied:
     case = predicted.cases[case_id]
     if not case.has_masks:
         return Applied(case_id, "none", f"there is no output: {case.error}", open=True)
     reviewer = str((line or {}).get("reviewer") or "")
-    if line is None:
+    if reopened:
+        taken, why, undecided = "deployed", "a review that only one log held was set aside; decide again", True
+    elif line is None:
         taken, why, undecided = "deployed", "nobody reviewed it", case.flagged
     elif line.get("about") != case.about:
         taken, why, undecided = "deployed", "the review is about another output; look at this one", True

@@ -11,6 +11,8 @@ from casewise.cli.review import app
 from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256
 from casewise.core.errors import BadInput, Refused
+from casewise.judge.calibration.preflight import read_reviews
+from casewise.run.prediction_folder import review_facts, review_problems, verify_predictions
 from casewise.serve.review_cases import ReviewCase, worst_first
 from casewise.serve.review_log import APPLIED, REVIEWS, Review, ReviewLog, apply_reviews
 from casewise.serve.review_sources import Predictions
@@ -105,6 +107,88 @@ def test_two_reviewers_at_once_are_no_problem(predictions, tmp_path):
     assert done["kept"].taken == done["undone"].taken == "m0"
 
 
+def killed_between_the_logs(monkeypatch, out, *said):
+    """A review whose process is killed after the audit log has it and before reviews.jsonl does."""
+    append = Chain.append
+
+    def dying(chain, event, about):
+        if chain.path.name == REVIEWS:
+            raise KeyboardInterrupt
+        return append(chain, event, about)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Chain, "append", dying)
+        with pytest.raises(KeyboardInterrupt):
+            reviewed(out, said)
+
+
+def log_of(out):
+    return ReviewLog(out / REVIEWS, Predictions(out).audit)
+
+
+def test_half_a_review_is_set_aside_and_its_case_is_open_until_somebody_decides_again(
+    predictions, tmp_path, monkeypatch
+):
+    out = predictions.layout.out
+    reviewed(out, ("kept", "keep-adapted", "1"), ("undone", "keep-m0", "1"))
+    killed_between_the_logs(monkeypatch, out, "kept", "keep-m0", "1")
+    with pytest.raises(Refused, match="sets aside what a killed process left"):
+        apply_reviews(out, tmp_path / "early")
+    (told,) = log_of(out).settle()
+    assert told.startswith("Ada decided keep-m0 for case kept (")
+    assert told.endswith("It is set aside; decide the case again")
+    assert review_problems(out) == []
+    assert verify_predictions(out) == []
+    assert log_of(out).settle() == []
+    for path in (out / REVIEWS, Predictions(out).audit):  # the word is kept, and counts nowhere
+        assert Chain(path).lines()[-1]["review"]["decision"] == "keep-m0"
+        assert read_reviews(path) == {"undone": -1.0}
+    done = {one.case: one for one in apply_reviews(out, tmp_path / "chosen")}
+    assert (done["kept"].taken, done["kept"].open) == ("deployed", True)
+    assert (done["undone"].taken, done["undone"].open) == ("m0", False)
+    reviewed(out, ("kept", "keep-m0", "1"))
+    again = {one.case: one for one in apply_reviews(out, tmp_path / "again")}
+    assert (again["kept"].taken, again["kept"].open) == ("m0", False)
+
+
+def test_a_process_killed_while_it_sets_aside_is_gone_on_with(predictions, monkeypatch):
+    out = predictions.layout.out
+    killed_between_the_logs(monkeypatch, out, "kept", "keep-m0", "1")
+    Chain(out / "audit.jsonl").append("review-set-aside", {"case": "kept", "line": "0" * 64, "review": {}})
+    assert len(log_of(out).settle()) == 1
+    assert review_problems(out) == []
+
+
+def test_what_no_killed_process_leaves_is_left_as_it_is_and_said(predictions, monkeypatch):
+    out = predictions.layout.out
+    reviewed(out, ("undone", "keep-m0", "1"))
+    said = ["reviews.jsonl and audit.jsonl do not hold the same reviews: added or removed"]
+    for _ in range(2):
+        killed_between_the_logs(monkeypatch, out, "kept", "keep-m0", "1")
+    before = (out / REVIEWS).read_bytes()
+    assert log_of(out).settle() == said  # two words are missing
+    assert (out / REVIEWS).read_bytes() == before
+
+
+def test_a_review_that_was_added_to_the_reviews_alone_is_not_set_aside(predictions):
+    out = predictions.layout.out
+    Chain(out / REVIEWS).append("review", facts(out))
+    assert log_of(out).settle() == ["reviews.jsonl and audit.jsonl do not hold the same reviews: added or removed"]
+    assert "kept" not in log_of(out).reopened()
+
+
+def test_a_review_that_both_logs_hold_cannot_be_set_aside_by_hand(predictions, tmp_path):
+    out = predictions.layout.out
+    reviewed(out, ("kept", "keep-m0", "1"))
+    line = Chain(out / "audit.jsonl").lines()[-1]
+    for named, problem in ((line["hash"], "do not hold the same reviews"), ("0" * 64, "sets a review aside that")):
+        before = (out / REVIEWS).read_bytes()
+        Chain(out / REVIEWS).append("review-set-aside", {"case": "kept", "line": named, "review": review_facts(line)})
+        with pytest.raises(Refused, match=problem):
+            apply_reviews(out, tmp_path / "chosen")
+        (out / REVIEWS).write_bytes(before)
+
+
 def test_an_edited_log_and_a_full_folder_are_refused(predictions, tmp_path):
     out = predictions.layout.out
     reviewed(out, ("kept", "keep-m0", "1"))
@@ -127,6 +211,15 @@ def test_a_mask_that_was_changed_is_not_copied_and_costs_no_other(predictions, t
     assert done["kept"].taken == "none"
     assert "changed after it was written" in done["kept"].why
     assert done["undone"].taken == "deployed"
+
+
+def test_half_a_review_is_told_on_the_page_when_it_starts(predictions, serve, monkeypatch):
+    out = predictions.layout.out
+    killed_between_the_logs(monkeypatch, out, "kept", "keep-m0", "1")
+    with serve(out) as server:
+        (told,) = server.desk.said_at_start
+        assert "only audit.jsonl holds it" in told
+        assert "kept" not in server.desk.log.latest()
 
 
 def test_the_command_says_what_is_open(predictions, tmp_path):

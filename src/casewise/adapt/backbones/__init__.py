@@ -41,11 +41,28 @@ class Pipeline:
 
 
 @dataclass(frozen=True, eq=False)
+class OwnPrediction:
+    """A mask from a backbone's own pipeline, which may cut and turn a case before the network sees it."""
+
+    run: Callable[[], Mask]
+    on_grid: bool = True  # whether the inputs of an episode hold the voxels of that mask, one to one
+
+    def __call__(self) -> Mask:
+        return self.run()
+
+    @classmethod
+    def instead(cls, of: Callable[[], Mask] | None, run: Callable[[], Mask]) -> OwnPrediction:
+        """Another way to the mask of a case, on the grid that ``of`` has."""
+        return cls(run, getattr(of, "on_grid", True))
+
+
+@dataclass(frozen=True, eq=False)
 class Prepared:
     """One case as an episode wants it.
 
     Without ``forward`` the network itself gives logits at the resolution of the mask. Without ``predict`` the mask is
-    the argmax of the logits; with it, the mask comes from the backbone's own full pipeline with the current weights.
+    the argmax of the logits; with it, the mask comes from the backbone's own full pipeline with the current weights
+    (an :class:`OwnPrediction` where that pipeline may change the grid).
     """
 
     inputs: Tensor  # (n, channel, *space)

@@ -55,8 +55,12 @@ def _check_not_older(twin: Path, path: Path) -> None:
     if path == twin or not path.is_file():
         return
     made_from = _facts(twin).get("made_from_sha256")
-    changed = twin.stat().st_mtime < path.stat().st_mtime if made_from is None else made_from != file_sha256(path)
-    if changed:
+    if made_from is None and twin.stat().st_mtime < path.stat().st_mtime:  # convert would not replace it either
+        raise Refused(
+            f"{path.name} is newer than {twin.name}, which no casewise convert wrote, and it is not clear which one "
+            f"you mean; move {twin.name} away to use {path.name}, or {path.name} away to use {twin.name}"
+        )
+    if made_from is not None and made_from != file_sha256(path):
         raise Refused(
             f"{path.name} changed after {twin.name} was made from it, and it is not clear which one you mean; "
             f"run casewise convert {path} again, or remove one of the two"
@@ -86,7 +90,9 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
             return dict(tensors)
         return {**json.loads(facts["checkpoint"]), "network_weights": tensors}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"the facts in {path.name} are damaged ({error}); convert the checkpoint again") from error
+        own = "made_from_sha256" in facts
+        fix = "convert the checkpoint again" if own else "save it without the metadata 'aliases' and 'checkpoint'"
+        raise BadInput(f"the facts in {path.name} are damaged ({error}); {fix}") from error
 
 
 def _read_weights_only(path: Path) -> Any:

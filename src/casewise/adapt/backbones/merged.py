@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from casewise.adapt.backbones import Backbone, Expectation, Pipeline, Prepared, Reading
+from casewise.adapt.backbones import Backbone, Expectation, OwnPrediction, Pipeline, Prepared, Reading
 from casewise.adapt.logits import at_resolution, logits_of
 from casewise.adapt.logits import labels as labels_of
 from casewise.core.errors import BadInput, UnknownName
@@ -96,7 +96,8 @@ class Merged:
         """The backbone's own preparation; only the way from logits to a mask is longer by one table."""
         prepared = self.plain.prepare(case)
         pipeline = None if prepared.pipeline is None else self._renumbering(prepared.pipeline)
-        return replace(prepared, predict=lambda: self._renumbered(self._mask(prepared)), pipeline=pipeline)
+        predict = OwnPrediction.instead(prepared.predict, lambda: self._renumbered(self._mask(prepared)))
+        return replace(prepared, predict=predict, pipeline=pipeline)
 
     def _renumbering(self, pipeline: Pipeline) -> Pipeline:
         """The same readings, in the classes of the network; masks of them get the new numbers."""

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from casewise.adapt.backbones import Expectation, Invert, Pipeline, Prepared, Reading, check_image
+from casewise.adapt.backbones import Expectation, Invert, OwnPrediction, Pipeline, Prepared, Reading, check_image
 from casewise.adapt.backbones.architectures import check_nnunet_names, read_model_json
 from casewise.adapt.backbones.checkpoints import read_checkpoint
 from casewise.adapt.backbones.module import patches
@@ -157,7 +157,10 @@ class NnUNet:
             network=self.predictor.network,
             unmirrored=lambda whole, invert: self._unmirrored(whole[0], properties, invert),
         )
-        return Prepared(inputs=inputs, predict=lambda: self._mask(volume, properties), pipeline=pipeline)
+        transposed = list(predictor.plans_manager.transpose_forward) != list(range(volume.ndim - 1))
+        on_grid = not transposed and _is_whole(case, volume, properties) and _is_one_to_one(volume, inputs)
+        predict = OwnPrediction(lambda: self._mask(volume, properties), on_grid)
+        return Prepared(inputs=inputs, predict=predict, pipeline=pipeline)
 
     def _mask(self, volume: Tensor, properties: dict[str, Any]) -> Mask:
         """nnU-Net's own prediction with the current weights; one logit volume lives at a time."""
@@ -221,6 +224,20 @@ class NnUNet:
             self.predictor.plans_manager.image_reader_writer_class().write_seg(mask, str(path), reading.place)
 
 
+def _is_whole(case: Case, volume: Tensor, properties: Mapping[str, Any]) -> bool:
+    """Whether preprocessing neither cropped nor resampled; a crop may be brought back to the image's size by chance."""
+    space = tuple(case.image.shape[1:])
+    box = [tuple(map(int, side)) for side in properties.get("bbox_used_for_cropping", ())]  # none: not known, so no
+    return box == [(0, size) for size in space] and tuple(volume.shape[1:]) == space
+
+
+def _is_one_to_one(volume: Tensor, inputs: Tensor) -> bool:
+    """Whether the patches are the slices, or the volume itself: none was padded, and none overlap."""
+    space = tuple(volume.shape[1:])
+    flat = inputs.ndim == volume.ndim
+    return tuple(inputs.shape[2:]) == (space[1:] if flat else space) and len(inputs) == (space[0] if flat else 1)
+
+
 @contextlib.contextmanager
 def _to_the_last_window(predictor: Any) -> Iterator[None]:
     """Where a forward raises, the windows that are left are answered with zeros, and the error comes out at the end.
@@ -257,9 +274,11 @@ def _checkpoint(path: Path, *, trust: bool) -> dict[str, Any]:
     contents = read_checkpoint(path, trust=trust)
     missing = [key for key in ("network_weights", "trainer_name", "init_args") if key not in contents]
     if missing or not isinstance(contents["init_args"], Mapping) or "configuration" not in contents["init_args"]:
+        twin = path.with_suffix(".safetensors")  # the file that was read, where it is there
+        read = twin if twin.is_file() else path
+        fix = f"move it away to use {path.name}" if read != path and path.is_file() else "name another with -chk"
         raise BadInput(
-            f"{path} is no checkpoint of nnU-Net: it lacks {', '.join(missing) or 'init_args.configuration'}; "
-            "name another with -chk"
+            f"{read} is no checkpoint of nnU-Net: it lacks {', '.join(missing) or 'init_args.configuration'}; {fix}"
         )
     return contents
 

@@ -66,7 +66,7 @@ class Ttt:
                 f"'{self.method}'; give it one that returns (n, 4) rotation logits (task='rotation') or (n,) losses "
                 "(task='loss'), or choose another objective"
             )
-        return lambda inputs: found(subject.padded(inputs))
+        return lambda inputs: subject.through(found, inputs)
 
 
 def rotation_losses(auxiliary: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:

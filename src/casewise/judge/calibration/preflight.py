@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike
 from casewise.archive.store import Archive
 from casewise.core.brief import UNIT, counted
 from casewise.core.errors import BadInput, CasewiseError
+from casewise.core.predicted import REVIEW_SET_ASIDE
 from casewise.core.records import Controller, Decision, Policy
 from casewise.judge.calibration.cuts import statistics
 from casewise.judge.calibration.design_comparison import choice_sentences
@@ -235,7 +236,7 @@ def read_reviews(path: str | Path) -> dict[str, float]:
     """+1 for cases whose adaptation was kept, -1 where M0 was kept, 0 for flagged ones; the last decision counts.
 
     One JSON object per line with ``case`` and ``decision`` (keep-m0, keep-adapted, flag); other lines of an audit log
-    have no such decision and are passed over.
+    have no such decision and are passed over. A review that was set aside leaves its case without one.
     """
     found: dict[str, float] = {}
     for number, text in enumerate(Path(path).read_text().splitlines(), start=1):
@@ -245,7 +246,9 @@ def read_reviews(path: str | Path) -> dict[str, float]:
             row = json.loads(text)
         except ValueError as error:
             raise BadInput(f"line {number} of {path} is not JSON ({error})") from error
-        if isinstance(row, Mapping) and {"case", "decision"} <= set(row) and isinstance(row["decision"], str):
+        if isinstance(row, Mapping) and row.get("event") == REVIEW_SET_ASIDE:
+            found.pop(str(row.get("case")), None)
+        elif isinstance(row, Mapping) and {"case", "decision"} <= set(row) and isinstance(row["decision"], str):
             found[str(row["case"])] = _change(row["decision"], number, path)
     if not found:
         raise BadInput(f"{path} holds no review; expected lines such as {{'case': 'c1', 'decision': 'keep-m0'}}")

@@ -21,6 +21,7 @@ Before all that, :func:`plan` says how many labelled cases either way needs, and
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -378,5 +379,6 @@ def crc_budget(cases: int, alpha: float) -> float | None:
 
 def ltt_budget(cases: int, alpha: float, delta: float) -> int | None:
     """Harmed cases among n that the exact binomial test still accepts; None if even zero are too many."""
-    passes = np.flatnonzero(stats.binom.cdf(np.arange(cases + 1), cases, alpha) <= delta + ACCEPT)
-    return int(passes[-1]) if passes.size else None
+    # The distribution rises with the count, so a search by halves finds the last one that passes, whatever n is.
+    passing = bisect_right(range(cases + 1), delta + ACCEPT, key=lambda harmed: stats.binom.cdf(harmed, cases, alpha))
+    return passing - 1 if passing else None

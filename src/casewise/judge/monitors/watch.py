@@ -9,6 +9,7 @@ A case without a cluster is a patient of its own.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from casewise.core.registry import Registry
 from casewise.data.splits import cluster_of
 from casewise.judge.calibration.cuts import Stream, stream_of
 from casewise.judge.certificates.evidence import deployed_losses, router_evidence, verdict_of
-from casewise.judge.monitors.audits import Audit, Proxy, Reference
+from casewise.judge.monitors.audits import Audit, Proxy, Reference, check_loss
 from casewise.judge.monitors.exchangeability import AUDITED, SUSPENDED, Exchangeability, GoLive, Quota, suspended_policy
 from casewise.judge.policy import check_binding, controller_of, is_hybrid
 
@@ -91,6 +92,8 @@ class Watch:
 
     def decision(self, case_id: str, value: float, cluster: str | None = None, bucket: str | None = None) -> Watch:
         """The watch after one more decision; ``value`` is the coordinate that the policy read."""
+        if math.isnan(value):  # also where no monitor reads it, or the patient has counted already
+            raise BadInput(f"a coordinate must be finite, got {value} for case {case_id}; leave out what has none")
         if case_id in self.decided:
             return self
         decided = (*self.decided, case_id)
@@ -113,6 +116,7 @@ class Watch:
         The mean loss of a patient counts once, when a case of another patient is audited or :meth:`settled` is called;
         cases of a patient that has counted are remembered and change nothing.
         """
+        check_loss(loss)
         if case_id in self.audited:
             return self
         watch, patient = replace(self, audited=(*self.audited, case_id)), cluster or case_id
