@@ -60,6 +60,19 @@ def test_a_member_that_fails_on_a_case_is_named_and_costs_no_other_case(home: Pa
     assert len(list((tmp_path / "out").glob("*.nii.gz"))) == 20
 
 
+def test_a_member_that_cannot_be_read_is_reported_and_has_no_vote(home: Path, tmp_path: Path) -> None:
+    done, propose = recorded(home, tmp_path / "archive", "undefined")
+    left_out = "worlds.members:undefined was left out: its probabilities are not finite for case"
+    assert (done.exit_code, f"case_03: {left_out} case_03" in done.output) == (0, True), done.output
+    fitted = call("calibrate", tmp_path / "archive", "--policy", "consensus", "--flag-below", 0.5)
+    assert fitted.exit_code == 0, fitted.output
+    _, odd = predicted(home, tmp_path / "archive", propose, tmp_path / "out")
+    assert f"{left_out} case_12" in odd["notes"]
+    assert (odd["decision"]["action"], odd["decision"]["flagged"]) == ("rollback", True)
+    assert odd["decision"]["reason"].startswith("M0: no other candidate could be read")
+    assert "was left out" in (tmp_path / "out" / "report.html").read_text()
+
+
 def test_a_member_of_images_in_another_orientation_is_refused_by_name(home: Path, tmp_path: Path) -> None:
     with pytest.raises(
         Mismatch, match=r"member worlds\.members:turned has images in another orientation: turned to one"
