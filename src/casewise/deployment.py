@@ -238,6 +238,8 @@ class Deployment:
         """Why the certificate no longer holds, as a sentence; None where it does, or where there is none."""
         if self.certificate is None:
             return None
+        if no_go(self.policy) is not None:
+            return "the certificate is void: its policy is a NO-GO; calibrate and certify another design"
         return (self.void or None) if self.watch is None else self.watch.state.void
 
     @property
