@@ -239,6 +239,8 @@ class Deployment:
         """Why the certificate no longer holds, as a sentence; None where it does, or where there is none."""
         if self.certificate is None:
             return None
+        if no_go(self.policy) is not None:
+            return "the certificate is void: its policy is a NO-GO; calibrate and certify another design"
         return (self.void or None) if self.watch is None else self.watch.state.void
 
     @property
@@ -300,7 +302,7 @@ class Deployment:
             error=found.error,
             ladders=found.ladders,
             findings=findings,
-            notes=self._notes(case, found.decision),
+            notes=self._notes(case, found),
             monitor=self.monitor,
             seconds=time.monotonic() - began,
         )
@@ -429,12 +431,13 @@ class Deployment:
         decision = replace(decision, executed=executed, state_hash=mask_sha256(mask))
         return Guarded(mask, decision, made.get(decision.state.ladder, first), ladders=made)
 
-    def _notes(self, case: Case, decision: Decision) -> tuple[str, ...]:
+    def _notes(self, case: Case, found: Guarded) -> tuple[str, ...]:
         """What a reader of this case must know; a calibration case is recognised by its image, under any name."""
         image = image_sha256(case.image)
         seen = calibration_case(self.policy, case.id, cluster=case.cluster, input_sha256=image)
-        outside = None if self.certificate is None else outside_promise(self.certificate, decision, image)
-        return (*self.warnings, *(said for said in (seen, outside) if said))
+        outside = None if self.certificate is None else outside_promise(self.certificate, found.decision, image)
+        unread = unread_of(found.ladders.values() or (found.trajectory,))
+        return (*self.warnings, *(said for said in (seen, outside) if said), *unread)
 
     def _prepared(self, case: Case) -> Prepared:
         with _refusing(case):
@@ -492,6 +495,11 @@ def _shared_source(ready: Prepared, hows: tuple[Adaptation, ...]) -> SharedSourc
     if ready.pipeline is None or not (forwards or (len(hows) > 1 and ready.predict is not None)):
         return None
     return SharedSource(ready.pipeline)
+
+
+def unread_of(made: Iterable[Trajectory]) -> tuple[str, ...]:
+    """What to say of candidates that could not be read and have no vote."""
+    return tuple(f"{rung} was left out: {why}" for one in made for rung, why in one.left_out.items())
 
 
 @contextmanager

@@ -65,6 +65,10 @@ def test_wrong_addresses_are_said_in_a_sentence(archive: Path) -> None:
         said("replay", archive, "own_controller:Smal")
     with pytest.raises(BadInput, match=r"no controller at 'nowhere:X'"):
         said("calibrate", archive, "--policy", "nowhere:X")
+    with pytest.raises(
+        BadInput, match="collections:Counter is no controller, it has no name and no needs and no states"
+    ):
+        said("calibrate", archive, "--policy", "collections:Counter")
 
 
 def test_signals_have_addresses_too_and_a_wrong_one_is_an_error_before_anything_runs() -> None:

@@ -26,7 +26,7 @@ from casewise.judge.ledger import read_ledger
 from casewise.study.benchmark.case_scores import OPENED, label_source
 from casewise.study.benchmark.check import SEALED_FIELDS, check, file_problems
 from casewise.study.benchmark.decisions import SEALED
-from casewise.study.benchmark.leaderboard import leaderboard, markdown
+from casewise.study.benchmark.leaderboard import cells, leaderboard, markdown
 from casewise.study.benchmark.method_scores import quota_p, summary
 from casewise.study.benchmark.result import data_sha256, kept_frame
 from casewise.study.benchmark.sides import sides_of
@@ -410,6 +410,25 @@ def test_a_leaderboard_ranks_results_of_the_same_data(home: Path, tmp_path: Path
         )
     rows = json.loads((tmp_path / "board.json").read_text())["rows"]
     assert {"file", "model", "method", "gain", "hurt", "realised"} <= set(rows[0])
+
+
+def test_a_leaderboard_takes_a_result_once(home: Path, tmp_path: Path) -> None:
+    copy = shutil.copy(home / "out" / "result.json", tmp_path / "copy.json")
+    with pytest.raises(Refused, match=r"copy.json is the same result as .*result.json"):
+        call("--leaderboard", home / "out" / "result.json", copy)
+
+
+def test_tables_say_no_go_where_a_promise_would_stand(home: Path) -> None:
+    result = result_of(home)
+    certified = next(method for method in result["methods"] if method["name"] == "two: default")
+    certified["notes"] = [
+        "NO-GO: of the calibration cases that policy 'x' keeps adapted, 1 were helped and 6 were hurt"
+    ]
+    certified["certificate"] = {"loss": "ha", "alpha": 0.4}
+    certified["realised"] = 0.0
+    assert cells(certified)["promise"] == "NO-GO"
+    certified["notes"] = []
+    assert cells(certified)["promise"] == "ha ≤ 0.4, 0.000"
 
 
 def test_a_leaderboard_does_not_replace_a_result(home: Path, tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
-from worlds.cohorts import synthetic_archive
+from worlds.cohorts import SYNTHETIC, synthetic_archive
 
+from casewise.archive.store import create_archive, open_archive
 from casewise.cli.study import app
-from casewise.core.errors import BadInput, DegenerateTertiles, Overlap, Refused
+from casewise.core.errors import BadInput, DegenerateTertiles, Mismatch, Overlap, Refused
 from casewise.judge.calibration.fit import calibrate
 from casewise.judge.policy import read_policy, write_policy
 
@@ -104,6 +105,13 @@ def test_wrong_pairs_are_explained(folders):
         raise run(folders / "stream", "-c", folders / "holdout", "--other", "memo").exception
     with pytest.raises(BadInput, match="number as its rate"):
         raise run(folders / "stream", "-c", folders / "holdout", "--sweep", "fast=x").exception
+
+
+def test_an_archive_of_another_learning_rate_is_refused_in_a_sweep(folders, tmp_path):
+    configuration = {**open_archive(folders / "stream").configuration, "learning_rate": 0.002}
+    create_archive(tmp_path / "fast", binding=SYNTHETIC, steps=4, configuration=configuration).seal()
+    with pytest.raises(Mismatch, match=r"fast: it was recorded at 0.002; say --sweep 0.002="):
+        raise run(folders / "stream", "-c", folders / "holdout", "--sweep", f"0.1={tmp_path / 'fast'}").exception
 
 
 def test_overlapping_archives_are_the_callers_mistake(folders):

@@ -93,7 +93,8 @@ def service(folder: Path) -> str:
     deployment = Deployment(
         Model("casewise.adapt.networks:PlainUNet"), (Adaptation(steps=1),), Policy(LONG, "fixed-k", {"step": 1}, 1)
     )
-    return openapi.page(create_app(deployment, Settings()), LONG, deployment)
+    app = create_app(deployment, Settings())
+    return openapi.page(app, LONG, deployment, deployment.promise, deployment.warnings)
 
 
 PAGES: dict[str, Callable[[Path], str]] = {

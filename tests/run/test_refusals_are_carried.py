@@ -19,7 +19,7 @@ from casewise.report.prediction_page import prediction_page
 from casewise.run.local import LocalEngine
 from casewise.run.predict_case import PredictCase
 from casewise.run.predict_folder import check_scorable, predict_folder
-from casewise.run.summary import run_report
+from casewise.run.summary import promised, run_report
 
 Maker = Callable[..., PredictCase]
 AGAINST = {"retained": {"go": False, "helped": 2, "hurt": 7}}
@@ -63,6 +63,34 @@ def test_an_audit_alarm_voids_the_certificate_in_predict(work: Maker, tmp_path: 
     assert all(entry.certificate["void"] for entry in entries)
     assert all("the certificate is void: the audit alarm" in entry.notes[0] for entry in entries)
     assert run_report(made, tmp_path, entries, 1.0, {})["certificate"]["why_void"].startswith("the certificate is void")
+
+
+@pytest.mark.parametrize(
+    ("preflight", "why"),
+    [(AGAINST, "its policy is a NO-GO"), ({"quota": {"low": 0, "mid": 0, "hard": 40}}, "the quotas are not those")],
+)
+def test_what_speaks_against_a_promise_voids_it_in_the_report_and_the_last_line(
+    work: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preflight: Any, why: str
+) -> None:
+    policy = replace(NO_GO, preflight=preflight)
+    made = work(policy=policy, certificate=certificate(policy), force=True)
+    entries = list(predict_folder(made, LocalEngine()))
+    monkeypatch.setattr("casewise.run.summary.quota_in", lambda _: {"low": 40, "mid": 0, "hard": 0})
+    statement, said = promised(made.deployment, entries)
+    assert statement is None
+    assert any(f"the certificate is void: {why}" in sentence for sentence in said)
+    found = run_report(made, tmp_path, entries, 1.0, {})["certificate"]
+    assert (found["void"], why in found["why_void"]) == (True, True)
+
+
+def test_cases_outside_the_certificate_are_counted_beside_the_promise(work: Maker) -> None:
+    policy = replace(NO_GO, preflight={})
+    made = work(policy=policy, certificate=certificate(policy, details={"batch_inputs": {"other": "0" * 64}}))
+    entries = list(predict_folder(made, LocalEngine()))
+    n = len(entries)
+    statement, said = promised(made.deployment, entries)
+    assert statement == "at most a tenth is harmed"
+    assert said == [f"{n} of {n} cases are outside the certificate: no certificate covers them"]
 
 
 def test_a_calibration_image_is_recognised_under_any_name(work: Maker) -> None:

@@ -25,6 +25,7 @@ from casewise.core.errors import Mismatch, Refused
 from casewise.core.records import Action, Binding, Case, Decision, Policy, State
 from casewise.deployment import Deployment, Model
 from casewise.guard import guard
+from casewise.judge.certificates.certificate import Certificate, policy_digest
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.monitors.exchangeability import Exchangeability
 from casewise.judge.monitors.watch import Watch, read_watch, write_watch
@@ -372,15 +373,25 @@ def test_quotas_that_do_not_travel_ring_in_the_service_too(serving: Any) -> None
          "mid": {"action": "depth", "depth": 1}, "hard": {"action": "rollback"}}, 1, calibration_id="c1",
         preflight={"quota": quota},
     )  # fmt: skip
-    with serving(policy=router) as running, running.client() as client:
+    promise = Certificate(
+        kind="T1", statement="at most a tenth is harmed", loss="ha", method="crc", alpha=0.1, delta=None,
+        population="cases", units=50, cases=50, floor=0.02, needed=9, cut=0.3, bound=0.09, kept=0.5, deployed={},
+        policy=policy_digest(router),
+    )  # fmt: skip
+    with serving(policy=router, certificate=promise) as running, running.client() as client:
         rng = np.random.default_rng(0)
         told = []
+        assert "at most a tenth is harmed" in client.get("/").text
         for _ in range(11):
             image = rng.normal(size=(1, 16, 16)).astype(np.float32)
             facts = client.post(INFER, json=as_json(image)).json()["parameters"]
             told.append("QUOTA: the cut-points do not travel" in facts["warnings"])
         assert told == [False] * 9 + [True] * 2  # the first look is after ten patients, and the alarm stays
         assert "casewise_quota_alarm 1" in client.get("/metrics").text
+        page = client.get("/").text
+        assert "QUOTA: the cut-points do not travel" in page
+        assert "the certificate is void: the quota alarm was raised" in page
+        assert "at most a tenth is harmed" not in page  # a promise that does not hold is not repeated
 
 
 def test_a_patient_counts_once_for_the_quota() -> None:

@@ -20,7 +20,7 @@ from casewise.adapt.consensus import checked_weights
 from casewise.adapt.contract import unlike_spacings
 from casewise.adapt.proposers import as_backbone, bound_to, pipeline_of
 from casewise.adapt.readings import Reading, Readings
-from casewise.core.errors import BadInput, Mismatch
+from casewise.core.errors import BadInput, CasewiseError, Mismatch, Refused, in_one_line
 from casewise.core.records import Binding, Case, Mask
 
 
@@ -72,18 +72,26 @@ class Members:
         backbone, how = as_backbone(network), self.how
         members = self.on(backbone)
         weights = checked_weights(how.consensus, dict(how.weights), list(members))
-        readings = [Reading(name, _reader(member, case), weights[name]) for name, member in members.items()]
+        readings = [Reading(name, _reader(name, member, case), weights[name]) for name, member in members.items()]
         return Readings(
             backbone.network, pipeline_of(prepared, backbone), readings, replace(how, steps=len(readings) + 1),
             case_id=case.id, head=backbone.head, source=source, before_forward=before_forward,
         )  # fmt: skip
 
 
-def _reader(member: Backbone, case: Case) -> Callable[[], Tensor]:
+def _reader(name: str, member: Backbone, case: Case) -> Callable[[], Tensor]:
     def read() -> Tensor:
-        with torch.inference_mode():
-            member.network.eval()
-            return pipeline_of(member.prepare(case), member).source()[1]
+        try:
+            with torch.inference_mode():
+                member.network.eval()
+                return pipeline_of(member.prepare(case), member).source()[1]
+        except CasewiseError:
+            raise
+        except Exception as error:  # whatever code of its own raises, its name must be said
+            raise Refused(
+                f"member {name} failed on case {case.id}: {type(error).__name__}: {in_one_line(error)}; repair it, or "
+                "record and calibrate without it"
+            ) from error
 
     return read
 
@@ -110,16 +118,23 @@ def _device(backbone: Backbone) -> str:
 def _check_alike(name: str, member: Backbone, backbone: Backbone) -> None:
     """Refuse, by name, a member that means other things with its labels or takes other images."""
     facts = {
-        "labels": (dict(member.labels), dict(backbone.labels)),
-        "number of classes": (member.classes, backbone.classes),
-        "head": (member.head, backbone.head),
-        "number of channels": (member.expects.channels, backbone.expects.channels),
+        "other labels": (dict(member.labels), dict(backbone.labels)),
+        "another number of classes": (member.classes, backbone.classes),
+        "another head": (member.head, backbone.head),
+        "another number of channels": (member.expects.channels, backbone.expects.channels),
+        "images in another orientation": (_orientation(member), _orientation(backbone)),  # both get the model's images
     }
     for what, (theirs, ours) in facts.items():
         if theirs != ours:
-            raise Mismatch(f"member {name} has another {what}: {theirs}, the model has {ours}; members must agree")
+            raise Mismatch(
+                f"member {name} has {what}: {theirs}, the model has {ours}; members must agree, so leave it out"
+            )
     theirs, ours = member.expects.spacing_mm, backbone.expects.spacing_mm
     if unlike_spacings(theirs, ours):
         raise Mismatch(
             f"member {name} was trained at another spacing: {theirs} mm, the model at {ours} mm; leave it out"
         )
+
+
+def _orientation(backbone: Backbone) -> str:
+    return "turned to one orientation by the reader" if backbone.expects.reorients else "as they are stored"

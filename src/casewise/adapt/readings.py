@@ -163,7 +163,8 @@ class Readings:
             if shares.shape != self._shape:
                 got, own = tuple(shares.shape), tuple(self._shape)
                 raise Mismatch(
-                    f"{reading.name} gave probabilities of shape {got} for case {self.case_id}, M0's are {own}"
+                    f"{reading.name} gave probabilities of shape {got} for case {self.case_id}, M0's are {own}; "
+                    "leave it out"
                 )
             mask = self.pipeline.mask(shares)
         except (BadInput, NotFinite) as error:
@@ -280,7 +281,7 @@ class Readings:
         return Trajectory(
             case_id=found.case_id, masks=found.masks, signals=found.signals, made_by=found.made_by, seed=found.seed,
             seconds=found.seconds, spent=found.spent, diagnostics=found.diagnostics, ballots=kept,
-            rungs=self.rungs[: self.step],
+            rungs=self.rungs[: self.step], left_out=dict(self.left_out),
         )  # fmt: skip
 
 

@@ -117,14 +117,15 @@ def predict(
     found = summary.run_report(work, which.images, entries, time.monotonic() - began, scores)
     if report is not None:
         summary.write_report(report, found)
-    promise, warnings = _promise(work, entries)
+    promise, warnings = summary.promised(deployment, entries)
+    lines = [_result(entries, out, adapting=adapts(deployment.policy)), *_scored(scores, work), promise]
     answer(
-        "\n".join([_result(entries, out, adapting=adapts(deployment.policy)), *_scored(scores, work), *promise]),
+        "\n".join(line for line in lines if line),
         {**found, "page": out / "report.html"},
         as_json=as_json,
     )
-    for sentence in warnings:
-        typer.echo(sentence, err=True)
+    for line in (*(f"! {sentence}" for sentence in warnings), *_alarms(deployment)):
+        typer.echo(line, err=True)
     unwritten = _write_dicom(work, which, entries, codes)
     if unwritten or not all(entry.is_done for entry in entries):
         raise typer.Exit(NOT_ALL_DONE)
@@ -157,23 +158,13 @@ def _certified(deployment: Deployment) -> str:
     return deployment.certificate.statement if void is None else f"the certificate does not hold here: {void}"
 
 
-def _promise(work: PredictCase, entries: Sequence[PredictedCase]) -> tuple[list[str], list[str]]:
-    """What is promised about this run, and what a reader must know about the promise."""
-    from casewise.judge.monitors.exchangeability import quota_drift
-    from casewise.run.summary import quota_in
-
-    deployment = work.deployment
-    holds = deployment.certificate is not None and deployment.why_void is None
-    promise = [deployment.certificate.statement] if holds and deployment.certificate is not None else []
-    own = sum(any("calibration case" in note for note in entry.notes) for entry in entries)
-    said = [*deployment.warnings, quota_drift(deployment.policy, quota_in(entries))]
-    said += [f"{own} of {len(entries)} cases were calibration cases: no certificate covers them"] if own else []
-    alarms = {} if deployment.watch is None else deployment.watch.state.alarms
-    rung = [
+def _alarms(deployment: Deployment) -> list[str]:
+    """Alarms of the monitors, each as a line."""
+    raised = {} if deployment.watch is None else deployment.watch.state.alarms
+    return [
         f"casewise: the {name} monitor raised an alarm after {counted(seen, 'case')}; see casewise monitor"
-        for name, seen in alarms.items()
+        for name, seen in raised.items()
     ]
-    return promise, [*(f"! {sentence}" for sentence in said if sentence), *rung]
 
 
 def _run(
@@ -207,13 +198,15 @@ def _write_page(work: PredictCase, entries: Sequence[PredictedCase], scores: Map
     from casewise.core.durable import write_durably
     from casewise.report.prediction_page import prediction_page
     from casewise.run.prediction_folder import versions
+    from casewise.run.summary import promised
 
     policy = work.deployment.policy
+    promise, warnings = promised(work.deployment, entries)
     facts = {
         "model": work.deployment.backbone.name, "policy": policy.name, "calibration_id": policy.calibration_id,
-        "scores": scores, "versions": versions(), "warnings": work.deployment.warnings,
+        "scores": scores, "versions": versions(), "warnings": warnings,
         "classes": work.deployment.backbone.labels, "background": work.deployment.adaptation.foreground,
-        "promise": None if work.deployment.certificate is None else work.deployment.certificate.statement,
+        "promise": promise,
     }  # fmt: skip
     write_durably(work.layout.out / "report.html", prediction_page(entries, facts).encode())
 

@@ -202,7 +202,7 @@ def _extras(
         others={name: first for name, (first, _) in others.items()},
         holdouts={name: second for name, (_, second) in others.items() if second is not None},
         rerun=_opened(rerun, ladder) if rerun else None,
-        sweep={_rate(name): _two(paths, ladder) for name, paths in _pairs("--sweep", sweep)},
+        sweep=dict(_swept(name, paths, ladder) for name, paths in _pairs("--sweep", sweep)),
         backbones={name: _opened(path, ladder) for name, path in _pairs("--backbone", backbone)},
         away=_opened(away, ladder) if away else None,
         frozen=read_policy(frozen) if frozen else None,
@@ -232,6 +232,24 @@ def _rate(name: str) -> float:
         raise BadInput(
             f"--sweep takes RATE=ARCHIVE with a number as its rate, such as 5e-4=eval, got {name!r}"
         ) from None
+
+
+def _swept(name: str, paths: str, ladder: str | None) -> tuple[float, Any]:
+    """A rate and its archives, as far as they say how they were recorded at that very rate."""
+    from casewise.core.errors import Mismatch
+
+    rate, pair = _rate(name), _two(paths, ladder)
+    for archive in filter(None, pair):
+        recorded = archive.configuration.get("learning_rate")
+        if any(entry.rungs for entry in archive.entries.values()):
+            raise Mismatch(
+                f"--sweep {name}={archive.path}: its candidates have names and no learning rate; leave it out"
+            )
+        if recorded is not None and float(recorded) != rate:
+            raise Mismatch(
+                f"--sweep {name}={archive.path}: it was recorded at {recorded:g}; say --sweep {recorded:g}=..."
+            )
+    return rate, pair
 
 
 def _two(paths: str, ladder: str | None) -> Any:

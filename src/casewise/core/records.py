@@ -159,6 +159,7 @@ class Trajectory:
     diagnostics: tuple[Mapping[str, float], ...] = ()  # what the objective reported: loss, kept share, ...
     ladder: str = ""  # the name under which an archive keeps it, where it keeps several
     rungs: tuple[str, ...] = ()  # what each step after M0 is called, where they are not updates: "gamma(1.4)", "mean"
+    left_out: Mapping[str, str] = field(default_factory=dict)  # rungs that could not be read and repeat M0: why
     ballots: NDArray[Any] | None = None  # (reading, class, voxel in 255ths) where any state differs from M0, if asked
 
     def __post_init__(self) -> None:

@@ -373,6 +373,8 @@ def _built(policy: Policy, more: Mapping[str, Any]) -> Controller:
         controller: Controller = made(**options) if callable(made) else made
     except TypeError as error:
         raise BadInput(f"policy {policy.name!r} is not calibrated ({error}); run casewise calibrate first") from error
+    if lost := [part for part in ("name", "needs", "states", "decide") if not hasattr(controller, part)]:
+        raise BadInput(f"{policy.controller} is no controller, it has no {' and no '.join(lost)}; see CONTRIBUTING.md")
     return controller
 
 

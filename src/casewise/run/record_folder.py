@@ -22,7 +22,7 @@ from casewise.core.errors import BadInput, CasewiseError, Mismatch
 from casewise.core.records import CALIBRATION, EVALUATION, Case, Mask, State, Trajectory
 from casewise.data.folders import CaseFiles
 from casewise.data.splits import check_disjoint, clusters_of
-from casewise.deployment import Deployment, Model
+from casewise.deployment import Deployment, Model, unread_of
 from casewise.judge.calibration.cuts import statistics
 from casewise.judge.outcomes import Rows, case_outcomes, outcomes
 from casewise.measure.metrics import METRICS
@@ -110,6 +110,9 @@ def _recorded(
                         f"{case.id}: its label holds {', '.join(map(str, foreign))}, which is no class of the model "
                         f"({', '.join(map(str, sorted(backbone.labels)))}); those voxels can only count as wrong"
                     )
+                if told is not None:
+                    for note in unread_of(trajectories.values()):
+                        told(f"{case.id}: {note}")
                 for ladder, trajectory in trajectories.items():
                     archives[ladder].add(case, trajectory, label)
             except ValueError as error:

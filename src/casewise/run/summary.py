@@ -224,7 +224,7 @@ def run_report(
         "versions": versions(),
         "model": {"name": backbone.name, "sha256": backbone.fingerprint, "trusted": model.trust},
         "policy": {"name": policy.name, "calibration_id": policy.calibration_id, "no_go": no_go(policy)},
-        "certificate": in_short(deployment),
+        "certificate": in_short(deployment, entries),
         "quota": quota_drift(policy, quota_in(entries)),
         "alarms": {} if deployment.watch is None else deployment.watch.state.alarms,
         "device": model.device,
@@ -248,6 +248,8 @@ def run_report(
 
 
 PAGES = ("report.html", "summary.json")
+OUTSIDE = "outside the certificate"
+DRIFTED = "the certificate is void: the quotas are not those of calibration; recalibrate and certify again"
 
 
 @contextmanager
@@ -274,8 +276,23 @@ def quota_in(entries: Sequence[PredictedCase]) -> dict[str, int]:
     return quota_of(entry.decision for entry in entries if entry.decision is not None)
 
 
-def in_short(deployment: Deployment) -> dict[str, Any] | None:
+def promised(deployment: Deployment, entries: Sequence[PredictedCase]) -> tuple[str | None, list[str]]:
+    """What is promised about these cases, None where it does not hold, and what a reader must know about it."""
+    drift = quota_drift(deployment.policy, quota_in(entries))
+    said = [*deployment.warnings, *([] if drift is None else [drift])]
+    if deployment.certificate is not None and drift is not None and deployment.why_void is None:
+        said.append(DRIFTED)
+    statement = None if deployment.certificate is None or said else deployment.certificate.statement
+    for sign, what in {"calibration case": "were calibration cases", OUTSIDE: "are outside the certificate"}.items():
+        own = sum(any(sign in note for note in entry.notes) for entry in entries)
+        said += [f"{own} of {len(entries)} cases {what}: no certificate covers them"] if own else []
+    return statement, said
+
+
+def in_short(deployment: Deployment, entries: Sequence[PredictedCase]) -> dict[str, Any] | None:
     """The promise for a machine-readable report, and whether an alarm made it void."""
     if deployment.certificate is None:
         return None
-    return {**(deployment.promise or {}), "cut": worded(deployment.certificate.cut)}
+    short = {**(deployment.promise or {}), "cut": worded(deployment.certificate.cut)}
+    drifted = not short["void"] and quota_drift(deployment.policy, quota_in(entries)) is not None
+    return {**short, "void": True, "why_void": DRIFTED} if drifted else short

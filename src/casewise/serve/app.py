@@ -181,7 +181,10 @@ class _Service:
 
     async def page(self) -> Response:
         """A form to try an image and what can be asked here, as a page that loads nothing from elsewhere."""
-        return Response(openapi.page(self.app, self.name, self.deployment), media_type="text/html; charset=utf-8")
+        void = self._promise() or {}
+        said = dict.fromkeys([*self.deployment.warnings, *self._drift(), *filter(None, [void.get("why_void")])])
+        text = openapi.page(self.app, self.name, self.deployment, self._promise(), tuple(said))
+        return Response(text, media_type="text/html; charset=utf-8")
 
     async def live(self) -> Live:
         """The process answers."""

@@ -5,6 +5,7 @@ Bodies and refusals are spelled out because FastAPI cannot see them in functions
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any, Literal
 
@@ -204,19 +205,21 @@ def add_request_schema(app: FastAPI) -> None:
     schema["components"]["schemas"] |= {**parts, "InferRequest": plain}
 
 
-def page(app: FastAPI, model: str, deployment: Deployment) -> str:
+def page(
+    app: FastAPI, model: str, deployment: Deployment, promise: Mapping[str, Any] | None, warnings: Sequence[str]
+) -> str:
     """The first page: a form to try an image, how a program asks, and every path; it loads nothing from elsewhere."""
     backbone = deployment.backbone
     kinds = [backbone.ending] if backbone.ending else [".nii.gz", ".nii", ".png"]
     channels = backbone.expects.channels
     text = (resources.files("casewise.serve") / "assets" / "service.html").read_text(encoding="utf-8")
-    promise = deployment.promise or {}
+    held = "" if promise is None or promise["void"] else str(promise["statement"])
     return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True).from_string(text).render(
         model=model,
         version=__version__,
         policy=deployment.policy.name,
-        promise=str(promise.get("statement", "")),
-        warnings=deployment.warnings,
+        promise=held,
+        warnings=warnings,
         kinds=", ".join(kinds),
         accept=",".join(dict.fromkeys(f".{kind.rpartition('.')[2]}" for kind in kinds)),
         expects=f"The model reads {counted(channels, 'channel')}." if channels else "",

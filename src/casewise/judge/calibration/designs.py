@@ -27,6 +27,7 @@ from casewise.judge.controllers.choose import (
     board,
     features,
     state_of,
+    voiceless,
     with_agreement,
 )
 from casewise.judge.controllers.depth import Source
@@ -148,7 +149,7 @@ def gather(archive: Archive, setting: Setting) -> list[Known]:
             silent=(*setting.silent, setting.consensus),
             background=setting.background,
         )
-        truth, silent = archive.label(case_id), (*setting.silent, setting.consensus)
+        truth, silent = archive.label(case_id), voiceless(seen, (*setting.silent, setting.consensus))
         options["spacing_mm"] = entry.spacing_mm
         found.append(
             Known(

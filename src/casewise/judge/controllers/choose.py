@@ -56,9 +56,15 @@ def with_agreement(
     lost = [state for state in states if state not in masks]
     if lost:
         raise BadInput(f"case {seen.case_id} shows candidate {lost[0]} without its mask; give the masks of all")
-    voters = [k for k, state in enumerate(states) if str(state) not in silent]
+    mute = voiceless(seen, silent)
+    voters = [k for k, state in enumerate(states) if str(state) not in mute]
     found = candidates_of([masks[state] for state in states], voters=voters, background=background)
     return added(seen, dict(zip(states, found.signals(), strict=True)))
+
+
+def voiceless(seen: Observation, silent: Sequence[str] = ()) -> tuple[str, ...]:
+    """Candidates without a vote: the ``silent`` ones, and readings that were left out, whose masks only repeat M0."""
+    return (*silent, *(str(state) for state, signals in board(seen).items() if signals.get("left_out")))
 
 
 def added(seen: Observation, more: Mapping[State, Signals]) -> Observation:
@@ -160,7 +166,10 @@ class AgreementRule(_AmongAll):
         if not self.complete(seen):
             return None
         consensus = state_of(self.consensus)
-        candidates = board(seen)
+        candidates, mute = board(seen), voiceless(seen, self.silent)
+        single = [state for state in candidates if state != consensus and str(state) not in mute]
+        if single == [SOURCE] and mute != self.silent:
+            return self._verdict(seen, SOURCE, "M0: no other candidate could be read")
         if self.rule == "consensus":
             return self._verdict(seen, consensus, "the consensus of the candidates")
         if self.rule == "low-agreement":
@@ -171,7 +180,6 @@ class AgreementRule(_AmongAll):
                 return self._verdict(seen, consensus, f"M0 agrees with the others by {own:.3f} only")
             return self._verdict(seen, SOURCE, f"M0 agrees with the others by {own:.3f}")
         likeness = {state: self._value(seen, signals, "likeness") for state, signals in candidates.items()}
-        single = [state for state in candidates if state != consensus and str(state) not in self.silent]
         among = single if self.rule == "medoid" else list(candidates)
         best = max(among, key=lambda state: likeness[state])
         return self._verdict(seen, best, f"{seen.called(best)} agrees most with the others ({likeness[best]:.3f})")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput
 from casewise.core.records import SOURCE, Action, Decision, Mask, Observation, State, Verdict
-from casewise.judge.controllers.choose import _AmongAll, added, board, state_of, with_agreement
+from casewise.judge.controllers.choose import _AmongAll, added, board, state_of, voiceless, with_agreement
 from casewise.measure.regions import components
 from casewise.measure.signals.agreement import candidates_of
 
@@ -141,7 +141,9 @@ class Merge(_AmongAll):
         """The observation with the signals of disagreement and the score of every piece of the edit."""
         silent = (*self.silent, self.consensus)
         shown = with_agreement(seen, masks, silent=silent, background=self.background)
-        _, features = piece_features({state: masks[state] for state in board(seen)}, self.edited, silent)
+        _, features = piece_features(
+            {state: masks[state] for state in board(seen)}, self.edited, voiceless(seen, silent)
+        )
         scores = {f"{PIECE}{number}": float(score) for number, score in enumerate(self.scores(features))}
         return added(shown, {self.edited: {"pieces": float(len(scores)), **scores}})
 

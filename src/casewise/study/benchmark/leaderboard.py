@@ -14,6 +14,7 @@ from casewise.core.formats import json_text
 from casewise.render.tables import Column, Table, table
 from casewise.study.benchmark.check import file_problems
 
+NO_GO = "NO-GO"  # how the note of such a policy begins
 COLUMNS = (
     Column("method", "Method", text=True),
     Column("model", "Model", text=True),
@@ -55,7 +56,7 @@ def _by_gain(scores: Mapping[str, Any]) -> float:
 
 
 def check_comparable(results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse other data, another metric, files that contradict themselves, and decisions that came after the labels."""
+    """Refuse other data or metrics, a file twice, files that contradict themselves, and decisions after the labels."""
     if not results:
         raise BadInput("a leaderboard needs at least one result file: casewise bench --leaderboard FILE...")
     for path, result in results.items():
@@ -68,7 +69,10 @@ def check_comparable(results: Mapping[str, Mapping[str, Any]]) -> None:
                 f"again in a new folder, with everything chosen before"
             )
     (first_path, first), *rest = results.items()
+    known = {first["sha256"]: first_path}
     for path, result in rest:
+        if (same := known.setdefault(result["sha256"], path)) != path:
+            raise Refused(f"{path} is the same result as {same}, so its rows would stand there twice; leave one out")
         if result["data"]["sha256"] != first["data"]["sha256"]:
             raise Mismatch(
                 f"{path} was measured on other evaluation data ({result['data']['sha256'][:12]}) than {first_path} "
@@ -86,7 +90,7 @@ def result_table(result: Mapping[str, Any]) -> Table:
 
 def cells(method: Mapping[str, Any]) -> dict[str, Any]:
     """One method as a row of words and numbers."""
-    said, promise = method["scores"], method["certificate"]
+    said = method["scores"]
 
     def shown(name: str, pattern: str = "{:.3f}") -> str:
         return "–" if said[name] is None else pattern.format(said[name])
@@ -109,8 +113,16 @@ def cells(method: Mapping[str, Any]) -> dict[str, Any]:
         "aurc": "–" if said["aurc"] is None else f"{said['aurc']:.3f} ({said['aurc_best']:.3f})",
         "auroc": shown("auroc"),
         "p": "–" if said["p_gain"] is None else f"{said['p_gain']:.3f}, {said['p_ha']:.3f}",
-        "promise": "" if promise is None else f"{promise['loss']} ≤ {promise['alpha']:g}, {method['realised']:.3f}",
+        "promise": _promise(method),
     }
+
+
+def _promise(method: Mapping[str, Any]) -> str:
+    """What was promised and what came of it; of a policy that calibration advised against, that it was."""
+    if any(str(note).startswith(NO_GO) for note in method["notes"]):
+        return NO_GO
+    promise = method["certificate"]
+    return "" if promise is None else f"{promise['loss']} ≤ {promise['alpha']:g}, {method['realised']:.3f}"
 
 
 def markdown(made: Table) -> str:
@@ -168,6 +180,7 @@ def as_json(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
             **method["scores"],
             "certificate": method["certificate"],
             "realised": method["realised"],
+            "notes": method["notes"],
         }
         for path, result in results.items()
         for method in result["methods"]
