@@ -53,6 +53,18 @@ def test_the_policy_is_replayed_from_its_folder_and_decisions_are_written(archiv
     assert {"value", "cut_low", "cut_high", "bucket", "action", "executed", "deployed", "state_hash"} <= set(lines[0])
 
 
+def test_replay_replaces_its_own_decisions_and_no_other_file(archive, tmp_path):
+    out = tmp_path / "decisions.jsonl"
+    for step in (1, 2):
+        said("replay", archive, "fixed-k", "--set", f"step={step}", "-o", out)
+    assert {json.loads(line)["deployed"] for line in out.read_text().splitlines()} == {2}
+    for foreign in (b'{"case": "mine"}\n', b"\x89PNG\r\n", b"[1]\n"):
+        out.write_bytes(foreign)
+        with pytest.raises(BadInput, match="was not written by replay"):
+            said("replay", archive, "fixed-k", "--set", "step=1", "-o", out)
+        assert out.read_bytes() == foreign
+
+
 @pytest.mark.parametrize(
     ("words", "deployed"), [(["m0"], "0.000"), (["fixed-k", "--set", "step=2"], "2.000"), (["frag-stop"], "")]
 )

@@ -34,11 +34,27 @@ def replay(
     from casewise.core.durable import write_durably
 
     opened = casewise.open_archive(archive, ladder=ladder)
+    _check_place(out)
     decisions = casewise.replay(opened, _chosen(opened, controller, setting, own))
     if out is not None:
         write_durably(out, "".join(json_text(one.as_dict()) + "\n" for one in decisions).encode())
     content = {"decisions": [one.as_dict() for one in decisions]}
     answer(_summary(decisions), content, as_json=as_json)
+
+
+def _check_place(out: Path | None) -> None:
+    """Refuse to replace a file that holds anything but decisions."""
+    from casewise.core.errors import BadInput
+
+    if out is None or not out.exists():
+        return
+    try:
+        rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+        held = all({"case_id", "action", "state"} <= set(row) for row in rows)
+    except (OSError, ValueError, TypeError):
+        held = False
+    if not held:
+        raise BadInput(f"{out} is there and was not written by replay; give -o another name")
 
 
 def _chosen(archive: Archive, name: str, setting: list[str], own: str | None) -> Controller | Policy:
