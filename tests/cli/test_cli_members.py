@@ -71,6 +71,8 @@ def test_a_member_that_cannot_be_read_is_reported_and_has_no_vote(home: Path, tm
     assert (odd["decision"]["action"], odd["decision"]["flagged"]) == ("rollback", True)
     assert odd["decision"]["reason"].startswith("M0: no other candidate could be read")
     assert "was left out" in (tmp_path / "out" / "report.html").read_text()
+    done = call("bench", home, *MODEL, "-o", tmp_path / "bench", "--propose", propose)
+    assert f"{left_out} case_03" in done.output, done.output
 
 
 def test_a_member_of_images_in_another_orientation_is_refused_by_name(home: Path, tmp_path: Path) -> None:

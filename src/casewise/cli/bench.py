@@ -208,7 +208,15 @@ def _recorded(
     cohort = sides.calibration if split == CALIBRATION else sides.evaluation
     files = sides.files(split, out / COPIES)
     work = RecordCase(deployment, {case.id: case for case in files})
-    made, results = record_folder(work, engine, out / split, metric=metric, dataset=cohort.name, notice=cohort.notice)
+    made, results = record_folder(
+        work,
+        engine,
+        out / split,
+        metric=metric,
+        dataset=cohort.name,
+        notice=cohort.notice,
+        told=lambda note: typer.echo(f"casewise: {split} {note}", err=True),
+    )
     failed = []
     with telling.progress(len(files), done=sum(case.id in made.entries for case in files)) as progress:
         for result in results:
