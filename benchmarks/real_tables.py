@@ -153,10 +153,13 @@ def accounting(study: Study) -> Sequence[str]:
 
 
 def calibration(study: Study) -> Sequence[str]:
-    """HA of the router with 5, 10, 15 calibration cases: mean over draws and its 95 % range."""
+    """HA of the router with 5, 10, 15 calibration patients (of all, once): mean over draws and its 95 % range."""
     rows = {row["cases"]: row for row in study.rows("sensitivity.calibration")}
-    return [f"{rows[n]['ha']:.3f} [{rows[n]['ha_low']:.3f}, {rows[n]['ha_high']:.3f}]" if n in rows else "not run"
-            for n in (5, 10, 15)]  # fmt: skip
+    return [_spread(rows[n]) if n in rows else "not run" for n in (5, 10, 15)]
+
+
+def _spread(row: Mapping[str, Any]) -> str:
+    return f"{row['ha']:.3f}" + (" (all)" if row["draws"] == 1 else f" [{row['ha_low']:.3f}, {row['ha_high']:.3f}]")
 
 
 TABLES: Mapping[str, tuple[Sequence[str], Callable[[Study], Sequence[str]], bool]] = {
@@ -171,7 +174,8 @@ TABLES: Mapping[str, tuple[Sequence[str], Callable[[Study], Sequence[str]], bool
     "Ladder, metric / HA at steps 0, 1, ...": (("steps",), ladder, True),
     "min_area sweep, HA": (("fixed horizon", "router"), areas, True),
     "Edit accounting": (("fixed horizon", "router"), accounting, True),
-    "Calibration sensitivity, HA of the router": (("5 cases", "10 cases", "15 cases"), calibration, True),
+    "Calibration sensitivity, HA of the router": (
+        ("5 patients or sequences", "10", "15"), calibration, True),
 }  # fmt: skip
 
 

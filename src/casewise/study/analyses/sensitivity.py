@@ -314,7 +314,7 @@ def draw_sensitivity(frame: pd.DataFrame, *, reference: float, reference_name: s
         axis.axhline(reference, color=HARM, linestyle=(0, (1, 2)), linewidth=1.3)
         axis.annotate(reference_name, (len(frame) - 0.5, reference), ha="right", va="bottom", fontsize=8.5, color=HARM)
         axis.set_xticks(place, [str(int(value)) for value in frame["cases"]])
-        axis.set(xlabel="calibration cases", ylabel="deployed HA")
+        axis.set(xlabel=f"calibration {UNIT[1]}", ylabel="deployed HA")
         axis.set_ylim(bottom=0)
         axis.set_xlim(-0.6, len(frame) - 0.4)
     return figure
