@@ -115,7 +115,8 @@ def _second(study: Study) -> str:
     worse = int((frame["change"] < 0).sum())
     name = study.title(study.ours)
     then = "no case is then worse" if worse == 0 else f"{worse} {'case is' if worse == 1 else 'cases are'} then worse"
-    did = f"{name[:1].upper()}{name[1:]} rolls {back} of {len(frame)} cases back to the source model; {then}"
+    named = name if "-" in name else f"The {name}"  # "The router", and "small-edits" of somebody's own
+    did = f"{named} rolls {back} of {len(frame)} cases back to the source model; {then}"
     row = interval_between(study, study.ours, study.reference, "ha")
     if row is None:
         return f"{did}, and HA is {number(after)}."

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from casewise.archive.store import Archive
+from casewise.core.brief import UNIT
 from casewise.core.errors import TooFewCases
 from casewise.core.records import Controller, State
 from casewise.core.seeds import RESAMPLING_SEED
@@ -220,7 +221,7 @@ def flag_concerns(fit: QualityFit) -> list[str]:
     weak = f"rank correlation {fit.rho:.2f}, p {fit.p:.2f}"
     return [
         f"agreement does not surely tell good masks from poor ones on these cases ({weak}): all cases get the same "
-        "lower bound, so all are flagged or none; more labelled patients may help"
+        f"lower bound, so all are flagged or none; more labelled {UNIT[1]} may help"
     ]
 
 
