@@ -53,6 +53,12 @@ class Review:
             raise BadInput(f"a reviewer's name has 1 to {NAME_LENGTH} printable characters; enter yours first")
         if len(self.note) > NOTE_LENGTH:
             raise BadInput(f"a note has at most {NOTE_LENGTH} characters, got {len(self.note)}; shorten it")
+        if any(character == "\0" or 0xD800 <= ord(character) < 0xE000 for character in self.note):
+            raise BadInput("a note is text, this one holds halves of characters or NUL; write it again")
+
+
+class Overtaken(Refused):
+    """Somebody decided the case since the reviewer looked at it."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +82,21 @@ class ReviewLog:
             if problem.endswith("is not a line of a hash-chained log"):
                 raise BadInput(f"{problem}; move the file away, or restore it, before reviewing")
 
-    def append(self, review: Review) -> None:
-        """Write one decision, durably: the audit log first, then the reviews."""
+    def append(self, review: Review, *, seen: str | None = None) -> None:
+        """Write one decision, durably: the audit log first, then the reviews.
+
+        ``seen`` is the hash of the decision that the reviewer saw, "" where she saw none: refused where another one
+        was written since, unless it says the same, as one that was sent twice does.
+        """
         with self._alone():
-            self._write(REVIEW, asdict(review))
+            last = self.latest().get(review.case, {})
+            if seen is None or last.get("hash", "") == seen:
+                self._write(REVIEW, asdict(review))
+            elif any(last.get(name) != value for name, value in asdict(review).items()):
+                raise Overtaken(
+                    f"{last.get('reviewer', 'somebody')} decided {last.get('decision', 'that it is open')} for case "
+                    f"{review.case} since you opened it; nothing was written. Decide again to overrule that"
+                )
 
     def settle(self) -> list[str]:
         """Set aside a review that only the audit log holds, and say so; else say what is wrong with the logs.
