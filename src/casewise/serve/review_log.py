@@ -209,7 +209,9 @@ def apply_reviews(folder: Path, out: Path) -> list[Applied]:
     if problems:
         raise Refused(f"the reviews cannot be trusted: {problems[0]}; run casewise verify {folder}")
     latest, reopened = log.latest(), log.reopened()
-    found = []
+    found = [Applied(case_id, "none", "its entry is gone; predict it again", open=True) for case_id in predicted.lost]
+    for one in found:
+        Chain(out / APPLIED).append("applied", asdict(one))
     for case_id in predicted.cases:
         try:
             one = _applied(predicted, case_id, latest.get(case_id), out, reopened=case_id in reopened)

@@ -236,3 +236,16 @@ def test_flagged_cases_come_first_and_then_the_lowest_quality():
     cases = {name: ReviewCase(name, "", quality_low=value, flagged=name == "c") for name, value in low.items()}
     cases["failed"] = ReviewCase("failed", "", status="failed")
     assert worst_first(cases) == ["failed", "c", "b", "a"]
+
+
+def test_an_entry_that_is_broken_or_gone_is_said_and_costs_no_other_case(predictions, tmp_path):
+    out, layout = predictions.layout.out, predictions.layout
+    reviewed(out, ("kept", "keep-m0", "1"))
+    layout.entry("undone").write_text('{"half')
+    layout.entry("unsaved").unlink()
+    done = {one.case: one for one in apply_reviews(out, tmp_path / "chosen")}
+    assert file_sha256(tmp_path / "chosen" / "kept.nii.gz") == file_sha256(layout.source("kept"))
+    assert {name for name, one in done.items() if one.taken == "none"} == {"broken", "undone", "unsaved"}
+    assert done["undone"].why == "there is no output: undone.json is not its entry; predict the case again"
+    assert done["unsaved"].why == "its entry is gone; predict it again"
+    assert len(Chain(tmp_path / "chosen" / APPLIED).lines()) == 4
