@@ -50,7 +50,13 @@ from casewise.core.records import (
     joint_binding,
 )
 from casewise.guard import Guarded, check_bound, decided, episode_of, fallen_back, prepared
-from casewise.judge.certificates.certificate import Certificate, check_certificate, check_feasible, outside_promise
+from casewise.judge.certificates.certificate import (
+    NO_GO,
+    Certificate,
+    check_certificate,
+    check_feasible,
+    outside_promise,
+)
 from casewise.judge.deciding import compared
 from casewise.judge.monitors.watch import Watch, active_policy, alone, read_watch, write_watch
 from casewise.judge.policy import READY, adapts, calibration_case, check_binding, check_go, controller_of, no_go
@@ -267,7 +273,7 @@ class Deployment:
         if self.certificate is None:
             return None
         if no_go(self.policy) is not None:
-            return "the certificate is void: its policy is a NO-GO; calibrate and certify another design"
+            return NO_GO
         return (self.void or None) if self.watch is None else self.watch.state.void
 
     @property

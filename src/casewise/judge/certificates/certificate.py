@@ -36,6 +36,8 @@ INVALID_IF = (
     "an exchangeability or audit alarm has been raised (casewise monitor)",
     "it is read as a promise about one case: it is an average over cases",
 )
+NO_GO = "the certificate is void: its policy is a NO-GO; calibrate and certify another design"
+DRIFTED = "the certificate is void: the quotas are not those of calibration; recalibrate and certify again"
 
 
 @dataclass(frozen=True)
