@@ -504,3 +504,19 @@ def test_a_watch_of_another_policy_that_took_its_place_is_not_written_over(
         assert answer.status_code == 422
         assert "this watch belongs to calibration 'c2'" in answer.json()["error"]
     assert read_watch(file) == Watch("c2")
+
+
+def test_a_watch_that_cannot_be_written_is_said_and_the_next_case_goes_on(
+    serving: Any, scans: Scans, tmp_path: Path
+) -> None:
+    router, file = _watched(tmp_path)
+    blocked = tmp_path / ".watch.json.lock"
+    with serving(policy=router, watch=file) as running, running.client() as client:
+        blocked.mkdir()
+        answer = client.post(INFER, json=as_json(scans[0]))
+        assert answer.status_code == 503
+        assert answer.json()["error"].startswith("the service cannot read or write its files (Is a directory)")
+        assert str(tmp_path) not in answer.text
+        blocked.rmdir()
+        assert client.post(INFER, json=as_json(scans[0])).status_code == 200
+    assert len(read_watch(file).decided) == 1
