@@ -13,7 +13,7 @@ import io
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +195,7 @@ class Applied:
     mask: str = ""  # file name in the new folder
     sha256: str = ""
     open: bool = False  # a person still has to decide: flagged, or the review is about another output
+    overruled: str = ""  # what other reviewers of this output had decided otherwise; the last decision counts
 
 
 def apply_reviews(folder: Path, out: Path) -> list[Applied]:
@@ -215,11 +216,21 @@ def apply_reviews(folder: Path, out: Path) -> list[Applied]:
     for case_id in predicted.cases:
         try:
             one = _applied(predicted, case_id, latest.get(case_id), out, reopened=case_id in reopened)
+            one = replace(one, overruled=_overruled(log, latest.get(case_id)))
         except CasewiseError as error:  # one bad case costs no other its mask
             one = Applied(case_id, "none", str(error), open=True)
         Chain(out / APPLIED).append("applied", asdict(one))
         found.append(one)
     return found
+
+
+def _overruled(log: ReviewLog, last: Mapping[str, Any] | None) -> str:
+    """Who decided otherwise about the same output before, and what, as a clause; empty where all agree."""
+    if last is None:
+        return ""
+    same = [line for line in log.lines() if (line["case"], line["about"]) == (last["case"], last["about"])]
+    said = {str(line["reviewer"]): str(line["decision"]) for line in same}
+    return ", ".join(f"{who} {what}" for who, what in said.items() if what != last["decision"])
 
 
 def _applied(
