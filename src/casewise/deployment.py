@@ -15,7 +15,7 @@ import functools
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,15 @@ from casewise.core.records import (
     joint_binding,
 )
 from casewise.guard import Guarded, check_bound, decided, episode_of, fallen_back, prepared
-from casewise.judge.certificates.certificate import Certificate, check_certificate, check_feasible, outside_promise
+from casewise.judge.certificates.certificate import (
+    NO_GO,
+    Certificate,
+    check_certificate,
+    check_feasible,
+    outside_promise,
+)
 from casewise.judge.deciding import compared
-from casewise.judge.monitors.watch import active_policy, read_watch, write_watch
+from casewise.judge.monitors.watch import Watch, active_policy, alone, read_watch, write_watch
 from casewise.judge.policy import READY, adapts, calibration_case, check_binding, check_go, controller_of, no_go
 
 
@@ -130,11 +136,25 @@ class Segmented:
 
 
 class Watching:
-    """The watch over a stream of decisions; written after every case, so that a run that is killed goes on from it."""
+    """The watch over a stream of decisions; written after every case, so that a run that is killed goes on from it.
+
+    Its file may be shared: other services and runs add their decisions, ``casewise monitor`` adds audits. What they
+    wrote is read before anything is decided or added, so that nobody's alarm is lost.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.state = read_watch(path)
+        self._known = (_stamp(path), read_watch(path))
+        self._own = self._known[1].calibration_id
+
+    @property
+    def state(self) -> Watch:
+        """What the file says now; what it said last where it is gone or broken, which the next decision writes anew."""
+        stamp = _stamp(self.path)
+        if stamp != self._known[0]:
+            with suppress(CasewiseError, OSError):
+                self._known = (stamp, read_watch(self.path))
+        return self._known[1]
 
     def policy(self, policy: Policy) -> Policy:
         """What decides the next case."""
@@ -144,10 +164,23 @@ class Watching:
         """Show a decision; one of a case that was seen before, or that read no coordinate, does not count."""
         if decision is None or decision.value is None or math.isnan(decision.value):
             return
-        after = self.state.decision(decision.case_id, decision.value, decision.cluster, decision.bucket)
-        if after is not self.state:
-            write_watch(self.path, after)
-            self.state = after
+        with alone(self.path):
+            before = self.state
+            if before.calibration_id != self._own:
+                return  # the watch of another policy took its place: left as it is, and the next case is refused
+            after = before.decision(decision.case_id, decision.value, decision.cluster, decision.bucket)
+            if after is not before:
+                write_watch(self.path, after)
+                self._known = (_stamp(self.path), after)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Another one where a file was replaced or edited; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 @dataclass(frozen=True)
@@ -240,7 +273,7 @@ class Deployment:
         if self.certificate is None:
             return None
         if no_go(self.policy) is not None:
-            return "the certificate is void: its policy is a NO-GO; calibrate and certify another design"
+            return NO_GO
         return (self.void or None) if self.watch is None else self.watch.state.void
 
     @property

@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from casewise.cli import app
-from casewise.core.errors import BadInput, UnknownName
+from casewise.core.errors import BadInput, Refused, UnknownName
+from casewise.judge.certificates.certificate import read_certificate
 from casewise.judge.certificates.certify_gate import certify_gate
 from casewise.judge.certificates.certify_router import Promise, certify_router
 from casewise.judge.policy import READY, read_policy
@@ -136,3 +137,25 @@ def test_names_on_the_page_are_escaped(site):
 
     certificate, _ = certify_router(site.archive, site.policy, Promise(("ha",), (0.1,)))
     assert "<script>" not in certificate_page(replace(certificate, policy_name="<script>alert(1)</script>"))
+
+
+@pytest.mark.parametrize(
+    "change", [{"statement": "Nobody is ever harmed."}, {"alpha": 0.001}, {"invalid_if": []}, {"seal": None}]
+)
+def test_a_certificate_that_a_hand_changed_promises_nothing_until_it_is_issued_again(site, tmp_path, change):
+    run("certify", site.path, "--alpha", 0.1, "--out", tmp_path)
+    file = tmp_path / "certificate.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(Refused, match="was changed after it was issued, so it promises nothing"):
+        read_certificate(tmp_path)
+    run("certify", site.path, "--alpha", 0.1, "--out", tmp_path)
+    assert read_certificate(tmp_path).alpha == 0.1
+
+
+def test_a_certificate_of_an_earlier_schema_has_no_seal_and_is_read(site, tmp_path):
+    run("certify", site.path, "--alpha", 0.1, "--out", tmp_path)
+    file = tmp_path / "certificate.json"
+    plain = json.loads(file.read_text())
+    del plain["seal"]
+    file.write_text(json.dumps({**plain, "schema": 2}))
+    assert read_certificate(tmp_path).statement == plain["statement"]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +60,20 @@ def test_a_hanging_and_a_dying_case_fail_alone(trouble: Any) -> None:
 def test_no_process_is_no_engine() -> None:
     with pytest.raises(BadInput, match="at least 1, got 0"):
         LocalEngine(jobs=0)
+
+
+def test_workers_end_with_a_run_that_was_killed_and_write_nothing_over_the_next_one(tmp_path: Path) -> None:
+    (tmp_path / "slow_work.py").write_text(
+        "import time\nfrom pathlib import Path\n\n\ndef work(case_id):\n"
+        "    Path(f'{case_id}-began').touch()\n    time.sleep(4)\n    Path(f'{case_id}-written').touch()\n"
+    )
+    program = "import slow_work\nfrom casewise.run.local import LocalEngine\n"
+    program += "if __name__ == '__main__':\n    list(LocalEngine(jobs=2).map(slow_work.work, ['a', 'b']))\n"
+    (tmp_path / "run.py").write_text(program)
+    with subprocess.Popen([sys.executable, "run.py"], cwd=tmp_path) as run:
+        while not ((tmp_path / "a-began").exists() and (tmp_path / "b-began").exists()):
+            assert run.poll() is None
+            time.sleep(0.02)
+        run.kill()
+    time.sleep(5)
+    assert not list(tmp_path.glob("*-written"))

@@ -17,16 +17,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
+from typer.testing import CliRunner
 from worlds.browsers import browser, needs_chromium
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.snapshot import fingerprint
+from casewise.cli import app
 from casewise.core.errors import Mismatch, Refused
 from casewise.core.records import Action, Binding, Case, Decision, Policy, State
 from casewise.deployment import Deployment, Model
 from casewise.guard import guard
 from casewise.judge.certificates.certificate import Certificate, policy_digest
 from casewise.judge.controllers import CONTROLLERS
+from casewise.judge.monitors.audits import Audit
 from casewise.judge.monitors.exchangeability import Exchangeability
 from casewise.judge.monitors.watch import Watch, read_watch, write_watch
 from casewise.run.assemble import gathered_cases
@@ -441,3 +444,79 @@ def test_a_person_tries_an_image_on_the_first_page_and_saves_the_mask(
     assert tab.locator("#answer img").count() == 0  # the old answer is gone
     assert wrong == []
     tab.close()
+
+
+def _watched(tmp_path: Path) -> tuple[Policy, Path]:
+    """A router, and a watch over it whose monitors are silent so far."""
+    router = Policy(
+        "default", "router",
+        {"coordinate": "delta", "cut_low": 0.9, "cut_high": 0.99, "low": {"action": "depth", "depth": 1},
+         "mid": {"action": "depth", "depth": 1}, "hard": {"action": "rollback"}}, 1, calibration_id="c1",
+    )  # fmt: skip
+    calm = Exchangeability(tuple(np.linspace(0.0, 1.0, 200)), 0.001)
+    watch = Watch("c1", {"exchangeability": calm, "audit": Audit(0.1)}, suspend_on_harm=True)
+    return router, write_watch(tmp_path / "watch.json", watch)
+
+
+def test_two_services_on_one_watch_keep_each_others_cases(serving: Any, scans: Scans, tmp_path: Path) -> None:
+    router, file = _watched(tmp_path)
+    with serving(policy=router, watch=file) as one, serving(policy=router, watch=file) as other:
+        with one.client() as first, other.client() as second:
+            for client, image in zip((first, second) * 2, scans, strict=False):
+                seen = json.loads(client.post(INFER, json=as_json(image)).json()["parameters"]["monitor"])["cases"]
+        assert seen == 4
+    assert len(read_watch(file).decided) == 4
+
+
+def test_an_audit_alarm_that_monitor_writes_reaches_the_service_and_stays(
+    serving: Any, scans: Scans, tmp_path: Path
+) -> None:
+    router, file = _watched(tmp_path)
+    (tmp_path / "audits.csv").write_text("case,loss\n" + "".join(f"a{number},1\n" for number in range(30)))
+    with serving(policy=router, watch=file) as running, running.client() as client:
+        assert client.post(INFER, json=as_json(scans[0])).json()["parameters"]["executed"] == 1
+        rang = CliRunner().invoke(app, ["monitor", str(tmp_path / "audits.csv"), "--state", str(file)])
+        assert rang.exit_code == 1, rang.output
+        assert client.post(INFER, json=as_json(scans[1])).json()["parameters"]["executed"] == 0
+        assert "casewise_monitor_suspended 1" in client.get("/metrics").text
+    assert read_watch(file).suspended
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"\xff\xfe", b"[]"])
+def test_a_watch_that_is_lost_or_broken_costs_no_mask_and_is_written_again(
+    content: bytes | None, serving: Any, scans: Scans, tmp_path: Path
+) -> None:
+    router, file = _watched(tmp_path)
+    with serving(policy=router, watch=file) as running, running.client() as client:
+        client.post(INFER, json=as_json(scans[0]))
+        file.unlink() if content is None else file.write_bytes(content)
+        assert client.post(INFER, json=as_json(scans[1])).status_code == 200
+    assert len(read_watch(file).decided) == 2
+
+
+def test_a_watch_of_another_policy_that_took_its_place_is_not_written_over(
+    serving: Any, scans: Scans, tmp_path: Path
+) -> None:
+    router, file = _watched(tmp_path)
+    with serving(policy=router, watch=file) as running, running.client() as client:
+        write_watch(file, Watch("c2"))
+        answer = client.post(INFER, json=as_json(scans[0]))
+        assert answer.status_code == 422
+        assert "this watch belongs to calibration 'c2'" in answer.json()["error"]
+    assert read_watch(file) == Watch("c2")
+
+
+def test_a_watch_that_cannot_be_written_is_said_and_the_next_case_goes_on(
+    serving: Any, scans: Scans, tmp_path: Path
+) -> None:
+    router, file = _watched(tmp_path)
+    blocked = tmp_path / ".watch.json.lock"
+    with serving(policy=router, watch=file) as running, running.client() as client:
+        blocked.mkdir()
+        answer = client.post(INFER, json=as_json(scans[0]))
+        assert answer.status_code == 503
+        assert answer.json()["error"].startswith("the service cannot read or write its files (Is a directory)")
+        assert str(tmp_path) not in answer.text
+        blocked.rmdir()
+        assert client.post(INFER, json=as_json(scans[0])).status_code == 200
+    assert len(read_watch(file).decided) == 1

@@ -155,13 +155,15 @@ def _one(alpha: list[float]) -> float:
 
 def _check_place(folder: Path) -> None:
     """Refuse to replace files that casewise did not write; an earlier certificate is replaced."""
-    from casewise.core.errors import BadInput, CasewiseError
+    from casewise.core.errors import BadInput, CasewiseError, Refused
     from casewise.judge.certificates.certificate import CERTIFICATE, read_certificate
 
     there = [name for name in (CERTIFICATE, PAGE, CERTIFIED) if (folder / name).exists()]
     try:
         if there:
             read_certificate(folder / CERTIFICATE)
+    except Refused:
+        return  # one of casewise that a hand changed
     except CasewiseError:
         raise BadInput(
             f"{folder} holds {', '.join(there)} and no certificate of casewise, so this run would replace files of "

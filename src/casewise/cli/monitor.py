@@ -51,31 +51,33 @@ def monitor(
     from casewise.core.errors import BadInput
     from casewise.core.records import CALIBRATION
     from casewise.judge.certificates.certificate import read_certificate
-    from casewise.judge.monitors.watch import read_watch, start_watch, write_watch
+    from casewise.judge.monitors.watch import alone, read_watch, start_watch, write_watch
     from casewise.judge.policy import read_policy
 
     asked = {
         "exchangeability": exchangeability, "go-live": go_live, "quota": quota, "audit": audit,
         "reference": reference, "proxy": proxy,
     }  # fmt: skip
-    if state.exists():
-        watch = read_watch(state)
-    elif calibration is None:
-        raise BadInput(f"there is no watch at {state}; give --calibration ARCHIVE to start one")
-    else:
-        promised = read_certificate(certificate).alpha if certificate is not None else limit
-        decides = read_policy(policy or calibration)
-        watch = start_watch(
-            open_archive(calibration, ladder=decides.ladder or None).marked(CALIBRATION),
-            decides,
-            [name for name, wanted in asked.items() if wanted],
-            delta=delta, limit=promised, tolerance=tolerance, loss=loss, first=first, suspend_on_harm=suspend_on_harm,
-        )  # fmt: skip
-    passed_over = []
-    for row in _rows(stream) if stream is not None else ():
-        watch, whole = _taken(watch, row)
-        passed_over += [] if whole else [str(row.get("case") or row.get("case_id"))]
-    write_watch(state, watch)
+    with alone(state):
+        if state.exists():
+            watch = read_watch(state)
+        elif calibration is None:
+            raise BadInput(f"there is no watch at {state}; give --calibration ARCHIVE to start one")
+        else:
+            promised = read_certificate(certificate).alpha if certificate is not None else limit
+            decides = read_policy(policy or calibration)
+            watch = start_watch(
+                open_archive(calibration, ladder=decides.ladder or None).marked(CALIBRATION),
+                decides,
+                [name for name, wanted in asked.items() if wanted],
+                delta=delta, limit=promised, tolerance=tolerance, loss=loss, first=first,
+                suspend_on_harm=suspend_on_harm,
+            )  # fmt: skip
+        passed_over = []
+        for row in _rows(stream) if stream is not None else ():
+            watch, whole = _taken(watch, row)
+            passed_over += [] if whole else [str(row.get("case") or row.get("case_id"))]
+        write_watch(state, watch)
     content = {"state": state, "decisions": len(watch.decided), "audits": len(watch.audited), "alarms": watch.alarms,
                "suspended": watch.suspended, "passed_over": passed_over}  # fmt: skip
     answer("\n".join([_summary(watch), *_unread(passed_over)]), content, as_json=as_json)

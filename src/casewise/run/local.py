@@ -18,6 +18,7 @@ import multiprocessing
 import os
 import platform
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -148,6 +149,7 @@ def _why(code: int | None) -> str:
 
 def _serve(pipe: Connection, work: Work, jobs: int) -> None:
     """A worker's life: load once (the first call does), then answer until the other end closes."""
+    threading.Thread(target=_end_with_the_run, daemon=True).start()
     torch = sys.modules.get("torch")  # there if the work needs it: unpickling the work imported it
     if torch is not None:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
@@ -161,6 +163,17 @@ def _serve(pipe: Connection, work: Work, jobs: int) -> None:
             prepare()
         pipe.send("began")
         pipe.send(attempt(work, case_id))
+
+
+def _end_with_the_run() -> None:
+    """End when the process that started this worker was killed: its case is the next run's, which may be at it already.
+
+    A case that is finished later would be written over what that run made of it.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def attempt(work: Work, case_id: str) -> Result:

@@ -32,6 +32,7 @@ from casewise.core.predicted import PredictedCase
 from casewise.core.records import Mask
 from casewise.data.folders import CaseFiles
 from casewise.deployment import Deployment
+from casewise.judge.certificates.certificate import DRIFTED
 from casewise.judge.monitors.exchangeability import quota_drift, quota_of
 from casewise.judge.outcomes import edit_shares, judged_share
 from casewise.judge.policy import no_go
@@ -249,7 +250,6 @@ def run_report(
 
 PAGES = ("report.html", "summary.json")
 OUTSIDE = "outside the certificate"
-DRIFTED = "the certificate is void: the quotas are not those of calibration; recalibrate and certify again"
 
 
 @contextmanager

@@ -339,6 +339,7 @@ def add_refusals(app: FastAPI) -> None:
     for kind, status in STATUS.items():
         app.add_exception_handler(kind, _handler(status))
     app.add_exception_handler(Full, _full)
+    app.add_exception_handler(OSError, _disk)
     app.add_exception_handler(HTTPException, _as_is)
     app.add_exception_handler(RequestValidationError, _invalid)
 
@@ -348,6 +349,14 @@ def _handler(status: int) -> Any:
         return JSONResponse({"error": str(error) or type(error).__name__}, status)
 
     return answer
+
+
+async def _disk(request: Request, error: Any) -> JSONResponse:
+    """A full disk, a watch that cannot be written: an unwatched mask is not handed out, and no path leaves."""
+    why = error.strerror or type(error).__name__
+    return JSONResponse(
+        {"error": f"the service cannot read or write its files ({why}); mend that and send it again"}, 503
+    )
 
 
 async def _full(request: Request, error: Any) -> JSONResponse:

@@ -31,7 +31,7 @@ from casewise.serve.review_cases import (
     risks,
     worst_first,
 )
-from casewise.serve.review_log import Review, ReviewLog, as_csv
+from casewise.serve.review_log import Overtaken, Review, ReviewLog, as_csv
 
 ASSETS = {
     "": ("casewise.serve", "assets/review.html", "text/html; charset=utf-8"),
@@ -112,7 +112,7 @@ class Desk:
         """The answer to a POST: one decision."""
         if path != "decide":
             return missing("there is nothing to write at this address")
-        review = _review(body)
+        review, seen = _review(body)
         case = self._case(review.case)
         if review.decision != "flag" and not case.has_masks:
             raise BadInput(f"case {case.id} has no output, so it can only be flagged")
@@ -121,15 +121,26 @@ class Desk:
         if review.adapted is not None and review.adapted not in case.states:
             raise BadInput(f"case {case.id} has no state {review.adapted!r}; it has {', '.join(case.states)}")
         with self._writing:
-            if review.about != self.folder.about(case.id):
-                raise Refused(f"case {case.id} was written anew since this page was started; start it again")
-            self.log.append(review)
+            if review.about != self._about_now(case.id):
+                raise Refused(f"case {case.id} was written anew or removed since this page was started; start it again")
+            try:
+                self.log.append(review, seen=seen)
+            except Overtaken as error:
+                found = {"error": str(error), "review": self._latest().get(case.id)}
+                return Answer(json_bytes(found), status=409)
             return Answer(json_bytes(self._latest()[case.id]))
 
     def _case(self, case_id: str) -> ReviewCase:
         if case_id not in self.folder.cases:
             raise UnknownName("there is no such case in this folder")
         return self.folder.cases[case_id]
+
+    def _about_now(self, case_id: str) -> str | None:
+        """What a review would be about; None where the case is gone."""
+        try:
+            return self.folder.about(case_id)
+        except (FileNotFoundError, CasewiseError):
+            return None
 
     def _latest(self) -> dict[str, dict[str, Any]]:
         """The last decision of each case that is still here, and whether it is about the output that is here."""
@@ -162,6 +173,7 @@ class Desk:
 
     def _detail(self, case: ReviewCase, query: Mapping[str, str]) -> dict[str, Any]:
         facts = {**_brief(case), "signals": _signals(case), "windows": WINDOWS, "overlay": self._has_overlay(case)}
+        facts["review"] = self._latest().get(case.id)
         if not case.has_masks:
             return {**facts, "shape": None}
         state, masks = _state(case, query), self._opened(case, query)
@@ -273,9 +285,11 @@ def _number(query: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def _review(body: bytes) -> Review:
+def _review(body: bytes) -> tuple[Review, str | None]:
+    """The decision, and the hash of the one that the page showed: "" for none, None where the client does not say."""
     try:
         plain = json.loads(body)
+        seen = plain.get("seen")
         known = {name: plain.get(name) for name in ("case", "decision", "reviewer", "about", "adapted", "note")}
     except (ValueError, AttributeError, RecursionError) as error:
         raise BadInput(f"a decision is a JSON object ({type(error).__name__})") from error
@@ -284,4 +298,6 @@ def _review(body: bytes) -> Review:
         raise BadInput("a decision holds case, decision, reviewer and about as text")
     if not isinstance(optional["adapted"], (str, type(None))):
         raise BadInput("adapted is the name of a state, or null")
-    return Review(**{**known, **optional})
+    if not isinstance(seen, (str, type(None))):
+        raise BadInput("seen is the hash of the decision that was shown, or empty")
+    return Review(**{**known, **optional}), seen

@@ -13,7 +13,7 @@ import io
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,12 @@ class Review:
             raise BadInput(f"a reviewer's name has 1 to {NAME_LENGTH} printable characters; enter yours first")
         if len(self.note) > NOTE_LENGTH:
             raise BadInput(f"a note has at most {NOTE_LENGTH} characters, got {len(self.note)}; shorten it")
+        if any(character == "\0" or 0xD800 <= ord(character) < 0xE000 for character in self.note):
+            raise BadInput("a note is text, this one holds halves of characters or NUL; write it again")
+
+
+class Overtaken(Refused):
+    """Somebody decided the case since the reviewer looked at it."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +82,21 @@ class ReviewLog:
             if problem.endswith("is not a line of a hash-chained log"):
                 raise BadInput(f"{problem}; move the file away, or restore it, before reviewing")
 
-    def append(self, review: Review) -> None:
-        """Write one decision, durably: the audit log first, then the reviews."""
+    def append(self, review: Review, *, seen: str | None = None) -> None:
+        """Write one decision, durably: the audit log first, then the reviews.
+
+        ``seen`` is the hash of the decision that the reviewer saw, "" where she saw none: refused where another one
+        was written since, unless it says the same, as one that was sent twice does.
+        """
         with self._alone():
-            self._write(REVIEW, asdict(review))
+            last = self.latest().get(review.case, {})
+            if seen is None or last.get("hash", "") == seen:
+                self._write(REVIEW, asdict(review))
+            elif any(last.get(name) != value for name, value in asdict(review).items()):
+                raise Overtaken(
+                    f"{last.get('reviewer', 'somebody')} decided {last.get('decision', 'that it is open')} for case "
+                    f"{review.case} since you opened it; nothing was written. Decide again to overrule that"
+                )
 
     def settle(self) -> list[str]:
         """Set aside a review that only the audit log holds, and say so; else say what is wrong with the logs.
@@ -178,6 +195,7 @@ class Applied:
     mask: str = ""  # file name in the new folder
     sha256: str = ""
     open: bool = False  # a person still has to decide: flagged, or the review is about another output
+    overruled: str = ""  # what other reviewers of this output had decided otherwise; the last decision counts
 
 
 def apply_reviews(folder: Path, out: Path) -> list[Applied]:
@@ -192,15 +210,27 @@ def apply_reviews(folder: Path, out: Path) -> list[Applied]:
     if problems:
         raise Refused(f"the reviews cannot be trusted: {problems[0]}; run casewise verify {folder}")
     latest, reopened = log.latest(), log.reopened()
-    found = []
+    found = [Applied(case_id, "none", "its entry is gone; predict it again", open=True) for case_id in predicted.lost]
+    for one in found:
+        Chain(out / APPLIED).append("applied", asdict(one))
     for case_id in predicted.cases:
         try:
             one = _applied(predicted, case_id, latest.get(case_id), out, reopened=case_id in reopened)
+            one = replace(one, overruled=_overruled(log, latest.get(case_id)))
         except CasewiseError as error:  # one bad case costs no other its mask
             one = Applied(case_id, "none", str(error), open=True)
         Chain(out / APPLIED).append("applied", asdict(one))
         found.append(one)
     return found
+
+
+def _overruled(log: ReviewLog, last: Mapping[str, Any] | None) -> str:
+    """Who decided otherwise about the same output before, and what, as a clause; empty where all agree."""
+    if last is None:
+        return ""
+    same = [line for line in log.lines() if (line["case"], line["about"]) == (last["case"], last["about"])]
+    said = {str(line["reviewer"]): str(line["decision"]) for line in same}
+    return ", ".join(f"{who} {what}" for who, what in said.items() if what != last["decision"])
 
 
 def _applied(

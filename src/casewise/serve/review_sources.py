@@ -23,7 +23,7 @@ from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256
 from casewise.core.errors import BadInput, CasewiseError, Refused, UnsafeInput
 from casewise.core.predicted import PredictedCase
-from casewise.core.records import SOURCE, Action, Controller, Decision, Mask, State, check_case_id
+from casewise.core.records import FAILED, SOURCE, Action, Controller, Decision, Mask, State, check_case_id
 from casewise.data import nifti, pictures
 from casewise.judge.deciding import decision_of, deployed_mask
 from casewise.judge.policy import POLICY, controller_of, read_policy
@@ -50,13 +50,13 @@ class Predictions:
 
     @cached_property
     def entries(self) -> Mapping[str, PredictedCase]:
-        """Entries by case id."""
+        """Entries by case id; a case whose entry is broken has no output, and costs no other its review."""
         found = {}
         for file in sorted((self.path / "casewise").glob("*.json")):
             entry = read_entry(file)
             case_id = check_case_id(file.stem)
             if entry is None or entry.case != case_id:
-                raise BadInput(f"{file} is not the entry of case {case_id}; run casewise verify {self.path}")
+                entry = PredictedCase(case_id, FAILED, error=f"{file.name} is not its entry; predict the case again")
             found[case_id] = entry
         return found
 
@@ -64,6 +64,16 @@ class Predictions:
     def cases(self) -> Mapping[str, ReviewCase]:
         """Every case of the folder."""
         return {case_id: self._case(case_id, entry) for case_id, entry in self.entries.items()}
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Cases that a run ended, says the audit log, and whose entry is gone."""
+        ended = (
+            line for line in Chain(self.path / "audit.jsonl").lines() if line.get("event") in ("case", "case-kept")
+        )
+        return tuple(
+            dict.fromkeys(str(line.get("case")) for line in ended if str(line.get("case")) not in self.entries)
+        )
 
     @cached_property
     def _last_run(self) -> Mapping[str, Any]:

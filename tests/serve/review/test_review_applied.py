@@ -236,3 +236,30 @@ def test_flagged_cases_come_first_and_then_the_lowest_quality():
     cases = {name: ReviewCase(name, "", quality_low=value, flagged=name == "c") for name, value in low.items()}
     cases["failed"] = ReviewCase("failed", "", status="failed")
     assert worst_first(cases) == ["failed", "c", "b", "a"]
+
+
+def test_an_entry_that_is_broken_or_gone_is_said_and_costs_no_other_case(predictions, tmp_path):
+    out, layout = predictions.layout.out, predictions.layout
+    reviewed(out, ("kept", "keep-m0", "1"))
+    layout.entry("undone").write_text('{"half')
+    layout.entry("unsaved").unlink()
+    done = {one.case: one for one in apply_reviews(out, tmp_path / "chosen")}
+    assert file_sha256(tmp_path / "chosen" / "kept.nii.gz") == file_sha256(layout.source("kept"))
+    assert {name for name, one in done.items() if one.taken == "none"} == {"broken", "undone", "unsaved"}
+    assert done["undone"].why == "there is no output: undone.json is not its entry; predict the case again"
+    assert done["unsaved"].why == "its entry is gone; predict it again"
+    assert len(Chain(tmp_path / "chosen" / APPLIED).lines()) == 4
+
+
+def test_reviewers_who_disagree_are_named_and_the_last_decision_counts(predictions, tmp_path):
+    out = predictions.layout.out
+    folder = Predictions(out)
+    said = (("Ada", "kept", "keep-m0"), ("Bob", "kept", "keep-adapted"), ("Ada", "unsaved", "flag"))
+    for who, case_id, word in (*said, ("Bob", "unsaved", "flag")):
+        ReviewLog(out / REVIEWS, folder.audit).append(Review(case_id, word, who, folder.about(case_id), adapted="1"))
+    told = CliRunner().invoke(app, ["review", str(out), "--apply", "-o", str(tmp_path / "chosen")])
+    assert "! kept: reviewers disagree, the last decision counts: Bob keeps the adaptation, state 1" in told.output
+    assert "before: Ada keep-m0" in told.output
+    assert "unsaved: reviewers disagree" not in told.output
+    held = {line["case"]: line["overruled"] for line in Chain(tmp_path / "chosen" / APPLIED).lines()}
+    assert held == {"broken": "", "kept": "Ada keep-m0", "undone": "", "unsaved": ""}

@@ -254,3 +254,21 @@ def test_a_street_has_a_legend_and_nothing_is_removed_from_the_road(new_folder, 
         tab.keyboard.press("4")
         tab.keyboard.press("5")
         assert colors(tab) > 2
+
+
+def test_a_stale_tab_shows_what_somebody_else_decided_before_it_overrules_that(predictions, serve, browser):
+    with serve(predictions.layout.out, images=predictions.images) as server:
+        tabs = [browser.new_page(), browser.new_page()]
+        for tab, name in zip(tabs, ("Ada", "Bob"), strict=True):
+            tab.goto(f"{server.url}#kept")
+            tab.wait_for_selector('#canvas[data-case="kept"]')
+            tab.fill("#reviewer", name)
+            tab.keyboard.press("Escape")
+        ada, bob = tabs
+        decide(ada, "k", "keep-m0")
+        decide(bob, "a", "keep-m0")  # Ada's decision is shown, his is not written
+        assert "Ada decided keep-m0 for case kept since you opened it" in bob.inner_text("#said")
+        decide(bob, "a", "keep-adapted")
+        for tab in tabs:
+            tab.close()
+    assert read_reviews(predictions.layout.out / "reviews.jsonl") == {"kept": 1.0}

@@ -397,3 +397,43 @@ def test_help_names_the_options():
 
     text = CliRunner().invoke(app, ["review", "--help"]).output
     assert all(option in text for option in ("--images", "--reviewer", "--port", "--no-browser"))
+
+
+def test_a_decision_of_a_stale_tab_does_not_overrule_one_that_its_reviewer_never_saw(predictions, serve):
+    out = predictions.layout.out
+    with serve(out) as one, serve(out) as other:
+        first = decision(one, "kept", "keep-m0", seen="")
+        stale = decision(other, "kept", "keep-adapted", seen="", reviewer="Bob")
+        assert request(one, "POST", "decide", first)[0].status == 200
+        answer, content = request(other, "POST", "decide", stale)
+        assert answer.status == 409
+        assert (
+            "Ada decided keep-m0 for case kept since you opened it; nothing was written" in json.loads(content)["error"]
+        )
+        ada = json.loads(content)["review"]
+        assert got(other, "case/kept")["review"] == ada
+        assert request(one, "POST", "decide", first)[0].status == 200  # the same, sent twice
+        assert len(Chain(out / "reviews.jsonl").lines()) == 1
+        assert request(other, "POST", "decide", {**stale, "seen": ada["hash"]})[0].status == 200
+    assert read_reviews(out / "reviews.jsonl") == {"kept": 1.0}
+    assert verify_predictions(out) == []
+
+
+def test_a_case_that_vanished_while_the_page_was_open_is_said_in_a_sentence(predictions, serve):
+    with serve(predictions.layout.out) as server:
+        said = decision(server, "kept", "keep-m0")
+        predictions.layout.entry("kept").unlink()
+        answer, content = request(server, "POST", "decide", said)
+    assert answer.status == 409
+    assert json.loads(content)["error"].startswith("case kept was written anew or removed since this page was started")
+
+
+def test_a_note_in_any_language_is_exported_and_half_a_character_is_refused(predictions, serve):
+    note = "<b>\u202e\u05e9\u05dc\u05d5\u05dd\n=1+1 \U0001f642"
+    with serve(predictions.layout.out) as server:
+        answer, content = request(server, "POST", "decide", decision(server, "kept", "flag", note="\ud83d"))
+        assert answer.status == 400
+        assert "a note is text" in json.loads(content)["error"]
+        assert request(server, "POST", "decide", decision(server, "kept", "flag", note=note))[0].status == 200
+        (row,) = csv.DictReader(io.StringIO(request(server, "GET", "export/reviews.csv")[1].decode()))
+    assert row["note"] == note

@@ -130,6 +130,26 @@ def test_a_promise_is_printed_only_where_it_holds(study: Study, more: dict[str, 
     assert answers(certified(study, **more)).promised.startswith(words)
 
 
+@pytest.mark.parametrize(
+    ("preflight", "words"),
+    [
+        (
+            {"retained": {"go": False, "helped": 2, "hurt": 9}},
+            "Nothing is promised: the certificate is void: its policy",
+        ),
+        ({"quota": {"low": 0, "mid": 0, "hard": 4000}}, "Nothing is promised: the certificate is void: the quotas"),
+    ],
+)
+def test_a_promise_is_void_where_calibration_said_no_go_or_its_quotas_did_not_travel(
+    study: Study, preflight: dict[str, Any], words: str
+) -> None:
+    advised = replace(
+        study, policy=replace(study.policy, preflight={**study.policy.preflight, "guard": "", **preflight})
+    )
+    assert answers(certified(advised)).promised.startswith(words)
+    assert certificate.section(certified(advised)).lead.startswith(words)
+
+
 def test_the_policy_before_certification_is_promised_nothing(study: Study) -> None:
     other = certified(study, policy="another", policy_before=policy_digest(study.policy))
     assert "the policy that certification made of this one" in answers(other).promised

@@ -19,12 +19,13 @@ from casewise.archive.store import Archive
 from casewise.core.brief import UNIT, counted
 from casewise.core.durable import json_sha256, write_json
 from casewise.core.errors import BadInput, Mismatch, Refused
-from casewise.core.formats import numbered
+from casewise.core.formats import json_text, numbered
 from casewise.core.records import Binding, Decision, Policy
 from casewise.judge.controllers.region_gate import UNSCORED
 
 CERTIFICATE = "certificate.json"
-SCHEMA, READABLE = 2, (1, 2)
+SCHEMA, READABLE = 3, (1, 2, 3)
+UNSEALED = (1, 2)
 _NUMBERS = ("cut", "bound", "deployed", "details")
 
 INVALID_IF = (
@@ -35,6 +36,8 @@ INVALID_IF = (
     "an exchangeability or audit alarm has been raised (casewise monitor)",
     "it is read as a promise about one case: it is an average over cases",
 )
+NO_GO = "the certificate is void: its policy is a NO-GO; calibrate and certify another design"
+DRIFTED = "the certificate is void: the quotas are not those of calibration; recalibrate and certify again"
 
 
 @dataclass(frozen=True)
@@ -141,14 +144,18 @@ def check_feasible(certificate: Certificate) -> None:
 
 
 def write_certificate(path: str | Path, certificate: Certificate) -> Path:
-    """certificate.json, whole or not at all; an archive folder gets its own."""
+    """certificate.json with a seal, whole or not at all; an archive folder gets its own."""
     file = _file(path)
-    write_json(file, asdict(certificate))
+    plain = json.loads(json_text({**asdict(certificate), "schema": SCHEMA}, default=dict))  # as a reader will see it
+    write_json(file, {**plain, "seal": json_sha256(plain)})
     return file
 
 
 def read_certificate(path: str | Path) -> Certificate:
-    """A certificate from its file, or from the archive folder that holds it."""
+    """A certificate from its file, or from the archive folder that holds it; refused where it is not as it was issued.
+
+    The seal shows a number or a sentence that a hand changed; it is no signature, anybody could seal anew.
+    """
     file = _file(path)
     try:
         plain = json.loads(file.read_text())
@@ -157,6 +164,9 @@ def read_certificate(path: str | Path) -> Certificate:
                 f"{file} has certificate schema {plain['schema']}, this casewise reads up to {SCHEMA}; "
                 f"use a newer casewise, or certify again"
             )
+        seal = plain.pop("seal", None)
+        if plain["schema"] not in UNSEALED and seal != json_sha256(plain):
+            raise Refused(f"{file} was changed after it was issued, so it promises nothing; run casewise certify again")
         values: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()
         }

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 
 from casewise.archive.store import Archive
 from casewise.core.brief import UNIT
-from casewise.core.durable import write_json
+from casewise.core.durable import held, write_json
 from casewise.core.errors import BadInput, Mismatch, Refused
 from casewise.core.records import Policy
 from casewise.core.registry import Registry
@@ -224,6 +225,13 @@ def active_policy(policy: Policy, watch: Watch) -> Policy:
 
 def _suspended(policy: Policy, watch: Watch) -> Policy:
     return suspended_policy(policy, watch.suspension or SUSPENDED)
+
+
+@contextmanager
+def alone(path: str | Path) -> Iterator[None]:
+    """The file for this process alone, from reading to writing: no word of another one is lost in between."""
+    with held(Path(path).with_name(f".{Path(path).name}.lock"), wait=True):
+        yield
 
 
 def write_watch(path: str | Path, watch: Watch) -> Path:

@@ -18,7 +18,7 @@ function made(tag, options = {}, ...children) {
 async function ask(address, options) {
   const answer = await fetch(address, options);
   const content = await answer.json();
-  if (!answer.ok) throw new Error(content.error);
+  if (!answer.ok) throw Object.assign(new Error(content.error), { review: content.review });
   return content;
 }
 
@@ -92,6 +92,11 @@ async function show(row, wanted = null) {
   }
   if (state.current !== row) return; // another case was opened meanwhile
   state.detail = detail;
+  if (detail.review !== undefined && (detail.review || {}).hash !== (row.review || {}).hash) { // somebody decided it meanwhile
+    row.review = detail.review;
+    list();
+    showDecision();
+  }
   state.region = -1;
   history.replaceState(null, "", `#${encodeURIComponent(row.id)}`);
   showFacts();
@@ -226,7 +231,7 @@ async function decide(decision) {
   }
   state.busy = true;
   try {
-    const body = JSON.stringify({ case: row.id, decision, reviewer, about: row.about, adapted: state.detail.state ?? null, note: element("note").value.trim() });
+    const body = JSON.stringify({ case: row.id, decision, reviewer, about: row.about, adapted: state.detail.state ?? null, note: element("note").value.trim(), seen: row.review === null ? "" : row.review.hash });
     row.review = await ask("decide", { method: "POST", headers: { "Content-Type": "application/json" }, body });
     say("");
     element("note").value = "";
@@ -236,6 +241,7 @@ async function decide(decision) {
     if (next) await show(next);
   } catch (error) {
     say(error.message, true);
+    if (error.review) { row.review = error.review; list(); showDecision(); }
   } finally {
     state.busy = false;
   }

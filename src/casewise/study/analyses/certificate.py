@@ -8,7 +8,16 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from casewise.core.errors import Mismatch
-from casewise.judge.certificates.certificate import Certificate, check_certificate, outside_promise, policy_digest
+from casewise.judge.certificates.certificate import (
+    DRIFTED,
+    NO_GO,
+    Certificate,
+    check_certificate,
+    outside_promise,
+    policy_digest,
+)
+from casewise.judge.monitors.exchangeability import quota_drift, quota_of
+from casewise.judge.policy import no_go
 from casewise.render.ink import INK, MUTED, OURS, SOFT, Picture, canvas, inked
 from casewise.render.tables import Cell, Column, NotRun, Table, table
 from casewise.study.finding import Section
@@ -71,7 +80,11 @@ def promised(study: Study) -> tuple[bool, str]:
         return False, str(error)
     if not found.feasible:
         return False, f"nothing could be certified at {found.alpha:g}, so M0 would always be deployed"
+    if no_go(study.policy) is not None:
+        return False, NO_GO
     decisions = study.decisions[study.ours]
+    if quota_drift(study.policy, quota_of(decisions)) is not None:
+        return False, DRIFTED
     outside = sum(outside_promise(found, decision) is not None for decision in decisions)
     statement = found.statement.rstrip(".")
     return True, f"{statement}{f' ({outside} of {len(decisions)} cases are outside of it)' if outside else ''}."
