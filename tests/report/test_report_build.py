@@ -246,6 +246,23 @@ def test_section_names_are_their_ids(study):
         assert ANALYSES[name](study).id == name
 
 
+def test_intervals_of_a_few_sequences_are_warned_of(sources, tmp_path):
+    from casewise.study.story import FEWEST
+
+    def warned(units):
+        archive = sources.evaluation
+        kept = {name: replace(entry, cluster=f"drive-{number % units}")
+                for number, (name, entry) in enumerate(archive.entries.items())}  # fmt: skip
+        one = replace(archive, entries=kept, cases=None)
+        page = build(one, sources.calibration, sources.policy, tmp_path / str(units), only=["cost"], resamples=100,
+                     pictures=0, progress=False)  # fmt: skip
+        return json.loads((page.parent / "results.json").read_text())["warnings"]
+
+    few = [said for said in warned(2) if said.startswith("FEW: 2 patients or sequences stand behind every interval")]
+    assert len(few) == 1
+    assert not [said for said in warned(FEWEST) if said.startswith("FEW")]
+
+
 def test_a_no_go_stands_on_top_of_the_page(page, sources, tmp_path):
     kept = {"go": False, "helped": 2, "hurt": 7}
     policy = replace(sources.policy, preflight={**sources.policy.preflight, "retained": kept, "guard": None})

@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from casewise.core.brief import counted
+from casewise.core.brief import UNIT, counted
 from casewise.judge.outcomes import POINT, judged_sentence, judged_share
 from casewise.judge.policy import no_go
 from casewise.render.ink import FAINT, HARM, HELP, INK, MUTED, SOURCE, Picture, canvas, inked
@@ -24,7 +24,10 @@ from casewise.study.analyses.deployment import interval_between, verdict
 from casewise.study.analyses.quality import answers, captured, deployed_row
 from casewise.study.analyses.routing import quota_found
 from casewise.study.finding import Finding
+from casewise.study.statistics.resample import clusters_of
 from casewise.study.study import Study
+
+FEWEST = 5  # patients or sequences that an interval needs
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,21 @@ def _nothing_undone(study: Study) -> bool:
 
 
 def advised(study: Study) -> list[str]:
-    """What a reader must know before any number: calibration advised against it, cut-points did not travel."""
+    """What a reader must know before any number: a NO-GO, cut-points that did not travel, few units."""
     against = no_go(study.policy)
     drift = quota_found(study).notes if study.is_router else ()
-    return [*([] if against is None else [against]), *drift]
+    return [*([] if against is None else [against]), *drift, *_too_few(study)]
+
+
+def _too_few(study: Study) -> list[str]:
+    """Resampling two or three patients hardly varies: an interval of them looks sure and is not."""
+    units = len(set(clusters_of(study.router)))
+    if units >= FEWEST:
+        return []
+    return [
+        f"FEW: {counted(units, *UNIT)} stand behind every interval on this page, which are far too narrow below "
+        f"{FEWEST}; read the means, and record more {UNIT[1]}"
+    ]
 
 
 def _uncontrolled(study: Study) -> str:
