@@ -29,9 +29,11 @@ class Study:
     results: Mapping[str, Any]
 
     def rows(self, finding: str, **wanted: Any) -> list[dict[str, Any]]:
-        """Rows of a finding whose cells have the wanted values."""
+        """Rows of a finding whose cells have the wanted values; without intervals where too few stand behind them."""
         found = self.results["findings"].get(finding, {"rows": []})["rows"]
-        return [row for row in found if all(row.get(name) == value for name, value in wanted.items())]
+        few = any(said.startswith("FEW") for said in self.results.get("warnings", ()))
+        unsure = {"low": None, "high": None} if few else {}
+        return [{**row, **unsure} for row in found if all(row.get(name) == value for name, value in wanted.items())]
 
     def row(self, finding: str, **wanted: Any) -> dict[str, Any]:
         """The one row, or an empty one when the analysis did not run."""

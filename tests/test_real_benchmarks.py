@@ -285,3 +285,15 @@ def test_an_arm_that_is_a_ladder_of_the_views_half_is_not_recorded_again(tmp_pat
         where = real.shifts(tmp_path, tmp_path)[cohort]
         chosen = next(one for one in where.arms if one.name == arm)
         assert where.archive(chosen, tmp_path, "calibration") == ladders[shift].archive(tmp_path, "calibration")
+
+
+def test_tables_of_a_few_sequences_print_no_interval():
+    from real_tables import Study, interval
+
+    findings = {
+        "deployment.intervals": {"rows": [{"id": "router~m0:metric", "estimate": 0.01, "low": 0.0, "high": 0.02}]}
+    }
+    said = {kind: interval(Study("driving", "tent", "default", {"findings": findings, "warnings": warnings})
+                           .row("deployment.intervals", id="router~m0:metric"))
+            for kind, warnings in (("few", ["FEW: 2 patients or sequences"]), ("many", ["NO-GO: ..."]))}  # fmt: skip
+    assert said == {"few": "+0.0100 [undefined]", "many": "+0.0100 [+0.0000, +0.0200]"}

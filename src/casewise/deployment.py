@@ -12,10 +12,9 @@
 from __future__ import annotations
 
 import functools
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,7 @@ from casewise.judge.certificates.certificate import (
     outside_promise,
 )
 from casewise.judge.deciding import compared
-from casewise.judge.monitors.watch import Watch, active_policy, alone, read_watch, write_watch
+from casewise.judge.monitors.watch import Watching
 from casewise.judge.policy import READY, adapts, calibration_case, check_binding, check_go, controller_of, no_go
 
 
@@ -133,54 +132,6 @@ class Segmented:
     def executed(self) -> int:
         """Updates that were made, those of a failed adaptation included."""
         return self.decision.executed
-
-
-class Watching:
-    """The watch over a stream of decisions; written after every case, so that a run that is killed goes on from it.
-
-    Its file may be shared: other services and runs add their decisions, ``casewise monitor`` adds audits. What they
-    wrote is read before anything is decided or added, so that nobody's alarm is lost.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._known = (_stamp(path), read_watch(path))
-        self._own = self._known[1].calibration_id
-
-    @property
-    def state(self) -> Watch:
-        """What the file says now; what it said last where it is gone or broken, which the next decision writes anew."""
-        stamp = _stamp(self.path)
-        if stamp != self._known[0]:
-            with suppress(CasewiseError, OSError):
-                self._known = (stamp, read_watch(self.path))
-        return self._known[1]
-
-    def policy(self, policy: Policy) -> Policy:
-        """What decides the next case."""
-        return active_policy(policy, self.state)
-
-    def show(self, decision: Decision | None) -> None:
-        """Show a decision; one of a case that was seen before, or that read no coordinate, does not count."""
-        if decision is None or decision.value is None or math.isnan(decision.value):
-            return
-        with alone(self.path):
-            before = self.state
-            if before.calibration_id != self._own:
-                return  # the watch of another policy took its place: left as it is, and the next case is refused
-            after = before.decision(decision.case_id, decision.value, decision.cluster, decision.bucket)
-            if after is not before:
-                write_watch(self.path, after)
-                self._known = (_stamp(self.path), after)
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Another one where a file was replaced or edited; None where there is none."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 @dataclass(frozen=True)
@@ -274,7 +225,7 @@ class Deployment:
             return None
         if no_go(self.policy) is not None:
             return NO_GO
-        return (self.void or None) if self.watch is None else self.watch.state.void
+        return (self.void or None) if self.watch is None else self.watch.void
 
     @property
     def warnings(self) -> tuple[str, ...]:

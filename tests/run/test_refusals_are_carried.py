@@ -11,10 +11,10 @@ import pytest
 
 from casewise.core.errors import Overlap, Refused
 from casewise.core.records import Policy
-from casewise.deployment import Deployment, Watching
+from casewise.deployment import Deployment
 from casewise.judge.certificates.certificate import Certificate, policy_digest
 from casewise.judge.monitors.audits import Audit
-from casewise.judge.monitors.watch import Watch, write_watch
+from casewise.judge.monitors.watch import Watch, Watching, write_watch
 from casewise.report.prediction_page import prediction_page
 from casewise.run.local import LocalEngine
 from casewise.run.predict_case import PredictCase

@@ -13,10 +13,9 @@ import pytest
 from casewise.core.errors import BadInput, Mismatch
 from casewise.core.predicted import PredictedCase
 from casewise.core.records import SOURCE, Action, Decision, Policy
-from casewise.deployment import Watching
 from casewise.judge.calibration.cuts import stream_of
 from casewise.judge.monitors.exchangeability import SUSPENDED, Exchangeability
-from casewise.judge.monitors.watch import Watch, read_watch, write_watch
+from casewise.judge.monitors.watch import Watch, Watching, read_watch, write_watch
 from casewise.run.local import LocalEngine, Result
 from casewise.run.predict_case import PredictCase
 from casewise.run.predict_folder import predict_folder, watched_results

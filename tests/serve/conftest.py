@@ -19,7 +19,8 @@ import uvicorn
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones.checkpoints import write_safetensors
 from casewise.core.records import Policy
-from casewise.deployment import Deployment, Model, Watching
+from casewise.deployment import Deployment, Model
+from casewise.judge.monitors.watch import Watching
 from casewise.serve.access import Settings
 from casewise.serve.server import server
 

@@ -31,7 +31,7 @@ from casewise.judge.certificates.certificate import Certificate, policy_digest
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.monitors.audits import Audit
 from casewise.judge.monitors.exchangeability import Exchangeability
-from casewise.judge.monitors.watch import Watch, read_watch, write_watch
+from casewise.judge.monitors.watch import OVERTAKEN, Watch, read_watch, write_watch
 from casewise.run.assemble import gathered_cases
 from casewise.run.local import LocalEngine
 from casewise.run.predict_folder import predict_folder, prediction_work
@@ -503,6 +503,7 @@ def test_a_watch_of_another_policy_that_took_its_place_is_not_written_over(
         answer = client.post(INFER, json=as_json(scans[0]))
         assert answer.status_code == 422
         assert "this watch belongs to calibration 'c2'" in answer.json()["error"]
+        assert running.deployment.watch.void == OVERTAKEN  # so no page repeats the promise
     assert read_watch(file) == Watch("c2")
 
 

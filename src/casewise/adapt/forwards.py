@@ -150,9 +150,7 @@ class Forwards:
         self._run: Forward = forward or _resized(torch.compile(network) if how.compile else network)
         self.padded: Forward = getattr(forward, "pad", lambda given: given)  # inputs as the network itself sees them
         self._own_predict = predict
-        self._on_grid: bool = getattr(
-            predict, "on_grid", True
-        )  # whether a pipeline's mask has the voxels of the inputs
+        self._on_grid: bool = getattr(predict, "on_grid", True)  # whether its mask has the voxels of the inputs
         self._before = before_forward or (lambda: None)
         self._max_slices, self._autocast, self._channels_last = how.max_slices, how.autocast, lays_out(network, how)
         self._prefix = FrozenPrefix(network, moving.values()) if how.cache_frozen else None

@@ -16,9 +16,10 @@ from casewise.core.records import Policy
 from casewise.core.registry import Registry
 from casewise.data.dicom import is_dicom_folder
 from casewise.data.folders import CaseFiles, list_cases, part_of, table_for, with_groups, with_labels
-from casewise.deployment import Deployment, Model, Watching
+from casewise.deployment import Deployment, Model
 from casewise.judge.certificates.certificate import CERTIFICATE, Certificate, check_certificate, read_certificate
 from casewise.judge.controllers import takes
+from casewise.judge.monitors.watch import Watching
 from casewise.judge.policy import READY, adapts, controller_kind, controller_of, design_of, is_hybrid, read_policy
 from casewise.run.dicom import series_cases, write_series
 

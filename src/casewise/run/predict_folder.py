@@ -22,7 +22,8 @@ from casewise.core.formats import json_text
 from casewise.core.predicted import Finding, PredictedCase
 from casewise.data import nifti
 from casewise.data.folders import CaseFiles
-from casewise.deployment import Deployment, Watching
+from casewise.deployment import Deployment
+from casewise.judge.monitors.watch import Watching
 from casewise.judge.policy import adapts, check_held_out, is_hybrid
 from casewise.run.local import Engine, Result
 from casewise.run.predict_case import Draw, PredictCase
@@ -253,7 +254,7 @@ def watched_results(work: PredictCase, engine: Engine, waiting: Sequence[str], w
         policy = watch.policy(work.deployment.policy)
         adapting = adapts(policy)
         together = left[:1] if is_hybrid(work.deployment.policy) and adapting else left
-        now = replace(work, deployment=replace(work.deployment, policy=policy, watch=None, void=watch.state.void or ""))
+        now = replace(work, deployment=replace(work.deployment, policy=policy, watch=None, void=watch.void or ""))
         with closing(_in_order(engine, now, list(together))) as results:
             for result in results:
                 watch.show(None if result.value is None else result.value.decision)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ import numpy as np
 from casewise.archive.store import Archive
 from casewise.core.brief import UNIT
 from casewise.core.durable import held, write_json
-from casewise.core.errors import BadInput, Mismatch, Refused
-from casewise.core.records import Policy
+from casewise.core.errors import BadInput, CasewiseError, Mismatch, Refused
+from casewise.core.records import Decision, Policy
 from casewise.core.registry import Registry
 from casewise.data.splits import cluster_of
 from casewise.judge.calibration.cuts import Stream, stream_of
@@ -47,6 +47,7 @@ MONITORS: Registry[Callable[..., Monitor]] = Registry(
 )
 DRIFT = ("exchangeability", "go-live")
 """Monitors whose alarm always suspends the policy: the cut-points no longer apply."""
+OVERTAKEN = "the certificate is void: the watch of another policy took the place of this one's; start it again"
 HARM = ("audit", "reference")
 """Monitors of labelled audits: their alarm voids the certificate, and suspends the policy where that was asked for."""
 
@@ -261,6 +262,59 @@ def read_watch(path: str | Path) -> Watch:
         raise BadInput(f"there is no watch at {path}; start one with casewise monitor --calibration") from None
     except (KeyError, TypeError, AttributeError, IndexError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} is not a watch ({error}); start a new one") from error
+
+
+class Watching:
+    """The watch over a stream of decisions; written after every case, so that a run that is killed goes on from it.
+
+    Its file may be shared: other services and runs add their decisions, ``casewise monitor`` adds audits. What they
+    wrote is read before anything is decided or added, so that nobody's alarm is lost.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._known = (_stamp(path), read_watch(path))
+        self._own = self._known[1].calibration_id
+
+    @property
+    def state(self) -> Watch:
+        """What the file says now; what it said last where it is gone or broken, which the next decision writes anew."""
+        stamp = _stamp(self.path)
+        if stamp != self._known[0]:
+            with suppress(CasewiseError, OSError):
+                self._known = (stamp, read_watch(self.path))
+        return self._known[1]
+
+    @property
+    def void(self) -> str | None:
+        """Why the certificate no longer holds; None where it does."""
+        return self.state.void if self.state.calibration_id == self._own else OVERTAKEN
+
+    def policy(self, policy: Policy) -> Policy:
+        """What decides the next case."""
+        return active_policy(policy, self.state)
+
+    def show(self, decision: Decision | None) -> None:
+        """Show a decision; one of a case that was seen before, or that read no coordinate, does not count."""
+        if decision is None or decision.value is None or math.isnan(decision.value):
+            return
+        with alone(self.path):
+            before = self.state
+            if before.calibration_id != self._own:
+                return  # the watch of another policy took its place: left as it is, and the next case is refused
+            after = before.decision(decision.case_id, decision.value, decision.cluster, decision.bucket)
+            if after is not before:
+                write_watch(self.path, after)
+                self._known = (_stamp(self.path), after)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Another one where a file was replaced or edited; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _monitor(name: str, values: Mapping[str, Any]) -> Monitor:
