@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 import warnings
@@ -17,6 +18,8 @@ import torch
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import load_backbone
 from casewise.adapt.backbones.checkpoints import write_safetensors
+from casewise.adapt.backbones.merged import merged
+from casewise.adapt.members import Members
 from casewise.adapt.proposers import pipeline_of, readings_of
 from casewise.adapt.snapshot import fingerprint
 from casewise.adapt.views import inverted, views_of
@@ -285,7 +288,7 @@ def test_another_model_is_a_member_where_its_labels_agree(model: Any, scans: Pat
     other = model(dimensions=3)
     how = Adaptation(f"members:{other}")
     made = readings_of(backbone, backbone.prepare(case), case, how)
-    predict = load_backbone(str(other)).prepare(case).predict
+    predict = load_backbone(str(other), mirroring=False).prepare(case).predict
     assert predict is not None
     assert np.array_equal(made.masks[1], predict())
     assert load_backbone(str(other)).fingerprint[:12] in how.binding(backbone).objective
@@ -295,3 +298,35 @@ def test_another_model_is_a_member_where_its_labels_agree(model: Any, scans: Pat
         Adaptation("members:folds").horizon(backbone)
     with pytest.raises(BadInput, match="name at least one member"):
         Adaptation("members:").horizon(backbone)
+
+
+@pytest.mark.parametrize("mirroring", [True, False])
+def test_a_member_is_mirrored_and_tiled_as_the_model_is(mirroring: bool, model: Any, scans: Path) -> None:
+    backbone = load_backbone(str(model(dimensions=2)), mirroring=mirroring, step_size=1.0)
+    (member,) = Members(Adaptation("tent"), str(model(dimensions=3))).on(backbone).values()
+    assert (member.predictor.use_mirroring, member.predictor.tile_step_size) == (mirroring, 1.0)  # type: ignore[attr-defined]
+
+
+def test_a_members_folder_may_hold_an_at_sign_and_name_its_checkpoint(model: Any, tmp_path: Path) -> None:
+    backbone = load_backbone(str(model(dimensions=2)))
+    folder = tmp_path / "heart@2026"
+    shutil.copytree(model(dimensions=2), folder)
+    (folder / "fold_0" / "checkpoint_final.pth").rename(folder / "fold_0" / "checkpoint_best.pth")
+    named = f"{folder}@checkpoint_best.pth"
+    assert list(Members(Adaptation("tent"), named).on(backbone)) == [named]
+    with pytest.raises(BadInput, match=r"checkpoint_final\.pth"):
+        Members(Adaptation("tent"), str(folder)).on(backbone)
+
+
+def test_members_of_a_model_with_merged_classes_vote_in_the_networks_classes(model: Any, scans: Path) -> None:
+    folds = {"mirroring": False, "step_size": 1.0}
+    plain = load_backbone(str(model(dimensions=3, folds=(0, 1))), **folds)
+    one, other = list(plain.labels.values())[1:3]
+    whole = merged(plain, [f"both={one}+{other}"])
+    case = plain.read(list_cases(scans / "images", ending=plain.ending)[0]).case
+    for members in ("members:folds", f"members:{model(dimensions=2)}"):
+        apart, together = (
+            readings_of(backbone, backbone.prepare(case), case, Adaptation(members)) for backbone in (plain, whole)
+        )
+        for mask, joined in zip(apart.masks, together.masks, strict=True):
+            assert np.array_equal(np.where(mask == 2, 1, mask), joined)

@@ -2,7 +2,8 @@
 
 ``members:folds`` are the folds of an nnU-Net, each alone; ``members:FOLDER`` is another model folder with the same
 labels, ``members:FOLDER@CHECKPOINT`` another checkpoint of an nnU-Net; several with commas. Each member prepares the
-case in its own way and answers on the case's own grid.
+case in its own way and answers on the case's own grid, in the classes of its network: where classes are merged, that
+comes after the consensus. An nnU-Net is mirrored and tiled as the deployed one; trust in a checkpoint is not passed on.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone, Prepared, load_backbone
+from casewise.adapt.backbones.merged import unmerged
 from casewise.adapt.consensus import checked_weights
 from casewise.adapt.contract import unlike_spacings
 from casewise.adapt.proposers import as_backbone, bound_to, pipeline_of
@@ -42,10 +46,11 @@ class Members:
     def on(self, backbone: Backbone) -> dict[str, Backbone]:
         """The members by name, each checked against the deployed model."""
         found: dict[str, Backbone] = {}
+        plain = unmerged(backbone)
         for word in self._words:
-            found |= _folds(backbone) if word == "folds" else {word: _loaded(word, _device(backbone))}
+            found |= _folds(plain) if word == "folds" else {word: _loaded(word, _device(plain), _tiling(plain))}
         for name, member in found.items():
-            _check_alike(name, member, backbone)
+            _check_alike(name, member, plain)
         return found
 
     def steps(self, network: Backbone | nn.Module) -> int:
@@ -106,9 +111,16 @@ def _folds(backbone: Backbone) -> dict[str, Backbone]:
 
 
 @functools.lru_cache(maxsize=8)
-def _loaded(word: str, device: str) -> Backbone:
-    folder, _, checkpoint = word.partition("@")
-    return load_backbone(folder, device=device, checkpoint=checkpoint or "checkpoint_final.pth")
+def _loaded(word: str, device: str, tiling: tuple[tuple[str, Any], ...]) -> Backbone:
+    if "@" not in word or Path(word).exists():
+        return load_backbone(word, device=device, **dict(tiling))
+    folder, _, checkpoint = word.rpartition("@")
+    return load_backbone(folder, checkpoint=checkpoint, device=device, **dict(tiling))
+
+
+def _tiling(backbone: Backbone) -> tuple[tuple[str, Any], ...]:
+    """How an nnU-Net is run; other backbones have no such options, and a member of theirs ignores them."""
+    return tuple(sorted(getattr(backbone, "tiling", {}).items()))
 
 
 def _device(backbone: Backbone) -> str:

@@ -132,6 +132,11 @@ class Merged:
         return getattr(self.plain, name)
 
 
+def unmerged(backbone: Backbone) -> Backbone:
+    """The backbone in the classes of its network."""
+    return backbone.plain if isinstance(backbone, Merged) else backbone
+
+
 def merged(backbone: Backbone, lines: Sequence[str]) -> Backbone:
     """The backbone with classes merged or renamed by lines such as ``disc=rim+cup``; without lines, itself.
 

@@ -110,6 +110,11 @@ class NnUNet:
             expects=_expectation(predictor),
         )
 
+    @property
+    def tiling(self) -> dict[str, Any]:
+        """How it is run, in the options of ``load``: a member is run in the same way."""
+        return {"step_size": self.predictor.tile_step_size, "mirroring": self.predictor.use_mirroring}
+
     def read(self, files: CaseFiles) -> Reading:
         """Open the channels with the reader that the plans name, behind the header gate."""
         _gate(files.images)
