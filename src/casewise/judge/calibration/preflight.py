@@ -284,8 +284,16 @@ def in_words(policy: Policy) -> list[str]:
         lines += list(_router_lines(found))
     lines += [*_common_lines(found), *flag_sentences(found)]
     lines += [f"! {sentence}" for sentence in found["concerns"]]
-    lines += [f"how the design came about: {line['choice']} ({line['seen']})" for line in policy.exposures]
-    return lines
+    return [*lines, *_design_lines(policy)]
+
+
+def _design_lines(policy: Policy) -> Iterator[str]:
+    """What was chosen by hand, once for each thing that was looked at."""
+    chosen: dict[str, list[str]] = {}
+    for line in policy.exposures:
+        chosen.setdefault(line["seen"], []).append(line["choice"])
+    for seen, choices in chosen.items():
+        yield f"how the design came about: {'; '.join(choices)} ({seen})"
 
 
 def _numbers(policy: Policy) -> Iterator[str]:
