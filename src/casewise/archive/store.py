@@ -6,12 +6,9 @@ them, ``archive.on(name)`` shows one of them as if it were alone, which is what 
 
 from __future__ import annotations
 
-import json
-import platform
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,9 +19,10 @@ from numpy.typing import NDArray
 
 from casewise.archive import layout
 from casewise.archive.layout import Entry, unpacked
+from casewise.archive.manifest import check_joins, check_same, made_by, named_ladders, software, write_manifest
 from casewise.archive.write_case import sweep, write_case, write_ladder
 from casewise.core.brief import brief, counted
-from casewise.core.durable import text_sha256, write_json
+from casewise.core.durable import text_sha256
 from casewise.core.errors import BadInput, DamagedArchive, Locked, Mismatch
 from casewise.core.formats import json_text
 from casewise.core.records import (
@@ -64,7 +62,7 @@ class Archive:
     @property
     def ladders(self) -> tuple[str, ...]:
         """Names of the ladders that are held; an archive of 0.1 holds one that is called ""."""
-        return _ladders(self.manifest)
+        return named_ladders(self.manifest)
 
     def on(self, ladder: str) -> Archive:
         """The view of one ladder: its binding and horizon, states without its name, the cases that have it."""
@@ -358,7 +356,7 @@ class Archive:
             sealed = {"split": entry.split, "sha256": entry.digest}
             cases[name] = {**sealed, "ladders": ladders} if ladders else sealed
         manifest = {**manifest, "schema": layout.SCHEMA, "cases": cases}
-        _write_manifest(self.path, manifest)
+        write_manifest(self.path, manifest)
         self.manifest, self.parts, self.cases = MappingProxyType(manifest), parts, there
         self.entries = parts[self.ladder_name] if self.ladder_name else there
         self._forget()
@@ -425,23 +423,28 @@ def create_archive(
     and each gets one ladder more.
     """
     path = Path(path)
-    facts = _made(binding, steps, configuration or {})
+    facts = made_by(binding, steps, configuration or {})
     if (path / layout.MANIFEST).exists():
         there = open_archive(path)
         sweep(path)
         if ladder in there.ladders:
-            _check_same(path, there.on(ladder)._facts, facts)
+            check_same(path, there.on(ladder)._facts, facts)
             return there.on(ladder)
-        _check_joins(there, ladder, facts)
+        if not ladder:
+            raise Mismatch(
+                f"{path} holds named ladders ({', '.join(there.ladders)}), so a further one needs a name; "
+                f"record it with --propose, or choose another folder"
+            )
+        check_joins(path, there.on(there.ladders[0])._facts, ladder, facts)
         manifest = {**there.manifest, "schema": layout.SCHEMA}
         manifest["ladders"] = {**there.manifest.get("ladders", {}), check_ladder(ladder): facts}
-        _write_manifest(path, manifest)
+        write_manifest(path, manifest)
         return open_archive(path).on(ladder)
     check_archive_place(path)
     (path / layout.CASES).mkdir(parents=True, exist_ok=True)
     held = {"ladders": {check_ladder(ladder): facts}} if ladder else facts
-    manifest = {"schema": layout.SCHEMA, **held, "software": _software()}
-    _write_manifest(path, manifest)
+    manifest = {"schema": layout.SCHEMA, **held, "software": software()}
+    write_manifest(path, manifest)
     return open_archive(path).on(ladder)
 
 
@@ -466,7 +469,7 @@ def open_archive(path: str | Path, *, labels: LabelSource | None = None, ladder:
     if manifest.get("schema") not in layout.READABLE:
         known = ", ".join(map(str, layout.READABLE))
         raise Mismatch(f"{path} has archive schema {manifest.get('schema')}, this casewise reads {known}")
-    names = _ladders(manifest)
+    names = named_ladders(manifest)
     if not names:
         raise DamagedArchive(f"{path / layout.MANIFEST} names no ladder; restore it or record again")
     cases = _sorted({entry.id: entry for entry in _read_entries(path)})
@@ -476,11 +479,6 @@ def open_archive(path: str | Path, *, labels: LabelSource | None = None, ladder:
     if ladder is not None:
         return archive.on(ladder)
     return archive.on(names[0]) if len(names) == 1 or names[0] == "" else archive
-
-
-def _ladders(manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    unnamed = ("",) if "binding" in manifest else ()
-    return unnamed + tuple(manifest.get("ladders", {}))
 
 
 def _check_sealed(
@@ -532,100 +530,3 @@ def _read_entry(file: Path) -> Entry:
 
 def _sorted(entries: Mapping[str, Entry]) -> Mapping[str, Entry]:
     return MappingProxyType({name: entries[name] for name in sorted(entries)})
-
-
-def _made(binding: Binding, steps: int, configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """What the manifest says of one ladder."""
-    if steps < 1:
-        raise BadInput(f"an archive holds at least one step for each case, got {steps}")
-    return {
-        "binding": asdict(binding),
-        "steps": steps,
-        "configuration": json.loads(json_text(dict(configuration), default=_plain)),
-    }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    raise BadInput(f"a configuration holds plain JSON values, got {type(value).__name__}: {value!r}")
-
-
-def _software() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for name in ("casewise", "numpy", "scipy", "torch", "nnunetv2", "monai", "transformers"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
-def _check_same(path: Path, there: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    differing = Binding(**there["binding"]).differences(Binding(**asked["binding"]))
-    differing += ["steps"] if there["steps"] != asked["steps"] else []
-    differing += ["configuration"] if _compared(there) != _compared(asked) else []
-    if differing:
-        settings = "; ".join(_changed(_compared(there), _compared(asked)))
-        raise Mismatch(
-            f"{path} holds an archive that was made with another {', '.join(differing)}"
-            f"{f' ({settings})' if settings else ''}; choose another folder, or repeat the first run's options to go "
-            "on with it"
-        )
-
-
-def _changed(there: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[str]:
-    """Each setting that differs, with both values; of nested settings only those that do."""
-    for name in sorted({*there, *asked}):
-        old, new = there.get(name), asked.get(name)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from _changed(old, new)
-        elif old != new:
-            yield f"{name} was {old}, now {new}"
-
-
-def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as far as it must be the same to go on.
-
-    The names of classes are left out, which archives of earlier versions lack; of views and members also what says how
-    updates are made, which they never read.
-    """
-    configuration = facts["configuration"]
-    unread = {"names"} | (OF_UPDATES if str(configuration.get("objective")).startswith(_READINGS) else set())
-    return _without(configuration, unread)
-
-
-def _without(settings: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    kept = {name: value for name, value in settings.items() if name not in names}
-    return {name: _without(value, names) if name == "adaptation" else value for name, value in kept.items()}
-
-
-_READINGS = ("views:", "running:", "members:")
-OF_UPDATES = {"learning_rate", "parameters", "steps", "modulation", "statistics", "shrink"}
-"""Settings that views and members never read."""
-
-
-_SHARED = ("metric", "min_area", "foreground", "ignore", "classes")
-"""What all ladders of an archive must be configured alike in, because one table holds their numbers."""
-
-
-def _check_joins(there: Archive, ladder: str, facts: Mapping[str, Any]) -> None:
-    """Refuse a further ladder of another model, loader or measure, and an unnamed one beside named ones."""
-    first = there.on(there.ladders[0])
-    if not ladder:
-        raise Mismatch(
-            f"{there.path} holds named ladders ({', '.join(there.ladders)}), so a further one needs a name; "
-            f"record it with --propose, or choose another folder"
-        )
-    asked, configured = Binding(**facts["binding"]), facts["configuration"]
-    differing = [name for name in first.binding.differences(asked) if name != "objective"]
-    differing += [name for name in _SHARED if first.configuration.get(name) != configured.get(name)]
-    if differing:
-        raise Mismatch(
-            f"{there.path} was made with another {', '.join(differing)}, so ladder {ladder!r} cannot be added to it; "
-            f"repeat the first run's options, or choose another folder"
-        )
-
-
-def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
-    write_json(path / layout.MANIFEST, dict(manifest))

@@ -167,7 +167,7 @@ class AdaptationOptions:
     @staticmethod
     def check_used(deployment: Deployment) -> None:
         """Refuse typed options that no proposer reads; what a preset or casewise.toml says is passed over."""
-        from casewise.archive.store import OF_UPDATES
+        from casewise.archive.manifest import OF_UPDATES
 
         AdaptationOptions.check_views(deployment.proposers)
         readings = [how.forward_only for how in deployment.proposers]

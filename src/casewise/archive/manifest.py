@@ -1,0 +1,120 @@
+"""The manifest of an archive: what made each ladder, and whether a run may go on with what is there."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from casewise.archive import layout
+from casewise.core.durable import write_json
+from casewise.core.errors import BadInput, Mismatch
+from casewise.core.formats import json_text
+from casewise.core.records import Binding
+
+
+def named_ladders(manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """The ladders that it names; the empty name is that of an archive with one only."""
+    unnamed = ("",) if "binding" in manifest else ()
+    return unnamed + tuple(manifest.get("ladders", {}))
+
+
+def made_by(binding: Binding, steps: int, configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """What the manifest says of one ladder."""
+    if steps < 1:
+        raise BadInput(f"an archive holds at least one step for each case, got {steps}")
+    return {
+        "binding": asdict(binding),
+        "steps": steps,
+        "configuration": json.loads(json_text(dict(configuration), default=_plain)),
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise BadInput(f"a configuration holds plain JSON values, got {type(value).__name__}: {value!r}")
+
+
+def software() -> dict[str, str]:
+    """The versions that matter for what was recorded."""
+    versions = {"python": platform.python_version()}
+    for name in ("casewise", "numpy", "scipy", "torch", "nnunetv2", "monai", "transformers"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def check_same(path: Path, there: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Refuse to go on with a ladder that something else made."""
+    differing = Binding(**there["binding"]).differences(Binding(**asked["binding"]))
+    differing += ["steps"] if there["steps"] != asked["steps"] else []
+    differing += ["configuration"] if _compared(there) != _compared(asked) else []
+    if differing:
+        settings = "; ".join(_changed(_compared(there), _compared(asked)))
+        raise Mismatch(
+            f"{path} holds an archive that was made with another {', '.join(differing)}"
+            f"{f' ({settings})' if settings else ''}; choose another folder, or repeat the first run's options to go "
+            "on with it"
+        )
+
+
+def _changed(there: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[str]:
+    """Each setting that differs, with both values; of nested settings only those that do."""
+    for name in sorted({*there, *asked}):
+        old, new = there.get(name), asked.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _changed(old, new)
+        elif old != new:
+            yield f"{name} was {old}, now {new}"
+
+
+def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as far as it must be the same to go on.
+
+    The names of classes are left out, which archives of earlier versions lack; of views and members also what says how
+    updates are made, which they never read.
+    """
+    configuration = facts["configuration"]
+    unread = {"names"} | (OF_UPDATES if str(configuration.get("objective")).startswith(_READINGS) else set())
+    return _without(configuration, unread)
+
+
+def _without(settings: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    kept = {name: value for name, value in settings.items() if name not in names}
+    return {name: _without(value, names) if name == "adaptation" else value for name, value in kept.items()}
+
+
+_READINGS = ("views:", "running:", "members:")
+OF_UPDATES = {"learning_rate", "parameters", "steps", "modulation", "statistics", "shrink"}
+"""Settings that views and members never read."""
+
+
+_SHARED = ("metric", "min_area", "foreground", "ignore", "classes")
+"""What all ladders of an archive must be configured alike in, because one table holds their numbers."""
+
+
+def check_joins(path: Path, first: Mapping[str, Any], ladder: str, asked: Mapping[str, Any]) -> None:
+    """Refuse a further ladder of another model, loader or measure than the first one's."""
+    differing = [
+        name for name in Binding(**first["binding"]).differences(Binding(**asked["binding"])) if name != "objective"
+    ]
+    differing += [name for name in _SHARED if first["configuration"].get(name) != asked["configuration"].get(name)]
+    if differing:
+        raise Mismatch(
+            f"{path} was made with another {', '.join(differing)}, so ladder {ladder!r} cannot be added to it; "
+            f"repeat the first run's options, or choose another folder"
+        )
+
+
+def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Replace the manifest, whole or not at all."""
+    write_json(path / layout.MANIFEST, dict(manifest))
