@@ -198,7 +198,8 @@ def _interval(found: Mapping[str, Any] | None, *, signed: bool = False) -> str:
     if _lacks(found):
         return "—"
     assert found is not None
-    return interval(*(float(found[name]) for name in ("estimate", "low", "high")), signed=signed)
+    estimate, low, high = (float(found[name]) for name in ("estimate", "low", "high"))
+    return interval(estimate, low, high, signed=signed)
 
 
 def _lacks(found: Mapping[str, Any] | None) -> bool:
