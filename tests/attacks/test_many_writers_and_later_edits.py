@@ -18,6 +18,9 @@ from typer.testing import CliRunner
 from casewise.core.chain import Chain
 from casewise.core.durable import TEMPORARY, held, replacing, sweep
 from casewise.core.errors import Refused
+from casewise.core.predicted import PredictedCase
+from casewise.data.folders import CaseFiles
+from casewise.run.predict_case import PredictCase
 from casewise.run.predict_folder import claimed
 from casewise.run.prediction_folder import verify_predictions
 
@@ -88,12 +91,31 @@ def test_page_and_summary_hold_the_cases_of_all_parts(tmp_path: Path) -> None:
     scans(tmp_path, 5)
     first = predict(tmp_path, "-num_parts", 2, "-part_id", 0)
     assert "3 cases" in first.stdout
-    assert "2 cases" in predict(tmp_path, "-num_parts", 2, "-part_id", 1, "--report", tmp_path / "run.json").stdout
+    second = predict(tmp_path, "-num_parts", 2, "-part_id", 1, "--report", tmp_path / "run.json").stdout
+    assert "2 cases" in second
+    assert "(over the 5 scored cases of the folder)" in second
     page = (tmp_path / "out" / "report.html").read_text()
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert all(f"c{number}" in page for number in range(5))
     assert len(summary["metric_per_case"]) == 5
+    assert "of M0" in first.stdout
+    assert "of the folder" not in first.stdout
     assert verify_predictions(tmp_path / "out", tmp_path / "run.json") == []
+
+
+def test_cases_of_a_part_that_was_killed_are_missed_by_verify_and_on_the_page(tmp_path: Path) -> None:
+    scans(tmp_path, 3)
+    out = tmp_path / "out"
+    Chain(out / "audit.jsonl").append("run-started", {"to_do": ["c1"]})  # and nothing more of this part
+    assert predict(tmp_path, "-num_parts", 2, "-part_id", 0).exit_code == 0
+    assert "1 more case of this folder had no result when this page was written (such as c1)" in (
+        (out / "report.html").read_text()
+    )
+    (problem,) = verify_predictions(out)
+    assert problem.startswith("1 case that was begun has no result (such as c1): the run was killed, or still goes on")
+    assert predict(tmp_path, "-num_parts", 2, "-part_id", 1).exit_code == 0
+    assert "had no result" not in (out / "report.html").read_text()
+    assert verify_predictions(out) == []
 
 
 @pytest.mark.slow
@@ -120,6 +142,79 @@ def test_a_held_file_is_one_process_s_alone(tmp_path: Path) -> None:
             assert other is None
     with held(tmp_path / "lock", wait=False) as after:
         assert after is not None
+
+
+# ---- inputs that change during the run ----
+
+
+def before_the_first_case(monkeypatch: pytest.MonkeyPatch, what: Callable[[], object]) -> None:
+    """Do something when the run has begun."""
+    predicted = PredictCase._predicted
+
+    def changed(self: PredictCase, files: CaseFiles, began: float) -> PredictedCase:
+        if files.id == "c0":
+            what()
+        return predicted(self, files, began)
+
+    monkeypatch.setattr(PredictCase, "_predicted", changed)
+
+
+def test_an_image_that_vanishes_costs_its_own_case_and_no_folder_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scans(tmp_path, 4)
+    gone, elsewhere = tmp_path / "images" / "c1.nii.gz", tmp_path / "images" / "c2.nii.gz"
+
+    def vanish() -> None:
+        gone.unlink()
+        elsewhere.unlink()
+        elsewhere.symlink_to("/nowhere/c2.nii.gz")
+
+    before_the_first_case(monkeypatch, vanish)
+    assert predict(tmp_path).exit_code == 3
+    out = tmp_path / "out"
+    entries = {path.stem: json.loads(path.read_text()) for path in (out / "casewise").glob("*.json")}
+    assert {name: entry["status"] for name, entry in entries.items()} == {
+        "c0": "done", "c1": "failed", "c2": "failed", "c3": "done",
+    }  # fmt: skip
+    assert entries["c1"]["error"] == "No such file or directory: c1.nii.gz"
+    assert entries["c2"]["error"] == "c2.nii.gz is a link that leaves its folder; copy the file into the folder"
+    for file in (*(out / "casewise").glob("*.json"), out / "audit.jsonl", out / "report.html"):
+        assert str(tmp_path) not in file.read_text(), file.name
+
+
+def test_an_image_that_changes_while_it_is_read_has_no_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scans(tmp_path, 2)
+    read = iter(range(100))
+    monkeypatch.setattr("casewise.run.predict_case.input_hashes", lambda files: {files.id: str(next(read) == 0)})
+    assert predict(tmp_path).exit_code == 3
+    entries = [json.loads((tmp_path / "out" / "casewise" / f"c{number}.json").read_text()) for number in range(2)]
+    assert [entry["status"] for entry in entries] == ["failed", "done"]
+    assert entries[0]["error"] == "the image of case c0 was changed while it was read; predict it again"
+
+
+def test_a_label_that_is_damaged_costs_its_own_score_and_no_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scans(tmp_path, 4)
+    labels = tmp_path / "labels"
+
+    def damage() -> None:
+        (labels / "c1.nii.gz").write_bytes((labels / "c1.nii.gz").read_bytes()[:60])
+        (labels / "c2.nii.gz").unlink()
+        other = nibabel.Nifti1Image(np.zeros((8, 8, 2), np.uint8), np.eye(4))
+        nibabel.save(other, labels / "c3.nii.gz")
+
+    before_the_first_case(monkeypatch, damage)
+    done = predict(tmp_path)
+    assert done.exit_code == 3
+    summary, page = (json.loads((tmp_path / "out" / "summary.json").read_text()), tmp_path / "out" / "report.html")
+    assert list(summary["adapt"]["cases"]) == ["c0"]
+    for sentence in ("c1 is not scored: c1.nii.gz", "c2 is not scored: c2.nii.gz is not a file", "c3 is not scored: l"):
+        assert f"! {sentence}" in done.stderr
+        assert sentence in page.read_text()
+    assert "(over the 1 scored case of the folder)" in done.stdout
+    assert verify_predictions(tmp_path / "out") == []
 
 
 # ---- later edits ----

@@ -439,6 +439,35 @@ def test_a_leaderboard_does_not_replace_a_result(home: Path, tmp_path: Path) -> 
     assert file.read_bytes() == before
 
 
+@pytest.mark.parametrize("ending", ["md", "html", "json"])
+def test_a_leaderboard_replaces_a_leaderboard_and_no_other_file(ending: str, home: Path, tmp_path: Path) -> None:
+    file, out = home / "out" / "result.json", tmp_path / f"board.{ending}"
+    for _ in range(2):
+        assert call("--leaderboard", file, "-o", out).exit_code == 0
+    for foreign in (b"# My notes", b"<html><p>mine</p></html>", b'{"mine": 1}', b"\xff\xfe", b"[" * 100_000):
+        out.write_bytes(foreign)
+        with pytest.raises(BadInput, match="is there and holds no leaderboard; give -o another name"):
+            call("--leaderboard", file, "-o", out)
+        assert out.read_bytes() == foreign
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"schema": ' * 50_000, b"1" * 6000, b"\x00", b"", b'{"a": 1'])
+def test_what_is_no_result_file_is_refused_in_a_sentence(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(BadInput, match=r"a\.json is not a result file of casewise bench"):
+        call("--check", tmp_path / "a.json")
+
+
+def test_a_result_that_is_nested_without_end_is_no_traceback(home: Path) -> None:
+    result = result_of(home)
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    result["methods"][0]["notes"] = deep
+    (problem,) = file_problems(result)
+    assert problem.startswith("the file was edited: a part is missing or is not what it should be (RecursionError")
+
+
 def test_a_leaderboard_refuses_other_data_and_edited_files(home: Path) -> None:
     first, other, edited = result_of(home), result_of(home), result_of(home)
     other["data"]["evaluation"][0]["label_sha256"] = "0" * 64

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from worlds.updates import heart, update, write
 
 from casewise.cli import app
 from casewise.core.chain import Chain
+from casewise.judge.policy import read_policy, write_policy
 
 
 def run(*words):
@@ -300,6 +302,63 @@ def test_merge_refuses_a_policy_of_something_else_and_its_own_inputs(policy, tmp
     inside = run(*words, "--method", "v2", "-o", root / "old")
     assert "holds the old or new masks themselves" in str(inside.exception)
     assert (root / "old" / "h00.nii.gz").is_file()
+
+
+def test_merge_removes_no_mask_that_it_did_not_write(policy, tmp_path):
+    root = update(tmp_path, cases=3, wrong=False)
+    words = ["merge", root / "old", root / "new", "--policy", policy / "update.json", "--method", "v2", "-o"]
+    labels = {path.name: path.read_bytes() for path in (root / "labels").iterdir()}
+    assert "which no casewise merge wrote or which changed since" in str(run(*words, root / "labels").exception)
+    assert {path.name: path.read_bytes() for path in (root / "labels").iterdir()} == labels
+    for _ in range(2):
+        assert run(*words, root / "m").exit_code == 0
+    (root / "m" / "h01.nii.gz").write_bytes(b"edited by a person")
+    assert "holds h01.nii.gz, which no casewise merge wrote" in str(run(*words, root / "m").exception)
+    Chain(root / "m" / "audit.jsonl").append("merge-started", {"files": ["h01.nii.gz"]})  # of one that was killed
+    assert run(*words, root / "m").exit_code == 0
+
+
+def test_merge_follows_no_policy_that_calibration_advised_against(policy, tmp_path):
+    root = update(tmp_path, cases=2, wrong=False)
+    against = {"retained": {"go": False, "helped": 1, "hurt": 6}}
+    write_policy(root / "against.json", replace(read_policy(policy / "update.json"), preflight=against))
+    words = ["merge", root / "old", root / "new", "--policy", root / "against.json", "--method", "v2", "-o", root / "m"]
+    assert "1 were helped and 6 were hurt; adapt less or choose another design" in str(run(*words).exception)
+    assert not (root / "m").exists()
+    forced = run(*words, "--force")
+    assert forced.exit_code == 0
+    assert "NO-GO" in forced.stderr
+    assert "NO-GO" in Chain(root / "m" / "audit.jsonl").lines()[0]["no_go"]
+
+
+def test_a_mask_that_vanishes_during_merge_costs_no_other_case(policy, tmp_path, monkeypatch):
+    import casewise.run.merge as module
+
+    root, read = update(tmp_path, cases=3, wrong=False), module.read_pair
+
+    def vanishing(pair, **options):
+        found = read(pair, **options)
+        if pair.id == "h01":
+            (root / "old" / "h01.nii.gz").unlink()
+            (root / "new" / "h01.nii.gz").unlink()
+        return found
+
+    monkeypatch.setattr(module, "read_pair", vanishing)
+    words = [
+        "merge",
+        root / "old",
+        root / "new",
+        "--policy",
+        policy / "update.json",
+        "--method",
+        "v2",
+        "-o",
+        root / "m",
+    ]
+    result = run(*words)
+    assert result.exit_code == 3
+    assert " mask is gone; " in result.stdout
+    assert sorted(path.name for path in (root / "m").glob("*.nii.gz")) == ["h00.nii.gz", "h02.nii.gz"]
 
 
 def test_one_candidate_archives_are_told_which_design_fits(policy, tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import nibabel as nib
@@ -88,12 +87,18 @@ def test_a_report_calls_a_view_no_update_and_repeats_no_promise_that_is_void() -
     why = "the consensus of the candidates"
     sentence = f"Deployed: candidate 13 (mean) of 13 beside the source model's mask (keep). Why: {why}"
     assert decision_sentence(PredictedCase("a", "done", decision, "mean")) == sentence
-    promise = SimpleNamespace(statement="at most one in ten")
     for void, expected in (
         (None, "at most one in ten"),
         ("the watch rang", "the certificate does not hold here: the watch rang"),
     ):
-        assert _certified(SimpleNamespace(certificate=promise, why_void=void)) == expected  # type: ignore[arg-type]
+        assert _certified({"statement": "at most one in ten", "why_void": void}) == expected
+    assert _certified(None) == ""
+
+
+def test_a_part_without_a_series_is_no_error(studies: Path) -> None:
+    from casewise.run.dicom import write_series as converted
+
+    assert converted(studies, ()) == ((), {})
 
 
 def test_record_takes_series_and_keeps_patients_together(studies: Path, tmp_path: Path) -> None:

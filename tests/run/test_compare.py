@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from worlds.updates import PLANTED, heart, update, write
 
-from casewise.core.errors import BadInput, UnknownName
+from casewise.core.errors import BadInput, Refused, UnknownName
 from casewise.data.pairs import find_pairs
-from casewise.run.compare import LOG, CaseLog, CompareCase, Settings, compare_folders, csv_rows, outcome_of
+from casewise.run.compare import LOG, CaseLog, CompareCase, Settings, alone, compare_folders, csv_rows, outcome_of
 from casewise.run.local import LocalEngine
 from casewise.study.acceptance import acceptance_of
 
@@ -273,3 +273,46 @@ def test_a_case_that_breaks_off_is_a_line_with_its_reason(tmp_path, monkeypatch)
     monkeypatch.setattr(module, "comparison", broken)
     (first, _) = lines_of(root, tmp_path / "out")
     assert (first["status"], first["problems"]) == ("failed", [{"kind": "broke", "message": "h00: by zero"}])
+
+
+def test_a_mask_that_vanishes_or_changes_meanwhile_costs_its_own_pair(tmp_path, monkeypatch):
+    import casewise.run.compare as module
+
+    root, read = update(tmp_path, cases=4), module.read_pair
+
+    def changing(pair, **options):
+        if pair.id == "h00":
+            (root / "new" / "h01.nii.gz").unlink()
+        found = read(pair, **options)
+        if pair.id == "h02":
+            write(root / "new", "h02", heart())
+        return found
+
+    monkeypatch.setattr(module, "read_pair", changing)
+    lines = {line["case"]: line for line in lines_of(root, tmp_path / "out")}
+    assert {name: line["status"] for name, line in lines.items()} == {
+        "h00": "compared", "h01": "failed", "h02": "compared", "h03": "compared",
+    }  # fmt: skip
+    assert lines["h01"]["problems"] == [{"kind": "unreadable", "message": "h01.nii.gz is not a file"}]
+    monkeypatch.undo()
+    write(root / "new", "h01", heart())
+    engine = Counting()
+    lines_of(root, tmp_path / "out", engine=engine)
+    assert engine.given == ["h01", "h02"]  # what was read is not what lies there now
+
+
+def test_a_case_that_broke_is_compared_again(tmp_path, monkeypatch):
+    root, engine = update(tmp_path, cases=2), Counting()
+    monkeypatch.setattr("casewise.run.compare.comparison", lambda *_, **__: 1 / 0)
+    lines_of(root, tmp_path / "out")
+    monkeypatch.undo()
+    assert {line["status"] for line in lines_of(root, tmp_path / "out", engine=engine)} == {"compared"}
+    assert engine.given == ["h00", "h01"]
+
+
+def test_a_folder_is_one_comparison_s_at_a_time(tmp_path):
+    said = r"another casewise compare writes into .*out; wait until it ends"
+    with alone(tmp_path / "out"), pytest.raises(Refused, match=said):
+        alone(tmp_path / "out").__enter__()
+    with alone(tmp_path / "out"):
+        pass

@@ -11,8 +11,8 @@ import pytest
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.archive.store import open_archive
-from casewise.core.errors import BadInput, Mismatch, Overlap
-from casewise.core.records import State
+from casewise.core.errors import BadInput, Mismatch, Overlap, UnsafeInput
+from casewise.core.records import Mask, State
 from casewise.data.folders import with_labels
 from casewise.deployment import Deployment, Model
 from casewise.guard import guard
@@ -92,6 +92,25 @@ def test_a_label_of_another_shape_is_told(recording: RecordCase, tmp_path: Path)
         "case_1": True,
         "case_2": True,
     }
+
+
+def test_a_label_that_is_refused_unopened_costs_its_own_case(
+    recording: RecordCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone = recording.deployment.backbone
+    read = backbone.read_label
+
+    def refusing(path: Path) -> Mask:
+        if path.name == "case_1.nii.gz":
+            raise UnsafeInput(f"{path.name} is a bomb")
+        return read(path)
+
+    monkeypatch.setattr(type(backbone), "read_label", lambda _, path: refusing(path))
+    _, results = record_folder(recording, LocalEngine(), tmp_path / "a")
+    errors = {result.case_id: result.error for result in results}
+    assert errors == {
+        "case_0": None, "case_1": "label case_1.nii.gz cannot be used: case_1.nii.gz is a bomb", "case_2": None,
+    }  # fmt: skip
 
 
 def test_states_are_written_as_step_and_alpha() -> None:

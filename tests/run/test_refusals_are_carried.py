@@ -16,6 +16,7 @@ from casewise.judge.certificates.certificate import Certificate, policy_digest
 from casewise.judge.monitors.audits import Audit
 from casewise.judge.monitors.watch import Watch, Watching, write_watch
 from casewise.report.prediction_page import prediction_page
+from casewise.run.dicom import certificate_sentence
 from casewise.run.local import LocalEngine
 from casewise.run.predict_case import PredictCase
 from casewise.run.predict_folder import check_scorable, predict_folder
@@ -35,6 +36,7 @@ def test_a_forced_no_go_is_in_every_entry_the_report_and_the_page(work: Maker, t
     made = work(policy=NO_GO, force=True)
     entries = list(predict_folder(made, LocalEngine()))
     assert all("NO-GO" in entry.policy["no_go"] and "NO-GO" in entry.notes[0] for entry in entries)
+    assert not any("were calibration cases" in said for said in promised(made.deployment, entries)[1])
     report = run_report(made, tmp_path, entries, 1.0, {})
     assert "NO-GO" in report["policy"]["no_go"]
     assert set(report["warnings"]) == {entry.case for entry in entries}
@@ -83,14 +85,36 @@ def test_what_speaks_against_a_promise_voids_it_in_the_report_and_the_last_line(
     assert (found["void"], why in found["why_void"]) == (True, True)
 
 
-def test_cases_outside_the_certificate_are_counted_beside_the_promise(work: Maker) -> None:
+def test_cases_outside_the_certificate_are_counted_beside_the_promise(work: Maker, tmp_path: Path) -> None:
     policy = replace(NO_GO, preflight={})
     made = work(policy=policy, certificate=certificate(policy, details={"batch_inputs": {"other": "0" * 64}}))
     entries = list(predict_folder(made, LocalEngine()))
     n = len(entries)
     statement, said = promised(made.deployment, entries)
-    assert statement == "at most a tenth is harmed"
-    assert said == [f"{n} of {n} cases are outside the certificate: no certificate covers them"]
+    outside = "cases are outside the certificate: no certificate covers them"
+    assert statement is None  # it is about none of them
+    assert said == ["the certificate does not hold here: it is about none of these cases", f"{n} of {n} {outside}"]
+    short = run_report(made, tmp_path, entries, 1.0, {})["certificate"]
+    assert (short["void"], short["why_void"]) == (True, said[0])
+    covered = [replace(entries[0], notes=()), *entries[1:]]
+    assert promised(made.deployment, covered) == ("at most a tenth is harmed", [f"{n - 1} of {n} {outside}"])
+    sentences = [certificate_sentence(entry, "at most a tenth is harmed") for entry in covered[:2]]
+    assert sentences[0] == "at most a tenth is harmed"
+    assert sentences[1].startswith("the certificate does not cover this case: outside the certificate: ")
+
+
+def test_the_quotas_of_all_parts_decide_what_is_promised(
+    work: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = replace(NO_GO, preflight={"quota": {"low": 0, "mid": 0, "hard": 40}})
+    made = work(policy=policy, certificate=certificate(policy), force=True)
+    entries = list(predict_folder(made, LocalEngine()))
+    monkeypatch.setattr(
+        "casewise.run.summary.quota_in", lambda some: {"low": 40 * (len(some) > 1), "mid": 0, "hard": 0}
+    )
+    alone = run_report(made, tmp_path, entries[:1], 1.0, {})["certificate"]
+    among = run_report(made, tmp_path, entries[:1], 1.0, {}, entries)["certificate"]
+    assert (alone["void"], among["void"]) == (False, True)
 
 
 def test_a_calibration_image_is_recognised_under_any_name(work: Maker) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 
 from casewise.judge.outcomes import judged_sentence, judged_share
@@ -81,3 +82,11 @@ def test_where_the_first_screen_says_ha_it_says_how_much_of_the_edit_was_judged(
 def test_key_figures_carry_n_or_an_interval(study):
     for key in told.keys(study):
         assert any(letter.isdigit() for letter in key.more), key
+
+
+def test_cases_are_counted_from_one():
+    frame = pd.DataFrame({"case": ["a", "b", "c"], "change": [0.1, -0.2, 0.0], "rolled_back": [False, False, True]})
+    figure = told.draw_changes([("all", frame)], metric="Dice", flagged={"b"})
+    axis = figure.axes[0]
+    assert [tick for tick in axis.get_xticks() if axis.get_xlim()[0] <= tick <= axis.get_xlim()[1]] == [1, 2, 3]
+    assert [list(line.get_xdata()) for line in axis.lines if line.get_marker() == "D"] == [[1]]

@@ -280,16 +280,18 @@ def _leaderboard(files: list[Path], out: Path | None, as_json: bool) -> None:
     from casewise.study.benchmark import leaderboard as board
     from casewise.study.benchmark.result import read_result
 
+    if out is not None and out.suffix not in (".md", ".html", ".json"):
+        raise BadInput(f"a leaderboard is written as .md, .html or .json, got {out.name}")
     results = {str(file): read_result(file) for file in files}
     made = board.leaderboard(results)
     content = board.as_json(results)
     if out is not None:
         if out.exists() and any(out.samefile(file) for file in files):
             raise BadInput(f"{out} is one of the results that the table is made of; write it to another file")
+        if out.exists() and not board.is_leaderboard(out):
+            raise BadInput(f"{out} is there and holds no leaderboard; give -o another name")
         if out.suffix == ".json":
             write_json(out, content)
-        elif out.suffix in (".md", ".html"):
-            write_durably(out, (board.markdown(made) if out.suffix == ".md" else board.html_page(made)).encode())
         else:
-            raise BadInput(f"a leaderboard is written as .md, .html or .json, got {out.name}")
+            write_durably(out, (board.markdown(made) if out.suffix == ".md" else board.html_page(made)).encode())
     answer(board.markdown(made), content, as_json=as_json)

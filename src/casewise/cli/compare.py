@@ -78,7 +78,7 @@ def compare(
 
     from casewise.data.pairs import find_pairs
     from casewise.data.pairs import label_names as names_of_labels
-    from casewise.run.compare import CaseLog, CompareCase, Settings, compare_folders, outcome_of
+    from casewise.run.compare import CaseLog, CompareCase, Settings, alone, compare_folders, outcome_of
     from casewise.study.acceptance import read_acceptance
 
     criteria = None if accept is None else read_acceptance(accept)
@@ -99,15 +99,17 @@ def compare(
         labels_given=labels is not None,
     )
     _check_place(out)
-    for name in _WRITTEN:  # nothing old may be taken for the outcome of this run
-        (out / name).unlink(missing_ok=True)
-    lines = compare_folders(CompareCase(pairs, settings), _engine(engine, jobs, address, len(pairs)), out, fresh=fresh)
-    for _ in tqdm(lines, total=len(pairs), unit="pair", disable=None):
-        pass  # they are in OUT/cases.jsonl, and read from there as they are needed
-    outcome = outcome_of(
-        CaseLog(out), acceptance=criteria, allow=allow, good=good, expected=wanted, names=called, at_odds=at_odds
-    )
-    _write(out, outcome, pairs, settings, {"old": str(old), "new": str(new)}, pictures)
+    work, workers = CompareCase(pairs, settings), _engine(engine, jobs, address, len(pairs))
+    with alone(out):
+        for name in _WRITTEN:  # nothing old may be taken for the outcome of this run
+            (out / name).unlink(missing_ok=True)
+        lines = compare_folders(work, workers, out, fresh=fresh)
+        for _ in tqdm(lines, total=len(pairs), unit="pair", disable=None):
+            pass  # they are in OUT/cases.jsonl, and read from there as they are needed
+        outcome = outcome_of(
+            CaseLog(out), acceptance=criteria, allow=allow, good=good, expected=wanted, names=called, at_odds=at_odds
+        )
+        _write(out, outcome, pairs, settings, {"old": str(old), "new": str(new)}, pictures)
     if as_json:
         answer("", outcome.as_dict(), as_json=True)
     else:
@@ -217,14 +219,21 @@ def _write_tables(out: Path, outcome: Outcome) -> None:
 
 def _pictured(outcome: Outcome, pairs: Mapping[str, Pair], settings: Settings, most: int) -> list[dict[str, Any]]:
     """The first cases of the page with their pictures; unchanged ones are not shown."""
-    from casewise.core.errors import CasewiseError
+    from casewise.core.errors import BadPair, CasewiseError
     from casewise.data.pairs import read_image, read_pair
     from casewise.report.comparison_page import case_pictures
 
     shown = []
     for case in islice((case for case in outcome.found.worst_first if case.found.changed), most):
         pair = pairs[case.id]
-        old, new, label = read_pair(pair, resample=settings.resample)
+        plain = {**case.found.as_dict(), "warnings": case.found.warned(outcome.names)}
+        change = None if not case.found.labelled or case.found.change != case.found.change else case.found.change
+        facts = {**plain, "id": case.id, "group": case.group, "change": change}
+        try:
+            old, new, label = read_pair(pair, resample=settings.resample)
+        except BadPair:  # it could be read when it was compared
+            shown.append({**facts, "pictures": []})
+            continue
         try:
             image = None if pair.image is None else read_image(pair.image)
         except (CasewiseError, OSError, ValueError):
@@ -233,9 +242,7 @@ def _pictured(outcome: Outcome, pairs: Mapping[str, Pair], settings: Settings, m
         drawn = case_pictures(
             old.mask, new.mask, truth, image, names=outcome.names, zero_is_label=settings.zero_is_label
         )
-        plain = {**case.found.as_dict(), "warnings": case.found.warned(outcome.names)}
-        change = None if not case.found.labelled or case.found.change != case.found.change else case.found.change
-        shown.append({**plain, "id": case.id, "group": case.group, "pictures": drawn, "change": change})
+        shown.append({**facts, "pictures": drawn})
     return shown
 
 
@@ -287,6 +294,7 @@ def merge(
     names: Path = typer.Option(None, help="CSV with case, old, new where file names differ."),
     method: str = typer.Option("imported", help="What produced the new masks, as named at casewise import."),
     model: str = typer.Option("imported", help="What produced the old masks, as named at casewise import."),
+    force: bool = typer.Option(False, "--force", help="Follow a policy that calibration called NO-GO."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Keep new, keep old, or ask: a calibrated policy decides for every case, without a label.
@@ -294,18 +302,21 @@ def merge(
     Exit code 3 where a pair could not be decided; its old mask stays and is flagged.
     """
     from casewise.data.pairs import find_pairs
-    from casewise.judge.policy import read_policy
+    from casewise.judge.policy import no_go, read_policy
     from casewise.run.merge import ASK, FAILED, merge_folders
 
-    pairs = find_pairs(old, new, names=names, cases=cases)
-    merged = list(merge_folders(pairs, read_policy(policy), out, model=model, method=method, certificate=certificate))
+    pairs, chosen = find_pairs(old, new, names=names, cases=cases), read_policy(policy)
+    merged = list(merge_folders(pairs, chosen, out, model=model, method=method, certificate=certificate, force=force))
     taken = Counter(one.taken for one in merged)
     names_of = {"new": "new", "old": "old", "ask": "old until a person has looked", "failed": "without a mask"}
     kinds = ", ".join(f"{taken[name]} {said}" for name, said in names_of.items() if taken[name])
     words = [f"{counted(len(merged), 'case')}: {kinds}"]
     words += [f"{one.case_id}: {one.reason}" for one in merged if one.taken in (ASK, FAILED)]
     words.append(f"masks, decisions.jsonl and audit.jsonl are in {out}; M0 in a reason is the old mask")
-    content = {"out": out, "taken": dict(taken), "cases": {one.case_id: one.taken for one in merged}}
-    answer("\n".join(words), content, as_json=as_json)
+    advised = no_go(chosen)
+    if advised is not None:
+        typer.echo(f"! {advised}. It was followed all the same (--force).", err=True)
+    made = {"taken": dict(taken), "cases": {one.case_id: one.taken for one in merged}, "no_go": advised}
+    answer("\n".join(words), {"out": out, **made}, as_json=as_json)
     if any(not one.compared for one in merged):
         raise typer.Exit(NOT_ALL_DECIDED)

@@ -108,30 +108,35 @@ def predict(
     _warn_about_memory(planned, where.jobs)
     entries = _run(work, where.chosen(), resume=resume, overwrite=overwrite, telling=telling, tracker=tracker)
     summary.copy_model_files(work)
-    scores: Mapping[str, Any] = {}
+    scored: Mapping[str, Any] = {}
     with summary.everyone(work) as all_parts:
         if which.labels is not None:
             labelled = cases if len(all_parts) == len(cases) else which.whole(model)
-            scores = summary.write_summary(work, labelled, all_parts)["adapt"]["mean"]
-        _write_page(work, all_parts, scores)
-    found = summary.run_report(work, which.images, entries, time.monotonic() - began, scores)
+            scored = summary.write_summary(work, labelled, all_parts)["adapt"]
+        scores = scored["mean"] if scored.get("cases") else {}
+        unscored = [f"{case_id} is not scored: {why}" for case_id, why in scored.get("problems", {}).items()]
+        _write_page(work, all_parts, scores, unscored)
+    found = summary.run_report(work, which.images, entries, time.monotonic() - began, scores, all_parts)
     if report is not None:
         summary.write_report(report, found)
-    promise, warnings = summary.promised(deployment, entries)
-    lines = [_result(entries, out, adapting=adapts(deployment.policy)), *_scored(scores, work), promise]
+    promise, warnings = summary.promised(deployment, all_parts)
+    means = _scored(scores, work, len(scored.get("cases", ())), len(entries))
+    lines = [_result(entries, out, adapting=adapts(deployment.policy)), *means, promise]
     answer(
         "\n".join(line for line in lines if line),
         {**found, "page": out / "report.html"},
         as_json=as_json,
     )
-    for line in (*(f"! {sentence}" for sentence in warnings), *_alarms(deployment)):
+    for line in (*(f"! {sentence}" for sentence in (*unscored, *warnings)), *_alarms(deployment)):
         typer.echo(line, err=True)
-    unwritten = _write_dicom(work, which, entries, codes)
-    if unwritten or not all(entry.is_done for entry in entries):
+    unwritten = _write_dicom(work, which, entries, codes, _certified(summary.in_short(deployment, all_parts)))
+    if unwritten or unscored or not all(entry.is_done for entry in entries):
         raise typer.Exit(NOT_ALL_DONE)
 
 
-def _write_dicom(work: PredictCase, which: CaseOptions, entries: Sequence[PredictedCase], codes: Path | None) -> bool:
+def _write_dicom(
+    work: PredictCase, which: CaseOptions, entries: Sequence[PredictedCase], codes: Path | None, certificate: str
+) -> bool:
     """SEG and structured report of every case whose image came as DICOM; whether any could not be written."""
     from casewise.data.dicom import is_dicom_folder
     from casewise.run.dicom import FOLDER, write_objects
@@ -142,7 +147,7 @@ def _write_dicom(work: PredictCase, which: CaseOptions, entries: Sequence[Predic
     failed = write_objects(
         which.images, work.layout.out, {case_id: work.layout.mask(case_id) for case_id in work.cases}, entries,
         classes=deployment.backbone.labels, codes=codes,
-        certificate=_certified(deployment), channels=which.channel_patterns,
+        certificate=certificate, channels=which.channel_patterns,
     )  # fmt: skip
     for case_id, reason in failed.items():
         typer.echo(f"{case_id}: no DICOM output, {reason}", err=True)
@@ -150,12 +155,12 @@ def _write_dicom(work: PredictCase, which: CaseOptions, entries: Sequence[Predic
     return bool(failed)
 
 
-def _certified(deployment: Deployment) -> str:
+def _certified(promise: Mapping[str, Any] | None) -> str:
     """What a report says of the certificate: its sentence, or why it does not hold here; empty without one."""
-    if deployment.certificate is None:
+    if promise is None:
         return ""
-    void = deployment.why_void
-    return deployment.certificate.statement if void is None else f"the certificate does not hold here: {void}"
+    lead, why = "the certificate does not hold here: ", promise["why_void"]
+    return str(promise["statement"]) if why is None else f"{lead}{str(why).removeprefix(lead)}"
 
 
 def _alarms(deployment: Deployment) -> list[str]:
@@ -186,22 +191,31 @@ def _in_words(entry: PredictedCase) -> str:
     return f"{entry.case}: {entry.status}, {entry.action or 'no output'}. {why}"
 
 
-def _scored(scores: Mapping[str, Any], work: PredictCase) -> list[str]:
-    """The mean metric of what is deployed and of M0, where there are labels."""
+def _scored(scores: Mapping[str, Any], work: PredictCase, cases: int, own: int) -> list[str]:
+    """The mean metric of what is deployed and of M0, where there are labels; over whom, where that is not this run."""
     name, key = ("Dice", "Dice") if work.deployment.adaptation.foreground else ("mIoU", "IoU")
     if not scores or scores[key] != scores[key]:  # no case has a label
         return []
-    return [f"mean {name} of the deployed masks {scores[key]:.3f}, of M0 {scores[f'source_{key}']:.3f}"]
+    over = "" if cases == own else f" (over the {counted(cases, 'scored case')} of the folder)"
+    return [f"mean {name} of the deployed masks {scores[key]:.3f}, of M0 {scores[f'source_{key}']:.3f}{over}"]
 
 
-def _write_page(work: PredictCase, entries: Sequence[PredictedCase], scores: Mapping[str, Any]) -> None:
+def _write_page(
+    work: PredictCase, entries: Sequence[PredictedCase], scores: Mapping[str, Any], unscored: Sequence[str]
+) -> None:
     from casewise.core.durable import write_durably
     from casewise.report.prediction_page import prediction_page
-    from casewise.run.prediction_folder import versions
+    from casewise.run.prediction_folder import unfinished, versions
     from casewise.run.summary import promised
 
     policy = work.deployment.policy
     promise, warnings = promised(work.deployment, entries)
+    warnings += unscored
+    if left := unfinished(work.layout.out):
+        warnings.append(
+            f"{counted(len(left), 'more case')} of this folder had no result when this page was written (such as "
+            f"{left[0]}): another part was at work, or was killed"
+        )
     facts = {
         "model": work.deployment.backbone.name, "policy": policy.name, "calibration_id": policy.calibration_id,
         "scores": scores, "versions": versions(), "warnings": warnings,

@@ -26,14 +26,37 @@ A message says what was expected, what came, and what to do.
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
 
 class CasewiseError(Exception):
     """The root of everything that casewise raises on purpose."""
 
 
 def in_one_line(error: BaseException) -> str:
-    """The first line of an error, or its name where it says nothing."""
+    """The first line of an error, or its name where it says nothing; what the system says of a file without its folder.
+
+    >>> in_one_line(FileNotFoundError(2, "No such file or directory", "/home/jane/scans/heart.nii.gz"))
+    'No such file or directory: heart.nii.gz'
+    """
+    if isinstance(error, OSError) and error.strerror and isinstance(error.filename, (str, os.PathLike)):
+        return f"{error.strerror}: {Path(error.filename).name}"[:300]
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+def without_folders(text: str, folders: Iterable[Path]) -> str:
+    """A sentence that calls the files below these folders by their names: reports travel, folders of a machine do not.
+
+    >>> without_folders("/home/jane/scans/heart.nii.gz is not a file", [Path("/home/jane/scans")])
+    'heart.nii.gz is not a file'
+    """
+    known = {str(place) for folder in folders for place in (folder, folder.resolve())} - {os.curdir, os.sep}
+    for folder in sorted(known, key=len, reverse=True):
+        text = re.sub(rf"(?<![\w./\\-]){re.escape(folder + os.sep)}", "", text)
+    return text
 
 
 class BadInput(CasewiseError, ValueError):

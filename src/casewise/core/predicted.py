@@ -19,6 +19,8 @@ SCHEMA, READABLE = 2, (1, 2)
 STATUSES = (DONE, FALLBACK, FAILED)
 REVIEW, REVIEW_SET_ASIDE = "review", "review-set-aside"
 """Events of the audit log and reviews.jsonl: a person's decision on a case, and one of them that decides nothing."""
+CALIBRATED, OUTSIDE, NO_GO = "calibration case", "outside the certificate", "NO-GO"
+"""What a note says of a case that no certificate is about; one on a NO-GO policy speaks of calibration cases too."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,15 @@ class PredictedCase:
     def action(self) -> str | None:
         """What was done with the adaptation; None where there is no output."""
         return None if self.decision is None else self.decision.action.value
+
+    @property
+    def uncovered(self) -> str | None:
+        """Why no certificate is about this case, the first reason; None where none is known."""
+        return next((note for sign in (CALIBRATED, OUTSIDE) for note in self.noted(sign)), None)
+
+    def noted(self, sign: str) -> tuple[str, ...]:
+        """The notes with this sign about the case itself."""
+        return tuple(note for note in self.notes if sign in note and not note.startswith(NO_GO))
 
     @property
     def warnings(self) -> tuple[str, ...]:

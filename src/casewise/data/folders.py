@@ -152,7 +152,7 @@ class CaseFiles:
     def leaving(self) -> str | None:
         """Why these files must not be opened: one of them is a link out of its folder."""
         out = [path for path in self.images if path.parent.resolve() not in path.resolve().parents]
-        return f"{out[0].name} is a link that leaves {out[0].parent}; copy the file into the folder" if out else None
+        return f"{out[0].name} is a link that leaves its folder; copy the file into the folder" if out else None
 
     def checked(self) -> CaseFiles:
         """These files, unless a link leaves their folder."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from casewise.core.errors import BadInput, BadPair, CasewiseError, UnsafeInput
+from casewise.core.errors import BadInput, BadPair, CasewiseError, UnsafeInput, in_one_line, without_folders
 from casewise.core.formats import read_csv, read_npy
 from casewise.core.records import Mask, check_case_id
 from casewise.data.folders import read_table, with_table
@@ -180,7 +180,8 @@ def read_placed(path: Path) -> Placed:
         raise
     except (CasewiseError, ValueError, EOFError, OSError) as error:
         kind = "channels" if _has_channels(error) else "unreadable"
-        raise BadPair(kind, f"{path.name}: {error}".replace(f"{path.name}: {path.name}", path.name)) from error
+        said = without_folders(in_one_line(error) if isinstance(error, OSError) else str(error), (path.parent,))
+        raise BadPair(kind, f"{path.name}: {said}".replace(f"{path.name}: {path.name}", path.name)) from error
     if placed.mask.ndim not in (2, 3):
         raise BadPair(
             "channels",

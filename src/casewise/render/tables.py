@@ -87,6 +87,18 @@ def number(value: float | None, digits: int = 3, *, signed: bool = False) -> str
     return sign + text.replace("e-", "e−")
 
 
+def interval(value: float, low: float, high: float, digits: int = 3, *, signed: bool = False) -> str:
+    """An estimate and its interval; a zero has no decimals beside powers of ten.
+
+    >>> interval(0.000016, 0.0, 0.1), interval(0.01, 0.0, 0.1)
+    ('1.6e−05 [0, 0.100]', '0.010 [0.000, 0.100]')
+    """
+    parts = [number(part, digits, signed=signed) for part in (value, low, high)]
+    if any("e−" in part for part in parts):
+        parts = ["0" if one == 0 else part for one, part in zip((value, low, high), parts, strict=True)]
+    return f"{parts[0]} [{parts[1]}, {parts[2]}]"
+
+
 def text_of(cell: Any, *, digits: int = 3, signed: bool = False) -> str:
     """A cell as plain text.
 
@@ -95,8 +107,7 @@ def text_of(cell: Any, *, digits: int = 3, signed: bool = False) -> str:
     """
     if isinstance(cell, Estimate):
         places = digits if cell.digits is None else cell.digits
-        value, low, high = (number(part, places, signed=signed) for part in (cell.value, cell.low, cell.high))
-        return f"{value} [{low}, {high}]"
+        return interval(cell.value, cell.low, cell.high, places, signed=signed)
     if isinstance(cell, Pair):
         first = number(cell.first, cell.first_digits, signed=cell.first_signed)
         return cell.pattern.format(first, number(cell.second, digits, signed=cell.second_signed))

@@ -24,7 +24,7 @@ from casewise.core.records import Mask
 from casewise.judge.outcomes import judged_sentence
 from casewise.measure.changes import label_name
 from casewise.render.masks import STREET
-from casewise.render.tables import number
+from casewise.render.tables import interval, number
 
 Pixels = NDArray[np.uint8]
 Flags = NDArray[np.bool_]
@@ -198,8 +198,8 @@ def _interval(found: Mapping[str, Any] | None, *, signed: bool = False) -> str:
     if _lacks(found):
         return "—"
     assert found is not None
-    value, low, high = (number(float(found[name]), signed=signed) for name in ("estimate", "low", "high"))
-    return f"{value} [{low}, {high}]"
+    estimate, low, high = (float(found[name]) for name in ("estimate", "low", "high"))
+    return interval(estimate, low, high, signed=signed)
 
 
 def _lacks(found: Mapping[str, Any] | None) -> bool:

@@ -11,6 +11,7 @@ import json
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +20,8 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from casewise import __version__
-from casewise.core.durable import json_sha256, replacing, sweep
-from casewise.core.errors import BadInput, BadPair
+from casewise.core.durable import held, json_sha256, replacing, sweep
+from casewise.core.errors import BadInput, BadPair, Refused
 from casewise.core.formats import json_text
 from casewise.core.registry import Registry
 from casewise.data.pairs import KINDS, Pair, label_sets, read_pair
@@ -36,6 +37,16 @@ ACCEPTED, FAILED, REJECTED = 0, 3, 4
 """Exit codes: accepted (or nothing was asked), cases with problems, rejected."""
 
 LOG = "cases.jsonl"
+LOCK = ".compare.lock"
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """The folder for this process: a second one would take the first one's lines away, or count them twice."""
+    with held(out / LOCK, wait=False) as own:
+        if own is None:
+            raise Refused(f"another casewise compare writes into {out}; wait until it ends, or choose another -o")
+        yield
 
 
 @dataclass(frozen=True)
@@ -71,10 +82,11 @@ class CompareCase:
     def __call__(self, case_id: str) -> dict[str, Any]:
         """Compare one pair; what cannot be compared is a line with its problems."""
         pair = self.pairs[case_id]
+        key = self.key(pair)  # before they are read: files that change meanwhile are compared again by the next run
         try:
             old, new, label = read_pair(pair, resample=self.settings.resample)
         except BadPair as error:
-            return self.line(pair, problems=[(error.kind, str(error))])
+            return self.line(pair, key, problems=[(error.kind, str(error))])
         found = comparison(
             old.mask,
             new.mask,
@@ -88,12 +100,12 @@ class CompareCase:
         empty = [name for name in ("old", "new") if not any(getattr(row, f"voxels_{name}") for row in found.labels)]
         if empty and (label is None or label.mask.any()):
             problems += [("empty", f"{pair.id}: the {name} mask has no foreground") for name in empty]
-        return self.line(pair, problems=problems, found=found.as_dict())
+        return self.line(pair, key, problems=problems, found=found.as_dict())
 
     def line(
-        self, pair: Pair, *, problems: Sequence[tuple[str, str]] = (), found: Mapping[str, Any] | None = None
+        self, pair: Pair, key: str, *, problems: Sequence[tuple[str, str]] = (), found: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """What cases.jsonl keeps of a pair."""
+        """What cases.jsonl keeps of a pair; without a key it is compared again."""
         return {
             "case": pair.id,
             "group": pair.group,
@@ -101,7 +113,7 @@ class CompareCase:
             "status": "failed" if found is None else "compared",
             "problems": [{"kind": kind, "message": message} for kind, message in problems],
             "comparison": found,
-            "key": self.key(pair),
+            "key": key,
         }
 
     def key(self, pair: Pair) -> str:
@@ -117,7 +129,10 @@ class CompareCase:
 def _stamp(path: Path | None) -> tuple[str, int, int] | None:
     if path is None:
         return None
-    about = path.stat()
+    try:
+        about = path.stat()
+    except OSError:  # it was there when the folder was listed
+        return path.name, -1, -1
     return path.name, about.st_size, about.st_mtime_ns
 
 
@@ -162,7 +177,7 @@ def _line_of(work: CompareCase, result: Result) -> dict[str, Any]:
     if result.value is not None:
         line: dict[str, Any] = result.value
         return line
-    return work.line(work.pairs[result.case_id], problems=[("broke", f"{result.case_id}: {result.error}")])
+    return work.line(work.pairs[result.case_id], "", problems=[("broke", f"{result.case_id}: {result.error}")])
 
 
 class CaseLog(Sequence[Mapping[str, Any]]):

@@ -70,7 +70,7 @@ def write_series(folder: Path, cases: Sequence[CaseFiles], *, channels: Sequence
             with replacing(path) as temporary:
                 write_volume(temporary, volume)
         made.append(files)
-    if not made:
+    if cases and not made:
         raise BadInput(f"no series of {folder} can be read: {'; '.join(refused.values())}")
     return tuple(made), refused
 
@@ -116,7 +116,7 @@ def _write_case(
     segmentation, report = folder / f"{series.case_id}.seg.dcm", folder / f"{series.case_id}.sr.dcm"
     with replacing(segmentation) as temporary:
         write_segmentation(temporary, mask, series, classes=_named(classes, mask), codes=codes, software=software)
-    said = Statement(decision_sentence(entry), flag_sentence(entry), certificate, software)
+    said = Statement(decision_sentence(entry), flag_sentence(entry), certificate_sentence(entry, certificate), software)
     with replacing(report) as temporary:
         write_report(temporary, series, segmentation, said)
 
@@ -136,6 +136,13 @@ def decision_sentence(entry: PredictedCase) -> str:
     other = f"candidate {depth}{called} of {made} beside the source model's mask"
     deployed = other if depth else "the source model's mask"
     return f"Deployed: {deployed} ({entry.action or 'no decision'}). Why: {reason or 'no reason was given'}"
+
+
+def certificate_sentence(entry: PredictedCase, certificate: str) -> str:
+    """What the certificate says of this case: a report stands alone, so one that it is not about says only that."""
+    if certificate and entry.uncovered is not None:
+        return f"the certificate does not cover this case: {entry.uncovered}"
+    return certificate
 
 
 def flag_sentence(entry: PredictedCase) -> str:

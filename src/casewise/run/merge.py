@@ -18,15 +18,16 @@ import numpy as np
 from casewise.archive.layout import mask_sha256, measure_options
 from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256, replacing, write_durably
-from casewise.core.errors import BadInput, BadPair, CasewiseError, Refused
+from casewise.core.errors import BadInput, BadPair, CasewiseError, Refused, in_one_line
 from casewise.core.formats import json_text
 from casewise.core.records import Binding, Controller, Decision, Observation, Policy
 from casewise.data.pairs import Pair, read_pair
 from casewise.judge.certificates.certificate import check_certificate, check_feasible, read_certificate
-from casewise.judge.policy import check_binding, controller_of
+from casewise.judge.policy import check_binding, check_go, controller_of, no_go
 from casewise.measure.signals.fragmentation import edit_signals
 
 AUDIT, DECISIONS = "audit.jsonl", "decisions.jsonl"
+STARTED, FINISHED = "merge-started", "merge-finished"
 _NOTHING = (np.zeros((1, 1), np.uint8), np.zeros((1, 1), np.uint8))
 NEW, OLD, ASK, FAILED = "new", "old", "ask", "failed"
 """What became of a case: the new mask, the old one, the old one until a person was asked, no mask at all."""
@@ -55,22 +56,34 @@ class Merged:
 
 
 def merge_folders(
-    pairs: Sequence[Pair], policy: Policy, out: Path, *, model: str, method: str, certificate: Path | None = None
+    pairs: Sequence[Pair],
+    policy: Policy,
+    out: Path,
+    *,
+    model: str,
+    method: str,
+    certificate: Path | None = None,
+    force: bool = False,
 ) -> Iterator[Merged]:
     """Decide on every pair and copy the chosen mask to OUT under the old file's name; stream what became of each.
 
-    ``model`` and ``method`` name what made old and new, as they were named when the policy's archive was imported.
+    ``model`` and ``method`` name what made old and new, as they were named when the policy's archive was imported. A
+    policy that calibration called NO-GO is refused, unless ``force``. Masks in OUT that no merge wrote are refused.
     """
+    check_go(policy, force=force)
     controller, options = _checked(policy, model, method, certificate)
     if any(
         file is not None and file.parent.resolve() == out.resolve() for pair in pairs for file in (pair.old, pair.new)
     ):
         raise BadInput(f"{out} holds the old or new masks themselves; choose another folder with -o")
+    files = [_name(pair) for pair in pairs]
+    _check_replaceable(out, files)
     out.mkdir(parents=True, exist_ok=True)
+    started = {"policy": policy.name, "calibration_id": policy.calibration_id, "no_go": no_go(policy)}
+    log = Chain(out / AUDIT)
+    log.append(STARTED, {**started, "pairs": len(pairs), "files": files})
     for pair in pairs:  # nothing old may be taken for the result of this run
         (out / _name(pair)).unlink(missing_ok=True)
-    log = Chain(out / AUDIT)
-    log.append("merge-started", {"policy": policy.name, "calibration_id": policy.calibration_id, "pairs": len(pairs)})
     done = []
     for pair in pairs:
         merged = _merged(pair, controller, options, policy, out)
@@ -78,7 +91,26 @@ def merge_folders(
         done.append(merged.as_dict())
         yield merged
     write_durably(out / DECISIONS, "".join(f"{json_text(line)}\n" for line in done).encode())
-    log.append("merge-finished", {"pairs": len(pairs)})
+    log.append(FINISHED, {"pairs": len(pairs)})
+
+
+def _check_replaceable(out: Path, files: Sequence[str]) -> None:
+    """Refuse to remove masks that no merge wrote as they are: a folder of labels, or masks that a person has edited."""
+    own: dict[str, Any] = {}
+    begun: set[str] = set()  # by a merge that was killed: what lies there now is its own
+    for line in Chain(out / AUDIT).lines():
+        if line.get("event") in (STARTED, FINISHED):
+            begun = set(map(str, line.get("files", ())))
+        elif line.get("event") == "merged":
+            own[str(line.get("file"))] = line.get("sha256")
+    there = [name for name in files if (out / name).is_file() and name not in begun]
+    foreign = [name for name in there if file_sha256(out / name) != own.get(name)]
+    if foreign:
+        more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
+        raise Refused(
+            f"{out} holds {', '.join(foreign[:3])}{more}, which no casewise merge wrote or which changed since; this "
+            "run would remove and replace them. Choose another folder with -o"
+        )
 
 
 def _checked(policy: Policy, model: str, method: str, certificate: Path | None) -> tuple[Controller, dict[str, Any]]:
@@ -104,7 +136,7 @@ def _merged(pair: Pair, controller: Controller, options: Mapping[str, Any], poli
     try:
         decision = decide_pair(pair, controller, options, calibration_id=policy.calibration_id)
     except (CasewiseError, OSError) as error:
-        return _kept_old(pair, out, str(error))
+        return _kept_old(pair, out, in_one_line(error))
     if decision.state.step > 1 or decision.state.shrink or decision.accepted is not None:
         return _kept_old(pair, out, f"policy {policy.name!r} asks for state {decision.state}, which is neither mask")
     taken = NEW if decision.state.step else ASK if decision.flagged else OLD
@@ -139,8 +171,11 @@ def _copied(merged: Merged, pair: Pair, out: Path) -> Merged:
     chosen = pair.new if merged.taken == NEW else pair.old
     assert chosen is not None
     name = _name(pair)
-    with replacing(out / name) as temporary:
-        shutil.copyfile(chosen, temporary)
+    try:
+        with replacing(out / name) as temporary:
+            shutil.copyfile(chosen, temporary)
+    except FileNotFoundError:  # it was there when the folder was listed
+        return Merged(pair.id, FAILED, f"the {'new' if merged.taken == NEW else 'old'} mask is gone; {merged.reason}")
     return replace(merged, file=name, sha256=file_sha256(out / name))
 
 

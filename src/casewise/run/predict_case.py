@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from casewise.adapt.backbones import Backbone, Reading
 from casewise.core.durable import file_sha256, replacing, write_durably
-from casewise.core.errors import CasewiseError, CasewiseWarning, in_one_line
+from casewise.core.errors import CasewiseError, CasewiseWarning, Refused, in_one_line, without_folders
 from casewise.core.predicted import Finding, PredictedCase
 from casewise.core.records import FAILED, Case, Mask, Signals, State, Trajectory
 from casewise.data.folders import CaseFiles
@@ -86,7 +86,12 @@ class PredictCase:
     def failed(self, files: CaseFiles, error: str | None, kind: str | None) -> PredictedCase:
         """The entry of a case without output; whatever was written of it is removed."""
         self.layout.forget(files.id)
-        return replace(self._blank(files), error=error, error_kind=kind)
+        return replace(self._blank(files), error=self._nameless(files, error), error_kind=kind)
+
+    def _nameless(self, files: CaseFiles, error: str | None) -> str | None:
+        """What went wrong, with files by their names: an entry is shared, and where its files lay is nobody's."""
+        folders = {*(path.parent for path in files.images), self.layout.out}
+        return None if error is None else without_folders(error, folders)
 
     def _blank(self, files: CaseFiles) -> PredictedCase:
         """An entry before anything is known of the case."""
@@ -114,13 +119,15 @@ class PredictCase:
         backbone = self.deployment.backbone
         hashes = input_hashes(files.checked())
         reading = backbone.read(files)
+        if input_hashes(files) != hashes:
+            raise Refused(f"the image of case {files.id} was changed while it was read; predict it again")
         deadline = None if self.timeout_s is None else began + self.timeout_s
         known = [self.known[files.id]] if files.id in self.known else []
         found = self.deployment.segment(reading.case, deadline=deadline, known=known)
         return replace(
             self._blank(files),
             status=found.status,
-            error=None if found.error is None else in_one_line(found.error),
+            error=None if found.error is None else self._nameless(files, in_one_line(found.error)),
             error_kind=None if found.error is None else type(found.error).__name__,
             model=backbone.fingerprint,
             inputs=hashes,

@@ -54,7 +54,7 @@ def prediction_work(
         draw=draw,
         known=orientation_findings(cases, backbone),
     )
-    if work.keep_header and not work.layout.ending.endswith((".nii", ".nii.gz")):
+    if cases and work.keep_header and not work.layout.ending.endswith((".nii", ".nii.gz")):
         raise BadInput(f"--keep-header is for NIfTI, the masks of this model are {work.layout.ending}; leave it out")
     _check_apart_from_inputs(work.layout, cases)
     written = {"candidates": save_candidates, "overlays": draw is not None, "keep_header": keep_header}

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from casewise import __version__
+from casewise.core.brief import counted
 from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256, json_sha256, write_durably
 from casewise.core.errors import CasewiseError, Refused
@@ -153,6 +154,11 @@ def _begun(audit: Path) -> frozenset[str]:
     return frozenset(found)
 
 
+def unfinished(out: Path) -> list[str]:
+    """Cases that a run began and that have no entry: it was killed, or it still goes on."""
+    return sorted(case for case in _begun(out / "audit.jsonl") if not Layout(out, "").entry(case).is_file())
+
+
 def write_entry(layout: Layout, entry: PredictedCase) -> None:
     """The entry of a case, whole or not at all."""
     write_durably(layout.entry(entry.case), json_bytes(entry.as_dict()))
@@ -177,6 +183,12 @@ def verify_predictions(out: Path, report: Path | None = None) -> list[str]:
     if not audit.is_file():
         return [f"{out} has no audit.jsonl; it is no prediction folder"]
     problems = [*log_problems(audit), *_unlisted(out), *_pages(out, audit)]
+    if left := unfinished(out):
+        cases = counted(len(left), "case that was", "cases that were")
+        problems.append(
+            f"{cases} begun {'has' if len(left) == 1 else 'have'} no result (such as {left[0]}): the run was killed, "
+            "or still goes on; run the same command with --continue_prediction"
+        )
     if report is not None:
         problems += _against_report(out, audit, report)
     for path in sorted((out / "casewise").glob("*.json")):

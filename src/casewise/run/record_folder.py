@@ -18,7 +18,7 @@ from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone
 from casewise.adapt.proposers import Views
 from casewise.archive.store import Archive, create_archive, open_archive
-from casewise.core.errors import BadInput, CasewiseError, Mismatch
+from casewise.core.errors import BadInput, CasewiseError, Mismatch, in_one_line
 from casewise.core.records import CALIBRATION, EVALUATION, Case, Mask, State, Trajectory
 from casewise.data.folders import CaseFiles
 from casewise.data.splits import check_disjoint, clusters_of
@@ -85,6 +85,14 @@ def record_folder(
     return first, _recorded(work, engine, archives, backbone, told)
 
 
+def _label(path: Path, backbone: Backbone) -> Mask:
+    """A label; whatever is wrong with it is wrong with its case alone."""
+    try:
+        return backbone.read_label(path)
+    except (CasewiseError, OSError, RuntimeError) as error:
+        raise BadInput(f"label {path.name} cannot be used: {in_one_line(error)}") from error
+
+
 def _foreign(label: Mask, backbone: Backbone) -> list[int]:
     """Values of a label that are no class of the model, where the model names its classes."""
     known = {0, *backbone.labels, backbone.ignore}
@@ -103,7 +111,7 @@ def _recorded(
             case, trajectories = result.value
             path = work.cases[case.id].label
             try:
-                label = None if path is None else backbone.read_label(path)
+                label = None if path is None else _label(path, backbone)
                 foreign = [] if label is None else _foreign(label, backbone)
                 if foreign and told is not None:
                     told(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,9 +26,9 @@ from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone
 from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256, held, write_durably, write_json
-from casewise.core.errors import BadInput
+from casewise.core.errors import BadInput, CasewiseError, in_one_line, without_folders
 from casewise.core.formats import json_bytes, worded
-from casewise.core.predicted import PredictedCase
+from casewise.core.predicted import CALIBRATED, OUTSIDE, PredictedCase
 from casewise.core.records import Mask
 from casewise.data.folders import CaseFiles
 from casewise.deployment import Deployment
@@ -55,20 +55,19 @@ def summarize(
     backbone: Backbone,
     adaptation: Adaptation,
 ) -> dict[str, Any]:
-    """Score every output that has a label; M0 beside it."""
+    """Score every output that has a label; M0 beside it. A label that cannot be used costs no other case its score."""
     scored = [files for files in cases if files.label is not None and _has_output(entries.get(files.id))]
     rows: list[dict[str, Any]] = []
     effects: dict[str, dict[str, Any]] = {}
+    problems: dict[str, str] = {}
     regions = _regions(backbone, scored, background=adaptation.foreground)
     for files in scored:
         assert files.label is not None
-        label, mask = backbone.read_label(files.label), backbone.read_label(layout.mask(files.id))
-        if label.shape != mask.shape:
-            raise BadInput(
-                f"label {files.label.name} has shape {label.shape}, its mask {mask.shape}; is it another case's?"
-            )
-        kept_source = layout.source(files.id)
-        source = backbone.read_label(kept_source) if kept_source.is_file() else mask
+        try:
+            label, mask, source = _masks(layout, files.id, files.label, backbone)
+        except (CasewiseError, OSError, ValueError, RuntimeError) as error:
+            problems[files.id] = without_folders(in_one_line(error), (files.label.parent, layout.out))
+            continue
         metrics = _metrics(mask, label, regions, backbone.ignore)
         before = _metrics(source, label, regions, backbone.ignore)
         rows.append(_row(files.label, layout.mask(files.id), metrics))
@@ -81,10 +80,20 @@ def summarize(
         "adapt": {
             "cases": effects,
             "unscored": sorted(set(entries) - set(effects)),
+            "problems": problems,
             "score": SCORES[adaptation.foreground],
             **_cohort(effects),
         },
     }
+
+
+def _masks(layout: Layout, case_id: str, file: Path, backbone: Backbone) -> tuple[Mask, Mask, Mask]:
+    """The label, the deployed mask and M0."""
+    label, mask = backbone.read_label(file), backbone.read_label(layout.mask(case_id))
+    if label.shape != mask.shape:
+        raise BadInput(f"label {file.name} has shape {label.shape}, its mask {mask.shape}; is it another case's?")
+    kept_source = layout.source(case_id)
+    return label, mask, backbone.read_label(kept_source) if kept_source.is_file() else mask
 
 
 def _has_output(entry: PredictedCase | None) -> bool:
@@ -98,7 +107,10 @@ def _regions(backbone: Backbone, scored: Sequence[CaseFiles], *, background: boo
         return tuple(own)
     if backbone.labels:
         return tuple(sorted(value for value in backbone.labels if value > 0 or not background))
-    found = {int(value) for files in scored if files.label for value in np.unique(backbone.read_label(files.label))}
+    found: set[int] = set()
+    for files in scored:
+        with suppress(CasewiseError, OSError, ValueError, RuntimeError):  # said when the case is scored
+            found |= {int(value) for value in np.unique(backbone.read_label(files.label))} if files.label else set()
     return tuple(sorted(found - ({0, backbone.ignore} if background else {backbone.ignore})))
 
 
@@ -215,8 +227,13 @@ def run_report(
     entries: Sequence[PredictedCase],
     seconds: float,
     scores: Mapping[str, Any],
+    all_parts: Sequence[PredictedCase] | None = None,
 ) -> dict[str, Any]:
-    """The run for a machine, in the manner of TotalSegmentator's ``--report``."""
+    """The run for a machine, in the manner of TotalSegmentator's ``--report``.
+
+    ``all_parts`` are the cases of the other parts too: what is promised hangs on the quotas of all.
+    """
+    among = entries if all_parts is None else all_parts
     deployment = work.deployment
     backbone, model, policy = deployment.backbone, deployment.model, deployment.policy
     lines, last = Chain(work.layout.audit).tip
@@ -225,8 +242,8 @@ def run_report(
         "versions": versions(),
         "model": {"name": backbone.name, "sha256": backbone.fingerprint, "trusted": model.trust},
         "policy": {"name": policy.name, "calibration_id": policy.calibration_id, "no_go": no_go(policy)},
-        "certificate": in_short(deployment, entries),
-        "quota": quota_drift(policy, quota_in(entries)),
+        "certificate": in_short(deployment, among),
+        "quota": quota_drift(policy, quota_in(among)),
         "alarms": {} if deployment.watch is None else deployment.watch.state.alarms,
         "device": model.device,
         "options": {**deployment.plain_adaptation, "contract": deployment.contract, "timeout_s": work.timeout_s},
@@ -249,7 +266,7 @@ def run_report(
 
 
 PAGES = ("report.html", "summary.json")
-OUTSIDE = "outside the certificate"
+UNCOVERED = "the certificate does not hold here: it is about none of these cases"
 
 
 @contextmanager
@@ -278,21 +295,30 @@ def quota_in(entries: Sequence[PredictedCase]) -> dict[str, int]:
 
 def promised(deployment: Deployment, entries: Sequence[PredictedCase]) -> tuple[str | None, list[str]]:
     """What is promised about these cases, None where it does not hold, and what a reader must know about it."""
-    drift = quota_drift(deployment.policy, quota_in(entries))
+    drift, void = quota_drift(deployment.policy, quota_in(entries)), why_void(deployment, entries)
     said = [*deployment.warnings, *([] if drift is None else [drift])]
-    if deployment.certificate is not None and drift is not None and deployment.why_void is None:
-        said.append(DRIFTED)
+    said += [void] if void is not None and void not in said else []
     statement = None if deployment.certificate is None or said else deployment.certificate.statement
-    for sign, what in {"calibration case": "were calibration cases", OUTSIDE: "are outside the certificate"}.items():
-        own = sum(any(sign in note for note in entry.notes) for entry in entries)
+    for sign, what in {CALIBRATED: "were calibration cases", OUTSIDE: "are outside the certificate"}.items():
+        own = sum(bool(entry.noted(sign)) for entry in entries)
         said += [f"{own} of {len(entries)} cases {what}: no certificate covers them"] if own else []
     return statement, said
 
 
+def why_void(deployment: Deployment, entries: Sequence[PredictedCase]) -> str | None:
+    """Why the certificate does not hold for these cases, as a sentence; None where it does, or where there is none."""
+    if deployment.certificate is None or deployment.why_void is not None:
+        return deployment.why_void
+    if quota_drift(deployment.policy, quota_in(entries)) is not None:
+        return DRIFTED
+    decided = [entry for entry in entries if entry.has_output]
+    return UNCOVERED if decided and all(entry.uncovered for entry in decided) else None
+
+
 def in_short(deployment: Deployment, entries: Sequence[PredictedCase]) -> dict[str, Any] | None:
-    """The promise for a machine-readable report, and whether an alarm made it void."""
+    """The promise for a machine-readable report, and whether anything speaks against it here."""
     if deployment.certificate is None:
         return None
-    short = {**(deployment.promise or {}), "cut": worded(deployment.certificate.cut)}
-    drifted = not short["void"] and quota_drift(deployment.policy, quota_in(entries)) is not None
-    return {**short, "void": True, "why_void": DRIFTED} if drifted else short
+    void = why_void(deployment, entries)
+    cut = {"cut": worded(deployment.certificate.cut)}
+    return {**(deployment.promise or {}), **cut, "void": void is not None, "why_void": void}

@@ -12,7 +12,7 @@ import csv
 import io
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -129,8 +129,11 @@ class ReviewLog:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Both logs under one lock, so that a word on its way from one to the other is not taken for half a one."""
-        with nullcontext() if self.audit is None else held(self.path.with_name(LOCK), wait=True):
+        """The logs under one lock, from reading the last word to writing the next: no page overrules one unseen.
+
+        A word on its way from one log to the other is not taken for half a one, either.
+        """
+        with held(self.path.with_name(LOCK), wait=True):
             yield
 
     def lines(self) -> list[dict[str, Any]]:
@@ -203,20 +206,20 @@ def apply_reviews(folder: Path, out: Path) -> list[Applied]:
     if (folder / "manifest.json").is_file():
         raise BadInput(f"{folder} is an archive and holds no mask files; apply reviews to what casewise predict wrote")
     predicted = Predictions(folder)
-    if out.exists() and any(out.iterdir()):
-        raise Refused(f"{out} is not empty; masks that a person chose go into a folder of their own")
+    _check_empty(out)
     log = ReviewLog(folder / REVIEWS, predicted.audit)
     problems = [*log.problems, *review_problems(folder)]
     if problems:
         raise Refused(f"the reviews cannot be trusted: {problems[0]}; run casewise verify {folder}")
-    latest, reopened = log.latest(), log.reopened()
+    latest, reopened, lines = log.latest(), log.reopened(), log.lines()
+    _take(out)
     found = [Applied(case_id, "none", "its entry is gone; predict it again", open=True) for case_id in predicted.lost]
     for one in found:
         Chain(out / APPLIED).append("applied", asdict(one))
     for case_id in predicted.cases:
         try:
             one = _applied(predicted, case_id, latest.get(case_id), out, reopened=case_id in reopened)
-            one = replace(one, overruled=_overruled(log, latest.get(case_id)))
+            one = replace(one, overruled=_overruled(lines, latest.get(case_id)))
         except CasewiseError as error:  # one bad case costs no other its mask
             one = Applied(case_id, "none", str(error), open=True)
         Chain(out / APPLIED).append("applied", asdict(one))
@@ -224,11 +227,26 @@ def apply_reviews(folder: Path, out: Path) -> list[Applied]:
     return found
 
 
-def _overruled(log: ReviewLog, last: Mapping[str, Any] | None) -> str:
+def _check_empty(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise Refused(f"{out} is not empty; masks that a person chose go into a folder of their own")
+
+
+def _take(out: Path) -> None:
+    """The folder for this process alone: of several that found it empty, one begins the log and the others stop."""
+    out.mkdir(parents=True, exist_ok=True)
+    _check_empty(out)
+    try:
+        (out / APPLIED).open("x").close()
+    except FileExistsError:
+        raise Refused(f"{out} is being written by another process; wait for it, or choose another folder") from None
+
+
+def _overruled(lines: Iterable[Mapping[str, Any]], last: Mapping[str, Any] | None) -> str:
     """Who decided otherwise about the same output before, and what, as a clause; empty where all agree."""
     if last is None:
         return ""
-    same = [line for line in log.lines() if (line["case"], line["about"]) == (last["case"], last["about"])]
+    same = [line for line in lines if (line["case"], line["about"]) == (last["case"], last["about"])]
     said = {str(line["reviewer"]): str(line["decision"]) for line in same}
     return ", ".join(f"{who} {what}" for who, what in said.items() if what != last["decision"])
 

@@ -278,8 +278,9 @@ class Recorded:
         return {case_id: self._case(case_id) for case_id in self.archive.ids}
 
     def about(self, case_id: str) -> str:
-        """sha256 of the entry on disk, and through it of every mask."""
-        return Entry.from_dict(layout.read_json(self.path / layout.CASES / case_id / layout.ENTRY)).digest
+        """sha256 of the entry on disk, that of the ladder in view, and through it of every mask."""
+        place = self.archive.entry(case_id).place
+        return Entry.from_dict(layout.read_json(self.path / layout.CASES / place / layout.ENTRY)).digest
 
     def masks(self, case_id: str, state: str | None) -> Masks:
         """M0, the state that was asked for, and what the policy deploys."""

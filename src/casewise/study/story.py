@@ -18,7 +18,7 @@ from casewise.core.brief import UNIT, counted
 from casewise.judge.outcomes import POINT, judged_sentence, judged_share
 from casewise.judge.policy import no_go
 from casewise.render.ink import FAINT, HARM, HELP, INK, MUTED, SOURCE, Picture, canvas, inked
-from casewise.render.tables import Estimate, number, text_of
+from casewise.render.tables import Estimate, interval, number, text_of
 from casewise.study.analyses.controls import attribution_of
 from casewise.study.analyses.deployment import interval_between, verdict
 from casewise.study.analyses.quality import answers, captured, deployed_row
@@ -107,9 +107,9 @@ def _beside(study: Study, name: str) -> str:
     if row.empty:
         return ""
     one = row.iloc[0]
-    spread = f"[{number(one['low'], 4, signed=True)}, {number(one['high'], 4, signed=True)}]"
+    gain = interval(one["gain"], one["low"], one["high"], 4, signed=True)
     hurt = f"{int(one['hurt'])} hurt, {int(one['hurt_by_a_point'])} of them by more than a point"
-    return f"{name}: {number(one['gain'], 4, signed=True)} {spread}, {int(one['helped'])} helped, {hurt}."
+    return f"{name}: {gain}, {int(one['helped'])} helped, {hurt}."
 
 
 def _fell(moved: Mapping[str, Any]) -> bool:
@@ -170,11 +170,11 @@ def _deployed_keys(study: Study) -> list[Key]:
         return [asked]
     n, source = int(row["n"]), number(study.methods[study.source]["metric"].mean())
     tone = ("help" if row["gain"] > 0 else "harm") if row["shown"] else ""
-    interval = f"[{number(row['low'], 4, signed=True)}, {number(row['high'], 4, signed=True)}], n = {n}"
+    gain, _, spread = interval(row["gain"], row["low"], row["high"], 4, signed=True).partition(" ")
     gained = f"mean change of {study.metric}, deployed against M0 ({source})"
     worst = f"{int(row['hurt_by_a_point'])} hurt by more than a point, the worst by {number(max(0.0, -row['worst']))}"
     return [
-        Key(number(row["gain"], 4, signed=True), gained, interval, tone),
+        Key(gain, gained, f"{spread}, n = {n}", tone),
         Key(f"{int(row['helped'])} : {int(row['hurt'])}", "cases helped : hurt by the deployed masks", worst),
         asked,
     ]
@@ -213,16 +213,15 @@ def _change(study: Study) -> str:
     row = interval_between(study, study.reference, study.source, "metric")
     if row is None:
         return ""
-    interval = f"[{number(row['low'], 4, signed=True)}, {number(row['high'], 4, signed=True)}]"
-    return f"; mean change {number(row['estimate'], 4, signed=True)} {interval}"
+    return f"; mean change {interval(row['estimate'], row['low'], row['high'], 4, signed=True)}"
 
 
 def _versus(study: Study) -> str:
     row = interval_between(study, study.ours, study.deployable, "ha")
     if row is None:
         return f"as {_budget(study)}"
-    interval = f"[{number(row['low'], signed=True)}, {number(row['high'], signed=True)}]"
-    return f"{number(row['estimate'], signed=True)} {interval} against {_budget(study)} (deployable)"
+    cut = interval(row["estimate"], row["low"], row["high"], signed=True)
+    return f"{cut} against {_budget(study)} (deployable)"
 
 
 def _budget(study: Study) -> str:
@@ -288,7 +287,7 @@ def draw_changes(rows: Sequence[tuple[str, pd.DataFrame]], *, metric: str, flagg
             _bars(axis, frame.set_index("case").loc[order], limit)
             axis.set_title(f"{name}: {_counts(frame)}", fontsize=9.5)
             axis.tick_params(labelbottom=axis is axes[-1, 0])
-        where = [at for at, case in enumerate(order) if case in flagged]
+        where = [at for at, case in enumerate(order, start=1) if case in flagged]
         axes[-1, 0].plot(where, [-0.94 * limit] * len(where), "D", color=SOURCE, markersize=4.5, clip_on=False)
         axes[-1, 0].set_xlabel(f"cases, worst first under {rows[0][0]}")
         figure.supylabel(f"change of {metric} against M0", fontsize=9, color=INK)
@@ -297,7 +296,7 @@ def draw_changes(rows: Sequence[tuple[str, pd.DataFrame]], *, metric: str, flagg
 
 def _bars(axis: Any, frame: pd.DataFrame, limit: float) -> None:
     change = frame["change"].to_numpy(float)
-    where = np.arange(len(change))
+    where = np.arange(1, len(change) + 1)
     shown = np.clip(np.nan_to_num(change), -limit, limit)
     for side, color in ((change < 0, HARM), (change > 0, HELP)):
         axis.vlines(where[side], 0, shown[side], color=color, linewidth=max(0.7, min(4.0, 420 / max(len(change), 1))))
@@ -305,7 +304,8 @@ def _bars(axis: Any, frame: pd.DataFrame, limit: float) -> None:
     axis.plot(where[back], np.zeros(back.sum()), "|", color=MUTED, markersize=4, markeredgewidth=0.8)
     axis.axhline(0, color=INK, linewidth=0.8)
     axis.set_ylim(-1.06 * limit, 1.06 * limit)
-    axis.set_xlim(-1, len(change))
+    axis.set_xlim(0.2, len(change) + 0.8)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(visible=False, axis="x")
     axis.spines["bottom"].set_color(FAINT)
     axis.yaxis.set_major_locator(MaxNLocator(5, symmetric=True))

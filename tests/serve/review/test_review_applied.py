@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import shutil
+import threading
 
 import pytest
 from typer.testing import CliRunner
+from worlds.candidates import views_archive
 
 from casewise.cli.review import app
 from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256
 from casewise.core.errors import BadInput, Refused
+from casewise.core.formats import json_bytes
 from casewise.judge.calibration.preflight import read_reviews
 from casewise.run.prediction_folder import review_facts, review_problems, verify_predictions
 from casewise.serve.review_cases import ReviewCase, worst_first
-from casewise.serve.review_log import APPLIED, REVIEWS, Review, ReviewLog, apply_reviews
+from casewise.serve.review_log import APPLIED, REVIEWS, Overtaken, Review, ReviewLog, apply_reviews
 from casewise.serve.review_sources import Predictions
 
 
@@ -263,3 +266,65 @@ def test_reviewers_who_disagree_are_named_and_the_last_decision_counts(predictio
     assert "unsaved: reviewers disagree" not in told.output
     held = {line["case"]: line["overruled"] for line in Chain(tmp_path / "chosen" / APPLIED).lines()}
     assert held == {"broken": "", "kept": "Ada keep-m0", "undone": "", "unsaved": ""}
+
+
+def test_of_two_that_apply_at_once_one_writes_and_the_other_stops(predictions, tmp_path):
+    said, barrier = [], threading.Barrier(2)
+
+    def apply():
+        barrier.wait()
+        try:
+            said.append(len(apply_reviews(predictions.layout.out, tmp_path / "chosen")))
+        except Refused as error:
+            said.append(str(error))
+
+    both = [threading.Thread(target=apply) for _ in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    (words,) = [one for one in said if isinstance(one, str)]
+    assert "is not empty" in words or "is being written by another process" in words
+    (count,) = [one for one in said if isinstance(one, int)]
+    log = Chain(tmp_path / "chosen" / APPLIED)
+    assert (len(log.lines()), log.problems) == (count, [])
+
+
+def test_a_folder_that_another_process_began_is_left_to_it(predictions, tmp_path, monkeypatch):
+    apply_reviews(predictions.layout.out, tmp_path / "chosen")
+    before = (tmp_path / "chosen" / APPLIED).read_bytes()
+    monkeypatch.setattr("casewise.serve.review_log._check_empty", lambda out: None)  # it was, when this one looked
+    with pytest.raises(Refused, match="is being written by another process; wait for it, or choose another folder"):
+        apply_reviews(predictions.layout.out, tmp_path / "chosen")
+    assert (tmp_path / "chosen" / APPLIED).read_bytes() == before
+
+
+def test_two_pages_on_one_archive_overrule_nothing_unseen(tmp_path):
+    said = []
+
+    def decide(who):
+        for number in range(20):
+            try:
+                ReviewLog(tmp_path / REVIEWS).append(Review(f"c{number}", "flag", who, "0" * 64), seen="")
+                said.append(who)
+            except Overtaken:
+                continue
+
+    both = [threading.Thread(target=decide, args=(who,)) for who in ("Ada", "Bob")]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    log = ReviewLog(tmp_path / REVIEWS)
+    assert len(said) == len(log.lines()) == len(log.latest()) == 20
+    assert log.problems == []
+
+
+def test_a_named_ladder_of_an_archive_can_be_reviewed(tmp_path, serve):
+    archive = views_archive(tmp_path / "a", cases=2, ladder="some")
+    with serve(archive.path, ladder="some") as server:
+        desk = server.desk
+        for case in desk.folder.cases.values():
+            plain = {"case": case.id, "decision": "keep-m0", "reviewer": "Ada", "about": case.about, "seen": ""}
+            assert desk.write("decide", json_bytes(plain)).status == 200
+    assert len(ReviewLog(archive.path / REVIEWS).latest()) == 2

@@ -49,7 +49,7 @@ def file_problems(result: Mapping[str, Any]) -> list[str]:
     """What contradicts itself in a result file, as sentences; none where nothing does."""
     try:
         return list(_own_problems(result))
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError, ArithmeticError) as error:
         return [f"the file was edited: a part is missing or is not what it should be ({type(error).__name__}: {error})"]
 
 

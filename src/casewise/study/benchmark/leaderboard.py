@@ -6,6 +6,7 @@ import html
 import json
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from casewise.core.brief import counted
@@ -137,6 +138,24 @@ def _without_bars(text: str) -> str:
     return html.escape(text.replace("|", "/").replace("\n", " "), quote=False).replace("&gt;", ">")
 
 
+_KEYS = ("data_sha256", "metric", "rows")  # of a leaderboard as JSON
+
+
+def is_leaderboard(path: Path) -> bool:
+    """Whether a file holds a leaderboard in the form that its ending stands for; an empty one holds nothing to lose."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".json" and text:
+            found = json.loads(text)
+            return isinstance(found, dict) and set(found) == set(_KEYS)
+    except (OSError, ValueError, RecursionError):
+        return False
+    titles = [column.title for column in COLUMNS[:3]]
+    if path.suffix == ".html":
+        return not text or f"<tr><th>{'</th><th>'.join(titles)}</th>" in text
+    return not text or text.startswith(f"| {' | '.join(titles)} |")
+
+
 def html_page(made: Table) -> str:
     """A table as a page of its own; whatever a file says stays text."""
     head = "".join(f"<th>{html.escape(column.title)}</th>" for column in made.columns)
@@ -187,6 +206,5 @@ def as_json(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     ]
     rows.sort(key=_by_gain)
     first = next(iter(results.values()))
-    return dict(
-        json.loads(json_text({"data_sha256": first["data"]["sha256"], "metric": first["metric"], "rows": rows}))
-    )
+    found = dict(zip(_KEYS, (first["data"]["sha256"], first["metric"], rows), strict=True))
+    return dict(json.loads(json_text(found)))

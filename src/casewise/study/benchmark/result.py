@@ -14,7 +14,7 @@ import pandas as pd
 from casewise.archive.store import Archive
 from casewise.core.chain import Chain
 from casewise.core.durable import json_sha256
-from casewise.core.errors import BadInput
+from casewise.core.errors import BadInput, in_one_line
 from casewise.core.formats import json_text
 from casewise.core.records import CALIBRATION, EVALUATION
 from casewise.judge.certificates.certify_router import Promise
@@ -130,8 +130,8 @@ def read_result(path: Path) -> dict[str, Any]:
         raise BadInput(
             f"there is no result file {path}; casewise bench DATA -m MODEL -o OUT writes OUT/result.json"
         ) from None
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path} is not a result file of casewise bench ({error})") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInput(f"{path} is not a result file of casewise bench ({in_one_line(error)})") from error
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         said = found.get("schema") if isinstance(found, dict) else type(found).__name__
         raise BadInput(f"{path} is not a result file of casewise bench: its schema is {said!r}, expected {SCHEMA!r}")
