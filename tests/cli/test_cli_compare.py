@@ -18,6 +18,7 @@ from worlds.updates import heart, update, write
 from casewise.cli import app
 from casewise.core.chain import Chain
 from casewise.judge.policy import read_policy, write_policy
+from casewise.run.compare import LOCK
 
 
 def run(*words):
@@ -131,7 +132,7 @@ def test_what_an_earlier_run_wrote_is_gone_before_anything_can_fail(tmp_path):
     for case_id in ("h00", "h01"):
         write(root / "new", case_id, heart()[:, 1:])
     assert "none of 2 pairs could be compared" in str(run(*words).exception)
-    assert [path.name for path in (root / "out").iterdir()] == ["cases.jsonl"]
+    assert {path.name for path in (root / "out").iterdir()} == {"cases.jsonl", LOCK}
 
 
 def test_every_option_has_an_effect(tmp_path):
