@@ -259,7 +259,7 @@ def test_binding_says_what_is_read(backbone):
 
 
 def member_of(monkeypatch, other):
-    monkeypatch.setattr(members, "_loaded", lambda word, device: other)
+    monkeypatch.setattr(members, "_loaded", lambda word, device, tiling: other)
     return Adaptation("members:other", min_area=1)
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime, timezone
+from pathlib import Path
 
 import numpy as np
 import pytest
 from worlds.cohorts import SYNTHETIC, synthetic_archive
 
 import casewise
-from casewise.archive.store import create_archive
+from casewise.archive.store import Archive, create_archive
 from casewise.core.errors import BadInput, Mismatch, Overlap, Refused, TooFewCases
 from casewise.core.records import Binding, Case, Trajectory
 from casewise.judge.calibration.fit import calibrate
@@ -263,6 +265,41 @@ def test_the_scored_population_is_smaller(site):
     assert len(everybody) == 40
     assert all(len(case.scores) for case in cases)
     assert len(scored) <= len(everybody)
+
+
+def without_scores(archive: Archive, path: Path, lost: Collection[str]) -> Archive:
+    """The same recording, with logits on another grid in some cases: their region scores could not be computed."""
+    made = create_archive(path, binding=archive.binding, steps=archive.steps, configuration=archive.configuration)
+    for case_id in archive.ids:
+        entry, one = archive.entry(case_id), archive.trajectory(case_id)
+        if case_id in lost:
+            first = {name: None if name.startswith("drop") else value for name, value in one.signals[1].items()}
+            one = replace(one, signals=(one.signals[0], first, *one.signals[2:]))
+        case = Case(case_id, np.empty((1, 0)), (1.0, 1.0), entry.group, entry.cluster, entry.split)
+        made.add(case, one, archive.label(case_id))
+    return made.seal()
+
+
+def test_a_case_without_region_scores_is_rolled_back_and_costs_no_other_its_certificate(site, second, tmp_path):
+    lost = gated_cases(second, population="scored")[0][0]
+    partly = without_scores(second, tmp_path / "partly", {lost})
+    assert len(gated_case(second, lost).scores) > 0
+    assert list(gated_case(partly, lost).deployed) == [0.0]
+    assert lost in gated_cases(partly)[0]
+    assert lost not in gated_cases(partly, population="scored")[0]
+    found, gate = certify_gate(
+        site.archive, READY["region-gate"], loss="surrogate", alpha=0.3, population="scored", evaluation=partly
+    )
+    assert found.bound <= 0.3
+    decided = {decision.case_id: decision for decision in replay(partly, gate)}
+    assert (decided[lost].rolled_back, decided[lost].bucket) == (True, "unscored")
+    assert "outside the certificate" in outside_promise(found, decided[lost], None)
+
+
+def test_where_no_case_has_region_scores_nothing_is_certified(site, tmp_path):
+    none = without_scores(site.archive, tmp_path / "none", site.archive.ids)
+    with pytest.raises(BadInput, match=r"no case of .* has region scores: 'drop' could not be computed"):
+        certify_gate(none, READY["region-gate"], loss="surrogate", alpha=0.3)
 
 
 def test_inflated_crc_wants_thresholds_in_advance(site):

@@ -133,7 +133,7 @@ def outside_promise(certificate: Certificate, decision: Decision, input_sha256: 
         known = ", ".join(certificate.groups)
         return f"outside the certificate: group {decision.group} is not among those that it was issued for ({known})"
     if certificate.details.get("population") == "scored" and decision.bucket == UNSCORED:
-        return "outside the certificate: it was issued for cases with at least one changed region, this one has none"
+        return "outside the certificate: it was issued for cases with at least one scored region, this one has none"
     return None
 
 

@@ -43,8 +43,8 @@ from casewise.judge.certificates.risk_control import (
     tested_reliability,
 )
 from casewise.judge.controllers.about import about
+from casewise.judge.controllers.region_gate import OFF_GRID, region_scores
 from casewise.judge.controllers.region_gate import gated as gated_mask
-from casewise.judge.controllers.region_gate import region_scores
 from casewise.judge.ledger import unlock
 from casewise.judge.outcomes import judged_share, outcomes
 from casewise.judge.policy import check_binding, controller_kind, fitted_on
@@ -140,7 +140,10 @@ def gated_case(archive: Archive, case_id: str, *, keep_small: bool = False) -> G
     masks, label = archive.masks(case_id), archive.label(case_id)
     source, adapted = masks[SOURCE], masks[State(1)]
     raw = harm(source, adapted, label, min_area=min_area, foreground=False, ignore=ignore)
-    scores = np.array(region_scores(archive.observation(case_id, 1)))
+    known = region_scores(archive.observation(case_id, 1))
+    if known is None:  # the gate rolls it back, whatever the threshold
+        return gated(np.empty(0), np.empty(0), np.empty(0), raw.area)
+    scores = np.array(known)
     sizes, harmful = raw.table["area"].astype(float), (raw.table["verdict"] == "harmful").astype(float)
     if len(scores) != len(sizes):
         raise BadInput(f"case {case_id} has {len(sizes)} regions and {len(scores)} scores; record it again")
@@ -158,10 +161,15 @@ def gated_case(archive: Archive, case_id: str, *, keep_small: bool = False) -> G
 def gated_cases(
     archive: Archive, *, population: str = "all", keep_small: bool = False
 ) -> tuple[tuple[str, ...], list[Gated]]:
-    """The labelled cases of a population: 'all' (unscorable cases cost 0) or 'scored' (at least one region) (L8)."""
+    """The labelled cases of a population: 'all' (unscorable cases cost 0) or 'scored' (at least one region) (L8).
+
+    A case whose scores cannot be computed is rolled back, and so it costs nothing either; not all cases may be such.
+    """
     if population not in POPULATIONS:
         raise BadInput(f"a gate's population is {' or '.join(POPULATIONS)}, got {population!r}")
     labelled = [case for case in archive.ids if archive.entry(case).labelled]
+    if labelled and all(region_scores(archive.observation(case, 1)) is None for case in labelled):
+        raise BadInput(f"no case of {archive.path} has region scores: {OFF_GRID}; calibrate another policy")
     found = {case: gated_case(archive, case, keep_small=keep_small) for case in labelled}
     chosen = tuple(case for case in labelled if population == "all" or len(found[case].scores))
     if not chosen:

@@ -21,7 +21,12 @@ from casewise.measure.regions import Regions, changed_voxels, components, region
 from casewise.measure.signals.risk import DROP
 
 UNSCORED = "unscored"
-"""The bucket of a case without any region: a certificate of scored cases does not cover it."""
+"""The bucket of a case without any scored region: a certificate of scored cases does not cover it."""
+
+OFF_GRID = (
+    "'drop' could not be computed, because the model's logits lie on another grid than its mask (patches that do not "
+    "cover the image one to one)"
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,11 @@ class RegionGate:
         if seen.step < 1:
             return None
         scores = region_scores(seen)
+        if scores is None:
+            reason = f"no region has a score: {OFF_GRID}"
+            return Verdict(
+                SOURCE, Action.ROLLBACK, UNSCORED, "drop", cut_low=self.threshold, accepted=(), reason=reason
+            )
         accepted = tuple(number for number, score in enumerate(scores) if score > self.threshold)
         reason = f"{len(accepted)} of {len(scores)} regions have an entropy drop > {self.threshold:.4g}"
         scored = None if scores else UNSCORED
@@ -62,8 +72,8 @@ class RegionGate:
         return gated(source, mask(decision.state), accepted, min_area=self.min_area, keep_small=self.keep_small)
 
 
-def region_scores(seen: Observation) -> list[float]:
-    """The scores of the regions of step 1, by number."""
+def region_scores(seen: Observation) -> list[float] | None:
+    """The scores of the regions of step 1, by number; None where the case has logits on another grid than its mask."""
     found = {int(name[len(DROP) :]): value for name, value in seen.signals[1].items() if name.startswith(DROP)}
     known = {number: value for number, value in found.items() if value is not None}
     if sorted(known) != list(range(len(known))):
@@ -71,20 +81,17 @@ def region_scores(seen: Observation) -> list[float]:
     if any(not np.isfinite(value) for value in known.values()):
         raise NotFinite(f"a region score of case {seen.case_id} is not finite; record the case again")
     if seen.signals[1].get("drop") is None:
-        raise BadInput(f"case {seen.case_id} {_why_unscored(seen)}")
+        if "drop" in seen.signals[1] and not seen.rungs.get(""):
+            return None
+        raise BadInput(f"case {seen.case_id} {_why_unrecorded(seen)}")
     return [float(known[number]) for number in range(len(known))]
 
 
-def _why_unscored(seen: Observation) -> str:
+def _why_unrecorded(seen: Observation) -> str:
     if seen.rungs.get(""):
         return (
             "holds views or other candidates that are no updates, and only updates have region scores; record with "
             "--propose tent --signals drop, or calibrate another policy"
-        )
-    if "drop" in seen.signals[1]:
-        return (
-            "has no region scores: 'drop' could not be computed, because the model's logits lie on another grid than "
-            "its mask (patches that do not cover the image one to one); calibrate another policy"
         )
     return "was recorded without region scores; record with the signal 'drop'"
 
