@@ -272,23 +272,17 @@ def test_merge_takes_small_changes_asks_about_middling_ones_and_keeps_the_old_of
     assert Chain(root / "m" / "audit.jsonl").problems == []
 
 
+def merging(root, policy):
+    """The command for an update, into root/m."""
+    return ["merge", root / "old", root / "new", "--policy", policy / "update.json", "--method", "v2", "-o", root / "m"]
+
+
 def test_merge_keeps_the_old_mask_of_what_cannot_be_compared(policy, tmp_path):
     root = update(tmp_path, cases=4, wrong=False)
     (root / "new" / "h00.nii.gz").unlink()
     (root / "old" / "h01.nii.gz").unlink()
     write(root / "new", "h02", heart()[:, 1:])
-    words = [
-        "merge",
-        root / "old",
-        root / "new",
-        "--policy",
-        policy / "update.json",
-        "--method",
-        "v2",
-        "-o",
-        root / "m",
-    ]
-    result = run(*words)
+    result = run(*merging(root, policy))
     assert result.exit_code == 3
     lines = {line["case"]: line for line in map(json.loads, (root / "m" / "decisions.jsonl").read_text().splitlines())}
     assert [lines[case_id]["taken"] for case_id in ("h00", "h01", "h02")] == ["ask", "failed", "ask"]
@@ -345,18 +339,7 @@ def test_a_mask_that_vanishes_during_merge_costs_no_other_case(policy, tmp_path,
         return found
 
     monkeypatch.setattr(module, "read_pair", vanishing)
-    words = [
-        "merge",
-        root / "old",
-        root / "new",
-        "--policy",
-        policy / "update.json",
-        "--method",
-        "v2",
-        "-o",
-        root / "m",
-    ]
-    result = run(*words)
+    result = run(*merging(root, policy))
     assert result.exit_code == 3
     assert " mask is gone; " in result.stdout
     assert sorted(path.name for path in (root / "m").glob("*.nii.gz")) == ["h00.nii.gz", "h02.nii.gz"]
