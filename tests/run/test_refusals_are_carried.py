@@ -93,6 +93,7 @@ def test_cases_outside_the_certificate_are_counted_beside_the_promise(work: Make
     statement, said = promised(made.deployment, entries)
     outside = "cases are outside the certificate: no certificate covers them"
     assert statement is None  # it is about none of them
+    assert all(entry.certificate["void"] and entry.certificate["why_void"] == entry.uncovered for entry in entries)
     assert said == ["the certificate does not hold here: it is about none of these cases", f"{n} of {n} {outside}"]
     short = run_report(made, tmp_path, entries, 1.0, {})["certificate"]
     assert (short["void"], short["why_void"]) == (True, said[0])

@@ -124,7 +124,7 @@ class PredictCase:
         deadline = None if self.timeout_s is None else began + self.timeout_s
         known = [self.known[files.id]] if files.id in self.known else []
         found = self.deployment.segment(reading.case, deadline=deadline, known=known)
-        return replace(
+        made = replace(
             self._blank(files),
             status=found.status,
             error=None if found.error is None else self._nameless(files, in_one_line(found.error)),
@@ -141,6 +141,9 @@ class PredictCase:
             regions=self._regions(found.source, found.mask),
             timing={"step_s": [round(seconds, 4) for seconds in found.trajectory.seconds]},
         )
+        if made.certificate is None or made.certificate["void"] or made.uncovered is None:
+            return made
+        return replace(made, certificate={**made.certificate, "void": True, "why_void": made.uncovered})
 
     def _write(self, backbone: Backbone, reading: Reading, found: Segmented) -> dict[str, str]:
         case_id, source, mask, trajectory = reading.case.id, found.source, found.mask, found.trajectory
