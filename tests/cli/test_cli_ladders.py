@@ -205,6 +205,24 @@ def test_reviews_of_several_ladders_are_applied(home: Path, tmp_path: Path) -> N
     assert call("verify", out).exit_code == 0
 
 
+def test_reviews_of_one_ladder_do_not_judge_another(home: Path, tmp_path: Path) -> None:
+    archive, log, file = open_archive(home / "both"), tmp_path / "reviews.jsonl", tmp_path / "policy.json"
+
+    def judged(*words: tuple[str, str, object]) -> dict[str, Any]:
+        lines = [{"case": case, "decision": word, "about": about} for case, word, about in words]
+        log.write_text("\n".join(map(json.dumps, lines)))
+        asked = ("--policy", "fixed-k", "--ladder", "tent", "--reviews", log, "-o", file)
+        done = call("calibrate", home / "both", *asked)
+        assert done.exit_code == 0, done.output
+        return dict(read_policy(file).preflight["retained"])
+
+    own, other = (archive.on(ladder).entry("case_0").digest for ladder in ("tent", "some"))
+    kept = judged(("case_0", "keep-adapted", own), ("case_0", "keep-m0", other), ("case_1", "keep-m0", ["?"]))
+    assert (kept["judged"], kept["helped"], kept["hurt"]) == (2, 1, 1)  # the last word on case_0 is of another ladder
+    with pytest.raises(BadInput, match=r"is about another ladder \(some\) than the one that is calibrated"):
+        judged(("case_0", "keep-m0", other))
+
+
 def test_what_does_not_belong_to_several_ladders_is_refused(home: Path, tmp_path: Path) -> None:
     file = tmp_path / "policy.json"
     calibrated(home, "choose", file)

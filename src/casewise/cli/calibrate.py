@@ -58,11 +58,12 @@ def calibrate(
     from casewise.judge.ledger import expose
     from casewise.judge.policy import write_policy
 
+    holdout = in_view(archive, ladder)
     held_out = None if evaluation is None else in_view(evaluation, ladder)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CasewiseWarning)
         made = fitted(
-            in_view(archive, ladder),
+            holdout,
             policy,
             mode=mode,
             percentiles=percentiles,
@@ -72,7 +73,7 @@ def calibrate(
             hybrid=hybrid,
             window=window,
             unshrunk=unshrunk,
-            reviews=None if reviews is None else read_reviews(reviews),
+            reviews=None if reviews is None else read_reviews(reviews, holdout),
             evaluation=held_out,
             source_metric=source_metric,
             consensus=consensus,

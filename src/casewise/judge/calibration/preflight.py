@@ -232,12 +232,15 @@ _HELPED = frozenset({"adapted", "adaptation"})
 _HURT = frozenset({"m0", "source"})
 
 
-def read_reviews(path: str | Path) -> dict[str, float]:
+def read_reviews(path: str | Path, archive: Archive | None = None) -> dict[str, float]:
     """+1 for cases whose adaptation was kept, -1 where M0 was kept, 0 for flagged ones; the last decision counts.
 
     One JSON object per line with ``case`` and ``decision`` (keep-m0, keep-adapted, flag); other lines of an audit log
-    have no such decision and are passed over. A review that was set aside leaves its case without one.
+    have no such decision and are passed over. A review that was set aside leaves its case without one. Reviews
+    about another ladder of ``archive`` than the one in view say nothing of this one and are passed over too.
     """
+    elsewhere = {} if archive is None else _other_ladders(archive)
+    passed: list[str] = []
     found: dict[str, float] = {}
     for number, text in enumerate(Path(path).read_text().splitlines(), start=1):
         if not text.strip():
@@ -249,10 +252,30 @@ def read_reviews(path: str | Path) -> dict[str, float]:
         if isinstance(row, Mapping) and row.get("event") == REVIEW_SET_ASIDE:
             found.pop(str(row.get("case")), None)
         elif isinstance(row, Mapping) and {"case", "decision"} <= set(row) and isinstance(row["decision"], str):
-            found[str(row["case"])] = _change(row["decision"], number, path)
+            change, other = _change(row["decision"], number, path), elsewhere.get(str(row.get("about")))
+            if other is None:
+                found[str(row["case"])] = change
+            else:
+                passed.append(other)
+    if not found and passed:
+        raise BadInput(
+            f"every review in {path} is about another ladder ({', '.join(sorted(set(passed)))}) than the one that is "
+            "calibrated; name that one with --ladder, or review this one: casewise review ARCHIVE --ladder NAME"
+        )
     if not found:
         raise BadInput(f"{path} holds no review; expected lines such as {{'case': 'c1', 'decision': 'keep-m0'}}")
     return found
+
+
+def _other_ladders(archive: Archive) -> dict[str, str]:
+    """Names of the ladders that are not in view, by what a review of one of their cases is about."""
+    in_view = archive.joined or (archive.ladder_name,)
+    return {
+        entry.digest: ladder
+        for ladder, entries in archive.parts.items()
+        if ladder not in in_view
+        for entry in entries.values()
+    }
 
 
 def _change(decision: str, number: int, path: str | Path) -> float:
