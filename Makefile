@@ -55,7 +55,7 @@ bench-shifts: $(VENV)/.dev  ## Its first half, views and decisions; SHIFTS="poly
 	@test -d "$(DATA)" || { echo "say where the data lie: make bench-real DATA=FOLDER (see benchmarks/README.md)"; exit 2; }
 	$(BIN)/python benchmarks/real_ladders.py $(REAL) $(SMALL) --jobs $(JOBS) $(SHIFTS)
 	@mkdir -p "$(OUT)/pages"
-	$(BIN)/python benchmarks/real_shifts.py $(REAL) $(SHIFTS) > "$(OUT)/pages/1-shifts.md"
+	$(BIN)/python benchmarks/real_shifts.py $(REAL) --jobs $(JOBS) $(SHIFTS) > "$(OUT)/pages/1-shifts.md"
 	$(BIN)/python benchmarks/real_across.py $(REAL) --picture "$(OUT)/real-data.svg" > "$(OUT)/pages/2-across.md"
 	OMP_WAIT_POLICY=passive $(BIN)/python benchmarks/throughput.py $(REAL) $(SMALL) $(SHIFTS) > "$(OUT)/pages/3-throughput.md"
 	@echo "tables of views and decisions: $(OUT)/pages"

@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument(
         "--cases", type=int, help="a small run: so many cases of each split, source models half trained"
     )
-    parser.add_argument("--jobs", type=int, default=1, help="arms that are recorded at a time, each on one thread")
+    parser.add_argument("--jobs", type=int, default=1, help="arms at a time, each on one thread")
     options = parser.parse_args()
     data, out = options.data.resolve(), options.out.resolve()
     weights = (options.weights or data.parent / "weights").resolve()
@@ -251,13 +251,17 @@ def run(
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(recorded, own[1:]))
     alike = [arm for arm in arms if arm is not shift.arms[0] and arm.policy is None]
-    for arm in arms:
+
+    def judged(arm: Arm) -> None:
         report = judge(shift, arm, out, alike if arm is shift.arms[0] else ())
         if shift.exchangeable and arm.policy is None:  # what is certified is a router
             certify(shift, arm, out)
         if arm.gated:
             certify_gate(shift, arm, out)
         print(f"{shift.name}: {arm.name}: {report / 'report.html'}", flush=True)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(judged, arms))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stdout
 from dataclasses import replace
+from functools import partial
+from io import StringIO
+from itertools import repeat
 from pathlib import Path
 
 import pandas as pd
@@ -149,6 +155,13 @@ def tell_designs(shift: Shift, out: Path) -> None:
         print("\n".join(design_lines(replace(bench, kept=rows))), flush=True)
 
 
+def _said(say: Callable[[Shift, Path], None], shift: Shift, out: Path) -> str:
+    """What would be printed about one shift, for a process beside others."""
+    with redirect_stdout(StringIO()) as text:
+        say(shift, out)
+    return text.getvalue()
+
+
 def main() -> None:
     """Print the tables of the shifts that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -157,13 +170,21 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, help="folder of the source models; default: weights beside DATA")
     parser.add_argument("-o", "--out", type=Path, default=Path("bench-real"))
     parser.add_argument("--designs", action="store_true", help="only the cross-fitted designs, default among them")
+    parser.add_argument("--jobs", type=int, default=1, help="shifts at a time, each in a process of its own")
     options = parser.parse_args()
     sys.path.insert(0, str(HOME.parent))
     out = options.out.resolve()
     known = shifts((options.weights or options.data.resolve().parent / "weights").resolve(), out)
     print_small(out)
-    for name in options.shifts or known:
-        (tell_designs if options.designs else tell)(known[name], out)
+    say = tell_designs if options.designs else tell
+    asked = [known[name] for name in options.shifts or known]
+    if options.jobs == 1:
+        for shift in asked:
+            say(shift, out)
+        return
+    with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for text in pool.map(partial(_said, say), asked, repeat(out)):
+            print(text, end="", flush=True)
 
 
 if __name__ == "__main__":

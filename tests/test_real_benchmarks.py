@@ -162,6 +162,7 @@ def test_one_command_goes_from_data_to_the_last_table(tmp_path):
     for shift in ("polyps-0", "fundus-0"):
         assert f"### {shift}: 5 development cases of 5 clusters, calibrated on 5" in pages["1-shifts"]
         assert f"| {shift} | M0 | 5 |" in pages["3-throughput"]
+    assert pages["1-shifts"].index("### polyps-0") < pages["1-shifts"].index("### fundus-0")  # two at a time, in order
     for ladder in ("tent", "eata", "cotta", "consensus"):
         assert pages["1-shifts"].count(f"| {ladder}: fixed-1 |") == 2
     assert "| polyps-0 | level" in pages["2-across"]
