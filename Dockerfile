@@ -16,6 +16,7 @@ RUN python -m venv /opt/casewise
 WORKDIR /build
 COPY pyproject.toml README.md LICENSE constraints.txt ./
 COPY src src
+COPY packaging packaging
 # torch first, from the index that decides CPU or CUDA; the rest must not replace it.
 RUN /opt/casewise/bin/pip install --index-url "${TORCH_INDEX}" torch \
  && /opt/casewise/bin/pip freeze | grep '^torch==' > /build/torch.txt \
@@ -40,7 +41,7 @@ WORKDIR /out
 VOLUME ["/models", "/data", "/out"]
 EXPOSE 8000
 HEALTHCHECK --interval=30s --timeout=5s --start-period=120s --retries=3 \
-  CMD ["python", "-c", "import http.client as h; c = h.HTTPConnection('127.0.0.1', 8000, timeout=4); c.request('GET', '/v2/health/ready'); raise SystemExit(c.getresponse().status != 200)"]
+  CMD ["python", "-c", "import http.client as h; c = h.HTTPConnection('127.0.0.1', 8000, timeout=4); c.request('GET', '/health/ready'); raise SystemExit(c.getresponse().status != 200)"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["casewise"]
 CMD ["--help"]

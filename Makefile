@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
-CODE := src tests benchmarks examples
+CODE := src tests benchmarks examples packaging
 export CUBLAS_WORKSPACE_CONFIG = :4096:8
 export PYTHONPATH = tests:examples  # simulated worlds, for benchmarks too
 
@@ -13,12 +13,12 @@ SMALL = $(if $(CASES),--cases $(CASES))
 REAL = --data "$(DATA)" -o "$(OUT)"
 EXTRAS ?= core dicom adapt
 
-.PHONY: demo test test-portable test-all test-versions check bench bench-real bench-shifts source-models clean help
+.PHONY: demo test test-portable test-all test-versions check bench bench-real bench-question source-models clean help
 
 help:  ## What the targets do
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 16
 
-demo: $(VENV)/.adapt  ## The whole system on an embedded phantom cohort; leaves demo-report/report/report.html
+demo: $(VENV)/.adapt  ## fit and predict on embedded phantom hearts; leaves demo-report/demo.html
 	$(BIN)/casewise demo -o demo-report
 
 test: $(VENV)/.dev  ## The fast tests
@@ -37,28 +37,29 @@ test-all: $(VENV)/.dev test-portable test-versions  ## All tests, the slow simul
 test-versions: $(VENV)/.dev  ## The nnU-Net backbone with other versions of nnU-Net
 	$(BIN)/python -m pytest -m versions -rs tests/backbones
 
-check: $(VENV)/.dev  ## Format, lint, types
+# The last line counts code lines, commands, options and prose, asks for one name per thing, and for the form of
+# docstrings of public names.
+check: $(VENV)/.dev  ## Format, lint, types, size, names and docstrings
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -p no:xdist -k "not examples_run" tests/test_size.py tests/test_architecture.py tests/test_public_names.py tests/cli/test_command_table.py
 
 bench: $(VENV)/.dev  ## Speed, as ratios within one run
 	@for script in benchmarks/speed_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-bench-real: bench-shifts  ## Real domain shifts, most of a day on one core, JOBS=2 for two; CASES=5 for a small run: make bench-real DATA=../shared/data [OUT=bench-real]
+bench-real: bench-question  ## Real domain shifts, most of a day on one core, JOBS=2 for two; CASES=5 for a small run: make bench-real DATA=../shared/data [OUT=bench-real]
 	$(BIN)/python benchmarks/real.py $(REAL) $(SMALL) --jobs $(JOBS) $(SHIFTS) $(if $(ARMS),--arms $(ARMS))
 	$(BIN)/python benchmarks/real_paper.py -o "$(OUT)" > "$(OUT)/pages/4-paper.md"
 	$(BIN)/python benchmarks/real_tables.py -o "$(OUT)" > "$(OUT)/pages/5-gradients.md"
 	@echo "every table: $(OUT)/pages"
 
-bench-shifts: $(VENV)/.dev  ## Its first half, views and decisions; SHIFTS="polyps-0 driving" for some of the shifts
+bench-question: $(VENV)/.dev  ## Its first half: what to do with a few labelled cases; SHIFTS="polyps-0 driving" for some of the shifts
 	@test -d "$(DATA)" || { echo "say where the data lie: make bench-real DATA=FOLDER (see benchmarks/README.md)"; exit 2; }
-	$(BIN)/python benchmarks/real_ladders.py $(REAL) $(SMALL) --jobs $(JOBS) $(SHIFTS)
 	@mkdir -p "$(OUT)/pages"
-	$(BIN)/python benchmarks/real_shifts.py $(REAL) --jobs $(JOBS) $(SHIFTS) > "$(OUT)/pages/1-shifts.md"
-	$(BIN)/python benchmarks/real_across.py $(REAL) --picture "$(OUT)/real-data.svg" > "$(OUT)/pages/2-across.md"
-	OMP_WAIT_POLICY=passive $(BIN)/python benchmarks/throughput.py $(REAL) $(SMALL) $(SHIFTS) > "$(OUT)/pages/3-throughput.md"
-	@echo "tables of views and decisions: $(OUT)/pages"
+	$(BIN)/python benchmarks/real_question.py $(REAL) $(SMALL) --jobs $(JOBS) $(SHIFTS) > "$(OUT)/pages/0-question.md"
+	$(if $(SHIFTS),,$(BIN)/python benchmarks/real_curve.py $(REAL) --jobs $(JOBS) --picture "$(OUT)/learning-curve.svg" > "$(OUT)/pages/1-curve.md")
+	@echo "tables of the question: $(OUT)/pages"
 
 source-models: $(VENV)/.adapt  ## Train the embedded source models again (deterministic)
 	$(BIN)/python benchmarks/source_models.py

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import nibabel
 import numpy as np
 import torch
 
@@ -55,8 +56,8 @@ def served(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     port = free_port()
     command = [
         sys.executable, "-m", "casewise", "serve", "-m", FACTORY, "--weights", str(folder / "w.safetensors"),
-        "--policy", "fixed-k", "--steps", "1", "--objective", "tent", "--lr", "0.05", "-device", "cpu",
-        "--port", str(port), "--places", "16", "--timeout", "0",
+        "--policy", "fixed-k", "--set", "steps=1", "--set", "objective=tent", "--set", "lr=0.05", "-device", "cpu",
+        "--port", str(port), "--set", "places=16", "--set", "timeout=0",
     ]  # fmt: skip
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
     url = f"http://127.0.0.1:{port}"
@@ -76,12 +77,12 @@ def free_port() -> int:
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], url: str, patience_s: float = 180.0) -> None:
-    """Until /v2/health/ready answers 200."""
+    """Until /health/ready answers 200."""
     for _ in range(int(patience_s / 0.1)):
         if process.poll() is not None:
             raise RuntimeError(f"the service ended with code {process.returncode}")
         try:
-            if httpx.get(f"{url}/v2/health/ready", trust_env=False).status_code == 200:
+            if httpx.get(f"{url}/health/ready", trust_env=False).status_code == 200:
                 return
         except httpx.TransportError:
             time.sleep(0.1)
@@ -93,18 +94,15 @@ def load(url: str, pid: int, requests: int, clients: int, side: int) -> dict[str
     rng = np.random.default_rng(0)
     images = [rng.normal(size=(1, side, side)).cumsum(1).cumsum(2).astype("<f4") for _ in range(10)]
     with httpx.Client(base_url=url, timeout=300, trust_env=False) as client:
-        name = FACTORY.replace(":", "-")
-        path = f"/v2/models/{name}/infer"
-        before = fingerprint(client, name)
+        path = "/segment"
+        before = fingerprint(client)
         truths = [client.post(path, **message(image)).content for image in images]
-        masks = [mask_bytes(truth, side) for truth in truths]
+        masks = [mask_bytes(truth) for truth in truths]
         seconds, wrong, resident = [], 0, [0, 0]
         with ThreadPoolExecutor(clients) as threads:
             for start in range(0, requests, WARM):
                 numbers = range(start, min(start + WARM, requests))
-                for spent, right in threads.map(
-                    lambda i: one(client, path, images[i % 10], masks[i % 10], side), numbers
-                ):
+                for spent, right in threads.map(lambda i: one(client, path, images[i % 10], masks[i % 10]), numbers):
                     seconds.append(spent)
                     wrong += not right
                 resident[min(start, 1)] = resident_kib(pid)
@@ -113,7 +111,7 @@ def load(url: str, pid: int, requests: int, clients: int, side: int) -> dict[str
             "clients": clients,
             "different_answers": len(set(masks)),
             "wrong": wrong,
-            "weights_unchanged": fingerprint(client, name) == before,
+            "weights_unchanged": fingerprint(client) == before,
             "p50_ms": round(1000 * float(np.percentile(seconds, 50)), 1),
             "p95_ms": round(1000 * float(np.percentile(seconds, 95)), 1),
             "resident_kib_after_warm_up": resident[0],
@@ -122,33 +120,26 @@ def load(url: str, pid: int, requests: int, clients: int, side: int) -> dict[str
 
 
 def message(image: Any) -> dict[str, Any]:
-    """A binary infer request."""
-    tensor = {
-        "name": "image",
-        "shape": image.shape,
-        "datatype": "FP32",
-        "parameters": {"binary_data_size": image.nbytes},
-    }
-    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-    return {"content": head + image.tobytes(), "headers": {"Inference-Header-Content-Length": str(len(head))}}
+    """A NIfTI file of one slice."""
+    return {"content": nibabel.Nifti1Image(image.T, np.eye(4)).to_bytes()}
 
 
-def mask_bytes(content: bytes, side: int) -> bytes:
-    """The tensor at the end of a binary answer; the JSON before it holds times."""
-    return content[-side * side :]
+def mask_bytes(content: bytes) -> bytes:
+    """The voxels of the mask; its header may hold times."""
+    return np.asarray(nibabel.Nifti1Image.from_bytes(content).dataobj).tobytes()
 
 
-def one(client: httpx.Client, path: str, image: Any, mask: bytes, side: int) -> tuple[float, bool]:
+def one(client: httpx.Client, path: str, image: Any, mask: bytes) -> tuple[float, bool]:
     """Seconds of one request, and whether its answer is the known one."""
     began = time.perf_counter()
     answer = client.post(path, **message(image))
     spent = time.perf_counter() - began
-    return spent, answer.status_code == 200 and mask_bytes(answer.content, side) == mask
+    return spent, answer.status_code == 200 and mask_bytes(answer.content) == mask
 
 
-def fingerprint(client: httpx.Client, name: str) -> str:
+def fingerprint(client: httpx.Client) -> str:
     """sha256 of the weights as the service sees them now."""
-    return str(client.get(f"/v2/models/{name}").json()["parameters"]["fingerprint"])
+    return str(client.get("/model").json()["fingerprint"])
 
 
 def resident_kib(pid: int) -> int:

@@ -17,13 +17,14 @@ from typing import Any
 import torch
 
 from casewise.adapt.adaptation import Adaptation
+from casewise.adapt.model import Model
+from casewise.core.records import State
 from casewise.data.datasets.plain import write_cohort
 from casewise.data.phantom.cardiac import cardiac_cohort
-from casewise.deployment import Deployment, Model
-from casewise.run.assemble import gathered_cases
+from casewise.run.gather import gathered_cases
 from casewise.run.local import LocalEngine
 from casewise.run.ray import RayEngine, connected
-from casewise.run.record_folder import SHRUNK, RecordCase, record_folder
+from casewise.run.record_folder import RecordCase, record_folder
 
 EMPTY = 500
 CASES = 6
@@ -45,8 +46,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_cohort(cardiac_cohort("B", CASES, split="evaluation"), Path(folder))
         model = Model("casewise.adapt.networks:phantom_cardiac")
-        cases = {files.id: files for files in gathered_cases(model, Path(folder) / "images")}
-        work = RecordCase(Deployment(model, (Adaptation("tent", steps=2, shrink=SHRUNK),)), cases)
+        cases = {files.id: files for files in gathered_cases(model.load(), Path(folder) / "images")}
+        work = RecordCase(model, {"": Adaptation("tent", steps=2, shrink=(State(2, 0.5),))}, cases)
         found["local"] = recorded(work, LocalEngine(), Path(folder) / "local")
         began = time.perf_counter()
         with connected(None):

@@ -35,7 +35,7 @@ def write_cardiac(data: Path, out: Path) -> None:
     for split in SPLITS:
         if not (out / split).exists():
             source = data / "mnms_cardiac" / "vendorB"
-            command = [sys.executable, "-m", "casewise", "inspect", str(source), "--split", split, "--write"]
+            command = [sys.executable, "-m", "casewise", "inspect", str(source), "--set", f"split={split}", "--export"]
             subprocess.run([*command, str(out / split)], check=True, stdout=subprocess.DEVNULL)
 
 
@@ -124,7 +124,7 @@ def start_run(out: Path, cases: int | None) -> None:
 def open_arm(arm: str, split: str) -> Archive:
     """One split of a recorded arm, given as FOLDER, or as FOLDER:LADDER where its archives hold several ladders."""
     folder, _, ladder = arm.partition(":")
-    return open_archive(Path(folder) / split).one(ladder or None)
+    return open_archive(Path(folder) / split).only_ladder(ladder or None)
 
 
 def small_run(out: Path) -> int | None:

@@ -23,9 +23,10 @@ import nibabel
 import numpy as np
 
 from casewise.adapt.adaptation import Adaptation
+from casewise.adapt.model import Model
 from casewise.core.records import Policy
 from casewise.data.folders import list_cases
-from casewise.deployment import Deployment, Model
+from casewise.deployment import Deployment
 from casewise.run.local import Engine, LocalEngine
 from casewise.run.predict_folder import predict_folder, prediction_work
 from casewise.run.prediction_folder import verify_predictions
@@ -47,8 +48,8 @@ def soaked(folder: Path, cases: int, blocks: int, engine: str) -> dict[str, obje
     _write(folder / "images", cases)
     how = Adaptation("tent", steps=1, min_area=4)
     deployment = Deployment(
-        Model("casewise.adapt.networks:phantom_cardiac"), (how,), Policy("fixed-k", "fixed-k", {"step": 1}, 1),
-        contract="off",
+        Model("casewise.adapt.networks:phantom_cardiac"), Policy("fixed-k", "fixed-k", {"step": 1}, 1),
+        {"": how}, contract="off",
     )  # fmt: skip
     work = prediction_work(deployment, list_cases(folder / "images"), folder / "out")
     every, began, rows = max(1, cases // blocks), time.perf_counter(), []

@@ -29,12 +29,13 @@ import torch
 from torch import Tensor, nn
 
 from casewise.adapt.adaptation import Adaptation
-from casewise.adapt.episode import Episode, run_episode
+from casewise.adapt.episode import Episode
 from casewise.adapt.logits import entropy
 from casewise.adapt.networks import PlainUNet
 from casewise.adapt.objectives.tent import Tent
 from casewise.adapt.parameters import select
 from casewise.adapt.probes import probes_of
+from casewise.adapt.proposers.live import run_episode
 from casewise.measure.signals import SIGNALS
 from casewise.measure.signals.fragmentation import fragmentation
 from casewise.run.local import keep_freed_memory
@@ -154,7 +155,6 @@ def options(side: int, steps: int) -> dict[str, Any]:
         {
             "casewise": lambda: ours(network, image, steps),
             "max_slices=1": lambda: ours(network, image, steps, max_slices=1),
-            "group_instance_norm": lambda: ours(network, image, steps, group_instance_norm=True),
             DECODER: lambda: ours(network, image, steps, **decoder),
             CACHED: lambda: ours(network, image, steps, cache_frozen=True, **decoder),
         }
@@ -182,8 +182,6 @@ PARTS: dict[str, Callable[[Episode], Any]] = {
     "GraTa cosine": probe("grata_cosine"),
     "8-pass agreement": probe("augmentation_disagreement"),
     "8-pass dropout": probe("dropout_disagreement"),
-    "AETTA": probe("aetta"),
-    "ADIC": probe("adic"),
 }
 """What is measured after the first prediction."""
 
@@ -197,8 +195,6 @@ COSTS: dict[str, tuple[int, int]] = {
             "GraTa cosine": "grata_cosine",
             "8-pass agreement": "augmentation_disagreement",
             "8-pass dropout": "dropout_disagreement",
-            "AETTA": "aetta",
-            "ADIC": "adic",
         }.items()
     },
 }

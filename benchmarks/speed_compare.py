@@ -47,8 +47,10 @@ from scipy import ndimage
 
 from casewise.core.durable import write_json
 from casewise.data.pairs import find_pairs
-from casewise.run.compare import CaseLog, CompareCase, Outcome, Settings, compare_folders, csv_rows, outcome_of
+from casewise.measure.measures import declared_measures
 from casewise.run.local import LocalEngine
+from casewise.study.compare import Outcome, csv_rows, outcome_of
+from casewise.study.compared_pairs import CaseLog, CompareCase, Settings, compare_pairs
 
 SHAPE = (12, 320, 320)
 DISTINCT = 25  # triples of masks; further pairs are copies under other names
@@ -91,15 +93,16 @@ def write_pairs(root: Path, pairs: int, *, strays: int = 0) -> None:
 def compared(root: Path, out: Path) -> None:
     """The whole command but for the pictures."""
     pairs = {pair.id: pair for pair in find_pairs(root / "old", root / "new", labels=root / "labels")}
-    work = CompareCase(pairs, Settings(surfaces="none", labels_given=True))
+    work = CompareCase(pairs, Settings(surfaces="none", labels_given=True, hashed=True))
     written(work, out)
 
 
 def written(work: CompareCase, out: Path) -> None:
     """Every pair compared, summed up, and every row of the tables made."""
-    for _ in compare_folders(work, LocalEngine(), out, fresh=True):
+    for _ in compare_pairs(work, LocalEngine(), out, fresh=True):
         pass
-    outcome: Outcome = outcome_of(CaseLog(out))
+    declared = declared_measures({"ratio": {"formula": "volume(1) / (volume(1) + volume(2))", "decision": "< 0.5"}})
+    outcome: Outcome = outcome_of(CaseLog(out), declared=declared)
     write_json(out / "summary.json", outcome.as_dict())
     for _ in csv_rows(outcome):
         pass
@@ -164,7 +167,7 @@ def memory_of(root: Path, pairs: int) -> float:
     """What :func:`peak_mb` runs: the first pairs of a folder."""
     with tempfile.TemporaryDirectory() as out:
         found = find_pairs(root / "old", root / "new", labels=root / "labels")[:pairs]
-        work = CompareCase({pair.id: pair for pair in found}, Settings(surfaces="none", labels_given=True))
+        work = CompareCase({pair.id: pair for pair in found}, Settings(surfaces="none", labels_given=True, hashed=True))
         written(work, Path(out))
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024

@@ -22,7 +22,7 @@ from worlds.cohorts import SYNTHETIC
 from casewise.archive.store import Archive, create_archive
 from casewise.core.errors import DegenerateTertiles
 from casewise.core.records import Case
-from casewise.judge.calibration.fit import calibrate
+from casewise.judge.calibration.calibrate import calibrate
 from casewise.report.study_report import build
 
 SHAPE = (12, 192, 192)

@@ -27,14 +27,13 @@ from unittest import mock
 import numpy as np
 import torch
 
-from casewise.adapt import proposers
 from casewise.adapt.adaptation import Adaptation
-from casewise.adapt.backbones import Backbone, load_backbone
+from casewise.adapt.backbones import Backbone, load_backbone, pipeline_of
 from casewise.adapt.backbones.module import Module, of_network
 from casewise.adapt.consensus import Mean
-from casewise.adapt.episode import run_episode
 from casewise.adapt.networks import PlainUNet
-from casewise.adapt.proposers import SharedSource, pipeline_of, readings_of
+from casewise.adapt.proposers import views as view_proposer
+from casewise.adapt.proposers.live import record_case, run_episode
 from casewise.core.records import Case, State
 from casewise.run.local import keep_freed_memory
 
@@ -73,14 +72,11 @@ def main() -> None:
         with torch.inference_mode():
             return backbone.network(pipeline.whole)
 
-    def ladder(spec: str, source: SharedSource | None = None) -> object:
-        return readings_of(backbone, ready, case, Adaptation(spec), source)
+    def ladder(spec: str) -> object:
+        return record_case(case, backbone, {"": Adaptation(spec)}, ready)
 
-    def together() -> None:
-        shared = SharedSource(pipeline)
-        for spec in (FEW, MANY):
-            ladder(spec, shared)
-        run_episode(backbone.network, ready.inputs, tent, case_id="one", forward=ready.forward, head=backbone.head)
+    def together() -> object:
+        return record_case(case, backbone, {"few": Adaptation(FEW), "many": Adaptation(MANY), "tent": tent}, ready)
 
     backbone.network.eval()
     plain()
@@ -125,9 +121,9 @@ def batched(backbone: Module, rounds: int) -> list[float]:
     ready, how = backbone.prepare(case), Adaptation(MANY)
     found = []
     for _ in range(4 * rounds):
-        together = seconds(lambda: readings_of(backbone, ready, case, how))
-        with mock.patch.object(proposers, "BATCHED", 0):
-            found.append(together / seconds(lambda: readings_of(backbone, ready, case, how)))
+        together = seconds(lambda: record_case(case, backbone, {"": how}, ready))
+        with mock.patch.object(view_proposer, "BATCHED", 0):
+            found.append(together / seconds(lambda: record_case(case, backbone, {"": how}, ready)))
     return found
 
 
@@ -152,7 +148,7 @@ def through_nnunet(features: list[int], rounds: int) -> Iterator[Ratios]:
         ))  # fmt: skip
 
     def views(backbone: Backbone, how: Adaptation) -> float:
-        return seconds(lambda: readings_of(backbone, backbone.prepare(case), case, how))
+        return seconds(lambda: record_case(case, backbone, {"": how}))
 
     found: dict[str, list[float]] = {"as it comes": [], "off": [], "mirrored": []}
     for _ in range(rounds):

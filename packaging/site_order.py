@@ -1,8 +1,9 @@
-"""The order of the documentation's sections, for mkdocs: newcomers first, decisions last."""
+"""Hooks of mkdocs: the order of the sections, and pages that are generated from the code and from notebooks."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,18 @@ def _rank(title: str) -> int:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links from a page of docs/ to a folder, or to a file above docs/, lead to no page of the site."""
-    return markdown.replace("(decisions/)", "(decisions/0001-four-verbs-one-direction.md)")
+    return markdown.replace("(decisions/)", "(decisions/0001-layers.md)")
 
 
 def on_files(files: Any, config: Any, **_: Any) -> Any:
-    """Each notebook of docs/ as a page: its text, and its code in blocks."""
+    """Add the pages that are made from the code, and each notebook of docs/ as a page."""
     from mkdocs.structure.files import File
+
+    sys.path.insert(0, str(Path(__file__).parent))
+    import reference
+
+    for name, text in reference.pages().items():
+        files.append(File.generated(config, f"reference/{name}", content=text))
 
     for path in sorted(Path(config["docs_dir"]).rglob("*.ipynb")):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]

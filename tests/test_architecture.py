@@ -11,6 +11,7 @@ import re
 import resource
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -22,22 +23,27 @@ ROOT = Path(casewise.__file__).parent
 # Each row may import the rows below it; names on one row may not import each other.
 LAYERS = [
     {"cli"},
-    {"serve"},
-    {"run", "report"},
-    {"deployment", "study"},
+    {"serve", "monai"},
+    {"bench"},
+    {"fit"},
+    {"deployment"},
+    {"run"},
+    {"report"},
+    {"study"},
     {"guard", "replay", "render"},
+    {"learn"},
     {"adapt", "judge"},
     {"measure", "data", "archive"},
     {"core"},
 ]
 HEIGHT = {name: len(LAYERS) - row for row, names in enumerate(LAYERS) for name in names}
 TORCH = {"torch", "nnunetv2", "monai", "transformers", "torchmetrics", "ray", "dynamic_network_architectures"}
-MAY_IMPORT_TORCH = {"adapt", "guard", "deployment", "run", "serve"}
+MAY_IMPORT_TORCH = {"learn", "adapt", "guard", "deployment", "fit", "bench", "monai", "run", "serve"}
 RUNS_ANYWHERE = {"core", "measure", "data", "archive", "judge", "replay", "render", "study", "report"}
 WALLED = ("casewise.measure.metrics", "casewise.judge.outcomes", "casewise.data", "casewise.archive")
 LOADERS = {  # the only files that import by a name they do not spell: registries of addresses and a user's own code
-    "__init__.py", "cli/__init__.py", "adapt/backbones/module.py", "adapt/probes/__init__.py",
-    "core/registry.py", "run/assemble.py", "run/trackers.py",
+    "__init__.py", "cli/__init__.py", "cli/options.py", "adapt/backbones/module.py", "adapt/probes/__init__.py",
+    "core/registry.py", "run/local.py",
     "adapt/backbones/architectures.py",  # which lists the classes of two installed libraries
 }  # fmt: skip
 NAMES_THAT_SAY_NOTHING = {
@@ -148,6 +154,36 @@ def test_a_controller_reaches_no_label_through_anything() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_labels_and_gradients_meet_in_learn_only() -> None:
+    """A module that makes gradients takes no label, except in ``learn``; what proposes or decides never reaches it."""
+    wrong = [
+        module
+        for module in in_parts(set(HEIGHT) - {"learn"})
+        if _makes_gradients(tree := ast.parse(MODULES[module].read_text())) and _arguments(tree) & LABELS
+    ]
+    assert not wrong, f"labels and gradients together: {wrong}"
+    assert any(_makes_gradients(ast.parse(MODULES[m].read_text())) for m in in_parts({"learn"})), "the rule can fail"
+    reached = reached_from(in_parts({"adapt", "judge", "guard", "replay"}))
+    assert not [f"{by} imports {name}" for name, by in reached.items() if name.startswith("casewise.learn")]
+    judged = reached_from(in_parts({"learn"}))
+    assert not [f"{by} imports {name}" for name, by in judged.items() if name.startswith("casewise.judge")]
+
+
+LABELS = {"label", "labels", "truth"}
+
+
+def _makes_gradients(tree: ast.AST) -> bool:
+    """Whether a module runs a backward pass or an optimizer."""
+    return any(
+        isinstance(node, ast.Attribute) and node.attr in ("backward", "optim", "autograd") for node in ast.walk(tree)
+    )
+
+
+def _arguments(tree: ast.AST) -> set[str]:
+    called = [node.args for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    return {one.arg for args in called for one in [*args.args, *args.kwonlyargs, *args.posonlyargs]}
+
+
 def test_statistics_know_no_study_and_no_analysis() -> None:
     """Numbers in, numbers out: an analysis asks statistics, never the other way round, not even through a helper."""
     reached = reached_from(module for module in MODULES if module.startswith("casewise.study.statistics"))
@@ -168,7 +204,7 @@ def test_pages_know_the_list_of_analyses_and_no_analysis() -> None:
 
 def test_a_study_is_known_to_analyses_only() -> None:
     """What analyses stand on (assignments, trajectories, findings) takes tables and can be tested without one."""
-    below = ("finding", "assignment", "trajectories", "preregistration")
+    below = ("finding", "assignment", "trajectories")
     reached = {one: imports_of(f"casewise.study.{one}") for one in below if f"casewise.study.{one}" in MODULES}
     wrong = [f"{one} imports {name}" for one, names in reached.items() for name in names if "study.study" in name]
     assert not wrong, "\n".join(wrong)
@@ -185,7 +221,7 @@ def test_nobody_asks_a_controller_for_its_name() -> None:
         and node.left.attr == "controller"
         and any(isinstance(one, ast.Constant) and isinstance(one.value, str) for one in node.comparators)
     ]
-    assert not wrong, f"ask about(controller_kind(policy)) instead: {wrong}"
+    assert not wrong, f"ask metadata_of(controller_kind(policy)) instead: {wrong}"
 
 
 def test_nothing_that_decides_has_an_argument_for_a_label() -> None:
@@ -245,3 +281,16 @@ def test_every_public_name_can_be_imported() -> None:
 def test_no_module_has_a_name_that_says_nothing() -> None:
     wrong = [str(path.relative_to(ROOT)) for path in MODULES.values() if path.stem in NAMES_THAT_SAY_NOTHING]
     assert not wrong, f"name them after their content: {wrong}"
+
+
+def test_one_name_is_one_thing() -> None:
+    """No two files outside the command line share a stem, and no two classes share a name."""
+    stems = Counter(path.stem for path in MODULES.values() if path.parent.name != "cli" and path.stem != "__init__")
+    classes = Counter(
+        node.name
+        for path in MODULES.values()
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert not [name for name, times in stems.items() if times > 1]
+    assert not [name for name, times in classes.items() if times > 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -38,13 +39,38 @@ def test_every_public_name_stands_in_the_api_reference() -> None:
     assert set(missing) <= {"BadInput", "CasewiseError"}, missing  # which stand in the list of errors
 
 
-def test_the_wheel_holds_types_templates_weights_and_codes(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("build")
     pytest.importorskip("hatchling")
-    program = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(tmp_path), str(ROOT)]
+    out = tmp_path_factory.mktemp("wheel")
+    program = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(out), str(ROOT)]
     done = subprocess.run(program, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    (wheel,) = tmp_path.glob("*.whl")
+    (made,) = out.glob("*.whl")
+    return made
+
+
+def test_the_wheel_has_a_bill_of_materials_with_the_pinned_versions(wheel: Path) -> None:
+    folder = f"casewise-{casewise.__version__}.dist-info/sboms/"
+    (name,) = (one for one in zipfile.ZipFile(wheel).namelist() if one.startswith(folder))
+    bill = json.loads(zipfile.ZipFile(wheel).read(name))
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    assert bill["metadata"]["component"]["version"] == casewise.__version__
+    listed = {one["name"]: one for one in bill["components"]}
+    pinned = re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert {name.lower().replace("_", "-"): version for name, version in pinned}.items() <= {
+        name: one.get("version") for name, one in listed.items()
+    }.items()
+    scopes = {name: listed[name]["scope"] for name in ("numpy", "torch", "pytest")}
+    assert scopes == {"numpy": "required", "torch": "optional", "pytest": "excluded"}
+    (own,) = bill["dependencies"]
+    assert listed["numpy"]["bom-ref"] in own["dependsOn"]
+    assert listed["torch"]["bom-ref"] not in own["dependsOn"]
+    assert len({one["bom-ref"] for one in bill["components"]}) == len(bill["components"])
+
+
+def test_the_wheel_holds_types_templates_weights_and_codes(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     here = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src" / "casewise").rglob("*")
             if path.is_file() and "__pycache__" not in path.parts}  # fmt: skip

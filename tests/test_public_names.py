@@ -1,35 +1,78 @@
-"""docs/reference/python.md is the public surface: every public name, all of its arguments, and examples that run."""
+"""Public names: documented in one form (Google style), and shown in docs/reference/python.md, whose examples run."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import casewise
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "python.md"
-TEXT = PAGE.read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
-SECTIONS = dict(re.findall(r"^### `(\w+)`[^\n]*\n(.*?)(?=^### |^## |\Z)", TEXT, re.DOTALL | re.MULTILINE))
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 NAMES = [name for name in casewise.__all__ if name != "__version__"]
+SECTIONS = re.compile(r"^(Args|Attributes|Returns|Raises|Example|Examples):$", re.MULTILINE)
 
 
-def test_every_public_name_has_its_section_and_no_other_has() -> None:
-    assert sorted(SECTIONS) == sorted(NAMES)
+def sections(text: str) -> dict[str, str]:
+    """The parts of a docstring by heading; the part before the first heading has the name ''."""
+    parts = SECTIONS.split(text)
+    return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
+
+
+def problems(thing: Any) -> list[str]:
+    """What the docstring of a public function or class lacks."""
+    found = sections(inspect.getdoc(thing) or "")
+    wrong = []
+    first = found[""].strip().split("\n\n")[0]
+    if not first or not first.rstrip().endswith("."):
+        wrong.append("begins with no sentence")
+    is_error = inspect.isclass(thing) and issubclass(thing, Exception)
+    if is_error:
+        return wrong
+    arguments = [
+        one.name
+        for one in inspect.signature(thing).parameters.values()
+        if one.name not in ("self", "args", "kwargs") and not one.name.startswith("_")
+    ]
+    described = found.get("Args", "") + found.get("Attributes", "")
+    missing = [one for one in arguments if not re.search(rf"^\s*\*{{0,2}}{one}\b[^\n]*:", described, re.MULTILINE)]
+    if missing:
+        wrong.append(f"does not describe {', '.join(missing)}")
+    if not inspect.isclass(thing) and "Returns" not in found and inspect.signature(thing).return_annotation != "None":
+        wrong.append("has no Returns")
+    if ">>>" not in found.get("Example", "") + found.get("Examples", ""):
+        wrong.append("has no Example")
+    raises = not inspect.isclass(thing) and re.search(r"^\s+raise \w", inspect.getsource(thing), re.MULTILINE)
+    if raises and "Raises" not in found:
+        wrong.append("has no Raises")
+    return wrong
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_argument_of_a_public_name_is_explained(name: str) -> None:
-    thing = getattr(casewise, name)
-    if inspect.isclass(thing) and not dataclasses.is_dataclass(thing):
-        return
-    arguments = [argument for argument in inspect.signature(thing).parameters if argument not in ("args", "kwargs")]
-    missing = [argument for argument in arguments if f"`{argument}`" not in SECTIONS[name]]
-    assert not missing, f"{name} takes {missing}, and its section says nothing of them"
+def test_every_public_name_is_documented_in_the_same_form(name: str) -> None:
+    wrong = problems(getattr(casewise, name))
+    assert not wrong, f"casewise.{name} {'; '.join(wrong)}"
+
+
+def test_the_form_is_really_asked_for() -> None:
+    def scored(mask: Any, *, label: Any) -> float:
+        """Score a mask.
+
+        Args:
+            mask: The mask.
+        """
+        raise ValueError(mask, label)
+
+    assert problems(scored) == [
+        "does not describe label",
+        "has no Returns",
+        "has no Example",
+        "has no Raises",
+    ]
 
 
 def test_the_examples_run_in_order_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,11 @@ import casewise
 from casewise.archive.layout import mask_sha256
 from casewise.core.errors import BadInput, Mismatch
 from casewise.core.records import State
-from casewise.judge.calibration.fit import calibrate
+from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.controllers.depth import FixedK
 from casewise.judge.controllers.region_gate import RegionGate
 from casewise.judge.controllers.router import Bucket, Router
-from casewise.judge.deciding import deployed_mask
+from casewise.judge.decide import deployed_mask
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +65,10 @@ def test_a_policy_of_another_model_is_refused(archive):
 
 
 def test_a_step_or_a_state_that_was_not_recorded_is_named(archive):
-    with pytest.raises(BadInput, match="fixed-k asked for step 5 of case case-0000, the archive holds 4"):
+    with pytest.raises(BadInput, match="fixed-k asked for step 5 of case case-0000, which has 4"):
         casewise.replay(archive, FixedK(9))
     quarter = Router("delta", -1, 9, Bucket("depth", 1), Bucket("depth", 2, shrink=0.25))
-    with pytest.raises(BadInput, match=r"deploys state 2~0.25 of case case-0000, which was not recorded"):
+    with pytest.raises(BadInput, match=r"state 2~0\.25 of case case-0000 was not recorded"):
         casewise.replay(archive, quarter)
 
 

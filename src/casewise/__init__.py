@@ -1,22 +1,31 @@
-"""casewise: decide, case by case, whether a segmentation model should keep a new mask.
+"""casewise: better masks from an existing segmentation model on new data, with a bound on the harm.
 
-Public names are imported when first used, so ``import casewise`` costs nothing and pulls in no torch.
+Public names are imported when they are first used (PEP 562): ``import casewise`` costs nothing and pulls in no torch.
+``__init__.pyi`` tells type checkers the same names with their types.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import Any
 
-# Two functions share their names with their modules; imported here, the functions win. Both files are light (no torch).
-from casewise.guard import guard
-from casewise.replay import replay
-
-__version__ = "0.2.0"
+__version__ = "1.0.0"
 
 _HOME = {
+    # the front door
+    "Deployment": "casewise.deployment",
+    "Model": "casewise.adapt.model",
+    "fit": "casewise.fit",
+    "bench": "casewise.bench",
+    "load": "casewise.deployment.saved",
+    "guard": "casewise.guard",
+    "replay": "casewise.replay",
+    "calibrate": "casewise.judge.calibration.calibrate",
+    "certify": "casewise.judge.certificates.certify",
     # measure: two masks, three masks, two folders' worth of them
-    "compare": "casewise.study.comparison",
+    "compare": "casewise.study.compare",
     "fragmentation": "casewise.measure.signals.fragmentation",
     "harm": "casewise.measure.metrics.harm",
     "dice": "casewise.measure.metrics.overlap",
@@ -28,16 +37,13 @@ _HOME = {
     "surface_gaps": "casewise.measure.metrics.surface",
     # adapt and decide
     "Adaptation": "casewise.adapt.adaptation",
-    "run_episode": "casewise.adapt.episode",
-    "Deployment": "casewise.deployment",
-    "Model": "casewise.deployment",
+    "run_episode": "casewise.adapt.proposers.live",
     "open_archive": "casewise.archive.store",
     "create_archive": "casewise.archive.store",
-    "calibrate": "casewise.judge.calibration.fit",
     "read_policy": "casewise.judge.policy",
     "write_policy": "casewise.judge.policy",
     "controller_of": "casewise.judge.policy",
-    # words
+    # records and errors
     "Case": "casewise.core.records",
     "Trajectory": "casewise.core.records",
     "State": "casewise.core.records",
@@ -47,16 +53,30 @@ _HOME = {
     "BadInput": "casewise.core.errors",
 }
 
-__all__ = ["__version__", "guard", "replay", *sorted(_HOME)]
+__all__ = ["__version__", *sorted(_HOME)]
+
+
+class _Package(ModuleType):
+    """The package itself: where a file and the public function in it share a name, the function wins."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, ModuleType) and _HOME.get(name) == value.__name__:
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
+    if name == "monai":  # a submodule, whose library is an extra
+        return importlib.import_module("casewise.monai")
     if name not in _HOME:
         raise AttributeError(f"casewise has no public name {name!r}; it has {', '.join(sorted(_HOME))}")
     value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
+    setattr(sys.modules[__name__], name, value)
     return value
 
 
 def __dir__() -> list[str]:
-    return list(__all__)
+    return [*__all__, "monai"]

@@ -1,4 +1,4 @@
-"""The heart again, from disk: the same decisions on recorded trajectories; no network, no GPU."""
+"""Decide again on recorded trajectories; no network, no GPU."""
 
 from __future__ import annotations
 
@@ -7,41 +7,63 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from casewise.archive.store import Archive
     from casewise.core.records import Controller, Decision, Policy
+    from casewise.judge.decide import Judge
 
 
-def replay(archive: Archive, controller: Controller | Policy) -> list[Decision]:
-    """Let a controller decide again on recorded trajectories, case by case in order of their ids.
+def replay(archive: Archive, controller: Controller | Judge | Policy) -> list[Decision]:
+    """Let a controller decide again on recorded cases, in order of their ids; no network is needed.
 
-    A controller is shown one step after the other until it decides, exactly as live, so ``executed`` is what a live
-    run would have paid. A policy is first checked against what made the archive; a hybrid one takes the cases as a
-    stream.
+    A controller sees one step after the other until it decides, exactly as in a live run. A policy is first compared
+    with what made the archive. A hybrid policy takes the cases as a stream.
+
+    Args:
+        archive: Recorded cases.
+        controller: A controller, a judge or a policy.
+
+    Returns:
+        One decision per case.
+
+    Raises:
+        Mismatch: If the policy was fitted on another model, objective, loader or measure.
+
+    Example:
+        >>> import numpy as np, tempfile
+        >>> from casewise import Case, Policy, Trajectory, controller_of, create_archive
+        >>> from casewise.core.records import Binding
+        >>> binding = Binding("model", "tent", "npy", "min_area=16")
+        >>> archive = create_archive(tempfile.mkdtemp(), binding=binding, steps=1)
+        >>> masks = np.zeros((4, 4), np.uint8), np.ones((4, 4), np.uint8)
+        >>> case = Case("heart_01", np.zeros((1, 4, 4)))
+        >>> archive = archive.add(case, Trajectory(case.id, masks, ({}, {})))
+        >>> replay(archive, controller_of(Policy("m0", "m0", {}, steps=0)))[0].action.value
+        'rollback'
     """
     from casewise.core.records import Policy
-    from casewise.judge.deciding import decision_of
-    from casewise.judge.policy import check_binding, controller_of, is_hybrid
+    from casewise.judge.decide import replay_case
+    from casewise.judge.policy import check_binding, is_hybrid, judge_of
 
     if not isinstance(controller, Policy):
-        return [decision_of(archive, controller, case_id) for case_id in archive.ids]
+        return [replay_case(archive, controller, case_id) for case_id in archive.ids]
     policy = controller
     if policy.ladders:
-        archive = archive.together(policy.ladders)
+        archive = archive.join(policy.ladders)
     elif policy.ladder and archive.ladder_name != policy.ladder:
-        archive = archive.on(policy.ladder)
+        archive = archive.ladder(policy.ladder)
     check_binding(policy, archive.binding)
     if is_hybrid(policy):
         return _streamed(archive, policy)
-    decides = controller_of(policy)
-    return [decision_of(archive, decides, case_id, calibration_id=policy.calibration_id) for case_id in archive.ids]
+    judge = judge_of(policy)
+    return [replay_case(archive, judge, case_id) for case_id in archive.ids]
 
 
 def _streamed(archive: Archive, policy: Policy) -> list[Decision]:
-    """Each decision moves the cut-points of the next (E10), until the stream's alarm suspends them all."""
+    """Replay a hybrid policy: each decision moves the cut-points of the next, until the alarm suspends them (E10)."""
     from casewise.judge.calibration.cuts import stream_of
-    from casewise.judge.deciding import decision_of
+    from casewise.judge.decide import replay_case
 
     stream, decisions = stream_of(policy), []
     for case_id in archive.ids:
-        decision = decision_of(archive, stream.controller, case_id, calibration_id=policy.calibration_id)
+        decision = replay_case(archive, stream.controller, case_id, calibration_id=policy.calibration_id)
         decisions.append(decision)
         if decision.value is not None:
             stream = stream.after(case_id, decision.value, decision.cluster)

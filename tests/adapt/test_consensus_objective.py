@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from casewise.adapt.adaptation import Adaptation
-from casewise.adapt.episode import run_episode
-from casewise.adapt.objectives.consensus import Consensus, DgTta, disagreement, shown_by
-from casewise.adapt.views import Chain, Drawn, inverted, views_of
-from casewise.adapt.views.geometry import Mirror, Turn
+from casewise.adapt.objectives.consensus_distillation import Consensus
+from casewise.adapt.objectives.dg_tta import DgTta, disagreement, shown_by
+from casewise.adapt.proposers.live import run_episode
+from casewise.adapt.views import Drawn, ViewChain, inverted, views_of
 from casewise.adapt.views.intensity import Gamma
+from casewise.adapt.views.spatial import Mirror, Turn
 from casewise.core.errors import BadInput
 from casewise.core.seeds import seed_of
 
@@ -96,7 +97,7 @@ def test_a_class_that_one_branch_does_not_find_is_no_disagreement_unless_it_is_a
 
 def test_a_view_shows_what_lies_in_its_picture():
     picture = torch.zeros(2, 1, 40, 60)
-    assert shown_by(Chain((Gamma(1.4), Mirror("xy"))), picture).all()
+    assert shown_by(ViewChain((Gamma(1.4), Mirror("xy"))), picture).all()
     zoomed = shown_by(Turn(0.0, 2.0), picture)[0, 0]
     assert zoomed[12:28, 17:43].all()  # the middle; the rest was pushed out of the picture
     assert not zoomed[:8].any()

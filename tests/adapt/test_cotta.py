@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from casewise.adapt.episode import run_episode
 from casewise.adapt.networks import PlainUNet
 from casewise.adapt.objectives.cotta import Cotta
+from casewise.adapt.proposers.live import run_episode
 from casewise.core.errors import BadInput
 
 
@@ -64,7 +64,7 @@ def test_cases_draw_their_own_views():
 def test_what_makes_no_sense_is_refused():
     with pytest.raises(BadInput, match="'student' or 'teacher', got 'anchor'"):
         Cotta(deploy="anchor")
-    with pytest.raises(BadInput, match=r"restore in \[0, 1\], got 2, 0.999 and 1.5"):
+    with pytest.raises(BadInput, match=r"restore must be in \[0, 1\], got 2, 0.999 and 1.5"):
         Cotta(restore=1.5)
 
 

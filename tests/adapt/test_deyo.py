@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from casewise.adapt.episode import run_episode
 from casewise.adapt.objectives.deyo import Deyo, slice_drop
+from casewise.adapt.proposers.live import run_episode
 from casewise.core.errors import BadInput
 
 

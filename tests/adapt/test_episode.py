@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from casewise.adapt.adaptation import Adaptation
-from casewise.adapt.episode import Episode, run_episode
+from casewise.adapt.episode import Episode
 from casewise.adapt.logits import entropy
 from casewise.adapt.objectives.eata import Eata
 from casewise.adapt.objectives.tent import Tent
 from casewise.adapt.parameters import select
+from casewise.adapt.proposers.live import run_episode
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput, NotFinite
 from casewise.core.records import State
@@ -318,44 +319,10 @@ def test_options_are_checked(unet, slices):
         Episode(unet, slices[0, 0], Adaptation(Tent()))
     with pytest.raises(BadInput, match="max_slices is at least 1, got 0"):
         Episode(unet, slices, Adaptation(Tent(), max_slices=0))
-    with pytest.raises(BadInput, match="autocast is one of bfloat16, float16 or None, got 'int8'"):
-        Episode(unet, slices, Adaptation(Tent(), autocast="int8"))
-    with pytest.raises(BadInput, match="exclude each other"):
-        Episode(unet, slices, Adaptation(Tent(), compile=True, cache_frozen=True))
+    with pytest.raises(BadInput, match="reset is one of case, stream, got 'never'"):
+        Episode(unet, slices, Adaptation(Tent(), reset="never"))
     with pytest.raises(BadInput, match="steps is 0 or more, got -1"):
         run_episode(unet, slices, Tent(), steps=-1)
-
-
-def test_lower_precision_and_another_memory_layout_come_back_too(unet, slices):
-    before = fingerprint(unet)
-    plain = run_episode(unet, slices, Tent(), steps=1)
-    last = run_episode(unet, slices, Tent(), steps=1, channels_last=True)
-    rough = run_episode(unet, slices, Tent(), steps=1, autocast="bfloat16")
-    assert last.signals[1]["entropy"] == pytest.approx(plain.signals[1]["entropy"], abs=1e-5)
-    assert rough.signals[1]["entropy"] == pytest.approx(plain.signals[1]["entropy"], abs=2e-2)
-    assert rough.signals[1]["entropy"] != plain.signals[1]["entropy"]
-    assert fingerprint(unet) == before
-    assert unet.encoder[0].weight.is_contiguous()
-
-
-@pytest.mark.parametrize("options", [{}, {"group_instance_norm": True}])
-def test_another_memory_layout_does_not_end_the_process_on_group_norm(options):
-    norm = nn.InstanceNorm2d(6, affine=True) if options else nn.GroupNorm(2, 6)
-    network = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), norm, nn.ReLU(), nn.Conv2d(6, 2, 1))
-    image = torch.randn(2, 3, 8, 12, generator=torch.Generator().manual_seed(7))
-    plain = run_episode(network, image, Tent(), steps=1, **options)
-    last = run_episode(network, image, Tent(), steps=1, channels_last=True, **options)
-    assert last.signals[1]["entropy"] == pytest.approx(plain.signals[1]["entropy"], abs=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # torch's own, while it imports its compiler
-def test_a_compiled_network_takes_the_same_step(unet, slices):
-    before = fingerprint(unet)
-    plain = run_episode(unet, slices, Tent(), steps=2, learning_rate=RATE)
-    fast = run_episode(unet, slices, Tent(), steps=2, learning_rate=RATE, compile=True)
-    assert fast.signals[2]["entropy"] == pytest.approx(plain.signals[2]["entropy"], abs=1e-5)
-    assert fingerprint(unet) == before
 
 
 def test_extra_signals_by_name_and_by_function(unet, slices):

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from casewise.adapt.adaptation import Adaptation
-from casewise.adapt.episode import Episode, run_episode
+from casewise.adapt.episode import Episode
 from casewise.adapt.networks import PlainUNet
 from casewise.adapt.objectives.grata import Grata, Style, sampled_style
+from casewise.adapt.proposers.live import run_episode
 
 
 def subject_parts():

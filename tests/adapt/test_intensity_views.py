@@ -122,7 +122,7 @@ def test_source_statistics_survive_their_file_and_are_bound_to_the_model(tmp_pat
     np.testing.assert_allclose(again.quantiles, made.quantiles)
     assert again.images == 2
     again.check("weights", "zscore")
-    with pytest.raises(Mismatch, match="measured with another model; run casewise source-statistics"):
+    with pytest.raises(Mismatch, match="measured with another model; run casewise record --measure-source"):
         again.check("other", "zscore")
     for content in ("{", "[]", '{"schema": 1}', '{"schema": 9}'):
         file.write_text(content)

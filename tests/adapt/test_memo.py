@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from casewise.adapt.episode import run_episode
 from casewise.adapt.logits import entropy
 from casewise.adapt.networks import PlainUNet
 from casewise.adapt.objectives.memo import Memo, marginal_entropy
+from casewise.adapt.proposers.live import run_episode
 from casewise.core.errors import BadInput, UnknownName
 
 LOGITS = torch.randn((2, 3, 4, 4), generator=torch.Generator().manual_seed(0))
@@ -48,7 +48,7 @@ def test_the_published_form_takes_options():
 
 
 def test_what_makes_no_sense_is_refused():
-    with pytest.raises(BadInput, match="at least one view, got 0"):
+    with pytest.raises(BadInput, match="views must be at least 1, got 0"):
         Memo(views=0)
     with pytest.raises(UnknownName, match="no optimizer is called 'adamw'"):
         Memo(optimizer="adamw")

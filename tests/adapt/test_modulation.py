@@ -7,12 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from casewise.adapt.episode import run_episode
+from casewise.adapt.modulation import MODES, Modulated
+from casewise.adapt.objectives.bn_stats import BnStats
 from casewise.adapt.objectives.cotta import Cotta
 from casewise.adapt.objectives.eata import Eata
 from casewise.adapt.objectives.grata import Grata
-from casewise.adapt.objectives.tent import BnStats, Tent
-from casewise.adapt.optimizers import MODES, Modulated
+from casewise.adapt.objectives.tent import Tent
+from casewise.adapt.proposers.live import run_episode
 from casewise.core.errors import BadInput, DegenerateStatistic, NothingToAdapt
 from casewise.measure.signals.risk import RiskStatistics
 

@@ -109,8 +109,8 @@ def test_segformer_b0_has_30_layer_norms_and_7168_parameters_in_its_encoder():
     assert sum(parameter.numel() for parameter in chosen.values()) == 7168
     assert sum(p.numel() for p in select(network).values()) == 7168 + 512
 
-    from casewise.adapt.episode import run_episode
     from casewise.adapt.objectives.tent import Tent
+    from casewise.adapt.proposers.live import run_episode
 
     made = run_episode(
         network, torch.randn(1, 3, 64, 64), Tent(), steps=1, parameters="encoder-norm", keep_parameters=True

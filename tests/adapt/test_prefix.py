@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from casewise.adapt.episode import run_episode
 from casewise.adapt.objectives.memo import Memo
 from casewise.adapt.objectives.sar import Sar
 from casewise.adapt.objectives.tent import Tent
+from casewise.adapt.proposers.live import run_episode
 from casewise.adapt.snapshot import fingerprint
 
 

@@ -6,13 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from casewise.adapt.episode import run_episode
 from casewise.adapt.objectives.cotta import Cotta
 from casewise.adapt.objectives.deyo import Deyo
-from casewise.adapt.objectives.foa import Foa
 from casewise.adapt.objectives.grata import Grata
 from casewise.adapt.objectives.memo import Memo
 from casewise.adapt.objectives.sar import Sar
+from casewise.adapt.proposers.live import run_episode
 from casewise.adapt.snapshot import fingerprint
 
 FORMS = {
@@ -21,7 +20,6 @@ FORMS = {
     "sar": Sar.published(margin=2.0, recovery="off"),
     "deyo": Deyo.published(entropy_margin=2.0, drop_margin=-1.0),
     "grata": Grata.official(),
-    "foa": Foa(population=4, deploy="best", reference="running", tradeoff=0.0),
 }
 
 

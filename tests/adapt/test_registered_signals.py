@@ -20,7 +20,7 @@ def test_a_signal_without_its_line_is_an_error():
     with pytest.raises(UnknownName, match="signal 'novelty' is recorded but not registered; add a line to SIGNALS"):
         check_registered(["delta", "novelty"])
     with pytest.raises(UnknownName, match="'novelty' is recorded but not registered"):
-        probed({"adic": lambda episode: {"adic": 0.1, "novelty": 0.2}}, EPISODE)
+        probed({"dropout_disagreement": lambda episode: {"dropout_disagreement": 0.1, "novelty": 0.2}}, EPISODE)
 
 
 def test_a_function_of_your_own_counts_as_registered():

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from casewise.adapt.episode import run_episode
 from casewise.adapt.objectives.sar import Recovery, Sar
+from casewise.adapt.proposers.live import run_episode
 from casewise.core.errors import BadInput
 
 # Mean entropies of M0 in nats, as the paper prints them for its two backbones (S9).
@@ -103,7 +103,7 @@ def test_the_relative_rule_needs_its_reference():
 
 
 def test_what_makes_no_sense_is_refused():
-    with pytest.raises(BadInput, match="recovery is one of off, published, ln-c, relative, got 'on'"):
+    with pytest.raises(BadInput, match="recovery must be one of off, published, ln-c, relative, got 'on'"):
         Sar(recovery="on")
     with pytest.raises(BadInput, match="'voxel' or 'slice', got 'pixel'"):
         Sar(sample="pixel")

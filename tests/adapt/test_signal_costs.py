@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from casewise.adapt.episode import run_episode
 from casewise.adapt.objectives.tent import Tent
+from casewise.adapt.proposers.live import run_episode
 from casewise.adapt.recording import Recording, peak_bytes
 from casewise.measure.signals import SIGNALS
 
 STEPS = 2
-PROBES = ["augmentation_disagreement", "dropout_disagreement", "grata_cosine", "aetta", "adic"]
+PROBES = ["augmentation_disagreement", "dropout_disagreement", "grata_cosine"]
 SELF_TEST = {"augmentation_disagreement": 1}  # one forward at step 0: the identity view must agree
 
 
-def counted(network, image, monkeypatch, **options):
+def pluralize(network, image, monkeypatch, **options):
     """(forwards, backwards) of one episode."""
     passes = {"forwards": 0, "backwards": 0}
     own = torch.autograd.backward
@@ -36,12 +36,12 @@ def counted(network, image, monkeypatch, **options):
 
 
 def test_an_episode_costs_k_backwards_and_one_forward_more(unet, slices, monkeypatch):
-    assert counted(unet, slices, monkeypatch) == (STEPS + 1, STEPS)
+    assert pluralize(unet, slices, monkeypatch) == (STEPS + 1, STEPS)
 
 
 @pytest.mark.parametrize("name", PROBES)
 def test_a_signal_costs_what_it_says(name, unet, slices, monkeypatch):
-    forwards, backwards = counted(unet, slices, monkeypatch, signals=[name])
+    forwards, backwards = pluralize(unet, slices, monkeypatch, signals=[name])
     said, predictions = SIGNALS[name], STEPS + 1
     assert forwards - (STEPS + 1) == said.forwards * predictions + SELF_TEST.get(name, 0)
     assert backwards - STEPS == said.backwards * predictions
@@ -49,7 +49,7 @@ def test_a_signal_costs_what_it_says(name, unet, slices, monkeypatch):
 
 def test_the_gradient_norm_shares_the_backward_of_the_step(unet, slices, monkeypatch):
     assert SIGNALS["gradient_norm"].forwards == 0
-    assert counted(unet, slices, monkeypatch)[1] == STEPS * SIGNALS["gradient_norm"].backwards
+    assert pluralize(unet, slices, monkeypatch)[1] == STEPS * SIGNALS["gradient_norm"].backwards
 
 
 def test_every_reading_is_timed_and_its_memory_is_noted(unet, slices):

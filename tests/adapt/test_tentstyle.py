@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from casewise.adapt.backbones.module import Module
-from casewise.adapt.episode import run_episode
 from casewise.adapt.logits import entropy
 from casewise.adapt.objectives.tent import Tent
 from casewise.adapt.parameters import select
+from casewise.adapt.proposers.live import run_episode
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput
 from casewise.core.records import Case
@@ -83,7 +83,7 @@ def test_an_object_that_adapts_another_network_is_refused(unet, slices):
 
 
 def test_an_object_that_is_no_objective_is_refused(unet, slices):
-    with pytest.raises(BadInput, match="begin\\(subject\\), or forward_and_adapt and reset; got dict"):
+    with pytest.raises(BadInput, match="begin\\(subject\\), or one with forward_and_adapt and reset; got dict"):
         run_episode(unet, slices, {}, steps=1)
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from casewise.adapt.augmentations import IDENTITY, WEAK_VIEWS, View, block_shuffle, light_view, light_views
+from casewise.adapt.augmentations import IDENTITY, WEAK_VIEWS, LightView, block_shuffle, light_view, light_views
 from casewise.adapt.objectives.grata import Style, sampled_style
 from casewise.core.errors import BadInput
 
@@ -23,7 +23,7 @@ def generator(seed: int = 0) -> torch.Generator:
 @pytest.mark.parametrize("flips", [(), (-1,), (-2,), (-2, -1)])
 @pytest.mark.parametrize("turns", [0, 1, 2, 3])
 def test_geometry_is_inverted_exactly(shape, flips, turns):
-    view, image = View(flips=flips, quarter_turns=turns), picture(shape)
+    view, image = LightView(flips=flips, quarter_turns=turns), picture(shape)
     assert torch.equal(view.invert(view.apply(image)), image)
 
 
@@ -72,7 +72,7 @@ def test_noise_does_not_touch_the_global_random_state():
 
 def test_an_axis_out_of_the_plane_is_refused():
     with pytest.raises(BadInput, match=r"-2 \(rows\) or -1 \(columns\), got \(-3,\)"):
-        View(flips=(-3,))
+        LightView(flips=(-3,))
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 8, 8), (1, 2, 8, 8, 8), (1, 1, 3, 8, 8)])

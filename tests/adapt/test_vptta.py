@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from casewise.adapt.adaptation import Adaptation
-from casewise.adapt.episode import run_episode
-from casewise.adapt.objectives.tent import Vptta, misfit, prompted
-from casewise.adapt.optimizers import Modulated
+from casewise.adapt.modulation import Modulated
+from casewise.adapt.objectives.vptta import Vptta, misfit, prompted
+from casewise.adapt.proposers.live import run_episode
 from casewise.core.errors import BadInput, NothingToAdapt
 from casewise.core.records import State
 from casewise.measure.signals.risk import RiskStatistics
@@ -105,9 +105,9 @@ def test_an_update_costs_one_forward_of_its_own(make_unet, slices):
 def test_what_it_cannot_do_is_refused(make_unet, slices):
     with pytest.raises(NothingToAdapt, match="running statistics of BatchNorm"):
         run_episode(make_unet(), slices, Vptta(), steps=1)
-    with pytest.raises(BadInput, match="compile and cache_frozen would not see; use neither"):
+    with pytest.raises(BadInput, match="leave cache_frozen out"):
         run_episode(make_unet(BATCH), slices, Vptta(), steps=1, cache_frozen=True)
     with pytest.raises(BadInput, match="a prompt of the input and no parameters; use it without a modulation"):
         Modulated(Vptta(), "param-subset", RiskStatistics(0.0, 1.0, 0.0, 1.0))
-    with pytest.raises(BadInput, match="above 0 and up to 1, got 2"):
+    with pytest.raises(BadInput, match="above 0 and at most 1, got 2"):
         Vptta(share=2)

@@ -15,7 +15,7 @@ from casewise.archive.verify import verify
 from casewise.cli import app
 from casewise.core.errors import BadInput, DamagedArchive, Mismatch
 from casewise.core.records import SOURCE, Action, Binding, Case, Decision, State, Trajectory, Verdict
-from casewise.judge.calibration.fit import calibrate
+from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.controllers.depth import FixedK
 from casewise.judge.outcomes import outcomes
 from casewise.replay import replay
@@ -64,7 +64,7 @@ def test_each_ladder_is_an_archive_of_its_own_and_m0_lies_there_once(tmp_path):
     two_ladders(tmp_path)
     archive = open_archive(tmp_path)
     assert archive.ladders == ("tent", "views")
-    tent, views = archive.on("tent"), archive.on("views")
+    tent, views = archive.ladder("tent"), archive.ladder("views")
     assert (tent.steps, views.steps) == (1, 2)
     assert (tent.binding, views.binding) == (TENT, VIEWS)
     assert not tent.mask("one", State(1)).any()
@@ -95,7 +95,7 @@ def test_where_several_are_held_one_must_be_chosen(tmp_path):
     with pytest.raises(BadInput, match=r"several ladders \('tent', 'views'\); choose one with --ladder"):
         _ = archive.steps
     with pytest.raises(BadInput, match="has no ladder 'tnt'; it has 'tent', 'views'"):
-        archive.on("tnt")
+        archive.ladder("tnt")
     assert open_archive(tmp_path, ladder="tent").steps == 1
 
 
@@ -139,7 +139,7 @@ def test_a_ladder_can_be_added_to_an_archive_of_before_and_is_a_resume(tmp_path)
     assert after.ladders == ("", "views")
     assert after.steps == before.steps  # what read the archive before reads the same ladder
     assert after.digest == before.digest
-    assert after.on("views").ids == ("case-0000",)
+    assert after.ladder("views").ids == ("case-0000",)
     assert verify(tmp_path) == []
 
 
@@ -147,8 +147,8 @@ def test_a_ladder_that_is_lost_or_contradicts_its_case_is_noticed(tmp_path):
     two_ladders(tmp_path)
     file = tmp_path / "cases/one/ladder-views/entry.json"
     entry = json.loads(file.read_text())
-    file.write_text(json.dumps({**entry, "split": "other"}))
-    with pytest.raises(DamagedArchive, match="contradicts its case on split"):
+    file.write_text(json.dumps({**entry, "input_sha256": "other"}))
+    with pytest.raises(DamagedArchive, match="contradicts its case on input_sha256"):
         open_archive(tmp_path)
     file.unlink()
     with pytest.raises(DamagedArchive, match="lost ladder 'views' of case one"):
@@ -203,28 +203,29 @@ def test_a_controller_may_read_several_ladders(tmp_path):
     (made,) = replay(archive, Smallest())
     assert made.state == State(2, ladder="views")
     assert made.executed == 3
-    assert made.state_hash == archive.on("views").entry("one").mask_sha256["2"]
+    assert made.state_hash == archive.ladder("views").entry("one").mask_sha256["2"]
 
 
 def test_several_ladders_in_view_have_one_binding_and_every_case_has_each(tmp_path):
-    both = open_archive(two_ladders(tmp_path / "a").path).together(["views", "tent"])
-    assert both.binding == replace(TENT, objective="tent (1): tent; views (2): views")
-    assert both.binding == both.together(["tent", "views"]).binding
+    both = open_archive(two_ladders(tmp_path / "a").path).join(["views", "tent"])
+    options = {"tent": {"objective": "tent", "steps": 1}, "views": {"objective": "views", "steps": 2}}
+    assert both.binding == replace(TENT, objective="tent, views", options=options)
+    assert both.binding == both.join(["tent", "views"]).binding
     assert (both.steps, both.ids) == (3, ("one",))
-    assert both.digest not in (both.on("tent").digest, both.on("views").digest)
-    assert both.on("tent").steps == 1
+    assert both.digest not in (both.ladder("tent").digest, both.ladder("views").digest)
+    assert both.ladder("tent").steps == 1
     with pytest.raises(BadInput, match="several ladders are read together, got tent"):
-        both.together(["tent"])
+        both.join(["tent"])
     more = create_archive(tmp_path / "a", binding=TENT, steps=1, ladder="tent")
     more.add(a_case("two"), a_ladder(M0 * 0, case_id="two"))
     with pytest.raises(BadInput, match=r"1 cases of .* lack ladder 'views' \(two\); record it for them too"):
-        open_archive(tmp_path / "a").together(["tent", "views"])
+        open_archive(tmp_path / "a").join(["tent", "views"])
 
 
 def test_the_command_line_asks_for_a_ladder(tmp_path):
     two_ladders(tmp_path)
-    refused = CliRunner().invoke(app, ["replay", str(tmp_path), "fixed-k", "--set", "step=1"])
+    refused = CliRunner().invoke(app, ["replay", str(tmp_path), "fixed-k", "--option", "step=1"])
     assert "choose one with --ladder" in str(refused.exception)
-    done = CliRunner().invoke(app, ["replay", str(tmp_path), "fixed-k", "--set", "step=1", "--ladder", "tent"])
+    done = CliRunner().invoke(app, ["replay", str(tmp_path), "fixed-k", "--option", "step=1", "--ladder", "tent"])
     assert done.exit_code == 0, done.output
     assert replay(open_archive(tmp_path, ladder="tent"), FixedK(1))[0].state == State(1, ladder="tent")

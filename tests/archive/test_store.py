@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,7 +14,6 @@ from worlds.cohorts import SYNTHETIC, synthetic_archive, synthetic_trajectory
 
 from casewise.archive import layout
 from casewise.archive.store import create_archive, open_archive
-from casewise.archive.verify import verify
 from casewise.core.errors import BadInput, DamagedArchive, Mismatch, NotFinite, UnsafeInput
 from casewise.core.records import SOURCE, Binding, Case, State, Trajectory
 
@@ -115,17 +113,6 @@ def test_a_case_that_is_there_is_not_written_again(tmp_path):
     assert (tmp_path / "cases/one/masks.npz").stat().st_mtime_ns == before
 
 
-def test_a_label_kept_by_hash_is_taken_only_when_it_is_the_same(tmp_path):
-    label = np.ones((2, 3), np.uint8)
-    create_archive(tmp_path, binding=BINDING, steps=1).add(a_case(), a_trajectory(), label, keep_label=False)
-    assert not (tmp_path / "cases/one/label.npz").exists()
-    with pytest.raises(BadInput, match="kept by hash"):
-        open_archive(tmp_path).label("one")
-    assert np.array_equal(open_archive(tmp_path, labels=lambda _: label).label("one"), label)
-    with pytest.raises(Mismatch, match="not the one that was recorded"):
-        open_archive(tmp_path, labels=lambda _: 0 * label).label("one")
-
-
 def test_extras_on_space_are_kept_where_any_state_differs(tmp_path):
     masks = (np.zeros((2, 3), np.uint8), np.array([[1, 0, 0], [0, 0, 1]], np.uint8))
     entropy = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -169,27 +156,18 @@ def test_another_schema_is_refused(tmp_path):
     synthetic_archive(tmp_path, cases=1)
     manifest = (tmp_path / "manifest.json").read_text().replace('"schema": 3', '"schema": 9')
     (tmp_path / "manifest.json").write_text(manifest)
-    with pytest.raises(Mismatch, match="schema 9, this casewise reads 1, 2, 3"):
+    with pytest.raises(Mismatch, match="schema 9, this casewise reads 3"):
         open_archive(tmp_path)
 
 
 def test_the_same_recording_has_the_same_digest_however_long_it_took(tmp_path):
     for name, seconds in (("slow", (1.0, 9.0)), ("fast", (0.1, 0.2))):
-        made = a_trajectory(seconds=seconds, spent={"aetta": (1e3 * seconds[0], 12.5)})
+        made = a_trajectory(seconds=seconds, spent={"augmentation_disagreement": (1e3 * seconds[0], 12.5)})
         create_archive(tmp_path / name, binding=BINDING, steps=1).add(a_case(), made).seal()
     slow, fast = open_archive(tmp_path / "slow"), open_archive(tmp_path / "fast")
     assert slow.entries["one"].seconds != fast.entries["one"].seconds
-    assert slow.entries["one"].spent == {"aetta": (1000.0, 12.5)} == slow.trajectory("one").spent
+    assert slow.entries["one"].spent == {"augmentation_disagreement": (1000.0, 12.5)} == slow.trajectory("one").spent
     assert slow.digest == fast.digest
-
-
-def test_an_archive_of_the_first_schema_is_read_and_verified(tmp_path):
-    archive = create_archive(tmp_path, binding=BINDING, steps=1).add(a_case(), a_trajectory(seconds=(1.0, 2.0))).seal()
-    sealed = {"one": {"split": None, "sha256": archive.entries["one"].sealed(1)}}
-    assert archive.entries["one"].sealed(1) != archive.entries["one"].digest
-    (tmp_path / "manifest.json").write_text(json.dumps({**archive.manifest, "schema": 1, "cases": sealed}))
-    assert open_archive(tmp_path).ids == ("one",)
-    assert verify(tmp_path) == []
 
 
 def test_a_truncated_mask_file_names_the_file(tmp_path):

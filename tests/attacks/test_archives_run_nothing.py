@@ -26,7 +26,8 @@ def here(tmp_path: Path) -> Path:
     binding = Binding(phantom_cardiac().fingerprint, "x", "y", "z")
     configuration = {"adaptation": {"objective": "archive.evil:Evil", "steps": 1}}
     create_archive(tmp_path / "archive", binding=binding, steps=1, configuration=configuration)
-    write_policy(tmp_path / "archive", Policy("fixed-k", "fixed-k", {"step": 1}, 1))
+    how = configuration["adaptation"]
+    write_policy(tmp_path / "archive", Policy("fixed-k", "fixed-k", {"step": 1}, 1, adaptation=how))
     (tmp_path / "archive" / "evil.py").write_text(f"import os\nos.makedirs({str(tmp_path / 'proof')!r})\n")
     (tmp_path / "images").mkdir()
     return tmp_path
@@ -40,7 +41,7 @@ def typed(here: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_an_archive_as_policy_imports_nothing_that_its_manifest_names(here: Path) -> None:
     done = typed(here, "--policy", "archive", "--dry-run")
     assert done.returncode == 2
-    assert "type the same: --objective archive.evil:Evil" in done.stderr
+    assert "type the same: --set objective=archive.evil:Evil" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (here / "proof").exists()
 
@@ -70,7 +71,7 @@ def test_an_address_that_was_typed_is_found_in_the_working_directory(tmp_path: P
 def test_a_file_names_registered_objectives_or_what_was_typed() -> None:
     check_named_in_file("tent", typed=None, where="the archive")
     check_named_in_file("mine:Own", typed="mine:Own", where="the archive")
-    with pytest.raises(UnsafeInput, match=r"the archive names the objective 'mine:Own', which is code of its own"):
+    with pytest.raises(UnsafeInput, match=r"the archive names the objective 'mine:Own', which is code to import"):
         check_named_in_file("mine:Own", typed="mine:Other", where="the archive")
     with pytest.raises(UnknownName, match="Did you mean 'tent'"):
         check_named_in_file("tnt", typed=None, where="the archive")

@@ -116,7 +116,7 @@ def test_thirty_bad_headers_and_the_good_cases_beside_them_come_out(kind: str, n
     module = kind == "module"
     root = folder(tmp_path, ending=".nii" if module else ".nii.gz", suffix="" if module else "_0000", packed=not module)
     words = ["-i", root / "images", "-o", root / "out", "-m", MODEL if module else nnunet, "-device", "cpu"]
-    done = run("predict", *words, "--policy", "m0", "--contract", "off")
+    done = run("predict", *words, "--policy", "m0", "--set", "contract=off")
     assert done.exit_code == 3
     found = entries(root / "out")
     assert len(BAD) >= 30

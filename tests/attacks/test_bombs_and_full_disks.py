@@ -76,7 +76,7 @@ def scans(root: Path, count: int = 2) -> Path:
 
 def words(root: Path, out: Path, *more: str) -> list[str]:
     predict = ["predict", "-i", str(root / "images"), "-o", str(out), "-m", MODEL, "-device", "cpu", "--policy", "m0"]
-    return [*predict, "--contract", "off", *more]
+    return [*predict, "--set", "contract=off", *more]
 
 
 def typed(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
@@ -110,13 +110,13 @@ durable.os.replace = full
 @pytest.mark.parametrize("number", [errno.ENOSPC, pytest.param(errno.EACCES, marks=pytest.mark.slow)])
 def test_a_full_or_locked_disk_is_one_sentence_and_the_run_goes_on_from_there(number: int, tmp_path: Path) -> None:
     scans(tmp_path)
-    done = typed(*words(tmp_path, tmp_path / "out", "--no-overlays"), before=FULL.format(number=number))
+    done = typed(*words(tmp_path, tmp_path / "out", "--set", "overlays=false"), before=FULL.format(number=number))
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     last = done.stderr.splitlines()[-1]
     assert DISK[number] in last
     assert "run the same command with --continue_prediction to go on" in last
-    again = typed(*words(tmp_path, tmp_path / "out", "--no-overlays", "--continue_prediction"))
+    again = typed(*words(tmp_path, tmp_path / "out", "--set", "overlays=false", "--continue_prediction"))
     assert again.returncode == 0
     assert not list((tmp_path / "out").rglob(".writing-*"))
 
@@ -124,7 +124,7 @@ def test_a_full_or_locked_disk_is_one_sentence_and_the_run_goes_on_from_there(nu
 def test_ctrl_c_is_one_sentence_with_a_hint_and_code_130(tmp_path: Path) -> None:
     scans(tmp_path, 40)
     program = "from casewise.cli import main\nmain()"
-    command = [sys.executable, "-c", program, *words(tmp_path, tmp_path / "out", "--no-overlays")]
+    command = [sys.executable, "-c", program, *words(tmp_path, tmp_path / "out", "--set", "overlays=false")]
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a test run in the background ignores Ctrl-C
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heard)
     deadline = time.monotonic() + 120

@@ -6,7 +6,10 @@ import importlib
 import json
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from casewise.archive import store
+from casewise.archive.verify import verify
 from casewise.core.chain import Chain
-from casewise.core.durable import TEMPORARY, held, replacing, sweep
+from casewise.core.durable import TEMPORARY, file_lock, replacing, sweep
 from casewise.core.errors import Refused
-from casewise.core.predicted import PredictedCase
+from casewise.core.prediction_record import PredictedCase
+from casewise.core.records import Binding, Case, Trajectory
 from casewise.data.folders import CaseFiles
 from casewise.run.predict_case import PredictCase
 from casewise.run.predict_folder import claimed
@@ -41,7 +47,7 @@ def scans(root: Path, count: int) -> Path:
 
 def words(root: Path, *more: object) -> list[str]:
     typed = ["-i", root / "images", "-o", root / "out", "-l", root / "labels", "-m", MODEL, "-device", "cpu"]
-    return [str(word) for word in [*typed, "--policy", "m0", "--contract", "off", "--no-overlays", *more]]
+    return [str(word) for word in [*typed, "--policy", "m0", "--set", "contract=off", "--set", "overlays=false", *more]]
 
 
 def predict(root: Path, *more: object) -> Any:
@@ -90,16 +96,16 @@ def test_a_second_process_on_the_same_cases_is_refused_in_a_sentence(tmp_path: P
 def test_page_and_summary_hold_the_cases_of_all_parts(tmp_path: Path) -> None:
     scans(tmp_path, 5)
     first = predict(tmp_path, "-num_parts", 2, "-part_id", 0)
-    assert "3 cases" in first.stdout
-    second = predict(tmp_path, "-num_parts", 2, "-part_id", 1, "--report", tmp_path / "run.json").stdout
-    assert "2 cases" in second
-    assert "(over the 5 scored cases of the folder)" in second
+    assert "3 masks" in first.stdout
+    second = predict(tmp_path, "-num_parts", 2, "-part_id", 1, "--set", f"report={tmp_path / 'run.json'}").stdout
+    assert "2 masks" in second
+    assert "(over 5 cases)" in second
     page = (tmp_path / "out" / "report.html").read_text()
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert all(f"c{number}" in page for number in range(5))
     assert len(summary["metric_per_case"]) == 5
-    assert "of M0" in first.stdout
-    assert "of the folder" not in first.stdout
+    assert "original masks" in first.stdout
+    assert "(over" not in first.stdout
     assert verify_predictions(tmp_path / "out", tmp_path / "run.json") == []
 
 
@@ -136,11 +142,11 @@ def test_parts_at_the_same_time_lose_no_case(tmp_path: Path) -> None:
 
 
 def test_a_held_file_is_one_process_s_alone(tmp_path: Path) -> None:
-    with held(tmp_path / "lock", wait=True) as own:
+    with file_lock(tmp_path / "lock") as own:
         assert own is not None
-        with held(tmp_path / "lock", wait=False) as other:
+        with file_lock(tmp_path / "lock", wait=False) as other:
             assert other is None
-    with held(tmp_path / "lock", wait=False) as after:
+    with file_lock(tmp_path / "lock", wait=False) as after:
         assert after is not None
 
 
@@ -178,7 +184,7 @@ def test_an_image_that_vanishes_costs_its_own_case_and_no_folder_is_told(
         "c0": "done", "c1": "failed", "c2": "failed", "c3": "done",
     }  # fmt: skip
     assert entries["c1"]["error"] == "No such file or directory: c1.nii.gz"
-    assert entries["c2"]["error"] == "c2.nii.gz is a link that leaves its folder; copy the file into the folder"
+    assert entries["c2"]["error"].startswith("c2.nii.gz is a link to a file that is not there")
     for file in (*(out / "casewise").glob("*.json"), out / "audit.jsonl", out / "report.html"):
         assert str(tmp_path) not in file.read_text(), file.name
 
@@ -213,7 +219,7 @@ def test_a_label_that_is_damaged_costs_its_own_score_and_no_page(
     for sentence in ("c1 is not scored: c1.nii.gz", "c2 is not scored: c2.nii.gz is not a file", "c3 is not scored: l"):
         assert f"! {sentence}" in done.stderr
         assert sentence in page.read_text()
-    assert "(over the 1 scored case of the folder)" in done.stdout
+    assert "(over 1 case)" in done.stdout
     assert verify_predictions(tmp_path / "out") == []
 
 
@@ -275,7 +281,7 @@ EDITS: dict[Callable[[Path], None], str] = {
 @pytest.fixture(scope="module")
 def predicted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = scans(tmp_path_factory.mktemp("predicted"), 2)
-    assert predict(root, "--report", root / "run.json").exit_code == 0
+    assert predict(root, "--set", f"report={root / 'run.json'}").exit_code == 0
     return root
 
 
@@ -286,9 +292,32 @@ def test_verify_notices(edit: Callable[[Path], None], predicted: Path, tmp_path:
     root = tmp_path / "copy"
     shutil.copytree(predicted, root)
     app = importlib.import_module("casewise.cli.inspect").app
-    typed = ["verify", str(root / "out"), "--report", str(root / "run.json")]
+    typed = [str(root / "out"), "--set", f"report={root / 'run.json'}"]
     assert CliRunner().invoke(app, typed, catch_exceptions=False).exit_code == 0
     edit(root / "out")
     done = CliRunner().invoke(app, typed, catch_exceptions=False)
     assert done.exit_code == 1
     assert EDITS[edit] in done.stdout
+
+
+def test_ladders_that_begin_at_once_on_one_new_archive_are_all_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = store.write_manifest
+    monkeypatch.setattr(store, "write_manifest", lambda *given: (time.sleep(0.01), slow(*given)))
+    binding = Binding("m", "tent", "array", "min_area=16")
+    start = threading.Barrier(6)
+
+    def record(number: int) -> None:
+        start.wait()
+        archive = store.create_archive(tmp_path / "a", binding=binding, steps=1, ladder=f"l{number}")
+        mask = np.zeros((4, 4), np.uint8)
+        made = Trajectory("c", (mask, mask + number % 2), ({}, {}))
+        archive.add(Case("c", np.zeros((1, 4, 4))), made).seal()
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(record, range(6)))
+    found = store.open_archive(tmp_path / "a")
+    assert sorted(found.ladders) == [f"l{number}" for number in range(6)]
+    assert verify(tmp_path / "a") == []
+    assert sorted(found.manifest["cases"]["c"]["ladders"]) == sorted(found.ladders)

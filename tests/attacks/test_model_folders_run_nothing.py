@@ -81,6 +81,9 @@ POISON: dict[str, tuple[str, Callable[[dict[str, Any]], None]]] = {
     "reader": ("plans.json", lambda plans: plans.update(image_reader_writer="evil.Net")),
     "label manager": ("plans.json", lambda plans: plans.update(label_manager="evil.Net")),
     "reader of the dataset": ("dataset.json", lambda plain: plain.update(overwrite_image_reader_writer="evil.Net")),
+    "a list below the listed keys": ("plans.json", in_architecture(_kw_requires_import=[["norm_op"]])),
+    "keys that are no list": ("plans.json", in_architecture(_kw_requires_import=7)),
+    "a key that is not there": ("plans.json", in_architecture(_kw_requires_import=["nowhere"])),
     "no configurations": ("plans.json", lambda plans: plans.update(configurations=7)),
 }
 
@@ -113,7 +116,7 @@ def test_a_checkpoint_that_names_its_trainer_with_a_dot_is_refused(folder: Path,
 def test_the_refusal_says_which_flag_would_allow_the_class_and_the_flag_does(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "code" / "mynets.py").write_text(f"from {NETWORK.rpartition('.')[0]} import PlainConvUNet as Mine\n")
     edited(folder, "plans.json", in_architecture(network_class_name="mynets.Mine"))
-    with pytest.raises(UnsafeInput, match=r"--trust-architecture mynets\.Mine"):
+    with pytest.raises(UnsafeInput, match=r"--trust mynets\.Mine"):
         load_backbone(str(folder))
     assert load_backbone(str(folder), trust_architectures=("mynets.Mine",)).classes == 3
 

@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 from casewise.archive.store import open_archive
 from casewise.core.errors import CasewiseWarning
-from casewise.core.records import made_case_id
+from casewise.core.records import Policy, made_case_id
 from casewise.data.datasets.plain import plain
 from casewise.data.folders import list_cases, with_labels
+from casewise.judge.policy import write_policy
 
 MODEL = "casewise.adapt.networks:phantom_cardiac"
 NAMES = ("Fall Müller (1)", "病人 1", "patient;rm -rf", "=cmd()", "a" * 180, "-leading", "Fall Muller (1)", "plain_1")
@@ -31,7 +32,7 @@ def scan(path: Path, slices: int = 2) -> Path:
 
 def predict(root: Path, *words: object) -> tuple[Any, dict[str, Any]]:
     app = importlib.import_module("casewise.cli.predict").app
-    typed = ["-i", root / "images", "-o", root / "out", "-m", MODEL, "-device", "cpu", "--contract", "off", *words]
+    typed = ["-i", root / "images", "-o", root / "out", "-m", MODEL, "-device", "cpu", "--set", "contract=off", *words]
     done = CliRunner().invoke(app, [str(word) for word in typed], catch_exceptions=False)
     found = {path.stem: json.loads(path.read_text()) for path in (root / "out" / "casewise").glob("*.json")}
     return done, found
@@ -94,10 +95,11 @@ def test_a_link_out_of_the_folder_is_refused_and_the_case_beside_it_comes_out(co
     assert done.exit_code == 3
 
 
-@pytest.mark.parametrize("policy", [("m0",), ("fixed-k", "--steps", 1, "--objective", "tent")])
-def test_a_volume_of_one_slice_has_a_mask_and_a_picture(policy: tuple[Any, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("adapts", [False, True])
+def test_a_volume_of_one_slice_has_a_mask_and_a_picture(adapts: bool, tmp_path: Path) -> None:
     scan(tmp_path / "images" / "one.nii.gz", slices=1)
-    done, found = predict(tmp_path, "--policy", *policy)
+    fixed = Policy("fixed-k", "fixed-k", {"step": 1}, 1, adaptation={"objective": "tent", "steps": 1})
+    done, found = predict(tmp_path, "--policy", write_policy(tmp_path / "fixed.json", fixed) if adapts else "m0")
     assert done.exit_code == 0
     assert found["one"]["status"] == "done"
     assert (tmp_path / "out" / "casewise" / "overlays" / "one.png").is_file()
@@ -105,10 +107,8 @@ def test_a_volume_of_one_slice_has_a_mask_and_a_picture(policy: tuple[Any, ...],
 
 
 def test_a_picture_that_cannot_be_drawn_never_costs_a_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from casewise.render import masks
-
     scan(tmp_path / "images" / "a.nii.gz")
-    monkeypatch.setattr(masks, "overlay_png", lambda preview: 1 / 0)
+    monkeypatch.setattr("casewise.run.predict_all.overlay_png", lambda preview: 1 / 0)
     with pytest.warns(CasewiseWarning, match=r"the picture of case a cannot be drawn .*; its mask is there"):
         done, found = predict(tmp_path, "--policy", "m0")
     assert done.exit_code == 0

@@ -37,7 +37,7 @@ def test_the_table_of_reviews_and_that_of_cases_hold_no_formula(tmp_path: Path) 
 
 
 def test_the_tables_of_compare_hold_no_formula(tmp_path: Path) -> None:
-    from casewise.cli.compare import app
+    from casewise.cli import app
 
     for name, voxels in (("old", 9), ("new", 4)):
         (tmp_path / name).mkdir()

@@ -105,7 +105,9 @@ def test_a_checkpoint_that_changed_after_its_conversion_is_not_ignored(tmp_path:
     times = made.stat().st_mtime
     torch.save(new, old)
     os.utime(old, (times - 100, times - 100))  # a copy that keeps its time: only the hash tells
-    with pytest.raises(Refused, match=r"a\.pth changed after a\.safetensors was made from it.*casewise convert"):
+    with pytest.raises(
+        Refused, match=r"a\.pth changed after a\.safetensors was made from it.*casewise inspect --convert"
+    ):
         read_checkpoint(old)
     convert_checkpoint(old)
     assert read_checkpoint(old)["w"].tolist() == [7, 7]
@@ -114,7 +116,7 @@ def test_a_checkpoint_that_changed_after_its_conversion_is_not_ignored(tmp_path:
 def test_weights_of_others_beside_a_checkpoint_are_not_replaced(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "a.pth")
     write_safetensors(tmp_path / "a.safetensors", {"w": torch.zeros(2)})
-    with pytest.raises(BadInput, match="no casewise convert wrote it"):
+    with pytest.raises(BadInput, match="was not written by casewise inspect --convert"):
         convert_checkpoint(tmp_path / "a.pth")
 
 
@@ -124,7 +126,7 @@ def test_a_conversion_by_others_is_told_by_the_time_of_the_files(tmp_path: Path)
     assert read_checkpoint(tmp_path / "a.pth")["w"].tolist() == [0, 0]
     later = (tmp_path / "a.safetensors").stat().st_mtime + 10
     os.utime(tmp_path / "a.pth", (later, later))
-    said = r"no casewise convert wrote, and it is not clear which one you mean; move a\.safetensors away to use a\.pth"
+    said = r"no casewise inspect --convert wrote, .* which one you mean; move a\.safetensors away to use a\.pth"
     with pytest.raises(Refused, match=said):
         read_checkpoint(tmp_path / "a.pth")
 
@@ -143,7 +145,7 @@ def test_weights_of_others_are_named_where_nnunet_cannot_use_them(model: Any, tm
     folder = tmp_path / "model"
     shutil.copytree(model(), folder)
     write_safetensors(folder / "fold_0" / "checkpoint_final.safetensors", {"w": torch.zeros(2)})
-    with pytest.raises(BadInput, match=r"final\.safetensors is no .*; move it away to use checkpoint_final\.pth"):
+    with pytest.raises(BadInput, match=r"final\.safetensors is not .*; move it away to use checkpoint_final\.pth"):
         load_backbone(str(folder))
 
 

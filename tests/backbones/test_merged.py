@@ -40,8 +40,8 @@ IMAGE = np.random.default_rng(0).normal(size=(1, 24, 24)).astype(np.float32)
 
 
 def mask_of(backbone: Backbone) -> np.ndarray:
-    from casewise.adapt.episode import run_episode
     from casewise.adapt.objectives import objective_of
+    from casewise.adapt.proposers.live import run_episode
 
     prepared = backbone.prepare(Case("a", IMAGE))
     made = run_episode(
@@ -76,10 +76,10 @@ def test_another_merge_is_another_loader_and_no_merge_is_the_backbone_itself(pla
 @pytest.mark.parametrize(
     ("lines", "error", "sentence"),
     [
-        (["disc"], BadInput, "a merge is NEW=OLD or NEW=OLD"),
-        (["disc=rim+"], BadInput, "a merge is NEW=OLD or NEW=OLD"),
+        (["disc"], BadInput, "a merge must be NEW=OLD or NEW=OLD"),
+        (["disc=rim+"], BadInput, "a merge must be NEW=OLD or NEW=OLD"),
         (["disc=rim+cap"], UnknownName, "no class is called 'cap'. Did you mean 'cup'?"),
-        (["disc=rim+cup", "x=cup"], BadInput, "class 'cup' is merged twice, by --merge x=cup too"),
+        (["disc=rim+cup", "x=cup"], BadInput, "class 'cup' is merged twice, by merge=x=cup too"),
     ],
 )
 def test_lines_that_make_no_sense_are_refused(
@@ -90,8 +90,9 @@ def test_lines_that_make_no_sense_are_refused(
 
 
 def test_views_and_their_consensus_are_merged_too(plain: Backbone) -> None:
+    from worlds.readings import readings_of
+
     from casewise.adapt.adaptation import Adaptation
-    from casewise.adapt.proposers import readings_of
 
     def masks(backbone: Backbone) -> np.ndarray:
         case = Case("a", IMAGE)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from casewise.adapt.augmentations import WEAK_VIEWS, View
+from casewise.adapt.augmentations import WEAK_VIEWS, LightView
 from casewise.adapt.backbones import load_backbone
 from casewise.adapt.backbones.module import Module, of_network
 from casewise.adapt.snapshot import fingerprint
@@ -45,7 +45,7 @@ def test_padding_is_taken_off_the_logits() -> None:
 
 
 @pytest.mark.parametrize("view", WEAK_VIEWS, ids=str)
-def test_a_mirrored_or_turned_picture_meets_its_own_voxels_again_though_the_network_pads(view: View) -> None:
+def test_a_mirrored_or_turned_picture_meets_its_own_voxels_again_though_the_network_pads(view: LightView) -> None:
     """MEMO, CoTTA, GraTa and agreement turn inputs and take logits back; a voxel-wise network must not notice."""
     seen = []
     voxelwise = nn.Conv2d(1, 3, 1)
@@ -74,8 +74,8 @@ def test_a_factory_is_loaded_by_its_address_with_weights(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("no.such.module:make", "cannot be imported"),
-        ("casewise.adapt.networks:nothing", "no function called nothing"),
+        ("no.such.module:make", "no model at .no.such.module:make"),
+        ("casewise.adapt.networks:nothing", "no attribute .nothing"),
         ("casewise.core.seeds:seed_of", "missing"),
         ("neither this nor that", "neither a folder"),
     ],
@@ -100,5 +100,5 @@ def test_nan_and_channels_are_refused() -> None:
 
 def test_a_folder_that_is_no_model_says_what_it_holds(tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").touch()
-    with pytest.raises(BadInput, match=r"no model folder.*holiday.jpg"):
+    with pytest.raises(BadInput, match=r"not a model folder.*holiday.jpg"):
         load_backbone(str(tmp_path))

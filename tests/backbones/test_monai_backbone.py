@@ -13,8 +13,8 @@ import torch
 
 from casewise.adapt.backbones import load_backbone
 from casewise.adapt.backbones.checkpoints import write_safetensors
-from casewise.adapt.episode import run_episode
 from casewise.adapt.objectives import objective_of
+from casewise.adapt.proposers.live import run_episode
 from casewise.core.errors import BadInput, NothingToAdapt, UnknownName, UnsafeInput
 from casewise.core.records import Case
 

@@ -17,14 +17,15 @@ from miniature_nnunet import scan
 
 from casewise.adapt.backbones import Backbone, load_backbone
 from casewise.adapt.backbones.merged import merged
-from casewise.adapt.episode import run_episode
-from casewise.adapt.proposers import SharedSource
+from casewise.adapt.forward_episode import SharedSource
+from casewise.adapt.model import Model
+from casewise.adapt.proposers.live import run_episode
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput
 from casewise.core.records import Case, Policy
 from casewise.data.folders import list_cases
-from casewise.deployment import Deployment, Model
-from casewise.run.assemble import gathered_cases
+from casewise.deployment import Deployment
+from casewise.run.gather import gathered_cases
 from casewise.run.predict_folder import prediction_work
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -178,7 +179,7 @@ def test_headers_are_kept_exactly_where_that_is_asked_for(reader: str, model: An
     nifti.set_qform(lies, code=3)
     nibabel.save(nifti, source)
     spec = Model(str(model(reader=reader)))
-    cases, policy = gathered_cases(spec, source.parent), Policy("m0", "m0", {}, 0)
+    cases, policy = gathered_cases(spec.load(), source.parent), Policy("m0", "m0", {}, 0)
     for name, keep in (("plain", False), ("kept", True)):
         deployment = Deployment(spec, policy=policy, contract="off")
         work = prediction_work(deployment, cases, tmp_path / name, keep_header=keep)

@@ -14,20 +14,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from worlds.readings import readings_of
 
 from casewise.adapt.adaptation import Adaptation
-from casewise.adapt.backbones import load_backbone
+from casewise.adapt.backbones import load_backbone, pipeline_of
 from casewise.adapt.backbones.checkpoints import write_safetensors
 from casewise.adapt.backbones.merged import merged
-from casewise.adapt.members import Members
-from casewise.adapt.proposers import pipeline_of, readings_of
+from casewise.adapt.model import Model
+from casewise.adapt.proposers import PreparedCase, proposer_of
+from casewise.adapt.proposers.members import Members
 from casewise.adapt.snapshot import fingerprint
 from casewise.adapt.views import inverted, views_of
 from casewise.archive.store import open_archive
 from casewise.core.errors import BadInput, Mismatch, NotFinite
 from casewise.core.records import Case, Policy
 from casewise.data.folders import list_cases, with_labels
-from casewise.deployment import Deployment, Model
 from casewise.judge.calibration.view_selection import read_case
 from casewise.judge.outcomes import outcomes
 from casewise.judge.policy import check_binding
@@ -54,7 +55,7 @@ def test_nnunet_is_read_through_its_own_pipeline(options: dict[str, Any], model:
     case = backbone.read(list_cases(scans / "images", ending=backbone.ending)[0]).case
     prepared = backbone.prepare(case)
     before = fingerprint(backbone.network)
-    how = Adaptation("views:mirror(x),gamma(1.3),scale(0.8)", keep_ballots=True)
+    how = Adaptation("views:mirror(x),gamma(1.3),scale(0.8)", save_probabilities=True)
     made = readings_of(backbone, prepared, case, how)
     assert prepared.predict is not None
     assert np.array_equal(made.masks[0], prepared.predict())
@@ -71,7 +72,7 @@ def test_mirrors_are_dropped_where_nnunet_averages_over_them_itself(model: Any, 
     folder = str(model(dimensions=2))
     with_mirrors, without = (load_backbone(folder, mirroring=one) for one in (True, False))
     views = Adaptation("views:mirror(x),mirror(y),mirror(xy),gamma(1.3),gamma(1.3)+mirror(x)", mirrored_views=True)
-    assert [str(view) for view in views.forward_only.on(with_mirrors)] == ["gamma(1.3)"]
+    assert [str(view) for view in proposer_of(views).on(with_mirrors)] == ["gamma(1.3)"]
     assert views.horizon(with_mirrors) == 2
     assert views.horizon(without) == 6
     assert views.binding(with_mirrors) != views.binding(without)
@@ -123,16 +124,16 @@ def test_a_recorded_mean_is_known_from_its_ballots_also_where_m0_counts_several_
 ) -> None:
     """What choose-views scores is what would be deployed; the weight of M0 is in the archive."""
     cases = with_labels(list_cases(scans / "images", ending=".nii.gz"), scans / "labels")[:1]
-    how = Adaptation(FEW, keep_ballots=True)
+    how = Adaptation(FEW, save_probabilities=True)
     for mirrored, weight in ((False, 4), (True, 1)):
-        deployment = Deployment(
-            Model(str(model(dimensions=2))), (replace(how, mirrored_views=mirrored),), ladders=("views",)
-        )
+        proposers = {"views": replace(how, mirrored_views=mirrored)}
         archive, results = record_folder(
-            RecordCase(deployment, {files.id: files for files in cases}), LocalEngine(), tmp_path / str(weight)
+            RecordCase(Model(str(model(dimensions=2))), proposers, {files.id: files for files in cases}),
+            LocalEngine(),
+            tmp_path / str(weight),
         )
         assert [result.error for result in results] == [None]
-        archive = open_archive(archive.path).on("views")
+        archive = open_archive(archive.path).ladder("views")
         case = read_case(archive, cases[0].id)
         assert case.source_weight == weight
         steps = outcomes(archive).set_index("step")["metric"]
@@ -148,7 +149,7 @@ def test_a_view_that_breaks_leaves_nnunets_mirroring_on(
     prepared = backbone.prepare(case)
     assert prepared.predict is not None
     before, weights = prepared.predict(), fingerprint(backbone.network)
-    episode = Adaptation(FEW).forward_only.episode(backbone, prepared, case)
+    episode = proposer_of(Adaptation(FEW)).propose(PreparedCase(case, prepared), backbone)
 
     def broken(*inputs: object) -> None:
         raise RuntimeError("out of memory")
@@ -194,24 +195,22 @@ def test_mirrors_stay_where_views_are_read_unmirrored_and_a_policy_is_bound_to_t
     folder = str(model(dimensions=2))
     mirrored, plain = (load_backbone(folder, mirroring=one) for one in (True, False))
     with_it, without = Adaptation(FEW, mirrored_views=True), Adaptation(FEW)
-    assert [str(view) for view in with_it.forward_only.on(mirrored)] == ["gamma(1.3)", "scale(0.8)"]
-    assert ",".join(map(str, without.forward_only.on(mirrored))) == FEW.removeprefix("views:")
+    assert [str(view) for view in proposer_of(with_it).on(mirrored)] == ["gamma(1.3)", "scale(0.8)"]
+    assert ",".join(map(str, proposer_of(without).on(mirrored))) == FEW.removeprefix("views:")
     assert without.binding(plain) == with_it.binding(plain)  # nothing to switch off
     case = mirrored.read(list_cases(scans / "images", ending=mirrored.ending)[0]).case
-    drawn_for = replace(without, objective="views:random(8)").forward_only.episode(
-        mirrored, mirrored.prepare(case), case
+    drawn_for = proposer_of(replace(without, objective="views:random(8)")).propose(
+        PreparedCase(case, mirrored.prepare(case)), mirrored
     )
-    assert any("mirror" in reading.name for reading in drawn_for.readings)
+    assert any("mirror" in reading.name for reading in drawn_for.passes)
     fitted = replace(with_it, objective="views:gamma(1.3)")  # the same views both ways
     policy = Policy("consensus", "fixed-k", {"step": 2}, 2, binding=fitted.binding(mirrored))
     check_binding(policy, fitted.binding(mirrored))
-    with pytest.raises(Mismatch, match="unmirrored"):
+    with pytest.raises(Mismatch, match="source_weight"):
         check_binding(policy, replace(fitted, mirrored_views=False).binding(mirrored))
     for one in (with_it, without):
         plain = json.loads(json.dumps(one.as_plain()))
         assert Adaptation.from_plain(plain) == one
-        del plain["mirrored_views"]  # as files said it while views were read with mirroring unless told otherwise
-        assert Adaptation.from_plain(plain) == with_it
 
 
 def test_a_backbone_that_cannot_read_without_its_mirroring_says_so(model: Any, scans: Path) -> None:
@@ -220,9 +219,11 @@ def test_a_backbone_that_cannot_read_without_its_mirroring_says_so(model: Any, s
     prepared = backbone.prepare(case)
     assert prepared.pipeline is not None
     bare = replace(prepared, pipeline=replace(prepared.pipeline, unmirrored=None))
-    with pytest.raises(BadInput, match=r"averages mirror images and cannot read views without; say --mirrored"):
-        Adaptation(FEW).forward_only.episode(backbone, bare, case)
-    with pytest.raises(BadInput, match=r"name others, or leave --mirrored-views out"):
+    with pytest.raises(
+        BadInput, match=r"averages mirror images and cannot read views without; say --set mirrored-views=true"
+    ):
+        proposer_of(Adaptation(FEW)).propose(PreparedCase(case, bare), backbone)
+    with pytest.raises(BadInput, match=r"name others, or leave mirrored-views out"):
         Adaptation("views:mirror(x)", mirrored_views=True).horizon(backbone)
 
 
@@ -291,7 +292,7 @@ def test_another_model_is_a_member_where_its_labels_agree(model: Any, scans: Pat
     predict = load_backbone(str(other), mirroring=False).prepare(case).predict
     assert predict is not None
     assert np.array_equal(made.masks[1], predict())
-    assert load_backbone(str(other)).fingerprint[:12] in how.binding(backbone).objective
+    assert load_backbone(str(other)).fingerprint[:16] in how.binding(backbone).options["members"].values()
     with pytest.raises(Mismatch, match=r"member .* has (an)?other"):
         Adaptation(f"members:{model(regions=True)}").binding(backbone)
     with pytest.raises(BadInput, match="needs an nnU-Net of several folds"):

@@ -12,21 +12,20 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from casewise.adapt.adaptation import Adaptation
 from casewise.cli import app
-from casewise.cli.predict import _certified
-from casewise.core.predicted import PredictedCase
-from casewise.core.records import Action, Decision, State
-from casewise.data.dicom import find_series
+from casewise.core.prediction_record import PredictedCase
+from casewise.core.records import Action, Decision, Policy, State
 from casewise.data.nifti import read_label
+from casewise.judge.policy import write_policy
 from casewise.run.dicom import decision_sentence
+from casewise.run.predict_all import _in_words
 
 pydicom = pytest.importorskip("pydicom")
 pytest.importorskip("highdicom")
 
 from miniature_nnunet import scan, write_model, write_scans  # noqa: E402
-from worlds.dicom_series import OBLIQUE, STRAIGHT, write_series  # noqa: E402
-
-from casewise.data.dicom_objects import read_report, read_segmentation  # noqa: E402
+from worlds.dicom_series import OBLIQUE, STRAIGHT, find_series, read_report, read_segmentation, write_series  # noqa: E402
 
 
 def said(*words: object, code: int = 0) -> Any:
@@ -54,9 +53,10 @@ def studies(tmp_path: Path) -> Path:
 
 
 def test_series_go_in_and_masks_come_out_in_every_form(model: Path, studies: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    words = ("predict", "-i", studies, "-o", out, "-m", model, "--disable_tta", "-device", "cpu", "--policy", "fixed-k",
-             "--steps", "1", "--lr", "1e-3", "--no-overlays", "--contract", "warn")  # fmt: skip
+    out, how = tmp_path / "out", Adaptation("tent", learning_rate=1e-3, steps=1).as_plain()
+    policy = write_policy(tmp_path / "policy.json", Policy("fixed-k", "fixed-k", {"step": 1}, 1, adaptation=how))
+    words = ("predict", "-i", studies, "-o", out, "-m", model, "--disable_tta", "-device", "cpu", "--policy", policy,
+             "--set", "overlays=false", "--set", "contract=warn")  # fmt: skip
     plan = json.loads(said(*words, "--dry-run", "--json").stdout)
     assert (len(plan["cases"]), plan["to_do"]) == (3, 3)
     assert not out.exists()  # not even the converted images
@@ -91,8 +91,8 @@ def test_a_report_calls_a_view_no_update_and_repeats_no_promise_that_is_void() -
         (None, "at most one in ten"),
         ("the watch rang", "the certificate does not hold here: the watch rang"),
     ):
-        assert _certified({"statement": "at most one in ten", "why_void": void}) == expected
-    assert _certified(None) == ""
+        assert _in_words({"statement": "at most one in ten", "why_void": void}) == expected
+    assert _in_words(None) == ""
 
 
 def test_a_part_without_a_series_is_no_error(studies: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_part_without_a_series_is_no_error(studies: Path) -> None:
 def test_record_takes_series_and_keeps_patients_together(studies: Path, tmp_path: Path) -> None:
     from casewise.archive.store import open_archive
 
-    words = ("-m", "casewise.adapt.networks:phantom_cardiac", "--steps", "1", "--shrink", "", "-device", "cpu")
+    words = ("-m", "casewise.adapt.networks:phantom_cardiac", "--steps", "1", "--set", "shrink=", "-device", "cpu")
     said("record", "-i", studies, "-o", tmp_path / "archive", *words)
     archive = open_archive(tmp_path / "archive")
     assert archive.ids == ("descending", "oblique", "straight")
@@ -214,8 +214,22 @@ def brain(tmp_path: Path) -> Path:
 
 def test_series_of_one_study_are_the_channels_of_one_case(brain: Path, tmp_path: Path) -> None:
     out, network = tmp_path / "out", f"{__name__}:two_channels"
-    words = ("predict", "-i", brain, "-o", out, "-m", network, "-device", "cpu", "--policy", "m0", "--no-overlays")
-    result = said(*words, "--channels", "t1*,flair*", code=3)
+    words = (
+        "predict",
+        "-i",
+        brain,
+        "-o",
+        out,
+        "-m",
+        network,
+        "-device",
+        "cpu",
+        "--policy",
+        "m0",
+        "--set",
+        "overlays=false",
+    )
+    result = said(*words, "--set", "channels=t1*,flair*", code=3)
     assert (
         "study bob: series 'T1 ax' (4 x 40 x 36) and 'FLAIR ax' (4 x 38 x 36) do not lie on one grid; register and "
         "resample them before" in result.stderr
@@ -244,12 +258,12 @@ def test_channels_that_nobody_named_are_refused_with_the_series_that_are_there(b
     ):
         said(*words)
     with pytest.raises(BadInput, match=r"study ann: 0 series are called 'T2\*', one is expected; there are 'FLAIR ax'"):
-        said(*words, "--channels", "T1*,T2*")
+        said(*words, "--set", "channels=T1*,T2*")
     with pytest.raises(BadInput, match=r"'T1\*,FLAIR\*', got 'T1\*,'"):
-        said(*words, "--channels", "T1*,")
+        said(*words, "--set", "channels=T1*,")
     (tmp_path / "plain").mkdir()
-    with pytest.raises(BadInput, match=r"--channels names DICOM series, and .*plain holds none"):
-        said("predict", "-i", tmp_path / "plain", *words[3:], "--channels", "T1*,FLAIR*")
+    with pytest.raises(BadInput, match=r"channels names DICOM series, and .*plain holds none"):
+        said("predict", "-i", tmp_path / "plain", *words[3:], "--set", "channels=T1*,FLAIR*")
 
 
 def test_a_label_value_that_the_model_does_not_have_is_named(model: Path, tmp_path: Path) -> None:
@@ -259,6 +273,6 @@ def test_a_label_value_that_the_model_does_not_have_is_named(model: Path, tmp_pa
     values = np.asarray(label.dataobj).astype(np.uint8)
     values[values == 1] = 7
     nib.save(nib.Nifti1Image(values, label.affine), labels / f"{name}.nii.gz")
-    words = ("record", "-m", model, "-i", images, "-l", labels, "--steps", 1, "--shrink", "", "--disable_tta")
+    words = ("record", "-m", model, "-i", images, "-l", labels, "--steps", 1, "--set", "shrink=", "--disable_tta")
     result = said(*words, "-device", "cpu", "-o", tmp_path / "archive")
     assert f"casewise: {name}: its label holds 7, which is no class of the model (0, 1" in result.stderr

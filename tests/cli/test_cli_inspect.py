@@ -50,16 +50,16 @@ def test_json_holds_the_same(acdc: Path) -> None:
 
 def test_a_holdout_is_written_with_its_clusters(acdc: Path, tmp_path: Path) -> None:
     out = tmp_path / "plain"
-    run(acdc, "--write", out, "--holdout", "0.2")
+    run(acdc, "--export", out, "--holdout", "0.2")
     seen = json.loads(run(out, "--json"))
     assert seen["splits"] == {"calibration": 2, "evaluation": 8}
     assert (seen["clusters"], seen["groups"], seen["labelled"]) == (5, {"fog": 10}, 10)
 
 
 def test_a_split_can_be_chosen(acdc: Path) -> None:
-    assert json.loads(run(acdc, "--json", "--split", "validation", "--group", "fog"))["cases"] == 10
+    assert json.loads(run(acdc, "--json", "--set", "split=validation", "--set", "group=fog"))["cases"] == 10
     with pytest.raises(BadInput, match="splits"):
-        run(acdc, "--split", "training")
+        run(acdc, "--set", "split=training")
 
 
 def test_options_reach_the_loader(acdc: Path) -> None:

@@ -56,17 +56,17 @@ def test_the_policy_is_replayed_from_its_folder_and_decisions_are_written(archiv
 def test_replay_replaces_its_own_decisions_and_no_other_file(archive, tmp_path):
     out = tmp_path / "decisions.jsonl"
     for step in (1, 2):
-        said("replay", archive, "fixed-k", "--set", f"step={step}", "-o", out)
+        said("replay", archive, "fixed-k", "--option", f"step={step}", "-o", out)
     assert {json.loads(line)["deployed"] for line in out.read_text().splitlines()} == {2}
     for foreign in (b'{"case": "mine"}\n', b"\x89PNG\r\n", b"[1]\n"):
         out.write_bytes(foreign)
         with pytest.raises(BadInput, match="was not written by replay"):
-            said("replay", archive, "fixed-k", "--set", "step=1", "-o", out)
+            said("replay", archive, "fixed-k", "--option", "step=1", "-o", out)
         assert out.read_bytes() == foreign
 
 
 @pytest.mark.parametrize(
-    ("words", "deployed"), [(["m0"], "0.000"), (["fixed-k", "--set", "step=2"], "2.000"), (["frag-stop"], "")]
+    ("words", "deployed"), [(["m0"], "0.000"), (["fixed-k", "--option", "step=2"], "2.000"), (["frag-stop"], "")]
 )
 def test_a_controller_without_calibration_is_replayed_by_name(archive, words, deployed):
     assert f"mean steps deployed {deployed}" in said("replay", archive, *words).output
@@ -77,24 +77,24 @@ def test_a_router_without_calibration_says_so(archive):
         said("replay", archive, "router")
     with pytest.raises(UnknownName, match="Did you mean 'frag-stop'"):
         said("replay", archive, "fragstop")
-    with pytest.raises(BadInput, match="--set takes name=value"):
-        said("replay", archive, "fixed-k", "--set", "step")
+    with pytest.raises(BadInput, match="--option takes name=value"):
+        said("replay", archive, "fixed-k", "--option", "step")
 
 
 def test_verify_says_whole_or_names_the_damage(archive):
-    assert "is whole" in said("verify", archive).output
+    assert "is whole" in said("inspect", archive).output
     (archive / "cases/case-0003/masks.npz").write_bytes(b"no")
-    result = said("verify", archive)
+    result = said("inspect", archive)
     assert result.exit_code == 1
     assert "case-0003: masks.npz was changed" in result.output
 
 
 def test_verify_of_a_folder_that_is_not_there_is_a_wrong_argument_and_no_damage(tmp_path):
-    with pytest.raises(BadInput, match=r"there is no folder .*nowhere; name an archive or a folder of predictions"):
-        said("verify", tmp_path / "nowhere")
+    with pytest.raises(BadInput, match=r"there is nothing at .*nowhere"):
+        said("inspect", tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="there is no folder"):
-        said("verify", tmp_path / "file")
+    with pytest.raises(BadInput, match="is not a folder"):
+        said("inspect", tmp_path / "file")
 
 
 def test_looking_at_an_evaluation_archive_is_written_into_its_ledger(archive, tmp_path):
@@ -129,8 +129,8 @@ def test_masks_of_every_kind_are_imported_calibrated_and_replayed(tmp_path, kind
     made = tmp_path / "archive"
     output = said("import", "--masks", tmp_path / "masks", "--labels", tmp_path / "labels", "--out", made).output
     assert "6 cases, 2 steps, 6 labelled" in output
-    assert "is whole" in said("verify", made).output
-    assert "GO" in said("calibrate", made, "--policy", "prostate", "--coordinate", "delta").output
+    assert "is whole" in said("inspect", made).output
+    assert "GO" in said("calibrate", made, "--policy", "prostate", "--set", "coordinate=delta").output
     assert said("replay", made, made).output.startswith("6 cases")
 
 
@@ -158,10 +158,10 @@ def test_a_file_with_a_pickle_inside_is_not_imported(tmp_path):
     ("words", "refusal"),
     [
         (("router",), "does not say what it routes on"),
-        (("router", "--coordinate", "delta"), "these do: default, cardiac"),
-        (("frag-stop", "--coordinate", "delta"), "--coordinate is for policies that route"),
-        (("fixed-k", "--coordinate", "delta"), "--coordinate is for policies that route"),
-        (("choose", "--coordinate", "delta", "--hybrid"), "reads no --coordinate, --hybrid; leave it out"),
+        (("router", "--set", "coordinate=delta"), "these do: default, cardiac"),
+        (("frag-stop", "--set", "coordinate=delta"), "coordinate is for policies that route"),
+        (("fixed-k", "--set", "coordinate=delta"), "coordinate is for policies that route"),
+        (("choose", "--set", "coordinate=delta", "--set", "hybrid=true"), "reads no coordinate, hybrid; leave it out"),
     ],
 )
 def test_an_option_that_a_policy_does_not_read_is_refused(archive, words, refusal):

@@ -40,11 +40,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recorded(home: Path, archive: Path, *members: str) -> Any:
     propose = "members:" + ",".join(f"worlds.members:{name}" for name in members)
     cases = ("-i", home / "images", "-l", home / "labels", "-o", archive)
-    return call("record", *MODEL, *cases, "--min-area", 1, "--propose", f"others={propose}"), propose
+    return call("record", *MODEL, *cases, "--set", "min-area=1", "--propose", f"others={propose}"), propose
 
 
 def predicted(home: Path, archive: Path, propose: str, out: Path) -> tuple[Any, dict[str, Any]]:
-    how = ("--policy", archive, "--objective", propose, "--force")
+    how = ("--policy", archive, "--set", f"objective={propose}", "--set", "force=true")
     done = call("predict", *MODEL, "-i", home / "images", "-o", out, *how)
     return done, json.loads((out / "casewise" / "case_12.json").read_text())
 

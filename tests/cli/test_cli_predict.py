@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +14,17 @@ import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
+from worlds.commands import typed
 
 import casewise
+from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones.checkpoints import write_safetensors
+from casewise.archive.store import open_archive
 from casewise.cli import app
 from casewise.core.errors import BadInput, Mismatch
+from casewise.core.records import Policy, State
 from casewise.judge.outcomes import judged_sentence
+from casewise.judge.policy import write_policy
 
 FACTORY = "casewise.adapt.networks:PlainUNet"
 ROOT = Path(casewise.__file__).parents[2]
@@ -64,11 +66,17 @@ def predicted(data: Path, weights: Path, *more: object, out: str = "out") -> Any
     )
 
 
-FIXED: Sequence[object] = ("--policy", "fixed-k", "--steps", 1, "--objective", "tent", "--lr", 0.05)
+@pytest.fixture
+def fixed(data: Path) -> Sequence[object]:
+    """A policy that deploys step 1 of TENT."""
+    how = Adaptation("tent", learning_rate=0.05, steps=1).as_plain()
+    return "--policy", write_policy(data / "fixed.json", Policy("fixed-k", "fixed-k", {"step": 1}, 1, adaptation=how))
 
 
-def test_a_run_leaves_masks_entries_a_summary_a_report_and_a_page(data: Path, weights: Path) -> None:
-    result = predicted(data, weights, *FIXED, "-l", data / "labels", "--report", data / "run.json")
+def test_a_run_leaves_masks_entries_a_summary_a_report_and_a_page(
+    data: Path, weights: Path, fixed: Sequence[object]
+) -> None:
+    result = predicted(data, weights, *fixed, "-l", data / "labels", "--set", f"report={data / 'run.json'}")
     assert result.exit_code == 0
     out = data / "out"
     assert sorted(path.name for path in out.glob("*.nii.gz")) == [f"case_{number}.nii.gz" for number in range(4)]
@@ -98,8 +106,8 @@ def test_a_run_leaves_masks_entries_a_summary_a_report_and_a_page(data: Path, we
     assert "Content-Security-Policy" in page
 
 
-def test_the_summary_is_the_one_that_nnunet_computes(data: Path, weights: Path) -> None:
-    predicted(data, weights, *FIXED, "-l", data / "labels")
+def test_the_summary_is_the_one_that_nnunet_computes(data: Path, weights: Path, fixed: Sequence[object]) -> None:
+    predicted(data, weights, *fixed, "-l", data / "labels")
     from nnunetv2.evaluation.evaluate_predictions import compute_metrics
     from nnunetv2.imageio.nibabel_reader_writer import NibabelIO
 
@@ -110,7 +118,7 @@ def test_the_summary_is_the_one_that_nnunet_computes(data: Path, weights: Path) 
 
 def test_a_failed_case_gives_exit_code_3_and_the_rest_is_done(data: Path, weights: Path) -> None:
     (data / "images" / "case_2_0000.nii.gz").write_bytes(b"\x1f\x8b broken")
-    result = predicted(data, weights, "--no-adapt", "--report", data / "run.json")
+    result = predicted(data, weights, "--policy", "m0", "--set", f"report={data / 'run.json'}")
     assert result.exit_code == 3
     assert len(list((data / "out").glob("*.nii.gz"))) == 3
     (failure,) = json.loads((data / "run.json").read_text())["failures"]
@@ -119,14 +127,14 @@ def test_a_failed_case_gives_exit_code_3_and_the_rest_is_done(data: Path, weight
 
 
 def test_without_a_policy_it_says_how_to_get_one(data: Path, weights: Path) -> None:
-    with pytest.raises(BadInput, match=r"casewise record .* casewise calibrate .* --policy m0"):
+    with pytest.raises(BadInput, match=r"casewise fit .* --policy m0"):
         predicted(data, weights)
     with pytest.raises(BadInput, match=r"not calibrated.* --policy m0"):
         predicted(data, weights, "--policy", "cardiac")
 
 
-def test_a_dry_run_writes_nothing(data: Path, weights: Path) -> None:
-    result = predicted(data, weights, *FIXED, "--dry-run")
+def test_a_dry_run_writes_nothing(data: Path, weights: Path, fixed: Sequence[object]) -> None:
+    result = predicted(data, weights, *fixed, "--dry-run")
     assert "case_0: 1 x 2 x 24 x 24, about" in result.output
     assert "4 cases, 4 to do" in result.output
     assert not (data / "out").exists()
@@ -145,27 +153,20 @@ def test_record_calibrate_predict_chain_on_one_folder(data: Path, weights: Path)
     archive = data / "archive"
     recorded = call(
         "record", "-m", FACTORY, "--weights", weights, "-i", data / "images", "-l", data / "labels", "-o", archive,
-        "--objective", "tent", "--lr", 0.05, "--steps", 2, "--min-area", 4, "-device", "cpu",
+        "--set", "objective=tent", "--lr", 0.05, "--steps", 2, "--set", "min-area=4", "-device", "cpu",
     )  # fmt: skip
     assert recorded.exit_code == 0
-    from casewise.archive.store import open_archive
-    from casewise.core.records import Policy
-    from casewise.judge.policy import write_policy
-
-    binding = open_archive(archive).binding
-    write_policy(archive, Policy("fixed-k", "fixed-k", {"step": 2}, 2, binding))
+    there = open_archive(archive)
+    how = there.configuration["adaptation"]
+    write_policy(archive, Policy("fixed-k", "fixed-k", {"step": 2}, 2, there.binding, adaptation=how))
     assert predicted(data, weights, "--policy", archive).exit_code == 0
     entry = json.loads((data / "out" / "casewise" / "case_0.json").read_text())
     assert entry["decision"]["deployed"] == 2
-    assert entry["signals"]["2"]["delta"] == pytest.approx(open_archive(archive).ladder("case_0")[_state(2)]["delta"])
-    with pytest.raises(Mismatch, match="fitted on another objective"):
-        predicted(data, weights, "--policy", archive, "--lr", 0.5)
-
-
-def _state(step: int) -> Any:
-    from casewise.core.records import State
-
-    return State(step)
+    assert entry["signals"]["2"]["delta"] == pytest.approx(there.signals_of("case_0")[State(2)]["delta"])
+    slower = {**how, "learning_rate": 0.5}
+    write_policy(archive, Policy("fixed-k", "fixed-k", {"step": 2}, 2, there.binding, adaptation=slower))
+    with pytest.raises(Mismatch, match="fitted on another learning_rate"):
+        predicted(data, weights, "--policy", archive)
 
 
 def test_folds_take_all_values_that_follow() -> None:
@@ -179,50 +180,16 @@ def test_folds_take_all_values_that_follow() -> None:
 
 def test_converting_writes_safetensors_beside_the_pickle(tmp_path: Path) -> None:
     torch.save({"state_dict": {"w": torch.ones(2)}}, tmp_path / "a.pth")
-    result = call("convert", tmp_path / "a.pth")
+    result = call("inspect", tmp_path / "a.pth", "--convert")
     assert result.output.strip() == str(tmp_path / "a.safetensors")
     assert (tmp_path / "a.safetensors").exists()
 
 
 def test_a_wrong_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "casewise",
-        "predict",
-        "-i",
-        str(tmp_path),
-        "-o",
-        str(tmp_path / "o"),
-        "--policy",
-        "m0",
-    ]
-    done = subprocess.run([*command, "-m", str(tmp_path)], capture_output=True, text=True)
+    done = typed("predict", "-i", tmp_path, "-o", tmp_path / "o", "--policy", "m0", "-m", tmp_path)
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stderr.startswith("casewise: ")
-
-
-def test_a_tracker_that_cannot_be_reached_is_refused_before_anything_is_written(data: Path, weights: Path) -> None:
-    with pytest.raises(BadInput, match="mlflow"):
-        predicted(data, weights, *FIXED, "--track", "somewhere")
-    assert not (data / "out").exists()
-
-
-def test_the_tutorial_runs_as_it_is_written(tmp_path: Path) -> None:
-    """Every ``$`` line of docs/tutorial/nnunet.md, in order, in one folder."""
-    text = (ROOT / "docs" / "tutorial" / "nnunet.md").read_text()
-    lines = [line[2:] for line in re.sub(r"\\\n\s*", "", text).splitlines() if line.startswith("$ ")]
-    assert any(line.startswith("casewise certify") for line in lines)
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    for line in lines:
-        words = shlex.split(line)
-        program = [sys.executable, "-m", "casewise"] if words[0] == "casewise" else [sys.executable]
-        if words[0] not in ("casewise", "python"):
-            program = [shutil.which(words[0]) or words[0]]
-        done = subprocess.run([*program, *words[1:]], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, f"{line}\n{done.stderr}"
-    assert (tmp_path / "out" / "report.html").exists()
 
 
 def test_frag_subset_from_images_to_masks(data: Path, weights: Path) -> None:
@@ -230,17 +197,17 @@ def test_frag_subset_from_images_to_masks(data: Path, weights: Path) -> None:
     shutil.copy(data / "images" / "case_1_0000.nii.gz", data / "images" / "case_4_0000.nii.gz")
     shutil.copy(data / "labels" / "case_1.nii.gz", data / "labels" / "case_4.nii.gz")
     model: Sequence[object] = ("-m", FACTORY, "--weights", weights, "-device", "cpu")
-    how = ("--objective", "tent", "--lr", 0.05, "--steps", 2, "--shrink", "", "--min-area", 4)
+    how = ("--set", "objective=tent", "--lr", 0.05, "--steps", 2, "--set", "shrink=", "--set", "min-area=4")
     shown = ("record", *model, "-i", data / "images", "-l", data / "labels", *how)
     assert call(*shown, "-o", data / "plain").exit_code == 0
-    with pytest.raises(BadInput, match="--statistics belongs to a modulation"):
-        call(*shown, "-o", data / "subset", "--statistics", data / "plain")
-    with pytest.raises(BadInput, match="name that archive with --statistics"):
-        call(*shown, "-o", data / "subset", "--modulation", "param-subset")
-    modulated = ("--modulation", "param-subset", "--statistics", data / "plain")
+    with pytest.raises(BadInput, match="statistics belong to a modulation"):
+        call(*shown, "-o", data / "subset", "--set", f"statistics={data / 'plain'}")
+    with pytest.raises(BadInput, match="name that archive with --set statistics"):
+        call(*shown, "-o", data / "subset", "--set", "modulation=param-subset")
+    modulated = ("--set", "modulation=param-subset", "--set", f"statistics={data / 'plain'}")
     assert call(*shown, "-o", data / "subset", *modulated).exit_code == 0
     assert call("calibrate", data / "subset", "--policy", "frag-subset").exit_code == 0
-    result = predicted(data, weights, "--policy", data / "subset", "--verbose", "--force")
+    result = predicted(data, weights, "--policy", data / "subset", "--set", "verbose=true", "--set", "force=true")
     assert result.exit_code == 0, result.output
     with pytest.raises(BadInput, match="'frag-subset' is not calibrated"):
         predicted(data, weights, "--policy", "frag-subset", out="bare")

@@ -2,51 +2,49 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-
-def casewise(*words: str, at: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "casewise", *words]
-    return subprocess.run(program, cwd=at, capture_output=True, text=True, env={**os.environ, **environment})
+from worlds.commands import typed as casewise
 
 
 def planned(at: Path, *words: str) -> str:
-    done = casewise("plan", *words, at=at)
-    return done.stdout + done.stderr
+    return casewise("certify", "--sample-size", *words, at=at).stdout
 
 
 def test_options_come_from_the_file_and_the_command_line_wins(tmp_path: Path) -> None:
     without = planned(tmp_path)
-    (tmp_path / "casewise.toml").write_text("[plan]\nalpha = 0.2\n")
+    (tmp_path / "casewise.toml").write_text("[certify]\nalpha = 0.2\n")
     from_file = planned(tmp_path)
     assert from_file != without
-    assert from_file == casewise("plan", "--alpha", "0.2", at=tmp_path.parent).stdout
-    assert planned(tmp_path, "--alpha", "0.1") == casewise("plan", "--alpha", "0.1", at=tmp_path.parent).stdout
+    assert from_file == casewise("certify", "--sample-size", "--alpha", "0.2", at=tmp_path.parent).stdout
+    assert (
+        planned(tmp_path, "--alpha", "0.1")
+        == casewise("certify", "--sample-size", "--alpha", "0.1", at=tmp_path.parent).stdout
+    )
 
 
 def test_the_common_table_gives_only_what_a_command_has(tmp_path: Path) -> None:
     (tmp_path / "casewise.toml").write_text('[all]\nalpha = 0.2\nmodel = "x"\n')
-    assert planned(tmp_path) == casewise("plan", "--alpha", "0.2", at=tmp_path.parent).stdout
+    assert planned(tmp_path) == casewise("certify", "--sample-size", "--alpha", "0.2", at=tmp_path.parent).stdout
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("[plan]\nalpa = 0.2\n", "no option of casewise plan is called 'alpa'. Did you mean 'alpha'?"),
-        ("[pln]\nalpha = 0.2\n", "casewise.toml: no table of a casewise.toml is called 'pln'. Did you mean 'plan'?"),
+        ("[certify]\nalpa = 0.2\n", "no option of casewise certify is called 'alpa'. Did you mean 'alpha'?"),
+        (
+            "[certfy]\nalpha = 0.2\n",
+            "casewise.toml: no table of a casewise.toml is called 'certfy'. Did you mean 'certify'?",
+        ),
         ("alpha = 0.2\n", "casewise.toml: alpha must stand below a table such as [all] or [predict]"),
-        ("[plan\n", "casewise.toml cannot be read"),
-        ("[plan]\nalpha = 'much'\n", "Invalid value for '--alpha'"),
+        ("[certify\n", "casewise.toml cannot be read"),
+        ("[certify]\nalpha = 'much'\n", "Invalid value for '--alpha'"),
     ],
 )
 def test_what_the_file_gets_wrong_is_said_in_one_line(tmp_path: Path, text: str, sentence: str) -> None:
     (tmp_path / "casewise.toml").write_text(text)
-    done = casewise("plan", at=tmp_path)
+    done = casewise("certify", "--sample-size", at=tmp_path)
     assert done.returncode == 2
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
@@ -55,14 +53,16 @@ def test_what_the_file_gets_wrong_is_said_in_one_line(tmp_path: Path, text: str,
 def test_a_file_cannot_trust_and_a_found_file_cannot_name_code(tmp_path: Path) -> None:
     (tmp_path / "evil.py").write_text("open('ran', 'w')\n")
     words = ("record", "-i", "in", "-o", "out", "-m", "nothing")
-    (tmp_path / "casewise.toml").write_text("[record]\ntrust-checkpoint = true\n")
-    assert "trust-checkpoint lets code run, so it is said on the command line" in casewise(*words, at=tmp_path).stderr
+    (tmp_path / "casewise.toml").write_text("[record]\ntrust = ['checkpoint']\n")
+    assert "trust lets code run, so it is said on the command line" in casewise(*words, at=tmp_path).stderr
     (tmp_path / "casewise.toml").write_text('[record]\nobjective = "evil:Thing"\n')
     done = casewise(*words, at=tmp_path)
-    assert "objective = 'evil:Thing' names code to run; allow it with --config casewise.toml" in done.stderr
+    assert "objective = 'evil:Thing' names code to run" in done.stderr
+    assert "--config casewise.toml" in done.stderr
     assert not (tmp_path / "ran").exists()
     named = casewise("--config", "casewise.toml", *words, at=tmp_path)
     assert "names code" not in named.stderr
+    assert "options from casewise.toml: objective" in named.stderr
 
 
 @pytest.mark.parametrize(

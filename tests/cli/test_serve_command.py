@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -12,6 +11,8 @@ import time
 from pathlib import Path
 
 import httpx
+import nibabel
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -19,7 +20,6 @@ from casewise.cli import app
 from casewise.core.errors import BadInput
 
 PHANTOM = "casewise.adapt.networks:phantom_cardiac"
-INFER = "/v2/models/phantom-cardiac/infer"
 
 
 def test_no_policy_is_no_service() -> None:
@@ -45,16 +45,15 @@ def test_a_sigterm_finishes_what_was_let_in_and_exits_with_0(tmp_path: Path) -> 
         url = f"http://127.0.0.1:{port}"
         for _ in range(1200):
             try:
-                httpx.get(f"{url}/v2/health/ready", trust_env=False).raise_for_status()
+                httpx.get(f"{url}/health/ready", trust_env=False).raise_for_status()
                 break
             except httpx.TransportError:
                 assert process.poll() is None, (tmp_path / "log").read_text()
                 time.sleep(0.1)
-        assert httpx.get(f"{url}/v2", trust_env=False).status_code == 401
-        values = [float(i % 7) for i in range(256)]
-        image = {"name": "image", "shape": [1, 16, 16], "datatype": "FP32", "data": values}
-        body = json.dumps({"inputs": [image]}).encode()
-        head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n"
+        assert httpx.get(f"{url}/model", trust_env=False).status_code == 401
+        image = np.arange(256, dtype=np.float32).reshape(16, 16, 1) % 7
+        body = nibabel.Nifti1Image(image, np.eye(4)).to_bytes()
+        head = "POST /segment HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n"
         with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
             connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:-1])
             key = {"Authorization": "Bearer secret"}

@@ -8,15 +8,16 @@ import torch
 from torch import nn
 
 import casewise
-from casewise.adapt.episode import as_batch, run_episode
+from casewise.adapt.episode import as_batch
 from casewise.adapt.objectives import OBJECTIVES
+from casewise.adapt.proposers.live import run_episode
 from casewise.archive.store import create_archive
 from casewise.core.records import Binding, Case, State
 from casewise.judge.controllers import CONTROLLERS
-from casewise.judge.controllers.by_group import ByGroup, InferredGroup
-from casewise.judge.controllers.flag import Flagging, Quality
+from casewise.judge.controllers.by_group import ByGroup
+from casewise.judge.controllers.flag import Flag, Quality
 from casewise.judge.controllers.router import Bucket, Router
-from casewise.judge.deciding import deployed_mask
+from casewise.judge.decide import Judge, deployed_mask
 from casewise.measure.signals.risk import RiskStatistics
 from casewise.replay import replay
 
@@ -89,8 +90,7 @@ def every_controller(archive):
     narrow = Router(**{**router, "cut_high": delta}, low=Bucket("depth", 3), mid=mid)
     wide = Router(**router, low=Bucket("depth", 3), mid=mid)
     signals = archive.signals()
-    entropy = signals.loc[signals["step"] == 0, "entropy"]
-    centroids = {"A": {"entropy": float(entropy.min())}, "B": {"entropy": float(entropy.max())}}
+    flag = Flag(Quality(1.0, 2.0, 0.9), below=0.7, steps=STEPS)
     return {
         "m0": CONTROLLERS.build("m0"),
         "fixed-0": CONTROLLERS.build("fixed-k", step=0),
@@ -112,16 +112,25 @@ def every_controller(archive):
             "region-gate", threshold=float(signals["drop.0"].median()), min_area=MIN_AREA, keep_small=True
         ),
         "by-group": ByGroup({"A": narrow, "B": wide}),
-        "inferred": InferredGroup({"A": narrow, "B": wide}, narrow, centroids, {"entropy": float(entropy.std())}),
-        "flagged": Flagging(wide, Quality(1.0, 2.0, 0.9), below=0.7, steps=STEPS),
-        "flagged-by-group": Flagging(ByGroup({"A": narrow, "B": wide}), Quality(1.0, 2.0, 0.9), below=0.7, steps=STEPS),
+        "flagged": Judge(wide, flag=flag),
+        "flagged-by-group": Judge(ByGroup({"A": narrow, "B": wide}), flag=flag),
+        "flagged-m0": Judge(CONTROLLERS.build("m0"), flag=flag),
+        "cleaned": Judge(CONTROLLERS.build("fixed-k", step=3), cleanup="largest(1,2)"),
     }
 
 
 NAMES = [
     *("m0", "fixed-0", "fixed-3", "frag-stop", "entropy-stop", "msp-stop", "gradient-stop", "tau-stop"),
     *("cardiac", "prostate", "driving", "risk", "msp", "stop-router", "stop-router-shrunk"),
-    *("region-gate", "region-gate-median", "by-group", "inferred", "flagged", "flagged-by-group"),
+    *(
+        "region-gate",
+        "region-gate-median",
+        "by-group",
+        "flagged",
+        "flagged-by-group",
+        "flagged-m0",
+        "cleaned",
+    ),
 ]
 
 
@@ -156,7 +165,9 @@ def test_live_and_replayed_decisions_are_equal_field_by_field(recorded, name):
         counting = Counting(network)
         live = casewise.guard(case, counting, controller, "tent", steps=STEPS, learning_rate=RATE, min_area=MIN_AREA)
         assert live.decision == replayed[case.id]
-        assert np.array_equal(live.mask, deployed_mask(archive, controller, live.decision))
+        assert np.array_equal(
+            live.mask, deployed_mask(archive, getattr(controller, "controller", controller), live.decision)
+        )
         assert live.trajectory.steps == live.decision.executed
         shrunk = bool(live.decision.state.shrink)
         assert len(counting.tally.seen) == 1 + live.decision.executed + shrunk

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from casewise.adapt.episode import run_episode
 from casewise.adapt.objectives import OBJECTIVES
+from casewise.adapt.proposers.live import run_episode
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import NotFinite, NothingToAdapt
 
@@ -22,7 +22,6 @@ OPEN = {
     "eata-fisher": {"margin": 2.0, "redundancy": 2.0},
     "sar": {"margin": 2.0},
     "deyo": {"entropy_margin": 2.0, "drop_margin": -2.0, "reduction": "all"},
-    "foa": {"population": 4},
     "memo": {"views": 2},
     "dg-tta": {"absent": True},
 }

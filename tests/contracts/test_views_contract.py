@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from casewise.adapt.views import SETS, VIEWS, Chain, Drawn, Identity, drawn, inverted, unmirrored, views_of
+from casewise.adapt.views import SETS, VIEWS, Drawn, Identity, ViewChain, drawn, inverted, unmirrored, views_of
 from casewise.adapt.views.source import source_statistics
 from casewise.core.errors import BadInput, UnknownName
 
@@ -87,7 +87,7 @@ def test_a_named_set_can_be_built_and_says_its_views(name):
 
 def test_views_are_named_chained_and_listed():
     first, second, third = views_of("gamma(1.4)+mirror(x), clip(1,99,range), random(3)")
-    assert isinstance(first, Chain)
+    assert isinstance(first, ViewChain)
     assert str(first) == "gamma(1.4)+mirror(x)"
     assert (second.low, second.high, second.keep) == (1, 99, "range")
     assert third == Drawn(3)
@@ -97,17 +97,17 @@ def test_views_are_named_chained_and_listed():
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ("gama(1.4)", "no view is called 'gama'. Did you mean 'gamma'"),
+        ("gama(1.4)", "no view or set of views is called 'gama'. Did you mean 'gamma'"),
         ("gamma()", "view gamma takes"),
-        ("gamma(99)", "power from 0.1 to 10, got 99"),
-        ("mirror(q)", "axes out of x, y, z"),
+        ("gamma(99)", "must be from 0.1 to 10, got 99"),
+        ("mirror(q)", "must be x, y, z"),
         ("mri+mirror(x)", "is a set of views"),
         ("random(2)+mirror(x)", "cannot be chained"),
         ("histogram", "needs --source-statistics"),
         ("no.such:view", "no view at 'no.such:view'"),
-        ("gamma(1.4", "a view is name or name"),
+        ("gamma(1.4", "a view must be name or name"),
         ("", "name at least one view"),
-        ("statistics(2)", "share from 0 to 1"),
+        ("statistics(2)", "must be from 0 to 1"),
     ],
 )
 def test_what_cannot_be_a_view_is_refused_with_a_sentence(spec, sentence):

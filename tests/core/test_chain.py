@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import subprocess
@@ -74,22 +73,6 @@ def test_nothing_is_appended_to_another_file(tmp_path: Path, content: str) -> No
     with pytest.raises(DamagedArchive, match=r"notes\.txt does not end with a line of a hash-chained log; move"):
         Chain(tmp_path / "notes.txt").append("case", {})
     assert (tmp_path / "notes.txt").read_text() == content
-
-
-def test_exposures_of_casewise_0_1_are_read_checked_and_continued(tmp_path: Path) -> None:
-    """Written out here, because nothing writes that spelling any more: previous "" at first, and inside the hash."""
-    lines, previous = [], ""
-    for choice in ("one", "two"):
-        line = {"when": "2025-01-01T00:00:00+00:00", "choice": choice, "previous": previous}
-        line["hash"] = previous = hashlib.sha256(json.dumps(line, sort_keys=True).encode()).hexdigest()
-        lines.append(line)
-    path = tmp_path / "exposures.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert Chain(path).problems == []
-    Chain(path).append("exposure", {"choice": "three"})
-    assert Chain(path).problems == []
-    path.write_text(path.read_text().replace('"two"', '"2"'))
-    assert Chain(path).problems == ["exposures.jsonl line 2 was edited"]
 
 
 def test_processes_that_share_a_log_make_one_chain(tmp_path: Path) -> None:

@@ -1,23 +1,23 @@
-"""The entry of a predicted case: one JSON dialect, entries of 0.1 are read, others are refused with a sentence."""
+"""The entry of a predicted case: one JSON dialect, others are refused with a sentence."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from casewise.core.errors import BadInput, Mismatch
 from casewise.core.formats import json_bytes
-from casewise.core.predicted import Finding, PredictedCase
+from casewise.core.prediction_record import ContractFinding, PredictedCase
 from casewise.core.records import Action, Decision, State
 from casewise.run.prediction_folder import Layout, read_entry, write_entry
 
 INFINITE = float("inf")
 DECISION = Decision("heart", Action.GATE, State(1), 1, "gate", cut_low=INFINITE, cut_high=-INFINITE, accepted=(0,))
 ENTRY = PredictedCase(
-    "heart", "done", DECISION, outputs={"heart.nii.gz": "ab"}, contract=(Finding("warning", "spacing", "thick"),),
+    "heart", "done", DECISION, outputs={"heart.nii.gz": "ab"},
+    contract=(ContractFinding("warning", "spacing", "thick"),),
     signals={"0": {"delta": 0.0}, "1": {"delta": 0.5, "entropy_on_d": None}}, diagnostics=({"loss": 0.5},),
     regions=({"number": 0, "at": [1, 2]},), timing={"total_s": 1.5},
 )  # fmt: skip
@@ -34,24 +34,10 @@ def test_infinite_cuts_are_words() -> None:
     assert (plain["decision"]["cut_low"], plain["decision"]["cut_high"]) == ("inf", "-inf")
 
 
-def test_an_entry_of_casewise_0_1_is_read() -> None:
-    """As 0.1 wrote it: null for an infinite cut, and no model where a case failed."""
-    plain = json.loads(json_bytes(replace(ENTRY, schema=1).as_dict()))
-    plain["decision"] |= {"cut_low": None, "cut_high": None}
-    found = PredictedCase.from_dict(plain)
-    assert found.decision == replace(DECISION, cut_low=None, cut_high=None)
-    failed = {
-        "schema": 1, "case": "c", "group": None, "key": "", "seed": 0, "device": "cpu", "trusted_checkpoint": False,
-        "policy": {"name": "m0", "calibration_id": ""}, "versions": {}, "outputs": {}, "inputs": {},
-        "error": "truncated", "error_kind": "BadInput", "status": "failed", "timing": {"total_s": 0.1},
-    }  # fmt: skip
-    assert (PredictedCase.from_dict(failed).has_output, PredictedCase.from_dict(failed).action) == (False, None)
-
-
 @pytest.mark.parametrize(
     ("changes", "error", "sentence"),
     [
-        ({"schema": 9}, Mismatch, r"has schema 9, this casewise reads 1 and 2; predict again"),
+        ({"schema": 9}, Mismatch, r"has schema 9, this casewise reads 2; predict again"),
         ({"status": "fine"}, BadInput, "a case is done, fallback, failed, got status 'fine'"),
         ({"surprise": 1}, BadInput, "not the entry of a predicted case .*surprise"),
         ({"case": "../up"}, BadInput, "a case id holds"),

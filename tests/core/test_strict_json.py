@@ -16,7 +16,7 @@ import casewise
 from casewise.cli import app
 from casewise.core.formats import json_text, numbered, worded
 from casewise.core.records import Decision, Policy
-from casewise.judge.calibration.fit import calibrate
+from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.certificates.certificate import policy_digest, read_certificate, write_certificate
 from casewise.judge.certificates.certify_gate import certify_gate
 from casewise.judge.certificates.certify_router import Promise, certify_router
@@ -79,7 +79,7 @@ def test_a_gate_that_accepts_everything_is_strict_and_comes_back(archive, tmp_pa
 
 
 def test_a_router_that_keeps_everything_is_strict_and_comes_back(archive, tmp_path):
-    policy = calibrate(archive, "cardiac", percentiles="rank")
+    policy = calibrate(archive, "cardiac")
     loose = replace(policy, options={**policy.options, "cut_high": math.inf})
     certificate, certified = certify_router(archive, loose, Promise(alphas=(0.5,)))
     assert certificate.cut == math.inf

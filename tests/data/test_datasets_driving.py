@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput
 from casewise.data.datasets import recognize
-from casewise.data.datasets.driving import acdc_driving, cityscapes, invalid_pixels, label_ids, train_ids
+from casewise.data.datasets.driving import acdc_driving, cityscapes, train_ids
 
 Write = Callable[..., Path]
 IDS = np.array([[7, 8, 11, 0, 33, 26, 4, 34]] * 6, np.uint8)
@@ -42,12 +42,6 @@ def test_label_ids_become_train_ids(city: Path) -> None:
 
 def test_all_other_ids_are_ignored_the_license_plate_too() -> None:
     assert np.unique(train_ids(np.array([-1, 0, 5, 9, 10, 14, 15, 16, 18, 29, 30, 45, 255, 300]))).tolist() == [255]
-
-
-def test_the_way_back_is_for_the_server() -> None:
-    kept = np.arange(19)
-    assert np.array_equal(train_ids(label_ids(kept)), kept)
-    assert label_ids(np.array([255])).tolist() == [0]
 
 
 def test_frames_of_a_sequence_are_one_cluster(city: Path) -> None:
@@ -107,9 +101,6 @@ def test_invalid_pixels_are_ignored_or_kept(acdc: Path) -> None:
     assert np.array_equal(label[1:], TRAIN_IDS[1:])
     kept = acdc_driving(acdc, ambiguous="keep")
     assert np.array_equal(kept.label(case_id), TRAIN_IDS)
-    invalid = invalid_pixels(kept, case_id)
-    assert invalid is not None
-    assert invalid.sum() == 8
     with pytest.raises(BadInput, match="ignore or keep"):
         acdc_driving(acdc, ambiguous="drop")
 

@@ -218,14 +218,14 @@ def test_a_frame_of_a_movie_is_written_as_a_volume(tmp_path: Path, volume: Write
     assert not (tmp_path / "out" / "labels").exists()
 
 
-def test_pictures_are_written_with_mapped_labels(tmp_path: Path, picture: Write, photo: NDArray[np.uint8]) -> None:
-    picture(tmp_path / "in/Test400/T0001.jpg", photo)
-    picture(tmp_path / "in/REFUGE-Test-GT/Disc_Cup_Masks/T0001.bmp", np.full((6, 8), 128, np.uint8))
+def test_pictures_are_written_with_their_labels(tmp_path: Path, picture: Write, photo: NDArray[np.uint8]) -> None:
+    picture(tmp_path / "in/images/T0001.png", photo)
+    picture(tmp_path / "in/labels/T0001.png", np.ones((6, 8), np.uint8))
     cohort = load_dataset(tmp_path / "in")
     list(write_plain(cohort, tmp_path / "out"))
     back = load_dataset(tmp_path / "out")
-    assert np.array_equal(back.case("test_T0001").image, cohort.case("test_T0001").image)
-    assert (back.label("test_T0001") == 1).all()
+    assert np.array_equal(back.case("T0001").image, cohort.case("T0001").image)
+    assert (back.label("T0001") == 1).all()
     with pytest.raises(BadInput, match="is not empty"):
         list(write_plain(cohort, tmp_path / "out"))
 

@@ -80,8 +80,8 @@ def test_night_is_dark_and_fog_is_flat() -> None:
 
 
 def test_an_unknown_vendor_is_named_when_a_case_is_asked_for() -> None:
-    with pytest.raises(UnknownName, match="no vendor is called 'C'"):
-        cardiac_cohort("C", 1, split="x").case("x_C_000")
+    with pytest.raises(UnknownName, match="no vendor is called 'Z'"):
+        cardiac_cohort("Z", 1, split="x").case("x_Z_000")
 
 
 def test_a_cohort_says_what_it_has() -> None:

@@ -10,9 +10,9 @@ from worlds.studies import sources
 
 from casewise.core.errors import UnknownName
 from casewise.core.records import Action, Observation, State, Verdict
-from casewise.judge.calibration.fit import calibrate
+from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.controllers import CONTROLLERS
-from casewise.judge.controllers.about import About, about, value_at
+from casewise.judge.controllers.metadata import Metadata, metadata_of, value_at
 from casewise.judge.policy import controller_of, read_policy, write_policy
 from casewise.report.study_report import build
 
@@ -26,7 +26,7 @@ class ShrinkingEdit:
     cap: int
 
     name = "shrinking-edit"
-    about = About("shrinking edit", is_compared=True)
+    metadata = Metadata("shrinking edit", is_compared=True)
     needs = frozenset({"delta"})
     states = frozenset[State]()
 
@@ -68,7 +68,7 @@ def test_a_study_of_its_own_policy_needs_no_list_of_names(registered, sources, t
         pictures=0, resamples=100, progress=False,
     )  # fmt: skip
     results = json.loads((page.parent / "results.json").read_text())
-    assert "The shrinking edit rolls 0 of 26 cases back" in results["story"]["second"]
+    assert "Policy shrinking edit kept the original mask (M0) in 0 of 26 cases" in results["summary"]["second"]
     assert "shrinking-edit, not a router" in results["not_run"]["routing tables"]
 
 
@@ -81,10 +81,12 @@ def test_a_controller_that_says_nothing_is_known_by_its_name():
     class Mine:
         name = "mine"
 
-    assert about(Mine()) == About("mine")
-    assert not about(Mine()).is_compared
+    assert metadata_of(Mine()) == Metadata("mine")
+    assert not metadata_of(Mine()).is_compared
 
 
 def test_every_registered_controller_has_a_title_of_its_own():
-    listed = [about(kind) for name, kind in CONTROLLERS.items() if hasattr(getattr(kind, "func", kind), "about")]
+    listed = [
+        metadata_of(kind) for name, kind in CONTROLLERS.items() if hasattr(getattr(kind, "func", kind), "metadata")
+    ]
     assert len({one.title for one in listed}) == len(listed) >= 10

@@ -13,8 +13,7 @@ from worlds.candidates import views_archive
 from worlds.cohorts import SYNTHETIC, synthetic_archive
 
 import casewise
-from casewise.adapt.objectives.eata import Eata
-from casewise.adapt.optimizers import MODES, Modulated
+from casewise.adapt.modulation import MODES
 from casewise.archive.store import create_archive
 from casewise.core.errors import (
     BadInput,
@@ -27,13 +26,12 @@ from casewise.core.errors import (
     UnknownName,
 )
 from casewise.core.records import Case, Trajectory
+from casewise.judge.calibration.calibrate import _settled, calibrate
 from casewise.judge.calibration.cuts import stream_of
-from casewise.judge.calibration.fit import _settled, calibrate
 from casewise.judge.calibration.fixed_budget import budget, budgets, shape, tau
-from casewise.judge.calibration.preflight import conformal_floor, in_words, read_reviews
+from casewise.judge.calibration.preflight import in_words, reach_of, read_reviews
 from casewise.judge.outcomes import outcomes
 from casewise.judge.policy import MODULATIONS, READY, controller_of
-from casewise.measure.signals.risk import RiskStatistics
 
 
 @pytest.fixture(scope="module")
@@ -191,8 +189,8 @@ def test_a_coordinate_that_falls_with_risk_must_be_turned_round(archive):
 def test_an_unknown_or_unrecorded_coordinate_is_named(archive):
     with pytest.raises(UnknownName, match="Did you mean 'delta'"):
         calibrate(archive, "cardiac", coordinate="detla")
-    with pytest.raises(BadInput, match="has no signal 'aetta'"):
-        calibrate(archive, "cardiac", coordinate="aetta")
+    with pytest.raises(BadInput, match="has no signal 'augmentation_disagreement'"):
+        calibrate(archive, "cardiac", coordinate="augmentation_disagreement")
 
 
 def test_a_signal_that_some_cases_lack_is_refused_with_their_names(tmp_path):
@@ -217,13 +215,11 @@ def test_a_design_deeper_than_the_archive_is_refused(archive):
 
 def test_a_design_that_shrinks_needs_shrunk_states_or_the_word_unshrunk(tmp_path):
     archive = synthetic_archive(tmp_path, cases=6, shrink=())
-    with pytest.raises(
-        BadInput, match=r"deploys state 2~0.5, .* record with --shrink 2:0.5, or calibrate with --unshrunk"
-    ):
+    with pytest.raises(BadInput, match=r"deploys state 2~0.5, .*shrink=2:0.5, or .*unshrunk"):
         calibrate(archive, "cardiac")
     policy = calibrate(archive, "cardiac", unshrunk=True)
     assert controller_of(policy).mid.shrink == 0
-    with pytest.raises(BadInput, match=r"have no shrunk states, so calibrate with --unshrunk$"):
+    with pytest.raises(BadInput, match=r"have no shrunk states, so calibrate with .*unshrunk=true$"):
         calibrate(views_archive(tmp_path / "views"), "cardiac")
 
 
@@ -240,16 +236,6 @@ def test_each_mode_of_unknown_condition_has_the_cut_points_it_says(tmp_path):
     assert (robust["cut_low"], robust["cut_high"]) == (own["A"]["cut_low"], own["A"]["cut_high"])
     union = calibrate(archive, design, mode="union").options
     assert union["cut_high"] == np.percentile(regions, 66.67)
-    pooled = calibrate(archive, design, mode="pooled").options
-    assert own["A"]["cut_low"] < pooled["cut_low"] < union["cut_low"]
-    assert own["A"]["cut_high"] < pooled["cut_high"] < union["cut_high"]
-    inferred = controller_of(calibrate(archive, design, mode="inferred"))
-    assert inferred.robust.cut_high == robust["cut_high"]
-    assert inferred.controllers["B"].cut_high == own["B"]["cut_high"]
-
-
-def test_groups_that_weigh_the_same_are_pooled_as_their_union(archive):
-    assert calibrate(archive, "cardiac", mode="pooled").options == calibrate(archive, "cardiac").options
 
 
 def test_a_group_with_too_few_cases_is_refused_by_name(tmp_path):
@@ -297,13 +283,12 @@ def test_fixed_budgets_and_tau_need_labels(tmp_path):
 
 @pytest.mark.parametrize("design", MODULATIONS)
 def test_modulated_designs_need_trajectories_of_their_modulation(tmp_path, design):
-    mode, statistics = MODULATIONS[design], RiskStatistics(0.7, 0.8, 3e-4, 2e-4)
-    others = [Modulated(Eata(), other, statistics) for other in MODES if other != mode]
-    for number, objective in enumerate([Eata(), *others]):
-        binding = replace(SYNTHETIC, objective=repr(objective))
-        with pytest.raises(Mismatch, match=f"modulation {mode}, .*--modulation {mode} --statistics"):
+    mode = MODULATIONS[design]
+    for number, other in enumerate([None, *(other for other in MODES if other != mode)]):
+        binding = replace(SYNTHETIC, objective="Eata", options={"modulation": other})
+        with pytest.raises(Mismatch, match=f"modulation {mode}, "):
             calibrate(synthetic_archive(tmp_path / str(number), cases=6, binding=binding), design)
-    binding = replace(SYNTHETIC, objective=repr(Modulated(Eata(), mode, statistics)))
+    binding = replace(SYNTHETIC, objective="Eata", options={"modulation": mode})
     policy = calibrate(synthetic_archive(tmp_path / "own", cases=6, binding=binding), design)
     assert controller_of(policy).name == "frag-stop"
 
@@ -358,10 +343,10 @@ def test_reviews_that_cannot_be_read_are_refused(tmp_path, text, words):
 
 def test_the_conformal_floor_of_the_papers_holdouts():
     """L6, Q20."""
-    assert conformal_floor(8)["floor"] == pytest.approx(1 / 9)
-    assert 0.10 not in conformal_floor(8)["feasible"]
-    assert 0.10 in conformal_floor(9)["feasible"]
-    assert conformal_floor(20)["needed"] == {"0.05": 19, "0.10": 9, "0.15": 6, "0.20": 4, "0.30": 3}
+    assert reach_of(8)["floor"] == pytest.approx(1 / 9)
+    assert 0.10 not in reach_of(8)["feasible"]
+    assert 0.10 in reach_of(9)["feasible"]
+    assert reach_of(20)["needed"] == {"0.05": 19, "0.10": 9, "0.15": 6, "0.20": 4, "0.30": 3}
 
 
 def test_the_usability_of_m0_is_measured_against_the_source_domain(archive):

@@ -12,25 +12,25 @@ import casewise
 from casewise.core.errors import BadInput, Refused, TooFewCases
 from casewise.core.records import SOURCE, Action, Decision, Observation, State
 from casewise.judge.calibration import designs
-from casewise.judge.calibration.design_comparison import compare_designs, cross_fitted
+from casewise.judge.calibration.adoption import chance_of_best, hurt_share, mean_low, patients_for_chance
+from casewise.judge.calibration.calibrate import calibrate
+from casewise.judge.calibration.design_comparison import compare_designs, cross_fitted, fitted_choice
 from casewise.judge.calibration.designs import (
     DESIGNS,
     Known,
     answer,
-    chance_of_best,
+    designs_for,
     fit_choose,
     folds,
     gather,
-    mean_low,
 )
-from casewise.judge.calibration.fit import calibrate
 from casewise.judge.calibration.preflight import in_words
 from casewise.judge.calibration.quality import quality_of
-from casewise.judge.controllers.choose import AgreementRule, Choose, added, board, state_of, with_agreement
+from casewise.judge.controllers.choose import AgreementRule, Choose, added, candidate_signals, state_of, with_agreement
 from casewise.judge.controllers.depth import FixedK
-from casewise.judge.controllers.flag import Flagging, Quality
+from casewise.judge.controllers.flag import Flag, Quality
 from casewise.judge.controllers.merge import Merge, merged, pieces_of
-from casewise.judge.deciding import Setting, candidate_masks, deployed_mask, setting_of
+from casewise.judge.decide import Setting, candidate_masks, deployed_mask, setting_of
 from casewise.judge.policy import check_go, read_policy, write_policy
 from casewise.measure.metrics.overlap import dice
 
@@ -258,7 +258,7 @@ def test_views_around_the_truth_are_taken_and_misled_ones_are_not(tmp_path, know
     strict = compare_designs(known, setting, some, allowed_hurt=0.0)
     assert strict.chosen == "m0"  # somebody is hurt by more than a point
     more = float(strict.why.split("--allowed-hurt ")[1].split()[0])  # says what it would take
-    assert compare_designs(known, setting, some, allowed_hurt=more).chosen in strict.why.split("; ")[1]
+    assert compare_designs(known, setting, some, allowed_hurt=more).chosen in strict.why.split("; ")[-1]
     assert compare_designs(known, setting, some, allowed_hurt=more - 0.01).chosen == "m0"
     found = compare_designs(known, setting, some, allowed_hurt=0.4)
     assert found.chosen in ("consensus", "highest-agreement")
@@ -269,7 +269,7 @@ def test_views_around_the_truth_are_taken_and_misled_ones_are_not(tmp_path, know
     own = setting_of(wrong)
     against = compare_designs(gather(wrong, own), own)
     assert against.chosen == "m0"
-    assert "no design surely gains" in against.why
+    assert "no design passes" in against.why
     worst = {row.design: row for row in against.rows}
     assert worst["consensus"].gain < -0.05
     assert worst["choose"].gain > -0.03  # it learned that nothing helps
@@ -294,8 +294,72 @@ def test_a_design_that_hurts_more_than_it_helps_is_not_taken():
     assert row.hurt_by_a_point == 0
     assert (row.helped, row.hurt, row.helps) == (4, 6, False)
     assert found.chosen == "m0"
-    assert "helps more cases than it hurts" in found.why
+    assert "it helps 4 cases and hurts 6" in found.why
     assert compare_designs(gains_known([0.1] * 6 + [-0.002] * 4), Setting(1, "1"), some).chosen == "update"
+
+
+def test_three_patients_cannot_show_a_gain_and_the_reason_says_so():
+    some = {"m0": DESIGNS["m0"], "update": lambda known, setting: FixedK(1)}
+    found = compare_designs(gains_known([0.1, 0.11, 0.12]), Setting(1, "1"), some)
+    assert (found.chosen, found.rows[1].p, found.nested) == ("m0", 0.125, None)
+    assert "the smallest p that they can reach is 0.125" in found.why
+    assert patients_for_chance(0.05) == 5
+    five = compare_designs(gains_known([0.1, 0.11, 0.12, 0.1, 0.13]), Setting(1, "1"), some)
+    assert (five.chosen, five.rows[1].p) == ("update", 1 / 32)
+    assert five.nested.gain == pytest.approx(0.112)
+    assert "no interval is given" in five.nested.sentence()
+
+
+def test_all_sign_patterns_said_twice():
+    """With few patients the p-value is a count over all 2^n patterns."""
+    rng = np.random.default_rng(0)
+    gains, clusters = rng.normal(0.3, 1, (8, 3)), list("aabbccdd")
+    sums = gains.reshape(4, 2, 3).sum(axis=1)
+    t = [
+        (np.array(s) @ sums / np.sqrt((sums**2).sum(0))) for s in np.ndindex(2, 2, 2, 2) for s in [2 * np.array(s) - 1]
+    ]
+    own = sums.sum(0) / np.sqrt((sums**2).sum(0))
+    assert chance_of_best(gains, clusters) == pytest.approx([np.mean([max(one) >= x - 1e-9 for one in t]) for x in own])
+
+
+def test_hurt_patients_are_counted_once_and_bounded():
+    change = [0.02, -0.03, 0.0, 0.0] + [0.01] * 16  # the first patient gains and loses, and is not hurt by a point
+    found = hurt_share(change, [f"p{k // 2}" for k in range(20)])
+    assert (found.patients, found.hurt, found.cases, found.cases_hurt) == (10, 0, 20, 1)
+    assert found.upper == pytest.approx(1 - 0.1**0.1)
+    assert found.needed == 22
+    assert found.within
+    assert "up to 21% may be" in found.sentence()
+    assert "22 patients without harm are needed" in found.sentence()
+    assert not hurt_share([-0.03, -0.03] + [0.01] * 18, [f"p{k // 2}" for k in range(20)], limit=0.05).within
+
+
+def test_a_fixed_candidate_is_a_design_and_its_policy_travels(tmp_path, archive):
+    made, options, found = fitted_choice(archive, "view-2", fixed=("view-2",))
+    assert (made, options["candidate"]) == ("fixed-candidate", "2")
+    assert "changes 24 of these 24 cases" in found["deploys"]
+    with pytest.raises(BadInput, match="no candidate 'tuned/average'"):
+        fitted_choice(archive, "default", fixed=("tuned/average",))
+    with pytest.raises(BadInput, match="'fixed-candidate' cannot be calibrated"):
+        fitted_choice(archive, "fixed-candidate")
+
+
+def test_settled_is_compared_where_each_view_tells_how_far_the_consensus_has_settled(known, setting):
+    assert "settled" not in designs_for(known, setting)
+    running = [
+        replace(one, seen=replace(one.seen, signals=[{}, *({**s, "settled": 1.0} for s in one.seen.signals[1:])]))
+        for one in known
+    ]
+    found = designs_for(running, setting)["settled"](running, setting)
+    assert found.name == "settled"
+    assert found.cap == setting.steps
+
+
+def test_a_policy_that_keeps_m0_says_so(tmp_path):
+    wrong = views_archive(tmp_path / "wrong", misled=True, seed=1)
+    made = calibrate(wrong, "merge")
+    assert made.preflight["deploys"] == "this policy keeps M0 for every case"
+    assert any("merge keeps M0 for every case" in line for line in made.preflight["concerns"])
 
 
 def test_the_allowed_harm_reaches_the_anchor_of_choose(archive, monkeypatch):
@@ -321,8 +385,8 @@ def test_a_flag_says_how_good_the_deployed_mask_is_at_least():
     quality = Quality(middle=0.5, ratio=2.0, level=0.9)
     inner = AgreementRule(steps=3, consensus="3", rule="consensus")
     for below, flagged in ((0.75, True), (0.7, False)):
-        both = Flagging(inner, quality, below=below, steps=3, silent=("3",))
-        verdict = both.decide(both.compared(seen, masks))
+        flag, shown = Flag(quality, below=below, steps=3, silent=("3",)), inner.compared(seen, masks)
+        verdict = flag.applied(inner.decide(shown), shown)
         agreement = (4 / 5 + 1 + 6 / 7) / 3
         assert verdict.state == State(3)
         assert verdict.quality == pytest.approx(1 - 0.5 * (1 - agreement + 0.02))
@@ -333,13 +397,13 @@ def test_a_flag_says_how_good_the_deployed_mask_is_at_least():
     assert "quality at least 0.731" in verdict.reason
 
 
-def test_a_flag_on_a_controller_of_the_paper_waits_for_all_candidates():
+def test_a_flag_follows_the_answer_of_any_controller():
     from casewise.judge.controllers.depth import Source
 
     seen, masks = one_row(A, B, C, B)
-    both = Flagging(Source(), Quality(0.5, 1.0, 0.9), below=0.9, steps=3, silent=("3",))
-    assert both.decide(Observation("case", None, seen.signals[:1])) is None
-    verdict = both.decide(both.compared(seen, masks))
+    flag = Flag(Quality(0.5, 1.0, 0.9), below=0.9, steps=3, silent=("3",))
+    shown = flag.with_agreement(seen, masks)
+    verdict = flag.applied(Source().decide(shown), shown)
     assert verdict.state == SOURCE
     assert verdict.flagged
 
@@ -347,7 +411,7 @@ def test_a_flag_on_a_controller_of_the_paper_waits_for_all_candidates():
 def test_agreement_ranks_quality_here_and_not_where_views_are_misled(tmp_path, known, setting):
     def quality(known, setting, design):
         taken = cross_fitted(known, setting, DESIGNS[design])
-        return quality_of([(one.agreement, one.metric, one.cluster) for one in taken], level=0.8)
+        return quality_of([(one.signals, one.metric, one.cluster) for one in taken], level=0.8)
 
     found = quality(known, setting, "m0")
     assert found.quality.signal == "agreement"
@@ -359,7 +423,7 @@ def test_agreement_ranks_quality_here_and_not_where_views_are_misled(tmp_path, k
 
 
 def test_calibrate_compares_the_designs_and_the_policy_travels(tmp_path, archive):
-    made = calibrate(archive, "default", allowed_hurt=0.5, flag_below=0.7, at=0.8)
+    made = calibrate(archive, "default", allowed_hurt=0.5, flag_below=0.7, confidence=0.8)
     rows = {row["design"]: row for row in made.preflight["comparison"]["rows"]}
     assert set(rows) == set(DESIGNS)
     assert made.controller == max((row for row in rows.values()), key=lambda row: row["low"])["design"]
@@ -395,7 +459,7 @@ def test_a_named_design_that_hurts_more_than_it_helps_is_a_no_go_with_consequenc
     assert kept["hurt"] >= kept["helped"]
     assert kept["go"] is False
     assert any(sentence.startswith("NO-GO: ") for sentence in policy.preflight["concerns"])
-    with pytest.raises(Refused, match=r"NO-GO: .* add --force"):
+    with pytest.raises(Refused, match=r"NO-GO: .* add --set force=true"):
         check_go(policy)
     assert "NO-GO" in check_go(policy, force=True)
     assert check_go(calibrate(misled, "default")) is None  # takes M0, which cannot harm
@@ -404,15 +468,15 @@ def test_a_named_design_that_hurts_more_than_it_helps_is_a_no_go_with_consequenc
 def test_the_command_line_passes_every_option_on(tmp_path, archive, monkeypatch):
     from typer.testing import CliRunner
 
-    from casewise.cli.calibrate import app
-    from casewise.judge.calibration import fit
+    from casewise.cli import app
+    from casewise.judge.calibration import calibrate as module
 
     seen = {}
-    monkeypatch.setattr(fit, "calibrate", lambda *a, **more: seen.update(more) or calibrate(archive, "consensus"))
-    asked = ["--flag-below", "0.7", "--at", "0.8", "--consensus", "6", "--allowed-hurt", "0.2"]
+    monkeypatch.setattr(module, "calibrate", lambda *a, **more: seen.update(more) or calibrate(archive, "consensus"))
+    asked = ["--flag-below", "0.7", "--confidence", "0.8", "--set", "consensus=6", "--allowed-hurt", "0.2"]
     result = CliRunner().invoke(app, ["calibrate", str(archive.path), *asked, "-o", str(tmp_path / "p.json")])
     assert result.exit_code == 0, result.output
-    assert {"flag_below": 0.7, "at": 0.8, "consensus": "6", "allowed_hurt": 0.2}.items() <= seen.items()
+    assert {"flag_below": 0.7, "confidence": 0.8, "consensus": "6", "allowed_hurt": 0.2}.items() <= seen.items()
 
 
 @pytest.fixture(scope="module")
@@ -424,7 +488,7 @@ def gradient(tmp_path_factory):
 
 @pytest.mark.parametrize("design", ["cardiac", "default", "frag-stop", "fixed-k", "tau-stop"])
 def test_policies_of_the_paper_are_flagged_too_and_deploy_what_they_did(design, gradient, tmp_path):
-    plain, flagged = calibrate(gradient, design), calibrate(gradient, design, flag_below=0.7, at=0.8)
+    plain, flagged = calibrate(gradient, design), calibrate(gradient, design, flag_below=0.7, confidence=0.8)
     read = read_policy(write_policy(tmp_path / "policy.json", flagged))
     before, after = casewise.replay(gradient, plain), casewise.replay(gradient, read)
     assert [one.state for one in before] == [one.state for one in after]
@@ -440,14 +504,14 @@ def deployed_metric(archive, decision):
 
 
 def test_a_flag_is_asked_for_by_group_as_well(gradient):
-    made = calibrate(gradient, "cardiac", mode="per-group", flag_below=0.7, at=0.8)
+    made = calibrate(gradient, "cardiac", mode="per-group", flag_below=0.7, confidence=0.8)
     assert made.groups
     assert all(one.quality_low is not None for one in casewise.replay(gradient, made))
 
 
 def test_the_bound_of_a_flagged_router_holds_for_every_state_of_the_ladder(gradient):
     """So its cut-points may have been fitted on the same cases, and a certificate may move them."""
-    made = calibrate(gradient, "cardiac", flag_below=0.7, at=0.8)
+    made = calibrate(gradient, "cardiac", flag_below=0.7, confidence=0.8)
     for cut in (-np.inf, np.inf):
         moved = replace(made, options={**made.options, "cut_low": cut, "cut_high": cut})
         held = [one.quality_low <= deployed_metric(gradient, one) + 1e-9 for one in casewise.replay(gradient, moved)]
@@ -457,22 +521,22 @@ def test_the_bound_of_a_flagged_router_holds_for_every_state_of_the_ladder(gradi
 def test_what_cannot_be_flagged_says_why(gradient):
     with pytest.raises(BadInput, match="'region-gate' composes masks that no state of the ladder holds"):
         calibrate(gradient, "region-gate", flag_below=0.7)
-    with pytest.raises(BadInput, match="cut-points move with the stream; leave out --hybrid or --flag-below"):
+    with pytest.raises(BadInput, match="cut-points move with the stream; leave out hybrid or --flag-below"):
         calibrate(gradient, "cardiac", hybrid=True, flag_below=0.7)
 
 
 def test_flags_of_a_router_through_the_command_line(gradient, tmp_path):
     from typer.testing import CliRunner
 
-    from casewise.cli.calibrate import app
+    from casewise.cli import app
 
-    asked = ["--policy", "cardiac", "--flag-below", "0.7", "--at", "0.9", "-o", str(tmp_path / "policy.json")]
+    asked = ["--policy", "cardiac", "--flag-below", "0.7", "--confidence", "0.9", "-o", str(tmp_path / "policy.json")]
     result = CliRunner().invoke(app, ["calibrate", str(gradient.path), *asked])
     assert result.exit_code == 0, result.output
     assert "flags:" in result.output
     made = read_policy(tmp_path / "policy.json")
-    assert made.options["flag"]["below"] == 0.7
-    assert made.options["flag"]["quality"]["level"] == 0.9
+    assert made.flag["below"] == 0.7
+    assert made.flag["quality"]["level"] == 0.9
     assert {one.flagged for one in casewise.replay(gradient, made)} <= {True, False}
 
 
@@ -491,7 +555,7 @@ def test_signals_of_disagreement_leave_the_recorded_ones_alone(archive):
     shown = with_agreement(seen, candidate_masks(archive, case_id), silent=("6",))
     for before, after in zip(seen.signals, shown.signals, strict=True):
         assert {name: after[name] for name in before} == dict(before)
-    assert set(board(shown)) == set(candidate_masks(archive, case_id))
+    assert set(candidate_signals(shown)) == set(candidate_masks(archive, case_id))
 
 
 def test_merge_refuses_to_be_half_fitted():
@@ -510,8 +574,9 @@ def test_where_nobody_draws_anything_m0_stays_and_its_quality_is_unknown():
         controller = AgreementRule(steps=3, consensus="3", rule=rule, threshold=0.9)
         assert controller.decide(controller.compared(seen, masks)).state == SOURCE
     inner = Choose(steps=3, consensus="3", weights=(1.0, 0.0, 0.0))
-    both = Flagging(inner, Quality(middle=0.5, ratio=1.0, level=0.9), below=0.5, steps=3, silent=("3",))
-    verdict = both.decide(both.compared(seen, masks))
+    flag = Flag(Quality(middle=0.5, ratio=1.0, level=0.9), below=0.5, steps=3, silent=("3",))
+    shown = inner.compared(seen, masks)
+    verdict = flag.applied(inner.decide(shown), shown)
     assert verdict.flagged
     assert verdict.quality is None
     assert "its quality cannot be estimated" in verdict.reason
@@ -532,12 +597,12 @@ def test_a_signal_that_does_not_carry_gives_a_bound_for_all_cases_with_a_label()
     rng = np.random.default_rng(0)
     agreement, metric = rng.random(20), np.linspace(0.5, 0.9, 20)
     agreement[:4], metric[:4] = np.nan, 0.0
-    found = fit_quality(agreement, metric, range(20), level=0.8)
+    found = fit_quality({"agreement": agreement}, metric, range(20), level=0.8)
     assert found.quality.signal is None
     assert found.cases == 20
     assert found.quality.of(None)[1] == 0.0  # four of twenty are 0
     metric[4:] = agreement[4:]
-    carried = fit_quality(agreement, metric, range(20), level=0.8)
+    carried = fit_quality({"agreement": agreement}, metric, range(20), level=0.8)
     assert (carried.quality.signal, carried.cases) == ("agreement", 16)
 
 
@@ -587,7 +652,7 @@ def test_the_best_of_many_settings_pays_for_having_been_picked():
     assert alone >= 20
     assert together <= 9  # 2.5 expected, three standard errors
     steady = np.linspace(0.02, 0.06, 40)[:, None] * np.array([[1.0, 0.5, 0.0]])
-    assert chance_of_best(steady, clusters).round(3).tolist() == [0.001, 0.001, 1.0]
+    assert chance_of_best(steady, clusters, draws=999).round(3).tolist() == [0.001, 0.001, 1.0]
 
 
 def test_a_merge_that_does_not_surely_gain_keeps_m0(tmp_path, known, setting):
@@ -626,3 +691,16 @@ def test_the_gate_of_the_paper_is_a_merge_whose_scores_are_entropy_drops(tmp_pat
             assert (outputs[0] == outputs[1]).all()
             parts.add((bool((outputs[0] == source).all()), bool((outputs[0] == edit).all())))
     assert {(True, False), (False, False)} <= parts or {(True, False), (False, True)} <= parts
+
+
+def test_gains_without_any_residual_can_be_solved():
+    """Three equal cases: one candidate never moves, and nothing is left to explain within a candidate."""
+    from casewise.judge.calibration.designs import _fit_gain, _shrinkage
+    from casewise.judge.controllers.choose import FEATURES
+
+    features = np.zeros((2, len(FEATURES)))
+    features[0, 1] = 1.0
+    rows = [(features, np.array([0.1, 0.0]), ["moves", "stays"])] * 3
+    shrink = _shrinkage(rows, ["moves", "stays"], 1.0)
+    _, own = _fit_gain(rows, ["moves", "stays"], 1.0, shrink)
+    assert dict(own) == pytest.approx({"moves": 0.1, "stays": 0.0}, abs=1e-4)

@@ -10,8 +10,8 @@ import pytest
 from casewise.core.errors import BadInput, DegenerateStatistic, NotFinite, UnknownName
 from casewise.core.records import SOURCE, Action, Observation, State
 from casewise.judge.controllers import CONTROLLERS
-from casewise.judge.controllers.by_group import ByGroup, InferredGroup
-from casewise.judge.controllers.depth import EntropyStop, FixedK, FragStop, GradientStop, MspStop, Source, TauStop
+from casewise.judge.controllers.by_group import ByGroup
+from casewise.judge.controllers.depth import FixedK, Source, StopRule, TauStop
 from casewise.judge.controllers.region_gate import RegionGate, gated
 from casewise.judge.controllers.router import Bucket, Router, StopRouter
 from casewise.measure.signals.risk import RiskStatistics, region_drops
@@ -50,21 +50,21 @@ def test_a_fixed_budget_counts_updates_only_where_some_are_made(rungs, step, sai
     ],
 )
 def test_frag_stop_deploys_the_last_step_before_the_first_rise(seen, decided, regions, deployed, executed):
-    verdict, paid = decided(FragStop(4), seen(regions=regions))
+    verdict, paid = decided(StopRule(4), seen(regions=regions))
     assert (verdict.state, verdict.action, paid) == (State(deployed), Action.KEEP, executed)
 
 
 def test_the_rise_from_m0_to_the_first_step_does_not_stop(seen, decided):
-    assert decided(FragStop(2), seen(regions=[0, 7, 7]))[0].state == State(2)
+    assert decided(StopRule(2), seen(regions=[0, 7, 7]))[0].state == State(2)
 
 
 @pytest.mark.parametrize(
     ("controller", "ladder"),
     [
-        (EntropyStop(3), {"entropy": [0.9, 0.5, 0.6, 0.1]}),
-        (MspStop(3), {"msp": [0.1, 0.5, 0.4, 0.9]}),
-        (GradientStop(3), {"gradient_norm": [None, 0.5, 0.6, 0.1]}),
-        (FragStop(3), {"regions": [0, 5, 6, 1]}),
+        (StopRule(3, "entropy"), {"entropy": [0.9, 0.5, 0.6, 0.1]}),
+        (StopRule(3, "msp"), {"msp": [0.1, 0.5, 0.4, 0.9]}),
+        (StopRule(3, "gradient"), {"gradient_norm": [None, 0.5, 0.6, 0.1]}),
+        (StopRule(3), {"regions": [0, 5, 6, 1]}),
     ],
 )
 def test_each_stop_rule_turns_on_its_own_signal(seen, decided, controller, ladder):
@@ -246,18 +246,6 @@ def test_each_group_has_its_own_cut_points_and_an_unknown_group_is_an_error(seen
     assert decided(grouped, seen(group="B", **ladder))[0].bucket == "mid"
     with pytest.raises(BadInput, match="of group 'C', cut-points exist for A, B"):
         decided(grouped, seen(group="C", **ladder))
-
-
-def test_a_group_is_inferred_from_m0_and_the_robust_cut_is_used_when_it_is_not_clear(seen):
-    controllers = {"A": Router("delta", 0, 0.6, LOW, MID), "B": Router("delta", 0, 0.9, LOW, MID)}
-    inferred = InferredGroup(
-        controllers, Router("delta", 0, 0.1, LOW, MID), {"A": {"entropy": 1.0}, "B": {"entropy": 3.0}}, {"entropy": 0.5}
-    )
-    at = {value: seen(entropy=[value, 0, 0, 0], delta=[0, 0.5, 0, 0]) for value in (1.1, 2.9, 2.0)}
-    assert [inferred.group(at[value]) for value in at] == ["A", "B", None]
-    assert inferred.decide(at[1.1]).bucket == "mid"
-    assert inferred.decide(at[2.0]).bucket == "hard"
-    assert "no group is clearly nearest" in inferred.decide(at[2.0]).reason
 
 
 def test_the_papers_step_columns_follow_from_bucket_sizes():

@@ -8,7 +8,6 @@ import pytest
 
 from casewise.core.errors import DegenerateStatistic, DegenerateTertiles, NotFinite, TooFewCases, UnknownName
 from casewise.judge.calibration.cuts import (
-    CONVENTIONS,
     bucket_counts,
     cut_points,
     judged,
@@ -35,7 +34,7 @@ def test_conventions_are_named_and_differ():
     assert cut_points(values, "medical") == tuple(np.percentile(values, [33.33, 66.67]))
     assert cut_points(values, "driving") == tuple(np.percentile(values, [33, 66]))
     assert cut_points(values, "medical") != cut_points(values, "driving")
-    with pytest.raises(UnknownName, match="Known: medical, driving, rank"):
+    with pytest.raises(UnknownName, match="Known: medical, driving"):
         cut_points(values, "guess")
 
 
@@ -44,16 +43,6 @@ def test_twenty_three_whole_scores_reach_10_7_only_by_the_medical_convention():
     scores = np.array([4.0] * 9 + [10.0] * 6 + [11.0] * 8)
     assert round(cut_points(scores, "medical")[1], 1) == 10.7
     assert round(cut_points(scores, "driving")[1], 1) == 10.5
-
-
-def test_the_rank_cut_rolls_back_at_most_a_third_whatever_the_pool():
-    rng = np.random.default_rng(0)
-    for cases in (5, 6, 7, 8, 20):
-        draws = rng.random((20_000, cases + 1))
-        _, high = CONVENTIONS["rank"].cuts(draws[:, :-1])
-        share = (draws[:, -1] >= high).mean()
-        assert share <= 1 / 3 + 0.01
-        assert share >= 1 / 3 - 1 / (cases + 1) - 0.01
 
 
 @pytest.mark.parametrize("values", [[], [1.0], [1.0, 2.0, 3.0, 4.0]])

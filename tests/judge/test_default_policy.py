@@ -10,7 +10,7 @@ from worlds.cohorts import SYNTHETIC, synthetic_archive
 import casewise
 from casewise.archive.store import create_archive
 from casewise.core.records import Action, Case, Trajectory
-from casewise.judge.calibration.fit import calibrate
+from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.calibration.preflight import hurt_p, in_words
 from casewise.judge.policy import READY, read_policy, write_policy
 

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
-from worlds.cohorts import SYNTHETIC, synthetic_archive, synthetic_trajectory
+from worlds.candidates import views_archive
+from worlds.cohorts import synthetic_archive
 
 from casewise import replay
-from casewise.archive.store import create_archive, open_archive
-from casewise.core.errors import BadInput, DamagedArchive, Locked, Overlap
-from casewise.core.records import Case
-from casewise.judge.calibration.fit import calibrate
+from casewise.archive import store
+from casewise.archive.store import open_archive
+from casewise.core.errors import BadInput, DamagedArchive, Locked, Overlap, Refused
+from casewise.judge.calibration.calibrate import calibrate
+from casewise.judge.certificates.certify_router import Promise, certify_router
 from casewise.judge.controllers import CONTROLLERS
-from casewise.judge.ledger import LEDGER, PAPER, expose, ledger_problems, read_ledger, unlock
+from casewise.judge.ledger import (
+    LEDGER,
+    PAPER,
+    expose,
+    ledger_problems,
+    note_comparison,
+    read_ledger,
+    unlock,
+    was_compared,
+)
 from casewise.judge.outcomes import outcomes
 
 
@@ -60,18 +70,11 @@ def test_a_table_that_was_scored_before_is_locked_too(tmp_path):
         outcomes(open_archive(tmp_path))
 
 
-def test_the_line_is_written_before_the_first_label_is_read(tmp_path):
-    label = np.ones((48, 48), np.uint8)
-    archive = create_archive(tmp_path, binding=SYNTHETIC, steps=4)
-    trajectory, _ = synthetic_trajectory("one", np.random.default_rng(0))
-    archive.add(Case("one", np.empty((1, 0)), split="evaluation"), trajectory, label, keep_label=False)
-    lines = []
-
-    def given(case_id):
-        lines.append(len(read_ledger(tmp_path)))
-        return label
-
-    unlock(open_archive(tmp_path, labels=given), purpose="study").label("one")
+def test_the_line_is_written_before_the_first_label_is_read(tmp_path, monkeypatch):
+    archive = synthetic_archive(tmp_path, cases=1, split="evaluation")
+    read, lines = store.unpacked, []
+    monkeypatch.setattr(store, "unpacked", lambda file: (lines.append(len(read_ledger(tmp_path))), read(file))[1])
+    unlock(archive, purpose="study").label(archive.ids[0])
     assert lines == [1]
 
 
@@ -111,3 +114,19 @@ def test_a_ledger_that_was_tampered_with_is_noticed(tmp_path, damage):
     with pytest.raises(DamagedArchive, match="edited, cut or taken out"):
         read_ledger(tmp_path)
     assert ledger_problems(tmp_path)
+
+
+def test_a_design_that_a_comparison_included_cannot_be_certified_by_its_name(tmp_path):
+    """calibrate default, calibrate consensus, certify: the labels chose the consensus."""
+    archive = views_archive(tmp_path / "a", cases=24)
+    plain = calibrate(archive, "consensus")
+    asked = Promise(("harmed",), (0.2,))
+    certify_router(archive, plain, asked, force=True)
+    note_comparison(archive, ["m0", "consensus", "medoid"])
+    note_comparison(archive, ["m0", "consensus"])  # says nothing new
+    assert sum("compared" in line for line in read_ledger(archive.path)) == 1
+    lines = (archive.path / "exposures.jsonl").read_text()
+    with pytest.raises(Refused, match="they chose it and cannot certify it"):
+        certify_router(archive, calibrate(archive, "consensus"), asked, force=True)
+    assert (archive.path / "exposures.jsonl").read_text() == lines  # a refused question is no attempt
+    assert not was_compared(archive, "choose")

@@ -10,7 +10,7 @@ from casewise.archive.store import create_archive, open_archive
 from casewise.core.errors import BadInput
 from casewise.core.records import Action, Case, Decision, State, Trajectory
 from casewise.judge.controllers.region_gate import RegionGate
-from casewise.judge.deciding import decision_of
+from casewise.judge.decide import replay_case
 from casewise.judge.outcomes import deployed, outcomes
 from casewise.measure.metrics.harm import harm
 from casewise.measure.metrics.overlap import dice
@@ -34,7 +34,7 @@ def test_every_state_has_a_row_that_agrees_with_the_measures(archive):
     judged = harm(masks[State(0)], masks[State(3)], label)
     assert (row["ha"], row["ba"], row["regions"], row["area"]) == (judged.ha, judged.ba, judged.regions, judged.area)
     assert row["metric"] == dice(masks[State(3)], label)
-    assert row["entropy"] == archive.ladder("case-0001")[State(3)]["entropy"]
+    assert row["entropy"] == archive.signals_of("case-0001")[State(3)]["entropy"]
 
 
 def test_the_source_harms_nothing(archive):
@@ -91,7 +91,7 @@ def test_a_state_that_no_outcome_knows_is_named(archive):
 
 def test_a_gated_mask_is_measured_itself(archive):
     gate = RegionGate(0.0)
-    decisions = [decision_of(archive, gate, case_id) for case_id in archive.ids]
+    decisions = [replay_case(archive, gate, case_id) for case_id in archive.ids]
     frame = outcomes(archive)
     with pytest.raises(BadInput, match="archive="):
         deployed(frame, decisions)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from casewise.judge.calibration.quality import (
     cluster_quantile,
     clusters_needed,
     fit_quality,
+    flag_concerns,
 )
 from casewise.judge.controllers.flag import Quality
 
@@ -31,7 +34,7 @@ def test_a_cluster_counts_once_however_many_cases_it_has() -> None:
 def test_too_few_clusters_are_refused_with_a_number() -> None:
     assert clusters_needed(0.9) == 9
     with pytest.raises(
-        TooFewCases, match=r"level 0.9 needs at least 9 clusters .* got 8; label more, .*--at.: 8 carry 0.8"
+        TooFewCases, match=r"level 0.9 needs at least 9 clusters .* got 8; label more, .*--confidence.: 8 carry 0.8"
     ):
         cluster_quantile(range(16), [k // 2 for k in range(16)], 0.9)
 
@@ -47,14 +50,20 @@ def test_a_quality_is_a_line_from_one_down() -> None:
 def test_a_signal_that_says_nothing_is_not_used() -> None:
     rng = np.random.default_rng(1)
     truth, clusters = rng.uniform(0.5, 0.9, 40), np.arange(40) // 2
-    good = fit_quality(1 - 0.5 * (1 - truth), truth, clusters.tolist(), level=0.8)
+    good = fit_quality({"agreement": 1 - 0.5 * (1 - truth)}, truth, clusters.tolist(), level=0.8)
     assert good.quality.signal == "agreement"
     assert good.rho == pytest.approx(1.0)
-    bad = fit_quality(rng.uniform(0.5, 0.9, 40), truth, clusters.tolist(), level=0.8)
+    bad = fit_quality({"agreement": rng.uniform(0.5, 0.9, 40)}, truth, clusters.tolist(), level=0.8)
     assert bad.quality.signal is None
     constant = bad.quality.of(None)
     assert constant is not None
     assert constant[1] == pytest.approx(np.sort(truth)[int(0.16 * 40)], abs=0.05)
+    (weak,) = flag_concerns(bad)
+    assert f"rank correlation {bad.rho:.2f}" in weak
+    (few,) = flag_concerns(replace(bad, rho=0.93, p=0.0, clusters=3))  # the number of patients is the reason
+    assert "patients" in few
+    assert "there are 3" in few
+    assert "correlation" not in few
     assert carries([1, 1, 1, 1], [1, 2, 3, 4], "abcd")[1] == 1.0
     from scipy import stats
 

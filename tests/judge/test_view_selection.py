@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from casewise.adapt.consensus import Ballots
 from casewise.archive.store import create_archive
-from casewise.cli.calibrate import app
+from casewise.cli import app
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import Binding, Case, State, Trajectory
-from casewise.judge.calibration.view_selection import chosen_views, read_case, settled_after
+from casewise.judge.calibration.view_selection import chosen_views, read_case
 from casewise.measure.metrics.overlap import dice, miou
 
 torch = pytest.importorskip("torch")
@@ -79,7 +79,7 @@ def test_every_subset_scores_what_its_mask_scores(tmp_path, metric):
         case, label = read_case(archive, case_id), archive.label(case_id)
         assert case.source == pytest.approx(score(archive.mask(case_id, State(0)), label))
         for place in (1, 2, 3):
-            assert case.alone(place) == pytest.approx(score(archive.mask(case_id, State(place)), label))
+            assert case.value(case.masks[place]) == pytest.approx(score(archive.mask(case_id, State(place)), label))
         assert case.consensus((1, 2, 3)) == pytest.approx(score(archive.mask(case_id, State(4)), label))
 
 
@@ -149,18 +149,20 @@ def test_nothing_useful_gives_nothing(tmp_path):
     found = chosen_views([read_case(archive, case_id) for case_id in archive.ids])
     assert found.names == ()
     assert found.left_out == 0
-    done = CliRunner().invoke(app, ["choose-views", str(tmp_path)])
+    done = CliRunner().invoke(app, ["calibrate", str(tmp_path), "--choose-views"])
     assert done.exit_code == 1
     assert "keep M0" in done.output
 
 
 def test_the_command_prints_a_proposal(tmp_path):
     an_archive(tmp_path)
-    done = CliRunner().invoke(app, ["choose-views", str(tmp_path), "--ladder", "views"])
+    done = CliRunner().invoke(app, ["calibrate", str(tmp_path), "--choose-views", "--ladder", "views"])
     assert done.exit_code == 0, done.output
     assert "6 cases of 3 clusters, 3 views" in done.output
     assert "--propose 'views:good,same'" in done.output
-    told = json.loads(CliRunner().invoke(app, ["choose-views", str(tmp_path), "--ladder", "views", "--json"]).stdout)
+    told = json.loads(
+        CliRunner().invoke(app, ["calibrate", str(tmp_path), "--choose-views", "--ladder", "views", "--json"]).stdout
+    )
     assert (told["proposal"], told["cases"], told["clusters"]) == ("views:good,same", 6, 3)
 
 
@@ -190,30 +192,7 @@ def test_random_views_are_set_aside_where_two_fixed_ones_remain(tmp_path):
 
 def test_the_command_says_that_random_views_were_set_aside(tmp_path):
     an_archive(tmp_path, names=lambda number: ("good", f"turn({number})", "same", "mean"))
-    done = CliRunner().invoke(app, ["choose-views", str(tmp_path), "--ladder", "views"])
+    done = CliRunner().invoke(app, ["calibrate", str(tmp_path), "--choose-views", "--ladder", "views"])
     assert done.exit_code == 0, done.output
     assert "1 random view set aside: drawn anew for each case" in done.output
     assert "--propose 'views:good,same'" in done.output
-
-
-def test_the_sequential_rule_stops_when_two_views_in_a_row_changed_nothing(tmp_path):
-    archive = an_archive(tmp_path)
-    case = read_case(archive, "case-0")
-    assert settled_after(case, 0.0) == 2
-    assert settled_after(case, 1.1) == 3
-
-
-def test_a_study_prices_first_views_and_the_sequential_rule(tmp_path):
-    from types import SimpleNamespace
-
-    from casewise.study.analyses.quality import _readings
-
-    archive = an_archive(tmp_path).on("views")
-    cases = [read_case(archive, case_id) for case_id in archive.ids]
-    priced = {(kind, name): frame for kind, name, frame in _readings(SimpleNamespace(evaluation=archive))}
-    first = priced["consensus", "first 2"]
-    assert first["cost"].tolist() == [2] * len(cases)
-    assert first["change"].tolist() == pytest.approx([case.consensus((1, 2)) - case.source for case in cases])
-    assert ("consensus", "first 3") not in priced  # that is the recorded consensus itself
-    settled = priced["sequential", "settled at 0.985"]
-    assert settled["cost"].tolist() == [settled_after(case, 0.985) for case in cases]

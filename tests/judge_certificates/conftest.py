@@ -10,7 +10,7 @@ from worlds.cohorts import synthetic_archive
 
 from casewise.archive.store import Archive
 from casewise.core.records import Policy
-from casewise.judge.calibration.fit import calibrate
+from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.policy import write_policy
 
 

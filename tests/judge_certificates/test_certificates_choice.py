@@ -8,10 +8,10 @@ from worlds.candidates import views_archive
 
 from casewise.core.errors import Overlap, TooFewCases
 from casewise.core.records import SOURCE
-from casewise.judge.calibration.fit import calibrate
+from casewise.judge.calibration.calibrate import calibrate
+from casewise.judge.certificates.certify_designs import certify_default
 from casewise.judge.certificates.certify_router import Promise, certify_router
 from casewise.judge.certificates.evidence import deployed_numbers, rollback_table, router_evidence
-from casewise.judge.certificates.grid import certify_default
 from casewise.measure.metrics.harm import harm
 from casewise.replay import replay
 
@@ -70,7 +70,9 @@ def test_labels_that_fitted_a_design_cannot_certify_it(fitting):
             certify_router(fitting, calibrate(fitting, design), HARMED, force=True)
     certificate, _ = certify_router(fitting, calibrate(fitting, "consensus"), HARMED, force=True)
     assert certificate.units == 8
-    flagging = calibrate(fitting, "consensus", flag_below=0.7, at=0.8)  # the flag is fitted, what is deployed is not
+    flagging = calibrate(
+        fitting, "consensus", flag_below=0.7, confidence=0.8
+    )  # the flag is fitted, what is deployed is not
     assert certify_router(fitting, flagging, HARMED, force=True)[0].bound == certificate.bound
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from casewise.core.errors import BadInput
 from casewise.judge.certificates.certify_gate import Gated, envelope, gate_table, gated, thresholds
-from casewise.judge.certificates.risk_control import conformal_setting, inflated_setting, inflation, stability
+from casewise.judge.certificates.risk_control import conformal_setting
 
 THREE = gated(np.array([0.9, 0.5, 0.1]), np.array([20.0, 60.0, 20.0]), np.array([1.0, 0.0, 1.0]), 200)
 
@@ -74,13 +74,3 @@ def test_the_envelope_always_dominates_and_the_surrogate_is_always_monotone(case
     assert safe.is_monotone
     assert (safe.losses >= deployed.losses - 1e-12).all()
     assert (deployed.losses >= surrogate.losses - 1e-12).all()  # what was accepted is at most the whole edit
-
-
-def test_inflated_crc_pays_for_its_choice():
-    assert inflation(20, 10) == pytest.approx(0.24, abs=0.005)
-    assert inflation(400, 10) == pytest.approx(0.0547, abs=0.0005)
-    table = gate_table([THREE] * 20, "deployed", at=np.array([0.9, 0.5, 0.1]))
-    assert inflated_setting(table, 0.1) is None
-    assert inflated_setting(table, 0.9) == 2
-    assert stability(table, 0.02) is None
-    assert stability(table, 0.6) == pytest.approx(0.0)

@@ -8,23 +8,18 @@ from scipy import stats
 
 from casewise.core.errors import BadInput
 from casewise.judge.certificates.risk_control import (
-    best_certified,
     betting,
     betting_alpha,
     betting_cases,
-    by_kept_share,
     clopper_pearson_upper,
     crc_budget,
     exact_binomial,
     fixed_sequence,
     hoeffding_bentkus,
-    holm,
-    joint_p_values,
     ltt_alpha,
     ltt_budget,
     ltt_cases,
     p_values,
-    pareto_order,
     plan,
 )
 
@@ -83,30 +78,6 @@ def test_a_fixed_sequence_stops_at_the_first_failure():
     assert fixed_sequence(p, [3, 0, 1, 2], 0.1).tolist() == [3, 0, 1]
     assert fixed_sequence([0.5], [0], 0.1).tolist() == []
     assert fixed_sequence([0.1], [0], 0.1).tolist() == [0]  # equal to delta is rejected as a null
-
-
-def test_the_order_by_kept_share_sees_no_label():
-    assert by_kept_share([0.5, 0.0, 1.0, 0.5]).tolist() == [1, 0, 3, 2]
-
-
-def test_several_risks_are_as_safe_as_the_worst():
-    assert joint_p_values([[0.01, 0.2], [0.05, 0.1]]).tolist() == [0.05, 0.2]
-
-
-def test_holm_steps_down():
-    assert holm([0.01, 0.04, 0.03], 0.1).tolist() == [0, 1, 2]
-    assert holm([0.01, 0.9, 0.06], 0.1).tolist() == [0]
-    assert holm([0.5, 0.9], 0.1).tolist() == []
-
-
-def test_the_pareto_front_drops_what_is_worse_in_everything():
-    risks, utility = [[0.1, 0.2, 0.3, 0.05]], [0.5, 0.4, 0.9, 0.1]
-    assert pareto_order(risks, utility, [0.2]).tolist() == [3, 0, 2]  # 1 is riskier and poorer than 0
-
-
-def test_nothing_certified_is_none():
-    assert best_certified(np.array([], dtype=int), [1.0, 2.0]) is None
-    assert best_certified(np.array([2, 0]), [3.0, 9.0, 3.0]) == 0
 
 
 def test_the_plan_prints_the_table_of_the_note():

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from casewise.cli import app
-from casewise.core.errors import BadInput, Mismatch, TooFewCases
+from casewise.core.errors import BadInput, Mismatch, Refused
+from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.certificates.certify_router import Promise, certify_router
-from casewise.judge.monitors.audits import (
-    Audit,
-    Proxy,
-    Reference,
-    agrapa_stakes,
-    exceeds,
-    lower_bound,
-    proxy_threshold,
-    upper_bound,
-)
+from casewise.judge.monitors.audits import Audit, agrapa_stakes, audit_of
 from casewise.judge.monitors.exchangeability import AUDITED, Exchangeability, GoLive, two_sample_p
-from casewise.judge.monitors.watch import Watch, active_policy, coordinates, read_watch, start_watch, write_watch
+from casewise.judge.monitors.watch import (
+    WATCHED,
+    Watch,
+    active_policy,
+    calibration_numbers,
+    read_watch,
+    start_watch,
+    write_watch,
+)
+from casewise.judge.policy import READY, write_policy
 
 RUN = CliRunner()
 
@@ -52,38 +54,6 @@ def test_stakes_come_from_the_past_only_and_are_truncated():
     assert agrapa_stakes([0.15] * 500, 0.1)[-1] == pytest.approx(0.5 / 0.1)
     assert agrapa_stakes([1.0] * 500, 0.1)[-1] == pytest.approx(1 / 0.9, rel=0.01)
     assert agrapa_stakes([0.0] * 50, 0.1)[-1] == 0.0
-
-
-def test_the_lower_bound_is_where_the_alarm_begins():
-    losses = np.random.default_rng(0).binomial(1, 0.6, 60).tolist()
-    low = lower_bound(losses, 0.05)
-    assert 0.2 < low < 0.6
-    assert exceeds(losses, low - 1e-6, 0.05)
-    assert not exceeds(losses, low + 1e-6, 0.05)
-    assert lower_bound([], 0.05) == 0.0
-    assert upper_bound([0.0] * 30, 0.05) < 0.2
-
-
-def test_a_reference_alarms_only_above_the_calibration_risk_and_its_tolerance():
-    calm = [0.0, 0.1, 0.0, 0.2] * 10
-    assert not fed(Reference.of(calm, delta=0.1), calm * 5).alarm
-    assert fed(Reference.of(calm, delta=0.1), [0.9] * 30).alarm
-    assert not fed(Reference.of(calm, delta=0.1, tolerance=0.5), [0.6] * 30).alarm
-
-
-def test_a_proxy_threshold_separates_harm_where_the_coordinate_does():
-    assert proxy_threshold([1, 2, 3, 4], [False, False, True, True]) == 2.0
-    assert proxy_threshold([1, 2, 3, 4], [False] * 4) == 4.0
-
-
-def test_a_proxy_alarms_when_exceedances_pile_up():
-    rng = np.random.default_rng(1)
-    values = rng.random(80)
-    proxy = Proxy.of(values.tolist(), (values > 0.9).tolist(), delta=0.05)
-    assert fed(proxy, [0.99] * 60).alarm
-    assert not fed(proxy, rng.random(200)).alarm
-    with pytest.raises(TooFewCases, match="at least 4 labelled patients or sequences, got 2"):
-        Proxy.of([1, 2], [False, True])
 
 
 @pytest.mark.parametrize("shift", [3.0, -3.0])
@@ -125,9 +95,9 @@ def test_impossible_observations_are_refused():
 
 
 def test_nan_is_no_decision_and_no_audit_whatever_is_watched():
-    watch = Watch("id").decision("a", 0.1, "ann").audit("a", 0.0, "ann")
-    with pytest.raises(BadInput, match="must be finite, got nan for case b"):
-        watch.decision("b", float("nan"), "ann")
+    watch = Watch("id").decision("a", {"value": 0.1}, "ann").audit("a", 0.0, "ann")
+    with pytest.raises(BadInput, match=r"value of case b .* must not be NaN"):
+        watch.decision("b", {"value": float("nan")}, "ann")
     with pytest.raises(BadInput, match=r"lies in \[0, 1\], got nan"):
         watch.audit("b", float("nan"), "ann")
 
@@ -141,26 +111,24 @@ def test_rows_without_a_number_are_named_and_count_for_nothing(site, tmp_path, k
     else:
         kept = [{"case": name, "value": value or None, "loss": loss or None} for name, value, loss in rows]
         stream.write_text("".join(json.dumps(row) + "\n" for row in kept).replace('"nan"', "NaN"))
-    words = [stream, "--calibration", site.path, "--state", tmp_path / "watch.json", "--no-go-live"]
+    words = [stream, "--calibration", site.path, "--state", tmp_path / "watch.json", "--monitors", "exchangeability"]
     told = RUN.invoke(app, ["monitor", *map(str, words), "--json"])
     content = json.loads(told.stdout)
     assert (content["decisions"], content["audits"]) == (1, 2)
     assert content["passed_over"] == ["b", "c", "d", "f"]
     told = RUN.invoke(app, ["monitor", *map(str, words)])
-    assert (
-        "! 4 rows with NaN, or without value and loss, counted as no decision and no audit: b, c, d, f" in told.stdout
-    )
+    assert "! 4 rows with NaN, or without any number, counted as no decision and no audit: b, c, d, f" in told.stdout
 
 
 def test_a_watch_survives_a_restart_and_counts_a_case_once(site, tmp_path):
     certificate, policy = certify_router(site.archive, site.policy, Promise(("ha",), (0.1,)))
-    kinds = ("exchangeability", "audit", "reference", "proxy")
-    watch = start_watch(site.archive, policy, kinds, limit=certificate.alpha)
+    kinds = ("exchangeability", "go-live", "audit", "quota")
+    watch = start_watch(site.archive, policy, kinds, certificate=certificate)
     for t in range(5):
-        watch = watch.decision(f"n{t}", 0.01 * t).audit(f"n{t}", 0.1)
+        watch = watch.decision(f"n{t}", {"value": 0.01 * t, "foreground": 0.1}).audit(f"n{t}", 0.1)
     again = read_watch(write_watch(tmp_path / "watch.json", watch))
     assert again == watch
-    assert again.decision("n0", 5.0) is again
+    assert again.decision("n0", {"value": 5.0}) is again
     assert again.audit("n0", 1.0) is again
     assert not list(tmp_path.glob("*.tmp"))
 
@@ -169,11 +137,11 @@ def test_a_suspended_policy_deploys_m0(site):
     watch = start_watch(site.archive, site.policy)
     assert active_policy(site.policy, watch) is site.policy
     for t in range(80):
-        watch = watch.decision(f"far{t}", 5.0 + t)
+        watch = watch.decision(f"far{t}", {"value": 5.0 + t})
     assert watch.suspended
     fallen = active_policy(site.policy, watch)
     assert fallen.controller == "m0"
-    assert "cut-points no longer apply" in fallen.options["reason"]
+    assert "calibration no longer applies" in fallen.options["reason"]
 
 
 def test_a_watch_of_another_calibration_is_refused(site):
@@ -193,13 +161,13 @@ def test_the_audit_alarm_needs_a_promise(site):
 
 
 def test_monitor_from_the_command_line_continues_where_it_stopped(site, tmp_path):
-    values = coordinates(site.archive, site.policy)
+    values = calibration_numbers(site.archive, site.policy)["value"]
     calm = tmp_path / "decisions.jsonl"
     calm.write_text("".join(json.dumps({"case_id": f"a{t}", "value": values[t]}) + "\n" for t in range(20)))
     words = ["--state", str(tmp_path / "w.json")]
     first = RUN.invoke(app, ["monitor", str(calm), *words, "--calibration", str(site.path)], catch_exceptions=False)
     assert first.exit_code == 0, first.output
-    assert "20 decisions (20 patients or sequences) and 0 audits" in first.output
+    assert "20 decisions (20 patients) and 0 audits" in first.output
     drifted = tmp_path / "later.csv"
     drifted.write_text("case,value,loss\n" + "".join(f"b{t},{1 + t},\n" for t in range(60)))
     second = RUN.invoke(app, ["monitor", str(drifted), *words], catch_exceptions=False)
@@ -232,7 +200,7 @@ def test_the_audits_of_a_patient_wait_for_the_next_patient(tmp_path):
 
 def test_the_calibration_pool_holds_one_coordinate_per_patient(site):
     clusters = {entry.cluster for entry in site.archive.entries.values()}
-    assert len(coordinates(site.archive, site.policy)) == len(clusters) == len(site.archive.ids) // 2
+    assert len(calibration_numbers(site.archive, site.policy)["value"]) == len(clusters) == len(site.archive.ids) // 2
 
 
 def test_an_audit_alarm_voids_the_certificate_and_may_suspend(site):
@@ -249,10 +217,10 @@ def test_an_audit_alarm_voids_the_certificate_and_may_suspend(site):
 
 
 def test_a_go_live_test_is_asked_once_and_suspends(site):
-    pool = coordinates(site.archive, site.policy)
+    pool = calibration_numbers(site.archive, site.policy)["value"]
     watch = start_watch(site.archive, site.policy, ("go-live",), first=5)
     for t in range(5):
-        watch = watch.decision(f"far{t}", max(pool) + 1 + t)
+        watch = watch.decision(f"far{t}", {"value": max(pool) + 1 + t})
     assert watch.alarms == {"go-live": 5}
     assert watch.suspended
     calm = GoLive(pool, first=5)
@@ -271,9 +239,69 @@ def test_two_samples_are_compared_by_their_distributions():
 def test_clusters_reach_the_monitors_from_the_command_line(site, tmp_path):
     rows = tmp_path / "rows.csv"
     rows.write_text("case,cluster,value\n" + "".join(f"c{t},p{t // 3},0.01\n" for t in range(12)))
-    words = ["monitor", str(rows), "--state", str(tmp_path / "w.json"), "--calibration", str(site.path), "--first", "3"]
+    words = [
+        "monitor",
+        str(rows),
+        "--state",
+        str(tmp_path / "w.json"),
+        "--calibration",
+        str(site.path),
+        "--set",
+        "first=3",
+    ]
     shown = RUN.invoke(app, words, catch_exceptions=False).output
-    assert "12 decisions (4 patients or sequences)" in shown
+    assert "12 decisions (4 patients)" in shown
     watch = read_watch(tmp_path / "w.json")
     assert len(watch.monitors["go-live"].stream) == 3
     assert len(watch.monitors["exchangeability"].stream) == 4
+
+
+def test_what_is_not_a_watched_number_is_refused():
+    with pytest.raises(BadInput, match="must be one of value, agreement, foreground"):
+        Watch("id").decision("a", {"vaule": 0.1})
+
+
+@pytest.fixture(scope="module")
+def views(tmp_path_factory):
+    from worlds.candidates import views_archive
+
+    return views_archive(tmp_path_factory.mktemp("views") / "a", cases=16, per_cluster=2)
+
+
+@pytest.mark.parametrize(("design", "flag"), [("default", 0.3), ("consensus", None), ("m0", None)])
+def test_whatever_calibrate_deploys_can_be_watched_by_default(views, tmp_path, design, flag):
+    policy = READY["m0"] if design == "m0" else calibrate(views, design, flag_below=flag, confidence=0.8)
+    assert (policy.controller == "m0") == (design != "consensus")  # the default keeps M0 here, and flags it
+    write_policy(tmp_path / "p.json", policy)
+    words = ["--calibration", views.path, "--policy", tmp_path / "p.json", "--state", tmp_path / "w.json"]
+    told = RUN.invoke(app, ["monitor", *map(str, words)], catch_exceptions=False)
+    assert told.exit_code == 0, told.output
+    assert "No monitor sees" in told.output
+    kept = read_watch(tmp_path / "w.json").monitors
+    known = {"default": WATCHED[1:], "consensus": WATCHED, "m0": ("foreground",)}[design]
+    assert set(kept) == {k if n == "value" else f"{k}/{n}" for k in ("exchangeability", "go-live") for n in known}
+    assert sum(one.delta for name, one in kept.items() if name.startswith("go-live")) == pytest.approx(0.05)
+
+
+def test_a_fall_that_the_value_does_not_show_is_seen_in_the_foreground(views):
+    policy = calibrate(views, "consensus")
+    watch = start_watch(views, policy, ("go-live",), first=8)
+    pools = calibration_numbers(views, policy)
+    for t in range(8):
+        numbers = {name: pool[t] for name, pool in pools.items()}
+        watch = watch.decision(f"n{t}", {**numbers, "foreground": 0.001 * t})
+    assert list(watch.alarms) == ["go-live/foreground"]
+    assert active_policy(policy, watch).controller == "m0"
+
+
+def test_audits_leave_room_for_what_crc_leaves_open(site):
+    certificate, _ = certify_router(site.archive, site.policy, Promise(("harmed",), (0.2,), within="max"))
+    audit = audit_of(certificate, 0.05)
+    assert audit.limit > certificate.alpha
+    assert audit.delta == 0.025
+    tested = replace(certificate, method="ltt", delta=0.1)
+    assert audit_of(tested, 0.05) == Audit(0.2, 0.05)
+    with pytest.raises(Refused, match="one batch"):
+        audit_of(replace(certificate, method="selection"), 0.05)
+    with pytest.raises(Refused, match="nothing is certified"):
+        audit_of(replace(certificate, cut=None), 0.05)

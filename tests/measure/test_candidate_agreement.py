@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from casewise.core.errors import BadInput
 from casewise.measure.signals import SIGNALS
-from casewise.measure.signals.agreement import candidates_of, medoid
+from casewise.measure.signals.agreement import candidates_of
 
 SMALL = np.array([[1, 1, 0, 0, 0, 0]])
 GROWN = np.array([[1, 1, 1, 0, 0, 0]])
@@ -32,7 +32,7 @@ def test_every_name_is_registered() -> None:
     found = list(candidates_of([SMALL, GROWN]).signals()[0])
     assert found == [
         "agreement", "likeness", "agreement_lowest", "agreement_consensus", "agreement_source", "agreement_all",
-        "support", "persistence", "area_change",
+        "weighted_agreement", "support", "persistence", "area_change",
     ]  # fmt: skip
     assert set(found) <= set(SIGNALS)
 
@@ -55,7 +55,6 @@ def test_the_majority_is_the_middle_mask() -> None:
     found = candidates_of([SMALL, GROWN, APART])
     assert found.mask(found.majority, SMALL).tolist() == GROWN.tolist()
     assert found.signals()[1]["agreement_consensus"] == 1.0
-    assert medoid(found) == 1
 
 
 def test_a_tie_goes_to_m0() -> None:
@@ -143,4 +142,19 @@ def test_empty_masks_are_alike_and_say_nothing_about_their_quality() -> None:
     assert m0["likeness"] == same["likeness"] == 0.5
     assert drawn["likeness"] == 0.0
     assert same["agreement_source"] == 1.0  # no edit
-    assert medoid(candidates_of([SMALL, EMPTY, EMPTY])) == 1
+
+
+def test_weighted_agreement_is_the_mean_pair_times_the_certainty_of_the_votes() -> None:
+    masks = [np.array([[1, 1, 0, 0]]), np.array([[1, 1, 1, 0]]), np.array([[1, 1, 2, 0]])]
+    pairs = [said_again(masks[i], masks[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
+    split = np.log(3)  # the third voxel has one vote for each of the three classes
+    expected = np.mean(pairs) * (1 - split / 3 / np.log(3))  # over the three voxels that any voter calls foreground
+    found = candidates_of(masks)
+    assert [one["weighted_agreement"] for one in found.signals()] == pytest.approx([expected] * 3)
+    same = candidates_of([masks[0], masks[0]])
+    assert same.signals()[0]["weighted_agreement"] == same.certainty == 1.0
+
+
+def test_a_consensus_without_a_vote_changes_no_certainty() -> None:
+    masks = [SMALL, GROWN, APART]
+    assert candidates_of([*masks, GROWN], voters=(0, 1, 2)).certainty == candidates_of(masks).certainty

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy import ndimage
+from worlds.masks import harm_by_class
 
 from casewise.core.errors import BadInput
 from casewise.measure.comparison import comparison
-from casewise.measure.metrics.harm import harm, harm_by_class
+from casewise.measure.metrics.harm import harm
 from casewise.measure.metrics.overlap import dice, dice_by_class, miou
 from casewise.measure.metrics.surface import assd, hd95
 

@@ -41,14 +41,6 @@ def test_a_perfect_mask_is_in_no_row_of_the_table(name):
     assert METRICS[name](FULL, FULL) == (0 if name in ("hd95", "assd") else 1)
 
 
-def empty_table() -> str:
-    rows = ["| metric | both empty | mask empty | label empty | why |", "|---|---|---|---|---|"]
-    for name, rule in EMPTY.items():
-        cells = (rule.both, rule.mask_only, rule.label_only)
-        rows.append(f"| `{name}` | {' | '.join(_cell(value) for value in cells)} | {rule.why} |")
-    return "\n".join(rows)
-
-
 def _cell(value: float | None) -> str:
     if value is None:
         return "as usual"
@@ -56,5 +48,7 @@ def _cell(value: float | None) -> str:
 
 
 def test_the_reference_page_prints_the_table():
-    page = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
-    assert empty_table() in page.read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+    for name, rule in EMPTY.items():
+        cells = " | ".join(_cell(value) for value in (rule.both, rule.mask_only, rule.label_only))
+        assert any(f"`{name}`" in line and line.endswith(f"| {cells} |") for line in page.splitlines()), name

@@ -6,9 +6,9 @@ import json
 
 import numpy as np
 import pytest
+from worlds.masks import harm_by_class
 
 from casewise import BadInput, harm
-from casewise.measure.metrics.harm import harm_by_class
 
 
 def row(text: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Pieces and holes of several masks in one pass, against SciPy mask by mask and label by label."""
+"""LabelPieces and holes of several masks in one pass, against SciPy mask by mask and label by label."""
 
 from __future__ import annotations
 

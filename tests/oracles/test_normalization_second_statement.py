@@ -16,9 +16,10 @@ from torch import nn
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.augmentations import gaussian_field, light_view
-from casewise.adapt.episode import Episode, run_episode
+from casewise.adapt.episode import Episode
 from casewise.adapt.objectives.tent import Tent
-from casewise.adapt.probes.criteria import augmentation_disagreement, dropout_disagreement
+from casewise.adapt.probes.perturbations import augmentation_disagreement, dropout_disagreement
+from casewise.adapt.proposers.live import run_episode
 
 torch.set_num_threads(1)
 STEPS, RATE = 3, 5e-3

@@ -17,14 +17,12 @@ from scipy import ndimage
 from torch import nn
 
 from casewise.adapt.augmentations import light_view
-from casewise.adapt.episode import run_episode
 from casewise.adapt.objectives.cotta import Cotta
 from casewise.adapt.objectives.deyo import Deyo
-from casewise.adapt.objectives.foa import Foa
 from casewise.adapt.objectives.grata import Grata, sampled_style
 from casewise.adapt.objectives.memo import Memo
 from casewise.adapt.objectives.sar import Sar
-from casewise.adapt.objectives.ttt import Ttt
+from casewise.adapt.proposers.live import run_episode
 from casewise.core.seeds import seed_of
 
 torch.set_num_threads(1)  # tiny networks: threads only wait for each other
@@ -450,90 +448,7 @@ def test_deyo(norm, head, reduction):
 # -- the forward-only objective: one generation of a separable CMA-ES on FOA's fitness --------------------------------
 
 
-def foa(network, x, head, rate, population=6, tradeoff=0.4):
-    parameters = affine(network)
-    start = torch.cat([p.detach().flatten() for p in parameters.values()]).double()
-    d, lam, mu = len(start), population, population // 2
-    w = np.log(mu + 0.5) - np.log(np.arange(1, mu + 1))
-    w /= w.sum()
-    mueff = 1 / (w**2).sum()
-    cs = (mueff + 2) / (d + mueff + 5)
-    damps = 1 + 2 * max(0, math.sqrt((mueff - 1) / (d + 1)) - 1) + cs
-    cc = (4 + mueff / d) / (d + 4 + 2 * mueff / d)
-    c1 = (d + 2) / 3 * 2 / ((d + 1.3) ** 2 + mueff)
-    cmu = min(1 - c1, (d + 2) / 3 * 2 * (mueff - 2 + 1 / mueff) / ((d + 2) ** 2 + mueff))
-    chi = math.sqrt(d) * (1 - 1 / (4 * d) + 1 / (21 * d * d))
-    m, sigma, c, ps, pc = start.numpy().copy(), rate, np.ones(d), np.zeros(d), np.zeros(d)
-
-    def look(vector):
-        place = 0
-        for p in parameters.values():
-            p.data = torch.from_numpy(vector[place : place + p.numel()]).float().reshape(p.shape)
-            place += p.numel()
-        with torch.no_grad():
-            a = network.first(x)
-            f = torch.nn.functional.leaky_relu(network.norm1(a), 0.2)
-            b = network.second(f)
-            h = uncertainty(prob(network(x), head), head).mean().item()
-        stats = []
-        for layer in (a, b):
-            flat = layer.transpose(0, 1).flatten(1)
-            stats += [flat.mean(1), flat.std(1)]
-        return h, stats
-
-    _, source = look(m)
-    for step in range(1, STEPS + 1):
-        z = torch.randn((lam, d), generator=dice_of_fate(step), dtype=torch.float64).numpy()
-        scores = []
-        for row in z:
-            h, stats = look(m + sigma * np.sqrt(c) * row)
-            scores.append(
-                h + tradeoff / 64 * sum(((s - t) ** 2).sum().item() for s, t in zip(stats, source, strict=True))
-            )
-        best = np.argsort(scores)[:mu]
-        zw = w @ z[best]
-        y = np.sqrt(c) * z[best]
-        m = m + sigma * np.sqrt(c) * zw
-        ps = (1 - cs) * ps + math.sqrt(cs * (2 - cs) * mueff) * zw
-        hs = np.linalg.norm(ps) / math.sqrt(1 - (1 - cs) ** (2 * step)) < (1.4 + 2 / (d + 1)) * chi
-        pc = (1 - cc) * pc + hs * math.sqrt(cc * (2 - cc) * mueff) * (w @ y)
-        c = (1 - c1 - cmu) * c + c1 * (pc**2 + (1 - hs) * cc * (2 - cc) * c) + cmu * (w @ y**2)
-        sigma *= math.exp(cs / damps * (np.linalg.norm(ps) / chi - 1))
-        look(m)
-        yield values(parameters)
-
-
-@pytest.mark.parametrize(("norm", "head"), CONFIGURATIONS)
-def test_foa(norm, head):
-    compare(Foa(population=6), foa, norm, head, rate=0.02)
-
-
-@pytest.mark.parametrize("tradeoff", [20.0, 60.0, 200.0])
-def test_foa_where_the_activations_decide_the_ranking_too(tradeoff):
-    def second(*arguments):
-        return foa(*arguments, tradeoff=tradeoff)
-
-    compare(Foa(population=6, tradeoff=tradeoff), second, "group", "softmax", rate=0.05)
-
-
 # -- TTT: which way up? -----------------------------------------------------------------------------------------------
-
-
-def ttt(network, x, head, rate):
-    parameters = affine(network)
-    move = adam(parameters, rate)
-    for _ in range(STEPS):
-        loss = 0
-        for t in range(4):
-            said = torch.log_softmax(network.auxiliary(x.rot90(t, (-2, -1))), 1)
-            loss = loss - said[:, t].mean() / 4
-        move(grads_of(loss, parameters))
-        yield values(parameters)
-
-
-@pytest.mark.parametrize(("norm", "head"), CONFIGURATIONS)
-def test_ttt(norm, head):
-    compare(Ttt(), ttt, norm, head)
 
 
 # -- micro-batches take the same step as the whole batch --------------------------------------------------------------
@@ -541,7 +456,7 @@ def test_ttt(norm, head):
 
 @pytest.mark.parametrize(
     "objective",
-    [Memo(), Cotta(), Sar(), Sar(sample="slice"), Grata(), Deyo(drop_margin=0.02, entropy_margin=0.7), Ttt()],
+    [Memo(), Cotta(), Sar(), Sar(sample="slice"), Grata(), Deyo(drop_margin=0.02, entropy_margin=0.7)],
     ids=repr,
 )
 def test_micro_batches_take_the_same_step(objective):

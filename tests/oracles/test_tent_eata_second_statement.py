@@ -14,9 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from casewise.adapt.episode import run_episode
+from casewise.adapt.objectives.bn_stats import BnStats
 from casewise.adapt.objectives.eata import Eata, EataFisher
-from casewise.adapt.objectives.tent import BnStats, Tent
+from casewise.adapt.objectives.tent import Tent
+from casewise.adapt.proposers.live import run_episode
 
 torch.set_num_threads(1)
 STEPS, RATE, TOLERANCE = 3, 5e-3, 1e-6

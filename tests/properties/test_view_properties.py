@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from casewise.adapt.augmentations import View, block_shuffle, light_view
+from casewise.adapt.augmentations import LightView, block_shuffle, light_view
 
 SPACES = st.one_of(st.tuples(*[st.integers(1, 9)] * 2), st.tuples(*[st.integers(1, 6)] * 3))
 SEEDS = st.integers(0, 2**32)
@@ -17,7 +17,7 @@ def picture(space: tuple[int, ...], samples: int = 2) -> torch.Tensor:
 
 @given(space=SPACES, flips=FLIPS, turns=st.integers(-5, 5))
 def test_every_geometry_is_inverted_exactly(space, flips, turns):
-    view = View(flips=flips, quarter_turns=turns)
+    view = LightView(flips=flips, quarter_turns=turns)
     assert torch.equal(view.invert(view.apply(picture(space))), picture(space))
 
 

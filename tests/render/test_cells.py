@@ -11,7 +11,7 @@ from casewise.render.tables import (
     DASH,
     NOT_RUN,
     Estimate,
-    Pair,
+    PairCell,
     Undefined,
     in_percent,
     number,
@@ -38,7 +38,7 @@ def test_small_numbers_are_not_hidden_behind_zeros():
         (np.int64(230), "230"),
         (math.inf, "∞"),
         (Estimate(-0.116, -0.152, -0.081), "−0.116 [−0.152, −0.081]"),
-        (Pair(41.3, 0.007, "{} ({})", first_digits=1, second_signed=True), "41.3 (+0.007)"),
+        (PairCell(41.3, 0.007, "{} ({})", first_digits=1, second_signed=True), "41.3 (+0.007)"),
     ],
 )
 def test_no_cell_is_ever_blank(cell, text):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from casewise.render.masks import BETTER, WORSE, View, data_uri, edits, painted, view_of
+from casewise.render.mask_pictures import BETTER, WORSE, SliceView, data_uri, edits, painted, view_of
 
 MEASURE = {"min_area": 4, "foreground": True, "ignore": None}
 
@@ -41,18 +41,18 @@ def test_the_slice_with_most_harm_is_shown(volume):
 def test_harm_of_a_slice_is_not_harm_of_the_case(volume):
     change = edits(*volume, measure=MEASURE)
     assert change.found.ha == pytest.approx(16 / 25)
-    assert change.ha_of(View(2, slice(0, 40), slice(0, 40))) == 1.0
-    assert change.ha_of(View(4, slice(0, 40), slice(0, 40))) == 0.0
-    assert change.ha_of(View(0, slice(0, 40), slice(0, 40))) == 0.0
+    assert change.ha_of(SliceView(2, slice(0, 40), slice(0, 40))) == 1.0
+    assert change.ha_of(SliceView(4, slice(0, 40), slice(0, 40))) == 0.0
+    assert change.ha_of(SliceView(0, slice(0, 40), slice(0, 40))) == 0.0
 
 
 def test_worse_is_outlined_red_and_better_blue(volume):
     source, adapted, label = volume
     change = edits(source, adapted, label, measure=MEASURE)
     for index, color in ((2, WORSE), (4, BETTER)):
-        picture = painted(adapted, View(index, slice(0, 40), slice(0, 40)), change=change)
+        picture = painted(adapted, SliceView(index, slice(0, 40), slice(0, 40)), change=change)
         assert (picture == color).all(axis=-1).any()
-    assert not (painted(source, View(2, slice(0, 40), slice(0, 40))) == WORSE).all(axis=-1).any()
+    assert not (painted(source, SliceView(2, slice(0, 40), slice(0, 40))) == WORSE).all(axis=-1).any()
 
 
 def test_the_window_holds_the_edit_and_stays_inside(volume):
@@ -66,13 +66,13 @@ def test_large_images_are_thinned_and_keep_thin_edits():
     adapted, label = source.copy(), source.copy()
     adapted[450, 100:140] = 1
     change = edits(source, adapted, label, measure=MEASURE)
-    picture = painted(adapted, View(None, slice(0, 900), slice(0, 1600)), change=change)
+    picture = painted(adapted, SliceView(None, slice(0, 900), slice(0, 1600)), change=change)
     assert max(picture.shape) <= 180
     assert (picture == WORSE).all(axis=-1).any()
 
 
 def test_a_panel_is_a_small_png(volume):
-    uri = data_uri(painted(volume[1], View(2, slice(0, 40), slice(0, 40))))
+    uri = data_uri(painted(volume[1], SliceView(2, slice(0, 40), slice(0, 40))))
     assert uri.startswith("data:image/png;base64,")
     assert len(uri) < 4000
     assert Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1]))).size == (160, 160)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from worlds.candidates import views_archive
 
-from casewise.judge.calibration.fit import calibrate
+from casewise.judge.calibration.calibrate import calibrate
 from casewise.measure.signals.agreement import candidates_of
 from casewise.report.cases import candidate_map, case_frame, columns, shown_cases
 from casewise.study.study import Study
@@ -17,7 +17,9 @@ def views(tmp_path_factory) -> Study:
     home = tmp_path_factory.mktemp("map")
     calibration = views_archive(home / "calibration", cases=20, prefix="old")
     evaluation = views_archive(home / "evaluation", cases=20, prefix="new", seed=1, split="evaluation")
-    return Study.of(evaluation, calibration, calibrate(calibration, "consensus", flag_below=0.7, at=0.8), resamples=50)
+    return Study.of(
+        evaluation, calibration, calibrate(calibration, "consensus", flag_below=0.7, confidence=0.8), resamples=50
+    )
 
 
 def test_candidates_stand_side_by_side_with_the_deployed_one_marked(views):

@@ -13,8 +13,10 @@ from worlds.browsers import CHROMIUM, FLAGS, needs_chromium
 from worlds.updates import heart, planted
 
 from casewise.measure.comparison import comparison
-from casewise.report.comparison_page import case_pictures, comparison_page, headline, junit_xml, markdown_summary
-from casewise.study.comparison import ComparedCase, Comparisons
+from casewise.report.comparison_page import comparison_page
+from casewise.report.comparison_pictures import case_pictures
+from casewise.report.comparison_text import check_lines, headline, junit_xml, markdown_summary
+from casewise.study.compared_cohort import ComparedCase, Comparisons
 
 EVIL = "<img src=x onerror=alert(1)>|`@you`"
 
@@ -30,9 +32,16 @@ def summary(labelled: bool = True) -> dict:
     problem = {"kind": "shape", "case": "h9", "message": EVIL, "allowed": False}
     check = {"name": "max_ha", "scope": f"group {EVIL}", "says": EVIL, "limit": 0.1, "margin": 0.0, "value": 0.5}
     check |= {"bound": None, "cases": 3, "patients": 3, "undefined": 0, "holds": False, "reason": EVIL}
+    check |= {"verdict": "broken", "worst": ["h1"], "needed": None}
     return {
         "verdict": "rejected",
         "exit_code": 4,
+        "notes": [],
+        "plan": {"confidence": 0.95, "sha256": "0", "description": {"change": EVIL}, "impact": {"risks": EVIL}}
+        | {"patients": None, "subgroups": [EVIL]},
+        "seal": {"time": "2026", "log": "plan.log.jsonl", "lines": 2, "tip": "0"},
+        "hashes": {"old": "0", "label": "1"},
+        "measures": [],
         "pairs": 4,
         "compared": 3,
         "problems": [problem],
@@ -48,20 +57,12 @@ def page(labelled: bool = True) -> str:
     found = comparison(heart(), planted("swapped", heart()), heart() if labelled else None)
     pictures = case_pictures(heart(), planted("swapped", heart()), heart() if labelled else None)
     shown = {**found.as_dict(), "id": "h1", "group": EVIL, "pictures": pictures, "change": -0.5 if labelled else None}
+    shown |= {"crossings": [EVIL]}
     return comparison_page(
         summary(labelled),
         [shown],
         {"old": EVIL, "new": "v2", "unit": "mm", "hd95": True, "min_area": 16, "notable": 0.01, "many": 200},
     )
-
-
-def test_a_criterion_that_fails_within_its_limit_says_why():
-    found = summary()
-    found["checks"][0] |= {"value": 0.05, "reason": "a bound needs at least 10 patients, got 3"}
-    facts = {"old": "v1", "new": "v2", "unit": "mm", "hd95": False, "min_area": 16, "notable": 0.01, "many": 200}
-    for text in (markdown_summary(found), comparison_page(found, [], facts)):
-        assert "A bound needs at least 10 patients, got 3." in text
-    assert "A bound" not in page()  # 0.5 is above 0.1: the row speaks for itself
 
 
 def test_nothing_from_a_file_becomes_markup():
@@ -73,13 +74,13 @@ def test_nothing_from_a_file_becomes_markup():
     assert EVIL not in said
     assert "\\<img src=x onerror=alert(1)\\>\\|\\`\\@you\\`" in said
     suite = ElementTree.fromstring(junit_xml(summary(), ["h0", "h1", "h2"]).encode())[0]
-    assert suite.find("testcase/failure").text == EVIL
-    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("5", "1", "1")
+    assert suite.find("testcase/failure").text == f"{EVIL}: h1"
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("5", "2", "1")
 
 
 def test_shares_of_helped_and_hurt_have_intervals_and_flipped_cases_are_named():
     text = page()
-    assert "became better 0.000 [0.000, 0.000], worse 0.667 [" in text
+    assert "became better 0.000 [0.000, 0.708], worse 0.667 [" in text
     assert "At or above 0.7 before and below it now: h1." in text
     assert "(worse-voxels)" in text
     assert "worse 0.667 [" in markdown_summary(summary())
@@ -87,8 +88,48 @@ def test_shares_of_helped_and_hurt_have_intervals_and_flipped_cases_are_named():
 
 
 def test_the_headline_counts():
-    assert headline(summary()) == "2 of 3 cases changed; 0 became better, 2 worse, and 1 fell below 0.7."
-    assert headline(summary(labelled=False)) == "2 of 3 cases changed; 2 should be looked at."
+    counted = "2 of 3 cases changed; 0 became better, 2 worse, and 1 fell below 0.7."
+    assert headline(summary()) == f"Rejected: 1 of 1 criterion is broken. {counted}"
+    plain = {**summary(labelled=False), "verdict": "compared", "checks": []}
+    assert headline(plain) == "2 of 3 cases changed; 2 should be looked at."
+    late = {**summary(), "notes": ["the plan was changed"]}
+    assert headline(late).startswith("Rejected, but the plan was changed: ")
+
+
+def undecided(**more):
+    check = summary()["checks"][0]
+    return {**check, "verdict": "undecided", "says": "mean fall", "worst": [], **more}
+
+
+def test_a_verdict_that_cannot_be_had_is_not_called_rejected():
+    checks = [undecided(reason="mean fall: too few", scope=f"label {at}") for at in range(9)]
+    found = {**summary(), "verdict": "undecided", "checks": checks}
+    assert headline(found).startswith("Not decided: 3 patients cannot decide 9 of 9 criteria; none is broken")
+    assert check_lines(found) == [
+        "?    9 criteria (max_ha on label 0, max_ha on label 1, max_ha on label 2, ...): too few"
+    ]
+    suite = ElementTree.fromstring(junit_xml(found, []).encode())[0]
+    assert (suite.get("failures"), suite.get("errors")) == ("0", "10")  # nine criteria, one pair
+    assert suite.find("testcase/error").get("type") == "undecided"
+
+
+def test_one_patient_is_said_once_and_has_no_interval():
+    checks = [undecided(reason=f"mean fall: {at}", scope=f"label {at}", patients=1) for at in range(27)]
+    (line,) = check_lines({**summary(), "checks": checks})
+    assert "one patient shows nothing about others" in line
+    mask = heart()
+    cases = tuple(ComparedCase(f"h{at}", comparison(mask, mask, mask), None, "p") for at in range(3))
+    change = Comparisons(cases).summary["change"]
+    assert (change["estimate"], change["low"], change["shown"]) == (0.0, None, False)
+    found = {**summary(), "summary": Comparisons(cases).summary}
+    assert "no interval)" in markdown_summary(found)
+
+
+def test_a_case_that_broke_a_criterion_is_a_failed_test_and_named():
+    suite = ElementTree.fromstring(junit_xml(summary(), ["h0", "h1", "h2"]).encode())[0]
+    failed = {test.get("name"): test.find("failure").text for test in suite if test.find("failure") is not None}
+    assert failed["h1"].startswith("broke max_ha on group")
+    assert check_lines(summary())[0].endswith(": h1")
 
 
 def test_the_page_says_which_color_is_which_label_and_where_a_region_lies():
@@ -97,7 +138,7 @@ def test_the_page_says_which_color_is_which_label_and_where_a_region_lies():
     low, high = region.low, region.high
     text = comparison_page(
         summary(),
-        [{**found.as_dict(), "id": "h1", "group": "", "pictures": [], "change": -0.5}],
+        [{**found.as_dict(), "id": "h1", "group": "", "pictures": [], "change": -0.5, "crossings": []}],
         {"old": "v1", "new": "v2", "unit": "mm", "hd95": False, "min_area": 16, "notable": 0.01, "many": 200},
     )
     assert f"rows {low[1] + 1} to {high[1]}, columns {low[2] + 1} to {high[2]}</dd>" in text  # slice 1 is the first

@@ -9,10 +9,20 @@ import numpy as np
 from PIL import Image
 
 from casewise.core.records import Action, Case, Decision, State, Trajectory
-from casewise.deployment import Segmented
-from casewise.render.masks import Classes, View, _busiest, _four, _wrapped, legend, overlay_png, painted
+from casewise.deployment import CaseResult
+from casewise.render.mask_pictures import (
+    Classes,
+    Preview,
+    SliceView,
+    _busiest,
+    _four,
+    _wrapped,
+    legend,
+    overlay_png,
+    painted,
+)
 from casewise.report.prediction_page import prediction_page
-from casewise.run.predict_case import Preview, preview_of
+from casewise.run.predict_case import preview_of
 
 NAMES = {0: "road", 1: "sky", 2: "thing"}
 SOURCE = np.array([[0, 1], [2, 2]])
@@ -45,7 +55,7 @@ def test_the_legend_names_every_class_with_its_color() -> None:
     assert [name for name, _ in legend(NAMES, background=True)] == ["sky", "thing"]
     facts = {"model": "m", "policy": "p", "calibration_id": "", "scores": {}, "versions": {}}
     page = prediction_page([], {**facts, "classes": {**NAMES, 3: "<b>x</b>"}, "background": False})
-    assert '<span style="background:#804080"></span>road' in page
+    assert '<i style="background:#804080"></i>road' in page
     assert "red removed" not in page
     assert "&lt;b&gt;x&lt;/b&gt;" in page
     assert "red removed" in prediction_page([], facts)
@@ -77,7 +87,7 @@ def test_the_picture_holds_the_candidates_of_all_ladders_on_the_slice_that_any_o
     some = Trajectory("a", (source, view), ({}, {}), rungs=("mean",))
     tent = Trajectory("a", (source, update), ({}, {}))
     decision = Decision("a", Action.KEEP, State(1, ladder="some"), 2, "choose")
-    found = Segmented(view, source, decision, some, ladders={"some": some, "tent": tent})
+    found = CaseResult(view, source, decision, some, ladders={"some": some, "tent": tent})
     seen = preview_of(Case("a", np.zeros((1, 3, 4, 4), np.float32)), found)
     assert [name for name, _ in seen.candidates] == ["M0", "some: mean", "tent: step 1"]
     assert seen.slice == 2
@@ -93,10 +103,10 @@ def test_only_what_updates_made_is_called_adapted() -> None:
     called = {}
     for name, rungs in (("views", ("mean",)), ("tent", ())):
         made = Trajectory("a", (source, source + 1), ({}, {}), rungs=rungs)
-        found = Segmented(source, source, Decision("a", Action.ROLLBACK, State(0), 1, "m0"), made)
+        found = CaseResult(source, source, Decision("a", Action.ROLLBACK, State(0), 1, "m0"), made)
         called[name] = [title for title, _ in _four(preview_of(Case("a", np.zeros((1, 3, 4, 4), np.float32)), found))]
-    assert called["views"] == ["M0, slice 1", "mean", "edits", "deployed"]
-    assert called["tent"] == ["M0, slice 1", "adapted", "edits", "deployed"]
+    assert called["views"] == ["original (M0), slice 1", "candidate: mean", "what changed", "written mask"]
+    assert called["tent"] == ["original (M0), slice 1", "candidate: adapted", "what changed", "written mask"]
 
 
 class Ruler:
@@ -136,7 +146,7 @@ def test_a_frame_at_full_size_makes_no_sheet_of_many_megabytes() -> None:
 
 
 def test_a_report_paints_the_road_where_0_is_a_class() -> None:
-    mask, view = np.zeros((4, 4), int), View(None, slice(0, 4), slice(0, 4))
+    mask, view = np.zeros((4, 4), int), SliceView(None, slice(0, 4), slice(0, 4))
     street, organ = Classes({0: "road", 1: "thing"}, background=False), Classes({0: "road", 1: "thing"})
     assert painted(mask, view, classes=street)[0, 0].tolist() == [128, 64, 128]
     assert painted(mask, view, classes=organ).tolist() == painted(mask, view).tolist()  # ground

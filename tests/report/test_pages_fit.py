@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from markupsafe import Markup
 from typer.testing import CliRunner
 from worlds.browsers import browser, needs_chromium, sticking_out
 from worlds.cohorts import synthetic_archive
@@ -18,21 +20,25 @@ from worlds.updates import update
 
 import casewise
 from casewise.adapt.adaptation import Adaptation
+from casewise.adapt.model import Model
 from casewise.cli import app
-from casewise.core.predicted import PredictedCase
+from casewise.core.prediction_record import PredictedCase
 from casewise.core.records import Action, Decision, Policy, State
-from casewise.deployment import Deployment, Model
-from casewise.judge.calibration.fit import calibrate
+from casewise.deployment import Deployment
+from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.certificates.certify_router import Promise, certify_router
-from casewise.render.masks import STREET, overlay_png
-from casewise.render.tables import table
+from casewise.render.ink import change_svg
+from casewise.render.mask_pictures import STREET, Preview, data_uri, overlay_png
+from casewise.render.tables import Column, table
+from casewise.report.bench_page import bench_page
 from casewise.report.certificate_page import certificate_page
+from casewise.report.demo_page import DemoFacts, ScoredHeart
+from casewise.report.fit_page import fit_page
+from casewise.report.page import render_page
 from casewise.report.prediction_page import prediction_page
-from casewise.run.predict_case import Preview
 from casewise.serve import openapi
-from casewise.serve.access import Settings
+from casewise.serve.access import ServiceSettings
 from casewise.serve.app import create_app
-from casewise.study.benchmark.leaderboard import COLUMNS, html_page
 
 __all__ = ["browser"]
 pytestmark = [needs_chromium, pytest.mark.filterwarnings("ignore::casewise.core.errors.CasewiseWarning")]
@@ -82,36 +88,86 @@ def compared(folder: Path) -> str:
     return (root / "out" / "report.html").read_text(encoding="utf-8")
 
 
-def leaderboard(folder: Path) -> str:
-    row = {
-        column.key: LONG if column.key in ("method", "model") else "+0.0123 [-0.0123, +0.0456]" for column in COLUMNS
+def fit(folder: Path) -> str:
+    """Two designs and one case, with long names."""
+    row = {"design": "m0", "gain": 0.0, "low": 0.0, "high": 0.0, "helped": 0, "hurt": 0, "hurt_by_a_point": 0,
+           "cases": 9, "worst": 0.0, "p": 1.0, "fails": []}  # fmt: skip
+    designs = [row, {**row, "design": LONG, "fails": [SENTENCE, "p 0.300"]}]
+    compared = {
+        "chosen": LONG,
+        "why": SENTENCE,
+        "rows": designs,
+        "nested": {"gain": 0.01, "patients": 10},
     }
-    return html_page(table("leaderboard", "Leaderboard", COLUMNS, [{**row, "metric": 0.5}] * 3, caption=SENTENCE))
+    facts = {
+        "model": LONG, "cases": 9, "patients": 9, "ladders": [LONG, "views"], "metric": "dice", "cleanup": "",
+        "preflight": {"comparison": compared}, "flagged": False, "promise": SENTENCE, "notes": [SENTENCE],
+        "seconds": 60.0, "steps_s": {"learn": 30.0}, "case_s": 1.0, "next": f"casewise predict -i IN -o OUT -m {LONG}",
+    }  # fmt: skip
+    case = {"case": LONG, "patient": LONG, "source": 0.8, "metric": 0.9, "state": LONG}
+    picture = data_uri(np.zeros((264, 264, 3), np.uint8))
+    return fit_page(facts, [case], [{**case, "pictures": [picture, picture]}])
+
+
+def demo(folder: Path) -> str:
+    """Two hearts, one of another scanner."""
+    row = {"design": "m0", "gain": 0.0}
+    fitted = {"preflight": {"comparison": {"rows": [row], "chosen": LONG}}, "patients": 10}
+    dice = {"m0": 0.8, "views": 0.81, "tuned": 0.7, "deployed": 0.85}
+    hearts = (ScoredHeart(LONG, dice, False, False, False), ScoredHeart("other", dice, True, True, True))
+    facts = DemoFacts(hearts, 0.9, fitted, {"alpha": 0.2, "units": 9})
+    panel = (SENTENCE, data_uri(np.zeros((264, 264, 3), np.uint8)))
+    return render_page(
+        "demo.html.j2", facts=facts, notice=SENTENCE, changes=Markup(change_svg([(LONG, 0.8, 0.9)], metric="Dice")),
+        pictures=[[panel, panel]], legend=[(LONG, "#123456")],
+    )  # fmt: skip
+
+
+def benchmark(folder: Path) -> str:
+    scores = {"gain": 0.01, "low": 0.001, "high": 0.02, "helped": 2, "hurt": 1}
+    cases = [{"case": name, "change": 0.1, "rolled_back": False} for name in (LONG, "b")]
+    result = {"name": LONG, "metric": "dice", "evaluation": [LONG], "calibration": [],
+              "labels_seen_before_decisions": 0,
+              "methods": [{"name": "views:mri", "scores": scores, "cases": cases}]}  # fmt: skip
+    made = table("bench", "Benchmark", [Column("method", "Method", text=True), Column("gain", "Gain")],
+                 [{"method": LONG, "gain": 0.01}])  # fmt: skip
+    return bench_page(result, made, [SENTENCE])
 
 
 def service(folder: Path) -> str:
     deployment = Deployment(
-        Model("casewise.adapt.networks:PlainUNet"), (Adaptation(steps=1),), Policy(LONG, "fixed-k", {"step": 1}, 1)
+        Model("casewise.adapt.networks:PlainUNet"),
+        Policy(LONG, "fixed-k", {"step": 1}, 1),
+        {"": Adaptation(steps=1)},
     )
-    app = create_app(deployment, Settings())
+    app = create_app(deployment, ServiceSettings())
     return openapi.page(app, LONG, deployment, deployment.promise, deployment.warnings)
 
 
 PAGES: dict[str, Callable[[Path], str]] = {
     "report/templates/prediction.html.j2": prediction,
-    "report/templates/certificate.html": certificate,
+    "report/templates/demo.html.j2": demo,
+    "report/templates/certificate.html.j2": certificate,
     "report/templates/comparison.html.j2": compared,
-    "study/benchmark/leaderboard.py": leaderboard,
+    "report/templates/fit.html.j2": fit,
+    "report/templates/bench.html.j2": benchmark,
     "serve/assets/service.html": service,
 }
 """What makes each page; test_report_browser.py tries report.html.j2, and the last test here review.html."""
 
 
+ENTIRE = re.compile('<!doctype html>|{% extends "base.html.j2" %}')
+
+
 def test_every_page_of_casewise_is_tried_here() -> None:
     root = Path(casewise.__file__).parent
     files = [path for path in root.rglob("*") if path.suffix in (".py", ".html", ".j2")]
-    pages = {str(path.relative_to(root)) for path in files if "<!doctype html>" in path.read_text(encoding="utf-8")}
-    assert pages == {*PAGES, "report/templates/report.html.j2", "serve/assets/review.html"}
+    pages = {str(path.relative_to(root)) for path in files if ENTIRE.search(path.read_text(encoding="utf-8"))}
+    assert pages - {"report/templates/base.html.j2"} == {
+        *PAGES,
+        "report/templates/report.html.j2",
+        "serve/assets/review.html",
+    }
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from casewise.core.predicted import PredictedCase
+from casewise.core.prediction_record import PredictedCase
 from casewise.core.records import Action, Decision, State
 from casewise.report.certificate_page import _listed
 from casewise.report.prediction_page import prediction_page
@@ -30,31 +30,44 @@ def test_ha_is_printed_with_the_share_of_the_edit_that_it_judged(judged: float |
     assert "HA judged" not in prediction_page([], FACTS)
 
 
-def test_a_street_is_scored_by_miou_and_nothing_is_listed_twice() -> None:
+def test_a_street_is_scored_by_miou() -> None:
     scores = {**SCORES, "IoU": 0.41, "source_IoU": 0.4}
     page = prediction_page([], {**FACTS, "scores": scores, "background": False})
-    assert "Mean mIoU of the deployed masks 0.410, of M0 0.400" in page
-    assert "Mean Dice of the deployed masks 0.800, of M0 0.700" in prediction_page([], {**FACTS, "scores": scores})
-    decision = Decision("a", Action.KEEP, State(1), 1, "router", coordinate="delta", value=0.25)
-    entry = PredictedCase("a", "done", decision, signals={"1": {"delta": 0.25, "regions": 3.0}})
+    assert "Mean mIoU 0.410, original masks 0.400" in page
+    assert "Mean Dice 0.800, original masks 0.700" in prediction_page([], {**FACTS, "scores": scores})
+
+
+def test_a_case_says_how_much_changed_and_hides_signals_behind_details() -> None:
+    decision = Decision("a", Action.KEEP, State(1), 1, "router", coordinate="delta", value=0.25, cut_low=0.1)
+    signals = {"1": {"delta": 0.25, "delta_foreground": 0.5, "regions": 3.0}}
+    entry = PredictedCase("a", "done", decision, candidate="mean", signals=signals, regions=({"voxels": 9},))
     page = prediction_page([entry], FACTS)
-    assert page.count("<dt>delta</dt>") == 1
-    assert "<dt>regions</dt><dd>3</dd>" in page
-    assert "candidate 1; made: 1 candidate beside M0</dd>" in page
-    assert '<p class="lead">1 case, m' in page
+    before, details = page.split("<details><summary>Details", 1)
+    assert "50.0% of the original segmentation, in 1 place" in before
+    assert "delta" not in before
+    assert "<dt>delta</dt><dd>0.25 (cut-points 0.1)</dd>" in details
+    assert "mean; 1 candidate made" in details
+    assert "1 case: 1 new mask" in page
 
 
-def test_flagged_cases_come_first_and_are_counted() -> None:
-    entries = [
-        PredictedCase(name, "done", Decision(name, Action.KEEP, State(1), 1, "consensus", flagged=name == "z"))
-        for name in ("a", "z")
-    ]
-    page = prediction_page(entries, FACTS)
-    assert "<b>1</b> flagged for a person to look at" in page
-    assert "To decide on the flagged cases: casewise review." in page
+def test_cases_to_check_come_first_with_the_reason() -> None:
+    def entry(name: str, **more: Any) -> PredictedCase:
+        return PredictedCase(name, "done", Decision(name, Action.KEEP, State(1), 1, "consensus", **more))
+
+    poor = entry("z", flagged=True, quality=0.7, quality_low=0.57)
+    page = prediction_page([entry("a"), poor], FACTS)
+    assert "Please check 1 case:" in page
+    assert page.count("the estimated Dice may be as low as 0.57") == 2
+    assert "Dice about 0.70, at least 0.57" in page
     assert page.index('id="z"') < page.index('id="a"')
-    assert page.count('<span class="flag">flagged</span>') == 1
-    assert "flagged" not in prediction_page(entries[:1], FACTS)
+    assert "Please check" not in prediction_page([entry("a")], FACTS)
+    unlike = PredictedCase(
+        "u", "done", Decision("u", Action.ROLLBACK, State(0), 1, "m0", flagged=True),
+        notes=("outside the certificate: the image is darker",),
+    )  # fmt: skip
+    assert 'Check because</dt><dd class="flag">the image is darker</dd>' in prediction_page([unlike], FACTS)
+    failed = prediction_page([PredictedCase("f", "failed", error="<b>no file</b>")], FACTS)
+    assert "no mask: &lt;b&gt;no file&lt;/b&gt;" in failed
 
 
 def test_a_list_on_a_certificate_is_written_as_words() -> None:

@@ -100,7 +100,7 @@ def test_a_case_without_pictures_opens_too(opened):
 
 def test_the_theme_changes_the_page_and_its_figures(opened):
     before = opened.evaluate("getComputedStyle(document.body).backgroundColor")
-    text = "document.querySelector('#story figure svg text')"
+    text = "document.querySelector('#summary figure svg text')"
     ink = opened.evaluate(f"getComputedStyle({text}).fill")
     opened.click("#theme")
     assert opened.evaluate("getComputedStyle(document.body).backgroundColor") != before

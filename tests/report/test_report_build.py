@@ -7,19 +7,16 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 from worlds.cohorts import synthetic_archive
+from worlds.identities import audit_study
 
-from casewise.core.errors import BadInput, Overlap, Refused, UnknownName
+from casewise.core.errors import BadInput, Overlap, UnknownName
 from casewise.judge.certificates.certificate import Certificate, policy_digest
 from casewise.report.study_report import build, check_place
 from casewise.study.analyses import ANALYSES, backbones
-from casewise.study.audit import audit_study
-from casewise.study.inventory import ITEMS
-from casewise.study.preregistration import declare
 from casewise.study.study import Extras, Study
 
 
@@ -35,23 +32,22 @@ def test_every_part_is_there(page):
     assert {file.stem for file in figures.glob("*.svg")} == {file.stem for file in figures.glob("*.png")}
 
 
-def test_most_of_the_paper_is_made_from_two_archives(results):
-    states = {row["paper"]: row["state"] for row in results["inventory"]}
-    missing = {paper for paper, state in states.items() if state.startswith("not run")}
-    assert missing == {
-        "tab:supp-acdc-lr",
-        "tab:app-frozen-p158",
-        "fig:acdc-qual-supp",
-        "fig:crc",
-        "fig:swin-geom",
-    }
+PAPER = set(
+    "budget-sweep signal-ha methods helphurt routing depth-variation edit-geometry helphurt-by-group learning-rates "  # noqa: SIM905
+    "methods-by-group matched matched-by-group prereg three-lines clustered-ci per-step auroc accounting "
+    "calibration-sensitivity min-area algorithm compute frozen objectives".split()
+)
+FIGURES = ["teaser", "qualitative-1", "ha-hd95", "pareto", "crc", "qualitative-2", "backbone-edits"]
+"""Tables and figures of the paper by id; driving-1 is made of archives of many classes (test_inputs.py)."""
 
 
-def test_everything_that_the_inventory_names_exists(page, results):
-    for item, row in zip(ITEMS, results["inventory"], strict=True):
-        if not row["state"].startswith("not run"):
-            kind = "tables" if item.paper.startswith("tab") else "figures"
-            assert list((page.parent / kind).glob(f"{item.ids[0]}.*")), item
+def missing_of(page):
+    made = [{file.stem for file in (page.parent / kind).iterdir()} for kind in ("tables", "figures")]
+    return PAPER - made[0] | {*FIGURES} - made[1]
+
+
+def test_most_of_the_paper_is_made_from_two_archives(page):
+    assert missing_of(page) == {"learning-rates", "frozen", "crc", "backbone-edits"}
 
 
 def test_numbers_are_at_full_precision(study, results):
@@ -69,7 +65,7 @@ def test_every_interval_of_the_report_is_in_the_single_list(results):
 def test_every_finding_says_its_n_and_spec(results):
     for name, found in results["findings"].items():
         assert found["n"] > 0 or name == "cost.signals", name  # a price list rests on no case
-        assert found["spec"], name
+        assert found["spec"] or name == "measures", name  # the paper has no clinical measures
 
 
 def test_the_machine_stays_at_home(page, sources):
@@ -127,7 +123,6 @@ def everything(sources, tmp_path_factory):
         backbones={"swin": sources.evaluation},
         away=sources.evaluation,
         frozen=sources.policy,
-        criteria=declare(root / "criteria.json", declared_at=datetime(2020, 1, 1, tzinfo=timezone.utc)),
         certificate=Certificate(
             kind="T2", statement="Mean HA is at most 0.10.", loss="HA", method="crc", alpha=0.1, delta=None,
             population="all", units=16, cases=16, floor=1 / 17, needed=9, cut=0.02, bound=0.08, kept=0.5,
@@ -145,16 +140,9 @@ def everything(sources, tmp_path_factory):
 
 @pytest.mark.slow
 def test_all_26_tables_and_8_figures_are_made_where_everything_is_given(everything):
-    results = json.loads((everything.parent / "results.json").read_text(), parse_constant=pytest.fail)
-    states = {row["paper"]: row["state"] for row in results["inventory"]}
-    assert len(states) == 34
-    missing = {paper for paper, state in states.items() if state.startswith("not run")}
-    assert missing == {"fig:acdc-qual-supp"}  # made of archives of many classes instead of fig:med-qual: test_inputs.py
-    for item in ITEMS:
-        if item.paper not in missing:
-            kind, endings = ("tables", "csv tex") if item.paper.startswith("tab") else ("figures", "svg png")
-            for ending in endings.split():
-                assert (everything.parent / kind / f"{item.ids[0]}.{ending}").stat().st_size > 60, item
+    assert not missing_of(everything)
+    for file in (*everything.parent.glob("tables/*"), *everything.parent.glob("figures/*")):
+        assert file.stat().st_size > 20, file  # a table without rows has its heads
     test_no_table_has_a_blank_cell(everything)
     test_no_csv_has_a_blank_cell(everything)
 
@@ -195,7 +183,6 @@ def test_only_runs_what_is_asked_for(sources, tmp_path):
     )
     results = json.loads((made.parent / "results.json").read_text())
     assert {name.split(".")[0].split("[")[0] for name in results["findings"]} == {"helphurt"}
-    assert "not run: --only left it out" in {row["state"] for row in results["inventory"]}
 
 
 def test_a_wrong_analysis_is_named_with_its_neighbours(sources, tmp_path):
@@ -231,14 +218,9 @@ def test_folders_that_are_called_as_those_of_a_report_are_left_alone(sources, pa
         check_place(again)
 
 
-def test_a_report_that_contradicts_itself_is_refused(sources):
+def test_the_sums_of_a_study_agree(sources):
     study = Study.of(sources.evaluation, sources.calibration, sources.policy, resamples=100)
-    assert audit_study(study) == len(study.methods)
-    broken = study.methods["router"].copy()
-    broken.loc[broken["rolled_back"], "ha"] = 0.25
-    object.__setattr__(study, "methods", {**study.methods, "router": broken})
-    with pytest.raises(Refused, match="contradicts itself"):
-        audit_study(study)
+    assert audit_study(study) == []
 
 
 def test_section_names_are_their_ids(study):
@@ -247,7 +229,7 @@ def test_section_names_are_their_ids(study):
 
 
 def test_intervals_of_a_few_sequences_are_warned_of(sources, tmp_path):
-    from casewise.study.story import FEWEST
+    from casewise.study.summary_text import FEWEST
 
     def warned(units):
         archive = sources.evaluation
@@ -258,7 +240,7 @@ def test_intervals_of_a_few_sequences_are_warned_of(sources, tmp_path):
                      pictures=0, progress=False)  # fmt: skip
         return json.loads((page.parent / "results.json").read_text())["warnings"]
 
-    few = [said for said in warned(2) if said.startswith("FEW: 2 patients or sequences stand behind every interval")]
+    few = [said for said in warned(2) if said.startswith("FEW: only 2 patients")]
     assert len(few) == 1
     assert not [said for said in warned(FEWEST) if said.startswith("FEW")]
 

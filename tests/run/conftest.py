@@ -13,9 +13,10 @@ import torch
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones.checkpoints import write_safetensors
+from casewise.adapt.model import Model
 from casewise.core.records import Policy
-from casewise.deployment import Deployment, Model
-from casewise.run.assemble import gathered_cases
+from casewise.deployment import Deployment
+from casewise.run.gather import gathered_cases
 from casewise.run.predict_case import PredictCase
 from casewise.run.predict_folder import prediction_work
 
@@ -76,7 +77,7 @@ def work(model: Model, images: Path, tmp_path: Path) -> Maker:
         how = options.pop("adaptation", HOW)
         names = ("contract", "watch", "max_ram", "certificate", "force")
         own = {key: options.pop(key) for key in names if key in options}
-        deployment = Deployment(model, (how,), policy, **own)
-        return prediction_work(deployment, gathered_cases(model, images), tmp_path / out, **options)
+        deployment = Deployment(model, policy, {"": how}, **own)
+        return prediction_work(deployment, gathered_cases(model.load(), images), tmp_path / out, **options)
 
     return make

@@ -29,7 +29,7 @@ print(done, resident() - before)
 
 EPISODE = """
 import hashlib, torch
-from casewise.adapt.episode import run_episode
+from casewise.adapt.proposers.live import run_episode
 from casewise.adapt.networks import PlainUNet
 from casewise.adapt.objectives.tent import Tent
 from casewise.run.local import keep_freed_memory

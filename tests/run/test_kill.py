@@ -13,17 +13,22 @@ from typing import Any
 
 import pytest
 
+from casewise.adapt.model import Model
 from casewise.core.chain import Chain
-from casewise.deployment import Model
+from casewise.core.records import Policy
+from casewise.judge.policy import write_policy
 
 pytestmark = pytest.mark.slow
 
 
 def command(model: Model, images: Path, out: Path) -> list[str]:
+    how = {"objective": "tent", "steps": 2}
+    policy = Policy("fixed-k", "fixed-k", {"step": 2}, 2, adaptation=how)
+    file = write_policy(out.parent / "fixed.json", policy)
     return [
         sys.executable, "-m", "casewise", "predict", "-i", str(images), "-o", str(out), "-m", model.spec, "--weights",
-        str(model.weights), "--policy", "fixed-k", "--steps", "2", "--objective", "tent", "-device", "cpu",
-        "--save-candidates", "--continue_prediction",
+        str(model.weights), "--policy", str(file), "-device", "cpu",
+        "--set", "save-candidates=true", "--continue_prediction",
     ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from casewise.core.errors import BadInput
+from casewise.run import local
 from casewise.run.local import LocalEngine
 
 TROUBLE = """
@@ -55,6 +56,23 @@ def test_a_hanging_and_a_dying_case_fail_alone(trouble: Any) -> None:
     found = outcome(LocalEngine(jobs=2, timeout_s=1, grace_s=1), trouble, "a", "hang", "die", "raise", "b")
     kinds = {"a": None, "hang": "TimeOut", "die": "Killed", "raise": "ValueError", "b": None}
     assert {case: kind for case, (_, kind) in found.items()} == kinds
+
+
+def test_a_worker_that_dies_while_idle_is_replaced(trouble: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Watched(local._Worker):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+    monkeypatch.setattr(local, "_Worker", Watched)
+    results = LocalEngine(jobs=1, timeout_s=60).map(trouble, ["a", "b"])
+    assert next(results).value == "A"
+    made[0].process.kill()  # it waits for its next case
+    made[0].process.join()
+    assert [(one.value, one.kind) for one in results] == [("B", None)]
+    assert len(made) == 2
 
 
 def test_no_process_is_no_engine() -> None:

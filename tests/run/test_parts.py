@@ -6,7 +6,7 @@ import pytest
 
 from casewise.adapt.contract import parse_size
 from casewise.core.errors import BadInput
-from casewise.run.assemble import part_from
+from casewise.run.gather import part_from
 
 
 def test_flags_win_over_slurm() -> None:

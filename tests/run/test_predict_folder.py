@@ -15,13 +15,14 @@ import pytest
 import torch
 
 from casewise.adapt.adaptation import Adaptation
+from casewise.adapt.model import Model
 from casewise.core.chain import Chain
 from casewise.core.errors import BadInput, Refused
-from casewise.core.predicted import PredictedCase
+from casewise.core.prediction_record import PredictedCase
 from casewise.core.records import Policy
-from casewise.deployment import Deployment, Model
-from casewise.render.masks import overlay_png
-from casewise.run.assemble import gathered_cases
+from casewise.deployment import Deployment
+from casewise.render.mask_pictures import overlay_png
+from casewise.run.gather import gathered_cases
 from casewise.run.local import LocalEngine
 from casewise.run.predict_case import PredictCase
 from casewise.run.predict_folder import plan_folder, predict_folder, prediction_work
@@ -94,11 +95,11 @@ def test_a_mask_never_takes_the_place_of_an_image_or_a_label(
         folder.mkdir()
         shutil.copy(images / "case_0_0000.nii.gz", folder / "case_0.nii.gz")  # named as its mask will be
     before = (folders[taken] / "case_0.nii.gz").read_bytes()
-    cases = gathered_cases(model, folders["image"], labels=folders["label"])
+    cases = gathered_cases(model.load(), folders["image"], labels=folders["label"])
     with pytest.raises(BadInput, match="choose another folder with -o"):
-        prediction_work(Deployment(model, (HOW,), M0), cases, folders[taken])
+        prediction_work(Deployment(model, M0, {"": HOW}), cases, folders[taken])
     assert (folders[taken] / "case_0.nii.gz").read_bytes() == before
-    assert run(prediction_work(Deployment(model, (HOW,), M0), cases, tmp_path / "out"))["case_0"].status == "done"
+    assert run(prediction_work(Deployment(model, M0, {"": HOW}), cases, tmp_path / "out"))["case_0"].status == "done"
 
 
 def truncate(path: Path) -> None:
@@ -170,7 +171,7 @@ def test_out_of_time_deploys_m0(work: Maker) -> None:
 
 def test_a_case_above_max_ram_is_refused(work: Maker) -> None:
     entries = run(work(max_ram=1000))
-    assert all("--max-ram allows" in entry.error for entry in entries.values())
+    assert all("max-ram allows" in entry.error for entry in entries.values())
 
 
 def test_resuming_trusts_hashes_and_not_file_names(work: Maker, images: Path, tmp_path: Path) -> None:
@@ -195,7 +196,7 @@ def test_masks_that_no_run_wrote_are_refused_and_untouched(work: Maker, tmp_path
     (out / "case_1.nii.gz").write_bytes(b"a label")
     for refused in (lambda: run(work()), lambda: plan_folder(work(), resume=False)):
         with pytest.raises(
-            Refused, match=r"holds case_1\.nii\.gz, which no casewise run wrote.*-o, or add --overwrite"
+            Refused, match=r"holds case_1\.nii\.gz, which no casewise run wrote.*-o, or add --set overwrite=true"
         ):
             refused()
     assert (out / "case_1.nii.gz").read_bytes() == b"a label"

@@ -16,6 +16,7 @@ import ray
 import torch
 
 from casewise.adapt.adaptation import Adaptation
+from casewise.adapt.model import Model
 from casewise.archive.verify import verify
 from casewise.core.chain import Chain
 from casewise.core.errors import BadInput
@@ -24,10 +25,10 @@ from casewise.data.datasets.plain import write_cohort
 from casewise.data.folders import with_labels
 from casewise.data.phantom.cardiac import cardiac_cohort
 from casewise.data.splits import Cohort, Member
-from casewise.deployment import Deployment, Model
-from casewise.run.assemble import chosen_engine, gathered_cases
-from casewise.run.local import LocalEngine, Result
-from casewise.run.predict_case import Preview
+from casewise.deployment import Deployment
+from casewise.render.mask_pictures import Preview
+from casewise.run.gather import gathered_cases
+from casewise.run.local import LocalEngine, Result, chosen_engine
 from casewise.run.predict_folder import predict_folder, prediction_work
 from casewise.run.ray import RayEngine, connected
 from casewise.run.record_folder import RecordCase, record_folder
@@ -35,7 +36,7 @@ from casewise.run.record_folder import RecordCase, record_folder
 PHANTOM = Model("casewise.adapt.networks:phantom_cardiac")
 HOW = Adaptation(objective="tent", learning_rate=0.01, steps=2, min_area=4)
 DEEP = Policy("fixed-k", "fixed-k", {"step": 2}, 2)
-DEPLOYED = Deployment(PHANTOM, (HOW,), DEEP)
+DEPLOYED = Deployment(PHANTOM, DEEP, {"": HOW})
 INSIDE = (slice(2, 4), slice(24, 72), slice(24, 72))
 
 
@@ -69,9 +70,8 @@ def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recording(scans: Path) -> RecordCase:
-    cases = with_labels(gathered_cases(PHANTOM, scans / "images"), scans / "labels")
-    recorded = Deployment(PHANTOM, (replace(HOW, shrink=(State(2, 0.5),)),))
-    return RecordCase(recorded, {files.id: files for files in cases})
+    cases = with_labels(gathered_cases(PHANTOM.load(), scans / "images"), scans / "labels")
+    return RecordCase(PHANTOM, {"": replace(HOW, shrink=(State(2, 0.5),))}, {files.id: files for files in cases})
 
 
 def archived(folder: Path) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _timeless(plain: Any, *more: str) -> Any:
 
 def test_predictions_are_the_local_engines_byte_for_byte(cluster: None, scans: Path, tmp_path: Path) -> None:
     def run(engine: Any, out: str) -> dict[str, Any]:
-        work = prediction_work(DEPLOYED, gathered_cases(PHANTOM, scans / "images"), tmp_path / out)
+        work = prediction_work(DEPLOYED, gathered_cases(PHANTOM.load(), scans / "images"), tmp_path / out)
         assert [entry.status for entry in predict_folder(work, engine)] == ["done"] * 4
         assert Chain(tmp_path / out / "audit.jsonl").problems == []
         return predicted(tmp_path / out)
@@ -139,7 +139,7 @@ def test_a_worker_killed_between_the_mask_and_its_entry_loses_nothing(
         return b"picture"
 
     def run(engine: Any, out: str) -> dict[str, Any]:
-        cases = gathered_cases(PHANTOM, scans / "images")
+        cases = gathered_cases(PHANTOM.load(), scans / "images")
         work = prediction_work(DEPLOYED, cases, tmp_path / out, draw=deadly)
         entries = list(predict_folder(work, engine))
         assert sorted(entry.case for entry in entries) == sorted(work.cases)

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from casewise.adapt.adaptation import Adaptation
+from casewise.adapt.model import Model
 from casewise.archive.store import open_archive
 from casewise.core.errors import BadInput, Mismatch, Overlap, UnsafeInput
 from casewise.core.records import Mask, State
 from casewise.data.folders import with_labels
-from casewise.deployment import Deployment, Model
 from casewise.guard import guard
 from casewise.judge.controllers import CONTROLLERS
 from casewise.replay import replay
-from casewise.run.assemble import gathered_cases
+from casewise.run.gather import gathered_cases
 from casewise.run.local import LocalEngine
 from casewise.run.record_folder import RecordCase, parsed_states, record_folder, risk_statistics
 
@@ -33,8 +33,8 @@ def recording(model: Model, images: Path, tmp_path: Path) -> RecordCase:
     label[5:15, 5:15] = 1
     for number in range(2):
         nibabel.save(nibabel.Nifti1Image(label, np.eye(4)), tmp_path / "labels" / f"case_{number}.nii.gz")
-    cases = with_labels(gathered_cases(model, images), tmp_path / "labels")
-    return RecordCase(Deployment(model, (KEPT,)), {files.id: files for files in cases})
+    cases = with_labels(gathered_cases(model.load(), images), tmp_path / "labels")
+    return RecordCase(model, {"": KEPT}, {files.id: files for files in cases})
 
 
 def test_an_archive_holds_every_step_the_shrunk_state_and_the_labels(recording: RecordCase, tmp_path: Path) -> None:
@@ -45,14 +45,14 @@ def test_an_archive_holds_every_step_the_shrunk_state_and_the_labels(recording: 
     assert [there.entries[case_id].labelled for case_id in there.ids] == [True, True, False]
     assert there.label("case_0").sum() == 200
     assert Adaptation.from_plain(there.configuration["adaptation"]) == HOW
-    assert archive.binding == HOW.binding(recording.deployment.backbone)
+    assert archive.binding == HOW.binding(recording.backbone)
 
 
 def test_a_replay_of_the_archive_decides_as_the_live_run(recording: RecordCase, tmp_path: Path) -> None:
     archive, results = record_folder(recording, LocalEngine(), tmp_path / "a")
     list(results)
     controller = CONTROLLERS.build("fixed-k", step=2)
-    backbone = recording.deployment.backbone
+    backbone = recording.backbone
     for decision in replay(archive, controller):
         case = backbone.read(recording.cases[decision.case_id]).case
         live = guard(case, backbone, controller, "tent", steps=2, learning_rate=0.05, min_area=4)
@@ -65,7 +65,7 @@ def test_resuming_records_only_what_is_missing(recording: RecordCase, tmp_path: 
     list(record_folder(some, LocalEngine(), tmp_path / "a")[1])
     _, results = record_folder(recording, LocalEngine(), tmp_path / "a")
     assert [result.case_id for result in results] == ["case_0", "case_2"]
-    with pytest.raises(Mismatch, match="another objective"):
+    with pytest.raises(Mismatch, match="another learning_rate"):
         record_folder(adapting(recording, replace(KEPT, learning_rate=0.1)), LocalEngine(), tmp_path / "a")
 
 
@@ -97,7 +97,7 @@ def test_a_label_of_another_shape_is_told(recording: RecordCase, tmp_path: Path)
 def test_a_label_that_is_refused_unopened_costs_its_own_case(
     recording: RecordCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backbone = recording.deployment.backbone
+    backbone = recording.backbone
     read = backbone.read_label
 
     def refusing(path: Path) -> Mask:
@@ -122,18 +122,18 @@ def test_states_are_written_as_step_and_alpha() -> None:
 
 @pytest.fixture
 def five(model: Model, five_images: Path) -> RecordCase:
-    return RecordCase(Deployment(model, (KEPT,)), {files.id: files for files in gathered_cases(model, five_images)})
+    return RecordCase(model, {"": KEPT}, {files.id: files for files in gathered_cases(model.load(), five_images)})
 
 
 def adapting(work: RecordCase, how: Adaptation) -> RecordCase:
-    return replace(work, deployment=replace(work.deployment, proposers=(how,)))
+    return replace(work, proposers={"": how})
 
 
 def test_a_modulated_recording_measures_risk_with_plain_calibration_cases(five: RecordCase, tmp_path: Path) -> None:
     """C6 on step 1 of the plain archive; what comes back from the configuration modulates likewise (D8, E3)."""
     plain, results = record_folder(five, LocalEngine(), tmp_path / "plain")
     list(results)
-    known = risk_statistics(tmp_path / "plain", five.deployment.model, HOW)
+    known = risk_statistics(tmp_path / "plain", five.model, HOW)
     first = plain.signals().query("step == 1")
     assert known.mean_regions == pytest.approx(first["regions"].mean())
     assert known.sigma_delta == pytest.approx(first["delta"].std(ddof=0))
@@ -141,9 +141,9 @@ def test_a_modulated_recording_measures_risk_with_plain_calibration_cases(five: 
     how = replace(HOW, modulation="param-subset", statistics=known)
     archive, results = record_folder(adapting(five, how), LocalEngine(), tmp_path / "subset")
     assert [result.error for result in results] == [None] * 5
-    assert "param-subset" in archive.binding.objective
+    assert archive.binding.options["modulation"] == "param-subset"
     assert Adaptation.from_plain(open_archive(tmp_path / "subset").configuration["adaptation"]) == how
-    controller, backbone = CONTROLLERS.build("fixed-k", step=2), five.deployment.backbone
+    controller, backbone = CONTROLLERS.build("fixed-k", step=2), five.backbone
     for decision in replay(archive, controller):
         case = backbone.read(five.cases[decision.case_id]).case
         live = guard(case, backbone, controller, how)
@@ -160,13 +160,13 @@ def test_a_modulated_recording_measures_risk_with_plain_calibration_cases(five: 
 
 def test_risk_is_not_measured_with_other_trajectories(five: RecordCase, tmp_path: Path) -> None:
     list(record_folder(five, LocalEngine(), tmp_path / "plain")[1])
-    with pytest.raises(Mismatch, match=r"recorded with objective .*0.05.* instead of .*0.1.*; record .* without --mod"):
-        risk_statistics(tmp_path / "plain", five.deployment.model, replace(HOW, learning_rate=0.1))
+    with pytest.raises(Mismatch, match=r"recorded with learning_rate 0.05.* instead of 0.1; record .* without mod"):
+        risk_statistics(tmp_path / "plain", five.model, replace(HOW, learning_rate=0.1))
     marked = {name: replace(files, split="evaluation") for name, files in five.cases.items()}
     list(record_folder(replace(five, cases=marked), LocalEngine(), tmp_path / "evaluation")[1])
     with pytest.raises(Overlap):
-        risk_statistics(tmp_path / "evaluation", five.deployment.model, HOW)
-    with pytest.raises(BadInput, match="name that archive with --statistics"):
+        risk_statistics(tmp_path / "evaluation", five.model, HOW)
+    with pytest.raises(BadInput, match="name that archive with --set statistics="):
         replace(HOW, modulation="param-subset").built()
 
 

@@ -28,7 +28,7 @@ NO_GO = Policy("fixed-k", "fixed-k", {"step": 1}, 1, calibration_id="made-up", p
 
 
 def test_a_no_go_is_not_deployed_without_force(work: Maker) -> None:
-    with pytest.raises(Refused, match=r"NO-GO: .* 2 were helped and 7 were hurt; .* add --force"):
+    with pytest.raises(Refused, match=r"NO-GO: .* 2 were helped and 7 were hurt; .* add --set force=true"):
         work(policy=NO_GO)
 
 
@@ -36,7 +36,7 @@ def test_a_forced_no_go_is_in_every_entry_the_report_and_the_page(work: Maker, t
     made = work(policy=NO_GO, force=True)
     entries = list(predict_folder(made, LocalEngine()))
     assert all("NO-GO" in entry.policy["no_go"] and "NO-GO" in entry.notes[0] for entry in entries)
-    assert not any("were calibration cases" in said for said in promised(made.deployment, entries)[1])
+    assert not any("are of labelled patients" in said for said in promised(made.deployment, entries)[1])
     report = run_report(made, tmp_path, entries, 1.0, {})
     assert "NO-GO" in report["policy"]["no_go"]
     assert set(report["warnings"]) == {entry.case for entry in entries}

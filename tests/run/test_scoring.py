@@ -12,8 +12,7 @@ from worlds.cohorts import synthetic_archive
 from casewise.archive.store import open_archive
 from casewise.core.errors import BadInput, CasewiseError
 from casewise.judge.outcomes import outcomes
-from casewise.run.assemble import chosen_engine
-from casewise.run.local import LocalEngine
+from casewise.run.local import LocalEngine, chosen_engine
 from casewise.run.record_folder import scored
 
 
@@ -44,5 +43,5 @@ def test_a_case_that_cannot_be_scored_is_named(tmp_path: Path) -> None:
 
 
 def test_an_address_without_ray_is_refused() -> None:
-    with pytest.raises(BadInput, match="add --engine ray"):
+    with pytest.raises(BadInput, match="add --set engine=ray"):
         chosen_engine("local", jobs=1, address="head:6379")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from casewise.core.errors import BadInput, Mismatch
-from casewise.core.predicted import PredictedCase
+from casewise.core.prediction_record import PredictedCase
 from casewise.core.records import SOURCE, Action, Decision, Policy
 from casewise.judge.calibration.cuts import stream_of
 from casewise.judge.monitors.exchangeability import SUSPENDED, Exchangeability
@@ -85,7 +85,7 @@ def test_a_hybrid_run_decides_as_its_stream_does(work: Maker, tmp_path: Path) ->
 
 
 def test_a_hybrid_policy_without_a_watch_is_refused(work: Maker, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="give --watch"):
+    with pytest.raises(BadInput, match="give a watch"):
         work(policy=router([0.1, 0.2, 0.3], warm_up=15))
     another = Watching(write_watch(tmp_path / "w.json", Watch("another")))
     with pytest.raises(Mismatch, match="start a new watch"):

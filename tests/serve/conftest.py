@@ -18,10 +18,11 @@ import uvicorn
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones.checkpoints import write_safetensors
+from casewise.adapt.model import Model
 from casewise.core.records import Policy
-from casewise.deployment import Deployment, Model
+from casewise.deployment import Deployment
 from casewise.judge.monitors.watch import Watching
-from casewise.serve.access import Settings
+from casewise.serve.access import ServiceSettings
 from casewise.serve.server import server
 
 HOW = Adaptation(objective="tent", learning_rate=0.05, steps=1, min_area=4)
@@ -71,7 +72,7 @@ def pictures_model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 @contextmanager
 def listening(deployment: Deployment, **options: Any) -> Iterator[Running]:
     """A service in a thread of its own, on a free port."""
-    settings = Settings(**{"port": 0, **options})
+    settings = ServiceSettings(**{"port": 0, **options})
     service = server(deployment, settings)
     thread = threading.Thread(target=service.run, daemon=True)
     thread.start()
@@ -97,7 +98,7 @@ def serving(volumes_model: Model) -> Serving:
         own = {key: options.pop(key) for key in ("contract", "watch", "max_ram", "certificate") if key in options}
         if "watch" in own:
             own["watch"] = Watching(own["watch"])
-        deployment = Deployment(model, (HOW,), policy, **own)
+        deployment = Deployment(model, policy, {"": HOW}, **own)
         deployment.check()
         return listening(deployment, **options)
 

@@ -71,7 +71,7 @@ def test_health_is_asked_on_this_machine_with_code_that_parses(stages: list[list
     assert command[:2] == ["python", "-c"]
     compile(command[2], "healthcheck", "exec")
     assert "127.0.0.1" in command[2]
-    assert "/v2/health/ready" in command[2]
+    assert "/health/ready" in command[2]
     assert values(stages[-1], "EXPOSE") == ["8000"]
 
 

@@ -6,17 +6,17 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from worlds.identities import audit
 
 from casewise.core.records import State
 from casewise.study.analyses.accounting import accounting
 from casewise.study.analyses.controls import attribution
 from casewise.study.analyses.cost import cost, firing
-from casewise.study.analyses.deployment import bucket_decomposition, method_table
+from casewise.study.analyses.deployed_methods import bucket_decomposition, method_table
 from casewise.study.analyses.frozen import frozen_design
-from casewise.study.analyses.geometry import cliff_d
 from casewise.study.analyses.helphurt import help_hurt
+from casewise.study.analyses.region_shapes import cliff_d
 from casewise.study.assignment import arms_at, buckets_at
-from casewise.study.audit import audit
 from casewise.study.statistics.chance import chance_moments
 from casewise.study.statistics.ranks import spearman_p
 from casewise.study.statistics.resample import holm

@@ -38,7 +38,9 @@ def run(*arguments: object):
 
 def test_the_masks_that_others_doubt_come_first(raters, tmp_path):
     folders = [raters / name for name in ("model", "fold1", "fold2")]
-    result = run(*folders, "-l", raters / "labels", "--cases", raters / "cases.csv", "-o", tmp_path, "--at", "0.8")
+    result = run(
+        *folders, "-l", raters / "labels", "--cases", raters / "cases.csv", "-o", tmp_path, "--confidence", "0.8"
+    )
     assert result.exit_code == 0, result.output
     table = pd.read_csv(tmp_path / "qc.csv")
     assert table["quality_low"].is_monotonic_increasing
@@ -108,7 +110,7 @@ def test_an_archive_of_views_is_controlled_without_its_consensus(tmp_path):
     archive = views_archive(tmp_path / "a", cases=20)
     for one in archive_opinions(archive):
         assert len(one.masks) == 6  # M0 and five views, not their vote
-    result = run(archive.path, "-o", tmp_path / "out", "--at", "0.8")
+    result = run(archive.path, "-o", tmp_path / "out", "--confidence", "0.8")
     assert result.exit_code == 0, result.output
     assert run(archive.path, "-l", tmp_path, "-o", tmp_path / "out").exit_code != 0
 
@@ -120,7 +122,7 @@ def test_one_opinion_is_none(raters):
 
 def test_a_bound_without_named_patients_says_that_it_counts_cases(raters, tmp_path):
     folders = [raters / name for name in ("model", "fold1", "fold2")]
-    told = "! no patient or sequence is named"
+    told = "! no patient is named"
     assert told in run(*folders, "-l", raters / "labels", "-o", tmp_path / "a").output
     named = run(*folders, "-l", raters / "labels", "--cases", raters / "cases.csv", "-o", tmp_path / "b")
     assert told not in named.output

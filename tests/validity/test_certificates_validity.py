@@ -23,7 +23,6 @@ from worlds.risks import (
 
 from casewise.judge.certificates.certify_gate import gate_table
 from casewise.judge.certificates.evidence import rollback_table
-from casewise.judge.certificates.risk_control import best_certified, holm, joint_p_values, p_values, pareto_order
 
 FEW, MANY = 200, 2000
 GRID = [(n, alpha) for n in (10, 20, 50) for alpha in (0.1, 0.15, 0.2, 0.3)]
@@ -148,37 +147,3 @@ def test_counting_scans_as_patients_breaks_the_promise():
     three_sigma = 3 * np.sqrt(0.1 * 0.9 / FEW)
     assert clustered_risk(0.2, FEW, by_patient=True) <= 0.1 + three_sigma
     assert clustered_risk(0.2, FEW, by_patient=False) > 0.1 + three_sigma
-
-
-def grid_violation(repetitions, family, *, n=60, alpha=0.25, delta=0.1):
-    """Three configurations around alpha in two risks; any certified one that is unsafe breaks the promise."""
-    rng = np.random.default_rng(7)
-    true = np.array([[0.05, 0.26, 0.24, 0.30], [0.10, 0.20, 0.27, 0.28]])  # (risk, configuration)
-    unsafe = (true > alpha).any(axis=0)
-    broken = 0
-    for _ in range(repetitions):
-        losses = (rng.random((2, n, 4)) < true[:, None, :]).astype(float)
-        if family == "holm":
-            p = joint_p_values([p_values(risk, alpha, kind="binomial") for risk in losses])
-            passed = holm(p, delta)
-        else:
-            learn, test = losses[:, : n // 2], losses[:, n // 2 :]
-            p = joint_p_values([p_values(risk, alpha, kind="binomial") for risk in test])
-            order = pareto_order(learn.mean(axis=1), [0.1, 0.5, 0.6, 0.9], [alpha, alpha])
-            stop = np.flatnonzero(p[order] > delta)
-            passed = order[: stop[0]] if stop.size else order
-        assert best_certified(passed, [0.1, 0.5, 0.6, 0.9]) in (None, 0, 1, 2, 3)
-        broken += bool(unsafe[passed].any())
-    return broken / repetitions
-
-
-@pytest.mark.parametrize("family", ["holm", "pareto"])
-def test_families_of_several_risks_keep_their_promise(family):
-    assert grid_violation(600, family) <= 0.1 + 3 * np.sqrt(0.09 / 600)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["holm", "pareto"])
-@pytest.mark.parametrize("n", [20, 50, 100])
-def test_families_of_several_risks_keep_their_promise_everywhere(family, n):
-    assert grid_violation(MANY, family, n=n) <= 0.1 + 3 * np.sqrt(0.09 / MANY)

@@ -10,10 +10,10 @@ from worlds.cohorts import synthetic_archive
 
 from casewise.core.errors import BadInput
 from casewise.core.records import Action, Decision, State
-from casewise.judge.calibration.fit import calibrate
+from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.certificates.certificate import outside_promise
 from casewise.judge.certificates.certify_router import Promise
-from casewise.judge.certificates.kept import by_patient, certify_kept, selected
+from casewise.judge.certificates.selective_risk import by_patient, certify_kept, selected
 from casewise.report.certificate_page import certificate_page
 
 
@@ -136,7 +136,7 @@ def test_a_batch_is_certified_and_its_policy_keeps_no_more(tmp_path):
     assert certificate.kind == "T9"
     assert certificate.details["form"] == "e-values"
     assert "Among the" in certificate.statement
-    assert f"of these {len(batch.ids)} deployed patients or sequences" in certificate.statement
+    assert f"of these {len(batch.ids)} deployed patients" in certificate.statement
     assert certified.options["cut_high"] <= policy.options["cut_high"]
 
 

@@ -7,24 +7,22 @@ import pytest
 from worlds.streams import (
     audit_alarms,
     audit_wealth,
+    certified_alarms,
     clustered_alarms,
     exchangeability_alarms,
     exchangeability_wealth,
     fixed_pool_alarms,
     growing_p_values,
     losses,
-    proxy_alarms,
-    reference_alarms,
     shifted_from_the_start,
 )
 
-from casewise.judge.monitors.audits import Audit, Reference, exceeds, lower_bound, lower_bounds
+from casewise.judge.monitors.audits import Audit
 from casewise.judge.monitors.exchangeability import Exchangeability, GoLive
 from casewise.judge.monitors.watch import Watch
 
 DELTA = 0.1
-WITH_LOSSES = [audit_alarms, reference_alarms]
-ALL = [*WITH_LOSSES, proxy_alarms, exchangeability_alarms]
+ALL = [audit_alarms, exchangeability_alarms]
 
 
 def within(share, repetitions, delta=DELTA):
@@ -48,7 +46,7 @@ def test_healthy_streams_are_seldom_accused_however_long(monitor, n, delta):
 @pytest.mark.parametrize("n", [10, 20, 50])
 @pytest.mark.parametrize(
     ("monitor", "severity"),
-    [(audit_alarms, "discrete"), (reference_alarms, "discrete"), (exchangeability_alarms, "continuous")],
+    [(audit_alarms, "discrete"), (exchangeability_alarms, "continuous")],
 )
 def test_healthy_streams_of_the_other_kind_are_seldom_accused(monitor, severity, n):
     assert within(monitor(n=n, length=200, repetitions=2000, delta=DELTA, severity=severity), 2000)
@@ -74,21 +72,6 @@ def test_simulated_audits_are_those_of_the_monitor():
             assert monitor.log_wealth == pytest.approx(wealth)
 
 
-def test_simulated_references_are_those_of_the_monitor():
-    rng = np.random.default_rng(1)
-    found, calibration = losses(rng, (8, 40), 0.4), losses(rng, (8, 20), 0.15)
-    limits = 1 - lower_bounds(1 - calibration, DELTA / 2)
-    accused = exceeds(found, limits, DELTA / 2)
-    for stream, before, limit, alarm in zip(found, calibration, limits, accused, strict=True):
-        monitor = Reference.of(before.tolist(), delta=DELTA)
-        assert monitor.limit == pytest.approx(limit)
-        for loss in stream:
-            monitor = monitor.seen(float(loss))
-        assert monitor.alarm == alarm
-        assert monitor.lower == lower_bound(stream, DELTA / 2)
-    assert 0 < accused.sum() < len(accused)
-
-
 def test_simulated_martingales_are_those_of_the_monitor():
     rng = np.random.default_rng(2)
     values = np.floor(rng.exponential(4, 40))
@@ -102,7 +85,7 @@ def test_simulated_martingales_are_those_of_the_monitor():
     np.testing.assert_allclose(exchangeability_wealth(p)[0], wealth, rtol=1e-9)
 
 
-MONITORS = ["audit", "reference", "proxy", "exchangeability", "go-live"]
+MONITORS = ["audit", "quota", "exchangeability", "go-live"]
 
 
 @pytest.mark.parametrize("monitor", MONITORS)
@@ -141,10 +124,22 @@ def test_a_watch_bets_once_for_each_patient(each):
     for patient in range(10):
         for scan in range(each):
             case = f"p{patient}-{scan}"
-            watch = watch.decision(case, values[patient, scan], f"p{patient}")
+            watch = watch.decision(case, {"value": values[patient, scan]}, f"p{patient}")
             watch = watch.audit(case, found[patient, scan], f"p{patient}")
     watch = watch.settled()
     assert watch.monitors["exchangeability"].stream == tuple(values[:, 0])
     assert watch.monitors["go-live"].stream == tuple(values[:8, 0])
     assert watch.monitors["audit"].losses == pytest.approx(tuple(found.mean(axis=1)))
     assert watch.monitors["audit"].log_wealth == pytest.approx(audit_wealth(found.mean(axis=1)[None], 0.2)[0, -1])
+
+
+def test_audits_of_a_crc_certificate_are_not_held_against_alpha():
+    assert certified_alarms(patients=20, alpha=0.2, icc=0.9, naive=True) > 0.1
+    assert within(certified_alarms(patients=20, alpha=0.2, icc=0.9), 300, 0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("icc", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize(("patients", "alpha"), [(5, 0.3), (10, 0.1), (10, 0.2), (20, 0.1), (40, 0.1), (40, 0.2)])
+def test_audits_of_a_crc_certificate_are_seldom_false_everywhere(patients, alpha, icc):
+    assert within(certified_alarms(patients=patients, alpha=alpha, icc=icc, repetitions=1000), 1000, 0.05)

@@ -9,10 +9,8 @@ import pandas as pd
 import pytest
 
 from casewise.core.records import State
-from casewise.study.analyses.balance import label_free_balance
 from casewise.study.analyses.controls import attribution, random_control
-from casewise.study.analyses.deployment import Comparison, intervals
-from casewise.study.analyses.search import Design, design_search
+from casewise.study.analyses.deployed_methods import MethodPair, intervals
 from casewise.study.assignment import arms_at
 from casewise.study.statistics.chance import chance_draws
 from casewise.study.statistics.ranks import shuffle_p, spearman, spearman_draws
@@ -243,7 +241,7 @@ def test_a_planted_gain_is_separated_and_its_attribution_is_below_one():
     frame = cohort(rng, 120, effect=1.0)
     arms, router = routed(frame)
     methods = {"router": router, "fixed-4": deployed_at(frame, State(4))}
-    found = intervals(methods, [Comparison("router", "fixed-4")], resamples=1000)
+    found = intervals(methods, [MethodPair("router", "fixed-4")], resamples=1000)
     assert found.row(id="router~fixed-4:ha")["shown"]
     assert attribution(arms, router, methods["fixed-4"]).number("share", control="random") < 0.9
 
@@ -256,80 +254,6 @@ def test_without_a_planted_link_the_quota_explains_the_whole_cut():
         arms, router = routed(frame)
         shares.append(attribution(arms, router, deployed_at(frame, State(4))).number("share", control="random"))
     assert np.mean(shares) == pytest.approx(1.0, abs=0.05)
-
-
-def curse_p(repetitions: int, effect: float) -> np.ndarray:
-    rng = np.random.default_rng(8)
-    designs = [Design(name, State(3), State(mid)) for name in ("delta", "msp", "entropy") for mid in (1, 2)]
-    found = []
-    for _ in range(repetitions):
-        splits = [cohort(rng, 36, effect=effect, prefix=name) for name in "dke"]
-        seed = int(rng.integers(1 << 30))
-        found.append(design_search(*splits, designs=designs, resamples=200, seed=seed).made["null_p"])
-    return np.array(found)
-
-
-def test_the_winners_curse_null_knows_chance_from_a_find():
-    assert at_most(float((curse_p(25, effect=0.0) <= 0.05).mean()), 25, 0.05)
-    assert (curse_p(5, effect=1.0) <= 0.05).all()
-
-
-@pytest.mark.slow
-def test_the_winners_curse_null_keeps_its_level_over_many_draws():
-    assert at_most(float((curse_p(400, effect=0.0) <= 0.05).mean()), 400, 0.05)
-
-
-def test_optimism_is_positive_on_average_when_nothing_is_there_to_find():
-    rng = np.random.default_rng(9)
-    coins = [f"coin-{number}" for number in range(8)]
-    designs = [Design(name, State(3), State(2)) for name in coins]
-    gaps = []
-    for _ in range(25):
-        splits = [cohort(rng, 45, effect=0.0, prefix=name) for name in "dke"]
-        splits = [frame.assign(**{name: rng.random(len(frame)) for name in coins}) for frame in splits]
-        gaps.append(design_search(*splits, designs=designs, resamples=20).made["optimism"])
-    assert np.mean(gaps) > 2 * np.std(gaps) / sqrt(len(gaps))
-
-
-def identifiable(repetitions: int, effect: float) -> float:
-    rng = np.random.default_rng(10)
-    options = {"features": ["delta", "msp", "entropy"], "resamples": 300}
-    pairs = ((cohort(rng, 60, effect=effect), cohort(rng, 60, effect=effect, prefix="s")) for _ in range(repetitions))
-    return float(np.mean([label_free_balance(*pair, **options).made["identifiable"] for pair in pairs]))
-
-
-def test_the_identifiability_guard_fires_when_signals_know_nothing_and_not_when_they_know():
-    assert at_most(identifiable(60, effect=0.0), 60, 0.05)
-    assert identifiable(10, effect=1.0) == 1.0
-
-
-def powered_coverage(repetitions: int) -> float:
-    rng = np.random.default_rng(11)
-    truth = float(np.mean(_hurt(cohort(rng, 50_000, effect=1.0))))
-    held = 0
-    for _ in range(repetitions):
-        holdout, stream = cohort(rng, 80, effect=1.0), cohort(rng, 300, effect=1.0, prefix="s")
-        found = label_free_balance(holdout, stream, features=["delta", "regions"], resamples=50)
-        held += (
-            found.number("low", quantity="prediction-powered")
-            <= truth
-            <= found.number("high", quantity="prediction-powered")
-        )
-    return held / repetitions
-
-
-def _hurt(frame: pd.DataFrame) -> np.ndarray:
-    first, last = (frame[frame["step"] == step]["metric"].to_numpy() for step in (0, 4))
-    return last < first
-
-
-def test_the_prediction_powered_interval_covers_the_streams_hurt_share():
-    assert at_most(1 - powered_coverage(60), 60, 0.08)
-
-
-@pytest.mark.slow
-def test_the_prediction_powered_interval_covers_over_many_draws():
-    assert at_most(1 - powered_coverage(600), 600, 0.07)
 
 
 def test_spearman_of_independent_columns_centers_on_zero():

@@ -14,13 +14,13 @@ import numpy as np
 from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256, replacing, write_durably
 from casewise.core.formats import json_bytes
-from casewise.core.predicted import SCHEMA
+from casewise.core.prediction_record import SCHEMA
 from casewise.core.records import SOURCE, Action, Decision, Mask, State
 from casewise.data import nifti, pictures
 from casewise.data.phantom.cardiac import cardiac_cohort
 from casewise.measure.signals.fragmentation import fragmentation
 from casewise.run.prediction_folder import Layout
-from casewise.serve.review import ReviewServer, review_server
+from casewise.serve.review_server import ReviewServer, review_server
 
 CUTS = {"cut_low": 0.05, "cut_high": 0.3}
 

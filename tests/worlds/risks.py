@@ -10,18 +10,11 @@ import numpy as np
 from numpy.polynomial import Polynomial
 
 from casewise.core.records import Policy
-from casewise.judge.certificates.certify_gate import Gated, envelope, gated, rungs
-from casewise.judge.certificates.certify_router import Promise
+from casewise.judge.certificates.certify_designs import DesignEvidence, best_certified
+from casewise.judge.certificates.certify_gate import Gated, envelope, gated
+from casewise.judge.certificates.certify_router import Promise, loss_table
 from casewise.judge.certificates.evidence import ACCEPT, Evidence, Floats, LossTable, rollback_table
-from casewise.judge.certificates.grid import Variant, searched
-from casewise.judge.certificates.risk_control import (
-    best_certified,
-    by_kept_share,
-    conformal_setting,
-    fixed_sequence,
-    inflated_setting,
-    p_values,
-)
+from casewise.judge.certificates.risk_control import conformal_setting, fixed_sequence, p_values
 
 Draw = np.random.Generator
 _AT_ONCE = 40  # tables whose p-values are computed together: memory, not time
@@ -86,7 +79,7 @@ def ltt_cuts(tables: Sequence[LossTable], alpha: float, delta: float, kind: str,
 
 
 def _last_passed(table: LossTable, p: Floats, delta: float) -> float | None:
-    passed = fixed_sequence(p, by_kept_share(table.kept), delta)
+    passed = fixed_sequence(p, np.argsort(table.kept, kind="stable"), delta)
     return float(table.settings[passed[-1]]) if len(passed) else None
 
 
@@ -182,50 +175,11 @@ def _mean_above(scores: Floats, jumps: Floats, cuts: Floats) -> Floats:
     return np.where(np.isnan(cuts), np.nan, total[np.minimum(above, len(total) - 1)])
 
 
-def inflated_outcomes(
-    *, n: int, alpha: float, loss: str, repetitions: int, seed: int = 1000, population: int = 4000
-) -> dict[str, Outcome]:
-    """T7 on four fixed thresholds: deployed HA ('continuous'), or whether it exceeds one half ('discrete').
-
-    Calibration cases are drawn from the population with replacement, so its means are the true risks exactly.
-    'naive' pays nothing for choosing: the threshold that keeps most among empirical risks <= alpha.
-    """
-    rng = np.random.default_rng(seed)
-    at = np.array([0.8, 0.6, 0.4, 0.2])
-    world = gate_cases(rng, population)
-    steps = [(case, rungs(case, at)) for case in world]
-    harm, kept = np.stack([case.deployed[j] for case, j in steps]), np.stack([case.kept[j] for case, j in steps])
-    losses = harm if loss == "continuous" else (harm > 0.5).astype(float)
-    truth = LossTable(losses, at, kept.mean(axis=0))
-    chosen: dict[str, list[int | None]] = {"inflated": [], "naive": []}
-    for _ in range(repetitions):
-        drawn = rng.integers(0, population, n)
-        table = LossTable(losses[drawn], at, kept[drawn].mean(axis=0))
-        chosen["inflated"].append(inflated_setting(table, alpha))
-        chosen["naive"].append(best_certified(np.flatnonzero(table.risks <= alpha), table.kept))
-    return {name: _looked_up(truth, columns, alpha) for name, columns in chosen.items()}
-
-
-def _looked_up(truth: LossTable, columns: Sequence[int | None], alpha: float) -> Outcome:
-    risks = np.array([np.nan if at is None else truth.risks[at] for at in columns])
-    kept = np.array([0.0 if at is None else truth.kept[at] for at in columns])
-    return _outcome(risks, kept, alpha)
-
-
 RISING = {1: 0.6, 2: 0.7}
 """Depth -> slope r: that action harms with probability 0.2 + r u (HA) and 0.6 (0.2 + r u) (harmed)."""
 
 
-class Single(Variant):
-    """A variant whose cases are one patient each, in order: joining rows by patient would change nothing."""
-
-    def risks(self, cuts: Floats, asked: Promise) -> list[Floats]:
-        """(case, cut) losses of each risk, by envelope."""
-        kept = self.evidence.values[:, None] < cuts[None, :]
-        return [self.evidence.loss(name)[:, None] * kept for name in asked.losses]
-
-
-def grid_variants(rng: Draw, n: int, severity: str) -> list[Variant]:
+def grid_variants(rng: Draw, n: int, severity: str) -> list[DesignEvidence]:
     """Routers of every (low, mid) depth on the same n cases; each depth harms by its own luck, deeper gains more."""
     values, size = rng.random(n), SEVERITIES[severity][0](rng, n)
     ids = tuple(f"{i:04d}" for i in range(n))
@@ -238,7 +192,7 @@ def grid_variants(rng: Draw, n: int, severity: str) -> list[Variant]:
         for depth, slope in RISING.items()
     }
     return [
-        Single(_router(low, mid), Evidence(ids, ids, values, costs[low], costs[mid], _own(values, low, mid)))
+        DesignEvidence(_router(low, mid), Evidence(ids, ids, values, costs[low], costs[mid], _own(values, low, mid)))
         for low in RISING
         for mid in RISING
     ]
@@ -274,7 +228,7 @@ def _spared(depths: frozenset[int], loss: str) -> Polynomial:
 
 
 def grid_outcome(family: str, asked: Promise, *, n: int, severity: str, repetitions: int, seed: int = 1000) -> Outcome:
-    """What the search behind ``certify_grid`` deploys ('chains', 'holm', 'pareto'; or 'naive'); the worst risk counts.
+    """What ``certify_designs`` deploys ('chains'), or a naive choice ('naive'); the worst risk counts.
 
     One alpha for all risks. Only the archive is left out: evidence is drawn, the search and its choice are the real.
     """
@@ -289,20 +243,21 @@ def grid_outcome(family: str, asked: Promise, *, n: int, severity: str, repetiti
     return _outcome(risks, kept, asked.alphas[0])
 
 
-def _chosen(grid: Sequence[Variant], asked: Promise, family: str) -> tuple[Policy, float] | None:
-    if family == "naive":
-        return _greedy(grid, asked)
-    found = searched(grid, asked, family)
-    return None if found is None else (found.variant.policy, found.cut)
+def _chosen(grid: Sequence[DesignEvidence], asked: Promise, family: str) -> tuple[Policy, float] | None:
+    found = best_certified(grid, asked, asked.p_value) if family == "chains" else _greedy(grid, asked)
+    return None if found is None else (found[0].policy, found[1])
 
 
-def _greedy(grid: Sequence[Variant], asked: Promise) -> tuple[Policy, float] | None:
+def _greedy(grid: Sequence[DesignEvidence], asked: Promise) -> tuple[DesignEvidence, float] | None:
     """The naive alternative: the greatest gain among all whose *empirical* risks are at most alpha."""
-    cuts = np.append(np.unique(grid[0].evidence.values), np.inf)
-    risks = np.stack([[losses.mean(axis=0) for losses in one.risks(cuts, asked)] for one in grid])
-    safe = (risks <= np.reshape(asked.alphas, (1, -1, 1))).all(axis=1).ravel()
-    at = best_certified(np.flatnonzero(safe), np.concatenate([one.gains(cuts) for one in grid]))
-    return None if at is None else (grid[at // len(cuts)].policy, float(cuts[at % len(cuts)]))
+    found = []
+    for one in grid:
+        tables = [loss_table(one.evidence, asked, name) for name in asked.losses]
+        cuts = tables[0].settings
+        safe = np.all([table.risks <= alpha for table, alpha in zip(tables, asked.alphas, strict=True)], axis=0)
+        found += [(gain, one, cut) for gain, cut in zip(one.gains(cuts)[safe], cuts[safe], strict=True)]
+    best = max(found, key=lambda at: at[0], default=None)
+    return None if best is None else (best[1], float(best[2]))
 
 
 def _outcome(risks: Floats, kept: Floats, alpha: float) -> Outcome:

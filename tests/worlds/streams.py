@@ -6,13 +6,16 @@ paths with the monitors case by case.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 
-from casewise.judge.certificates.evidence import Floats
-from casewise.judge.monitors.audits import Proxy, agrapa_stakes, exceeds, lower_bounds
+from casewise.judge.certificates.evidence import Floats, rollback_table
+from casewise.judge.certificates.risk_control import conformal_setting, crc_budget, loss_sum_bound
+from casewise.judge.monitors.audits import agrapa_stakes
 from casewise.judge.monitors.exchangeability import log_gains, mean_log_wealth, two_sample_p
+from casewise.judge.monitors.quota import BUCKETS, Quota
 
 _RISK = 0.15  # mean loss of a healthy case: 0.3 harmed, who lose a half on average
 _SICK = 0.45
@@ -40,27 +43,6 @@ def audit_wealth(found: Floats, limit: float) -> Floats:
     """Log wealth of the audit e-process after each loss of each stream."""
     stakes = agrapa_stakes(found, limit)[..., :-1]
     return np.asarray(np.cumsum(np.log1p(stakes * (found - limit)), axis=-1))
-
-
-def reference_alarms(
-    *, n: int, length: int, repetitions: int, delta: float, sick: bool = False, severity: str = "continuous"
-) -> float:
-    """Audits against n calibration losses of the same distribution."""
-    rng = np.random.default_rng(1000)
-    limit = 1.0 - lower_bounds(1.0 - losses(rng, (repetitions, n), _RISK, severity), delta / 2)
-    found = losses(rng, (repetitions, length), _SICK if sick else _RISK, severity)
-    return float(exceeds(found, limit, delta / 2).mean())
-
-
-def proxy_alarms(*, n: int, length: int, repetitions: int, delta: float, sick: bool = False) -> float:
-    """A coordinate that ranks harm; sick streams have larger ones."""
-    rng = np.random.default_rng(1000)
-    values = rng.random((repetitions, n))
-    harmed = rng.random((repetitions, n)) < values**3
-    watches = [Proxy.of(list(u), list(h), delta=delta) for u, h in zip(values, harmed, strict=True)]
-    threshold, limit = (np.array([getattr(one, name) for one in watches]) for name in ("threshold", "limit"))
-    exceeded = rng.random((repetitions, length)) + (1.0 if sick else 0.0) > threshold[:, None]
-    return float(exceeds(exceeded, limit, delta / 2).mean())
 
 
 def exchangeability_alarms(
@@ -122,16 +104,13 @@ def clustered_alarms(
     rng = np.random.default_rng(1000)
     by_patient = counting == "patients"
     pool_shape, shape = (repetitions, calibration, each), (repetitions, patients, each)
-    if monitor in ("audit", "reference"):
+    if monitor == "audit":
 
         def drawn(of: tuple[int, ...]) -> Floats:
             found = alike(lambda s: losses(rng, s, _RISK), of, icc, rng)
             return found.mean(axis=2) if by_patient else found.reshape(repetitions, -1)
 
-        if monitor == "audit":
-            return float((audit_wealth(drawn(shape), _RISK).max(axis=-1) >= np.log(1 / delta)).mean())
-        limit = 1.0 - lower_bounds(1.0 - drawn(pool_shape), delta / 2)
-        return float(exceeds(drawn(shape), limit, delta / 2).mean())
+        return float((audit_wealth(drawn(shape), _RISK).max(axis=-1) >= np.log(1 / delta)).mean())
 
     def coordinates(of: tuple[int, ...]) -> Floats:
         found = alike(lambda s: rng.exponential(4, s), of, icc, rng)
@@ -141,11 +120,16 @@ def clustered_alarms(
     if monitor == "go-live":
         first = stream[:, : 20 if by_patient else 20 * each]
         return float(np.mean([two_sample_p(a, b, shuffles=499) <= delta for a, b in zip(pool, first, strict=True)]))
-    if monitor == "proxy":
-        harmed = rng.random(pool.shape) < pool / 40
-        watches = [Proxy.of(list(u), list(h), delta=delta) for u, h in zip(pool, harmed, strict=True)]
-        threshold, limit = (np.array([getattr(one, name) for one in watches]) for name in ("threshold", "limit"))
-        return float(exceeds(stream > threshold[:, None], limit, delta / 2).mean())
+    if monitor == "quota":
+        cuts = np.array([1.5, 4.5])
+        alarms = 0
+        for before, now in zip(pool, stream, strict=True):
+            counts = Counter(BUCKETS[int(np.searchsorted(cuts, value))] for value in before)
+            watch = Quota(dict(counts), delta)
+            for value in now:
+                watch = watch.seen(BUCKETS[int(np.searchsorted(cuts, value))])
+            alarms += watch.alarm
+        return alarms / repetitions
     luck = 1.0 - rng.random(stream.shape)
     p = growing_p_values(np.concatenate([pool, stream], axis=1), pool.shape[1], luck)
     return float((exchangeability_wealth(p).max(axis=-1) >= np.log(1 / delta)).mean())
@@ -162,3 +146,30 @@ def shifted_from_the_start(
     grown = exchangeability_wealth(p).max(axis=-1) >= np.log(1 / delta)
     live = [two_sample_p(row[:n], row[n : n + first], shuffles=499) <= delta for row in values]
     return float(grown.mean()), float(np.mean(live))
+
+
+def certified_alarms(
+    *, patients: int, alpha: float, icc: float, naive: bool = False, length: int = 400, repetitions: int = 300
+) -> float:
+    """False alarms of audits on healthy streams after certification by conformal risk control, two scans a patient.
+
+    ``naive`` holds the audits against alpha itself. The chance of a false alarm, delta, is 0.05.
+    """
+    rng = np.random.default_rng([patients, int(100 * alpha), int(10 * icc)])
+    alarms = 0
+    for _ in range(repetitions):
+        shared, own = rng.normal(size=(patients + length, 1)), rng.normal(size=(patients + length, 2))
+        values = np.sqrt(icc) * shared + np.sqrt(1 - icc) * own
+        harmed = (values + rng.normal(size=values.shape) > 0.6).astype(float)
+        names = np.repeat(np.arange(patients), 2).tolist()
+        table = rollback_table(values[:patients].ravel(), harmed[:patients].ravel(), clusters=names)
+        at = conformal_setting(table, alpha)
+        if at is None:
+            continue
+        losses = (harmed[patients:] * (values[patients:] < table.settings[at])).mean(axis=1)
+        limit, level = alpha, 0.05
+        if not naive:
+            limit = loss_sum_bound(crc_budget(patients, alpha) or 0.0, patients, 0.975, binary=False)
+            level = 0.025
+        alarms += bool(audit_wealth(losses[None], limit).max() >= np.log(1 / level))
+    return alarms / repetitions

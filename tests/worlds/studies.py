@@ -12,7 +12,7 @@ import pytest
 from casewise.archive.store import Archive, open_archive
 from casewise.core.errors import DegenerateTertiles
 from casewise.core.records import Policy
-from casewise.judge.calibration.fit import calibrate
+from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.policy import write_policy
 from casewise.report.study_report import build
 from casewise.study.study import Study

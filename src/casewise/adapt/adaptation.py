@@ -1,24 +1,25 @@
-"""How candidates of a case are proposed: the only place that spells the knobs of an episode.
+"""Options of candidates: how the candidates of a case are made, measured and stored.
 
-The objective is a gradient method ("tent"), or forward passes of the frozen network: "views:mri" reads the case under a
-set of views, "running:mri" deploys their consensus so far at every step, "members:FOLDER" reads it with other models.
+The objective is a gradient method ("tent"), or forward passes of the frozen network: "views:mri" predicts the case
+under a set of views, "running:mri" returns the consensus so far at every step, "members:FOLDER" predicts with other
+models, "tuned" with weights that were tuned on labelled cases.
 
 Everything that adapts takes an :class:`Adaptation`: ``Episode``, ``guard``, ``Deployment`` and with it ``record``,
-``predict``, ``serve`` and workers on other machines. A new knob is a field here and, where the command line should have
-it, a line in ``cli/options.py``.
+``predict``, ``serve`` and workers on other machines. A new option is a field here and, for the command line, a
+line in ``cli/options.py``.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from casewise.archive.layout import measure_words
-from casewise.core.errors import BadInput
+from casewise.core.errors import BadInput, UnsafeInput
 from casewise.core.records import Binding, Policy, State
-from casewise.core.registry import Registry
+from casewise.core.registry import Registry, check_names_no_code
 from casewise.measure.signals.risk import RiskStatistics
 
 if TYPE_CHECKING:
@@ -30,47 +31,84 @@ if TYPE_CHECKING:
 DEFAULT_RATE = 5e-4  # of an objective that names none: the medical budget of the paper
 PRIOR = 16.0  # how many samples the source statistics are worth when blended (Schneider et al.; MEMO's 16/17)
 STATISTICS = ("source", "batch", "blend")
-PRECISIONS = ("bfloat16", "float16")
-ARRAYS = "array"  # the loader of a bare network: whoever calls it makes the arrays
+RESETS = ("case", "stream")
 
 
 @dataclass(frozen=True)
 class Adaptation:
-    """What an objective does to the network on each case, how that is measured, and what is kept of it."""
+    """How the candidates of a case are made, measured and kept; the only place that names these options.
 
-    objective: Any = "eata"  # a name, an address "package.module:Name", or an object with begin(subject)
-    learning_rate: float | None = None  # None: the objective's own
-    parameters: str | tuple[str, ...] = "all-norm"  # which ones may move, see adapt/parameters.py
-    steps: int = 4  # updates for each case; under a policy the most that are made
+    Args:
+        objective: Name of a proposer (``"tent"``, ``"views:mri"``, ``"tuned"``), an address
+            ``package.module:Name``, or an object.
+        learning_rate: Learning rate; None: the objective's own.
+        parameters: Parameters that may move: ``all-norm``, ``decoder-norm``, ``encoder-norm``, ``all``, or
+            patterns of names.
+        steps: Updates per case; under a policy the largest number.
+        seed: Seed of the run.
+        min_area: Smallest region, in voxels, that counts.
+        foreground: Compare foreground only; False compares every class.
+        max_slices: Slices or patches per batch; changes memory, not results.
+        modulation: Mode of careful updates after risky edits, such as ``param-subset``.
+        statistics: Statistics of calibration cases that the risk of a modulation is measured with.
+        batch_statistics: BatchNorm statistics of the ``"source"``, of the ``"batch"``, or a ``"blend"``; M0 always
+            uses the source.
+        blend_prior: Weight of the source statistics in a blend, in samples.
+        cache_frozen: Compute modules before everything that moves only once per case.
+        signals: Further signals, by name or as functions.
+        shrink: States between a step and M0 that are predicted too.
+        reset: ``"case"``, or ``"stream"`` to carry weights and the state of the objective from case to case
+            (record only).
+        keep_parameters: Keep the adapted parameters of each step.
+        keep_entropy: Keep the entropy of every voxel.
+        consensus: Consensus of views or members: ``mean``, ``weighted``, ``vote``, ``medoid`` or ``intent``.
+        weights: Pairs (view, weight) for the weighted consensus; other views have weight 1.
+        mirrored_views: Predict views with the model's own mirroring too; M0 always uses it.
+        source_statistics: File of ``casewise record --measure-source``, for the views that need it.
+        tuned: Folder with tuned weights, for ``"tuned"`` and ``"tuned+views:..."``.
+        ensemble: For tuned weights: the mean of the folds' predictions instead of their mean weights.
+        crossfit: For tuned weights: each case gets the fold that left its patient out.
+        save_probabilities: Keep all probabilities where candidates differ, to compare consensuses.
+
+    Example:
+        >>> Adaptation("tent", steps=2).steps
+        2
+    """
+
+    objective: Any = "eata"
+    learning_rate: float | None = None
+    parameters: str | tuple[str, ...] = "all-norm"
+    steps: int = 4
     seed: int = 0
-    min_area: int = 16  # voxels of the smallest region that counts
-    foreground: bool = True  # compare foreground with foreground, or every class
-    max_slices: int | None = None  # slices or patches at once: changes memory, not results
-    modulation: str | None = None  # a mode of adapt/optimizers.py: updates that grow careful as edits grow risky
-    statistics: RiskStatistics | None = None  # what the risk of a modulation is measured with
-    batch_statistics: str = "source"  # "source", "batch" or "blend"; M0 is always predicted in source mode
+    min_area: int = 16
+    foreground: bool = True
+    max_slices: int | None = None
+    modulation: str | None = None
+    statistics: RiskStatistics | None = None
+    batch_statistics: str = "source"
     blend_prior: float = PRIOR
-    group_instance_norm: bool = False  # see adapt/parameters.py
-    autocast: str | None = None  # "bfloat16" or "float16"
-    channels_last: bool = False
-    compile: bool = False
-    cache_frozen: bool = False  # see adapt/forwards.py
-    signals: tuple[Any, ...] = ()  # extra ones, by name or as functions, see adapt/probes/__init__.py
-    shrink: tuple[State, ...] = ()  # states between a step and M0 that are predicted too
+    cache_frozen: bool = False
+    signals: tuple[Any, ...] = ()
+    shrink: tuple[State, ...] = ()
+    reset: str = "case"
     keep_parameters: bool = False
     keep_entropy: bool = False
-    consensus: str = "mean"  # of views or members: mean, weighted, vote, medoid or intent
-    weights: tuple[tuple[str, float], ...] = ()  # for "weighted": (view, weight); a view that is not named has 1
-    mirrored_views: bool = False  # read views with the model's own mirroring too; M0 always is, where it has one
-    source_statistics: str | None = None  # file of casewise source-statistics, for the views that need it
-    keep_ballots: bool = False  # keep all probabilities where readings differ, so that consensuses can be compared
+    consensus: str = "mean"
+    weights: tuple[tuple[str, float], ...] = ()
+    mirrored_views: bool = False
+    source_statistics: str | None = None
+    tuned: str | None = None
+    ensemble: bool = False
+    crossfit: bool = False
+    save_probabilities: bool = False
 
     def __post_init__(self) -> None:
         for name in ("signals", "shrink"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         object.__setattr__(self, "weights", tuple((str(name), float(value)) for name, value in self.weights))
-        if isinstance(self.source_statistics, Path):
-            object.__setattr__(self, "source_statistics", str(self.source_statistics))
+        for name in ("source_statistics", "tuned"):
+            if isinstance(place := getattr(self, name), Path):
+                object.__setattr__(self, name, str(place))
         if isinstance(self.parameters, list):
             object.__setattr__(self, "parameters", tuple(self.parameters))
         if self.steps < 0:
@@ -79,14 +117,12 @@ class Adaptation:
             raise BadInput(f"max_slices is at least 1, got {self.max_slices}")
         if self.batch_statistics not in STATISTICS:
             raise BadInput(f"batch_statistics is one of {', '.join(STATISTICS)}, got '{self.batch_statistics}'")
-        if self.autocast is not None and self.autocast not in PRECISIONS:
-            raise BadInput(f"autocast is one of {', '.join(PRECISIONS)} or None, got '{self.autocast}'")
-        if self.compile and self.cache_frozen:
-            raise BadInput("compile and cache_frozen exclude each other: caching watches modules that compiling fuses")
+        if self.reset not in RESETS:
+            raise BadInput(f"reset is one of {', '.join(RESETS)}, got '{self.reset}'")
 
     @classmethod
     def of(cls, objective: Any, /, **knobs: Any) -> Adaptation:
-        """An adaptation with an objective and further fields by name; an adaptation is taken as it is, plus those.
+        """Make an adaptation from an objective, or change fields of an existing adaptation.
 
         >>> Adaptation.of("tent", steps=2).steps
         2
@@ -96,9 +132,9 @@ class Adaptation:
         return replace(objective, **knobs) if isinstance(objective, cls) else cls(objective, **knobs)
 
     def built(self) -> Objective:
-        """The objective, under its modulation where there is one."""
+        """Return the objective, with its modulation if there is one."""
+        from casewise.adapt.modulation import Modulated
         from casewise.adapt.objectives import objective_of
-        from casewise.adapt.optimizers import Modulated
 
         plain = objective_of(self.objective)
         if self.modulation is None:
@@ -106,59 +142,43 @@ class Adaptation:
         if self.statistics is None:
             raise BadInput(
                 f"modulation {self.modulation} measures risk with the statistics of calibration cases; record them "
-                "without modulation first, and name that archive with --statistics"
+                "without modulation first, and name that archive with --set statistics=ARCHIVE"
             )
         return Modulated(plain, self.modulation, self.statistics)
 
     @property
-    def forward_only(self) -> Any:
-        """The readings that the objective names, or None where it is a gradient method."""
-        from casewise.adapt.proposers import forward_proposer
+    def is_gradient(self) -> bool:
+        """True if the objective makes gradient updates; False for views, members and tuned weights."""
+        from casewise.adapt.proposers import is_gradient
 
-        return forward_proposer(self)
+        return is_gradient(self.objective)
 
     @property
     def _names_views(self) -> bool:
-        """Whether the objective is a list of views; nothing of it is looked up."""
-        return isinstance(self.objective, str) and self.objective.startswith(("views:", "running:"))
+        """True if the objective is a list of views; names are not checked."""
+        return isinstance(self.objective, str) and self.objective.startswith(("views:", "running:", "tuned+views:"))
 
     def horizon(self, network: Backbone | nn.Module) -> int:
-        """Candidates after M0: updates, or readings and their consensus."""
-        readings = self.forward_only
-        return self.steps if readings is None else int(readings.steps(network))
+        """Number of states after M0: updates, or forward passes and their consensus."""
+        from casewise.adapt.proposers import proposer_of
+
+        return proposer_of(self).states(network)
 
     def rate(self, objective: Objective) -> float:
-        """The learning rate: the one that was asked for, else the objective's own."""
+        """Learning rate: the given one, else that of the objective."""
         own = getattr(objective, "learning_rate", DEFAULT_RATE)
         return float(own if self.learning_rate is None else self.learning_rate)
 
     def binding(self, network: Backbone | nn.Module) -> Binding:
-        """What a policy that was fitted with this may be used with. The number of steps is the policy's own."""
-        from torch import nn
+        """What a policy that was fitted on these candidates is bound to. The number of steps is the policy's own."""
+        from casewise.adapt.proposers import proposer_of
 
-        from casewise.adapt.snapshot import fingerprint
-
-        if (readings := self.forward_only) is not None:
-            bound: Binding = readings.binding(network)
-            return bound
-        objective = self.built()
-        how = f"{objective!r} learning_rate={self.rate(objective):g} parameters={self.parameters}{self._numerics()}"
-        measure = measure_words(min_area=self.min_area, foreground=self.foreground)
-        if isinstance(network, nn.Module):
-            return Binding(fingerprint(network), how, ARRAYS, measure)
-        return Binding(network.fingerprint, how, network.loader, measure)
-
-    def _numerics(self) -> str:
-        """Other numerics than usual, which make other candidates; nothing where they are the usual ones."""
-        words = [] if self.batch_statistics == "source" else [f" batch_statistics={self.batch_statistics}"]
-        words += [f" blend_prior={self.blend_prior:g}"] if self.batch_statistics == "blend" else []
-        words += [] if self.autocast is None else [f" autocast={self.autocast}"]
-        return "".join(words)
+        return proposer_of(self).binding(network)
 
     def as_plain(self) -> dict[str, Any]:
         """For JSON: how the candidates are made, without what is kept of them; later fields only where they are set."""
         plain = asdict(replace(self, objective="", signals=(), shrink=()))
-        plain["objective"] = self.objective if isinstance(self.objective, str) else repr(self.objective)
+        plain["objective"] = self.objective if isinstance(self.objective, str) else address_of(self.objective)
         kept = {name: value for name, value in plain.items() if name not in _KEPT}
         said = (*_ALWAYS, "mirrored_views") if self._names_views else _ALWAYS
         return {name: value for name, value in kept.items() if name in said or value != _DEFAULTS[name]}
@@ -169,11 +189,24 @@ class Adaptation:
     ) -> Adaptation:
         """The inverse of :meth:`as_plain`, for what a file says.
 
-        An objective of the user's own, by address, is believed only where the same was ``typed``.
+        Args:
+            plain: The adaptation as a file holds it.
+            typed: Objective that the person gave; an objective by address must be the same.
+            where: What an error calls the file.
+
+        Raises:
+            UnsafeInput: If any field names code by address, or a field is one that casewise never writes.
         """
         from casewise.adapt.objectives import check_named_in_file
 
+        if not isinstance(plain, Mapping):
+            raise BadInput(f"{where} must describe an adaptation by fields, got {type(plain).__name__}; make it again")
         check_named_in_file(plain.get("objective"), typed=typed, where=where)
+        check_names_no_code({name: value for name, value in plain.items() if name != "objective"}, where=where)
+        if unwritten := [name for name in _KEPT if name in plain]:
+            raise UnsafeInput(
+                f"{where} sets {', '.join(unwritten)}, which casewise never writes there; it was edited, make it again"
+            )
         known = plain.get("statistics")
         values = {**plain, "statistics": None if known is None else RiskStatistics(**known)}
         try:
@@ -182,45 +215,47 @@ class Adaptation:
             raise BadInput(
                 f"these are not the options of an adaptation ({error}); were they recorded with a later casewise?"
             ) from error
-        if found._names_views and "mirrored_views" not in plain:
-            found = replace(found, mirrored_views=True)  # what a file meant that did not say, before decision 0027
         return found
 
 
-def adaptation_of(policy: Policy, *, typed: str | None = None) -> Adaptation | None:
-    """How the cases were adapted that a policy was fitted on; None where the policy does not say.
+def address_of(objective: Any) -> str:
+    """Return ``package.module:name`` of a function, and the repr of any other object."""
+    named = inspect.isfunction(objective)
+    return f"{objective.__module__}:{objective.__qualname__}" if named else repr(objective)
 
-    Policies of casewise 0.1 say it in the words of their binding only; the objective is then found by those words.
+
+def proposers_of(
+    policy: Policy, *, typed: str | None = None, folder: str | Path | None = None
+) -> dict[str, Adaptation]:
+    """Return the proposers that a policy was fitted with, by the names of their ladders; empty for one without.
+
+    Args:
+        policy: The policy.
+        typed: Address of an objective of the user's own that may be imported, because the user typed it.
+        folder: Folder that paths of tuned weights start from; they must lie in it.
     """
-    if policy.adaptation:
-        found = Adaptation.from_plain(policy.adaptation, typed=typed, where=f"policy {policy.name!r}")
-        return replace(found, steps=policy.steps)
-    if policy.binding is None:
-        return None
-    return _from_words(policy.binding, policy.steps)
-
-
-def _from_words(binding: Binding, steps: int) -> Adaptation | None:
-    """The adaptation of a registered objective whose binding has these words; nothing that is read is run as code."""
-    from casewise.adapt.objectives import FORMS, OBJECTIVES, objective_of
-
-    words = dict(word.partition("=")[::2] for word in binding.measure.split())
-    how, _, rest = binding.objective.partition(" learning_rate=")
-    rate, _, parameters = rest.partition(" parameters=")
-    named = [name for name in (*OBJECTIVES, *FORMS) if repr(objective_of(name)) == how]
-    try:
-        found = Adaptation(
-            named[0], float(rate), parameters, steps, min_area=int(words["min_area"]),
-            foreground={"True": True, "False": False}[words["foreground"]],
-        )  # fmt: skip
-    except (IndexError, KeyError, ValueError):
-        return None
-    return found
+    where = f"policy {policy.name!r}"
+    one = Adaptation.from_plain(policy.adaptation, typed=typed, where=where) if policy.adaptation else None
+    if policy.ladders:
+        found = {name: Adaptation.from_plain(how, typed=typed, where=where) for name, how in policy.ladders.items()}
+    elif one is not None:
+        found = {policy.ladder: replace(one, steps=policy.steps)}
+    else:
+        return {}
+    if folder is None:
+        return found
+    for how in found.values():
+        if how.tuned is not None and (Path(how.tuned).is_absolute() or ".." in Path(how.tuned).parts):
+            raise UnsafeInput(f"{where} reads weights at {how.tuned}, outside of {folder}; fit again")
+    return {
+        name: how if how.tuned is None else replace(how, tuned=str(Path(folder) / how.tuned))
+        for name, how in found.items()
+    }
 
 
 _KNOBS = Registry("option of an episode", {field.name: field.name for field in fields(Adaptation)})
 _DEFAULTS = {field.name: field.default for field in fields(Adaptation) if field.default is not MISSING}
-_KEPT = ("signals", "shrink", "keep_parameters", "keep_entropy", "keep_ballots")
+_KEPT = ("signals", "shrink", "keep_parameters", "keep_entropy", "save_probabilities", "crossfit")
 _ALWAYS = (
     "objective", "learning_rate", "parameters", "steps", "seed", "min_area", "foreground", "max_slices",
 )  # fmt: skip

@@ -23,7 +23,7 @@ _ROWS, _COLUMNS = -2, -1
 
 
 @dataclass(frozen=True)
-class View:
+class LightView:
     """One way to look at a case: intensity first (brightness, then noise), geometry after (flips, then turns)."""
 
     flips: tuple[int, ...] = ()  # axes from the end: -2 rows, -1 columns
@@ -61,30 +61,30 @@ class View:
         return torch.rot90(inputs, self.quarter_turns, (_ROWS, _COLUMNS)) if self.quarter_turns % 4 else inputs
 
 
-IDENTITY = View()
+IDENTITY = LightView()
 
-WEAK_VIEWS: tuple[View, ...] = (
+WEAK_VIEWS: tuple[LightView, ...] = (
     IDENTITY,
-    View(flips=(_COLUMNS,)),
-    View(flips=(_ROWS,)),
-    View(quarter_turns=1),
-    View(quarter_turns=2),
-    View(quarter_turns=3),
+    LightView(flips=(_COLUMNS,)),
+    LightView(flips=(_ROWS,)),
+    LightView(quarter_turns=1),
+    LightView(quarter_turns=2),
+    LightView(quarter_turns=3),
 )
 """GraTa's six weak views: the picture, its two mirror images and its three quarter turns (D6)."""
 
 
-def light_view(generator: torch.Generator) -> View:
+def light_view(generator: torch.Generator) -> LightView:
     """A light view: each in-plane flip with p = 0.5, brightness U[0.9, 1.1], noise with sigma U[0, 0.05] (C10).
 
     Noise and brightness are meant for z-scored intensities.
     """
     rows, columns, brightness, noise = torch.rand(4, generator=generator, dtype=torch.float64).tolist()
     flips = tuple(axis for axis, draw in ((_ROWS, rows), (_COLUMNS, columns)) if draw < 0.5)
-    return View(flips, 0, 0.9 + 0.2 * brightness, 0.05 * noise, drawn_seed(generator))
+    return LightView(flips, 0, 0.9 + 0.2 * brightness, 0.05 * noise, drawn_seed(generator))
 
 
-def light_views(seeds: Iterable[int]) -> tuple[View, ...]:
+def light_views(seeds: Iterable[int]) -> tuple[LightView, ...]:
     """One light view for each seed; the seeds 1000 to 1007 are those of the paper (A7, C10)."""
     return tuple(light_view(torch.Generator().manual_seed(seed)) for seed in seeds)
 

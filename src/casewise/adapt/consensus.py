@@ -1,6 +1,6 @@
-"""A consensus is a candidate made of others: readings of the same case by views or by other models.
+"""Consensus of several predictions of one case: mean, weighted mean, vote, medoid and InTEnt.
 
-Probabilities are summed in place, so that two volumes of them are in memory at once however many readings there are.
+Probabilities are averaged in place, so that two volumes are in memory at once however many predictions there are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Mean:
 
     @torch.inference_mode()
     def add(self, probabilities: Tensor, weight: float = 1.0) -> None:
-        """One reading more."""
+        """Add one prediction."""
         if not weight > 0:
             return
         self.weight += weight
@@ -42,7 +42,7 @@ class Mean:
 
     @property
     def value(self) -> Tensor:
-        """The mean so far; not to be written to."""
+        """The mean so far; do not write to it."""
         if self.so_far is None:
             raise BadInput("a consensus needs at least one reading with a weight above 0")
         return self.so_far
@@ -50,14 +50,14 @@ class Mean:
 
 @dataclass
 class Ballots:
-    """Every reading's probabilities in 255ths, kept only where they are not plain yes and no; see :meth:`on`."""
+    """Probabilities of every prediction in 255ths, stored only where they are neither 0 nor 1; see :meth:`on`."""
 
     head: str
     kept: list[tuple[NDArray[np.int64], NDArray[np.uint8]]] = field(default_factory=list)
     masks: list[Mask] = field(default_factory=list)
 
     def add(self, probabilities: Tensor, mask: Mask) -> None:
-        """One reading more; (n, classes, *space), and its mask."""
+        """Add one prediction, (n, classes, *space), and its mask."""
         shares = probabilities.detach().transpose(0, 1).flatten(1).mul(FULL).round_().to(torch.uint8).cpu().numpy()
         unsure = shares.max(0) < FULL if self.head == "softmax" else shares.max(0) > 0
         at = np.flatnonzero(unsure)
@@ -65,7 +65,7 @@ class Ballots:
         self.masks.append(mask)
 
     def on(self, voxels: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """(reading, class, voxel): the shares at flat positions of the mask, sorted."""
+        """Return the shares at sorted flat positions of the mask, (prediction, class, voxel)."""
         classes = self.kept[0][1].shape[0]
         found = np.zeros((len(self.kept), classes, len(voxels)), np.uint8)
         for reading, ((at, shares), mask) in enumerate(zip(self.kept, self.masks, strict=True)):
@@ -79,7 +79,7 @@ class Ballots:
 
 
 def vote(masks: Sequence[Mask]) -> Mask:
-    """The label that most masks have at each voxel; of labels with as many votes the first mask's, then the smallest.
+    """Return the most frequent label at each voxel; ties go to the label of the first mask, then to the smallest.
 
     >>> vote([np.array([[1, 1, 2]]), np.array([[1, 0, 0]]), np.array([[0, 0, 1]])]).tolist()
     [[1, 0, 2]]
@@ -91,12 +91,12 @@ def vote(masks: Sequence[Mask]) -> Mask:
 
 
 def medoid(masks: Sequence[Mask]) -> int:
-    """The place of the mask with the largest mean Dice to the others; the first of equals."""
+    """Return the index of the mask with the largest mean Dice to the others; the first of ties."""
     return int(np.argmax(np.round(mean_agreement(agreements(masks)), 12)))
 
 
 def intent_weights(entropies: Sequence[float]) -> NDArray[np.float64]:
-    r"""InTEnt's weights: the softmax of :math:`-b` scaled to 0..1, b being each reading's balanced entropy."""
+    r"""Return InTEnt's weights: softmax of :math:`-b` scaled to 0..1, b being the balanced entropy of a prediction."""
     balanced = -np.asarray(entropies, float)
     spread = balanced.max() - balanced.min()
     scaled = (balanced - balanced.min()) / spread if spread > 0 else np.zeros_like(balanced)
@@ -105,14 +105,14 @@ def intent_weights(entropies: Sequence[float]) -> NDArray[np.float64]:
 
 
 def balanced_entropy(entropy: NDArray[Any], mask: Mask) -> float:
-    """Half the mean entropy of the predicted foreground plus half that of the background; one alone where it is all."""
+    """Return (mean entropy of the foreground + mean entropy of the background) / 2; one alone if the other is empty."""
     foreground = mask > 0
     parts = [entropy[side] for side in (foreground, ~foreground) if side.any()]
     return float(np.mean([part.mean(dtype=np.float64) for part in parts]))
 
 
 def checked_weights(kind: str, weights: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
-    """The weight of every reading by name, 1 where none is given; unknown names and negative weights are refused."""
+    """Return the weight of every prediction by name, default 1; refuse unknown names and negative weights."""
     if kind not in KINDS:
         raise BadInput(f"a consensus is one of {', '.join(KINDS)}, got {kind!r}")
     if unknown := sorted(set(weights) - set(names)):

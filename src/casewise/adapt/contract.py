@@ -1,9 +1,9 @@
-"""The input contract: is this the kind of image the model was trained on, as far as the model's folder says?
+"""Input contract: check that an image is like the training images of the model, as its folder describes them.
 
-Adaptation is for domain shift. A swapped axis, a spacing in metres or CT numbers without their offset are no domain
-shift: they are a header, and adapting to them makes a wrong input look right. So this is asked before any update.
+A swapped axis, a spacing in meters or CT numbers without their offset are errors of a file, not domain shift. Adapting
+to them would hide the error, so the check runs before any update.
 
-How much memory a case will need, estimated from its header before anything is unpacked.
+This file also estimates the memory of a case from its header.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from casewise.adapt.backbones import Backbone, Expectation
 from casewise.core.errors import BadInput, CasewiseError
-from casewise.core.predicted import Finding
+from casewise.core.prediction_record import ContractFinding
 from casewise.core.records import Case
 from casewise.data import nifti, pictures
 from casewise.data.folders import CaseFiles
@@ -34,32 +34,32 @@ _SAMPLES = 200_000
 HINT = "this is not a domain shift, this is a header"
 
 
-def check_contract(case: Case, expects: Expectation) -> tuple[Finding, ...]:
-    """Everything about a case that does not fit what the model saw in training."""
+def check_contract(case: Case, expects: Expectation) -> tuple[ContractFinding, ...]:
+    """Return all differences between a case and the training images of the model."""
     return (*_spacing(case, expects), *_intensity(case, expects))
 
 
-def _spacing(case: Case, expects: Expectation) -> Iterator[Finding]:
+def _spacing(case: Case, expects: Expectation) -> Iterator[ContractFinding]:
     want, have = expects.spacing_mm, case.spacing_mm
     if want is None or have is None or len(want) != len(have):
         return
     if any(size <= 0 or not np.isfinite(size) for size in have):
-        yield Finding("refusal", "spacing", f"the spacing {_mm(have)} is not positive: {HINT}")
+        yield ContractFinding("refusal", "spacing", f"the spacing {_mm(have)} is not positive: {HINT}")
         return
     ratios = [max(a / b, b / a) for a, b in zip(have, want, strict=True)]
     if _permuted(have, want):
         text = f"the axes seem to be swapped: spacing {_mm(have)}, in training {_mm(want)}: {HINT}"
-        yield Finding("refusal", "axes", text)
+        yield ContractFinding("refusal", "axes", text)
     elif max(ratios) >= REFUSE_RATIO:
         text = f"the spacing {_mm(have)} is {max(ratios):.0f} times off the training median {_mm(want)}: {HINT}"
-        yield Finding("refusal", "spacing", text)
+        yield ContractFinding("refusal", "spacing", text)
     elif max(ratios) >= WARN_RATIO:
         text = f"the spacing {_mm(have)} is {max(ratios):.1f} times off the training median {_mm(want)}"
-        yield Finding("warning", "spacing", text)
+        yield ContractFinding("warning", "spacing", text)
 
 
 def unlike_spacings(one: Sequence[float] | None, other: Sequence[float] | None) -> bool:
-    """Whether two spacings are not of the same kind of image: other axes, or far apart; unknown ones may be."""
+    """True if two spacings differ in their axes or by a large factor; an unknown spacing is never unlike."""
     if one is None or other is None:
         return False
     if len(one) != len(other) or _permuted(one, other):
@@ -68,7 +68,7 @@ def unlike_spacings(one: Sequence[float] | None, other: Sequence[float] | None) 
 
 
 def _permuted(have: Sequence[float], want: Sequence[float]) -> bool:
-    """Whether the thick axis is elsewhere than in training, in both clearly thicker than the others."""
+    """True if both have one clearly thickest axis, and it is another axis than in training."""
     thick = [int(np.argmax(sizes)) for sizes in (have, want)]
     clear = [max(sizes) >= WARN_RATIO * sorted(sizes)[-2] for sizes in (have, want)]
     return all(clear) and thick[0] != thick[1]
@@ -78,11 +78,13 @@ def _mm(sizes: Sequence[float]) -> str:
     return " x ".join(f"{size:.3g}" for size in sizes) + " mm"
 
 
-def _intensity(case: Case, expects: Expectation) -> Iterator[Finding]:
+def _intensity(case: Case, expects: Expectation) -> Iterator[ContractFinding]:
     for channel, image in enumerate(case.image):
         values = _sample(image)
         if values.min() == values.max():
-            yield Finding("refusal", "intensity", f"channel {channel} holds one value everywhere ({values[0]:g})")
+            yield ContractFinding(
+                "refusal", "intensity", f"channel {channel} holds one value everywhere ({values[0]:g})"
+            )
             continue
         facts = expects.intensity.get(channel)
         absolute = channel < len(expects.absolute) and expects.absolute[channel]
@@ -90,7 +92,7 @@ def _intensity(case: Case, expects: Expectation) -> Iterator[Finding]:
             continue
         low, high = np.percentile(values, (0.5, 99.5))
         if high < facts["percentile_00_5"] or low > facts["percentile_99_5"]:
-            yield Finding(
+            yield ContractFinding(
                 "refusal",
                 "intensity",
                 f"channel {channel} lies in {low:.3g}..{high:.3g}, the training foreground in "
@@ -104,14 +106,14 @@ def _sample(image: NDArray[Any]) -> NDArray[Any]:
     return flat[:: max(1, flat.size // _SAMPLES)]
 
 
-def check_orientations(orientations: dict[str, str]) -> dict[str, Finding]:
-    """Cases of a folder that lie otherwise than most of it; a reader that does not reorient will see them turned."""
+def check_orientations(orientations: dict[str, str]) -> dict[str, ContractFinding]:
+    """Return cases whose orientation differs from that of most cases; a reader may not reorient them."""
     if len(set(orientations.values())) < 2:
         return {}
     values = list(orientations.values())
     usual = max(sorted(set(values)), key=values.count)
     return {
-        case_id: Finding("warning", "orientation", f"axes point {found}, those of most cases {usual}: {HINT}")
+        case_id: ContractFinding("warning", "orientation", f"axes point {found}, those of most cases {usual}: {HINT}")
         for case_id, found in orientations.items()
         if found != usual
     }
@@ -124,7 +126,7 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 def shape_of(files: CaseFiles) -> tuple[int, ...] | None:
-    """(channel, *space) from the headers, None where the format has none that is read here."""
+    """Return (channel, *space) from the headers, or None if the format has no readable header."""
     name = files.images[0].name.lower()
     try:
         if name.endswith((".nii", ".nii.gz")):
@@ -137,7 +139,7 @@ def shape_of(files: CaseFiles) -> tuple[int, ...] | None:
 
 
 def estimate_bytes(backbone: Backbone, shape: Sequence[int], *, adapts: bool, max_slices: int | None = None) -> int:
-    """Peak bytes of one case: image, inputs, ONE logit volume (half, float and its resampling), masks, activations."""
+    """Estimate the peak bytes of a case: image, inputs, one logit volume and its copies, masks, activations."""
     channels, space = shape[0], math.prod(shape[1:])
     weights = sum(parameter.numel() * parameter.element_size() for parameter in backbone.network.parameters())
     logits = backbone.classes * space * (2 + 4 + 4)
@@ -150,7 +152,7 @@ def estimate_bytes(backbone: Backbone, shape: Sequence[int], *, adapts: bool, ma
 
 
 def _width(backbone: Backbone) -> int:
-    """Output channels of the first convolution; 16 where there is none."""
+    """Return the output channels of the first convolution, or 16 without one."""
     widths = (getattr(layer, "out_channels", None) for layer in backbone.network.modules())
     return next((width for width in widths if isinstance(width, int)), 16)
 
@@ -168,7 +170,7 @@ def parse_size(text: str) -> int:
 
 
 def available_bytes() -> int | None:
-    """Memory that the system says is free, None where it does not say."""
+    """Return the free memory of the system in bytes, or None if it is unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

@@ -1,14 +1,11 @@
-"""The only loop: reset, predict M0, then update and predict, one step at a time; and the network comes back untouched.
+"""The gradient loop: predict M0, then update and predict, one step at a time; the network comes back bit-identical.
 
 K updates cost K backwards and K+1 forwards: the forward that predicts M_k is the forward whose loss drives update k+1.
 With micro-batches (``max_slices``) all but the last of them run again for the update; see docs/explanation/episodes.md.
-
-A case's image as a batch for a bare network: slices of a volume for a 2-D network, one window for a 3-D one.
 """
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,12 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from casewise.adapt.adaptation import Adaptation
-from casewise.adapt.forwards import Forward, Forwards, channels_last, lays_out
+from casewise.adapt.forwards import Forward, Forwards
 from casewise.adapt.objective import ChunkLoss, Update
-from casewise.adapt.parameters import depends_on_batch, group_instance_norm, movable, use_statistics
+from casewise.adapt.parameters import depends_on_batch, movable, source_statistics, use_statistics
 from casewise.adapt.probes import probed, probes_of
 from casewise.adapt.recording import Prediction, Recording
-from casewise.adapt.snapshot import restored
+from casewise.adapt.snapshot import restored, seed_generators
 from casewise.core.errors import BadInput, NotFinite
 from casewise.core.records import Mask, Signals, State, Trajectory
 from casewise.core.seeds import seed_of
@@ -41,6 +38,7 @@ class Episode:
     of the backbone's own), ``head`` ("softmax" or "sigmoid"; None: softmax, or sigmoid where there is one channel).
     """
 
+    shrinks: ClassVar[bool] = True
     rungs: ClassVar[tuple[str, ...]] = ()  # updates have numbers, no names
 
     def __init__(
@@ -91,10 +89,10 @@ class Episode:
             )
 
     def _check_prompt(self) -> None:
-        if self.how.compile or self.how.cache_frozen:
+        if self.how.cache_frozen:
             raise BadInput(
-                f"{type(self.objective).__name__} moves the input in front of the network, which compile and "
-                "cache_frozen would not see; use neither"
+                f"{type(self.objective).__name__} moves the input of the network, so no layer is frozen; leave "
+                "cache_frozen out"
             )
 
     # ---- the loan ----
@@ -128,11 +126,32 @@ class Episode:
         for parameter in self.parameters.values():
             parameter.requires_grad_(True)
         self.clear_gradients()
-        if self.how.group_instance_norm:
-            group_instance_norm(self.network)
-        for parameter in self.network.parameters() if lays_out(self.network, self.how) else ():
-            parameter.data = channels_last(parameter.data)
         self.source = {name: tensor.detach().clone() for name, tensor in self._movable.items()}
+
+    def next_case(
+        self,
+        image: Tensor | NDArray[Any],
+        case_id: str,
+        *,
+        forward: Forward | None = None,
+        predict: Callable[[], Mask] | None = None,
+    ) -> None:
+        """Go on with another case; weights and the state of the objective stay as they are (see ``stream.py``).
+
+        M0 of the case is predicted with the source weights and the statistics of training.
+        """
+        self.case_id, self.step, self.active = case_id, 0, None
+        self.record = Recording(self.how.min_area, self.how.foreground)
+        self._forwards = Forwards(
+            self.network, as_inputs(image, self.inputs), self._movable, self.how, forward=forward, predict=predict,
+            head=self.head,
+        )  # fmt: skip
+        self._check_micro_batches()
+        began = time.perf_counter()
+        self._seed()
+        with self._forwards.holding(self.source), source_statistics(self.network):
+            self._keep(self._forwards.prediction(where=self._where, keep_graph=False), {"gradient_norm": None}, began)
+        self._forwards.forget()
 
     # ---- one step ----
 
@@ -160,7 +179,7 @@ class Episode:
         return self.objective.begin(self)
 
     def _as_found(self) -> Mapping[str, float]:
-        """An update in the modes that the network was found in: for objects that configured it themselves."""
+        """Make an update in the modes in which the network was found, for objects that configured it themselves."""
         for module, training in self._found_modes.items():
             module.training = training
         for parameter, required in self._found_gradients.items():
@@ -215,10 +234,6 @@ class Episode:
         """Inputs as the network itself sees them: ``logits`` pads by itself, a call of the network does not."""
         return self._forwards.padded(inputs)
 
-    def through(self, part: Forward, inputs: Tensor) -> Tensor:
-        """What another part of the network, such as an auxiliary head, makes of inputs, given them as in ``logits``."""
-        return self._forwards.through(part, inputs)
-
     def backward(self, loss: ChunkLoss, *, inputs: Tensor | None = None) -> float | None:
         """Clear gradients, then accumulate the gradient of sum(numerator)/sum(weight) over the micro-batches.
 
@@ -254,7 +269,7 @@ class Episode:
         return [p for name, p in self.parameters.items() if self.active is None or name in self.active]
 
     def changed(self) -> None:
-        """Say that parameters were moved through ``.data``."""
+        """Drop the kept forward pass after parameters were moved through ``.data``."""
         self._forwards.drop_graph()
 
     def clear_gradients(self) -> None:
@@ -268,26 +283,18 @@ class Episode:
         return float(torch.stack(norms).norm()) if norms else None
 
     def _seed(self) -> None:
-        seed = seed_of(self.seed, self.case_id, self.step)
-        torch.manual_seed(seed)
-        np.random.seed(seed % 2**32)
-        random.seed(seed)
+        seed_generators(seed_of(self.seed, self.case_id, self.step))
 
     @property
     def _where(self) -> str:
         return f"at step {self.step} of case {self.case_id}"
 
-    # ---- what came of it ----
+    # ---- result ----
 
     @property
     def signals(self) -> Sequence[Signals]:
         """Signals of the steps so far, beginning with M0."""
         return tuple(self.record.signals)
-
-    @property
-    def masks(self) -> Sequence[Mask]:
-        """Masks of the steps so far, beginning with M0: the very arrays that are recorded."""
-        return tuple(self.record.masks)
 
     @property
     def updates(self) -> int:
@@ -307,7 +314,8 @@ class Episode:
         state = State(step, alpha)
         if state not in self.record.shrunk:
             between = {name: _between(v, self.source[name], alpha) for name, v in self._values(step).items()}
-            seen = self._forwards.prediction_with(between, where=self._where)
+            with self._forwards.holding(between):
+                seen = self._forwards.prediction(where=self._where, keep_graph=False)
             self.record.shrunk[state] = seen.mask
             self.record.shrunk_signals[state] = self.record.measured(seen)
         return self.record.shrunk[state]
@@ -340,33 +348,6 @@ def as_inputs(image: Tensor | NDArray[Any], like: Tensor) -> Tensor:
         with torch.inference_mode(False):
             return batch.clone()
     return batch.detach()
-
-
-def run_episode(
-    network: nn.Module,
-    image: Tensor | NDArray[Any],
-    objective: Any,
-    *,
-    case_id: str = "case",
-    forward: Forward | None = None,
-    predict: Callable[[], Mask] | None = None,
-    head: str | None = None,
-    **knobs: Any,
-) -> Trajectory:
-    """Adapt a network to one case, record every candidate, and leave the network as it was found.
-
-    ``image`` is (n, channel, *space): n slices of a volume, or n = 1. ``objective`` is a name ("tent"), an address
-    ("package.module:Name"), an object, or an :class:`Adaptation`; ``knobs`` are the further fields of one: ``steps``,
-    ``learning_rate``, ``seed``, ``shrink`` (states between a step and M0 that are predicted too), ...
-    """
-    how = Adaptation.of(objective, **knobs)
-    with Episode(network, image, how, case_id=case_id, forward=forward, predict=predict, head=head) as episode:
-        for step in range(1, how.steps + 1):
-            episode.advance(last=step == how.steps)
-            for state in how.shrink:
-                if state.step == step:
-                    episode.shrink(step, state.shrink)
-        return episode.trajectory
 
 
 _CONVOLUTIONS = {nn.Conv2d: 2, nn.Conv3d: 3, nn.ConvTranspose2d: 2, nn.ConvTranspose3d: 3}

@@ -13,7 +13,7 @@ about three times faster for ``decoder-norm``. The kept features cost memory, so
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -147,12 +147,12 @@ class Forwards:
             raise BadInput(f"head is 'softmax', 'sigmoid' or None, got '{head}'")
         self.inputs, self.head, self.classes = inputs, head or "", 0
         self._moving = moving
-        self._run: Forward = forward or _resized(torch.compile(network) if how.compile else network)
+        self._run: Forward = forward or _resized(network)
         self.padded: Forward = getattr(forward, "pad", lambda given: given)  # inputs as the network itself sees them
         self._own_predict = predict
         self._on_grid: bool = getattr(predict, "on_grid", True)  # whether its mask has the voxels of the inputs
         self._before = before_forward or (lambda: None)
-        self._max_slices, self._autocast, self._channels_last = how.max_slices, how.autocast, lays_out(network, how)
+        self._max_slices = how.max_slices
         self._prefix = FrozenPrefix(network, moving.values()) if how.cache_frozen else None
         self._kept: tuple[Tensor, list[int]] | None = None
 
@@ -165,16 +165,9 @@ class Forwards:
         """One forward; ``rows`` says that these are the case's own, whose frozen features may be known."""
         self._before()
         known = nullcontext() if self._prefix is None or rows is None else self._prefix((rows.start, rows.stop))
-        with known, self._precision(inputs.device.type):
-            logits = self._run(channels_last(inputs) if self._channels_last else inputs)
+        with known:
+            logits = self._run(inputs)
         return check_finite(logits.float(), where)
-
-    def through(self, part: Forward, inputs: Tensor) -> Tensor:
-        """What another part of the network makes of inputs: padded, laid out and in the precision of :meth:`logits`."""
-        self._before()
-        given = self.padded(inputs)
-        with self._precision(inputs.device.type):
-            return part(channels_last(given) if self._channels_last else given).float()
 
     def prediction(self, *, where: str, keep_graph: bool) -> Prediction:
         """The current weights' mask; the last micro-batch keeps its graph for the next update."""
@@ -197,7 +190,7 @@ class Forwards:
         return Prediction(mask, _on_grid(mask, _joined(entropies), self._on_grid), surest)
 
     def mask(self, *, where: str) -> Mask:
-        """The current weights' mask alone: no graph, no signals, the least memory."""
+        """Return the mask of the current weights: no graph, no signals, the least memory."""
         if self._own_predict is not None:
             return self._piped()
         masks = []
@@ -212,13 +205,14 @@ class Forwards:
         self._before()
         return self._own_predict()
 
-    def prediction_with(self, values: Mapping[str, Tensor], *, where: str) -> Prediction:
-        """A prediction with other weights, swapped in and out through ``.data`` so that the kept graph stays valid."""
+    @contextmanager
+    def holding(self, values: Mapping[str, Tensor]) -> Iterator[None]:
+        """Inside, the network has other weights, swapped through ``.data`` so that the kept graph stays valid."""
         kept, current = self._kept, {name: tensor.data for name, tensor in self._moving.items()}
         try:
             for name, tensor in self._moving.items():
                 tensor.data = values[name]
-            return self.prediction(where=where, keep_graph=False)
+            yield
         finally:
             for name, tensor in self._moving.items():
                 tensor.data = current[name]
@@ -237,11 +231,11 @@ class Forwards:
             yield rows, batch[rows], self.logits(batch[rows], where=where, rows=rows if own else None)
 
     def drop_graph(self) -> None:
-        """The kept forward is no longer that of the current weights."""
+        """Drop the kept forward pass, because the weights changed."""
         self._kept = None
 
     def forget(self) -> None:
-        """Neither the kept forward nor the frozen features are valid any more."""
+        """Drop the kept forward pass and the frozen features."""
         self.drop_graph()
         if self._prefix is not None:
             self._prefix.clear()
@@ -255,25 +249,6 @@ class Forwards:
         """No graph. Inference mode, except where features are kept that a later graph will need."""
         with torch.inference_mode() if self._prefix is None else torch.no_grad():
             yield
-
-    def _precision(self, device: str) -> AbstractContextManager[None]:
-        return torch.autocast(device, getattr(torch, self._autocast)) if self._autocast else nullcontext()
-
-
-def lays_out(network: nn.Module, how: Adaptation) -> bool:
-    """Whether ``channels_last`` is asked for and torch can do it.
-
-    On the CPU the backward of a GroupNorm in that layout ends the process where its input needs no gradient, as below
-    the first layer that moves (torch 2.13). The layout changes rounding only, so there it is left out.
-    """
-    grouped = how.group_instance_norm or any(isinstance(module, nn.GroupNorm) for module in network.modules())
-    return how.channels_last and not (grouped and all(one.device.type == "cpu" for one in network.parameters()))
-
-
-def channels_last(tensor: Tensor) -> Tensor:
-    """Images, volumes and their kernels with the channel as the fastest axis."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return tensor.contiguous(memory_format=formats[tensor.ndim]) if tensor.ndim in formats else tensor
 
 
 def _resized(network: Callable[[Tensor], object]) -> Forward:

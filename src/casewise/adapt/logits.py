@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from casewise.core.errors import BadInput, NotFinite
+from casewise.core.records import Mask
 
 _KEYS = ("logits", "out", "pred", "seg", "masks")
 _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
@@ -95,6 +96,12 @@ def labels(logits: Tensor, head: str) -> NDArray[Any]:
         chosen = ((logits > 0) * numbers).amax(1)
     kind = torch.uint8 if logits.shape[1] < 256 else torch.int16
     return np.asarray(chosen.to(kind).cpu().numpy())
+
+
+def mask_of(logits: Tensor, head: str) -> Mask:
+    """Return the labels of logits as one mask; a batch of one loses its batch axis."""
+    found = labels(logits, head)
+    return np.asarray(found[0] if len(found) == 1 else found)
 
 
 def _largest(logits: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from torch.nn import functional
 from casewise.adapt.backbones import Expectation
 from casewise.adapt.backbones.module import Module
 from casewise.data.phantom.cardiac import CLASSES as HEART
-from casewise.data.phantom.driving import CLASSES as STREET
-from casewise.data.phantom.driving import IGNORE
+from casewise.data.phantom.streets import CLASSES as STREET
+from casewise.data.phantom.streets import IGNORE
 
 WEIGHTS = Path(__file__).parent / "weights"
 

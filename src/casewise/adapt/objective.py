@@ -56,50 +56,35 @@ class Adaptable(Protocol):
     @property
     def inputs(self) -> Tensor:
         """(n, channel, *space): the slices of a volume, one image, or one 3-D window."""
-        ...
 
     @property
     def classes(self) -> int:
         """Channels of the logits."""
-        ...
 
     @property
     def head(self) -> str:
         """softmax or sigmoid."""
-        ...
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """What may move, by name; only these have gradients."""
-        ...
 
     @property
     def source(self) -> Mapping[str, Tensor]:
         """Their values in M0, detached."""
-        ...
 
     @property
     def signals(self) -> Sequence[Signals]:
         """Signals of steps 0..k-1, known before update k (D9)."""
-        ...
 
     def logits(self, inputs: Tensor) -> Tensor:
         """A forward: (n, channel, *space) -> (n, classes, *space), at the resolution of the mask.
 
         With a graph unless the caller is under ``torch.no_grad()``; a NaN raises NotFinite.
         """
-        ...
 
     def padded(self, inputs: Tensor) -> Tensor:
         """Inputs as the network itself sees them: ``logits`` pads by itself, a call of the network does not."""
-        ...
-
-    def through(self, part: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        """What another part of the network, such as an auxiliary head, makes of inputs, in float32.
-
-        It gets them as the network does in ``logits``: padded, in the episode's precision and memory layout.
-        """
-        ...
 
     def backward(self, loss: ChunkLoss, *, inputs: Tensor | None = None) -> float | None:
         """Clear gradients, then accumulate the gradient of sum(numerator)/sum(weight) over the micro-batches.
@@ -108,22 +93,18 @@ class Adaptable(Protocol):
         no second forward is paid. Returns the loss, or None (and leaves no gradient) where the weights sum to 0.
         The weight carries no gradient.
         """
-        ...
 
     def generator(self, salt: int = 0) -> torch.Generator:
         """A CPU generator seeded by (run, case, step, salt)."""
-        ...
 
     def moving(self) -> list[nn.Parameter]:
         """The parameters that may move in this update."""
-        ...
 
     def changed(self) -> None:
         """Say that parameters were moved through ``.data``, so that a cached forward is not used again.
 
         In-place changes (optimizers, ``copy_``, ``add_``) are noticed without it.
         """
-        ...
 
 
 @runtime_checkable
@@ -132,7 +113,6 @@ class Objective(Protocol):
 
     def begin(self, subject: Adaptable) -> Update:
         """Prepare one case; the returned function makes one update."""
-        ...
 
 
 def as_objective(objective: Any) -> Objective:
@@ -141,10 +121,42 @@ def as_objective(objective: Any) -> Objective:
         return objective
     if hasattr(objective, "forward_and_adapt") and hasattr(objective, "reset"):
         return TentStyle(objective)
+    if inspect.isfunction(objective) and len(required_arguments(objective)) == 1:
+        return FunctionObjective(objective)
+    got = type(objective).__name__
+    if inspect.isfunction(objective):
+        got = f"{objective.__name__}({', '.join(inspect.signature(objective).parameters)})"
     raise BadInput(
-        f"an objective has begin(subject), or forward_and_adapt and reset; got {type(objective).__name__}; "
-        "see docs/explanation/episodes.md"
+        "a method is a function (network, image) that returns a list of masks, a function (subject) that returns a "
+        "function for one update, an object with begin(subject), or one with forward_and_adapt and reset; got "
+        f"{got}; see docs/how-to/own-method.md"
     )
+
+
+def required_arguments(function: Callable[..., Any]) -> list[str]:
+    """Names of the arguments that must be given by place."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(function).parameters.items()
+    return [name for name, one in parameters if one.kind in kinds and one.default is inspect.Parameter.empty]
+
+
+@dataclass(frozen=True)
+class FunctionObjective:
+    """A plain function as an objective: it is called with the subject and returns a function that makes one update."""
+
+    function: Callable[[Adaptable], Update]
+
+    def begin(self, subject: Adaptable) -> Update:
+        update = self.function(subject)
+        if not callable(update):
+            raise BadInput(
+                f"{self.function.__name__}(subject) must return a function that makes one update, got "
+                f"{type(update).__name__}; see docs/how-to/own-method.md"
+            )
+        return update
+
+    def __repr__(self) -> str:
+        return f"{self.function.__module__}.{self.function.__qualname__}"
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,19 @@
-"""Which parameters may move, and whose statistics normalization layers use.
+"""Select the parameters that updates change, and the statistics that BatchNorm layers use.
 
-Which parameters may move: the scales and shifts of normalization layers, or what is named.
-
-``all-norm``, ``decoder-norm``, ``encoder-norm``; ``all`` for every parameter; else parameter names or patterns such as
-``"encoder.stages.0.*"``, several with commas. Layers are found by type, not by name.
-
-Whose statistics a normalization layer uses. A change lasts until the episode's snapshot is restored.
+Parameters are selected by a word (``all-norm``, ``decoder-norm``, ``encoder-norm``, ``all``) or by names and patterns
+such as ``"encoder.stages.0.*"``, several with commas. Normalization layers are found by type, not by name.
 
 BatchNorm has three modes. ``source``: the running statistics of training, so that M0 and M_k differ by the update
-alone. ``batch``: the case's own mean and variance, with gradients through them (the published TENT). ``blend``: between
-the two, without gradients through them (Schneider et al., NeurIPS 2020; MEMO). Other layers use the sample's own.
+alone. ``batch``: mean and variance of the case, with gradients through them (the published TENT). ``blend``: between
+the two, without gradients through them (Schneider et al., NeurIPS 2020; MEMO). Other layers normalize each sample.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -46,12 +42,12 @@ def norm_layers(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def in_decoder(name: str) -> bool:
-    """Whether a module's path passes through something called a decoder, an up path or a head."""
+    """True if a part of a module's path is called decoder, up path or head."""
     return any(_DECODER.fullmatch(part) for part in name.split("."))
 
 
 def select(network: nn.Module, selection: Selection = "all-norm") -> dict[str, nn.Parameter]:
-    """The parameters that may move, by name, each once; NothingToAdapt where there are none."""
+    """Return the selected parameters by name, each once; raise NothingToAdapt if there are none."""
     named = dict(network.named_parameters())
     if selection == "all":
         chosen = set(named)
@@ -66,7 +62,7 @@ def select(network: nn.Module, selection: Selection = "all-norm") -> dict[str, n
 
 
 def statistics(network: nn.Module) -> dict[str, Tensor]:
-    """Running means and variances of BatchNorm layers, by name; NothingToAdapt where no layer keeps any."""
+    """Return running means and variances of BatchNorm layers by name; raise NothingToAdapt if there are none."""
     found = {
         f"{name}.{key}" if name else key: buffer
         for name, layer in norm_layers(network)
@@ -129,8 +125,8 @@ def depends_on_batch(network: nn.Module, mode: str) -> bool:
 
 
 def use_statistics(network: nn.Module, mode: str, prior: float = PRIOR) -> bool:
-    """Switch every BatchNorm layer to a mode; whether that changed anything."""
-    layers = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    """Switch every BatchNorm layer to a mode; return True if a layer changed."""
+    layers = _with_statistics(network)
     if mode == "source" or not layers:
         return False
     for layer in layers:
@@ -151,42 +147,46 @@ def blended(layer: _BatchNorm, inputs: Tensor, prior: float) -> tuple[Tensor, Te
 
 
 @contextmanager
-def blending(network: nn.Module, prior: float = PRIOR) -> Iterator[None]:
-    """Inside, a forward writes the blend of each BatchNorm layer into its running statistics, front to back."""
-    layers = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
-    found = [layer.__dict__.get("forward") for layer in layers]
-    for layer in layers:
-        layer.forward = _blend(layer, prior, remember=True)  # type: ignore[method-assign, assignment]
+def _replaced(forwards: Mapping[nn.Module, Callable[[Tensor], Tensor] | None]) -> Iterator[None]:
+    """Replace ``forward`` of these layers inside the context (None: that of their class)."""
+    found = {layer: layer.__dict__.pop("forward", None) for layer in forwards}
     try:
+        for layer, forward in forwards.items():
+            if forward is not None:
+                layer.__dict__["forward"] = forward
         yield
     finally:
-        for layer, forward in zip(layers, found, strict=True):
-            del layer.forward
+        for layer, forward in found.items():
+            layer.__dict__.pop("forward", None)
             if forward is not None:
                 layer.__dict__["forward"] = forward
 
 
-@contextmanager
-def blending_by(network: nn.Module, share: float) -> Iterator[None]:
-    """Inside, every BatchNorm layer uses (1 - share) of the source's statistics and ``share`` of its input's own.
+def _with_statistics(network: nn.Module) -> list[_BatchNorm]:
+    return [m for m in network.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
 
-    The input's variance is the biased one, as in the layer's own training mode.
+
+def source_statistics(network: nn.Module) -> AbstractContextManager[None]:
+    """Return a context in which every BatchNorm layer uses the running statistics of training again."""
+    return _replaced(dict.fromkeys(_with_statistics(network)))
+
+
+def blending(network: nn.Module, prior: float = PRIOR) -> AbstractContextManager[None]:
+    """Return a context in which a forward writes the blend of each BatchNorm layer into its running statistics."""
+    return _replaced({layer: _blend(layer, prior, remember=True) for layer in _with_statistics(network)})
+
+
+def blending_by(network: nn.Module, share: float) -> AbstractContextManager[None]:
+    """Return a context in which BatchNorm layers use (1 - share) of the source's statistics and share of the input's.
+
+    The variance of the input is the biased one, as in the training mode of the layer.
     """
-    layers = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    layers = _with_statistics(network)
     if not layers:
         raise BadInput(
             "statistics(share) mixes the statistics of BatchNorm, and this network has no such layer; use other views"
         )
-    found = [layer.__dict__.get("forward") for layer in layers]
-    try:
-        for layer in layers:
-            layer.forward = _mixed(layer, share)  # type: ignore[method-assign, assignment]
-        yield
-    finally:
-        for layer, forward in zip(layers, found, strict=True):
-            layer.__dict__.pop("forward", None)
-            if forward is not None:
-                layer.__dict__["forward"] = forward
+    return _replaced({layer: _mixed(layer, share) for layer in layers})
 
 
 def _mixed(layer: _BatchNorm, share: float) -> Callable[[Tensor], Tensor]:
@@ -200,39 +200,25 @@ def _mixed(layer: _BatchNorm, share: float) -> Callable[[Tensor], Tensor]:
     return forward
 
 
-def group_instance_norm(network: nn.Module) -> None:
-    """Compute InstanceNorm as GroupNorm with one channel per group: faster on CPU, equal up to rounding."""
-    for layer in network.modules():
-        if isinstance(layer, _InstanceNorm) and not layer.track_running_stats:
-            layer.forward = _grouped(layer)  # type: ignore[method-assign, assignment]
-
-
-@contextmanager
-def fast_norms(network: nn.Module) -> Iterator[None]:
-    """Inside, InstanceNorm runs as GroupNorm with one channel per group: equal up to rounding, afterwards as it was.
+def fast_norms(network: nn.Module) -> AbstractContextManager[None]:
+    """Return a context in which InstanceNorm runs as GroupNorm with one channel per group: equal up to rounding.
 
     On CPU that takes 8 to 18 % off a forward. A layer whose forward is not torch's own, that uses running statistics,
     or that sees another memory format or device runs as it is.
     """
-    own = _InstanceNorm.forward
     layers = [m for m in network.modules() if isinstance(m, _InstanceNorm) and not m.track_running_stats]
-    plain = [layer for layer in layers if type(layer).forward is own and "forward" not in layer.__dict__]
-    try:
-        for layer in plain:
-            layer.forward = _grouped_where_faster(layer)  # type: ignore[method-assign, assignment]
-        yield
-    finally:
-        for layer in plain:
-            layer.__dict__.pop("forward", None)
+    plain = [m for m in layers if type(m).forward is _InstanceNorm.forward and "forward" not in m.__dict__]
+    return _replaced({layer: _grouped_where_faster(layer) for layer in plain})
 
 
 def _grouped_where_faster(layer: _InstanceNorm) -> Callable[[Tensor], Tensor]:
-    grouped, own = _grouped(layer), layer.forward
+    own = layer.forward
 
     def forward(inputs: Tensor) -> Tensor:
         batched = inputs.ndim != layer._get_no_batch_dim()  # type: ignore[no-untyped-call]
-        plain = inputs.device.type == "cpu" and inputs.is_contiguous()
-        return grouped(inputs) if batched and plain else own(inputs)
+        if not (batched and inputs.device.type == "cpu" and inputs.is_contiguous()):
+            return own(inputs)
+        return functional.group_norm(inputs, inputs.shape[1], layer.weight, layer.bias, layer.eps)
 
     return forward
 
@@ -251,12 +237,5 @@ def _blend(layer: _BatchNorm, prior: float, *, remember: bool = False) -> Callab
             layer.get_buffer("running_mean").copy_(mean)
             layer.get_buffer("running_var").copy_(variance)
         return functional.batch_norm(inputs, mean, variance, layer.weight, layer.bias, eps=layer.eps)
-
-    return forward
-
-
-def _grouped(layer: _InstanceNorm) -> Callable[[Tensor], Tensor]:
-    def forward(inputs: Tensor) -> Tensor:
-        return functional.group_norm(inputs, inputs.shape[1], layer.weight, layer.bias, layer.eps)
 
     return forward

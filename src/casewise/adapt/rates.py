@@ -1,7 +1,7 @@
-"""Choosing a learning rate without labels: how much the first step changes, and whether later steps come to rest.
+"""Choose a learning rate without labels, from the share of voxels that the steps change.
 
-A rate is too small where nothing changes, and too large where each step changes more than the one before. Between the
-two, the paper's cohorts change 5e-4 to 1e-3 of the voxels at the first step; the rate nearest to that is recommended.
+A rate is too small if nothing changes, and too large if later steps change more than the first. In the cohorts of the
+paper, the first step changes 5e-4 to 1e-3 of the voxels; the rate nearest to that is recommended.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from casewise.adapt.backbones import Backbone
-from casewise.adapt.episode import run_episode
-from casewise.core.brief import counted
+from casewise.adapt.proposers.live import run_episode
 from casewise.core.errors import BadInput, NotFinite
 from casewise.core.records import Case, Mask
+from casewise.core.text import pluralize
 
 RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 COVERAGE = 7e-4
@@ -29,7 +29,7 @@ FAR = 10.0
 
 @dataclass(frozen=True)
 class RateRow:
-    """What one rate did to a handful of cases, without any label."""
+    """Changes of a few cases at one rate, without labels."""
 
     rate: float
     cases: int
@@ -40,13 +40,13 @@ class RateRow:
 
     @property
     def settles(self) -> bool:
-        """Whether the last step changed no more than the first one."""
+        """True if the last step changed no more than the first."""
         return not self.failed and (len(self.fresh) < 2 or self.fresh[-1] <= self.fresh[0])
 
 
 @dataclass(frozen=True)
 class RateChoice:
-    """The rows of a sweep, which rate they speak for (None: none), and why."""
+    """Rows of a sweep, the recommended rate (None if no rate fits) and the reason."""
 
     rows: tuple[RateRow, ...]
     rate: float | None
@@ -75,7 +75,8 @@ def sweep_rates(
         raise BadInput(f"rates are positive numbers, got {asked}")
     if not cases or steps < 1:
         raise BadInput(
-            f"a sweep needs cases and at least one step, got {counted(len(cases), 'case')} and {counted(steps, 'step')}"
+            f"a sweep needs cases and at least one step, got {pluralize(len(cases), 'case')} and "
+            f"{pluralize(steps, 'step')}"
         )
     rows = []
     for rate in asked:

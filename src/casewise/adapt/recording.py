@@ -1,4 +1,4 @@
-"""What is kept of each step, and the trajectory that is made of it."""
+"""Records the masks and signals of each step of a case."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Prediction:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has used so far, host and accelerator together; 0 where nobody counts it."""
+    """Return the peak memory of this process in bytes, host and accelerator together; 0 where it is not known."""
     device = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
     try:
         import resource
@@ -58,14 +58,14 @@ class Recording:
 
     @contextmanager
     def metered(self, signal: str) -> Iterator[None]:
-        """Note how long a signal's reading took, and by how much it raised the peak of memory."""
+        """Record how long a signal took, and by how much it raised the peak of memory."""
         before, began = peak_bytes(), time.perf_counter()
         yield
         took = 1e3 * (time.perf_counter() - began)
         self.spent.setdefault(signal, []).append((took, (peak_bytes() - before) / 2**20))
 
     def measured(self, seen: Prediction) -> dict[str, float | None]:
-        """Fragmentation against M0 and the confidence of the prediction; D is found once for both."""
+        """Return fragmentation against M0 and the confidence of the prediction; D is computed once for both."""
         with self.metered(FROM_MASKS):
             return self._read(seen)
 
@@ -82,7 +82,7 @@ class Recording:
         }
 
     def trajectory(self, case_id: str, made_by: str, seed: int, *, with_entropies: bool) -> Trajectory:
-        """Everything so far."""
+        """Return everything so far."""
         return Trajectory(
             case_id=case_id,
             masks=tuple(self.masks),
@@ -103,7 +103,7 @@ class Recording:
 
 
 def _mean_at(seen: Prediction, voxels: NDArray[np.int64]) -> float | None:
-    """Mean entropy over some flat positions; 0 where there are none, None where logits and mask have other grids."""
+    """Return the mean entropy over flat positions; 0 without positions, None if logits and mask differ in grid."""
     if seen.entropy.shape != seen.mask.shape:
         return None
     return float(seen.entropy.reshape(-1)[voxels].mean(dtype=np.float64)) if len(voxels) else 0.0

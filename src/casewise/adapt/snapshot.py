@@ -36,30 +36,39 @@ def fingerprint(network: nn.Module) -> str:
 
 @contextmanager
 def restored(network: nn.Module, changing: Collection[str] | None = None) -> Iterator[None]:
-    """Give the network back bit-identical. ``changing`` names the parameters that may move; None means any of them.
+    """Give the network back bit-identical.
 
-    Buffers may always change. A parameter outside ``changing`` that moved is given back like all others, and then the
-    error says which one it was: what the network predicted meanwhile is not what was asked for.
+    Args:
+        network: The network on loan.
+        changing: Names of the parameters that may move; None means that anything may change. Buffers, training modes
+            and hooks may always change.
+
+    Raises:
+        MovedUnselected: If another parameter moved, a parameter or a layer was replaced by another object, or a setting
+            of a layer (such as ``eps`` of a normalization) changed. Everything is given back first; what the network
+            predicted meanwhile is not what was asked for.
     """
     tensors = _tensors(network)
     check_loadable(tensors)
     allowed = {*tensors} if changing is None else {*changing, *(name for name, _ in network.named_buffers())}
     found = {name: _Held(tensor) for name, tensor in tensors.items()}
     known = {id(tensor) for tensor in tensors.values()}
-    structure = [_Structure(module, known) for module in network.modules()]
+    structure = [_Structure(name, module, known) for name, module in network.named_modules()]
+    replaced: list[str] = []
     with _random_state():
         try:
             yield
         finally:
             with torch.inference_mode(False), torch.no_grad():
                 for part in structure:
-                    part.restore()
+                    replaced += part.restore()
                 moved = [name for name, held in found.items() if held.restore()]
-    touched = [name for name in moved if name not in allowed]
+    touched = [*(name for name in moved if name not in allowed), *(replaced if changing is not None else ())]
     if touched:
         raise MovedUnselected(
             f"the objective moved {', '.join(touched[:3])}, which were not selected; they were given back, but what "
-            "was predicted meanwhile does not count; select them (parameters='all'), or mend the objective"
+            "was predicted meanwhile does not count; select them (parameters='all'), or let the objective change the "
+            "values of selected parameters only, in place"
         )
 
 
@@ -94,7 +103,7 @@ class _Held:
         self.attributes = dict(tensor.__dict__)
 
     def restore(self) -> bool:
-        """Put everything back; whether the values had changed."""
+        """Put everything back; return True if the values had changed."""
         tensor = self.tensor
         moved = tensor.data.shape != self.values.shape or not _same_bits(tensor.data, self.values)
         elsewhere = tensor.data_ptr() != self.data.data_ptr()
@@ -125,7 +134,7 @@ _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of one shape hold the same bits: NaN is NaN, and 0 is not -0."""
+    """True if two tensors of one shape hold the same bits: NaN equals NaN, 0 differs from -0."""
     if one.dtype != other.dtype or one.device != other.device or one.layout != torch.strided:
         return False
     if one.stride() != other.stride() or one.is_complex():
@@ -135,7 +144,7 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def _put(tensor: Tensor, values: Tensor) -> None:
-    """Values into the memory of a tensor, or in place of it where that memory was given away."""
+    """Copy values into the memory of a tensor; replace the memory where it can no longer be written."""
     try:
         tensor.copy_(values)
     except RuntimeError:
@@ -145,14 +154,20 @@ def _put(tensor: Tensor, values: Tensor) -> None:
 class _Structure:
     """Everything in a module's ``__dict__``: dictionaries such as hooks and buffers, tensors in plain attributes."""
 
-    def __init__(self, module: nn.Module, known: Collection[int]) -> None:
-        self.module = module
+    def __init__(self, name: str, module: nn.Module, known: Collection[int]) -> None:
+        self.name, self.module = name, module
         self.plain = dict(module.__dict__)
         self.nested = [(value, value.copy()) for value in self.plain.values() if isinstance(value, dict)]
         own = [value for name, value in self.plain.items() if name not in _OWN]
         self.loose = [(held, _copied(held)) for value in own for held in _inside(value, known)]
 
-    def restore(self) -> None:
+    def restore(self) -> list[str]:
+        """Put everything back.
+
+        Returns:
+            What had been replaced or set anew and changes what the module computes: parameters, layers, settings.
+        """
+        changed = self._changed()
         for value, content in self.nested:
             if list(value) != list(content) or any(value[key] is not content[key] for key in content):
                 value.clear()
@@ -170,8 +185,26 @@ class _Structure:
                 held.update(content)
             else:
                 held[:] = content
+        return changed
+
+    def _changed(self) -> list[str]:
+        before = {id(value): content for value, content in self.nested}
+        names = []
+        for kind in ("_parameters", "_modules"):
+            there, now = before[id(self.plain[kind])], self.module.__dict__.get(kind, {})
+            names += [key for key in {**there, **now} if there.get(key) is not now.get(key)]
+        for key, value in self.plain.items():
+            if key not in _MODES and isinstance(value, _SETTINGS):
+                now = self.module.__dict__.get(key, _GONE)
+                if type(now) is not type(value) or now != value:
+                    names.append(key)
+        return [f"{self.name}.{key}" if self.name else key for key in names]
 
 
+_SETTINGS = (bool, int, float, str, tuple)
+_MODES = frozenset({"training", "momentum", "track_running_stats", "_is_full_backward_hook"})
+"""Settings that methods switch while they adapt; none of them changes a prediction in evaluation mode by itself."""
+_GONE = object()
 _OWN = frozenset(nn.Module().__dict__)  # modules, parameters, buffers, hooks: looked after elsewhere
 
 
@@ -189,6 +222,13 @@ def _inside(value: Any, known: Collection[int], depth: int = 4) -> Iterator[Any]
             yield value
         for item in value.values() if isinstance(value, dict) else value:
             yield from _inside(item, known, depth - 1)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the random generators of torch, NumPy and Python."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 @contextmanager

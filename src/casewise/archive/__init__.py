@@ -1,1 +1,1 @@
-"""Trajectories on disk: what an archive looks like, how it is written and read, and how it is checked."""
+"""Archives of trajectories on disk: layout, writing, reading and checking."""

@@ -1,4 +1,4 @@
-"""What an archive looks like on disk (schema 3; archives of schemas 1 and 2 are read as one unnamed ladder).
+"""What an archive looks like on disk (schema 3).
 
     ARCHIVE/
       manifest.json             schema, what produced each ladder, horizon, configuration, software; the sealed cases
@@ -8,14 +8,13 @@
       cases/<id>/label.npz      optional, apart from everything that a controller may see
       cases/<id>/extras.npz     optional arrays where any state differs from M0: entropies, ballots of readings
       cases/<id>/ladder-<name>/     one more ladder of the case: entry.json, signals.parquet, masks.npz without M0, ...
+      .lock                     held while the manifest is read, changed and written
       cache/                    derived tables, named by the hash of what they were derived from; may be deleted
 
 The files of a case itself hold M0 and, where the archive has one, the unnamed ladder. A case, and each named ladder of
 it, is written into a folder ``.new-...`` and renamed, so it is there completely or not at all.
 
-Arrays in a zip, without pickle, and refused before they are opened when they would not fit in memory.
-
-The signals of all cases in one table, kept beside the archive under the hash of what it was read from.
+Arrays are stored as .npz without pickle; an array that would not fit in memory is refused before it is opened.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ from casewise.core.errors import BadInput, DamagedArchive, UnsafeInput
 from casewise.core.formats import npy_array, numbered
 from casewise.core.records import Mask, Signals, State, check_case_id
 
-SCHEMA, READABLE = 3, (1, 2, 3)
-MANIFEST, CASES, CACHE = "manifest.json", "cases", "cache"
+SCHEMA = 3
+MANIFEST, CASES, CACHE, LOCK = "manifest.json", "cases", "cache", ".lock"
 ENTRY, SIGNALS, MASKS, LABEL, EXTRAS = "entry.json", "signals.parquet", "masks.npz", "label.npz", "extras.npz"
 HALF_WRITTEN, LADDER = ".new-", "ladder-"
 ON_D, BALLOTS = "on_d:", "ballots"
@@ -54,7 +53,7 @@ LARGEST_MASK = 2**32  # voxels; 1,600 cubed
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of one archived case; ``entry.json`` is this."""
+    """The entry of one archived case, as in ``entry.json``."""
 
     id: str
     shape: tuple[int, ...]
@@ -75,23 +74,19 @@ class Entry:
     files: Mapping[str, str] = field(default_factory=dict)  # sha256 by file name
     ladder: str = ""  # its name where the archive holds several; then the files lie in a folder of their own
     rungs: tuple[str, ...] = ()  # what the steps after M0 are called, where they are not updates
+    fold: str = ""  # which tuned weights made its candidates: "fold-2", "mean"
+    trained_on: tuple[str, ...] = ()  # patients whose labels trained those weights
+    appearance: Mapping[str, float] = field(default_factory=dict)  # what the image looks like to the model
 
     @property
     def digest(self) -> str:
-        """sha256 of the entry without its wall time, and through ``files`` of all that the case holds."""
-        return self.sealed(SCHEMA)
-
-    def sealed(self, schema: int) -> str:
-        """The digest with which an archive of this schema seals the case."""
-        unsealed = ("spent",) if schema == 1 else ("seconds", "spent")
-        plain = {name: value for name, value in self.as_dict().items() if name not in unsealed}
+        """Return the sha256 of the entry without its wall time; it covers all files of the case through ``files``."""
+        plain = {name: value for name, value in self.as_dict().items() if name not in ("seconds", "spent")}
         return json_sha256(plain)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types; what only some entries have is left out of the others."""
-        plain = {
-            name: value for name, value in asdict(self).items() if value or name not in ("ladder", "rungs", "spent")
-        }
+        """Return plain JSON types; empty optional fields are left out."""
+        plain = {name: value for name, value in asdict(self).items() if value or name not in _ONLY_SOME}
         return {**plain, "states": [state.as_dict() for state in self.states]}
 
     @property
@@ -100,8 +95,8 @@ class Entry:
         return f"{self.id}/{LADDER}{self.ladder}" if self.ladder else self.id
 
     def contradicts(self, case: Entry) -> list[str]:
-        """What this ladder says of its case that the case itself does not: facts of the case, and M0."""
-        facts = ("id", "shape", "group", "cluster", "split", "spacing_mm", "labelled", "label_sha256", "input_sha256")
+        """Return the facts in which this ladder differs from its case: fields of the case, and M0."""
+        facts = ("id", "shape", "spacing_mm", "labelled", "label_sha256", "input_sha256")
         wrong = [name for name in facts if getattr(self, name) != getattr(case, name)]
         source = str(State(0))
         return wrong + (["M0"] if self.mask_sha256.get(source) != case.mask_sha256.get(source) else [])
@@ -114,14 +109,19 @@ class Entry:
         for name in ("shape", "seconds", "diagnostics"):
             values[name] = tuple(numbered(values[name]))
         values["states"] = tuple(State(**state) for state in values["states"])
-        values["rungs"] = tuple(values.get("rungs", ()))
+        for name in ("rungs", "trained_on"):
+            values[name] = tuple(values.get(name, ()))
         values["spent"] = {name: tuple(numbered(pair)) for name, pair in dict(values.get("spent", {})).items()}
+        values["appearance"] = {name: float(one) for name, one in dict(values.get("appearance", {})).items()}
         values["spacing_mm"] = None if values["spacing_mm"] is None else tuple(values["spacing_mm"])
         return cls(**values)
 
 
+_ONLY_SOME = ("ladder", "rungs", "spent", "fold", "trained_on", "appearance")
+
+
 def compact_mask(mask: Mask) -> Mask:
-    """Labels as the smallest unsigned integers that hold them; refuses what is not a label map."""
+    """Return labels as the smallest unsigned integer type; refuse arrays that are not label maps."""
     if mask.dtype in (np.uint8, np.bool_):
         return np.ascontiguousarray(mask).view(np.uint8)
     if mask.dtype.kind not in "ui":
@@ -140,7 +140,7 @@ def mask_sha256(mask: Mask) -> str:
 
 
 def image_sha256(image: NDArray[Any]) -> str | None:
-    """sha256 of an image's values, by which a case is recognised under any name; None where there is no image."""
+    """Return the sha256 of an image's values, which identifies a case under any name; None without an image."""
     whole = np.ascontiguousarray(image)
     return hashlib.sha256(whole.tobytes()).hexdigest() if whole.size else None
 
@@ -195,22 +195,12 @@ def decode_masks(
 
 
 def _check_runs(lengths: NDArray[Any], shape: tuple[int, ...]) -> None:
-    """Refuse runs that do not fill the mask exactly: a few bytes can ask for more memory than there is."""
+    """Refuse runs that do not fill the mask exactly, before memory is allocated."""
     voxels, asked = math.prod(shape), int(lengths.sum(dtype=np.float64))
     if voxels > LARGEST_MASK or min(shape, default=0) < 0:
         raise UnsafeInput(f"a mask of shape {shape} has {voxels:,} voxels, at most {LARGEST_MASK:,} are read")
     if asked != voxels:
         raise DamagedArchive(f"the runs of a mask of shape {shape} fill {asked:,} voxels instead of {voxels:,}")
-
-
-def decode_edit(
-    arrays: Mapping[str, NDArray[Any]], shape: tuple[int, ...], place: int
-) -> tuple[Mask, NDArray[np.int64], NDArray[Any]]:
-    """M0, the flat positions at which another mask differs from it, and that mask's labels there."""
-    source = decode_masks(arrays, shape, ())[0]
-    ends = np.cumsum(arrays["counts"])
-    part = slice(ends[place - 1], ends[place])
-    return source, np.cumsum(arrays["lengths"][part], dtype=np.int64), arrays["labels"][part]
 
 
 def changed_anywhere(masks: Mapping[Any, Mask]) -> NDArray[np.bool_]:
@@ -259,7 +249,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def measure_words(*, min_area: int, foreground: bool, connectivity: str = "face") -> str:
-    """How D and its regions were found, as a binding says it."""
+    """Return the options of the measure as the text of a binding."""
     return f"min_area={min_area} foreground={foreground} connectivity={connectivity}"
 
 
@@ -298,7 +288,7 @@ def packed(arrays: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def unpacked(path: Path, *, largest_bytes: int = LARGEST_BYTES) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz, not to be written to."""
+    """Return the read-only arrays of an .npz."""
     try:
         with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as archive:
             size = sum(member.file_size for member in archive.infolist())
@@ -327,7 +317,7 @@ def signal_table(path: Path, entries: Mapping[str, Entry], digest: str) -> pd.Da
 
 
 def cached_table(path: Path, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-    """A derived table that is made once; a folder that cannot be written costs speed, not the result."""
+    """Return a derived table, computed once and cached if the folder is writable."""
     file = path / layout.CACHE / f"{name}.parquet"
     if file.exists():
         try:
@@ -362,7 +352,7 @@ def _collected(path: Path, entries: Mapping[str, Entry]) -> pd.DataFrame:
 
 
 def case_table(file: Path, case_id: str) -> pa.Table:
-    """The signals of one case, as they lie in its folder."""
+    """Return the signals of one case."""
     try:
         table = pq.ParquetFile(file).read()
     except FileNotFoundError:

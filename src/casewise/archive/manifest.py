@@ -1,4 +1,4 @@
-"""The manifest of an archive: what made each ladder, and whether a run may go on with what is there."""
+"""The manifest of an archive: what made each ladder, and whether a run may continue it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def named_ladders(manifest: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def made_by(binding: Binding, steps: int, configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """What the manifest says of one ladder."""
+    """Return the facts of one ladder for the manifest."""
     if steps < 1:
         raise BadInput(f"an archive holds at least one step for each case, got {steps}")
     return {
@@ -54,7 +54,7 @@ def software() -> dict[str, str]:
 
 
 def check_same(path: Path, there: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Refuse to go on with a ladder that something else made."""
+    """Refuse to continue a ladder that was made in another way."""
     differing = Binding(**there["binding"]).differences(Binding(**asked["binding"]))
     differing += ["steps"] if there["steps"] != asked["steps"] else []
     differing += ["configuration"] if _compared(there) != _compared(asked) else []
@@ -78,13 +78,13 @@ def _changed(there: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[str
 
 
 def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as far as it must be the same to go on.
+    """Settings that must be the same to continue a ladder.
 
-    The names of classes are left out, which archives of earlier versions lack; of views and members also what says how
-    updates are made, which they never read.
+    The name of the image folder is left out: the same cases may lie elsewhere, and others may be added. Of views and
+    members also what says how updates are made is left out, which they never read.
     """
     configuration = facts["configuration"]
-    unread = {"names"} | (OF_UPDATES if str(configuration.get("objective")).startswith(_READINGS) else set())
+    unread = {"dataset"} | (OF_UPDATES if str(configuration.get("objective")).startswith(_READINGS) else set())
     return _without(configuration, unread)
 
 
@@ -93,7 +93,7 @@ def _without(settings: Mapping[str, Any], names: Collection[str]) -> dict[str, A
     return {name: _without(value, names) if name == "adaptation" else value for name, value in kept.items()}
 
 
-_READINGS = ("views:", "running:", "members:")
+_READINGS = ("views:", "running:", "members:", "tuned")
 OF_UPDATES = {"learning_rate", "parameters", "steps", "modulation", "statistics", "shrink"}
 """Settings that views and members never read."""
 
@@ -104,9 +104,8 @@ _SHARED = ("metric", "min_area", "foreground", "ignore", "classes")
 
 def check_joins(path: Path, first: Mapping[str, Any], ladder: str, asked: Mapping[str, Any]) -> None:
     """Refuse a further ladder of another model, loader or measure than the first one's."""
-    differing = [
-        name for name in Binding(**first["binding"]).differences(Binding(**asked["binding"])) if name != "objective"
-    ]
+    there, new = Binding(**first["binding"]), Binding(**asked["binding"])
+    differing = [name for name in ("model", "loader", "measure") if getattr(there, name) != getattr(new, name)]
     differing += [name for name in _SHARED if first["configuration"].get(name) != asked["configuration"].get(name)]
     if differing:
         raise Mismatch(
@@ -116,5 +115,5 @@ def check_joins(path: Path, first: Mapping[str, Any], ladder: str, asked: Mappin
 
 
 def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Replace the manifest, whole or not at all."""
+    """Replace the manifest atomically."""
     write_json(path / layout.MANIFEST, dict(manifest))

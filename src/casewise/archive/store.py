@@ -1,17 +1,17 @@
-"""An archive of trajectories: written case by case, whole or not at all, and read without any network (D14).
+"""An archive of trajectories: written case by case, atomically, and read without a network (D14).
 
 An archive holds M0 of every case once, and one or more ladders of candidates against it. ``archive.ladders`` names
-them, ``archive.on(name)`` shows one of them as if it were alone, which is what replay, calibration and study read.
+them, ``archive.ladder(name)`` returns the view of one of them, which replay, calibration and study read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
@@ -21,8 +21,7 @@ from casewise.archive import layout
 from casewise.archive.layout import Entry, unpacked
 from casewise.archive.manifest import check_joins, check_same, made_by, named_ladders, software, write_manifest
 from casewise.archive.write_case import sweep, write_case, write_ladder
-from casewise.core.brief import brief, counted
-from casewise.core.durable import text_sha256
+from casewise.core.durable import file_lock, text_sha256, write_json
 from casewise.core.errors import BadInput, DamagedArchive, Locked, Mismatch
 from casewise.core.formats import json_text
 from casewise.core.records import (
@@ -37,9 +36,7 @@ from casewise.core.records import (
     check_ladder,
     joint_binding,
 )
-
-LabelSource = Callable[[str], Mask]
-"""Gives the label of a case id, for archives that hold labels by hash only."""
+from casewise.core.text import brief, pluralize
 
 
 @dataclass(eq=False, repr=False)
@@ -51,7 +48,6 @@ class Archive:
     path: Path
     manifest: Mapping[str, Any]
     entries: Mapping[str, Entry]
-    labels: LabelSource | None = field(default=None, repr=False)
     evaluation: bool = False  # every case evaluates, whatever its split says
     unlocked_by: str = ""  # hash of the line of the exposure ledger that says why evaluation labels are read (F12)
     ladder_name: str | None = ""  # the ladder in view; "" is the unnamed one, None says that one must be chosen first
@@ -61,26 +57,24 @@ class Archive:
 
     @property
     def ladders(self) -> tuple[str, ...]:
-        """Names of the ladders that are held; an archive of 0.1 holds one that is called ""."""
+        """Names of the ladders that are held; a single one may be called ""."""
         return named_ladders(self.manifest)
 
-    def on(self, ladder: str) -> Archive:
-        """The view of one ladder: its binding and horizon, states without its name, the cases that have it."""
-        if ladder not in self.ladders:
-            known = ", ".join(repr(name) for name in self.ladders)
-            raise BadInput(f"archive {self.path} has no ladder {ladder!r}; it has {known}")
+    def ladder(self, name: str) -> Archive:
+        """Return the view of one ladder: its binding and horizon, states without its name, the cases that have it."""
+        if name not in self.ladders:
+            known = ", ".join(repr(one) for one in self.ladders)
+            raise BadInput(f"archive {self.path} has no ladder {name!r}; it has {known}")
         cases = self._cases
-        found = (
-            cases if not ladder else {name: self.parts[ladder][name] for name in cases if name in self.parts[ladder]}
-        )
-        return replace(self, ladder_name=ladder, cases=cases, entries=MappingProxyType(dict(found)), joined=())
+        found = cases if not name else {one: self.parts[name][one] for one in cases if one in self.parts[name]}
+        return replace(self, ladder_name=name, cases=cases, entries=MappingProxyType(dict(found)), joined=())
 
-    def together(self, ladders: Collection[str]) -> Archive:
+    def join(self, ladders: Collection[str]) -> Archive:
         """The view of several ladders that one controller reads: one binding of them all, and every case has each."""
-        views = {name: self.on(name) for name in ladders}
+        views = {name: self.ladder(name) for name in ladders}
         if len(views) < 2:
             raise BadInput(
-                f"several ladders are read together, got {', '.join(ladders) or 'none'}; archive.on takes one"
+                f"several ladders are read together, got {', '.join(ladders) or 'none'}; archive.ladder takes one"
             )
         for name, view in views.items():
             if lacking := [case_id for case_id in self._cases if case_id not in view.entries]:
@@ -90,10 +84,10 @@ class Archive:
                 )
         return replace(self, ladder_name=None, entries=self._cases, cases=self._cases, joined=tuple(views))
 
-    def one(self, ladder: str | None = None) -> Archive:
-        """The ladder that is asked for; without a name the one in view, or the only one there is."""
+    def only_ladder(self, ladder: str | None = None) -> Archive:
+        """Return the named ladder; without a name the one in view, or the only one."""
         if ladder is not None:
-            return self.on(ladder)
+            return self.ladder(ladder)
         self._facts  # noqa: B018  refuses where several are held and none is chosen
         return self
 
@@ -101,7 +95,7 @@ class Archive:
     def _facts(self) -> Mapping[str, Any]:
         """What the manifest says of the ladder in view."""
         if self.joined:
-            own = {name: self.on(name)._facts for name in self.joined}
+            own = {name: self.ladder(name)._facts for name in self.joined}
             first = next(iter(own.values()))
             bindings = {name: (Binding(**facts["binding"]), int(facts["steps"])) for name, facts in own.items()}
             steps = sum(count for _, count in bindings.values())
@@ -118,7 +112,7 @@ class Archive:
 
     @property
     def binding(self) -> Binding:
-        """What produced the trajectories."""
+        """Model, proposer, loader and measure of the trajectories."""
         return Binding(**self._facts["binding"])
 
     @property
@@ -144,17 +138,18 @@ class Archive:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 over the manifest and every case in view: names what a derived table was derived from."""
+        """Return the sha256 over the manifest and every case in view."""
         words = [json_text(asdict(self.binding), sort_keys=True)]
         words += [f"{name} {entry.digest}" for name, entry in self.entries.items()]
-        words += [f"{ladder} {self.on(ladder).digest}" for ladder in self.joined]
+        words += [f"{ladder} {self.ladder(ladder).digest}" for ladder in self.joined]
         return text_sha256("\n".join(words))
 
     def select(self, ids: Collection[str] | None = None, split: str | None = None) -> Archive:
         """A view of some of the cases: by id, by split, or both."""
         if ids is not None and (unknown := sorted(set(ids) - set(self.entries))):
             raise BadInput(
-                f"archive {self.path} has no case {', '.join(unknown[:5])}; it has {counted(len(self.entries), 'case')}"
+                f"archive {self.path} has no case {', '.join(unknown[:5])}; "
+                f"it has {pluralize(len(self.entries), 'case')}"
             )
         kept = {
             name: entry
@@ -165,7 +160,7 @@ class Archive:
         return replace(self, entries=MappingProxyType(kept), cases=cases)
 
     def marked(self, split: str) -> Archive:
-        """The cases of a split, or all where none is marked so."""
+        """Return the cases of a split, or all cases if none is marked with it."""
         found = self.select(split=split)
         return found if found.ids else self
 
@@ -174,7 +169,7 @@ class Archive:
         return replace(self, evaluation=True, unlocked_by="")
 
     def check_unlocked(self, ids: Iterable[str]) -> None:
-        """Refuse the labels of evaluation cases as long as no line of the exposure ledger says why they are read."""
+        """Refuse the labels of evaluation cases until the exposure ledger has a line about them."""
         closed = [name for name in ids if self.evaluation or self.entry(name).split == EVALUATION]
         if closed and not self.unlocked_by and any(self.entry(name).labelled for name in closed):
             raise Locked(
@@ -185,7 +180,9 @@ class Archive:
     def entry(self, case_id: str) -> Entry:
         """The entry of one case."""
         if case_id not in self.entries:
-            raise BadInput(f"archive {self.path} has no case {case_id!r}; it has {counted(len(self.entries), 'case')}")
+            raise BadInput(
+                f"archive {self.path} has no case {case_id!r}; it has {pluralize(len(self.entries), 'case')}"
+            )
         return self.entries[case_id]
 
     def masks(self, case_id: str, states: Collection[State] | None = None) -> dict[State, Mask]:
@@ -199,40 +196,24 @@ class Archive:
     def mask(self, case_id: str, state: State) -> Mask:
         """One recorded mask; a state may name its ladder."""
         if state.ladder and state.ladder != self.ladder_name:
-            return self.on(state.ladder).mask(case_id, state)
+            return self.ladder(state.ladder).mask(case_id, state)
         state = self._own(state)
         if state not in self.entry(case_id).states:
             recorded = ", ".join(map(str, self.entry(case_id).states))
             raise BadInput(f"state {state} of case {case_id} was not recorded; recorded are {recorded}")
         return self.masks(case_id, (state,))[state]
 
-    def edit(self, case_id: str, state: State) -> tuple[Mask, NDArray[np.int64], NDArray[Any]]:
-        """(M0, flat positions at which the state differs from M0, its labels there): what is stored, undecoded."""
-        if state.ladder and state.ladder != self.ladder_name:
-            return self.on(state.ladder).edit(case_id, state)
-        place = self.entry(case_id).states.index(self._own(state))
-        return layout.decode_edit(self._encoded(case_id), self.entries[case_id].shape, place)
-
     def _own(self, state: State) -> State:
         return state.on("") if state.ladder == self.ladder_name else state
 
     def label(self, case_id: str) -> Mask:
-        """The truth of a case; from the archive, or from ``labels`` after its hash was compared."""
+        """The label of a case, once evaluation labels are unlocked."""
         self.check_unlocked((case_id,))
         self.entry(case_id)
-        entry = self._cases[case_id]
-        if layout.LABEL in entry.files:
-            file = self.path / layout.CASES / case_id / layout.LABEL
-            return self._decoded(case_id, file, unpacked(file), (0,))[0]
-        if not entry.labelled or self.labels is None:
-            how = "is kept by hash; open the archive with labels=" if entry.labelled else "was never recorded"
-            raise BadInput(f"the label of case {case_id} {how}")
-        label = layout.compact_mask(self.labels(case_id))
-        if layout.mask_sha256(label) != entry.label_sha256:
-            raise Mismatch(
-                f"the label given for case {case_id} is not the one that was recorded; give the original file"
-            )
-        return label
+        if layout.LABEL not in self._cases[case_id].files:
+            raise BadInput(f"the label of case {case_id} was never recorded")
+        file = self.path / layout.CASES / case_id / layout.LABEL
+        return self._decoded(case_id, file, unpacked(file), (0,))[0]
 
     def entropies(self, case_id: str) -> dict[str, NDArray[Any]] | None:
         """Entropies of every voxel by step, where they were recorded with the case; else None.
@@ -254,9 +235,9 @@ class Archive:
         return unpacked(self._file(case_id, layout.EXTRAS)).get(layout.BALLOTS)
 
     def trajectory(self, case_id: str) -> Trajectory:
-        """A case as it was recorded."""
+        """Return the recorded trajectory of a case."""
         entry, masks = self.entry(case_id), self.masks(case_id)
-        signals = self.ladder(case_id)
+        signals = self.signals_of(case_id)
         return Trajectory(
             case_id=case_id,
             masks=tuple(masks[State(step)] for step in range(self.steps + 1)),
@@ -278,19 +259,19 @@ class Archive:
         """One row for each (case, step, shrink), with every label-free signal; NaN where not computable."""
         return self._signals.copy()
 
-    def ladder(self, case_id: str) -> Mapping[State, Signals]:
+    def signals_of(self, case_id: str) -> Mapping[State, Signals]:
         """The signals of each state of one case; None where not computable."""
         self.entry(case_id)
         return self._ladders[case_id]
 
     def observation(self, case_id: str, step: int) -> Observation:
-        """What a controller may see of a case after ``step`` updates."""
+        """Return what a controller may see of a case after ``step`` updates."""
         entry = self.entry(case_id)
         rungs = {"": entry.rungs}
         return Observation(case_id, entry.group, self._steps[case_id][: step + 1], entry.cluster, rungs=rungs)
 
     def whole_observation(self, case_id: str, ladders: Collection[str] | None = None) -> Observation:
-        """What a controller of several ladders may see: M0, and every candidate of the ladders, all of them or some."""
+        """Return what a controller of several ladders may see: M0 and the candidates of all or some ladders."""
         names = self.ladders if ladders is None else tuple(ladders)
         seen = {name: self._view(name)._steps[case_id] for name in names}
         source = next(iter(seen.values()))[:1]
@@ -302,51 +283,46 @@ class Archive:
         """The view of one ladder, made once."""
         views: dict[str, Archive] = self.__dict__.setdefault("_views", {})
         if ladder not in views:
-            views[ladder] = self.on(ladder)
+            views[ladder] = self.ladder(ladder)
         return views[ladder]
 
-    def add(
-        self,
-        case: Case,
-        trajectory: Trajectory,
-        label: Mask | None = None,
-        *,
-        keep_label: bool = True,
-    ) -> Archive:
-        """Write one case, whole or not at all; a case that is there already stays as it is.
-
-        ``keep_label=False`` stores the label's hash only, so the archive can be shared where the label cannot.
-        """
+    def add(self, case: Case, trajectory: Trajectory, label: Mask | None = None) -> Archive:
+        """Write one case atomically; a case that is already recorded is not changed."""
         if trajectory.steps != self.steps:
             raise BadInput(
-                f"this archive holds {counted(self.steps, 'step')} for each case, case {case.id} has {trajectory.steps}"
+                f"this archive holds {pluralize(self.steps, 'step')} for each case, "
+                f"case {case.id} has {trajectory.steps}"
             )
         if case.id in self.entries:
             return self
         if not self.ladder_name:
-            entry = write_case(self.path, case, trajectory, label, keep_label=keep_label)
+            entry = write_case(self.path, case, trajectory, label)
             self.entries = self.cases = _sorted({**self.entries, case.id: entry})
         else:
-            self._add_ladder(case, replace(trajectory, ladder=self.ladder_name), label, keep_label)
+            self._add_ladder(case, replace(trajectory, ladder=self.ladder_name), label)
         self._forget()
         return self
 
-    def _add_ladder(self, case: Case, trajectory: Trajectory, label: Mask | None, keep_label: bool) -> None:
-        """A named ladder of a case; the case itself, with M0 and its label, is written first where it is not there."""
+    def _add_ladder(self, case: Case, trajectory: Trajectory, label: Mask | None) -> None:
+        """Write a named ladder of a case; first write the case itself, with M0 and label, if it is missing."""
         known = self._cases.get(case.id)
         if known is None:
             source = Trajectory(
                 case.id, trajectory.masks[:1], trajectory.signals[:1], seed=trajectory.seed,
-                seconds=trajectory.seconds[:1],
+                seconds=trajectory.seconds[:1], appearance=trajectory.appearance,
             )  # fmt: skip
-            known = write_case(self.path, case, source, label, keep_label=keep_label)
+            known = write_case(self.path, case, source, label)
             self.cases = _sorted({**self._cases, case.id: known})
         entry = write_ladder(self.path, known, trajectory)
         self.entries = _sorted({**self.entries, case.id: entry})
         self.parts = {**self.parts, trajectory.ladder: self.entries}
 
     def seal(self) -> Archive:
-        """Write the list of cases, with their splits and digests, into the manifest; a lost case is then noticed."""
+        """Write the list of cases with their digests into the manifest, so that a lost case is noticed."""
+        with file_lock(self.path / layout.LOCK):
+            return self._seal()
+
+    def _seal(self) -> Archive:
         manifest = dict(layout.read_json(self.path / layout.MANIFEST))  # of every writer
         there = _sorted({entry.id: entry for entry in _read_entries(self.path)})
         parts = _read_parts(self.path, there, manifest)
@@ -380,7 +356,7 @@ class Archive:
         return {name: tuple(ladder[state] for state in plain) for name, ladder in self._ladders.items()}
 
     def _encoded(self, case_id: str) -> dict[str, NDArray[Any]]:
-        """The stored masks of a case; M0 of a named ladder lies with the case."""
+        """Return the stored masks of a case; M0 of a named ladder is stored with the case."""
         entry, own = self.entries[case_id], unpacked(self._file(case_id, layout.MASKS))
         if not entry.ladder:
             return own
@@ -417,39 +393,125 @@ def create_archive(
     configuration: Mapping[str, Any] | None = None,
     ladder: str = "",
 ) -> Archive:
-    """A new archive, or the one that is there when it was made by the same thing (so a killed run goes on).
+    """Create an archive, or open the existing one if it was made in the same way, so that interrupted runs resume.
 
-    A named ``ladder`` may also be added to an archive of the same model, loader and measure: its cases keep their M0,
-    and each gets one ladder more.
+    Args:
+        path: Folder of the archive.
+        binding: What makes the trajectories: model, objective, loader and measure.
+        steps: Number of updates or candidates of each case.
+        configuration: Metric, min_area and other facts that reports print.
+        ladder: Name of the ladder. A further ladder can be added to an archive of the same model, loader and measure;
+            its cases keep their M0.
+
+    Returns:
+        The archive, with that ladder in view.
+
+    Raises:
+        Mismatch: If the folder has an archive that was made in another way.
+
+    Example:
+        >>> import tempfile
+        >>> binding = Binding("sha256 of the weights", "tent", "nifti", "min_area=16")
+        >>> create_archive(tempfile.mkdtemp(), binding=binding, steps=4).ids
+        ()
     """
     path = Path(path)
     facts = made_by(binding, steps, configuration or {})
+    check_archive_place(path)
+    with file_lock(path / layout.LOCK):  # two writers that begin at once would each lose the other's ladder
+        return _created(path, facts, ladder)
+
+
+def _created(path: Path, facts: dict[str, Any], ladder: str) -> Archive:
     if (path / layout.MANIFEST).exists():
         there = open_archive(path)
         sweep(path)
         if ladder in there.ladders:
-            check_same(path, there.on(ladder)._facts, facts)
-            return there.on(ladder)
+            check_same(path, there.ladder(ladder)._facts, facts)
+            return there.ladder(ladder)
         if not ladder:
             raise Mismatch(
                 f"{path} holds named ladders ({', '.join(there.ladders)}), so a further one needs a name; "
                 f"record it with --propose, or choose another folder"
             )
-        check_joins(path, there.on(there.ladders[0])._facts, ladder, facts)
+        check_joins(path, there.ladder(there.ladders[0])._facts, ladder, facts)
         manifest = {**there.manifest, "schema": layout.SCHEMA}
         manifest["ladders"] = {**there.manifest.get("ladders", {}), check_ladder(ladder): facts}
         write_manifest(path, manifest)
-        return open_archive(path).on(ladder)
-    check_archive_place(path)
+        return open_archive(path).ladder(ladder)
     (path / layout.CASES).mkdir(parents=True, exist_ok=True)
     held = {"ladders": {check_ladder(ladder): facts}} if ladder else facts
     manifest = {"schema": layout.SCHEMA, **held, "software": software()}
     write_manifest(path, manifest)
-    return open_archive(path).on(ladder)
+    return open_archive(path).ladder(ladder)
+
+
+class Described(Protocol):
+    """A case of an input folder, with what a table says of it."""
+
+    @property
+    def id(self) -> str:
+        """Name of the case."""
+        ...
+
+    @property
+    def group(self) -> str | None:
+        """Site, vendor or condition."""
+        ...
+
+    @property
+    def cluster(self) -> str | None:
+        """Patient or sequence."""
+        ...
+
+    @property
+    def split(self) -> str | None:
+        """Calibration, evaluation or another name."""
+        ...
+
+
+def describe_cases(path: str | Path, cases: Iterable[Described]) -> tuple[str, ...]:
+    """Fill in group, cluster and split of recorded cases, where the archive does not know them yet.
+
+    A person may add ``cases.csv`` after the first recording. What the archive knows already is never changed.
+
+    Args:
+        path: An archive; nothing happens where there is none yet.
+        cases: Cases with what is known of them now. None says nothing.
+
+    Returns:
+        The ids of the cases that were updated.
+
+    Raises:
+        Mismatch: If a case has another group, cluster or split in the archive.
+    """
+    path = Path(path)
+    if not (path / layout.MANIFEST).exists():
+        return ()
+    with file_lock(path / layout.LOCK):
+        archive = open_archive(path)
+        known, fresh = archive._cases, {}
+        for case in cases:
+            entry = known.get(case.id)
+            said = {name: value for name in ("group", "cluster", "split") if (value := getattr(case, name)) is not None}
+            if entry is None or all(getattr(entry, name) == value for name, value in said.items()):
+                continue
+            for name, value in said.items():
+                if getattr(entry, name) not in (None, value):
+                    raise Mismatch(
+                        f"case {case.id} was recorded with {name} {getattr(entry, name)!r} and has {value!r} now; "
+                        f"correct the table, or record into another folder"
+                    )
+            fresh[case.id] = replace(entry, **said)
+        for name, entry in fresh.items():
+            write_json(path / layout.CASES / name / layout.ENTRY, entry.as_dict(), indent=None)
+        if fresh:
+            open_archive(path)._seal()
+    return tuple(fresh)
 
 
 def check_archive_place(path: Path) -> None:
-    """Refuse a folder whose cases/ somebody else made: with a manifest it would be an archive that cannot be read."""
+    """Refuse a folder that has cases/ but no manifest: other software made it."""
     found = sorted(one.name for one in (path / layout.CASES).glob("*") if not one.name.startswith(layout.HALF_WRITTEN))
     if found and not (path / layout.MANIFEST).exists():  # asked last: another writer makes it before its first case
         raise BadInput(
@@ -458,27 +520,55 @@ def check_archive_place(path: Path) -> None:
         )
 
 
-def open_archive(path: str | Path, *, labels: LabelSource | None = None, ladder: str | None = None) -> Archive:
-    """An archive that exists; half-written cases of a killed run are not in it.
+def open_archive(path: str | Path, *, ladder: str | None = None) -> Archive:
+    """Open an existing archive; incomplete cases of an interrupted run are not in it.
 
-    Shows the ladder that is asked for; without a name the unnamed one, or the only one, and where there are several a
-    view from which :meth:`Archive.on` chooses.
+    Args:
+        path: Folder of the archive.
+        ladder: Ladder to look at; default: the only one. With several, :meth:`Archive.ladder` chooses.
+
+    Returns:
+        The archive.
+
+    Raises:
+        Mismatch: If the archive has another schema.
+        DamagedArchive: If the manifest or a case is damaged.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> made = create_archive(folder, binding=Binding("model", "tent", "nifti", "min_area=16"), steps=4)
+        >>> open_archive(folder).binding.objective
+        'tent'
     """
     path = Path(path)
     manifest = layout.read_json(path / layout.MANIFEST)
-    if manifest.get("schema") not in layout.READABLE:
-        known = ", ".join(map(str, layout.READABLE))
-        raise Mismatch(f"{path} has archive schema {manifest.get('schema')}, this casewise reads {known}")
+    if manifest.get("schema") != layout.SCHEMA:
+        raise Mismatch(f"{path} has archive schema {manifest.get('schema')}, this casewise reads {layout.SCHEMA}")
     names = named_ladders(manifest)
     if not names:
         raise DamagedArchive(f"{path / layout.MANIFEST} names no ladder; restore it or record again")
     cases = _sorted({entry.id: entry for entry in _read_entries(path)})
     parts = _read_parts(path, cases, manifest)
     _check_sealed(path, manifest, cases, parts)
-    archive = Archive(path, MappingProxyType(manifest), cases, labels, ladder_name=None, cases=cases, parts=parts)
+    archive = Archive(path, MappingProxyType(manifest), cases, ladder_name=None, cases=cases, parts=parts)
     if ladder is not None:
-        return archive.on(ladder)
-    return archive.on(names[0]) if len(names) == 1 or names[0] == "" else archive
+        return archive.ladder(ladder)
+    return archive.ladder(names[0]) if len(names) == 1 or names[0] == "" else archive
+
+
+def as_archive(source: str | Path | Archive, ladders: Collection[str] = ()) -> Archive:
+    """The archive at a path, or an archive as it is, with the ladders that are named in view.
+
+    Args:
+        source: An archive or its folder.
+        ladders: Names of the ladders to read; without any the only one there is. Several are joined.
+
+    Raises:
+        BadInput: The archive holds several ladders and none is named.
+    """
+    archive = source if isinstance(source, Archive) else open_archive(source)
+    return archive.join(ladders) if len(ladders) > 1 else archive.only_ladder(*ladders)
 
 
 def _check_sealed(
@@ -506,8 +596,13 @@ def _read_parts(path: Path, cases: Mapping[str, Entry], manifest: Mapping[str, A
                 raise DamagedArchive(
                     f"{files[name]} contradicts its case on {', '.join(wrong)}; the archive was edited"
                 )
-        found[ladder] = MappingProxyType(entries)
+        found[ladder] = MappingProxyType({name: _of_case(entry, cases[name]) for name, entry in entries.items()})
     return found
+
+
+def _of_case(entry: Entry, case: Entry) -> Entry:
+    """Return the entry of a ladder with the group, cluster and split of its case."""
+    return replace(entry, group=case.group, cluster=case.cluster, split=case.split)
 
 
 def _read_entries(path: Path) -> Iterable[Entry]:

@@ -1,4 +1,7 @@
-"""Is an archive what was written? Every file, every mask and the case list against their hashes."""
+"""Check an archive: every file, every mask and the case list against their hashes.
+
+For tuned weights it checks that no case was predicted by weights that were trained on its patient.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ from casewise.archive import layout
 from casewise.archive.layout import Entry, case_table, ladders
 from casewise.archive.store import Archive, open_archive
 from casewise.core.durable import file_sha256
-from casewise.core.errors import CasewiseError
+from casewise.core.errors import CasewiseError, UnsafeInput
+from casewise.core.records import State
+from casewise.core.registry import check_names_no_code
 
 
 def verify(path: str | Path) -> list[str]:
-    """Problems as sentences, none if the archive is whole. Opening an archive trusts it; this does not."""
+    """Return the problems of an archive as sentences; an intact archive has none."""
     try:
         archive = open_archive(path)
     except CasewiseError as error:
@@ -23,15 +28,22 @@ def verify(path: str | Path) -> list[str]:
 
 
 def _problems(archive: Archive) -> Iterator[str]:
-    cases, schema = archive.cases or archive.entries, archive.manifest["schema"]
+    for facts in (archive.manifest, *archive.manifest.get("ladders", {}).values()):
+        how = dict(facts.get("configuration", {}).get("adaptation") or {})
+        how.pop("objective", None)  # may be code of the person who recorded it, and is checked before it is used
+        try:
+            check_names_no_code(how, where=layout.MANIFEST)
+        except UnsafeInput as error:
+            yield str(error)
+    cases = archive.cases or archive.entries
     for case_id, sealed in archive.manifest.get("cases", {}).items():
-        if cases[case_id].sealed(schema) != sealed["sha256"]:
+        if cases[case_id].digest != sealed["sha256"]:
             yield f"case {case_id}: entry.json is not the one that was sealed"
         for ladder, digest in sealed.get("ladders", {}).items():
             if archive.parts[ladder][case_id].digest != digest:
                 yield f"case {case_id}, ladder {ladder}: entry.json is not the one that was sealed"
-    named = {ladder: archive.on(ladder) for ladder in archive.ladders if ladder}
-    unnamed = archive.on("") if "" in archive.ladders else None
+    named = {ladder: archive.ladder(ladder) for ladder in archive.ladders if ladder}
+    unnamed = archive.ladder("") if "" in archive.ladders else None
     for entry in cases.values():
         folder = archive.path / layout.CASES / entry.id
         found = list(_file_problems(folder, entry, {f"{layout.LADDER}{ladder}" for ladder in named}))
@@ -64,6 +76,11 @@ def _content_problems(archive: Archive, folder: Path, entry: Entry, steps: int) 
     except (CasewiseError, KeyError) as error:
         yield f"case {entry.id}: {error}"
         return
+    if (entry.cluster or entry.id) in entry.trained_on:
+        yield f"case {entry.id}: its candidates come from weights ({entry.fold}) that were trained on its own patient"
+    moved = any(digest != entry.mask_sha256[str(State(0))] for digest in entry.mask_sha256.values())
+    if entry.made_by.startswith("tuned") and not entry.trained_on and moved:
+        yield f"case {entry.id}: nothing says which patients trained the weights of its candidates"
     for state, mask in masks.items():
         if mask.shape != entry.shape or layout.mask_sha256(mask) != entry.mask_sha256.get(str(state)):
             yield f"case {entry.id}: the mask of state {state} is not the one that was recorded"

@@ -1,4 +1,4 @@
-"""Write one case, or one more ladder of it, into an archive: a folder made durable, then renamed into place."""
+"""Write one case, or one more ladder of it, into an archive: a synced folder is renamed into place."""
 
 from __future__ import annotations
 
@@ -26,21 +26,19 @@ from casewise.core.formats import json_text
 from casewise.core.records import Case, Mask, Signals, State, Trajectory
 
 
-def write_case(
-    path: Path, case: Case, trajectory: Trajectory, label: Mask | None = None, *, keep_label: bool = True
-) -> Entry:
-    """Write one case, whole or not at all; returns its entry, or that of a writer who was faster."""
+def write_case(path: Path, case: Case, trajectory: Trajectory, label: Mask | None = None) -> Entry:
+    """Write one case atomically; return its entry, or the entry of a process that wrote it first."""
     masks = _masks(trajectory)
     if label is not None and label.shape != masks[State(0)].shape:
         raise BadInput(f"label of case {case.id} has shape {label.shape}, its masks {masks[State(0)].shape}; resample")
     files = {layout.MASKS: packed(layout.encode_masks(list(masks.values()))), **_other_files(trajectory, masks)}
-    if label is not None and keep_label:
+    if label is not None:
         files[layout.LABEL] = packed(layout.encode_masks([label]))
     return _written(path, _entry(case, trajectory, masks, label, files), files)
 
 
 def write_ladder(path: Path, case: Entry, trajectory: Trajectory) -> Entry:
-    """Write one more ladder of a case that is there, whole or not at all; its M0 must be the one of the case."""
+    """Add a ladder to a recorded case atomically; its M0 must be the M0 of the case."""
     masks = _masks(trajectory)
     files = {
         layout.MASKS: packed(layout.without_source(layout.encode_masks(list(masks.values())))),
@@ -67,7 +65,7 @@ def _other_files(trajectory: Trajectory, masks: Mapping[State, Mask]) -> dict[st
 
 
 def _written(path: Path, entry: Entry, files: dict[str, bytes]) -> Entry:
-    """The entry as it is on disk afterwards: this writer's, or that of one who was faster."""
+    """Return the entry that is on disk afterwards, of this writer or of a faster one."""
     files[layout.ENTRY] = json_text(entry.as_dict()).encode()
     if _write_folder(path / layout.CASES / entry.place, files):
         return entry
@@ -117,12 +115,13 @@ def _entry(
         labelled=label is not None,
         label_sha256=None if label is None else layout.mask_sha256(label),
         input_sha256=layout.image_sha256(case.image),
+        appearance=dict(trajectory.appearance),
         **_produced(trajectory, masks, files),
     )
 
 
 def _produced(trajectory: Trajectory, masks: Mapping[State, Mask], files: Mapping[str, bytes]) -> dict[str, Any]:
-    """The fields of an entry that say how its masks came to be, and what was written."""
+    """Return the fields of an entry about how its masks were made and which files were written."""
     return {
         "seed": trajectory.seed,
         "made_by": trajectory.made_by,
@@ -133,11 +132,14 @@ def _produced(trajectory: Trajectory, masks: Mapping[State, Mask], files: Mappin
         "mask_sha256": {str(state): layout.mask_sha256(mask) for state, mask in masks.items()},
         "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
         "rungs": trajectory.rungs,
+        "fold": trajectory.fold,
+        "trained_on": trajectory.trained_on,
     }
 
 
 def sweep(path: Path) -> None:
-    """Take away what killed writers of this machine left half-written; a living writer's folder stays."""
+    """Remove incomplete folders and files of killed writers; those of living writers stay."""
+    durable.sweep(path)
     cases = path / layout.CASES
     for folder in (*cases.glob(f"{layout.HALF_WRITTEN}*"), *cases.glob(f"*/{layout.HALF_WRITTEN}*")):
         writer = folder.name.removeprefix(layout.HALF_WRITTEN).rpartition("-")[0]
@@ -151,7 +153,7 @@ def _writer(process: int) -> str:
 
 
 def _write_folder(place: Path, files: Mapping[str, bytes]) -> bool:
-    """Whether this writer put the folder into place; False when another one was there first."""
+    """Return True if this writer put the folder into place, False if another one was first."""
     parent = place.parent
     fresh = parent / f"{layout.HALF_WRITTEN}{_writer(os.getpid())}-{uuid.uuid4().hex}"
     fresh.mkdir(parents=True)

@@ -1,6 +1,6 @@
-"""The command line: each command a sentence over library calls.
+"""The command line; each command calls functions of the library.
 
-``COMMANDS`` is the list. A command's file is imported when that command runs, so ``casewise --help`` stays fast and
+``GROUPS`` is the list. A command's file is imported when that command runs, so ``casewise --help`` stays fast and
 imports no torch. A file has the command's name, unless ``HOMES`` says that a related command holds it. It defines
 ``app = typer.Typer()`` with an ``@app.command()`` for each command; the docstrings are the help texts.
 """
@@ -16,42 +16,37 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-COMMANDS = {
-    "demo": "Show the whole system on an embedded phantom cohort and leave a report to look at.",
-    "inspect": "Say what is in a folder: layout, cases, groups, labels, geometry, and what would go wrong.",
-    "predict": "Segment a folder with adaptation under guard; nnUNetv2_predict with one word changed.",
-    "compare": "New masks against old ones, case by case: what changed, who was hurt, accepted or not.",
-    "merge": "Take over new masks case by case: keep new, keep old, or ask, as a calibrated policy says.",
-    "qc": "How good is each mask at least, without a label: from how far folds, views, raters or models agree.",
-    "tune": "Try learning rates on a few images, without labels, and recommend one.",
-    "record": "Adapt a model to every case and keep all candidates in an archive.",
-    "source-statistics": "What source images look like to a model, for the views that imitate them.",
-    "import": "Make an archive from masks that anybody else produced.",
-    "verify": "Check an archive or a prediction folder against its hashes and its audit log.",
-    "calibrate": "Fit a policy's cut-points on a labelled (or unlabelled) holdout archive.",
-    "choose-views": "Which recorded views should enter the consensus, and its worth on patients or sequences left out.",
-    "replay": "Let a controller decide again on recorded trajectories; no network, no GPU.",
-    "study": "Every table and figure of the paper, on your own archive.",
-    "bench": "What proposals and policies gain on your data, decided before labels are opened; others can check it.",
-    "plan": "How many labelled cases a certificate needs, and what the ones you have can buy.",
-    "certify": "A bound on the harm that is really deployed, refused where it does not hold.",
-    "monitor": "Watch a stream of decisions; alarm when calibration no longer applies.",
-    "convert": "Turn a checkpoint into safetensors and JSON, once, without running its code.",
-    "review": "A local page on which a person keeps M0, keeps the adaptation, or flags a case.",
-    "serve": "Guarded segmentation over HTTP (Open Inference Protocol v2).",
+from casewise.cli.printing import colored
+
+EVERYDAY = {
+    "demo": "Try casewise on simulated hearts: fit, predict and a report, in a few minutes.",
+    "fit": "Build a deployment from a model and a few labelled cases.",
+    "predict": "Segment a folder of images; takes the options of nnUNetv2_predict.",
+    "compare": "Compare new masks with old ones, case by case, and accept or reject them.",
+    "qc": "Estimate the quality of masks without labels, from the agreement of several masks.",
+    "review": "Open a local page to look at masks and to choose which one to keep.",
+    "serve": "Segment images over HTTP.",
+}
+RESEARCH = {
+    "record": "Make candidate masks for every case and store them in an archive.",
+    "import": "Make an archive from masks that other software produced.",
+    "replay": "Apply a controller to recorded cases; needs no network and no GPU.",
+    "study": "Make the tables and figures of the paper from your own archive.",
+    "bench": "Compare methods and policies on your labelled data; tables as CSV and LaTeX.",
+}
+EXPERT = {
+    "calibrate": "Fit a policy on an archive of labelled calibration cases.",
+    "certify": "Compute an upper bound on the harm of a policy, or the number of labels it needs.",
+    "monitor": "Watch new decisions and raise an alarm when calibration no longer applies.",
+    "inspect": "Describe a folder (images, archive, model, masks) and list its problems.",
 }
 
-HOMES = {
-    "import": "import_",
-    "merge": "compare",
-    "plan": "certify",
-    "choose-views": "calibrate",
-    "source-statistics": "tune",
-    "verify": "inspect",
-    "convert": "inspect",
-    "qc": "review",
-}
-"""The file of a command that has not its name."""
+HOMES = {"import": "import_", "qc": "review"}
+"""Files of commands that have another name."""
+
+GROUPS = {"Every day": EVERYDAY, "Research": RESEARCH, "Expert": EXPERT}
+"""The commands as ``casewise --help`` shows them."""
+COMMANDS = {name: said for group in GROUPS.values() for name, said in group.items()}
 
 EXTRAS = {
     "torch": "adapt",
@@ -66,14 +61,14 @@ EXTRAS = {
     "pydicom": "dicom",
     "highdicom": "dicom",
 }
-"""Which extra brings a library that is not there."""
+"""The extra that installs a missing library."""
 
 
 COMPLETION = ("install_completion", "show_completion")
 
 
 class _Commands(TyperGroup):
-    """Commands that are imported when they are asked for."""
+    """Group that imports the file of a command when the command runs."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -90,8 +85,9 @@ class _Commands(TyperGroup):
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        for title, group in GROUPS.items():
+            with formatter.section(colored(title, "cyan")):
+                formatter.write_dl(list(group.items()))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
@@ -138,18 +134,18 @@ def _casewise(
         False, "--version", callback=_version, is_eager=True, help="Print the version and stop."
     ),
     config: Path = typer.Option(
-        None, "--config", help="TOML file with options that a project repeats; default: casewise.toml here."
+        None, "--config", help="TOML file with default options; default: casewise.toml in this folder."
     ),
 ) -> None:
-    """Decide, case by case, whether a segmentation model should keep what test-time adaptation did to it."""
+    """Get better masks from a segmentation model on new data, with a bound on the harm."""
 
 
 _USAGE: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-"""What typer shows by itself: click's own class, or the one of the click that newer versions of typer bring along."""
+"""Base class of usage errors, of click or of the copy of click inside typer."""
 
 
 def main() -> None:
-    """Run a command; what casewise refuses, or the machine does, becomes one line and an exit code.
+    """Run a command; errors that a user can correct become one line and an exit code.
 
     0 done, 1 a bug (with its traceback), 2 wrong arguments or inputs, or a disk that is full or may not be written to,
     3 finished, but not for every case, 130 interrupted.
@@ -195,7 +191,7 @@ DISK = {
     errno.EISDIR: "this is a folder where a file is needed: choose another place",
     errno.ENAMETOOLONG: "this name is too long for the disk: choose a shorter one",
 }
-"""What a machine says that a person can mend, in words."""
+"""Errors of the operating system that a user can correct, in words."""
 
 RESUME = {
     "predict": "run the same command with --continue_prediction to go on",
@@ -206,7 +202,7 @@ RESUME = {
 
 
 def _named_files() -> set[str]:
-    """Every word of the command line, and what stands behind the = of an option."""
+    """Return every word of the command line, and every value after an equals sign."""
     return {part for word in sys.argv[1:] for part in (word, word.partition("=")[2])}
 
 
@@ -216,5 +212,5 @@ def _resuming() -> str:
 
 
 def _stop(sentence: str, code: int) -> NoReturn:
-    typer.echo(f"casewise: {sentence}", err=True)
+    typer.echo(f"{colored('casewise:', 'red')} {sentence}", err=True)
     sys.exit(code)

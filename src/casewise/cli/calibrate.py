@@ -1,7 +1,8 @@
-"""``casewise calibrate`` a policy, and ``casewise choose-views``: both read the labels of a calibration archive."""
+"""``casewise calibrate``: a policy, or a choice of views, from the labels of a calibration archive."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 from dataclasses import asdict
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from casewise.cli.options import NnUNetStyle, grouped, setting
 from casewise.cli.printing import AS_JSON, answer
-from casewise.core.brief import counted
+from casewise.core.text import pluralize
 
 if TYPE_CHECKING:
     from casewise.archive.store import Archive
@@ -20,46 +22,72 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command()
+@app.command(cls=NnUNetStyle)
+@grouped
 def calibrate(
-    archive: Path = typer.Argument(..., help="An archive of calibration cases."),
-    policy: str = typer.Option(
-        "default", help="default, cardiac, prostate, driving, fixed-k, frag-stop, ..., or package.module:Name."
+    archive: Path = typer.Argument(..., help="Archive of labelled calibration cases (from casewise record)."),
+    policy: str = typer.Option("default", help="Policy to fit: {policies}, or package.module:Name."),
+    out: Path = typer.Option(None, "--out", "-o", help="File to write; default: policy.json in the archive."),
+    mode: str = setting("union", help="How groups are used: union (all together), per-group or robust."),
+    percentiles: str = setting(None, help="medical (33.33/66.67) or driving (33/66); default: the design's."),
+    coordinate: str = setting(
+        None, help="Signal that cases are routed by, such as regions or -msp (higher is riskier)."
     ),
-    out: Path = typer.Option(
-        None, "--out", "-o", help="Where to write the policy; default: policy.json in the archive."
+    budget_rule: str = setting("ha", help="fixed-k: rule that chooses k: ha, metric, ha-half-metric or ha-metric."),
+    tau_quantile: float = setting(0.5, help="tau-stop: quantile of the risk at the oracle step."),
+    hybrid: bool = setting(
+        False, help="Add new cases to the calibration pool; cut-points then depend on the order of cases."
     ),
-    mode: str = typer.Option("union", help="union, pooled, per-group, robust or inferred."),
-    percentiles: str = typer.Option(
-        None, help="medical (33.33/66.67), driving (33/66) or rank; default: the design's."
+    window: int = setting(None, help="hybrid: refit on this many latest cases only."),
+    unshrunk: bool = setting(
+        False, help="Use the full update in bucket mid, for archives without interpolated states."
     ),
-    coordinate: str = typer.Option(None, help="Route on another signal, e.g. regions, or -msp (higher is riskier)."),
-    budget_rule: str = typer.Option("ha", help="fixed-k: ha, metric, ha-half-metric or ha-metric."),
-    tau_quantile: float = typer.Option(0.5, help="tau-stop: quantile of the risk at the oracle step."),
-    hybrid: bool = typer.Option(False, help="Let the pool grow with the stream; cut-points then depend on the stream."),
-    window: int = typer.Option(None, help="hybrid: refit on this many latest cases only."),
-    unshrunk: bool = typer.Option(False, help="Keep mid at its full depth, for archives without shrunk states."),
-    reviews: Path = typer.Option(None, help="Reviewer decisions (JSON lines) as labels of helped and hurt."),
-    evaluation: Path = typer.Option(None, help="Evaluation archive: ids and label-free signals are read, and logged."),
-    source_metric: float = typer.Option(None, help="The model's metric on its own domain: is M0 usable here?"),
-    ladder: list[str] = typer.Option(
-        [], help="Which ladder, where the archive holds several; repeat to choose among the candidates of several."
+    reviews: Path = typer.Option(None, help="Decisions of reviewers (JSON lines), used instead of labels."),
+    evaluation: Path = typer.Option(
+        None, help="Evaluation archive to compare with: its ids and signals are read (and logged), not its labels."
     ),
-    consensus: str = typer.Option(None, help="Which candidate is the consensus of the others, if none is called so."),
-    allowed_hurt: float = typer.Option(0.1, help="default, choose: share of cases that may lose more than a point."),
-    flag_below: float = typer.Option(None, help="Ask a person where the metric may lie below this."),
-    at: float = typer.Option(0.9, help="--flag-below: chance that the lower bound of the metric holds."),
+    source_metric: float = setting(None, help="Metric of the model on its own data, to warn if it is much lower here."),
+    ladder: list[str] = typer.Option([], help="Which method, if the archive holds several; repeat to use several."),
+    consensus: str = setting(None, help="Name of the candidate that combines the others."),
+    allowed_hurt: float = typer.Option(0.1, help="default, choose: share of cases that may lose more than 0.01."),
+    flag_below: float = typer.Option(None, help="Flag cases whose metric may be below this."),
+    confidence: float = typer.Option(0.9, help="--flag-below: probability that the lower bound holds."),
+    choose_views: bool = typer.Option(
+        False, "--choose-views", help="Choose the views of the consensus; fit no policy."
+    ),
+    most: int = setting(12, min=1, help="--choose-views: largest number of views."),
+    slack: float = setting(
+        1.0, min=0.0, help="--choose-views: allowed loss against the best set, in standard errors; 0: take the best."
+    ),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Fit a policy's cut-points on a holdout archive, examine it, and write policy.json."""
+    """Fit a policy on labelled calibration cases, check it, and write policy.json.
+
+    Example:
+
+        casewise calibrate archive --policy default
+
+    --choose-views chooses, with the labels, the views of the consensus (record them with --save-probabilities), and
+    prints them for casewise record --propose. The printed gain is measured on patients that were left out.
+    Exit code 1: no choice of views improves the metric.
+    """
+    from casewise.archive.store import as_archive
     from casewise.core.errors import CasewiseWarning
-    from casewise.judge.calibration.fit import calibrate as fitted
+    from casewise.core.records import CALIBRATION
+    from casewise.judge.calibration.calibrate import calibrate as fitted
     from casewise.judge.calibration.preflight import in_words, read_reviews
+    from casewise.judge.calibration.quality import too_few_for_flags
     from casewise.judge.ledger import expose
     from casewise.judge.policy import write_policy
 
-    holdout = in_view(archive, ladder)
-    held_out = None if evaluation is None else in_view(evaluation, ladder)
+    holdout = as_archive(archive, ladder)
+    if choose_views:
+        _choose_views(holdout, most=most, slack=slack, as_json=as_json)
+        return
+    held_out = None if evaluation is None else as_archive(evaluation, ladder)
+    unflagged = None if flag_below is None else too_few_for_flags(holdout.marked(CALIBRATION), confidence)
+    if unflagged:  # known before anything is computed
+        typer.echo(f"! {unflagged}", err=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CasewiseWarning)
         made = fitted(
@@ -73,13 +101,14 @@ def calibrate(
             hybrid=hybrid,
             window=window,
             unshrunk=unshrunk,
-            reviews=None if reviews is None else read_reviews(reviews, holdout),
+            reviews=None if reviews is None else read_reviews(reviews),
             evaluation=held_out,
             source_metric=source_metric,
             consensus=consensus,
             allowed_hurt=allowed_hurt,
             flag_below=flag_below,
-            at=at,
+            confidence=confidence,
+            progress=_progress,
         )
     if held_out is not None:
         expose(held_out.path, choice="calibrate looked at label-free signals", policy=made, labels_visible=False)
@@ -91,12 +120,10 @@ def calibrate(
     answer("\n".join(words), {"file": file, "previous": kept, **asdict(made)}, as_json=as_json)
 
 
-def in_view(path: Path, ladders: list[str]) -> Archive:
-    """An archive with the ladders that are read: the one that is named or there, or several together."""
-    from casewise.archive.store import open_archive
-
-    opened = open_archive(path)
-    return opened.together(ladders) if len(ladders) > 1 else opened.one(*ladders)
+def _progress(what: str, done: int, total: int) -> None:
+    """One line that is written over, on a terminal only."""
+    if sys.stderr.isatty():
+        typer.echo(f"\r{what}: {done} of {total}\x1b[K{chr(10) * (done == total)}", err=True, nl=False)
 
 
 def _kept_previous(place: Path, made: Policy) -> Path | None:
@@ -118,40 +145,26 @@ def _kept_previous(place: Path, made: Policy) -> Path | None:
     return file.rename(aside)
 
 
-@app.command()
-def choose_views(
-    archive: Path = typer.Argument(..., help="Archive of labelled calibration cases, recorded with --keep-ballots."),
-    ladder: str = typer.Option(None, help="Which ladder of views, where the archive holds several."),
-    most: int = typer.Option(12, min=1, help="Views at most."),
-    slack: float = typer.Option(
-        1.0, min=0.0, help="Standard errors by which a larger set may lie below the best; 0 takes the best."
-    ),
-    as_json: bool = AS_JSON,
-) -> None:
-    """Choose on calibration labels which views enter the consensus; say what such a choice gains on clusters left out.
-
-    Of the sets that grow view by view the largest that is not surely worse than the best: averaging more hurts fewer.
-    Prints a proposal for casewise record --propose and casewise predict --objective. The estimate leaves one patient or
-    sequence out at a time; the gain on the cases that chose is shown beside it and is no promise.
-    """
-    from casewise.archive.store import open_archive
+def _choose_views(archive: Archive, *, most: int, slack: float, as_json: bool) -> None:
+    """Of the sets that grow view by view, the largest that is not surely worse than the best."""
     from casewise.core.records import CALIBRATION
     from casewise.judge.calibration.view_selection import chosen_views, read_case
     from casewise.judge.outcomes import POINT
 
-    opened = open_archive(archive, ladder=ladder).one().marked(CALIBRATION)
+    opened = archive.marked(CALIBRATION)
     cases = [read_case(opened, case_id) for case_id in opened.ids]
     found = chosen_views(cases, most=most, slack=slack)
     clusters = len({case.cluster for case in cases})
     useless = not found.names or found.left_out <= 0
     words = [
-        f"{counted(len(cases), 'case')} of {counted(clusters, 'cluster')}, {counted(len(cases[0].names), 'view')}",
+        f"{pluralize(len(cases), 'case')} of {pluralize(clusters, 'cluster')}, "
+        f"{pluralize(len(cases[0].names), 'view')}",
         f"mean gain of all views together: {found.everything:+.4f}",
         f"mean gain of chosen views on clusters left out: {found.left_out:+.4f} (in sample {found.in_sample:+.4f})",
         f"cases left out that lost more than {POINT:g}: {found.hurt:.0%}",
     ]
     if found.set_aside:
-        random = counted(found.set_aside, "random view")
+        random = pluralize(found.set_aside, "random view")
         words.insert(1, f"{random} set aside: drawn anew for each case, so no name makes them again")
     if useless:
         words.append("no choice gains on clusters left out: keep M0, or record other views")

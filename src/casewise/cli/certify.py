@@ -1,4 +1,4 @@
-"""``casewise certify``: a bound on the harm that is really deployed; ``casewise plan``: how many labels that needs."""
+"""``casewise certify``: a bound on the harm that is really deployed, and how many labels that needs."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from casewise.cli.options import NnUNetStyle, grouped, setting
 from casewise.cli.printing import AS_JSON, answer
-from casewise.core.brief import counted
+from casewise.core.text import pluralize
 
 if TYPE_CHECKING:
     from casewise.core.records import Policy
     from casewise.judge.certificates.certificate import Certificate
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from casewise.judge.certificates.risk_control import Plan
-
+    from casewise.judge.certificates.risk_control import SampleSize
 
 app = typer.Typer()
 
@@ -27,130 +23,82 @@ PAGE, CERTIFIED = "certificate.html", "policy-certified.json"
 MOST_PLANNED = 10**12  # cases; the binomial distribution is exact up to here, and nobody has more
 
 
-@app.command()
+@app.command(cls=NnUNetStyle)
+@grouped
 def certify(
-    archive: Path = typer.Argument(help="Labelled calibration archive."),
+    archive: Path = typer.Argument(None, help="Archive of labelled calibration cases; not needed with --sample-size."),
     policy: list[str] = typer.Option(
         [],
-        help="Policy file, archive folder, 'region-gate', or 'default': fit all designs on half of the patients "
-        "or sequences and certify the best on the others. Several are certified together. Default: the archive's.",
+        help="Policy file, archive folder, region-gate, or 'default': fit all designs on half of the patients and "
+        "certify the best on the others. Repeat to certify several together. If not given: the archive's policy.",
     ),
     loss: list[str] = typer.Option(
-        ["ha"], help="ha, harmed, dice, worse-voxels or surrogate; several with --method ltt."
+        ["ha"], help="Loss to bound: ha, harmed, dice, worse-voxels or surrogate; several with --method ltt."
     ),
-    margin: float = typer.Option(0.0, help="harmed: only cases that lose more of the metric than this, e.g. 0.01."),
-    alpha: list[float] = typer.Option([0.1], help="Promised risk; one for each loss."),
-    delta: float = typer.Option(0.1, help="Chance that the promise may fail (ltt)."),
-    method: str = typer.Option("crc", help="crc, ltt or envelope; inflated with --experimental."),
-    p_value: str = typer.Option("auto", help="auto, betting, hoeffding-bentkus or binomial (ltt)."),
-    grid: str | None = typer.Option(None, help="Search actions too (ltt): chains, holm or pareto."),
-    low_mid: str = typer.Option("envelope", help="envelope, or fixed if the low/mid cut comes from other cases."),
-    within: str = typer.Option("mean", help="Cases of one patient or sequence: their mean or their max."),
-    population: str = typer.Option("all", help="Region gate: all cases, or only scored ones."),
-    threshold: list[float] = typer.Option([], help="Fixed gate thresholds for --method inflated."),
-    evaluation: Path | None = typer.Option(None, help="Labelled archive of other cases for the reliability diagram."),
-    split: str | None = typer.Option(None, help="Use the archive's cases of this split; default: calibration."),
-    experimental: bool = typer.Option(False, "--experimental", help="Allow inflated CRC."),
+    margin: float = typer.Option(
+        0.0, help="harmed: a case is harmed if its metric falls by more than this, such as 0.01."
+    ),
+    alpha: list[float] = typer.Option([0.1], help="Largest allowed risk; one for each loss."),
+    delta: float = typer.Option(0.1, help="ltt: probability that the bound may fail."),
+    method: str = typer.Option(
+        "crc", help="Method of the bound: crc (mean risk), ltt (high probability) or envelope (region gate)."
+    ),
     among_kept: Path | None = typer.Option(
-        None, help="Archive of the batch to deploy (no labels): bound the risk among the cases that it keeps."
+        None, help="Archive of the new cases (no labels): bound the risk among those that are kept."
     ),
-    flag_below: float = typer.Option(None, help="--policy default: ask a person where the metric may lie below this."),
-    at: float = typer.Option(0.9, help="--flag-below: chance that the lower bound of the metric holds."),
-    consensus: str = typer.Option(None, help="--policy default: which candidate is the consensus of the others."),
-    allowed_hurt: float = typer.Option(0.1, help="--policy default: share that the anchor of choose may hurt."),
-    force: bool = typer.Option(False, "--force", help="Certify a policy that calibration called NO-GO."),
     out: Path | None = typer.Option(None, help="Folder for certificate.json, .html and the certified policy."),
     ladder: list[str] = typer.Option(
         [],
-        help="Which ladder, where the archive holds several; repeat to read several together; default: the policy's.",
+        help="Which method, if the archive holds several; repeat to use several; default: that of the policy.",
     ),
+    sample_size: bool = typer.Option(
+        False, "--sample-size", help="Print how many labelled patients the bound needs; certify nothing."
+    ),
+    cases: int | None = setting(
+        None, min=1, max=MOST_PLANNED, help="--sample-size: number of labelled patients that you have."
+    ),
+    p_value: str = setting("auto", help="ltt: p-value: auto, betting, hoeffding-bentkus or binomial."),
+    low_mid: str = setting("envelope", help="envelope, or fixed if the low/mid cut comes from other cases."),
+    within: str = setting("mean", help="How the cases of one patient count: by their mean or their max."),
+    population: str = setting("all", help="Region gate: all cases, or only scored ones."),
+    evaluation: Path | None = setting(None, help="Labelled archive of other cases for the reliability diagram."),
+    split: str | None = setting(None, help="Use only cases of this split; default: calibration."),
+    flag_below: float = setting(None, help="--policy default: flag cases whose metric may be below this."),
+    confidence: float = setting(0.9, help="flag-below: probability that the lower bound holds."),
+    consensus: str = setting(None, help="--policy default: name of the candidate that combines the others."),
+    allowed_hurt: float = setting(0.1, help="--policy default: share of cases that may lose more than 0.01."),
+    force: bool = setting(False, help="Certify a policy that calibration called NO-GO."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """A bound on the harm that is really deployed, refused where it does not hold."""
-    from casewise.cli.calibrate import in_view
-    from casewise.core.errors import BadInput
-    from casewise.core.records import CALIBRATION
-    from casewise.judge.certificates.certify_gate import certify_gate
-    from casewise.judge.certificates.certify_router import Promise, certify_router
-    from casewise.judge.certificates.grid import certify_default, certify_designs, certify_grid
-    from casewise.judge.certificates.kept import certify_kept
-    from casewise.judge.controllers.about import about
-    from casewise.judge.deciding import has_consensus
-    from casewise.judge.policy import controller_kind
+    """Compute an upper bound on the harm of the masks that a policy deploys, and write a certificate.
 
+    Example:
+
+        casewise certify archive --loss harmed --alpha 0.1
+
+    The command refuses where the bound would not be valid. --sample-size prints how many labelled patients a bound
+    needs; with --set cases=N, the smallest risk that N patients can show. Exit code 1: nothing can be certified.
+    """
+    from casewise.core.errors import BadInput
+    from casewise.judge.certificates import certify as certification
+
+    if sample_size:
+        _sample_size(alpha[0], delta, cases, as_json=as_json)
+        return
+    if archive is None:
+        raise BadInput("name the labelled calibration archive: casewise certify ARCHIVE (or ask --sample-size)")
     place = out or archive
     _check_place(place)
-    if method not in ("crc", "ltt", "envelope", "inflated"):
-        raise BadInput(f"a method is crc, ltt, envelope or inflated, got {method!r}")
-    if method == "inflated" and not experimental:
-        raise BadInput("inflated CRC is experimental; add --experimental to use it")
-    gate = method in ("envelope", "inflated") or loss == ["surrogate"]
-    designs = [_policy(one, archive, gate=gate) for one in policy] or [_policy(None, archive, gate=gate)]
-    chosen = designs[0]
-    named = ladder or [*chosen.ladders] or ([chosen.ladder] if chosen.ladder else [])
-    opened = in_view(archive, named)
-    calibration = opened.marked(CALIBRATION) if split is None else opened.select(split=split)
-    judged = None if evaluation is None else in_view(evaluation, named)
-    if about(controller_kind(chosen)).gates:
-        certificate, certified = certify_gate(
-            calibration, chosen, loss=_gate_loss(loss, method), alpha=_one(alpha), population=population, within=within,
-            thresholds=threshold, evaluation=judged, force=force,
-        )  # fmt: skip
-    else:
-        alphas = tuple(alpha) if len(alpha) == len(loss) else tuple(alpha) * len(loss)
-        asked = Promise(tuple(loss), alphas, delta if method == "ltt" else None, p_value, within, low_mid, margin)
-        if among_kept is not None:
-            batch = in_view(among_kept, named)
-            certificate, certified = certify_kept(calibration, chosen, asked, batch, force=force)
-        elif policy == ["default"] and chosen.binding is None and has_consensus(calibration, consensus):
-            certificate, certified = certify_default(
-                calibration,
-                asked,
-                force=force,
-                flag_below=flag_below,
-                at=at,
-                consensus=consensus,
-                allowed_hurt=allowed_hurt,
-            )
-        elif len(designs) > 1:
-            certificate, certified = certify_designs(calibration, designs, asked, force=force)
-        elif grid is not None:
-            certificate, certified = certify_grid(calibration, chosen, asked, family=grid, force=force)
-        else:
-            certificate, certified = certify_router(calibration, chosen, asked, evaluation=judged, force=force)
+    certificate, certified = certification.certify(
+        archive, policy, loss=loss, alpha=alpha, delta=delta, method=method, margin=margin, p_value=p_value,
+        low_mid=low_mid, within=within, population=population, evaluation=evaluation,
+        split=split, among_kept=among_kept, flag_below=flag_below, confidence=confidence, consensus=consensus,
+        allowed_hurt=allowed_hurt, force=force, ladders=ladder,
+    )  # fmt: skip
     files = _written(place, certificate, certified)
     words = "\n".join([*(f"wrote {file}" for file in files), _summary(certificate)])
     answer(words, {"files": list(files), **asdict(certificate)}, as_json=as_json)
     raise typer.Exit(0 if certificate.feasible else 1)
-
-
-def _policy(given: str | None, archive: Path, *, gate: bool) -> Policy:
-    from casewise.judge.policy import READY, read_policy
-
-    if given is None:
-        return READY["region-gate"] if gate else read_policy(archive)
-    return READY[given] if given in READY and not Path(given).exists() else read_policy(given)
-
-
-def _gate_loss(loss: list[str], method: str) -> str:
-    from casewise.core.errors import BadInput
-
-    if loss == ["surrogate"] and method == "crc":
-        return "surrogate"
-    if loss == ["ha"] and method in ("envelope", "inflated"):
-        return "envelope" if method == "envelope" else "deployed"
-    raise BadInput(
-        f"a region gate is certified by --loss surrogate (method crc) or --loss ha with --method envelope, "
-        f"got loss {', '.join(loss)} and method {method}"
-    )
-
-
-def _one(alpha: list[float]) -> float:
-    from casewise.core.errors import BadInput
-
-    if len(alpha) != 1:
-        raise BadInput(f"a region gate is certified for one alpha, got {alpha}")
-    return alpha[0]
 
 
 def _check_place(folder: Path) -> None:
@@ -172,14 +120,21 @@ def _check_place(folder: Path) -> None:
 
 
 def _written(folder: Path, certificate: Certificate, policy: Policy) -> tuple[Path, ...]:
+    from casewise.core.durable import sweep, write_durably
     from casewise.judge.certificates.certificate import write_certificate
     from casewise.judge.policy import write_policy
     from casewise.report.certificate_page import certificate_page
 
     folder.mkdir(parents=True, exist_ok=True)
-    page = folder / PAGE
-    page.write_text(certificate_page(certificate), encoding="utf-8")
-    return write_certificate(folder, certificate), page, write_policy(folder / CERTIFIED, policy)
+    sweep(folder)
+    file = write_certificate(folder, certificate)  # first: by it the next run knows the other two as its own
+    page, chosen = folder / PAGE, folder / CERTIFIED
+    if certificate.feasible:
+        write_policy(chosen, policy)
+    else:  # nothing is certified, so there is no policy for it, nor one of an earlier certificate
+        chosen.unlink(missing_ok=True)
+    write_durably(page, certificate_page(certificate).encode())
+    return (file, page, chosen) if certificate.feasible else (file, page)
 
 
 def _summary(certificate: Certificate) -> str:
@@ -198,21 +153,8 @@ def _summary(certificate: Certificate) -> str:
     return "\n".join([*said, *(f"! {warning}" for warning in c.warnings)])
 
 
-@app.command()
-def plan(
-    alpha: float = typer.Option(0.1, help="Promised risk: at most this much harm."),
-    delta: float = typer.Option(0.1, help="Chance that a high-probability promise may fail."),
-    cases: int | None = typer.Option(
-        None,
-        "-n",
-        "--cases",
-        min=1,
-        max=MOST_PLANNED,
-        help="Labelled cases at hand; patients or sequences where these have several.",
-    ),
-    as_json: bool = AS_JSON,
-) -> None:
-    """How many labelled cases a certificate needs, and what the ones you have can buy."""
+def _sample_size(alpha: float, delta: float, cases: int | None, *, as_json: bool) -> None:
+    """How many labelled cases a certificate needs, and what the ones at hand can buy."""
     from casewise.judge.certificates import risk_control as planning
 
     found = planning.plan(alpha, delta, cases)
@@ -220,18 +162,20 @@ def plan(
         f"To promise a risk of at most {alpha:g} you need at least",
         f"  {found.crc_cases:4d} labelled cases in expectation (CRC)",
         f"  {found.ltt_cases:4d} labelled cases with probability {1 - delta:g} (LTT), if none of them shows any loss",
+        f"  {found.default_cases:4d} with probability {1 - delta:g} where the labels also choose the design "
+        "(certify --policy default: one half fits, the other tests)",
         *(["\n" + _reach(found)] if found.cases is not None else []),
         f"\n  alpha   CRC   LTT (delta {delta:g})   LTT (delta 0.05)",
     ]
     for level in planning.PLANNED:
         row = (planning.plan(level, delta), planning.plan(level, 0.05))
         words.append(f"  {level:5.2f}  {row[0].crc_cases:4d}  {row[0].ltt_cases:15d}  {row[1].ltt_cases:16d}")
-    words.append("\nA case here is an independent one: count patients or sequences, not scans or frames.")
+    words.append("\nA case here is an independent one: count patients, not scans or frames.")
     answer("\n".join(words), asdict(found), as_json=as_json)
 
 
-def _reach(found: Plan) -> str:
-    lines = [f"Your {counted(found.cases or 0, 'case')} can promise"]
+def _reach(found: SampleSize) -> str:
+    lines = [f"Your {pluralize(found.cases or 0, 'case')} can promise"]
     lines.append(f"  alpha >= {found.crc_alpha:.3f} in expectation (CRC)")
     lines.append(f"  alpha >= {found.ltt_alpha:.3f} with probability {1 - found.delta:g} (LTT), if none shows any loss")
     crc = "infeasible" if found.crc_budget is None else f"the kept cases may lose {found.crc_budget:.2f} in total"

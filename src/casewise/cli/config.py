@@ -8,18 +8,19 @@
     lr = 2e-3                  # an option's own spelling, without its dashes
     steps = 4
 
-A key that no option has is an error, and so is trust: what lets code run is said on the command line. A file that was
-merely found here may not name code either (``package.module:Name``); name the file with ``--config`` to allow it.
+A key that no option has is an error, and so is a trust flag: those are given on the command line only. A
+``casewise.toml`` that was found in the working directory, and not named with ``--config``, can also set no address
+(``package.module:Name``), no path outside the working directory, and no flag that overwrites files or overrides a
+refusal. One line on stderr says which file was read.
 
-``--preset NAME``: options that belong together, so that nobody has to know them all before the first run.
-
-What the command line or casewise.toml says wins over a preset.
+``preset = NAME`` sets options that belong together. The command line and casewise.toml override a preset.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from casewise.core.errors import BadInput, Refused
-from casewise.core.registry import Registry
+from casewise.core.errors import BadInput, CasewiseError, Refused
+from casewise.core.registry import PROPOSERS, Registry, addresses_in
 
 if TYPE_CHECKING:
     from casewise.data.folders import CaseFiles
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 
 CONFIG = "casewise.toml"
 ALL = "all"
-_ADDRESS = re.compile(r"(?P<module>[A-Za-z_][\w.]*):[A-Za-z_]\w*")
-_NOT_MODULES = frozenset({"views", "members"})  # "views:mri" names a set of views of our own
+_PROPOSALS = frozenset({"objective", "propose"})  # options in which "views:mri" names registered views
+_OVERRIDES = frozenset({"overwrite", "force", "ignore_geometry"})
 
 
 def read_config(path: Path | None) -> tuple[Path | None, dict[str, dict[str, Any]]]:
@@ -63,39 +64,95 @@ def defaults(
     file: Path, tables: Mapping[str, Mapping[str, Any]], command: str, parameters: Any, *, named: bool
 ) -> dict[str, Any]:
     """What the file says for one command, by parameter; [all] gives only what the command has, its own table wins."""
-    spellings = {spelling: parameter for parameter in parameters for spelling in _spellings(parameter)}
+    spellings = _by_spelling(parameters)
     known = Registry(f"option of casewise {command}", spellings)
     shared = {key: value for key, value in tables.get(ALL, {}).items() if _plain(key) in spellings}
     chosen = {}
     for key, value in (*shared.items(), *tables.get(command, {}).items()):
         parameter = known[_plain(key)]
-        _check_harmless(file, key, parameter, value, named=named)
+        _check_harmless(file, key, str(parameter.name), value, named=named)
         chosen[str(parameter.name)] = _as_option(parameter, value, key)
+    typer.echo(f"casewise: options from {file}: {', '.join(sorted(chosen)) or f'none for {command}'}", err=True)
     return chosen
 
 
-def _spellings(parameter: Any) -> Iterator[str]:
-    yield _plain(str(parameter.name))
-    for option in (*parameter.opts, *parameter.secondary_opts):
-        yield _plain(option)
+def setting_values(command: str, parameters: Any, pairs: Sequence[str]) -> dict[str, tuple[str, Any]]:
+    """Values after ``--set NAME=VALUE``: (the name as it was typed, the value) by parameter."""
+    known = Registry(f"setting of casewise {command}", _by_spelling(parameters))
+    values: dict[str, tuple[str, Any]] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise BadInput(f"--set takes NAME=VALUE, got {pair!r}")
+        parameter = known[_plain(key)]
+        said = {"true": True, "false": False}.get(text.lower(), text) if parameter.is_flag else text
+        value = _as_option(parameter, said, key)
+        if parameter.nargs > 1:
+            value = text.replace(",", " ").split()
+        elif parameter.multiple:
+            value = [*values.get(str(parameter.name), ("", []))[1], *value]
+        values[str(parameter.name)] = (key, value)
+    return values
+
+
+def _by_spelling(parameters: Any) -> dict[str, Any]:
+    """Parameters by each of their spellings, without ``--set``: its values would pass the checks of a file by."""
+    return {
+        _plain(word): one
+        for one in parameters
+        if "--set" not in one.opts
+        for word in (str(one.name), *one.opts, *one.secondary_opts)
+    }
 
 
 def _plain(key: str) -> str:
     return key.lstrip("-").replace("_", "-")
 
 
-def _check_harmless(file: Path, key: str, parameter: Any, value: Any, *, named: bool) -> None:
-    if str(parameter.name).startswith("trust"):
+def _check_harmless(file: Path, key: str, option: str, value: Any, *, named: bool) -> None:
+    """Refuse trust flags, and in a file that was found (not named) also code, outside paths and overrides."""
+    if option.startswith("trust"):
         raise Refused(f"{file}: {key} lets code run, so it is said on the command line, never in a file")
-    values = value if isinstance(value, list) else [value]
-    codes = [text for text in values if isinstance(text, str) and (found := _ADDRESS.fullmatch(text))
-             and found["module"] not in _NOT_MODULES]  # fmt: skip
-    if codes and not named:
-        raise Refused(f"{file}: {key} = {codes[0]!r} names code to run; allow it with --config {file}")
+    if named:
+        return
+    code = next(addresses_in(value, proposers=option in _PROPOSALS), None)
+    outside = next((text for text in _texts(value) if _leaves_folder(text, proposers=option in _PROPOSALS)), None)
+    if code is not None:
+        wrong = f"{key} = {value!r} names code to run ({code})"
+    elif outside is not None:
+        wrong = f"{key} = {value!r} is a path outside of this folder"
+    elif option in _OVERRIDES:
+        wrong = f"{key} overrides a refusal"
+    else:
+        return
+    raise Refused(f"{file} was found here and not named, and {wrong}; if you mean it, allow it with --config {file}")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    for part in value if isinstance(value, list) else [value]:
+        if isinstance(part, str):
+            yield part
+
+
+def _leaves_folder(text: str, *, proposers: bool) -> bool:
+    """True if the text, or a part of it behind a comma, an equals sign or a proposer's prefix, is a path outside."""
+    here = Path.cwd().resolve()
+    for word in map(str.strip, re.split(r"[,=@]", text)):
+        kind, _, rest = word.partition(":")
+        place = rest if proposers and kind in PROPOSERS else word
+        try:
+            outside = place.startswith("~") or not (here / place).resolve().is_relative_to(here)
+        except (OSError, ValueError):  # no path at all: too long, or with a null byte
+            outside = True
+        if outside:
+            return True
+    return False
 
 
 def _as_option(parameter: Any, value: Any, key: str) -> Any:
     """A list for an option that is given once becomes words, as on the command line: ``folds = [0, 1]``.
+
+    One value for an option that is repeated becomes a list of one.
 
     The other word of a pair of flags says the opposite: ``classes = true`` is ``foreground = false``.
     """
@@ -103,7 +160,9 @@ def _as_option(parameter: Any, value: Any, key: str) -> Any:
         return not value
     if isinstance(value, list) and not parameter.multiple and parameter.nargs == 1:
         return " ".join(str(part) for part in value)
-    return value if isinstance(value, (bool, list)) else str(value)
+    if isinstance(value, (bool, list)):
+        return value
+    return [str(value)] if parameter.multiple else str(value)
 
 
 def check_tables(file: Path, tables: Mapping[str, Any], commands: Mapping[str, str]) -> None:
@@ -146,14 +205,35 @@ def apply_preset(ctx: typer.Context, name: str | None) -> str | None:
 
 
 def driving_cases(cases: Sequence[CaseFiles], asked: Mapping[str, Any]) -> tuple[tuple[CaseFiles, ...], dict[str, Any]]:
-    """Frames with their drive as the cluster, and the smallest region that counts by the size of the first frame."""
+    """Frames with their drive as the cluster, and the smallest region that counts by the size of the frames.
+
+    A policy holds for one smallest region in pixels, so frames of several sizes are refused unless it is given.
+    """
     placed = tuple(one if one.cluster else replace(one, cluster=sequence_of(one.id)) for one in cases)
     if "min_area" in asked:
         return placed, dict(asked)
+    sizes = Counter(size for one in cases if (size := _size(one)) is not None)  # others fail alone later
+    if len(sizes) > 1:
+        found = ", ".join(f"{count} of {rows} x {columns}" for (rows, columns), count in sizes.most_common(3))
+        raise BadInput(
+            f"preset driving takes the smallest region from the size of the frames, and they have {len(sizes)} sizes "
+            f"({found}); give one for all with --min-area, or one folder, archive and policy for each size"
+        )
+    rows, columns = next(iter(sizes), (1080, 1920))
+    smallest = max(1, round(SMALLEST_REGION * rows * columns / FRAME))
+    typer.echo(f"casewise: preset driving counts regions of {smallest} pixels in {rows} x {columns} frames", err=True)
+    return placed, {**asked, "min_area": smallest}
+
+
+def _size(files: CaseFiles) -> tuple[int, int] | None:
+    """Rows and columns of a frame from its header; None where it cannot be read."""
     from casewise.data.inspection import grid_of
 
-    rows, columns = grid_of(cases[0].images[0]).shape[:2]
-    return placed, {**asked, "min_area": max(1, round(SMALLEST_REGION * rows * columns / FRAME))}
+    try:
+        rows, columns = grid_of(files.checked().images[0]).shape[:2]
+    except (CasewiseError, OSError):
+        return None
+    return rows, columns
 
 
 def sequence_of(case_id: str) -> str:

@@ -7,45 +7,54 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from casewise.cli.options import NnUNetStyle, grouped, setting
 from casewise.cli.printing import AS_JSON, answer
-from casewise.core.brief import counted
+from casewise.core.text import pluralize
 
 if TYPE_CHECKING:
-    from casewise.archive.imported import Found
+    from casewise.archive.mask_import import Found
     from casewise.core.records import Mask
 
 app = typer.Typer()
 
 
-@app.command("import")
+@app.command("import", cls=NnUNetStyle)
+@grouped
 def import_(
     masks: Path = typer.Option(None, help="Folder with <case>/step_0.* ... step_K.* (.nii.gz, .nii, .npy, .png)."),
-    old: Path = typer.Option(None, help="Instead of --masks: folder with one mask per case, the source."),
-    new: Path = typer.Option(None, help="With --old: folder with the one candidate per case, under the same names."),
-    labels: Path = typer.Option(None, help="Folder with <case>.* of the same kinds."),
-    out: Path = typer.Option(..., "--out", "-o", help="The archive to make or go on with."),
-    signals: Path = typer.Option(None, help="signals.csv: case, step, then one column per signal."),
-    groups: Path = typer.Option(None, "--groups", "--cases", help="CSV: case, group, cluster, split."),
-    method: str = typer.Option("imported", help="What produced the masks; another method refuses the policy."),
+    old: Path = typer.Option(None, help="Instead of --masks: folder with the original mask of each case."),
+    new: Path = typer.Option(None, help="With --old: folder with the new mask of each case, under the same names."),
+    labels: Path = typer.Option(None, help="Folder with labels, <case>.* of the same file types."),
+    out: Path = typer.Option(..., "--out", "-o", help="Archive to create or continue."),
+    signals: Path = setting(None, help="signals.csv: case, step, then one column per signal."),
+    groups: Path = typer.Option(None, help="CSV with case and any of cluster (patient), group (site), split."),
+    method: str = typer.Option(
+        "imported", help="Name of the method that produced the masks; a policy is valid for this method only."
+    ),
     model: str = typer.Option("imported", help="Name or hash of the source model."),
     metric: str = typer.Option("dice", help="dice or miou."),
-    min_area: int = typer.Option(16, help="Voxels below which a component is no region (driving: 200)."),
-    foreground: bool = typer.Option(True, help="Compare foreground only, or every label."),
-    ignore: int = typer.Option(None, help="Label that is never wrong, e.g. 255."),
+    min_area: int = typer.Option(16, help="Smallest changed region that counts, in voxels (driving: 200)."),
+    foreground: bool = setting(True, help="Compare foreground only, or every label."),
+    ignore: int = setting(None, help="Label of voxels that are left out, such as 255."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Make an archive from masks that anybody else produced."""
+    """Make an archive from masks that other software produced.
+
+    Example:
+
+        casewise import --old old_masks --new new_masks --labels labels -o archive
+    """
     from tqdm import tqdm
 
-    from casewise.archive.imported import find_masks, import_masks
     from casewise.archive.layout import measure_words
+    from casewise.archive.mask_import import find_masks, import_masks
     from casewise.archive.store import create_archive
     from casewise.core.records import Binding
     from casewise.measure.metrics import METRICS
     from casewise.measure.signals.fragmentation import edit_signals
 
     METRICS[metric]
-    found = find_masks(masks, labels) if masks is not None else _one_candidate(old, new, labels)
+    found = find_masks(masks, labels) if masks is not None else _one_candidate(old, new, labels, out / "dicom")
     archive = create_archive(
         out,
         binding=Binding(model, method, "masks", measure_words(min_area=min_area, foreground=foreground)),
@@ -69,21 +78,25 @@ def import_(
     archive.seal()
     labelled = sum(entry.labelled for entry in archive.entries.values())
     answer(
-        f"{out}: {counted(len(archive.ids), 'case')}, {counted(archive.steps, 'step')}, {labelled} labelled",
+        f"{out}: {pluralize(len(archive.ids), 'case')}, {pluralize(archive.steps, 'step')}, {labelled} labelled",
         {"archive": out, "cases": len(archive.ids), "steps": archive.steps, "labelled": labelled},
         as_json=as_json,
     )
 
 
-def _one_candidate(old: Path | None, new: Path | None, labels: Path | None) -> tuple[Found, ...]:
+def _one_candidate(old: Path | None, new: Path | None, labels: Path | None, keep: Path) -> tuple[Found, ...]:
     """Archives with one candidate, from two flat folders; every case needs both masks and, where asked, its label."""
-    from casewise.archive.imported import Found
+    from casewise.archive.mask_import import Found
     from casewise.core.errors import BadInput
     from casewise.core.records import State
+    from casewise.data.dicom_masks import nifti_folders
     from casewise.data.pairs import find_pairs
 
     if old is None or new is None:
         raise BadInput("give --masks with <case>/step_0.*, step_1.*, or --old and --new with one mask per case each")
+    (old, new, labels), _ = nifti_folders([old, new, labels], keep)
+    assert old is not None
+    assert new is not None
     found = []
     for pair in find_pairs(old, new, labels=labels):
         if pair.old is None or pair.new is None or (labels is not None and pair.label is None):

@@ -1,56 +1,102 @@
-"""What files are: ``casewise inspect`` a folder, ``verify`` what was written, ``convert`` a checkpoint."""
+"""``casewise inspect``: describe and verify folders, and convert checkpoints."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+from casewise.cli.options import NnUNetStyle, grouped, setting
+from casewise.cli.printing import AS_JSON, answer
+from casewise.core.text import pluralize
 
 if TYPE_CHECKING:
     from casewise.data.inspection import Inspection
     from casewise.data.splits import Cohort
-
-
-from casewise.cli.printing import AS_JSON, answer
-from casewise.core.brief import counted
 
 app = typer.Typer()
 
 SHOWN = 6
 
 
-@app.command()
+@app.command(cls=NnUNetStyle)
+@grouped
 def inspect(
-    folder: Path = typer.Argument(..., help="A dataset as it was downloaded, an nnU-Net raw folder, or plain images."),
-    dataset: str = typer.Option(None, help="Take the folder for this dataset; default: what it looks like."),
+    path: Path = typer.Argument(
+        ..., help="A dataset, images, an archive, a prediction folder, a model folder or a checkpoint."
+    ),
+    dataset: str = typer.Option(None, help="Layout of the folder: {datasets}; default: recognized by its files."),
     option: list[str] = typer.Option([], help="Option of the loader as name=value, such as group=centre; repeatable."),
-    every: bool = typer.Option(False, "--all", help="Open every image and label, not a sample of 20."),
+    every: bool = typer.Option(False, "--all", help="Open every image and label, instead of 20 of them."),
+    export: Path = typer.Option(
+        None,
+        help="Write into this new folder: the cases of a dataset as plain files with cases.csv, or the tuned model of "
+        "a deployment as a model folder that works without casewise.",
+    ),
+    holdout: float = typer.Option(
+        None, help="Share of the patients of each group to draw for calibration (paper: 0.2)."
+    ),
+    report: Path = setting(None, help="Report of casewise predict, to check the end of the audit log."),
+    convert: bool = typer.Option(
+        False,
+        "--convert",
+        help="Write each checkpoint as safetensors and JSON beside the old file; casewise then uses the new files.",
+    ),
+    trust: list[str] = setting([], help="--convert: checkpoint allows a pickle to run its code, once."),
+    split: str = setting(None, help="Only cases of this split."),
+    group: str = setting(None, help="Only cases of this group."),
+    seed: int = setting(1000, help="Random seed of --holdout."),
+    checkpoint: str = setting("checkpoint_final.pth", help="Which checkpoint of a model folder."),
     as_json: bool = AS_JSON,
-    write: Path = typer.Option(None, help="Write the cases as plain files with cases.csv into this new folder."),
-    split: str = typer.Option(None, help="Only cases of this split."),
-    group: str = typer.Option(None, help="Only cases of this group."),
-    holdout: float = typer.Option(None, help="Share of each group's clusters drawn to calibrate (the paper: 0.2)."),
-    seed: int = typer.Option(1000, help="Seed of the draw."),
 ) -> None:
-    """Say what is in a folder: layout, cases, groups, labels, geometry, and what would go wrong."""
+    """Describe a folder (dataset, images, archive, masks or model) and list its problems.
 
+    Example:
+
+        casewise inspect DATA
+
+    Archives and prediction folders are verified against their hashes and their audit log; a model folder is described.
+
+    Exit codes: 0 done, 1 an archive or a prediction folder is damaged, 2 wrong arguments.
+    """
+    from casewise.core.errors import BadInput
+
+    if not path.exists():  # a mistyped path is no damage: exit code 2, not 1
+        raise BadInput(f"there is nothing at {path}; name a folder of images, an archive, predictions or a model")
+    if convert:
+        _convert(path, checkpoint, trusted="checkpoint" in trust, as_json=as_json)
+    elif export is not None and (path / "deployment.json").is_file():
+        _export_model(path, export, as_json=as_json)
+    elif _is_archive(path) or any((path / log).exists() for log in ("audit.jsonl", "applied.jsonl")):
+        _verify(path, report, as_json=as_json)
+    elif dataset is None and (known := _model_kind(path)) is not None:
+        _describe_model(path, known, as_json=as_json)
+    else:
+        drawn = None if holdout is None else (holdout, seed)
+        _inspect_images(path, dataset, option, split, group, drawn, export, every=every, as_json=as_json)
+
+
+def _inspect_images(
+    folder: Path, dataset: str | None, option: list[str], split: str | None, group: str | None,
+    drawn: tuple[float, int] | None, export: Path | None, *, every: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Layout, cases, groups, labels, geometry and problems of a folder of images."""
     from casewise.data.datasets import load_dataset, recognize
     from casewise.data.inspection import SAMPLE, inspect_cohort
-    from casewise.data.splits import holdout as drawn
-    from casewise.data.splits import with_split
+    from casewise.data.splits import holdout, with_split
 
     cohort = load_dataset(folder, dataset, **_options(option))
     if split is not None or group is not None:
         cohort = cohort.select(split=split, group=group)
-    if holdout is not None:
-        cohort = with_split(cohort, drawn(cohort, share=holdout, seed=seed))
+    if drawn is not None:
+        cohort = with_split(cohort, holdout(cohort, share=drawn[0], seed=drawn[1]))
     seen = inspect_cohort(cohort, layout=dataset or str(recognize(folder)), sample=None if every else SAMPLE)
     answer("\n".join(_lines(seen)), seen.as_dict(), as_json=as_json)
-    if write is not None:
-        _write(cohort, write)
+    if export is not None:
+        _write(cohort, export)
 
 
 def _options(pairs: list[str]) -> dict[str, object]:
@@ -66,7 +112,7 @@ def _options(pairs: list[str]) -> dict[str, object]:
 
 
 def _lines(seen: Inspection) -> list[str]:
-    clusters = f", {counted(seen.clusters, 'cluster')}" if seen.clusters is not None else ""
+    clusters = f", {pluralize(seen.clusters, 'cluster')}" if seen.clusters is not None else ""
     lines = [
         f"{seen.name}: laid out like {seen.layout}",
         f"cases       {seen.cases}, {seen.labelled} labelled{clusters}",
@@ -103,53 +149,111 @@ def _write(cohort: Cohort, folder: Path) -> None:
     from casewise.data.datasets.plain import write_plain
 
     written = tqdm(write_plain(cohort, folder), total=len(cohort), unit="case", disable=not sys.stderr.isatty())
-    typer.echo(f"{counted(sum(1 for _ in written), 'case')} written to {folder}", err=True)
+    typer.echo(f"{pluralize(sum(1 for _ in written), 'case')} written to {folder}", err=True)
     labels = f" -l {folder}/labels" if any(member.labelled for member in cohort.members.values()) else ""
     chain = f"casewise record -m MODEL -i {folder}/images{labels} --groups {folder}/cases.csv -o ARCHIVE"
     typer.echo(f"next: {chain}", err=True)
 
 
-@app.command()
-def verify(
-    folder: Path = typer.Argument(..., help="An archive, or a folder of predictions."),
-    report: Path = typer.Option(None, help="The report of casewise predict --report, which knows how the log ended."),
-    as_json: bool = AS_JSON,
-) -> None:
+def _is_archive(path: Path) -> bool:
+    """True if a folder holds recorded cases, with or without a manifest."""
+    from casewise.archive.layout import CASES, ENTRY, MANIFEST
+
+    return (path / MANIFEST).exists() or any(path.glob(f"{CASES}/*/{ENTRY}"))
+
+
+def _verify(folder: Path, report: Path | None, *, as_json: bool) -> None:
     """Check an archive or a prediction folder against its hashes and its audit log."""
-    from casewise.archive.verify import verify as archive_problems
-    from casewise.core.errors import BadInput
+    from casewise.archive.verify import verify
+    from casewise.judge.certificates.certificate import certificate_problems
     from casewise.judge.ledger import ledger_problems
     from casewise.run.prediction_folder import review_problems, verify_predictions
 
-    if not folder.is_dir():  # a mistyped path is no damage: exit code 2, not 1
-        raise BadInput(f"there is no folder {folder}; name an archive or a folder of predictions")
-    if (folder / "audit.jsonl").exists():
-        problems = verify_predictions(folder, report)
+    if _is_archive(folder):
+        kind, problems = "an archive", [*verify(folder), *ledger_problems(folder)]
     else:
-        problems = [*archive_problems(folder), *ledger_problems(folder)]
-    problems = [*problems, *review_problems(folder)]
-    words = "\n".join(problems) or f"{folder} is whole"
-    answer(words, {"folder": folder, "whole": not problems, "problems": problems}, as_json=as_json)
+        kind, problems = "a prediction folder", verify_predictions(folder, report)
+    problems = [*problems, *review_problems(folder), *certificate_problems(folder)]
+    words = "\n".join(problems) or f"{folder} is whole ({kind})"
+    answer(words, {"folder": folder, "kind": kind, "whole": not problems, "problems": problems}, as_json=as_json)
     if problems:
         raise typer.Exit(1)
 
 
-@app.command()
-def convert(
-    checkpoint: Path = typer.Argument(..., help="A .pth or .pt file, or an nnU-Net model folder."),
-    name: str = typer.Option("checkpoint_final.pth", "-chk", help="Which checkpoint of a model folder."),
-    trust_checkpoint: bool = typer.Option(False, "--trust-checkpoint", help="Let the pickle run its code, once."),
-    as_json: bool = AS_JSON,
-) -> None:
-    """Turn a checkpoint into safetensors and JSON, once, without running its code.
-
-    The new file lies beside the old one and is taken instead of it from then on; the old one may be deleted.
-    """
+def _convert(path: Path, name: str, *, trusted: bool, as_json: bool) -> None:
+    """Turn a checkpoint, or that of every fold, into safetensors and JSON without running its code."""
     from casewise.adapt.backbones.checkpoints import convert_checkpoint
     from casewise.core.errors import BadInput
 
-    files = sorted(checkpoint.glob(f"fold_*/{name}")) if checkpoint.is_dir() else [checkpoint]
+    files = sorted(path.glob(f"fold_*/{name}")) if path.is_dir() else [path]
     if not files:
-        raise BadInput(f"{checkpoint} has no fold with {name}; name another with -chk")
-    made = [convert_checkpoint(file, trust=trust_checkpoint) for file in files]
+        raise BadInput(f"{path} has no fold with {name}; name another with --set checkpoint=FILE")
+    made = [convert_checkpoint(file, trust=trusted) for file in files]
     answer("\n".join(map(str, made)), {"files": made}, as_json=as_json)
+
+
+def _export_model(deployment: Path, out: Path, *, as_json: bool) -> None:
+    """Write the model of a deployment with the mean of its tuned weights."""
+    from casewise.adapt.tuned_weights import read_tuned_folder
+    from casewise.core.errors import BadInput
+    from casewise.deployment.saved import TUNED, load
+    from casewise.learn.export import export
+
+    if not (deployment / TUNED).is_dir():
+        raise BadInput(f"{deployment} has no tuned weights, so its model is the one that it was fitted on")
+    weights = read_tuned_folder(deployment / TUNED).mean
+    folder = export(load(deployment).backbone, weights, out)
+    words = f"wrote {folder}: the tuned model alone, without the policy that chooses between it and the old model"
+    answer(words, {"folder": folder, "trained_on": list(weights.trained_on)}, as_json=as_json)
+
+
+def _model_kind(path: Path) -> str | None:
+    """Return the kind of a model by its files; None if it is no model."""
+    if path.is_file():
+        return "checkpoint" if path.suffix in (".pth", ".pt", ".safetensors") else None
+    if (path / "deployment.json").is_file():
+        return "deployment"
+    if (path / "dataset.json").is_file() and (path / "plans.json").is_file():
+        return "nnU-Net model"
+    if (path / "configs" / "metadata.json").is_file():
+        return "MONAI bundle"
+    if (path / "network.json").is_file():
+        return "network with its description"
+    if (path / "config.json").is_file() and any(path.glob("*.safetensors")):
+        return "Hugging Face model"
+    return None
+
+
+def _describe_model(path: Path, kind: str, *, as_json: bool) -> None:
+    """Describe a model folder without loading the model."""
+    import json
+
+    facts: dict[str, Any] = {"path": path, "kind": kind}
+    if kind == "nnU-Net model":
+        dataset = json.loads((path / "dataset.json").read_text(encoding="utf-8"))
+        facts["channels"] = dict(dataset.get("channel_names", {}))
+        facts["labels"] = {str(name): value for name, value in dataset.get("labels", {}).items()}
+        facts["folds"] = sorted(fold.name.removeprefix("fold_") for fold in path.glob("fold_*") if fold.is_dir())
+        facts["checkpoints"] = sorted({file.name for file in path.glob("fold_*/*.*") if file.suffix in _WEIGHTS})
+    elif kind == "deployment":
+        from casewise.deployment.saved import read_description
+
+        plain = read_description(path)  # refuses a folder that was changed
+        facts |= {"model": plain["model"]["name"], "model at": plain["model"].get("spec") or "in memory"}
+        facts["files"] = sorted(plain["files"])
+    elif path.is_dir():
+        facts["files"] = sorted(file.name for file in path.rglob("*") if file.suffix in _WEIGHTS)
+    else:
+        facts["bytes"] = path.stat().st_size
+    said = (f"{name:<11} {_plainly(value)}" for name, value in facts.items() if name not in ("path", "kind"))
+    use = [] if path.is_file() else [f"use it with: casewise predict -m {path} -i IN -o OUT"]
+    answer("\n".join([f"{path}: {kind}", *said, *use]), facts, as_json=as_json)
+
+
+_WEIGHTS = (".pth", ".pt", ".safetensors")
+
+
+def _plainly(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {one}" for key, one in value.items())
+    return ", ".join(value) if isinstance(value, list) else str(value)

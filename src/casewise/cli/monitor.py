@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from casewise.cli.options import NnUNetStyle, grouped, setting
 from casewise.cli.printing import AS_JSON, answer
-from casewise.core.brief import UNIT, counted
+from casewise.core.text import UNIT, pluralize
 
 if TYPE_CHECKING:
     from casewise.judge.monitors.watch import Watch
@@ -21,57 +22,57 @@ app = typer.Typer()
 SHOWN = 5
 
 
-@app.command()
+@app.command(cls=NnUNetStyle)
+@grouped
 def monitor(
     stream: Path = typer.Argument(
-        None, help="decisions.jsonl, or a CSV with case, value, (audited cases) loss, and cluster; none only starts."
+        None,
+        help="New decisions: decisions.jsonl of casewise predict, or a CSV with case, cluster, value, agreement, "
+        "foreground and, for audited cases, loss. Without it, a watch is only started.",
     ),
-    state: Path = typer.Option(Path("watch.json"), help="What the monitors remember; continued if it is there."),
-    calibration: Path | None = typer.Option(None, help="Calibration archive, to start a new watch."),
-    policy: Path | None = typer.Option(None, help="Policy that decides the stream. Default: the archive's."),
-    certificate: Path | None = typer.Option(None, help="Certificate whose alpha the audits are held against."),
-    exchangeability: bool = typer.Option(True, help="Do coordinates still look like calibration? Suspends the policy."),
-    go_live: bool = typer.Option(
-        True, help="Compare the first patients or sequences with calibration, once. Suspends the policy."
+    state: Path = typer.Option(Path("watch.json"), help="State of the monitors; continued if the file exists."),
+    calibration: Path | None = typer.Option(None, help="Calibration archive; needed to start a watch."),
+    policy: Path | None = typer.Option(None, help="Policy that made the decisions; default: that of the archive."),
+    certificate: Path | None = typer.Option(None, help="Certificate whose alpha is the limit of monitor audit."),
+    monitors: str = typer.Option(
+        "exchangeability,go-live",
+        help="Monitors, separated by commas: {monitors}; audit needs labels of some new cases.",
     ),
-    first: int = typer.Option(20, help="How many patients or sequences --go-live compares."),
-    quota: bool = typer.Option(False, "--quota", help="Do as many cases fall into each bucket as at calibration?"),
-    audit: bool = typer.Option(False, "--audit", help="Labelled audits against the promised risk."),
-    suspend_on_harm: bool = typer.Option(False, help="An alarm of --audit or --reference deploys M0, too."),
-    reference: bool = typer.Option(False, "--reference", help="Labelled audits against the calibration risk."),
-    proxy: bool = typer.Option(False, "--proxy", help="Label-free exceedances; an indication, not a certificate."),
-    delta: float = typer.Option(0.05, help="False-alarm probability of each monitor, for all time."),
-    limit: float | None = typer.Option(None, help="Promised risk for --audit."),
-    tolerance: float = typer.Option(0.0, help="Rise of the risk that --reference and --proxy tolerate."),
-    loss: str = typer.Option("ha", help="Calibration loss for --reference and --proxy: ha, harmed or dice."),
+    first: int = setting(20, help="Number of first patients that go-live compares with calibration."),
+    suspend_on_harm: bool = setting(False, help="Also return to the original masks after an alarm of audit."),
+    delta: float = typer.Option(0.05, help="Probability that a monitor ever raises a false alarm."),
+    limit: float | None = setting(None, help="Limit of the risk for audit; default: alpha of the certificate."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Watch a stream of decisions; alarm when calibration no longer applies. Exit code 1 means alarm."""
-    from casewise.archive.store import open_archive
+    """Watch new decisions and raise an alarm when calibration no longer applies.
+
+    Example:
+
+        casewise monitor masks/casewise/decisions.jsonl --calibration archive
+
+    Exit code 1: there is an alarm.
+    """
+    from casewise.archive.store import as_archive
     from casewise.core.errors import BadInput
     from casewise.core.records import CALIBRATION
     from casewise.judge.certificates.certificate import read_certificate
-    from casewise.judge.monitors.watch import alone, read_watch, start_watch, write_watch
+    from casewise.judge.monitors.watch import read_watch, start_watch, watch_lock, write_watch
     from casewise.judge.policy import read_policy
 
-    asked = {
-        "exchangeability": exchangeability, "go-live": go_live, "quota": quota, "audit": audit,
-        "reference": reference, "proxy": proxy,
-    }  # fmt: skip
-    with alone(state):
+    with watch_lock(state):
         if state.exists():
             watch = read_watch(state)
         elif calibration is None:
             raise BadInput(f"there is no watch at {state}; give --calibration ARCHIVE to start one")
         else:
-            promised = read_certificate(certificate).alpha if certificate is not None else limit
             decides = read_policy(policy or calibration)
+            ladders = tuple(decides.ladders) or ((decides.ladder,) if decides.ladder else ())
             watch = start_watch(
-                open_archive(calibration, ladder=decides.ladder or None).marked(CALIBRATION),
+                as_archive(calibration, ladders).marked(CALIBRATION),
                 decides,
-                [name for name, wanted in asked.items() if wanted],
-                delta=delta, limit=promised, tolerance=tolerance, loss=loss, first=first,
-                suspend_on_harm=suspend_on_harm,
+                [name for name in monitors.split(",") if name],
+                delta=delta, limit=limit, first=first, suspend_on_harm=suspend_on_harm,
+                certificate=None if certificate is None else read_certificate(certificate),
             )  # fmt: skip
         passed_over = []
         for row in _rows(stream) if stream is not None else ():
@@ -103,15 +104,17 @@ def _rows(stream: Path) -> Iterator[dict[str, Any]]:
 def _taken(watch: Watch, row: dict[str, Any]) -> tuple[Watch, bool]:
     """The watch after a row, and whether the row said all it should: something, and no NaN."""
     from casewise.core.errors import BadInput
+    from casewise.judge.monitors.watch import WATCHED
 
     case = row.get("case") or row.get("case_id")
     if not case:
         raise BadInput(f"a row of the stream needs 'case' or 'case_id', got {', '.join(row) or 'nothing'}")
     cluster = str(row.get("cluster") or "") or None
-    numbers = {name: _number(row, name) for name in ("value", "loss") if row.get(name) not in (None, "")}
-    value, loss = numbers.get("value"), numbers.get("loss")
-    if value is not None:
-        watch = watch.decision(str(case), value, cluster, row.get("bucket") or None)
+    numbers = {name: _number(row, name) for name in (*WATCHED, "loss") if row.get(name) not in (None, "")}
+    loss = numbers.get("loss")
+    watched = {name: value for name, value in numbers.items() if name != "loss" and value is not None}
+    if watched:
+        watch = watch.decision(str(case), watched, cluster, row.get("bucket") or None)
     if loss is not None:
         watch = watch.audit(str(case), loss, cluster)
     return watch, bool(numbers) and None not in numbers.values()
@@ -134,21 +137,23 @@ def _unread(cases: list[str]) -> Iterator[str]:
     if cases:
         more = f" and {len(cases) - SHOWN} more" if len(cases) > SHOWN else ""
         yield (
-            f"! {counted(len(cases), 'row')} with NaN, or without value and loss, counted as no decision and no audit: "
+            f"! {pluralize(len(cases), 'row')} with NaN, or without any number, counted as no decision and no audit: "
             f"{', '.join(cases[:SHOWN])}{more}"
         )
 
 
 def _summary(watch: Watch) -> str:
+    from casewise.judge.monitors.watch import UNSEEN
+
     decided, audited = len(watch.decided_patients), len(watch.audited_patients)
     lines = [
-        f"{counted(len(watch.decided), 'decision')} ({counted(decided, *UNIT)}) and "
-        f"{counted(len(watch.audited), 'audit')} "
+        f"{pluralize(len(watch.decided), 'decision')} ({pluralize(decided, *UNIT)}) and "
+        f"{pluralize(len(watch.audited), 'audit')} "
         f"({audited} counted) seen"
     ]
     if watch.waiting is not None:
         lines.append(f"  the audits of {watch.waiting[0]} count when those of another {UNIT[0]} begin")
     for name, one in watch.monitors.items():
-        said = "silent" if one.alarm_at is None else f"ALARM after {counted(one.alarm_at, *UNIT)}"
+        said = "silent" if one.alarm_at is None else f"ALARM after {pluralize(one.alarm_at, *UNIT)}"
         lines.append(f"  {name}: {said} (false with probability at most {one.delta:g})")
-    return "\n".join([*lines, *(said for said in (watch.suspension, watch.void) if said)])
+    return "\n".join([*lines, *(said for said in (watch.suspension, watch.void) if said), UNSEEN])

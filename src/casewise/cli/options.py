@@ -1,32 +1,53 @@
-"""Options that several commands share, each spelled once, and nnU-Net's way of writing a command.
+"""Options and settings that several commands share, each spelled once, and nnU-Net's way of writing a command.
 
 A group is a dataclass whose fields are options. A command names a group as the type of a parameter and is wrapped in
 :func:`grouped`; on the command line the group's options stand there one by one. An option of :class:`AdaptationOptions`
 reaches the episode by its name alone: the field of that name of :class:`casewise.adapt.adaptation.Adaptation`.
+
+What few people need is a *setting*: declared with :func:`setting` instead of ``typer.Option``, it has no option of its
+own and is given in casewise.toml or as ``--set NAME=VALUE``. ``Annotated[Group, SETTINGS]`` makes settings of a group.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
+import importlib
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
-from casewise.cli.config import apply_preset
-from casewise.cli.printing import Progress
+from casewise.cli.config import apply_preset, setting_values
+from casewise.cli.printing import Progress, StepProgress, colored
 
 if TYPE_CHECKING:
     from casewise.adapt.adaptation import Adaptation
+    from casewise.adapt.backbones import Backbone
+    from casewise.adapt.model import Model
     from casewise.data.folders import CaseFiles
-    from casewise.deployment import Deployment, Model
+
+
+SETTINGS = "settings"
+"""Marks a setting: given in casewise.toml or after --set, not as an option."""
+
+
+def setting(*arguments: Any, **options: Any) -> Any:
+    """Declare a setting: a key of casewise.toml that is not an option of the command (see typer.Option)."""
+    return typer.Option(*arguments, **options, hidden=True, rich_help_panel=SETTINGS)
+
+
+def is_setting(parameter: Any) -> bool:
+    """True if a parameter of a command is a setting."""
+    return getattr(parameter, "rich_help_panel", None) == SETTINGS
 
 
 @dataclass(frozen=True)
@@ -34,44 +55,42 @@ class ModelOptions:
     """Which model, and how it is loaded."""
 
     model: Annotated[
-        str | None, typer.Option("-m", "--model", help="Model folder, hub id or package.module:factory.")
+        str | None,
+        typer.Option("-m", "--model", help="Model folder, hub id or package.module:factory."),
     ] = None
-    dataset: Annotated[str | None, typer.Option("-d", help="nnU-Net dataset, instead of -m.")] = None
-    configuration: Annotated[str, typer.Option("-c", help="nnU-Net configuration, with -d.")] = "3d_fullres"
-    plans: Annotated[str, typer.Option("-p", help="nnU-Net plans, with -d.")] = "nnUNetPlans"
-    trainer: Annotated[str, typer.Option("-tr", help="nnU-Net trainer, with -d.")] = "nnUNetTrainer"
-    folds: Annotated[str | None, typer.Option("-f", help="Folds of an nnU-Net; default: all that are there.")] = None
-    checkpoint: Annotated[str, typer.Option("-chk", help="Checkpoint of an nnU-Net.")] = "checkpoint_final.pth"
-    weights: Annotated[Path | None, typer.Option(help="Weights for package.module:factory or network.json.")] = None
-    device: Annotated[
-        str | None, typer.Option("-device", help="cuda, cpu or mps; default: cuda where there is one.")
+    folds: Annotated[str | None, typer.Option("-f", help="Folds of an nnU-Net, such as 0 1 2; default: all.")] = None
+    checkpoint: Annotated[str, setting(help="Checkpoint of an nnU-Net.")] = "checkpoint_final.pth"
+    weights: Annotated[
+        Path | None, typer.Option(help="File with the weights, for package.module:factory or network.json.")
     ] = None
-    step_size: Annotated[float, typer.Option("-step_size", help="Step of nnU-Net's sliding window.")] = 0.5
-    unmirrored: Annotated[
-        bool, typer.Option("--disable_tta", "--disable_mirroring", help="Do not average mirrored images.")
-    ] = False
+    device: Annotated[str | None, typer.Option("-device", help="cuda, cpu or mps; default: cuda if available.")] = None
+    unmirrored: Annotated[bool, typer.Option("--disable_tta", help="Do not average mirrored images.")] = False
+    trust: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trust",
+            help="Allow code of the model to run: checkpoint (a pickle), bundle (MONAI), or a class that the model "
+            "folder names, such as mypackage.nets.Net; repeat for several.",
+        ),
+    ] = None
+    dataset: Annotated[str | None, setting(help="nnU-Net dataset, instead of -m.")] = None
+    configuration: Annotated[str, setting(help="nnU-Net configuration, with dataset.")] = "3d_fullres"
+    plans: Annotated[str, setting(help="nnU-Net plans, with dataset.")] = "nnUNetPlans"
+    trainer: Annotated[str, setting(help="nnU-Net trainer, with dataset.")] = "nnUNetTrainer"
+    step_size: Annotated[float, setting(help="Step of nnU-Net's sliding window, as a share of the window.")] = 0.5
     merge: Annotated[
-        list[str] | None,
-        typer.Option("--merge", help="Merge or rename classes, such as disc=rim+cup; repeat for more."),
-    ] = None
-    trust_checkpoint: Annotated[
-        bool, typer.Option("--trust-checkpoint", help="Let a pickled checkpoint run its code.")
-    ] = False
-    trust_bundle: Annotated[bool, typer.Option("--trust-bundle", help="Let a MONAI bundle run its code.")] = False
-    trust_architecture: Annotated[
-        list[str] | None,
-        typer.Option("--trust-architecture", help="Class that a model folder may name, such as mypackage.nets.Net."),
+        list[str] | None, setting(help="Merge or rename classes, such as disc=rim+cup; repeat for several.")
     ] = None
 
     def chosen(self) -> Model:
         """The model, not loaded yet."""
+        from casewise.adapt.model import Model, device_of, nnunet_folder
         from casewise.core.errors import BadInput
-        from casewise.deployment import Model, device_of
-        from casewise.run.assemble import model_folder
 
         if self.model is None and self.dataset is None:
             raise BadInput("name the model with -m FOLDER, or nnU-Net's -d DATASET -c CONFIGURATION")
-        found = self.model or model_folder(str(self.dataset), self.configuration, self.plans, self.trainer, os.environ)
+        found = self.model or nnunet_folder(str(self.dataset), self.configuration, self.plans, self.trainer, os.environ)
+        trusted = set(self.trust or ())
         return Model(
             spec=str(found),
             weights=self.weights,
@@ -80,74 +99,82 @@ class ModelOptions:
             device=device_of(self.device),
             step_size=self.step_size,
             mirroring=not self.unmirrored,
-            trust=self.trust_checkpoint,
-            trust_bundle=self.trust_bundle,
-            trust_architectures=tuple(self.trust_architecture or ()),
+            trust="checkpoint" in trusted,
+            trust_bundle="bundle" in trusted,
+            trust_architectures=tuple(sorted(trusted - {"checkpoint", "bundle"})),
             merge=tuple(self.merge or ()),
         )
 
 
 @dataclass(frozen=True)
-class AdaptationOptions:
-    """How cases are adapted; what is not given is the policy's, else the default of an Adaptation."""
+class NnUNetModelOptions(ModelOptions):
+    """Model options, with those of nnUNetv2_predict."""
 
+    dataset: Annotated[str | None, typer.Option("-d", help="nnU-Net dataset, instead of -m.")] = None
+    configuration: Annotated[str, typer.Option("-c", help="nnU-Net configuration, with -d.")] = "3d_fullres"
+    plans: Annotated[str, typer.Option("-p", help="nnU-Net plans, with -d.")] = "nnUNetPlans"
+    trainer: Annotated[str, typer.Option("-tr", help="nnU-Net trainer, with -d.")] = "nnUNetTrainer"
+    checkpoint: Annotated[str, typer.Option("-chk", help="Checkpoint of an nnU-Net.")] = "checkpoint_final.pth"
+    step_size: Annotated[
+        float,
+        typer.Option("-step_size", hidden=True, help="Step of nnU-Net's sliding window, as a share of the window."),
+    ] = 0.5
+
+
+@dataclass(frozen=True)
+class AdaptationOptions:
+    """How candidates are made; what is not given is the policy's, else the default of an Adaptation."""
+
+    learning_rate: Annotated[
+        float | None, typer.Option("--lr", help="Learning rate of the updates; default: that of the method.")
+    ] = None
+    steps: Annotated[int | None, typer.Option(help="Number of updates per case; default: 4.")] = None
+    source_statistics: Annotated[
+        Path | None,
+        typer.Option(
+            "--source-statistics", help="File from record --measure-source, for the views histogram and fourier."
+        ),
+    ] = None
+    save_probabilities: Annotated[
+        bool | None,
+        typer.Option("--save-probabilities", help="Also store the probabilities of all views (where views differ)."),
+    ] = None
+    objective: Annotated[str | None, setting(help="Method, as after --propose, if --propose is not given.")] = None
     preset: Annotated[
         str | None,
-        typer.Option("--preset", callback=apply_preset, is_eager=True, help="Options that belong together: driving."),
-    ] = None
-    objective: Annotated[
-        str | None, typer.Option(help="tent, eata, memo, ... or package.module:Name; default: the policy's, else eata.")
-    ] = None
-    learning_rate: Annotated[
-        float | None, typer.Option("--lr", help="Learning rate; default: the policy's, else the objective's.")
+        setting(callback=apply_preset, is_eager=True, help="A named group of settings: {presets}."),
     ] = None
     parameters: Annotated[
         str | None,
-        typer.Option(
-            help="all-norm, decoder-norm, encoder-norm, all, or patterns; default: the policy's, else all-norm."
+        setting(
+            help="Parameters that updates change: all-norm, decoder-norm, encoder-norm, all, or patterns of names."
         ),
     ] = None
-    steps: Annotated[int | None, typer.Option(help="Updates for each case; default: the policy's, else 4.")] = None
-    seed: Annotated[int | None, typer.Option(help="Seed of the run; default: the policy's, else 0.")] = None
-    min_area: Annotated[
-        int | None, typer.Option(help="Voxels of the smallest region that counts; default: the policy's, else 16.")
-    ] = None
+    seed: Annotated[int | None, setting(help="Random seed; default: 0.")] = None
+    min_area: Annotated[int | None, setting(help="Smallest changed region that counts, in voxels; default: 16.")] = None
     foreground: Annotated[
         bool | None,
-        typer.Option(
-            "--foreground/--classes", help="Compare foreground, or every class; default: the policy's, else foreground."
+        setting(
+            "--foreground/--classes", help="Measure changes of the foreground, or of every class; default: foreground."
         ),
     ] = None
-    max_slices: Annotated[int | None, typer.Option(help="Slices or patches at once: less memory, same result.")] = None
+    max_slices: Annotated[
+        int | None, setting(help="Slices or patches in one batch: fewer need less memory; the result is the same.")
+    ] = None
     consensus: Annotated[
-        str | None, typer.Option(help="Of views: mean, vote, medoid or intent; default: the policy's, else mean.")
+        str | None, setting(help="How views are combined: mean, vote, medoid or intent; default: mean.")
     ] = None
     mirrored_views: Annotated[
         bool | None,
-        typer.Option(
-            "--mirrored-views/--unmirrored-views",
-            help="Read each view with the model's own mirroring too (several times slower); M0 always has it. "
-            "Default: the policy's, else without.",
-        ),
-    ] = None
-    source_statistics: Annotated[
-        Path | None,
-        typer.Option("--source-statistics", help="File of casewise source-statistics, for histogram and fourier."),
-    ] = None
-    keep_ballots: Annotated[
-        bool | None, typer.Option("--keep-ballots", help="Keep the probabilities of all views where they differ.")
+        setting(help="Predict each view with the model's mirroring too (several times slower); default: false."),
     ] = None
     modulation: Annotated[
         str | None,
-        typer.Option(
-            help="Careful updates after risky edits: param-subset (FragSubset), entropy-weight, anchor-weight, ..."
-        ),
+        setting(help="Weaken updates after risky edits: param-subset (FragSubset), entropy-weight, anchor-weight, ..."),
     ] = None
     statistics: Annotated[
         Path | None,
-        typer.Option(
-            help="Archive of calibration cases without modulation, to measure that risk with; needs no labels."
-        ),
+        setting(help="With modulation: archive recorded without modulation, to scale the risk; needs no labels."),
     ] = None
 
     def asked(self, model: Model) -> dict[str, Any]:
@@ -159,39 +186,36 @@ class AdaptationOptions:
         given = {name: value for name, value in vars(self).items() if value is not None and name != "preset"}
         if self.statistics is not None:
             if self.modulation is None:
-                raise BadInput("--statistics belongs to a modulation; add --modulation param-subset, or leave it out")
+                raise BadInput(
+                    "statistics belong to a modulation; add --set modulation=param-subset, or leave them out"
+                )
             plain = {name: value for name, value in given.items() if name not in ("modulation", "statistics")}
             given["statistics"] = risk_statistics(self.statistics, model, Adaptation(**plain))
         return given
 
     @staticmethod
-    def check_used(deployment: Deployment) -> None:
+    def check_used(proposers: Mapping[str, Adaptation]) -> None:
         """Refuse typed options that no proposer reads; what a preset or casewise.toml says is passed over."""
         from casewise.archive.manifest import OF_UPDATES
 
-        AdaptationOptions.check_views(deployment.proposers)
-        readings = [how.forward_only for how in deployment.proposers]
-        if any(one is None for one in readings):
+        AdaptationOptions.check_views(proposers.values())
+        if any(how.is_gradient for how in proposers.values()):
             return
         typed = [option for name, option in _TYPED.get().items() if name in OF_UPDATES]
-        if "--steps" in typed and _reads_steps(deployment):
-            typed.remove("--steps")
-        kinds = " and ".join(sorted({type(one).__name__.lower() for one in readings}, reverse=True))
+        kinds = " and ".join(sorted({str(how.objective).partition(":")[0] for how in proposers.values()}))
         _refuse_unread(typed, f"{kinds} make no updates")
 
     @staticmethod
     def check_views(proposers: Iterable[Adaptation]) -> None:
         """Refuse typed options of views, and those that members share with them, where nothing is read so."""
-        from casewise.adapt.proposers import Views
-
-        readings = [one for one in (how.forward_only for how in proposers) if one is not None]
-        unread = set() if readings else _OF_READINGS
-        unread = unread if any(isinstance(one, Views) for one in readings) else unread | _OF_VIEWS
+        kinds = {str(how.objective).partition(":")[0] for how in proposers if not how.is_gradient}
+        unread = set() if kinds else _OF_READINGS
+        unread = unread if kinds & {"views", "running"} else unread | _OF_VIEWS
         typed = [option for name, option in _TYPED.get().items() if name in unread]
         _refuse_unread(typed, "no views are proposed")
 
 
-_OF_READINGS = {"consensus", "keep_ballots"}  # what views and members read, and updates never do
+_OF_READINGS = {"consensus", "save_probabilities"}  # what views and members read, and updates never do
 _OF_VIEWS = {"mirrored_views", "source_statistics"}
 
 
@@ -207,63 +231,55 @@ _TYPED: ContextVar[Mapping[str, str]] = ContextVar("typed", default=MappingProxy
 """The options that were typed with a value for the command that runs: their spelling by the parameter's name."""
 
 
-def _reads_steps(deployment: Deployment) -> bool:
-    """Whether ``--steps`` says something of readings: the rung that a policy takes, or what a fitted one must have."""
-    from casewise.judge.controllers import takes
-    from casewise.judge.policy import controller_kind
-
-    policy = deployment.policy
-    return policy.binding is not None or takes(controller_kind(policy), "step")
-
-
 @dataclass(frozen=True)
 class CaseOptions:
-    """Which cases this process takes."""
+    """Cases that this process handles."""
 
     images: Annotated[
         Path,
-        typer.Option("-i", help="Folder with images (nnU-Net's names, or a file per case) or DICOM series."),
+        typer.Option("-i", help="Folder with images (nnU-Net names, or one file per case) or DICOM series."),
     ]
     labels: Annotated[
         Path | None,
-        typer.Option("-l", "--labels", help="Folder with labels, where there are any; no decision sees them."),
+        typer.Option("-l", "--labels", help="Folder with labels, if available; decisions never use them."),
     ] = None
     groups: Annotated[
         Path | None,
         typer.Option(
-            help="CSV with case and any of group, cluster (patient, sequence), split; default: cases.csv beside images."
+            help="CSV with case and any of cluster (patient), group (site), split; default: cases.csv beside images."
         ),
     ] = None
     num_parts: Annotated[
-        int | None, typer.Option("-num_parts", help="Number of parts; default: the SLURM array, else 1.")
+        int | None,
+        typer.Option("-num_parts", help="Number of jobs that share the folder; default: the SLURM array, else 1."),
     ] = None
-    part_id: Annotated[int | None, typer.Option("-part_id", help="This part, from 0.")] = None
+    part_id: Annotated[int | None, typer.Option("-part_id", help="Number of this job, from 0.")] = None
     channels: Annotated[
         str,
-        typer.Option(help="DICOM: which series is which channel, by description in the model's order: 'T1*,FLAIR*'."),
+        setting(help="DICOM: series descriptions in the order of the model's channels, such as 'T1*,FLAIR*'."),
     ] = ""
 
     @property
     def channel_patterns(self) -> tuple[str, ...]:
-        """The series descriptions of ``--channels``, one for each channel."""
-        from casewise.data.dicom import channel_patterns
+        """The series descriptions of ``channels``, one for each channel."""
+        from casewise.data.dicom_series import channel_patterns
 
         return channel_patterns(self.channels)
 
-    def whole(self, model: Model) -> tuple[CaseFiles, ...]:
+    def whole(self, backbone: Backbone) -> tuple[CaseFiles, ...]:
         """The cases of all parts, for what is said of the whole folder."""
-        from casewise.run.assemble import gathered_cases
+        from casewise.run.gather import gathered_cases
 
-        return gathered_cases(model, self.images, labels=self.labels, groups=self.groups, parts=(1, 0))
+        return gathered_cases(backbone, self.images, labels=self.labels, groups=self.groups, parts=(1, 0))
 
-    def gathered(self, model: Model, keep: Path | None = None) -> tuple[CaseFiles, ...]:
+    def gathered(self, backbone: Backbone, keep: Path | None = None) -> tuple[CaseFiles, ...]:
         """The cases of the folder that this process takes; DICOM series are written as NIfTI below ``keep``."""
-        from casewise.run.assemble import gathered_cases
+        from casewise.run.gather import gathered_cases
 
         refused: dict[str, str] = {}
         notes: list[str] = []
         cases = gathered_cases(
-            model, self.images, labels=self.labels, groups=self.groups, parts=(self.num_parts, self.part_id),
+            backbone, self.images, labels=self.labels, groups=self.groups, parts=(self.num_parts, self.part_id),
             environment=os.environ, keep=keep, refused=refused, channels=self.channel_patterns, notes=notes,
         )  # fmt: skip
         for note in notes:
@@ -275,52 +291,61 @@ class CaseOptions:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Where cases run, and for how long."""
+    """Engine, number of processes and time limit."""
 
-    engine: Annotated[str, typer.Option(help="local or ray.")] = "local"
-    address: Annotated[
-        str | None, typer.Option(help="Ray cluster to join, with --engine ray; default: one of our own here.")
-    ] = None
-    jobs: Annotated[int, typer.Option("-j", help="Processes; 1 runs everything in this one.")] = 1
-    timeout: Annotated[float | None, typer.Option(help="Seconds for one case; in predict M0 is deployed then.")] = None
+    jobs: Annotated[int, typer.Option("-j", help="Number of processes.")] = 1
+    engine: Annotated[str, setting(help="Where cases run: local or ray.")] = "local"
+    address: Annotated[str | None, setting(help="Address of a Ray cluster; default: start Ray on this machine.")] = None
+    timeout: Annotated[float | None, setting(help="Seconds per case; after that predict writes the original mask.")] = (
+        None
+    )
 
     def chosen(self) -> Any:
         """The engine."""
-        from casewise.run.assemble import chosen_engine
+        from casewise.run.local import chosen_engine
 
         return chosen_engine(self.engine, jobs=self.jobs, timeout_s=self.timeout, address=self.address)
 
 
 @dataclass(frozen=True)
 class PrintingOptions:
-    """How much a run says while it runs."""
+    """Progress output and log file."""
 
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", "--disable_progress_bar", help="No progress; only what went wrong.")
+        bool, typer.Option("--quiet", "-q", "--disable_progress_bar", help="Print no progress, only problems.")
     ] = False
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line for each case.")] = False
-    log_file: Annotated[
-        Path | None, typer.Option("--log-file", help="Also write a dated line for each case to this file.")
-    ] = None
+    verbose: Annotated[bool, setting(help="Print a line for each case.")] = False
+    log_file: Annotated[Path | None, setting(help="Also write a dated line for each case to this file.")] = None
 
     def progress(self, total: int, *, done: int = 0, unit: str = "case") -> Progress:
         """The progress of a run over so many cases."""
         return Progress(total, done=done, unit=unit, quiet=self.quiet, verbose=self.verbose, log_file=self.log_file)
 
+    def steps(self) -> StepProgress:
+        """Return the progress of a command that has several steps."""
+        return StepProgress(quiet=self.quiet, verbose=self.verbose, log_file=self.log_file)
+
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameters of a group's type are that group's options, one by one."""
+    """A command whose parameters of a group's type are that group's options, one by one; ``--set`` gives settings."""
     own = inspect.signature(command, eval_str=True).parameters
-    groups: dict[str, Any] = {name: one.annotation for name, one in own.items() if is_dataclass(one.annotation)}
+    groups: dict[str, Any] = {
+        name: group for name, one in own.items() if is_dataclass(group := _unmarked(one.annotation))
+    }
     flat: dict[str, inspect.Parameter] = {}
     for name, one in own.items():
-        for option in _options(groups[name]) if name in groups else [one]:
+        hidden = SETTINGS in get_args(one.annotation)
+        for option in _options(groups[name], hidden=hidden) if name in groups else [one]:
             if option.name in flat:
                 raise TypeError(f"{command.__name__} has two options {option.name}")
             flat[option.name] = option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+    if any(is_setting(_info(option)) for option in flat.values()):
+        kind = inspect.Parameter.KEYWORD_ONLY
+        flat["set_"] = inspect.Parameter("set_", kind, default=_SET, annotation=list[str])
 
     @functools.wraps(command)
     def called(**given: Any) -> None:
+        given.pop("set_", None)
         built = {
             name: group(**{field.name: given.pop(field.name) for field in fields(group)})
             for name, group in groups.items()
@@ -332,17 +357,45 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
-def _options(group: Any) -> list[inspect.Parameter]:
+def _unmarked(annotation: Any) -> Any:
+    """The group of ``Annotated[Group, SETTINGS]``."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def _info(option: inspect.Parameter) -> Any:
+    """What typer knows of a parameter: the default of an old declaration, the last remark of an annotated one."""
+    remarks = get_args(option.annotation) if get_origin(option.annotation) is Annotated else (option.default,)
+    return remarks[-1]
+
+
+def _options(group: Any, *, hidden: bool) -> list[inspect.Parameter]:
     hints, kind = get_type_hints(group, include_extras=True), inspect.Parameter.KEYWORD_ONLY
-    return [
-        inspect.Parameter(
-            field.name,
-            kind,
-            default=inspect.Parameter.empty if field.default is MISSING else field.default,
-            annotation=hints[field.name],
-        )
-        for field in fields(group)
-    ]
+    made = []
+    for field in fields(group):
+        hint = hints[field.name]
+        if hidden:
+            plain, info = get_args(hint)
+            info = copy.copy(info)
+            info.hidden, info.rich_help_panel = True, SETTINGS
+            hint = Annotated[plain, info]
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        made.append(inspect.Parameter(field.name, kind, default=default, annotation=hint))
+    return made
+
+
+def _take_settings(ctx: typer.Context, pairs: list[str]) -> list[str]:
+    """Values after --set become defaults of the command's parameters; they win over casewise.toml and presets."""
+    if pairs and not ctx.resilient_parsing:
+        values = setting_values(str(ctx.info_name), ctx.command.params, pairs)
+        ctx.default_map = {**(ctx.default_map or {}), **{name: value for name, (_, value) in values.items()}}
+        ctx.meta[SETTINGS] = {name: f"--set {key}" for name, (key, _) in values.items()}
+    return pairs
+
+
+_SET: Any = typer.Option(
+    [], "--set", metavar="NAME=VALUE", callback=_take_settings, is_eager=True,
+    help="A setting of casewise.toml; repeat for several. Names: see below.",
+)  # fmt: skip
 
 
 MANY = ("-f",)
@@ -352,28 +405,63 @@ SECTIONS = {
     "Images": CaseOptions,
     "Model": ModelOptions,
     "Candidates (views or updates)": AdaptationOptions,
-    "Where it runs": EngineOptions,
-    "What it says": PrintingOptions,
+    "Processes": EngineOptions,
+    "Output": PrintingOptions,
 }
-"""Under which heading of ``--help`` the options of a group stand; a command's own options come first."""
+"""Headings of the option groups in ``--help``; the options of the command itself come first."""
+
+
+LISTS = {
+    "datasets": "casewise.data.datasets:DATASETS",
+    "objectives": "casewise.adapt.objectives:OBJECTIVES",
+    "views": "casewise.adapt.views:SETS",
+    "policies": "casewise.judge.policy:READY",
+    "monitors": "casewise.judge.monitors.watch:MONITORS",
+    "presets": "casewise.cli.config:PRESETS",
+}
+"""Registries whose names a help text lists: ``{views}`` is replaced by them when the help is shown."""
+
+
+def listed(text: str) -> str:
+    """A help text with the names of the registries that it mentions; importing them may take a moment."""
+
+    def names(found: re.Match[str]) -> str:
+        module, _, name = LISTS[found[1]].partition(":")
+        try:
+            return ", ".join(getattr(importlib.import_module(module), name))
+        except ModuleNotFoundError:  # no torch here
+            return "..."
+
+    return re.sub(rf"\{{({'|'.join(LISTS)})\}}", names, text)
 
 
 class NnUNetStyle(TyperCommand):
     """A command whose ``-f`` takes all the values that follow it, and whose help has a section for each group."""
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        parameters: list[Any] = [one for one in self.params if is_setting(one)]
+        for one in parameters:
+            one.add_to_parser = _not_parsed
+            one.get_error_hint = functools.partial(_setting_hint, one)
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """The command's own options, what is required first; then those of each group under its heading."""
+        """The command's own options, what is required first; then those of each group; the names of its settings."""
         headings = {field.name: title for title, group in SECTIONS.items() for field in fields(group)}
         rows: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", "Options", *SECTIONS)}
         for one in sorted(self.get_params(ctx), key=lambda one: not one.required):
             row = one.get_help_record(ctx)
             own = "Arguments" if one.param_type_name == "argument" else "Options"
             if row is not None:
-                rows[headings.get(str(one.name), own)].append(row)
+                rows[headings.get(str(one.name), own)].append((row[0], listed(row[1])))
         for title, found in rows.items():
             if found:
-                with formatter.section(title):
+                with formatter.section(colored(title, "cyan")):
                     formatter.write_dl(found)
+        named = [_words(one, None)[0].lstrip("-") for one in self.params if is_setting(one)]
+        if named:
+            with formatter.section("Settings (casewise.toml or --set; docs/reference/settings.md)"):
+                formatter.write_text(", ".join(sorted(named)))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Join the values of ``-f`` into one before the options are parsed."""
@@ -386,12 +474,21 @@ class NnUNetStyle(TyperCommand):
             for one in self.params
             if getattr(ctx.get_parameter_source(one.name), "name", "") == "COMMANDLINE"
             and ctx.params.get(one.name) not in (None, "")
-        }
+        } | ctx.meta.get(SETTINGS, {})
         before = _TYPED.set(typed)
         try:
             return super().invoke(ctx)
         finally:
             _TYPED.reset(before)
+
+
+def _setting_hint(option: Any, *_: Any) -> str:
+    """What an error message calls a setting."""
+    return f"'--set {_words(option, None)[0].lstrip('-')}'"
+
+
+def _not_parsed(parser: Any, ctx: Any) -> None:
+    """A setting adds nothing to the parser of the command line."""
 
 
 def _words(option: Any, value: Any) -> list[str]:

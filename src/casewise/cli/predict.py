@@ -1,9 +1,8 @@
-"""``casewise predict``: nnUNetv2_predict with one word changed."""
+"""``casewise predict``: segment a folder with a deployment."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,23 +11,22 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from casewise.cli.options import (
-    AdaptationOptions,
     CaseOptions,
     EngineOptions,
-    ModelOptions,
+    NnUNetModelOptions,
     NnUNetStyle,
     PrintingOptions,
     grouped,
+    setting,
 )
 from casewise.cli.printing import AS_JSON, answer
-from casewise.core.brief import counted
+from casewise.core.text import pluralize
 
 if TYPE_CHECKING:
-    from casewise.core.predicted import PredictedCase
+    from casewise.core.prediction_record import PredictedCase
     from casewise.deployment import Deployment
-    from casewise.run.predict_case import PredictCase
+    from casewise.run.predict_all import PredictedFolder
     from casewise.run.predict_folder import Planned
-    from casewise.run.trackers import Tracker
 
 app = typer.Typer()
 
@@ -38,228 +36,165 @@ NOT_ALL_DONE = 3
 @app.command(cls=NnUNetStyle)
 @grouped
 def predict(
-    source: ModelOptions,
+    source: NnUNetModelOptions,
     which: CaseOptions,
-    how: AdaptationOptions,
     where: EngineOptions,
     telling: PrintingOptions,
-    out: Path = typer.Option(..., "-o", help="Folder for the masks; made if it is not there."),
-    policy: str = typer.Option(None, help="policy.json, the archive that holds it, m0, or package.module:Name."),
-    controller: str = typer.Option(None, help="package.module:Name that the policy was calibrated with."),
-    certificate: Path = typer.Option(None, help="Certificate that must hold for this policy; a mismatch is refused."),
-    watch: Path = typer.Option(None, help="State of casewise monitor: M0 once it is suspended; decisions are added."),
-    force: bool = typer.Option(False, "--force", help="Deploy a policy that calibration called NO-GO."),
-    resume: bool = typer.Option(False, "--continue_prediction", "--c", help="Keep cases whose hashes all match."),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Replace masks in -o that casewise did not write."),
-    no_adapt: bool = typer.Option(False, "--no-adapt", help="The same as --policy m0."),
-    save_candidates: bool = typer.Option(False, "--save-candidates", help="Keep the mask of every step."),
-    keep_header: bool = typer.Option(
-        False, "--keep-header", help="Copy affine, sform/qform codes and zooms from the image, with nnU-Net models too."
+    out: Path = typer.Option(..., "-o", help="Folder for the masks; created if needed."),
+    policy: str = typer.Option(None, help="Only if -m is a model: policy.json, its archive, or m0 (no change)."),
+    model_at: str = typer.Option(None, "--model-at", help="Where the model of the deployment is now, if it was moved."),
+    resume: bool = typer.Option(
+        False, "--continue_prediction", "--c", help="Skip cases that are finished (checked by hash)."
     ),
-    max_ram: str = typer.Option(None, "--max-ram", help="Refuse cases that need more, such as 16G."),
-    contract: str = typer.Option("refuse", help="Input contract: refuse, warn or off."),
-    codes: Path = typer.Option(None, help="JSON with codes of classes, for DICOM SEG; see docs/how-to/dicom.md."),
-    report: Path = typer.Option(None, help="Write a machine-readable report of the run."),
-    track: str = typer.Option(None, help="Tell a tracker, mlflow+URI or wandb+URI; no case name leaves."),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Say what would be done; write nothing."),
-    overlays: bool = typer.Option(True, help="Draw a PNG for each case."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Print what would be done; write nothing."),
+    objective: str = setting(
+        None, help="Your own method (package.module:Name) or model files, if the policy names them."
+    ),
+    controller: str = setting(None, help="Your own controller (package.module:Name), if the policy names one."),
+    certificate: Path = setting(None, help="Certificate of this policy; another certificate is refused."),
+    watch: Path = setting(
+        None,
+        help="watch.json of casewise monitor: decisions are added; while it is suspended, original masks are written.",
+    ),
+    force: bool = setting(False, help="Deploy a policy that calibration advised against."),
+    overwrite: bool = setting(False, help="Replace masks in -o that casewise did not write."),
+    save_candidates: bool = setting(False, help="Keep the mask of every candidate."),
+    keep_header: bool = setting(False, help="Copy the geometry of the image's NIfTI header to the mask."),
+    max_ram: str = setting(None, help="Refuse cases that need more memory, such as 16G."),
+    max_slices: int = setting(
+        None, help="Slices or patches in one batch: fewer need less memory; the result is the same."
+    ),
+    contract: str = setting(None, help="What to do with images unlike the training data: refuse, warn or off."),
+    codes: Path = setting(None, help="JSON with codes of the classes, for DICOM SEG."),
+    segmentation: str = setting("binary", help="Kind of DICOM SEG: binary (every viewer) or labelmap (smaller)."),
+    report: Path = setting(None, help="Write a machine-readable report of the run."),
+    overlays: bool = setting(True, help="Draw a picture of each case."),
     npp: int = typer.Option(None, "-npp", hidden=True),
     nps: int = typer.Option(None, "-nps", hidden=True),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Segment a folder with adaptation under guard; nnUNetv2_predict with one word changed.
+    """Segment a folder of images; write masks, flags and a page.
 
-    Exit codes: 0 every case is done, 1 a bug, 2 wrong arguments or inputs, 3 finished, but some cases failed or fell
-    back to M0 (which ones is in OUT/casewise and in the report).
+    Example:
+
+        casewise predict -m deployment -i images -o masks
+
+    -m is a deployment (from casewise fit) or a model. The options are those of nnUNetv2_predict_from_modelfolder.
+
+    Exit codes: 0 every case is done, 1 a bug, 2 wrong arguments or inputs, 3 finished, but some cases failed or got the
+    model's original mask after an error (listed on the page and in OUT/casewise).
     """
     from casewise.adapt.contract import parse_size
-    from casewise.judge.policy import adapts
-    from casewise.render.masks import overlay_png
+    from casewise.deployment.saved import open_deployment
+    from casewise.judge.monitors.watch import Watching
     from casewise.run import summary
-    from casewise.run.assemble import assembled
     from casewise.run.local import keep_freed_memory
-    from casewise.run.predict_folder import check_scorable, plan_folder, prediction_work
-    from casewise.run.trackers import tracker_at
+    from casewise.run.predict_all import predict_all
+    from casewise.run.predict_folder import plan_folder, prediction_work
 
     keep_freed_memory()
-    began = time.monotonic()
-    model = source.chosen()
-    deployment = assembled(
-        model, "m0" if no_adapt else policy, asked=how.asked(model), controller=controller,
-        certificate=certificate, watch=watch,
-        contract=contract, max_ram=parse_size(max_ram) if max_ram else None, force=force,
-    )  # fmt: skip
-    how.check_used(deployment)
+    asked = {
+        "model_at": model_at,
+        "controller": controller,
+        "objective": objective,
+        "certificate": certificate,
+        "watch": None if watch is None else Watching(watch),
+        "max_ram": parse_size(max_ram) if max_ram else None,
+        "max_slices": max_slices,
+        "contract": contract,
+        "force": force or None,
+    }
+    deployment = open_deployment(source.chosen(), policy, **{k: v for k, v in asked.items() if v is not None})
     if dry_run:
         with TemporaryDirectory(prefix="casewise-") as folder:  # DICOM series are read here, and gone afterwards
-            cases = which.gathered(model, keep=Path(folder))
+            cases = which.gathered(deployment.backbone, keep=Path(folder))
             planned = plan_folder(prediction_work(deployment, cases, out), resume=resume, overwrite=overwrite)
-            _say_plan(planned, as_json=as_json)
+            _print_plan(planned, as_json=as_json)
         return
-    cases = which.gathered(model, keep=out / "casewise" / "images")
-    if which.labels is not None:
-        check_scorable(deployment, cases)
-    work = prediction_work(
-        deployment, cases, out, timeout_s=where.timeout, save_candidates=save_candidates, keep_header=keep_header,
-        draw=overlay_png if overlays else None,
+    cases = which.gathered(deployment.backbone, keep=out / "casewise" / "images")
+
+    def each(entries: Iterable[PredictedCase], total: int) -> Iterator[PredictedCase]:
+        with telling.progress(total) as progress:
+            for entry in entries:
+                progress.step(_case_line(entry), bad=not entry.is_done)
+                yield entry
+
+    found = predict_all(
+        deployment, which.images, out, cases=cases, labels=which.labels, groups=which.groups,
+        whole=lambda: which.whole(deployment.backbone), engine=where.chosen(), timeout_s=where.timeout, resume=resume,
+        overwrite=overwrite, save_candidates=save_candidates, keep_header=keep_header, overlays=overlays, codes=codes,
+        segmentation=segmentation, channels=which.channel_patterns, each=each,
     )  # fmt: skip
-    tracker = tracker_at(track)
-    planned = plan_folder(work, resume=resume, overwrite=overwrite)
-    _warn_about_memory(planned, where.jobs)
-    entries = _run(work, where.chosen(), resume=resume, overwrite=overwrite, telling=telling, tracker=tracker)
-    summary.copy_model_files(work)
-    scored: Mapping[str, Any] = {}
-    with summary.everyone(work) as all_parts:
-        if which.labels is not None:
-            labelled = cases if len(all_parts) == len(cases) else which.whole(model)
-            scored = summary.write_summary(work, labelled, all_parts)["adapt"]
-        scores = scored["mean"] if scored.get("cases") else {}
-        unscored = [f"{case_id} is not scored: {why}" for case_id, why in scored.get("problems", {}).items()]
-        _write_page(work, all_parts, scores, unscored)
-    found = summary.run_report(work, which.images, entries, time.monotonic() - began, scores, all_parts)
     if report is not None:
-        summary.write_report(report, found)
-    promise, warnings = summary.promised(deployment, all_parts)
-    means = _scored(scores, work, len(scored.get("cases", ())), len(entries))
-    lines = [_result(entries, out, adapting=adapts(deployment.policy)), *means, promise]
-    answer(
-        "\n".join(line for line in lines if line),
-        {**found, "page": out / "report.html"},
-        as_json=as_json,
-    )
-    for line in (*(f"! {sentence}" for sentence in (*unscored, *warnings)), *_alarms(deployment)):
-        typer.echo(line, err=True)
-    unwritten = _write_dicom(work, which, entries, codes, _certified(summary.in_short(deployment, all_parts)))
-    if unwritten or unscored or not all(entry.is_done for entry in entries):
+        summary.write_report(report, found.report)
+    answer("\n".join(_summary(found, deployment, out)), {**found.report, "page": found.page}, as_json=as_json)
+    for line in (*found.failures, *found.warnings, *_alarms(deployment)):
+        typer.echo(f"! {line}", err=True)
+    if not found.is_done:
         raise typer.Exit(NOT_ALL_DONE)
 
 
-def _write_dicom(
-    work: PredictCase, which: CaseOptions, entries: Sequence[PredictedCase], codes: Path | None, certificate: str
-) -> bool:
-    """SEG and structured report of every case whose image came as DICOM; whether any could not be written."""
-    from casewise.data.dicom import is_dicom_folder
-    from casewise.run.dicom import FOLDER, write_objects
-
-    if not is_dicom_folder(which.images):
-        return False
-    deployment = work.deployment
-    failed = write_objects(
-        which.images, work.layout.out, {case_id: work.layout.mask(case_id) for case_id in work.cases}, entries,
-        classes=deployment.backbone.labels, codes=codes,
-        certificate=certificate, channels=which.channel_patterns,
-    )  # fmt: skip
-    for case_id, reason in failed.items():
-        typer.echo(f"{case_id}: no DICOM output, {reason}", err=True)
-    typer.echo(f"DICOM SEG and structured reports: {work.layout.out / FOLDER}", err=True)
-    return bool(failed)
-
-
-def _certified(promise: Mapping[str, Any] | None) -> str:
-    """What a report says of the certificate: its sentence, or why it does not hold here; empty without one."""
-    if promise is None:
-        return ""
-    lead, why = "the certificate does not hold here: ", promise["why_void"]
-    return str(promise["statement"]) if why is None else f"{lead}{str(why).removeprefix(lead)}"
-
-
-def _alarms(deployment: Deployment) -> list[str]:
-    """Alarms of the monitors, each as a line."""
-    raised = {} if deployment.watch is None else deployment.watch.state.alarms
-    return [
-        f"casewise: the {name} monitor raised an alarm after {counted(seen, 'case')}; see casewise monitor"
-        for name, seen in raised.items()
-    ]
-
-
-def _run(
-    work: PredictCase, engine: Any, *, resume: bool, overwrite: bool, telling: PrintingOptions, tracker: Tracker | None
-) -> list[PredictedCase]:
-    from casewise.run.predict_folder import predict_folder
-    from casewise.run.trackers import tracked
-
-    entries: list[PredictedCase] = []
-    with telling.progress(len(work.cases)) as progress:
-        for entry in tracked(predict_folder(work, engine, resume=resume, overwrite=overwrite), tracker):
-            entries.append(entry)
-            progress.step(_in_words(entry), bad=not entry.is_done)
-    return entries
-
-
-def _in_words(entry: PredictedCase) -> str:
+def _case_line(entry: PredictedCase) -> str:
     why = entry.error or (entry.decision.reason if entry.decision is not None else "")
     return f"{entry.case}: {entry.status}, {entry.action or 'no output'}. {why}"
 
 
-def _scored(scores: Mapping[str, Any], work: PredictCase, cases: int, own: int) -> list[str]:
-    """The mean metric of what is deployed and of M0, where there are labels; over whom, where that is not this run."""
-    name, key = ("Dice", "Dice") if work.deployment.adaptation.foreground else ("mIoU", "IoU")
-    if not scores or scores[key] != scores[key]:  # no case has a label
-        return []
-    over = "" if cases == own else f" (over the {counted(cases, 'scored case')} of the folder)"
-    return [f"mean {name} of the deployed masks {scores[key]:.3f}, of M0 {scores[f'source_{key}']:.3f}{over}"]
+SHOWN = 5
 
 
-def _write_page(
-    work: PredictCase, entries: Sequence[PredictedCase], scores: Mapping[str, Any], unscored: Sequence[str]
-) -> None:
-    from casewise.core.durable import write_durably
-    from casewise.report.prediction_page import prediction_page
-    from casewise.run.prediction_folder import unfinished, versions
-    from casewise.run.summary import promised
+def _summary(found: PredictedFolder, deployment: Deployment, out: Path) -> list[str]:
+    """Say in plain counts what was done, which cases to check, and where the page is."""
+    entries = found.entries
+    replaced = sum(one.is_done and one.decision is not None and not _is_source(one) for one in entries)
+    own = sum(one.has_output and (one.decision is None or _is_source(one)) for one in entries)
+    failed = [one for one in entries if not one.has_output]
+    fallen = [one for one in entries if one.has_output and not one.is_done]
+    counts = f"{replaced} replaced, {own} original" if deployment.adapts else "all are the model's own (M0)"
+    lines = [f"{pluralize(len(entries) - len(failed), 'mask')}: {counts}."]
+    if found.flagged:
+        named = ", ".join(_flag_line(one) for one in found.flagged[:SHOWN])
+        more = f", and {len(found.flagged) - SHOWN} more" if len(found.flagged) > SHOWN else ""
+        lines.append(f"Please check: {named}{more}. To review them: casewise review {out}")
+    elif deployment.policy.flag:
+        lines.append("No case was flagged.")
+    for title, cases in (("Failed, no mask", failed), ("Original mask after an error", fallen)):
+        if cases:
+            named = ", ".join(one.case for one in cases[:SHOWN])
+            lines.append(f"{title}: {named}{', ...' if len(cases) > SHOWN else ''}.")
+    name, key = ("Dice", "Dice") if deployment.adaptation.foreground else ("mIoU", "IoU")
+    if found.scores and found.scores[key] == found.scores[key]:
+        over = "" if found.scored_cases == len(entries) else f" (over {pluralize(found.scored_cases, 'case')})"
+        before = f"{found.scores[f'source_{key}']:.3f}"
+        lines.append(f"Mean {name}: {found.scores[key]:.3f}, original masks {before}{over}.")
+    if found.promise:
+        lines.append(f"Promised: {found.promise}")
+    return [*lines, f"Page: {found.page}"]
 
-    policy = work.deployment.policy
-    promise, warnings = promised(work.deployment, entries)
-    warnings += unscored
-    if left := unfinished(work.layout.out):
-        warnings.append(
-            f"{counted(len(left), 'more case')} of this folder had no result when this page was written (such as "
-            f"{left[0]}): another part was at work, or was killed"
-        )
-    facts = {
-        "model": work.deployment.backbone.name, "policy": policy.name, "calibration_id": policy.calibration_id,
-        "scores": scores, "versions": versions(), "warnings": warnings,
-        "classes": work.deployment.backbone.labels, "background": work.deployment.adaptation.foreground,
-        "promise": promise,
-    }  # fmt: skip
-    write_durably(work.layout.out / "report.html", prediction_page(entries, facts).encode())
+
+def _is_source(entry: PredictedCase) -> bool:
+    return entry.decision is not None and entry.decision.rolled_back
 
 
-def _say_plan(planned: Sequence[Planned], *, as_json: bool) -> None:
+def _flag_line(entry: PredictedCase) -> str:
+    low = None if entry.decision is None else entry.decision.quality_low
+    return entry.case if low is None else f"{entry.case} (estimated metric at least {low:.2f})"
+
+
+def _alarms(deployment: Deployment) -> list[str]:
+    raised: dict[str, Any] = {} if deployment.watch is None else dict(deployment.watch.state.alarms)
+    return [
+        f"the {name} monitor raised an alarm after {pluralize(seen, 'case')}; see casewise monitor"
+        for name, seen in raised.items()
+    ]
+
+
+def _print_plan(planned: Sequence[Planned], *, as_json: bool) -> None:
     lines = []
     for row in planned:
         shape = "unreadable header" if row.shape is None else " x ".join(str(side) for side in row.shape)
         need = "" if row.bytes is None else f", about {row.bytes / 2**30:.2f} GiB"
         lines.append(f"{row.case_id}: {shape}{need}{', already done' if row.complete else ''}")
     waiting = sum(not row.complete for row in planned)
-    lines.append(
-        f"{counted(len(planned), 'case')}, {waiting} to do, {len(planned) - waiting} already done; nothing was written"
-    )
+    done = len(planned) - waiting
+    lines.append(f"{pluralize(len(planned), 'case')}, {waiting} to do, {done} already done; nothing was written")
     answer("\n".join(lines), {"cases": [asdict(row) for row in planned], "to_do": waiting}, as_json=as_json)
-
-
-def _warn_about_memory(planned: Sequence[Planned], jobs: int) -> None:
-    from casewise.adapt.contract import available_bytes
-
-    free = available_bytes()
-    largest = max((row.bytes or 0 for row in planned if not row.complete), default=0) * jobs
-    if free is not None and largest > free:
-        typer.echo(
-            f"casewise: the largest case needs about {largest / 2**30:.1f} GiB with -j {jobs}, "
-            f"{free / 2**30:.1f} GiB are free; lower --max-slices or -j",
-            err=True,
-        )
-
-
-def _result(entries: Sequence[PredictedCase], out: Path, *, adapting: bool) -> str:
-    from collections import Counter
-
-    failed = sum(not entry.is_done for entry in entries)
-    cases, page = counted(len(entries), "case"), out / "report.html"
-    if not adapting:
-        return f"{cases}, nothing adapted: the masks are the model's own (M0); {failed} not done. {page}"
-    actions = Counter(entry.action or "no output" for entry in entries)
-    each = ", ".join(f"{count} {action}" for action, count in sorted(actions.items()))
-    flagged = sum(entry.decision is not None and entry.decision.flagged for entry in entries)
-    look = f"; {flagged} flagged: a person should look, see casewise review {out}" if flagged else ""
-    return f"{cases}: {each}{look}; {failed} not done as asked. {page}"

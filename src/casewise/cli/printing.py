@@ -1,7 +1,8 @@
-"""What commands print: answers in words or as JSON, and progress with the time that is left, also off a terminal."""
+"""Output of commands: answers in words or as JSON, and progress with the remaining time."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -13,16 +14,26 @@ from typing import Any, TextIO
 
 import typer
 
-from casewise.core.brief import counted
 from casewise.core.formats import json_text
+from casewise.core.text import pluralize
 
 AS_JSON = typer.Option(False, "--json", help="Print the answer as JSON.")
+UNITS = {"learn": "update", "propose": "case", "compare": "step"}  # what the steps of fit count
 EVERY_S = 15.0  # between two lines of progress off a terminal
+
+
+def colored(text: str, color: str) -> str:
+    """Return the text in color; plain if NO_COLOR is set (typer.echo strips colors off a terminal)."""
+    return text if "NO_COLOR" in os.environ else typer.style(text, fg=color, bold=True)
 
 
 def answer(words: str, content: Mapping[str, Any], *, as_json: bool) -> None:
     """Print an answer: words for a person, or JSON for a program; never both."""
-    typer.echo(json_text(content, indent=2, default=str) if as_json else words)
+    if as_json:
+        typer.echo(json_text(content, indent=2, default=str))
+        return
+    lines = (colored(line, "yellow") if line.startswith("! ") else line for line in words.splitlines())
+    typer.echo("\n".join(lines))
 
 
 class Progress(AbstractContextManager["Progress"]):
@@ -54,7 +65,7 @@ class Progress(AbstractContextManager["Progress"]):
             self._bar = tqdm(total=total, initial=done, unit=unit)
 
     def step(self, line: str, *, bad: bool = False) -> None:
-        """One more is done; ``line`` says what came of it, and is always printed where something went wrong."""
+        """Count one more; ``line`` is its result and is always printed if something went wrong."""
         self.done += 1
         self._write_log(line)
         if self._bar is not None:
@@ -68,12 +79,12 @@ class Progress(AbstractContextManager["Progress"]):
             self._echo(self.line(now))
 
     def line(self, now: float) -> str:
-        """Where it stands: ``12 of 60 cases, about 4 min left``."""
+        """Return the progress: ``12 of 60 cases, about 4 min left``."""
         if self.done >= self.total:
-            return f"{self.done} of {counted(self.total, self.unit)}, {in_words(now - self._began)} in all"
+            return f"{self.done} of {pluralize(self.total, self.unit)}, {in_words(now - self._began)} in all"
         each = (now - self._began) / max(self.done - self._first, 1)
         return (
-            f"{self.done} of {counted(self.total, self.unit)}, about {in_words(each * (self.total - self.done))} left"
+            f"{self.done} of {pluralize(self.total, self.unit)}, about {in_words(each * (self.total - self.done))} left"
         )
 
     def _echo(self, line: str) -> None:
@@ -96,6 +107,32 @@ class Progress(AbstractContextManager["Progress"]):
             self._bar.close()
         if self._log is not None:
             self._log.close()
+
+
+class StepProgress(AbstractContextManager["StepProgress"]):
+    """One progress bar for each step of a command that has several; call it with (step, done, total)."""
+
+    def __init__(self, *, quiet: bool = False, verbose: bool = False, log_file: Path | None = None) -> None:
+        self._options: dict[str, Any] = {"quiet": quiet, "verbose": verbose, "log_file": log_file}
+        self._step = ""
+        self._shown: Progress | None = None
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        """Show that so many parts of a step are done."""
+        if step != self._step or self._shown is None:
+            self.__exit__(None, None, None)
+            self._step = step
+            self._shown = Progress(total, done=max(done - 1, 0), unit=UNITS.get(step, "part"), **self._options)
+        self._shown.total = total
+        for _ in range(done - self._shown.done):
+            self._shown.step(f"{step}: {done} of {total}")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._shown is not None:
+            self._shown.__exit__(kind, error, trace)
+            self._shown = None
 
 
 def _opened(path: Path) -> TextIO:

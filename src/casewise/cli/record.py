@@ -1,8 +1,9 @@
-"""``casewise record``."""
+"""``casewise record``: candidates into an archive; a learning rate; what source images look like."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,16 +18,18 @@ from casewise.cli.options import (
     NnUNetStyle,
     PrintingOptions,
     grouped,
+    setting,
 )
 from casewise.cli.printing import AS_JSON, answer
-from casewise.core.brief import UNIT, counted
+from casewise.core.text import UNIT, pluralize
 
 if TYPE_CHECKING:
     from casewise.adapt.adaptation import Adaptation
+    from casewise.adapt.rates import RateChoice, RateRow
 
 app = typer.Typer()
 
-NOT_ALL_DONE = 3
+NOTHING_FITS, NOT_ALL_DONE = 1, 3
 NO_PATIENTS = (
     f"casewise: no {UNIT[0]} is named, so every case counts as one of its own. Where several cases belong together, "
     "say so in a table with the columns case and cluster: cases.csv beside the images, or --groups TABLE"
@@ -41,45 +44,84 @@ def record(
     how: AdaptationOptions,
     where: EngineOptions,
     telling: PrintingOptions,
-    archive: Path = typer.Option(..., "-o", help="Archive to make, or to go on with."),
-    shrink: str = typer.Option("2:0.5", help="Interpolated states to keep, as step:alpha with commas; '' for none."),
-    signals: str = typer.Option("", help="Further signals, with commas, such as augmentation_disagreement."),
-    metric: str = typer.Option("dice", help="dice or miou."),
+    out: Path = typer.Option(
+        None, "-o", help="Archive to create or continue; with --measure-source, the file to write."
+    ),
     propose: list[str] = typer.Option(
         [],
-        help="What makes candidates, instead of --objective: tent, views:mri, NAME=views:gamma(1.4),random(8), ...; "
-        "repeat for several ladders against one M0.",
+        help="Method that makes candidates: {objectives}, views:SET (SET is {views}), NAME=views:gamma(1.4),random(8), "
+        "members:FOLDER, or package.module:Name; repeat to record several methods. Default: eata.",
     ),
+    reset: str = typer.Option(
+        "case",
+        help="case: every case starts from the original weights. stream: each case continues from the last (CoTTA).",
+    ),
+    metric: str = typer.Option("dice", help="dice or miou."),
+    find_rate: bool = typer.Option(
+        False, "--find-rate", help="Try learning rates on a few images and recommend one; record nothing."
+    ),
+    measure_source: bool = typer.Option(
+        False, "--measure-source", help="Write statistics of training images, for --source-statistics; record nothing."
+    ),
+    shrink: str = setting("2:0.5", help="Interpolated states to store, as step:alpha with commas; empty for none."),
+    signals: str = setting("", help="Further signals, with commas, such as augmentation_disagreement."),
+    rates: str = setting("", help="--find-rate: rates to try, with commas; default: 1e-5 to 1e-2 in half decades."),
+    rate_cases: int = setting(6, min=1, help="--find-rate: how many images to try, spread over the folder."),
+    coverage: float = setting(7e-4, help="--find-rate: share of voxels that the first step should change."),
+    ignore_geometry: bool = setting(False, help="Pair labels with images whose affines differ; default: refuse them."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Adapt a model to every case and keep all candidates in an archive; a killed run goes on where it stopped.
+    """Make candidate masks for every case and store them in an archive.
 
-    Exit codes: 0 every case is in the archive, 2 wrong arguments, 3 some cases failed and are not in it.
+    Example:
+
+        casewise record -m MODEL -i images -l labels -o archive --propose views:mri
+
+    Repeat the command to resume. Two other modes record nothing.
+
+    --find-rate adapts a few images at several learning rates, without labels, and
+    recommends the one whose first step changes a little and whose later steps change less.
+    --measure-source writes mean quantiles and amplitudes of training images to the file after -o; the views histogram
+    and fourier use them to make a case look like the training images.
+
+    Exit codes: 0 every case is recorded, 1 no rate fits, 2 wrong arguments, 3 some cases failed and are not recorded.
     """
     from casewise.adapt.adaptation import Adaptation
     from casewise.adapt.probes import probes_of
     from casewise.archive.store import check_archive_place
+    from casewise.core.errors import BadInput
     from casewise.core.records import EVALUATION
-    from casewise.deployment import Deployment
     from casewise.run.local import keep_freed_memory
     from casewise.run.record_folder import RecordCase, parsed_states, record_folder
 
+    if find_rate and measure_source:
+        raise BadInput("--find-rate and --measure-source are two modes; give one of them")
+    if find_rate:
+        grid = Grid(_numbers(rates), rate_cases, coverage)
+        _find_rate(source, which, how, telling, grid, propose, as_json=as_json)
+        return
+    if out is None:
+        raise BadInput("name the archive with -o FOLDER (with --measure-source the file to write)")
+    if measure_source:
+        _measure_source(source, which.images, out, as_json=as_json)
+        return
+    archive = out
     keep_freed_memory()
     check_archive_place(archive)
     model = source.chosen()
     probes = tuple(name for name in signals.split(",") if name)
     probes_of(probes)  # a wrong name is an error before anything is recorded
-    cases = which.gathered(model, keep=archive.with_name(f"{archive.name}-images"))
+    cases = which.gathered(model.load(), keep=archive.with_name(f"{archive.name}-images"))
     if which.labels is not None and len(cases) > 1 and not any(files.cluster for files in cases):
         typer.echo(NO_PATIENTS, err=True)
     given = how.asked(model)
     if how.preset is not None:
         cases, given = driving_cases(cases, given)
-    adaptation = Adaptation(**given, shrink=parsed_states(shrink), signals=probes)
-    ladders, proposers = proposals(adaptation, propose, None if how.preset else how.objective)
-    deployment = Deployment(model, proposers, ladders=ladders)
-    how.check_used(deployment)
-    work = RecordCase(deployment, {files.id: files for files in cases})
+    adaptation = Adaptation(**given, reset=reset, shrink=parsed_states(shrink), signals=probes)
+    proposers = proposals(adaptation, propose, None if how.preset else how.objective)
+    how.check_used(proposers)
+    ladders = tuple(proposers)
+    work = RecordCase(model, proposers, {files.id: files for files in cases}, ignore_geometry=ignore_geometry)
     there = _there(archive)
     made, results = record_folder(
         work,
@@ -87,16 +129,16 @@ def record(
         archive,
         metric=metric,
         dataset=_name(which.images),
-        told=lambda note: typer.echo(f"casewise: {note}", err=True),
+        on_warning=lambda note: typer.echo(f"casewise: {note}", err=True),
     )
     before, failed = len(made.entries), {}
-    with telling.progress(len(cases), done=before) as progress:
+    with telling.progress(len(cases), done=sum(files.id in made.entries for files in cases)) as progress:
         for result in results:
             if result.error is not None:
                 failed[result.case_id] = result.error
             progress.step(f"{result.case_id}: {result.error or 'recorded'}", bad=result.error is not None)
     now, added = len(made.entries), [name for name in ladders if there and name not in there]
-    words = [f"{archive}: {counted(now, 'case')}{_since(there, added, ladders, before)}; {len(failed)} failed"]
+    words = [f"{archive}: {pluralize(now, 'case')}{_since(there, added, ladders, before)}; {len(failed)} failed"]
     if now:
         several = f" --ladder {ladders[0]}" if len({*there, *ladders}) > 1 else ""
         judged = all(files.split == EVALUATION for files in cases)  # calibrate refuses these
@@ -119,7 +161,7 @@ def _there(archive: Path) -> tuple[str, ...]:
 
 
 def _since(there: Sequence[str], added: Sequence[str], ladders: Sequence[str], before: int) -> str:
-    """What is from before: cases of the first ladder, where it is not new, and the ladders beside those that are."""
+    """Say which cases and ladders were recorded before."""
     said = [] if ladders[0] in added or not before else [f", {before} of them from before"]
     if added:
         known = ", ".join(name or "the one without a name" for name in there)
@@ -127,24 +169,124 @@ def _since(there: Sequence[str], added: Sequence[str], ladders: Sequence[str], b
     return "".join(said)
 
 
-def proposals(
-    plain: Adaptation, texts: list[str], objective: str | None
-) -> tuple[tuple[str, ...], tuple[Adaptation, ...]]:
-    """(ladders, proposers): those that are named, or the objective on a ladder without a name."""
-    from dataclasses import replace
-
+def proposals(plain: Adaptation, texts: list[str], objective: str | None) -> dict[str, Adaptation]:
+    """Return the proposers that are named, by ladder; without names the objective on a ladder called ""."""
     from casewise.adapt.proposers import named_proposal
     from casewise.core.errors import BadInput
 
     if not texts:
-        return ("",), (plain,)
+        return {"": plain}
     if objective is not None:
-        raise BadInput(f"--objective {objective} is what --propose {objective} says; give the one or the other")
+        raise BadInput(
+            f"the setting objective={objective} is what --propose {objective} says; give the one or the other"
+        )
     named = [named_proposal(text) for text in texts]
-    return tuple(name for name, _ in named), tuple(replace(plain, objective=text) for _, text in named)
+    if len({name for name, _ in named}) < len(named):
+        raise BadInput(f"two proposers have one name: {', '.join(name for name, _ in named)}; write NAME=PROPOSER")
+    return {name: replace(plain, objective=text) for name, text in named}
 
 
 def _name(images: Path) -> str:
     """What reports call the data: the folder, or the one above it where it is only called images, imagesTs, ..."""
     folder = images.resolve()
     return folder.parent.name if folder.name.lower().startswith("images") else folder.name
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Which learning rates are tried, on how many images."""
+
+    rates: tuple[float, ...]
+    cases: int
+    coverage: float
+
+
+def _find_rate(
+    source: ModelOptions, which: CaseOptions, how: AdaptationOptions, telling: PrintingOptions, grid: Grid,
+    propose: list[str], *, as_json: bool,
+) -> None:  # fmt: skip
+    """Adapt a few images at several learning rates and recommend one."""
+    from tempfile import TemporaryDirectory
+
+    from casewise.adapt.adaptation import Adaptation
+    from casewise.adapt.rates import RATES, sweep_rates
+    from casewise.core.errors import BadInput
+
+    if len(propose) > 1:
+        raise BadInput(f"a learning rate is found for one objective, got --propose {' '.join(propose)}")
+    model = source.chosen()
+    (adaptation,) = proposals(Adaptation(**how.asked(model)), propose, how.objective).values()
+    how.check_views([adaptation])
+    with TemporaryDirectory() as keep:
+        files = which.gathered(model.load(), keep=Path(keep))
+        few = files[:: max(1, len(files) // grid.cases)][: grid.cases]
+        read = [model.load().read(one).case for one in few]
+    rates = grid.rates or RATES
+    typer.echo(_announced(adaptation, len(read), len(rates), len(files)), err=True)
+    with telling.progress(len(rates) * len(read), unit="episode") as progress:
+        choice = sweep_rates(
+            model.load(),
+            read,
+            adaptation.built(),
+            rates=rates,
+            steps=adaptation.steps,
+            coverage=grid.coverage,
+            seen=None if as_json else _say_row,
+            done=lambda: progress.step("one image at one rate"),
+            parameters=adaptation.parameters,
+            seed=adaptation.seed,
+            max_slices=adaptation.max_slices,
+        )
+    answer(_words(choice, adaptation.objective), asdict(choice), as_json=as_json)
+    if choice.rate is None:
+        raise typer.Exit(NOTHING_FITS)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    from casewise.core.errors import BadInput
+
+    try:
+        return tuple(float(word) for word in text.split(",") if word.strip())
+    except ValueError:
+        raise BadInput(f"rates takes numbers with commas, such as 1e-4,1e-3, got {text!r}") from None
+
+
+def _announced(adaptation: Adaptation, images: int, rates: int, found: int) -> str:
+    """Say what will be done, so that a person can stop it in time."""
+    each = f"{pluralize(adaptation.steps, 'update')} of {adaptation.objective}"
+    where = f"on {images} of {found} images at up to {rates} rates"
+    return f"casewise: {each} {where}; --set rate-cases=N, --set rates=... and --steps make it shorter"
+
+
+def _say_row(row: RateRow) -> None:
+    if row.failed:
+        typer.echo(f"  {row.rate:8.0e}  {row.failed} of {row.cases} cases ended in NaN")
+        return
+    changed = "  ".join(f"{share:.1e}" for share in row.coverage)
+    rest = "comes to rest" if row.settles else "does not come to rest"
+    typer.echo(f"  {row.rate:8.0e}  changed after each step: {changed}  ({row.moved:.0%} of cases moved, {rest})")
+
+
+def _words(choice: RateChoice, objective: str) -> str:
+    if choice.rate is None:
+        return f"No rate to recommend: {choice.reason}."
+    return f"Recommended for {objective}: --lr {choice.rate:g}; {choice.reason}."
+
+
+def _measure_source(source: ModelOptions, images: Path, out: Path, *, as_json: bool) -> None:
+    """Write the mean quantiles and low-frequency amplitudes of source images; the file is bound to the model."""
+    from casewise.adapt.backbones import pipeline_of
+    from casewise.adapt.views.source import read_source_statistics, source_statistics
+    from casewise.core.durable import write_durably
+    from casewise.data.folders import list_cases
+
+    if out.exists():
+        read_source_statistics(out)  # a file that is something else is refused
+    backbone = source.chosen().load()
+    cases = list_cases(images, ending=backbone.ending)
+    inputs = (pipeline_of(backbone.prepare(backbone.read(files).case), backbone).whole for files in cases)
+    found = source_statistics(inputs, model=backbone.fingerprint, loader=backbone.loader)
+    write_durably(out, found.as_json().encode())
+    content = {"file": out, "model": backbone.name, "images": found.images, "channels": len(found.quantiles)}
+    words = f"wrote {out}: {pluralize(found.images, 'image')} of {backbone.name}, {len(found.quantiles)} channels"
+    answer(words, content, as_json=as_json)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from casewise.cli.options import NnUNetStyle, grouped, setting
 from casewise.cli.printing import AS_JSON, answer
-from casewise.core.brief import counted
 from casewise.core.formats import json_text
+from casewise.core.text import pluralize
 
 if TYPE_CHECKING:
     from casewise.archive.store import Archive
@@ -19,23 +20,29 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command()
+@app.command(cls=NnUNetStyle)
+@grouped
 def replay(
-    archive: Path = typer.Argument(..., help="An archive."),
+    archive: Path = typer.Argument(..., help="Archive of casewise record."),
     controller: str = typer.Argument(..., help="policy.json or its folder, m0, fixed-k, ..., or package.module:Name."),
     out: Path = typer.Option(None, "--out", "-o", help="Write the decisions here, one JSON object per line."),
-    own: str = typer.Option(None, "--controller", help="package.module:Name that the policy was calibrated with."),
-    setting: list[str] = typer.Option([], "--set", help="Options of a controller, e.g. --set step=2."),
-    ladder: str = typer.Option(None, help="Which ladder, where the archive holds several."),
+    option: list[str] = typer.Option([], help="Option of the controller as name=value, such as step=2; repeatable."),
+    own: str = setting(None, "--controller", help="Your own controller (package.module:Name)."),
+    ladder: str = typer.Option(None, help="Which method, if the archive holds several."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Let a controller decide again on recorded trajectories; no network, no GPU."""
+    """Apply a controller or a policy to recorded cases; needs no network and no GPU.
+
+    Example:
+
+        casewise replay archive fixed-k --option step=2 -o decisions.jsonl
+    """
     import casewise
     from casewise.core.durable import write_durably
 
     opened = casewise.open_archive(archive, ladder=ladder)
     _check_place(out)
-    decisions = casewise.replay(opened, _chosen(opened, controller, setting, own))
+    decisions = casewise.replay(opened, _chosen(opened, controller, option, own))
     if out is not None:
         write_durably(out, "".join(json_text(one.as_dict()) + "\n" for one in decisions).encode())
     content = {"decisions": [one.as_dict() for one in decisions]}
@@ -57,19 +64,19 @@ def _check_place(out: Path | None) -> None:
         raise BadInput(f"{out} is there and was not written by replay; give -o another name")
 
 
-def _chosen(archive: Archive, name: str, setting: list[str], own: str | None) -> Controller | Policy:
+def _chosen(archive: Archive, name: str, option: list[str], own: str | None) -> Controller | Policy:
     from casewise.core.errors import BadInput
     from casewise.judge.controllers import CONTROLLERS
-    from casewise.judge.policy import controller_of, read_policy, uncalibrated
+    from casewise.judge.policy import controller_of, read_policy, ready_policy
 
     if Path(name).exists():
         return read_policy(name, typed=own)
     if ":" not in name:
         CONTROLLERS[name]
-    pairs = [text.partition("=") for text in setting]
+    pairs = [text.partition("=") for text in option]
     if any(not sign for _, sign, _ in pairs):
-        raise BadInput(f"--set takes name=value, got {' '.join(setting)}")
-    return controller_of(uncalibrated(name, archive.steps, {key: _value(text) for key, _, text in pairs}))
+        raise BadInput(f"--option takes name=value, got {' '.join(option)}")
+    return controller_of(ready_policy(name, archive.steps, {key: _value(text) for key, _, text in pairs}))
 
 
 def _value(text: str) -> object:
@@ -89,4 +96,6 @@ def _summary(decisions: list[Decision]) -> str:
     deployed = sum(one.deployed for one in decisions) / len(decisions)
     executed = sum(one.executed for one in decisions) / len(decisions)
     actions = ", ".join(f"{action} {count}" for action, count in sorted(counts.items()))
-    return f"{counted(len(decisions), 'case')}: {actions}; mean steps deployed {deployed:.3f}, executed {executed:.3f}"
+    return (
+        f"{pluralize(len(decisions), 'case')}: {actions}; mean steps deployed {deployed:.3f}, executed {executed:.3f}"
+    )

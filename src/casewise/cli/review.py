@@ -1,4 +1,4 @@
-"""``casewise qc``: which masks should a person look at? ``casewise review``: the page on which she does."""
+"""``casewise qc``: which masks a person should check. ``casewise review``: the page to check them."""
 
 from __future__ import annotations
 
@@ -8,39 +8,45 @@ from pathlib import Path
 import typer
 
 from casewise.cli.printing import AS_JSON, answer
-from casewise.core.brief import counted
+from casewise.core.text import pluralize
 
 app = typer.Typer()
 
 
 @app.command()
 def review(
-    folder: Path = typer.Argument(..., help="What casewise predict wrote, or an archive."),
-    images: Path = typer.Option(None, help="The images, in the naming that predict or record read."),
-    reviewer: str = typer.Option("", help="Your name, as it goes into the log; the page asks when it is not given."),
-    ladder: str = typer.Option(None, help="Which ladder, where the archive holds several."),
-    port: int = typer.Option(0, min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free one."),
-    apply: bool = typer.Option(
-        False, "--apply", help="No page: write the masks that were chosen, with a log, into the folder after --out."
-    ),
+    folder: Path = typer.Argument(..., help="Folder that casewise predict wrote."),
+    images: Path = typer.Option(None, help="Folder with the images that predict used."),
+    reviewer: str = typer.Option("", help="Your name for the log; if not given, the page asks."),
+    port: int = typer.Option(0, min=0, max=65535, help="Port on 127.0.0.1; 0: any free port."),
+    apply: bool = typer.Option(False, "--apply", help="Write the chosen masks and a log to --out; open no page."),
     out: Path = typer.Option(None, "--out", "-o", help="--apply: an empty folder for the masks."),
     browser: bool = typer.Option(True, "--browser/--no-browser", help="Open the page in a browser."),
     as_json: bool = typer.Option(False, "--json", help="--apply: print the answer as JSON."),
 ) -> None:
-    """A local page on which a person keeps M0, keeps the adaptation, or flags a case."""
+    """Open a local page to compare masks and to choose which one to keep.
+
+    Example:
+
+        casewise review masks --images images
+
+        casewise review masks --apply -o reviewed
+
+    The choices: keep the original mask, keep the new mask, both are wrong (contour again), or ask somebody else.
+    """
     import webbrowser
 
     if apply:
         _apply(folder, out, as_json=as_json)
         return
 
-    from casewise.serve.review import review_server
+    from casewise.serve.review_server import review_server
 
-    server = review_server(folder, images=images, reviewer=reviewer, port=port, ladder=ladder)
+    server = review_server(folder, images=images, reviewer=reviewer, port=port)
     with server:
-        for sentence in server.desk.said_at_start:
+        for sentence in server.desk.log.problems:
             typer.echo(f"! {sentence}", err=True)
-        typer.echo(f"{counted(len(server.desk.folder.cases), 'case')}, worst first: {server.url}")
+        typer.echo(f"{pluralize(len(server.desk.folder.cases), 'case')}, worst first: {server.url}")
         typer.echo(f"decisions go to {server.desk.log.path}; stop with Ctrl-C", err=True)
         if browser:
             webbrowser.open(server.url)
@@ -79,23 +85,29 @@ def _apply(folder: Path, out: Path | None, *, as_json: bool) -> None:
 @app.command()
 def qc(
     opinions: list[Path] = typer.Argument(
-        ..., help="An archive with several candidates, or folders of masks: the one in use first, then the others."
+        ..., help="Folders of masks of the same cases (the masks in use first), or one archive with several candidates."
     ),
     out: Path = typer.Option(..., "--out", "-o", help="Folder for qc.csv (worst first), signals.csv and quality.json."),
     labels: Path = typer.Option(None, "--labels", "-l", help="Folder with labels of some of the cases."),
-    cases: Path = typer.Option(None, help="CSV with case and cluster (patient, sequence)."),
-    flag_below: float = typer.Option(0.7, help="Flag a case whose metric may lie below this."),
-    at: float = typer.Option(0.9, help="Chance that the lower bound of the metric holds."),
+    cases: Path = typer.Option(None, help="CSV with case and cluster (patient)."),
+    flag_below: float = typer.Option(0.7, help="Flag cases whose metric may be below this."),
+    confidence: float = typer.Option(0.9, help="Probability that the lower bound of the metric holds."),
     quality: Path = typer.Option(None, help="quality.json of an earlier run on labelled cases of the same model."),
-    metric: str = typer.Option("dice", help="dice, miou or another metric of casewise; an archive has its own."),
-    ignore: int = typer.Option(None, help="Label that is never wrong, such as 255."),
-    ladder: str = typer.Option(None, help="Which ladder, where the archive holds several."),
+    metric: str = typer.Option(
+        "dice", help="dice, miou or another metric of casewise; ignored for an archive, which has its own."
+    ),
+    ignore: int = typer.Option(None, help="Label of voxels that are left out, such as 255."),
+    ladder: str = typer.Option(None, help="Which method, if the archive holds several."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Say how good each mask is at least, without a label, from how far several opinions agree.
+    """Estimate the quality of each mask without its label, from the agreement of several masks of the case.
 
-    Opinions are folds, views, raters or models. Some labelled cases are needed once, for the lower bound; without any,
-    cases are sorted by agreement and nothing is promised.
+    Example:
+
+        casewise qc fold_0 fold_1 fold_2 -l labels -o qc
+
+    The masks may come from folds, views, raters or models. Labels of some cases are needed once, for the lower bound.
+    Without labels, cases are sorted by agreement and there is no bound.
     """
     from casewise.core.durable import write_durably
     from casewise.core.errors import BadInput
@@ -108,14 +120,20 @@ def qc(
 
         if labels is not None or cases is not None:
             raise BadInput("an archive holds its own labels and clusters; leave out --labels and --cases")
-        archive = open_archive(opinions[0], ladder=ladder).one()
+        archive = open_archive(opinions[0], ladder=ladder).only_ladder()
         scored = scoring_options(archive)
         metric, ignore = scored["metric"], scored["ignore"] if ignore is None else ignore
         found = archive_opinions(archive)
     else:
-        found = folder_opinions(opinions, labels=labels, cases=cases)
+        from casewise.data.dicom_masks import nifti_folders
+
+        (*read, labels_read), patients = nifti_folders([*opinions, labels], out / "dicom")
+        cases = cases or patients  # type: ignore[assignment]
+        found = folder_opinions([one for one in read if one is not None], labels=labels_read, cases=cases)
     known = None if quality is None else read_quality(quality)
-    result = controlled(quality_rows(found, metric=metric, ignore=ignore), below=flag_below, level=at, quality=known)
+    result = controlled(
+        quality_rows(found, metric=metric, ignore=ignore), below=flag_below, level=confidence, quality=known
+    )
     out.mkdir(parents=True, exist_ok=True)
     for name, table in (("signals.csv", result.worth), ("qc.csv", result.cases)):
         write_durably(out / name, table.map(csv_cell).to_csv(index=False).encode())
@@ -124,7 +142,7 @@ def qc(
     sentences = list(result.sentences())
     if result.fit is not None and len(opinions) > 1 and cases is None and known is None:
         sentences.append(
-            "! no patient or sequence is named, so the lower bound counts every case as one of its own; "
+            "! no patient is named, so the lower bound counts every case as one of its own; "
             "where one has several scans, name them: --cases TABLE with the columns case and cluster"
         )
     found_cases = json.loads(result.cases.to_json(orient="records"))

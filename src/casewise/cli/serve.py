@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from casewise.cli.options import AdaptationOptions, ModelOptions, NnUNetStyle, grouped
+from casewise.cli.options import ModelOptions, NnUNetStyle, grouped, setting
 
 app = typer.Typer()
 
@@ -17,40 +17,56 @@ app = typer.Typer()
 @grouped
 def serve(
     source: ModelOptions,
-    how: AdaptationOptions,
-    policy: str = typer.Option(None, help="policy.json, the archive that holds it, or m0."),
-    controller: str = typer.Option(None, help="package.module:Name that the policy was calibrated with."),
-    certificate: Path = typer.Option(None, help="certificate.json; refused unless it is this policy's."),
-    watch: Path = typer.Option(None, help="watch.json of casewise monitor: continued, and M0 once it alarms."),
-    force: bool = typer.Option(False, "--force", help="Deploy a policy that calibration called NO-GO."),
-    host: str = typer.Option("127.0.0.1", help="Address to bind to; others than this machine need a token."),
+    policy: str = typer.Option(None, help="Only if -m is a model: policy.json, its archive, or m0 (no change)."),
+    host: str = typer.Option("127.0.0.1", help="Address to listen on; requests from other machines need a token."),
     port: int = typer.Option(8000, min=0, max=65535, help="Port."),
-    allow_host: list[str] = typer.Option([], "--allow-host", help="A further name for the Host header; repeat."),
-    places: int = typer.Option(8, "--places", min=1, help="Requests inside at once; further ones are answered 429."),
-    timeout: float = typer.Option(60.0, help="Seconds from acceptance; then M0 is the answer. 0 for none."),
-    max_body: str = typer.Option("256M", "--max-body", help="Largest body of a request."),
-    max_ram: str = typer.Option(None, "--max-ram", help="Refuse images that need more; default: 80 % of what is free."),
-    contract: str = typer.Option("refuse", help="Input contract: refuse, warn or off."),
+    model_at: str = typer.Option(None, "--model-at", help="Where the model of the deployment is now, if it was moved."),
+    objective: str = setting(
+        None, help="Your own method (package.module:Name) or model files, if the policy names them."
+    ),
+    controller: str = setting(None, help="Your own controller (package.module:Name), if the policy names one."),
+    certificate: Path = setting(None, help="Certificate of this policy; another certificate is refused."),
+    watch: Path = setting(
+        None,
+        help="watch.json of casewise monitor: decisions are added; while it is suspended, original masks are written.",
+    ),
+    force: bool = setting(False, help="Deploy a policy that calibration advised against."),
+    allow_host: list[str] = setting([], help="Another allowed name in the Host header; repeat for several."),
+    places: int = setting(8, min=1, help="Largest number of requests at a time; others get status 429."),
+    timeout: float = setting(60.0, help="Seconds per request; after that the original mask is returned. 0: no limit."),
+    max_body: str = setting("256M", help="Largest body of a request."),
+    max_ram: str = setting(None, help="Refuse images that need more memory; default: 80 % of the free memory."),
+    contract: str = setting(None, help="What to do with images unlike the training data: refuse, warn or off."),
 ) -> None:
-    """Guarded segmentation over HTTP (Open Inference Protocol v2): /v2/..., POST /segment, /metrics.
+    """Segment images over HTTP, one image per request: POST /segment, /model, /health.
 
-    Without a token only this machine can ask. For others, set CASEWISE_TOKEN and send Authorization: Bearer TOKEN.
+    Example:
+
+        casewise serve -m deployment --port 8000
+
+    Without a token only this machine can send requests. For other machines, set CASEWISE_TOKEN and send the header
+    Authorization: Bearer TOKEN.
     """
     from casewise.adapt.contract import available_bytes, parse_size
-    from casewise.run.assemble import assembled
+    from casewise.deployment.saved import open_deployment
+    from casewise.judge.monitors.watch import Watching
     from casewise.run.local import keep_freed_memory
 
     keep_freed_memory()
     service = _service()
-    model = source.chosen()
-    deployment = assembled(
-        model, policy, asked=how.asked(model), controller=controller, certificate=certificate, watch=watch,
-        contract=contract,
-        max_ram=parse_size(max_ram) if max_ram else int(0.8 * (available_bytes() or 0)) or None, force=force,
-    )  # fmt: skip
-    how.check_used(deployment)
+    options = {
+        "model_at": model_at,
+        "controller": controller,
+        "objective": objective,
+        "certificate": certificate,
+        "watch": None if watch is None else Watching(watch),
+        "contract": contract,
+        "force": force or None,
+        "max_ram": parse_size(max_ram) if max_ram else int(0.8 * (available_bytes() or 0)) or None,
+    }
+    deployment = open_deployment(source.chosen(), policy, **{k: v for k, v in options.items() if v is not None})
     token, fresh = service.token_for(host, os.environ)
-    settings = service.Settings(
+    settings = service.ServiceSettings(
         host=host, port=port, token=token, hosts=tuple(allow_host), places=places, max_bytes=parse_size(max_body),
         timeout_s=timeout or None,
     )  # fmt: skip

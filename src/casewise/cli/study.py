@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from casewise.cli.options import NnUNetStyle, grouped, setting
 from casewise.cli.printing import answer
 
 if TYPE_CHECKING:
@@ -18,21 +19,23 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-@app.command()
+@app.command(cls=NnUNetStyle)
+@grouped
 def study(
     evaluation: Annotated[Path, typer.Argument(help="Archive of the evaluation cases, with labels.")],
     calibration: Annotated[
-        Path, typer.Option("--calibration", "-c", help="Archive of the holdout that the policy was fitted on.")
+        Path,
+        typer.Option("--calibration", "-c", help="Archive of the calibration cases that the policy was fitted on."),
     ],
     policy: Annotated[
         Path | None,
         typer.Option("--policy", "-p", help="policy.json, or the folder that holds it.  [default: CALIBRATION]"),
     ] = None,
     controller: Annotated[
-        str | None, typer.Option("--controller", help="package.module:Name that the policy was calibrated with.")
+        str | None, setting(help="Your own controller (package.module:Name), if the policy names one.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Where the report goes.  [default: EVALUATION/report]")
+        Path | None, typer.Option("--out", "-o", help="Folder for the report.  [default: EVALUATION/report]")
     ] = None,
     only: Annotated[
         list[str] | None,
@@ -42,84 +45,79 @@ def study(
         list[str] | None,
         typer.Option(
             "--other",
-            help="NAME=EVALUATION[,CALIBRATION] of another objective on the same cases (TENT, MEMO), and the ladder "
-            "NAME of archives that hold several; repeat.",
+            help="NAME=EVALUATION[,CALIBRATION]: another method on the same cases; of archives with several methods, "
+            "method NAME is used. Repeat for several.",
         ),
     ] = None,
     rerun: Annotated[
-        Path | None, typer.Option("--rerun", help="A second recording of the same cases, to align.")
+        Path | None, typer.Option("--rerun", help="Archive of a second recording of the same cases, to compare.")
     ] = None,
     sweep: Annotated[
         list[str] | None,
-        typer.Option("--sweep", help="RATE=EVALUATION[,CALIBRATION] at another learning rate; repeat."),
+        typer.Option(
+            "--sweep", help="RATE=EVALUATION[,CALIBRATION]: archives at another learning rate; repeat for several."
+        ),
     ] = None,
     backbone: Annotated[
         list[str] | None,
-        typer.Option("--backbone", help="NAME=ARCHIVE of another backbone on the same cohort; repeat."),
+        typer.Option(
+            "--backbone", help="NAME=ARCHIVE: archive of another model on the same cases; repeat for several."
+        ),
     ] = None,
-    away: Annotated[
-        Path | None, typer.Option("--away", help="Archive of another modality, for the scale probe.")
+    other_modality: Annotated[
+        Path | None, typer.Option("--other-modality", help="Archive of another modality, for the analysis scale.")
     ] = None,
     frozen: Annotated[
-        Path | None, typer.Option("--frozen", help="The policy whose design was frozen before this one.")
-    ] = None,
-    criteria: Annotated[
-        Path | None, typer.Option("--criteria", help="Criteria that were declared before the run.")
+        Path | None, typer.Option("--frozen", help="An earlier policy whose design was fixed before this one.")
     ] = None,
     images: Annotated[
-        Path | None, typer.Option("--images", help="Images of the evaluation cases, for the pictures' input column.")
+        Path | None, typer.Option("--images", help="Images of the evaluation cases, for the pictures.")
     ] = None,
-    include_first_step: Annotated[
-        bool, typer.Option("--include-first-step", help="Association of differences: begin with M0 to step 1.")
-    ] = False,
-    min_area_mm: Annotated[
-        list[float] | None,
-        typer.Option("--min-area-mm", min=1e-6, help="Sweep the smallest region in mm² or mm³ too; repeat."),
-    ] = None,
+    include_first_step: Annotated[bool, setting(help="Association of differences: begin with M0 to step 1.")] = False,
     substitute: Annotated[
         str,
-        typer.Option(
-            "--substitute",
+        setting(
             help="Matched controls also with what this method (fixed-4, tau-stop) deployed for every kept case.",
         ),
     ] = "",
-    pictures: Annotated[
-        int, typer.Option("--pictures", min=0, help="Cases with pictures, worst first; bounds the page.")
-    ] = 150,
-    resamples: Annotated[int, typer.Option("--resamples", "-B", min=100, help="Bootstrap draws.")] = 5000,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the bootstrap and of the random controls.")] = 1000,
+    pictures: Annotated[int, setting(min=0, help="Largest number of cases with pictures, worst first.")] = 150,
+    resamples: Annotated[int, setting(min=100, help="Number of bootstrap samples.")] = 5000,
+    seed: Annotated[int, setting(help="Seed of the bootstrap and of the random controls.")] = 1000,
     quiet: Annotated[bool, typer.Option("--disable_progress_bar", help="No progress bar.")] = False,
-    engine: Annotated[str, typer.Option("--engine", help="Measures the cases: local or ray.")] = "local",
-    address: Annotated[str | None, typer.Option("--address", help="Ray cluster to join, with --engine ray.")] = None,
+    engine: Annotated[str, setting(help="Measures the cases: local or ray.")] = "local",
+    address: Annotated[str | None, setting(help="Ray cluster to join, with engine ray.")] = None,
+    measures: Annotated[
+        Path | None, setting(help="measures.toml: formulas over volumes, such as the ejection fraction.")
+    ] = None,
     jobs: Annotated[int, typer.Option("-j", min=1, help="Processes or workers that measure the cases.")] = 1,
     ladder: Annotated[
         str | None,
         typer.Option(
             "--ladder",
-            help="Which ladder, where the archives hold several; default: the policy's, the first of several.",
+            help="Which method, if the archives hold several; default: the (first) method of the policy.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
-    """Every table and figure of the paper, on your own archive.
-
-    Reads two archives and a policy, replays every method, and writes one folder: report.html (one file, no network),
-    results.json (every number at full precision), tables/ (CSV and LaTeX) and figures/ (SVG and PNG). What cannot be
-    computed from what you gave says "not run", and what it needs. The report checks its own sums; if they disagree,
-    nothing is written and the exit code is 1.
+    """Make the tables and figures of the paper from your own archive.
 
     Example, after `casewise record` and `casewise calibrate holdout`:
 
         casewise study evaluation --calibration holdout
 
-    That a study was made is written into the evaluation archive's exposure ledger, because its labels were read.
+    Reads two archives and a policy, replays every method, and writes one folder: report.html (one file, no network),
+    results.json (every number at full precision), tables/ (CSV and LaTeX) and figures/ (SVG and PNG). An
+    analysis whose inputs are missing says "not run", and what it needs. The report checks its sums; if they disagree,
+    nothing is written and the exit code is 1. Each study is written into the exposure ledger of the evaluation archive,
+    because it reads labels.
     """
     from casewise.archive.store import open_archive
     from casewise.core.errors import BadInput, Refused
     from casewise.core.records import CALIBRATION, EVALUATION
     from casewise.judge.policy import read_policy
     from casewise.report.study_report import build
-    from casewise.run.assemble import chosen_engine
+    from casewise.run.local import chosen_engine
+    from casewise.study.plan import read_measures
 
     place = out if out is not None else evaluation / "report"
     known = read_policy(policy or calibration, typed=controller)
@@ -127,17 +125,17 @@ def study(
         raise BadInput(f"--ladder is one of those that the policy reads ({', '.join(known.ladders)}), got {ladder!r}")
     named = ladder or known.ladder or next(iter(known.ladders), None)
     given = replace(
-        _extras(calibration, other, rerun, sweep, backbone, away, frozen, criteria, images, named),
+        _extras(calibration, other, rerun, sweep, backbone, other_modality, frozen, images, named),
         first_step=include_first_step,
-        min_areas_mm=tuple(min_area_mm or ()),
         substitute=substitute,
+        measures=() if measures is None else read_measures(measures),
     )
-    judged, holdout = (open_archive(path, ladder=named).one() for path in (evaluation, calibration))
+    judged, holdout = (open_archive(path, ladder=named).only_ladder() for path in (evaluation, calibration))
     further = [name for name in known.ladders if name != named and name not in given.others]
     given = replace(
         given,
-        others={**given.others, **{name: judged.on(name).marked(EVALUATION) for name in further}},
-        holdouts={**given.holdouts, **{name: holdout.on(name).marked(CALIBRATION) for name in further}},
+        others={**given.others, **{name: judged.ladder(name).marked(EVALUATION) for name in further}},
+        holdouts={**given.holdouts, **{name: holdout.ladder(name).marked(CALIBRATION) for name in further}},
     )
     if engine != "local" or jobs > 1:
         judged = _measured(judged, holdout, known, chosen_engine(engine, jobs=jobs, address=address))
@@ -161,7 +159,7 @@ def study(
         typer.echo(f"casewise: {error}", err=True)
         raise typer.Exit(1) from None
     said, results = _summary(page)
-    found = {name: results[name] for name in ("story", "warnings", "not_run")}
+    found = {name: results[name] for name in ("summary", "warnings", "not_run")}
     answer(said, {"page": page, "results": page.parent / "results.json", **found}, as_json=as_json)
     for sentence in results["warnings"]:
         typer.echo(f"! {sentence}", err=True)
@@ -185,16 +183,14 @@ def _extras(
     rerun: Path | None,
     sweep: list[str] | None,
     backbone: list[str] | None,
-    away: Path | None,
+    other_modality: Path | None,
     frozen: Path | None,
-    criteria: Path | None,
     images: Path | None,
     ladder: str | None,
 ) -> Any:
     """The optional archives, opened; the certificate that lies beside the calibration archive."""
     from casewise.judge.certificates.certificate import CERTIFICATE, read_certificate
     from casewise.judge.policy import read_policy
-    from casewise.study.preregistration import read_criteria
     from casewise.study.study import Extras, images_of
 
     others = {name: _two(paths, name) for name, paths in _pairs("--other", other)}
@@ -204,9 +200,8 @@ def _extras(
         rerun=_opened(rerun, ladder) if rerun else None,
         sweep=dict(_swept(name, paths, ladder) for name, paths in _pairs("--sweep", sweep)),
         backbones={name: _opened(path, ladder) for name, path in _pairs("--backbone", backbone)},
-        away=_opened(away, ladder) if away else None,
+        away=_opened(other_modality, ladder) if other_modality else None,
         frozen=read_policy(frozen) if frozen else None,
-        criteria=read_criteria(criteria) if criteria else None,
         certificate=read_certificate(calibration) if (calibration / CERTIFICATE).exists() else None,
         images=images_of(images) if images else None,
     )
@@ -263,14 +258,14 @@ def _opened(path: str | Path, ladder: str | None) -> Archive:
     from casewise.archive.store import open_archive
 
     there = open_archive(path)
-    return there.one(ladder if len(there.ladders) > 1 else None)
+    return there.only_ladder(ladder if len(there.ladders) > 1 else None)
 
 
 def _summary(page: Path) -> tuple[str, dict[str, Any]]:
-    """The story and where to look, and the content of results.json."""
+    """Summary of a study as text, and the content of results.json."""
     import json
 
     results: dict[str, Any] = json.loads((page.parent / "results.json").read_text(encoding="utf-8"))
-    story = results["story"]
-    said = (story["headline"], *story["answers"].values(), story["second"], "", f"Open {page}")
+    summary = results["summary"]
+    said = (summary["headline"], *summary["answers"].values(), summary["second"], "", f"Open {page}")
     return "\n".join(said), results

@@ -1,1 +1,1 @@
-"""Words that everyone shares: records, errors, registries, seeds. Standard library and NumPy only."""
+"""Shared records, errors, registries and seeds. Standard library and NumPy only."""

@@ -1,26 +1,25 @@
-"""A log that is only appended to, and that shows when somebody did otherwise: for audits, exposures and reviews.
+"""An append-only log that shows later changes, for audits, exposures and reviews.
 
 Each line is a JSON object that holds the hash of the line before it and its own,
 ``hash = sha256(previous + canonical JSON of the rest)``. An edit, a removal in the middle or another order breaks the
 chain. Cutting lines off the end cannot be seen from the log alone; keep :attr:`Chain.tip` elsewhere for that
-(``casewise predict --report`` does).
+(``casewise predict --set report=FILE`` does).
 
-Appending takes a lock, so several processes may share a log, and ends with fsync. A process that was killed while it
-wrote leaves half a line: readers pass over it, and the next writer cuts it off and says so in a line of its own.
+Appending takes a lock, so several processes may share a log, and ends with fsync. A killed process may leave an
+incomplete line: readers skip it, and the next writer removes it and appends a line that says so.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from casewise.core.durable import text_sha256
+from casewise.core.durable import file_lock, text_sha256
 from casewise.core.errors import DamagedArchive
 from casewise.core.formats import json_text
 
@@ -36,30 +35,28 @@ class Chain:
     path: Path
 
     def append(self, event: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Append one line, durably, and return it."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a+b") as file:
-            _lock(file)
+        """Append one line, sync it to disk, and return it."""
+        with file_lock(self.path) as file:
             previous, torn = _tail(file, self.path)
             if torn:
                 previous = _write(file, previous, TORN, {"bytes": torn})["hash"]
             return _write(file, previous, event, facts)
 
     def lines(self) -> list[dict[str, Any]]:
-        """Every finished line that is a JSON object, oldest first; see :attr:`problems` before trusting them."""
+        """Return every finished line, oldest first; check :attr:`problems` before trusting them."""
         found = (_parsed(text) for text in self._content()[0])
         return [line for line in found if line is not None]
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with the finished lines; empty where each follows from the one before."""
+        """Problems of the complete lines; empty if the chain is intact."""
         problems: list[str] = []
-        previous: str | None = None
+        previous = BEGINNING
         for number, text in enumerate(self._content()[0], start=1):
             line = _parsed(text)
             if line is None or not isinstance(line.get("hash"), str) or not isinstance(line.get("previous"), str):
                 return [*problems, f"{self.path.name} line {number} is not a line of a hash-chained log"]
-            if line["previous"] not in (_BEGINNINGS if previous is None else (previous,)):
+            if line["previous"] != previous:
                 problems.append(
                     f"{self.path.name} line {number} does not follow line {number - 1}: removed, added or moved"
                 )
@@ -70,8 +67,23 @@ class Chain:
 
     @property
     def torn(self) -> bool:
-        """Whether a killed writer left half a line at the end."""
+        """True if a killed writer left an incomplete line at the end."""
         return bool(self._content()[1])
+
+    def since(self, started: str, finished: str) -> tuple[list[dict[str, Any]], bool]:
+        """The lines of the last run, and whether it finished.
+
+        Args:
+            started: Event with which a run begins.
+            finished: Event with which a run ends.
+
+        Returns:
+            The lines from the last ``started`` on; none and True where no run began.
+        """
+        lines = self.lines()
+        begun = [place for place, line in enumerate(lines) if line.get("event") == started]
+        last = lines[begun[-1] :] if begun else []
+        return last, not last or any(line.get("event") == finished for line in last)
 
     @property
     def tip(self) -> tuple[int, str]:
@@ -80,21 +92,16 @@ class Chain:
         return len(lines), str(lines[-1]["hash"]) if lines else BEGINNING
 
     def _content(self) -> tuple[list[bytes], bytes]:
-        """The finished lines, and what follows the last of them."""
+        """Return the finished lines and the incomplete rest."""
         content = self.path.read_bytes() if self.path.is_file() else b""
         whole, newline, rest = content.rpartition(b"\n")
         return (whole.split(b"\n") if newline else []), rest
 
 
 def line_hash(line: Mapping[str, Any]) -> str:
-    """The hash that a line should have, from its own content and the hash of the line before it."""
+    """Return the hash of a line, from its content and the hash of the line before it."""
     rest = {name: value for name, value in line.items() if name not in ("hash", "previous")}
-    if "event" not in line:  # an exposure ledger of casewise 0.1
-        return text_sha256(json_text({**rest, "previous": line["previous"]}, sort_keys=True))
     return text_sha256(f"{line['previous']}{json_text(rest, sort_keys=True)}")
-
-
-_BEGINNINGS = (BEGINNING, "")  # the second one began the exposure ledgers of casewise 0.1
 
 
 def _parsed(text: bytes) -> dict[str, Any] | None:
@@ -116,9 +123,9 @@ def _write(file: BinaryIO, previous: str, event: str, facts: Mapping[str, Any]) 
 
 
 def _tail(file: BinaryIO, path: Path) -> tuple[str, int]:
-    """The last hash, after cutting off a line that was never finished; and how many bytes that were.
+    """Return the last hash and the number of bytes that were removed from an unfinished line.
 
-    Read from the end, so that a line costs the same however long the log is.
+    Only the end of the file is read, so the cost does not depend on the length of the log.
     """
     size = begin = file.seek(0, os.SEEK_END)
     content = b""
@@ -137,19 +144,3 @@ def _tail(file: BinaryIO, path: Path) -> tuple[str, int]:
     if torn:
         file.truncate(size - torn)
     return last["hash"], torn
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _lock(file: BinaryIO) -> None:
-        """Wait until nobody else appends; closing the file gives the lock back."""
-        file.seek(0)
-        msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
-
-else:
-    import fcntl
-
-    def _lock(file: BinaryIO) -> None:
-        """Wait until nobody else appends; closing the file gives the lock back."""
-        fcntl.flock(file, fcntl.LOCK_EX)

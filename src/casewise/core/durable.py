@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and the hashes that say whether they are still what they were."""
+"""Atomic writing of files, locks, and hashes of files."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal, overload
 
 from casewise.core.formats import json_text
 
@@ -22,7 +22,7 @@ _HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path with the same ending; what is written there replaces ``path`` at the end of the block.
+    """Yield a temporary path with the same ending; its file replaces ``path`` at the end of the block.
 
     A reader, or a machine that loses power, sees the old content or the new one, never half of it. The folder is made
     where it is missing. After an error the old content stays.
@@ -40,26 +40,26 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Replace a file by these bytes, whole or not at all."""
+    """Replace a file by these bytes atomically."""
     with replacing(path) as temporary:
         temporary.write_bytes(content)
 
 
 def write_json(path: Path, value: Any, *, indent: int | None = 1, sort_keys: bool = False) -> None:
-    """Replace a file by a value as strict JSON, whole or not at all; dataclasses and mappings are plain by then."""
+    """Replace a file by a value as strict JSON, atomically."""
     text = json_text(value, indent=indent, sort_keys=sort_keys, default=dict)
     write_durably(path, f"{text}\n".encode())
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed writers left behind; a file whose writer still lives, here or on another machine, stays."""
+    """Remove temporary files of killed writers; files of living writers stay, also those of other machines."""
     for path in folder.rglob(f"{TEMPORARY}*"):
         if not _is_written(path):
             path.unlink(missing_ok=True)
 
 
 def _is_written(path: Path) -> bool:
-    """Whether somebody may still be writing this file: a living process of this machine, or a recent one elsewhere."""
+    """True if a process of this machine, or a recent one of another machine, may still write this file."""
     host, _, rest = path.name.removeprefix(TEMPORARY).partition("-")
     process = rest.partition("-")[0]
     if not process.isdigit():
@@ -73,7 +73,7 @@ def _is_written(path: Path) -> bool:
 
 
 def is_alive(process: int) -> bool:
-    """Whether a process of this machine runs."""
+    """True if a process of this machine is running."""
     if sys.platform == "win32":
         return True  # there, asking ends the process
     try:
@@ -85,9 +85,27 @@ def is_alive(process: int) -> bool:
     return True
 
 
+@overload
+def file_lock(path: Path, *, wait: Literal[True] = True) -> AbstractContextManager[BinaryIO]: ...
+
+
+@overload
+def file_lock(path: Path, *, wait: Literal[False]) -> AbstractContextManager[BinaryIO | None]: ...
+
+
 @contextmanager
-def held(path: Path, *, wait: bool) -> Iterator[BinaryIO | None]:
-    """A file of this process alone, made where it is missing; without ``wait`` None where another process holds it."""
+def file_lock(path: Path, *, wait: bool = True) -> Iterator[Any]:
+    """Hold a file for this process alone, from the beginning to the end of the block.
+
+    The lock belongs to the open file, so it ends with the process, even where that is killed.
+
+    Args:
+        path: The file; it is made, with its folder, where it is missing.
+        wait: Wait until no other process holds the file.
+
+    Returns:
+        The open file; None without ``wait`` where another process holds it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         yield file if _locked(file, wait) else None
@@ -98,11 +116,14 @@ if sys.platform == "win32":
 
     def _locked(file: BinaryIO, wait: bool) -> bool:
         file.seek(0)
-        try:
-            msvcrt.locking(file.fileno(), msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
+        while True:
+            try:
+                msvcrt.locking(file.fileno(), msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+            except OSError:
+                if not wait:
+                    return False
+            else:
+                return True
 
 else:
     import fcntl

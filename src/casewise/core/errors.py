@@ -6,14 +6,15 @@
     │   └── BadPair             an old and a new mask (or a label) that cannot be compared; names the kind of trouble
     ├── UnsafeInput             refused before it was opened: size bomb, pickle, path outside its root
     ├── NothingToAdapt          the parameter selection is empty; lists the normalization layers that were seen
-    ├── NotFinite               logits, losses or signals became NaN or infinite; the network was given back untouched
+    ├── NotFinite               logits, losses or signals became NaN or infinite; the network was restored
     ├── DegenerateStatistic     a calibration statistic has no spread (sigma = 0) and no fallback was asked for
     ├── TooFewCases             calibration refused; says how many cases are needed
-    ├── Refused                 right kind of thing, wrong thing
-    │   ├── MovedUnselected     an objective moved weights that were not selected; they were given back
+    ├── Refused                 valid input that does not belong here
+    │   ├── MovedUnselected     an objective changed weights that were not selected; they were restored
     │   ├── Mismatch            policy or certificate belongs to another model, objective, loader or calibration
     │   ├── Overlap             calibration and evaluation share cases, or cases of one patient or sequence
     │   └── Locked              evaluation labels, before the exposure ledger says why they are read
+    ├── OutOfTime               the time limit of a case was reached between two forward passes
     ├── DamagedArchive          truncated, edited or incomplete; says which file and which case
     └── MissingExtra            an optional dependency is not installed; says which extra to install
 
@@ -21,7 +22,7 @@
     └── DegenerateTertiles      cut-points coincide, so one bucket is empty (E9)
 
 The command line turns a CasewiseError into one line and exit code 2. Anything else is a bug and keeps its traceback.
-A message says what was expected, what came, and what to do.
+A message says what must hold, what was found, and what to do.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ from pathlib import Path
 
 
 class CasewiseError(Exception):
-    """The root of everything that casewise raises on purpose."""
+    """Root of all errors that casewise raises on purpose."""
+
+
+class OutOfTime(CasewiseError):
+    """The time limit of a case was reached between two forward passes."""
 
 
 def in_one_line(error: BaseException) -> str:
@@ -68,7 +73,7 @@ class UnknownName(BadInput):
 
 
 class BadPair(BadInput):
-    """Masks that cannot be compared; ``kind`` is the kind of trouble, in one word that ``--allow`` knows."""
+    """Masks that cannot be compared; ``kind`` is the kind of problem, a word that ``--allow`` takes."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -99,11 +104,11 @@ class TooFewCases(CasewiseError):
 
 
 class Refused(CasewiseError):
-    """Right kind of thing, wrong thing."""
+    """Valid input that does not belong to this model, policy or archive."""
 
 
 class MovedUnselected(Refused):
-    """An objective moved weights that were not selected; the network was given back, its predictions do not count."""
+    """An objective changed weights that were not selected; the network was restored, its predictions are discarded."""
 
 
 class Mismatch(Refused):

@@ -1,10 +1,7 @@
-"""What is written for other readers, and read from strangers: JSON, arrays, CSV cells.
+"""File formats: strict JSON, NumPy arrays from untrusted files, CSV.
 
-JSON that every reader can read: infinity is the word "inf" or "-inf", and NaN, which says nothing, is null.
-
-NumPy arrays from strangers: no pickle, and no memory for more numbers than the bytes that are there can hold.
-
-Cells of a CSV file that a spreadsheet shows and does not run; tables as spreadsheets of all countries save them.
+In JSON, infinity is the word "inf" or "-inf", and NaN is null. Arrays are read without pickle, and a header that claims
+more values than the file holds is refused. CSV cells are escaped so that a spreadsheet runs no formula.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ _AS_THEY_ARE = frozenset({str, int, bool})
 
 
 def worded(value: Any) -> Any:
-    """The same value with words for infinities and None for NaN; NumPy's numbers as Python's."""
+    """Replace infinities by words, NaN by None, and NumPy numbers by Python numbers."""
     if value is None or type(value) in _AS_THEY_ARE:  # most values, and the slow questions need not be asked
         return value
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
@@ -56,7 +53,7 @@ def worded(value: Any) -> Any:
 
 
 def numbered(value: Any) -> Any:
-    """The inverse for parts of a file that hold numbers, where no name can be "inf"."""
+    """Invert :func:`worded` for a part of a file that holds numbers."""
     if isinstance(value, str):
         return _INFINITE.get(value, value)
     if isinstance(value, Mapping):
@@ -79,7 +76,7 @@ def npy_array(content: bytes, name: str) -> NDArray[Any]:
 
 
 def _check_claim(file: BinaryIO, size: int, name: str) -> None:
-    """Refuse a header that promises more than follows it; the file stands at its beginning afterwards."""
+    """Refuse a header that claims more values than the file holds; rewinds the file."""
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(file)

@@ -1,4 +1,4 @@
-"""The words everyone shares: frozen records, checked when built, that go into archives as they are.
+"""Records that all packages share; they are frozen and checked when built.
 
 A *case* is one volume or image. Adaptation makes a *trajectory* for it: a ladder of candidate masks, step 0 being the
 source model M0. A controller sees an *observation* (label-free signals of the steps so far) and answers with a
@@ -17,9 +17,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-from casewise.core.brief import brief, counted
 from casewise.core.errors import BadInput
 from casewise.core.formats import numbered
+from casewise.core.text import brief, pluralize
 
 Mask = NDArray[Any]
 """Integer or bool labels over space: (rows, columns) or (slices, rows, columns)."""
@@ -34,7 +34,7 @@ _SAFE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
 def check_case_id(case_id: str) -> str:
-    """Refuse ids that could leave a folder or a page: letters, digits, dot, dash, underscore; at most 128."""
+    """Refuse ids that are unsafe as file names: only letters, digits, dot, dash and underscore, at most 128."""
     if not _SAFE_ID.fullmatch(case_id):
         raise BadInput(
             f"a case id holds 1-128 letters, digits, '.', '_' or '-' and does not begin with '.' or '-', "
@@ -47,7 +47,7 @@ _LADDER = re.compile(r"[a-z0-9][a-z0-9_+.-]{0,63}")
 
 
 def check_ladder(name: str) -> str:
-    """Refuse names of ladders that could leave a folder: small letters, digits, '-', '_', '+' and '.'; at most 64."""
+    """Refuse ladder names that are unsafe as file names: only lower-case letters, digits and ``-_+.``, at most 64."""
     if not _LADDER.fullmatch(name):
         raise BadInput(
             f"a ladder is named by 1-64 small letters, digits, '-', '_', '+' or '.', beginning with a letter or digit, "
@@ -57,32 +57,47 @@ def check_ladder(name: str) -> str:
 
 
 def made_case_id(name: str) -> str:
-    """An id for whatever a file is called: the name itself where it is one, else a plain form of it and a short hash.
+    """Make a case id from a file name: the name itself if it is valid, else a plain form of it with a hash.
 
-    The hash keeps names apart that look alike without their spaces and accents.
+    The 16 hex digits distinguish names that differ only in spaces and accents. :func:`casewise.data.folders.list_cases`
+    checks that no two files have the same id.
 
     >>> made_case_id("case_001"), made_case_id("Fall Müller (1)")
-    ('case_001', 'Fall_Muller_1-6fd5cf')
+    ('case_001', 'Fall_Muller_1-6fd5cfce8870ed53')
     """
     if _SAFE_ID.fullmatch(name):
         return name
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
     words = re.sub(r"[^A-Za-z0-9._-]+", "_", plain).strip("_.-")[:100] or "case"
-    return f"{words}-{hashlib.sha256(name.encode('utf-8', 'surrogateescape')).hexdigest()[:6]}"
+    return f"{words}-{hashlib.sha256(name.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Case:
-    """One volume or image, without its label: nothing that decides can see the truth (A1, A9)."""
+    """One volume or image, without its label, so that nothing that decides can see the truth (A1, A9).
+
+    Args:
+        id: Name of the case: letters, digits, ``.``, ``_`` and ``-``.
+        image: Array of shape ``(channel, *space)``.
+        spacing_mm: Size of a voxel, one number per spatial axis; None if it is unknown.
+        group: Site, vendor or condition. Cut-points may differ by group.
+        cluster: Patient or sequence. Cases of one cluster are split and resampled together.
+        split: ``"calibration"``, ``"evaluation"``, or a name of your own.
+
+    Example:
+        >>> import numpy as np
+        >>> Case("heart_01", np.zeros((1, 4, 4)), cluster="patient_1").cluster
+        'patient_1'
+    """
 
     __repr__ = brief
 
     id: str
-    image: NDArray[Any]  # (channel, *space)
-    spacing_mm: tuple[float, ...] | None = None  # one per spatial axis; None where the header says nothing
-    group: str | None = None  # site, vendor or condition: cut-points may differ by group
-    cluster: str | None = None  # patient or sequence: cases of one cluster are resampled and split together
-    split: str | None = None  # CALIBRATION, EVALUATION, or a name of your own
+    image: NDArray[Any]
+    spacing_mm: tuple[float, ...] | None = None
+    group: str | None = None
+    cluster: str | None = None
+    split: str | None = None
 
     def __post_init__(self) -> None:
         check_case_id(self.id)
@@ -90,14 +105,23 @@ class Case:
 
 @dataclass(frozen=True, order=True)
 class State:
-    """A rung of a case's ladder: step 0 is the source, step k is after update k, then shrunk toward the source.
+    """One candidate of a case: step 0 is M0, step k is after update k, optionally shrunk toward M0.
 
-    theta = theta_0 + (1 - shrink) * (theta_k - theta_0): shrink is the share of the way *back* to M0 (D10).
+    The weights of a shrunk state are theta_0 + (1 - shrink) * (theta_k - theta_0) (D10).
+
+    Args:
+        step: Number of updates; 0 is M0.
+        shrink: Share of the way back to M0, at least 0 and below 1.
+        ladder: Name of the ladder if a case has several. M0 belongs to all of them and names none.
+
+    Example:
+        >>> str(State(2, shrink=0.5))
+        '2~0.5'
     """
 
     step: int
     shrink: float = 0.0
-    ladder: str = ""  # which of several ladders of a case; M0 belongs to all of them and names none
+    ladder: str = ""
 
     def __post_init__(self) -> None:
         if self.step < 0 or not 0 <= self.shrink < 1:
@@ -114,7 +138,7 @@ class State:
         return f"{self.ladder}:{step}" if self.ladder else step
 
     def on(self, ladder: str) -> State:
-        """The same rung of a named ladder; M0 stays M0."""
+        """Return the same state of a named ladder; M0 stays M0."""
         return replace(self, ladder=ladder if self.step else "")
 
     def as_dict(self) -> dict[str, Any]:
@@ -141,26 +165,56 @@ class Action(str, Enum):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trajectory:
-    """Every candidate of one case, in order, with the label-free signals of each (D14)."""
+    """Every candidate of one case in order, with the label-free signals of each (D14).
+
+    Args:
+        case_id: Name of the case.
+        masks: Candidates; ``masks[0]`` is M0, ``masks[k]`` was predicted after update k.
+        signals: Signals by candidate; ``signals[k]`` compares ``masks[k]`` with M0.
+        shrunk: Masks of interpolated states (D15).
+        shrunk_signals: Signals of interpolated states.
+        parameters: Adapted parameters of each step, if requested.
+        entropies: Entropy of every voxel by step (``"entropy_1"``), if requested.
+        made_by: The objective with its options, as text.
+        seed: Seed of the run.
+        seconds: Wall time of each step; ``seconds[0]`` is M0.
+        spent: Cost of each signal: milliseconds per step and MiB of peak memory.
+        diagnostics: What the objective reported for each step, such as the loss.
+        ladder: Name of the ladder in an archive.
+        rungs: Names of the candidates after M0 if they are not updates, such as ``"gamma(1.4)"``.
+        left_out: Candidates that could not be predicted and repeat M0, with the reason.
+        fold: Tuned weights that made the candidates: ``"fold-2"`` or ``"mean"``.
+        trained_on: Patients whose labels trained those weights.
+        appearance: What the image looks like to the model, in label-free numbers; empty where nobody measured it.
+        ballots: Probabilities of all views, (view, class, voxel) in 255ths, where they differ from M0, if requested.
+
+    Example:
+        >>> import numpy as np
+        >>> Trajectory("heart_01", (np.zeros((2, 2), int), np.ones((2, 2), int)), ({}, {})).steps
+        1
+    """
 
     __repr__ = brief
 
     case_id: str
-    masks: tuple[Mask, ...]  # masks[0] is M0; masks[k] was predicted after update k
-    signals: tuple[Signals, ...]  # signals[k] compares masks[k] with masks[0]
-    shrunk: Mapping[State, Mask] = field(default_factory=dict)  # interpolated states that were materialized (D15)
+    masks: tuple[Mask, ...]
+    signals: tuple[Signals, ...]
+    shrunk: Mapping[State, Mask] = field(default_factory=dict)
     shrunk_signals: Mapping[State, Signals] = field(default_factory=dict)
-    parameters: tuple[Mapping[str, NDArray[Any]], ...] | None = None  # adapted parameters per step, when asked for
-    entropies: Mapping[str, NDArray[Any]] | None = None  # of every voxel by step ("entropy_1"), when asked for
-    made_by: str = ""  # repr of the objective and its options
+    parameters: tuple[Mapping[str, NDArray[Any]], ...] | None = None
+    entropies: Mapping[str, NDArray[Any]] | None = None
+    made_by: str = ""
     seed: int = 0
-    seconds: tuple[float, ...] = ()  # wall time of each step; seconds[0] is M0
-    spent: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # by signal: ms of a reading, MiB of peak
-    diagnostics: tuple[Mapping[str, float], ...] = ()  # what the objective reported: loss, kept share, ...
-    ladder: str = ""  # the name under which an archive keeps it, where it keeps several
-    rungs: tuple[str, ...] = ()  # what each step after M0 is called, where they are not updates: "gamma(1.4)", "mean"
-    left_out: Mapping[str, str] = field(default_factory=dict)  # rungs that could not be read and repeat M0: why
-    ballots: NDArray[Any] | None = None  # (reading, class, voxel in 255ths) where any state differs from M0, if asked
+    seconds: tuple[float, ...] = ()
+    spent: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    diagnostics: tuple[Mapping[str, float], ...] = ()
+    ladder: str = ""
+    rungs: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    fold: str = ""
+    trained_on: tuple[str, ...] = ()
+    appearance: Mapping[str, float] = field(default_factory=dict)
+    ballots: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
         if not self.masks or len(self.masks) != len(self.signals):
@@ -170,7 +224,7 @@ class Trajectory:
             )
         if self.rungs and len(self.rungs) != self.steps:
             raise BadInput(
-                f"case {self.case_id} has {counted(self.steps, 'step')} after M0 and {len(self.rungs)} names for them"
+                f"case {self.case_id} has {pluralize(self.steps, 'step')} after M0 and {len(self.rungs)} names for them"
             )
         shapes = {mask.shape for mask in (*self.masks, *self.shrunk.values())}
         if len(shapes) > 1:
@@ -182,7 +236,7 @@ class Trajectory:
         return len(self.masks) - 1
 
     def mask(self, state: State) -> Mask:
-        """The mask of a state; the very array that was recorded."""
+        """Return the recorded mask of a state."""
         if state.ladder == self.ladder:
             state = state.on("")
         if state.shrink:
@@ -213,7 +267,7 @@ class Observation:
         return len(self.signals) - 1
 
     def called(self, state: State) -> str:
-        """What a person reads of a candidate: "M0", "gamma(1.4)", "views: mean", or its number without a name."""
+        """Return the name of a candidate for messages: "M0", "gamma(1.4)", "views: mean", or its number."""
         rungs = self.rungs.get(state.ladder, ())
         if not 0 < state.step <= len(rungs) or state.shrink:
             return f"candidate {state}" if state.step else "M0"
@@ -244,7 +298,9 @@ class Controller(Protocol):
     """Chooses a state from label-free signals. Frozen; the same object decides live and in replay."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name in the registry of controllers."""
+        ...
 
     @property
     def needs(self) -> frozenset[str]:
@@ -263,12 +319,43 @@ class Controller(Protocol):
 
 @dataclass(frozen=True)
 class Decision:
-    """What was deployed for one case, and why (E13). Goes to JSON as it is, an infinite cut as the word "inf"."""
+    """What was deployed for one case, and why (E13).
+
+    It is written to JSON as it is, with an infinite cut as the word "inf".
+
+    Args:
+        case_id: Name of the case.
+        action: Roll back, keep, shrink or gate.
+        state: The deployed state.
+        executed: Number of updates that were made; a rollback after the first step counts 1 (A12).
+        controller: Name of the controller.
+        group: Site, vendor or condition of the case.
+        bucket: ``"low"``, ``"mid"`` or ``"hard"`` for routers.
+        coordinate: Signal that the controller read.
+        value: Value of that signal.
+        cut_low: Cut-point between low and mid.
+        cut_high: Cut-point between mid and hard.
+        accepted: Numbers of the regions that a gate accepted.
+        reason: One sentence for a person.
+        state_hash: sha256 of the deployed mask.
+        calibration_id: Calibration that the cut-points came from.
+        cluster: Patient or sequence, which monitors count once.
+        flagged: True if a person should check the deployed mask.
+        quality: Estimated metric of the deployed mask, without a label.
+        quality_low: Conformal lower bound of that metric.
+        cleanup: Cleanup that changed the chosen mask; empty if it changed nothing.
+        agreement: Agreement of the deployed mask with the other candidates, where all of them were compared.
+        foreground: Share of the image that the deployed mask covers; measured live, for monitors.
+
+    Example:
+        >>> Decision("heart_01", Action.ROLLBACK, State(0), executed=1, controller="router").rolled_back
+        True
+    """
 
     case_id: str
     action: Action
     state: State
-    executed: int  # updates that were really made; a rollback after the probe counts 1 (A12)
+    executed: int
     controller: str
     group: str | None = None
     bucket: str | None = None
@@ -278,12 +365,15 @@ class Decision:
     cut_high: float | None = None
     accepted: tuple[int, ...] | None = None
     reason: str = ""
-    state_hash: str = ""  # sha256 of the deployed mask
-    calibration_id: str = ""  # which calibration the cut-points came from
-    cluster: str | None = None  # patient or sequence of the case: what monitors count
-    flagged: bool = False  # a person should look at what is deployed
-    quality: float | None = None  # estimate of its metric, without a label
-    quality_low: float | None = None  # conformal lower bound of it
+    state_hash: str = ""
+    calibration_id: str = ""
+    cluster: str | None = None
+    flagged: bool = False
+    quality: float | None = None
+    quality_low: float | None = None
+    cleanup: str = ""
+    agreement: float | None = None
+    foreground: float | None = field(default=None, compare=False)
 
     @property
     def deployed(self) -> int:
@@ -292,20 +382,23 @@ class Decision:
 
     @property
     def rolled_back(self) -> bool:
-        """Whether M0 is deployed."""
+        """True if M0 is deployed."""
         return self.action is Action.ROLLBACK
 
     @classmethod
     def of(cls, seen: Observation, verdict: Verdict, controller: str, **more: Any) -> Decision:
-        """The record of a verdict on what was seen."""
+        """Make a decision from an observation and a verdict."""
         who: dict[str, Any] = {"case_id": seen.case_id, "group": seen.group, "cluster": seen.cluster}
         return cls(**who, executed=seen.step, controller=controller, **vars(verdict), **more)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types; what only a flagging policy says is left out where nothing is said."""
+        """Return plain JSON types; empty flag and cleanup fields are left out."""
         plain = asdict(self)
         if self.quality is None and not self.flagged:
             plain = {name: value for name, value in plain.items() if name not in ("flagged", "quality", "quality_low")}
+        for name in ("cleanup", "agreement", "foreground"):
+            if not plain[name] and plain[name] != 0:
+                plain.pop(name)
         plain["action"] = self.action.value
         plain["state"] = self.state.as_dict()
         plain["deployed"] = self.deployed
@@ -333,7 +426,7 @@ class Composer(Protocol):
 
 
 def deployed(controller: Controller, mask: Callable[[State], Mask], decision: Decision) -> Mask:
-    """The mask that a decision deploys: the one that the controller composes, or that of the state that it named."""
+    """Return the mask that a decision deploys: composed by the controller, or the mask of the named state."""
     if isinstance(controller, Composer):
         return controller.output(mask, decision)
     return mask(decision.state)
@@ -341,59 +434,94 @@ def deployed(controller: Controller, mask: Callable[[State], Mask], decision: De
 
 @dataclass(frozen=True)
 class Binding:
-    """What a policy or certificate was fitted on; another model, objective or loader refuses it."""
+    """What a policy or certificate was fitted on; it is refused for anything else."""
 
     model: str  # sha256 of the source weights
-    objective: str  # repr of the objective, with learning rate, steps and parameter selection
+    objective: str  # name of what makes candidates: "Tent", "views", "members", "tuned", or of an imported method
     loader: str  # how images become inputs (backbone and preprocessing)
     measure: str  # min_area, foreground, connectivity
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the objective, as JSON holds them
 
     def differences(self, other: Binding) -> list[str]:
-        """Names of the fields that differ; how casewise 0.1 spelled a connectivity makes no difference."""
-        pairs = zip(self._words(), other._words(), strict=True)
-        return [name for name, (own, theirs) in zip(_BOUND, pairs, strict=True) if own != theirs]
+        """Return the names of the fields and options that differ."""
+        mine, theirs = self.facts, other.facts
+        return [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
 
-    def _words(self) -> tuple[str, ...]:
-        measure = self.measure.replace("connectivity=1", "connectivity=face")
-        return self.model, self.objective, self.loader, measure
-
-
-_BOUND = ("model", "objective", "loader", "measure")
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All fields and options by name."""
+        return {name: value for name, value in vars(self).items() if name != "options"} | dict(self.options)
 
 
 def joint_binding(ladders: Mapping[str, tuple[Binding, int]]) -> Binding:
-    """The binding of several ladders that are read together: how each was made, and how many candidates it holds.
+    """Return the binding of several ladders that are read together, with the number of candidates of each.
 
-    >>> one = Binding("m", "tent", "nifti", "min_area=16")
-    >>> joint_binding({"b": (one, 4), "a": (replace(one, objective="views(blur)"), 2)}).objective
-    'a (2): views(blur); b (4): tent'
+    >>> one = Binding("m", "Tent", "nifti", "min_area=16")
+    >>> joint = joint_binding({"b": (one, 4), "a": (replace(one, objective="views"), 2)})
+    >>> joint.objective, joint.options["a"]
+    ('a, b', {'objective': 'views', 'steps': 2})
     """
-    words = [f"{name} ({steps}): {binding.objective}" for name, (binding, steps) in sorted(ladders.items())]
-    return replace(next(iter(ladders.values()))[0], objective="; ".join(words))
+    first = next(iter(ladders.values()))[0]
+    options = {
+        name: {"objective": binding.objective, "steps": steps, **binding.options}
+        for name, (binding, steps) in sorted(ladders.items())
+    }
+    return replace(first, objective=", ".join(options), options=options)
 
 
 @dataclass(frozen=True, repr=False)
 class Policy:
-    """A calibrated controller as data: all that a decision needs, and what it was fitted on. policy.json is this."""
+    """A calibrated controller as data: everything that a decision needs, and what it was fitted on.
+
+    ``policy.json`` contains a policy.
+
+    Args:
+        name: Name of the design, such as ``"cardiac"`` or ``"default"``.
+        controller: Name of the controller in ``casewise.judge.controllers.CONTROLLERS``.
+        options: Arguments of that controller, cut-points included.
+        steps: Number of updates or candidates of the cases that it was fitted on.
+        binding: What it was fitted on; None for policies without calibration (``m0``, ``fixed-k``).
+        adaptation: How the calibration cases were adapted; empty: see ``binding``.
+        calibration_id: sha256 over the ids of the calibration cases and their archive.
+        calibration_cases: Ids of the calibration cases.
+        calibration_clusters: Patient or sequence of each calibration case.
+        calibration_inputs: sha256 of the image of each calibration case; empty if unknown.
+        groups: Options that differ by group (S2).
+        preflight: What calibration found on the holdout.
+        exposures: Recorded looks at evaluation labels (F12).
+        ladder: Ladder that it was fitted on, if an archive has several.
+        ladders: For a policy that reads several ladders: how each was made.
+        cleanup: Cleanup of the chosen mask, such as ``"largest(1,2)"``; M0 is never cleaned after a rollback.
+        appearance: What the calibration images look like to the model.
+        flag: Quality model, and the limit below which a case is flagged.
+        schema: Version of the file format.
+
+    Example:
+        >>> Policy("m0", "m0", {}, steps=0).controller
+        'm0'
+    """
 
     __repr__ = brief
 
-    name: str  # "cardiac", "prostate", "driving", "default", "fixed-k", ...
-    controller: str  # name in judge.controllers.CONTROLLERS
-    options: Mapping[str, Any]  # arguments of that controller, cut-points included
-    steps: int  # horizon K of the episodes it was fitted on
-    binding: Binding | None = None  # None for policies that need no calibration (m0, fixed-k)
-    adaptation: Mapping[str, Any] = field(default_factory=dict)  # how those cases were adapted; empty: see the binding
-    calibration_id: str = ""  # sha256 over the calibration case ids and their archive
+    name: str
+    controller: str
+    options: Mapping[str, Any]
+    steps: int
+    binding: Binding | None = None
+    adaptation: Mapping[str, Any] = field(default_factory=dict)
+    calibration_id: str = ""
     calibration_cases: tuple[str, ...] = ()
-    calibration_clusters: tuple[str, ...] = ()  # patient or sequence of each of them
-    calibration_inputs: tuple[str, ...] = ()  # sha256 of the image of each of them, "" where it is not known
-    groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # options that differ by group (S2)
+    calibration_clusters: tuple[str, ...] = ()
+    calibration_inputs: tuple[str, ...] = ()
+    groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     preflight: Mapping[str, Any] = field(default_factory=dict)
-    exposures: tuple[Mapping[str, Any], ...] = ()  # the ledger (F12)
-    ladder: str = ""  # the ladder that it was fitted on, where an archive holds several
-    ladders: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # read together: how each was adapted
-    schema: int = 1
+    exposures: tuple[Mapping[str, Any], ...] = ()
+    ladder: str = ""
+    ladders: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    cleanup: str = ""
+    appearance: Mapping[str, Any] = field(default_factory=dict)
+    flag: Mapping[str, Any] = field(default_factory=dict)
+    schema: int = 2
 
     def __post_init__(self) -> None:
         for what, given in (("clusters", self.calibration_clusters), ("images", self.calibration_inputs)):

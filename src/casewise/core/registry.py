@@ -1,22 +1,23 @@
-"""A registry is a dict that you can read; nothing registers itself."""
+"""Registries: explicit dictionaries of names, and imports of addresses that a person typed."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
-from casewise.core.errors import BadInput, UnknownName
+from casewise.core.errors import BadInput, UnknownName, UnsafeInput
 
 Item = TypeVar("Item")
 
 
 class Registry(Mapping[str, Item], Generic[Item]):
-    """Names to things of one kind, with an error that says what was probably meant.
+    """A read-only dictionary of one kind of thing; an unknown name raises an error that suggests a known one.
 
     >>> fruit = Registry("fruit", {"apple": 1, "pear": 2})
     >>> fruit["aple"]
@@ -36,7 +37,7 @@ class Registry(Mapping[str, Item], Generic[Item]):
         raise UnknownName(f"no {self.kind} is called '{name}'.{hint} Known: {', '.join(self._items)}")
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The item, or the default where nothing is called so."""
+        """Return the item, or the default if the name is unknown."""
         return self._items.get(name, default)
 
     def __contains__(self, name: object) -> bool:
@@ -54,8 +55,69 @@ class Registry(Mapping[str, Item], Generic[Item]):
         return made(*arguments, **options)
 
 
+_ADDRESS = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.:]*")  # identifiers of Python, which may hold non-ASCII letters
+_SEPARATORS = re.compile(r"[,;+=@()\[\]]")
+PROPOSERS = ("views", "running", "members")  # "views:mri" names registered views, not code
+_DATA = frozenset(
+    {"binding", "calibration_clusters", "cohort", "audited_patients", "decided_patients", "exposures", "labels",
+     "names", "waiting"}
+)  # fmt: skip
+"""Fields of records that hold names of patients, sites and classes or sentences; casewise looks none of them up."""
+
+
+def addresses_in(value: Any, *, proposers: bool = True) -> Iterator[str]:
+    """Yield every ``package.module:Name`` in a text or in nested lists and mappings, keys included.
+
+    Args:
+        value: Anything that JSON or TOML can hold.
+        proposers: Accept the prefixes ``views:``, ``running:`` and ``members:`` in front of registered names.
+
+    Example:
+        >>> list(addresses_in({"objective": "views:mri", "signals": ["adic, evil:sig"], "propose": "x=views:evil:fn"}))
+        ['evil:sig', 'evil:fn']
+    """
+    if isinstance(value, Mapping):
+        for part in (*value.keys(), *value.values()):
+            yield from addresses_in(part, proposers=proposers)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from addresses_in(part, proposers=proposers)
+    elif isinstance(value, str):
+        for word in map(str.strip, _SEPARATORS.split(value)):
+            kind, _, rest = word.partition(":")
+            name = rest if proposers and kind in PROPOSERS else word
+            if _ADDRESS.fullmatch(name):
+                yield name
+
+
+def check_names_no_code(record: Mapping[str, Any], *, where: str, typed: Collection[str] = ()) -> None:
+    """Refuse a record from a file that names code by address in any field, nested fields included.
+
+    A file may name registered things only. Names of patients, groups and classes are free: nothing looks them up.
+
+    Args:
+        record: The record as its file holds it.
+        where: What the error calls the file.
+        typed: Addresses that the person who runs casewise gave; these are accepted.
+
+    Raises:
+        UnsafeInput: If the record holds an address that nobody typed.
+    """
+    for field, value in record.items():
+        if field in _DATA:
+            continue
+        if field == "groups":  # the names of groups are free, what is fitted for each of them is not
+            value = tuple(value.values()) if isinstance(value, Mapping) else ()
+        found = next((one for one in addresses_in((field, value)) if one not in typed), None)
+        if found is not None:
+            raise UnsafeInput(
+                f"{where} names code in {field}: {found[:100]!r}; a file may name registered things only, so get the "
+                "file from somebody you trust, or make it again"
+            )
+
+
 def from_address(address: str, kind: str) -> Any:
-    """What a person's ``package.module:Name`` names, imported; never call it with an address that a file holds."""
+    """Import the object at ``package.module:Name``; call this only with an address that a person typed."""
     module, _, name = address.partition(":")
     try:
         with importable_from_here():
@@ -70,8 +132,8 @@ def from_address(address: str, kind: str) -> Any:
 def importable_from_here() -> Iterator[None]:
     """The working directory at the end of Python's path, for an address ``package.module:Name`` that a person typed.
 
-    At the end, so that a file that lies here by accident never stands for an installed package. It stays on the path
-    where something was imported from here, which may import its neighbours later.
+    It comes last, so that a file in this directory never replaces an installed package. It stays on the path if
+    something was imported from it.
     """
     here = os.getcwd()
     if here in sys.path:

@@ -1,4 +1,4 @@
-"""DICOM out: a segmentation (SEG) and a structured report (SR) that point to the images they speak of.
+"""DICOM output: a segmentation (SEG) and a structured report (SR) that refer to their images.
 
 Both copy the patient and study of their source images, as an archive in a hospital needs it: they hold what those
 images hold. Segments are named as the model names its classes; their codes come from a small JSON file
@@ -18,9 +18,10 @@ import numpy as np
 
 from casewise.core.errors import BadInput, MissingExtra
 from casewise.core.records import Mask
-from casewise.data.dicom import Series
+from casewise.data.dicom_series import Series
 
 SEGMENTATION_NUMBER, REPORT_NUMBER = 9001, 9002  # series numbers: far above what scanners use
+LABEL = "label "  # SegmentDescription is "label 3": the label number, which SEG itself counts from 1 without gaps
 _CATEGORIES = {
     "anatomy": ("91723000", "SCT", "Anatomical Structure"),
     "abnormal": ("49755003", "SCT", "Morphologically Abnormal Structure"),
@@ -32,12 +33,13 @@ _SCHEME = "99CASEWISE"  # a private scheme, as DICOM wants it to be called
 
 @dataclass(frozen=True)
 class Statement:
-    """What the report says of a case: the decision, whether a person should look, and what is promised."""
+    """Content of a report: the decision, whether a person should check the case, and what is promised."""
 
     decision: str  # one sentence
     flag: str  # why a person should look at it; empty where nobody needs to
     certificate: str  # the certificate's sentence; empty where there is none
     software: str  # "casewise 0.2.0"
+    measures: str = ""  # volumes and other measures, in one sentence
 
 
 def read_codes(path: Path | None = None) -> dict[str, Mapping[str, Any]]:
@@ -76,11 +78,30 @@ def write_segmentation(
     classes: Mapping[int, str],
     codes: Mapping[str, Mapping[str, Any]] | None = None,
     software: str = "casewise",
+    kind: str = "binary",
 ) -> str:
-    """Write a mask in (slices, rows, columns) of its series as DICOM SEG; the UID of the new object.
+    """Write a mask in (slices, rows, columns) of its series as DICOM SEG.
 
     Every class of the model is a segment, found or not; 0 is background and is none.
+
+    Args:
+        path: The file.
+        mask: Label numbers.
+        series: The images that the mask is of.
+        classes: Names by label number.
+        codes: Codes by class name; the built-in ones where there are none.
+        software: What the object says about its maker.
+        kind: ``binary`` (one frame per slice and segment, read by every viewer) or ``labelmap`` (one frame per slice,
+            smaller with many classes, of 2024 and read by newer viewers).
+
+    Returns:
+        The UID of the new object.
+
+    Raises:
+        BadInput: The mask does not fit the series, or holds a label without a name.
     """
+    if kind not in ("binary", "labelmap"):
+        raise BadInput(f"a segmentation is binary or labelmap, got {kind!r}")
     highdicom = _highdicom()
     if mask.shape != series.shape:
         raise BadInput(f"the mask has shape {mask.shape}, series {series.case_id} {series.shape}; resample it first")
@@ -94,7 +115,7 @@ def write_segmentation(
     segmentation = highdicom.seg.Segmentation(
         source_images=_headers(series),
         pixel_array=numbers[mask.astype(np.int64)],
-        segmentation_type=highdicom.seg.SegmentationTypeValues.BINARY,
+        segmentation_type=highdicom.seg.SegmentationTypeValues(kind.upper()),
         segment_descriptions=_segments(highdicom, named, codes if codes is not None else read_codes(), software),
         series_instance_uid=highdicom.UID(),
         series_number=SEGMENTATION_NUMBER,
@@ -127,7 +148,19 @@ def _headers(series: Series) -> list[Any]:
     """The headers of the source images, in the order of the slices: what SEG and SR copy and refer to."""
     import pydicom
 
-    return [pydicom.dcmread(path, stop_before_pixels=True) for path in series.files]
+    headers = [pydicom.dcmread(path, stop_before_pixels=True) for path in series.files]
+    for header in headers:
+        for tag in _MAY_BE_EMPTY:
+            if tag not in header:
+                setattr(header, tag, "")
+    return headers
+
+
+_MAY_BE_EMPTY = (
+    "PatientID", "PatientName", "PatientBirthDate", "PatientSex", "StudyDate", "StudyTime", "StudyID",
+    "AccessionNumber", "ReferringPhysicianName", "PositionReferenceIndicator", "Manufacturer",
+)  # fmt: skip
+"""Attributes of type 2, which a file may leave empty; some lack them altogether, and highdicom copies them."""
 
 
 def _segments(
@@ -147,40 +180,15 @@ def _segments(
             algorithm_type=highdicom.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
             algorithm_identification=algorithm,
         )
-        segment.SegmentDescription = f"{_LABEL}{value}"
+        segment.SegmentDescription = f"{LABEL}{value}"
         segments.append(segment)
     return segments
-
-
-_LABEL = "label "  # SegmentDescription is "label 3": the model's number, which SEG itself counts from 1 without gaps
 
 
 def _code(parts: Sequence[str]) -> Any:
     from pydicom.sr.coding import Code
 
     return Code(parts[0], parts[1], parts[2])
-
-
-def read_segmentation(path: Path, series: Series) -> Mask:
-    """The mask of a SEG in (slices, rows, columns) of the series that it refers to, with the model's label numbers."""
-    highdicom = _highdicom()
-    try:
-        stored = highdicom.seg.segread(path)
-    except Exception as error:  # highdicom raises many kinds on what is no SEG
-        raise BadInput(f"{path.name} is no DICOM segmentation ({' '.join(str(error).split())})") from error
-    wanted = [one.instance_uid for one in series.slices]
-    here = {uid for _, _, uid in stored.get_source_image_uids()}
-    if not here <= set(wanted):
-        raise BadInput(f"{path.name} refers to images that are not in series {series.case_id}; give its own series")
-    numbers = stored.get_pixels_by_source_instance(
-        wanted, combine_segments=True, assert_missing_frames_are_empty=True, ignore_spatial_locations=True
-    )
-    values = np.zeros(stored.number_of_segments + 1, np.uint16)
-    for number in range(1, stored.number_of_segments + 1):
-        said = str(stored.get_segment_description(number).get("SegmentDescription", ""))
-        values[number] = int(said[len(_LABEL) :]) if said.startswith(_LABEL) else number
-    mask = np.asarray(values[numbers])
-    return mask.astype(np.uint8) if mask.max(initial=0) < 255 else mask
 
 
 def write_report(path: Path, series: Series, segmentation: Path, said: Statement) -> str:
@@ -221,6 +229,7 @@ def _content(highdicom: Any, masks: Any, said: Statement) -> Any:
         _section(sr, ("decision", "Decision about the adaptation"), said.decision, contains),
         _section(sr, ("flag", "For a person to look at"), said.flag or "nothing was flagged", contains),
         _section(sr, ("certificate", "Certificate"), said.certificate or "no certificate was given", contains),
+        *([_section(sr, ("measures", "Measures"), said.measures, contains)] if said.measures else []),
         sr.ImageContentItem(
             _code(("segmentation", _SCHEME, "Segmentation")), masks.SOPClassUID, masks.SOPInstanceUID,
             relationship_type=contains,
@@ -232,15 +241,3 @@ def _content(highdicom: Any, masks: Any, said: Statement) -> Any:
 
 def _section(sr: Any, concept: tuple[str, str], text: str, relationship: Any) -> Any:
     return sr.TextContentItem(_code((concept[0], _SCHEME, concept[1])), text, relationship_type=relationship)
-
-
-def read_report(path: Path) -> dict[str, str]:
-    """The sentences of a structured report that :func:`write_report` wrote, by what they say."""
-    import pydicom
-
-    items = pydicom.dcmread(path).get("ContentSequence", [])
-    return {
-        str(item.ConceptNameCodeSequence[0].CodeValue): str(item.TextValue)
-        for item in items
-        if item.ValueType == "TEXT" and item.ConceptNameCodeSequence[0].CodingSchemeDesignator == _SCHEME
-    }

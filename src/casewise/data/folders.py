@@ -1,6 +1,6 @@
-"""Input folders: nnU-Net's ``{CASE}_{XXXX}.{ending}`` and plain ``{case}.{ending}``, as cases with their files.
+"""Input folders: cases with their files, named as in nnU-Net (``{CASE}_{XXXX}.{ending}``) or ``{case}.{ending}``.
 
-``cases.csv``: which column says group, cluster and split, and the values for each case.
+``cases.csv`` gives the group, cluster and split of each case.
 """
 
 from __future__ import annotations
@@ -9,16 +9,20 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import Field, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from casewise.core.brief import counted
 from casewise.core.errors import BadInput, UnsafeInput
 from casewise.core.formats import csv_cell, from_csv_cell, read_csv
 from casewise.core.records import check_case_id, made_case_id
+from casewise.core.text import pluralize
 from casewise.data.pictures import ENDINGS
 from casewise.data.splits import Cohort
+
+if TYPE_CHECKING:
+    from casewise.data.datasets.located import LocatedCase
+    from casewise.data.pairs import Pair
 
 NAME = "cases.csv"
 COLUMNS = {
@@ -29,38 +33,13 @@ COLUMNS = {
 """For each property the columns that may say it; the first that the table has is taken, and the facts name it."""
 
 
-class Unopened(Protocol):
-    """A case whose files are known and not yet opened: a loader's or an input folder's."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    @property
-    def id(self) -> str:
-        """The case."""
-        ...
-
-    @property
-    def group(self) -> str | None:
-        """Site, vendor, condition."""
-        ...
-
-    @property
-    def cluster(self) -> str | None:
-        """Patient, sequence."""
-        ...
-
-    @property
-    def split(self) -> str | None:
-        """Calibration, evaluation."""
-        ...
-
-
-Found = TypeVar("Found", bound=Unopened)
+Described = TypeVar("Described", bound="CaseFiles | LocatedCase | Pair")
+"""A case whose files are known and not yet opened; it has an id, a group, a cluster and a split."""
 
 
 @dataclass(frozen=True)
-class Table:
-    """The rows of a table by case, and the column that each property is read from (None: no column says it)."""
+class CaseTable:
+    """Rows of a table by case, and the column of each property (None: no such column)."""
 
     name: str  # of the file
     rows: Mapping[str, Mapping[str, str]]
@@ -68,7 +47,7 @@ class Table:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Where each property comes from, in words."""
+        """Source of each property, as text."""
         return {name: f"column {column} of {self.name}" for name, column in self.columns.items() if column}
 
 
@@ -77,8 +56,8 @@ def table_for(root: Path) -> Path | None:
     return next((path for path in (root / NAME, root.resolve().parent / NAME) if path.is_file()), None)
 
 
-def read_table(path: Path) -> Table:
-    """Read a table that has the column ``case``; every case may stand in it once."""
+def read_table(path: Path) -> CaseTable:
+    """Read a table with the column ``case``; each case may occur once."""
     rows = [{name: from_csv_cell(cell) for name, cell in row.items()} for row in read_csv(path)]
     if not rows or "case" not in rows[0]:
         known = ", ".join(column for names in COLUMNS.values() for column in names)
@@ -88,22 +67,22 @@ def read_table(path: Path) -> Table:
         twice = sorted(case for case in by_case if sum(made_case_id(row["case"]) == case for row in rows) > 1)
         raise BadInput(f"{path} has more than one row for {twice[:5]}; keep one a case")
     columns = {name: next((column for column in known if column in rows[0]), None) for name, known in COLUMNS.items()}
-    return Table(path.name, by_case, columns)
+    return CaseTable(path.name, by_case, columns)
 
 
-def with_table(found: Sequence[Found], table: Table) -> list[Found]:
-    """Cases with what the table says of them; what it leaves open stays as it was found."""
+def with_table(found: Sequence[Described], table: CaseTable) -> list[Described]:
+    """Return the cases with the values of the table; empty cells change nothing."""
     missing = [one.id for one in found if one.id not in table.rows]
     if missing:
         first = next(iter(table.rows))
         raise BadInput(
-            f"{table.name} has no row for {missing[:5]} ({counted(len(missing), 'case')}; it has one for {first!r}); "
+            f"{table.name} has no row for {missing[:5]} ({pluralize(len(missing), 'case')}; it has one for {first!r}); "
             "add them"
         )
     return [_described(one, table) for one in found]
 
 
-def _described(one: Found, table: Table) -> Found:
+def _described(one: Described, table: CaseTable) -> Described:
     def said(name: str, found: str | None) -> str | None:
         column = table.columns[name]
         return (table.rows[one.id][column] if column else None) or found
@@ -150,7 +129,10 @@ class CaseFiles:
 
     @property
     def leaving(self) -> str | None:
-        """Why these files must not be opened: one of them is a link out of its folder."""
+        """Return why these files must not be opened: a link is broken or leaves its folder; else None."""
+        lost = [path for path in self.images if path.is_symlink() and not path.exists()]
+        if lost:
+            return f"{lost[0].name} is a link to a file that is not there; fetch the file (git annex get), or remove it"
         out = [path for path in self.images if path.parent.resolve() not in path.resolve().parents]
         return f"{out[0].name} is a link that leaves its folder; copy the file into the folder" if out else None
 
@@ -165,25 +147,46 @@ def list_cases(folder: Path, *, ending: str | None = None, links: bool = False) 
     """The cases of a folder in sorted order; ``ending`` (nnU-Net's ``file_ending``) takes only files that end so.
 
     A folder whose every file is named ``{CASE}_{XXXX}`` is read the nnU-Net way, any other as one file per case. Hidden
-    files are passed over. A link that leaves the folder is refused; with ``links`` its case is listed, so that it can
-    be refused alone (``CaseFiles.checked``).
+    files are passed over. A link that leaves the folder, or leads to nothing, is refused; with ``links`` its case is
+    listed, so that it can be refused alone (``CaseFiles.checked``).
+
+    Raises:
+        BadInput: If there is no image, or two files would get one case id.
     """
     if not folder.is_dir():
         raise BadInput(f"{folder} is not a folder; give the folder that holds the images")
-    files = sorted(path for path in folder.iterdir() if path.is_file() and _ending(path, ending) and _visible(path))
+    files = sorted(path for path in folder.iterdir() if _is_entry(path) and _ending(path, ending) and _visible(path))
     if not files:
         raise BadInput(f"{folder} holds no image that ends in {ending or ', '.join(READABLE)}")
     stems = {path: path.name[: -len(_ending(path, ending) or "")] for path in files}
     channels = {path: _CHANNEL.fullmatch(stem) for path, stem in stems.items()}
     if all(channels.values()):
         found = _by_channel({path: match for path, match in channels.items() if match is not None})
+        _check_distinct(found)
         return found if links else tuple(case.checked() for case in found)
     named = Counter(stems.values())
     cases = [
         CaseFiles.called(stem, (path,)) if named[stem] == 1 else CaseFiles.called(path.name, (path,))
         for path, stem in stems.items()  # a.nii beside a.nii.gz: two cases, with their endings in the ids
     ]
+    _check_distinct(cases)
     return tuple(sorted((case if links else case.checked() for case in cases), key=lambda case: case.id))
+
+
+def _check_distinct(cases: Iterable[CaseFiles]) -> None:
+    """Refuse two files that would become one case."""
+    known: dict[str, CaseFiles] = {}
+    for case in cases:
+        other = known.setdefault(case.id, case)
+        if other is not case:
+            raise BadInput(
+                f"{other.images[0].name} and {case.images[0].name} would both be case {case.id}; rename one of them"
+            )
+
+
+def _is_entry(path: Path) -> bool:
+    """True for a file, and for a link that leads to nothing: an unfetched image is a failed case, not a missing one."""
+    return path.is_file() or (path.is_symlink() and not path.exists())
 
 
 def _visible(path: Path) -> bool:
@@ -209,7 +212,12 @@ def with_labels(cases: Sequence[CaseFiles], folder: Path) -> tuple[CaseFiles, ..
     if not folder.is_dir():
         raise BadInput(f"{folder} is not a folder; give the folder that holds the labels")
     files = [path for path in sorted(folder.iterdir()) if _visible(path)]
-    by_stem = {made_case_id(path.name[: -len(end)]): path for path in files if (end := _ending(path, None))}
+    by_stem: dict[str, Path] = {}
+    for path in files:
+        if end := _ending(path, None):
+            other = by_stem.setdefault(made_case_id(path.name[: -len(end)]), path)
+            if other != path and any(case.id == made_case_id(path.name[: -len(end)]) for case in cases):
+                raise BadInput(f"{other.name} and {path.name} in {folder} are labels of one case; keep one of them")
     if not any(case.id in by_stem for case in cases):
         raise BadInput(
             f"no label in {folder} is named after a case; cases are called {[case.id for case in cases[:3]]}, "

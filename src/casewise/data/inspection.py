@@ -1,6 +1,6 @@
-"""What a folder is: its layout, cases, groups, labels and geometry, and what in it would go wrong later.
+"""Inspect a folder: layout, cases, groups, labels, geometry, and problems that would appear later.
 
-Where images lie, from their headers alone, and the headers that bite: sheared, unset, mixed, in time.
+Geometry is read from headers only; sheared, unset, mixed and 4-D headers are reported.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from casewise.core.brief import counted
 from casewise.core.errors import BadInput, CasewiseError
-from casewise.data.datasets.located import Found, files_of, is_volume
+from casewise.core.text import pluralize
+from casewise.data.datasets.located import LocatedCase, files_of, is_volume
 from casewise.data.nifti import check_header
 from casewise.data.pictures import check_picture
-from casewise.data.splits import Cohort
+from casewise.data.splits import Cohort, cluster_of, count_patients
 
 SHEAR = 1e-4  # direction cosines further than this from orthonormal are refused by ITK
 
 
 @dataclass(frozen=True, eq=False)
-class Grid:
-    """What the header of an image says."""
+class ImageGrid:
+    """Geometry from the header of an image."""
 
     shape: tuple[int, ...]  # as in the file: (x, y, z[, t]) of a volume, (rows, columns) of a picture
     spacing_mm: tuple[float, ...] | None = None
@@ -44,7 +44,7 @@ class Grid:
 
     @property
     def is_sheared(self) -> bool:
-        """Whether the axes are not at right angles: nibabel reads such files, ITK refuses them."""
+        """True if the axes are not orthogonal: nibabel reads such files, ITK refuses them."""
         if self.affine is None:
             return False
         axes = self.affine[:3, :3] / np.linalg.norm(self.affine[:3, :3], axis=0)
@@ -52,7 +52,7 @@ class Grid:
 
     @property
     def is_unset(self) -> bool:
-        """Whether the affine is the identity, as files have it whose spacing was lost."""
+        """True if the affine is the identity, which usually means that the spacing was lost."""
         return self.affine is not None and bool(np.array_equal(np.abs(self.affine[:3, :3]), np.eye(3)))
 
     @property
@@ -64,10 +64,10 @@ class Grid:
         return words if self.orientation is None else {**words, "orientation": self.orientation}
 
 
-def grid_of(path: Path) -> Grid:
+def grid_of(path: Path) -> ImageGrid:
     """The grid of an image file; only the header is read, behind the gate."""
     if not is_volume(path):
-        return Grid(check_picture(path))
+        return ImageGrid(check_picture(path))
     import nibabel
     from nibabel.filebasedimages import ImageFileError
     from nibabel.spatialimages import HeaderDataError
@@ -81,11 +81,11 @@ def grid_of(path: Path) -> Grid:
     affine = np.array(image.affine, dtype=np.float64)
     if not np.isfinite(affine).all() or np.linalg.matrix_rank(affine) < 4:
         raise BadInput(f"{path.name}: the affine places no volume (zero, flat or NaN axes); set qform or sform anew")
-    return Grid(header.shape, header.zooms[:3], str(image.get_data_dtype()), affine, coded)
+    return ImageGrid(header.shape, header.zooms[:3], str(image.get_data_dtype()), affine, coded)
 
 
-def grid_problems(grids: Mapping[str, Grid], found: Mapping[str, Found]) -> list[str]:
-    """Sentences about the headers of a cohort, one for each kind of trouble, with its number and an example."""
+def grid_problems(grids: Mapping[str, ImageGrid], found: Mapping[str, LocatedCase]) -> list[str]:
+    """Return one sentence for each kind of problem in the headers, with a count and an example."""
     sheared = [case_id for case_id, grid in grids.items() if grid.is_sheared]
     unset = [case_id for case_id, grid in grids.items() if grid.is_unset]
     uncoded = [case_id for case_id, grid in grids.items() if not grid.coded]
@@ -99,12 +99,12 @@ def grid_problems(grids: Mapping[str, Grid], found: Mapping[str, Found]) -> list
         (apart, "image and label lie at different places (shape or affine)"),
     )
     problems = [
-        f"{sentence} ({counted(len(cases), 'case')}, such as {cases[0]})" for cases, sentence in sentences if cases
+        f"{sentence} ({pluralize(len(cases), 'case')}, such as {cases[0]})" for cases, sentence in sentences if cases
     ]
     return problems + _mixed(grids)
 
 
-def _apart(grid: Grid, found: Found) -> bool:
+def _apart(grid: ImageGrid, found: LocatedCase) -> bool:
     if not found.labels or grid.affine is None or not is_volume(found.labels[0]):
         return False
     try:
@@ -115,7 +115,7 @@ def _apart(grid: Grid, found: Found) -> bool:
     return label.shape[:3] != grid.shape[:3] or not np.allclose(label.affine, grid.affine, atol=1e-3)
 
 
-def _mixed(grids: Mapping[str, Grid]) -> list[str]:
+def _mixed(grids: Mapping[str, ImageGrid]) -> list[str]:
     problems = []
     orientations = Counter(grid.orientation for grid in grids.values() if grid.orientation)
     if len(orientations) > 1:
@@ -133,7 +133,7 @@ LABEL_NAME = re.compile(r"[-_](gt|seg|segmentation|label|mask)$", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Inspection:
-    """What is seen in a folder; everything plain enough for JSON."""
+    """Result of an inspection, in plain JSON types."""
 
     layout: str
     name: str
@@ -169,7 +169,7 @@ def inspect_cohort(cohort: Cohort, *, layout: str, sample: int | None = SAMPLE) 
         name=cohort.name,
         cases=len(cohort),
         labelled=sum(member.labelled for member in members),
-        clusters=None if clusters == {None} else len({member.cluster or member.id for member in members}),
+        clusters=None if clusters == {None} else count_patients(members),
         groups=_counts(member.group for member in members),
         splits=_counts(member.split for member in members),
         classes=cohort.classes,
@@ -196,7 +196,7 @@ def _spread(ids: Sequence[str], sample: int | None) -> list[str]:
     return [ids[i] for i in np.linspace(0, len(ids) - 1, sample).round().astype(int)] if sample else []
 
 
-def _grids(found: Mapping[str, Found]) -> tuple[dict[str, Grid], list[str]]:
+def _grids(found: Mapping[str, LocatedCase]) -> tuple[dict[str, ImageGrid], list[str]]:
     grids, problems = {}, []
     for case_id, one in found.items():
         try:
@@ -262,7 +262,7 @@ def _gaps(cohort: Cohort) -> list[str]:
         gaps.append(f"{unlabelled} of {len(members)} cases have no label: they can be segmented, not scored")
     if all(member.cluster is None for member in members):
         gaps.append(
-            "nothing says which cases belong to one patient or sequence: each will count as its own "
+            "nothing says which cases belong to one patient: each will count as its own "
             "(say it in cases.csv, or with the loader option cluster)"
         )
     truths = [member.id for member in members if LABEL_NAME.search(member.id)]
@@ -270,10 +270,10 @@ def _gaps(cohort: Cohort) -> list[str]:
         gaps.append(f"{len(truths)} files look like labels among the images, such as {truths[0]}: move them to labels/")
     splits: dict[str, set[str | None]] = {}
     for member in members:
-        splits.setdefault(member.cluster or member.id, set()).add(member.split)
+        splits.setdefault(cluster_of(member), set()).add(member.split)
     torn = [cluster for cluster, names in splits.items() if len(names) > 1]
     if torn:
         gaps.append(
-            f"{counted(len(torn), 'cluster')} in more than one split, such as {torn[0]}: move their cases together"
+            f"{pluralize(len(torn), 'cluster')} in more than one split, such as {torn[0]}: move their cases together"
         )
     return gaps

@@ -1,13 +1,14 @@
-"""NIfTI in and out: a gate in front of the decompression, and outputs that lie exactly where their image lay.
+"""Read and write NIfTI: headers are checked before decompression, and outputs have the geometry of their image.
 
-The header is read and judged before anything is unpacked, because 377 bytes can ask for 18 GB. Outputs copy the
-geometry fields of the input header byte by byte and nothing else: free-text fields can hold a patient's name.
+The header is checked first because 377 bytes can ask for 18 GB. Outputs copy the geometry fields of the input header
+and nothing else: free-text fields can contain a patient's name.
 nibabel, not ITK: ITK refuses the non-orthonormal affines of real scanners.
 """
 
 from __future__ import annotations
 
 import gzip
+import itertools
 import math
 import struct
 import zlib
@@ -18,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from casewise.core.brief import brief
 from casewise.core.errors import BadInput, CasewiseError, UnsafeInput
 from casewise.core.records import Mask
+from casewise.core.text import brief
 
 MAX_BYTES = 8 * 2**30
 DEFLATE_LIMIT = 1032  # no gzip stream unpacks to more than 1032 times its size
@@ -35,7 +36,7 @@ _GEOMETRY_FIELDS = (
 
 @dataclass(frozen=True)
 class Header:
-    """What the first bytes of a file claim."""
+    """Shape, type and size from the first bytes of a file."""
 
     shape: tuple[int, ...]
     bits: int  # of one voxel, from its datatype; what bitpix says is not believed
@@ -50,7 +51,7 @@ class Header:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Geometry:
-    """Where a volume lies: the header fields that say so, as they were stored, and nothing else of the header."""
+    """The geometry fields of a header, as they were stored."""
 
     __repr__ = brief
 
@@ -78,12 +79,12 @@ class Volume:
 
 
 def check_header(path: Path, *, max_bytes: int = MAX_BYTES) -> Header:
-    """Read a NIfTI header without unpacking the rest, and refuse what no honest file can claim."""
+    """Read a NIfTI header without unpacking the rest, and refuse impossible claims."""
     return _judged(path, _first_bytes(path, _NIFTI2), path.stat().st_size, packed=_is_packed(path), max_bytes=max_bytes)
 
 
 def _judged(path: Path, start: bytes, size: int, *, packed: bool, max_bytes: int) -> Header:
-    """What the first bytes of a file of this size claim, if it can be true."""
+    """Return the header of a file of this size; refuse it if it cannot be true."""
     header = _parse(path, start)
     _check_place(path, start)
     if any(size <= 0 for size in header.shape):
@@ -239,7 +240,7 @@ def _plain_volume(path: Path, *, max_bytes: int) -> Volume | None:
 
 
 def _opened(path: Path) -> Any:
-    """The image with its header, voxels still packed. What nibabel cannot make sense of is said in a sentence."""
+    """Open an image without unpacking its voxels; errors of nibabel become one sentence."""
     import nibabel
     from nibabel.filebasedimages import ImageFileError
     from nibabel.spatialimages import HeaderDataError
@@ -272,9 +273,65 @@ def read_label(path: Path, *, frame: int | None = None) -> Mask:
 
 
 def read_geometry(path: Path) -> Geometry:
-    """Where a volume lies, from its header alone."""
+    """Return the geometry of a volume from its header."""
     header, image = check_header(path), _opened(path)
     return _geometry(image.header, image.affine, header.shape)
+
+
+def check_same_place(image: Path, label: Path, *, reorients: bool = False) -> None:
+    """Refuse a label that does not lie where its image lies.
+
+    Masks are compared voxel by voxel, so a label whose affine is shifted or flipped against its image would be paired
+    with other tissue. A corner of the label may be off by half the smallest voxel side. Files that are no NIfTI,
+    headers without qform and sform, and an affine that is exactly the identity say nothing and are accepted.
+
+    Args:
+        image: File of the image.
+        label: File of its label.
+        reorients: Whether the reader turns both to one orientation; then flips are no difference.
+
+    Raises:
+        BadInput: If the two lie in different places; the message holds both affines.
+    """
+    import nibabel
+
+    if not all(path.name.lower().endswith((".nii", ".nii.gz")) for path in (image, label)):
+        return
+    there, here = read_geometry(image), read_geometry(label)
+    if any(_says_nothing(one) for one in (there, here)):
+        return
+    shapes, affines = [(*one.shape, 1, 1)[:3] for one in (there, here)], [there.affine, here.affine]
+    if shapes[0] != shapes[1] and not reorients:
+        return  # said when the label is paired
+    if reorients:
+        turns = [nibabel.io_orientation(affine) for affine in affines]
+        affines = [
+            affine @ nibabel.orientations.inv_ornt_aff(turn, shape)
+            for affine, turn, shape in zip(affines, turns, shapes, strict=True)
+        ]
+        shapes = [_turned(shape, turn) for shape, turn in zip(shapes, turns, strict=True)]
+    corners = np.array([[*corner, 1] for corner in itertools.product(*((0, size - 1) for size in shapes[0]))]).T
+    gap = float(np.abs(affines[0] @ corners - affines[1] @ corners).max())
+    if gap > 0.5 * float(np.linalg.norm(affines[0][:3, :3], axis=0).min()):
+        said = [np.array2string(affine[:3], precision=4, separator=", ").replace("\n", "") for affine in affines]
+        raise BadInput(
+            f"{label.name} does not lie where its image lies, it is up to {gap:.3g} mm off: the affine of the image is "
+            f"{said[0]}, that of the label {said[1]}; correct the file, or pass --set ignore-geometry=true"
+        )
+
+
+def _says_nothing(geometry: Geometry) -> bool:
+    """Return True if a header has no geometry: no qform and no sform, or an identity affine."""
+    coded = int(geometry.fields["qform_code"]) or int(geometry.fields["sform_code"])
+    return not coded or np.array_equal(geometry.affine, np.eye(4))
+
+
+def _turned(shape: tuple[int, ...], turn: NDArray[Any]) -> tuple[int, ...]:
+    """The shape after its axes were turned."""
+    found = list(shape)
+    for axis, target in enumerate(turn[:, 0].astype(int)):
+        found[target] = shape[axis]
+    return tuple(found)
 
 
 def _geometry(header: Any, affine: Any, shape: tuple[int, ...]) -> Geometry:
@@ -295,7 +352,7 @@ def placed_volume(voxels: NDArray[Any], affine: NDArray[np.float64]) -> Volume:
 
 
 def write_volume(path: Path, volume: Volume) -> None:
-    """Write voxels with their geometry and nothing else of where they came from: free text stays behind."""
+    """Write voxels with their geometry; free text of the source header is not copied."""
     _write(path, volume.voxels, volume.geometry)
 
 
@@ -325,5 +382,5 @@ def _write(path: Path, voxels: NDArray[Any], geometry: Geometry) -> None:
 
 
 def place_like(path: Path, image: Path) -> None:
-    """Write a mask file again with the affine, codes, zooms and units of its image, exactly (decision 0011)."""
+    """Write a mask file again with the affine, codes, zooms and units of its image, exactly (decision 0008)."""
     write_mask(path, read_label(path), read_geometry(image))

@@ -1,7 +1,7 @@
-"""Two folders of masks of the same cases, old and new: which files belong together, and whether they may be compared.
+"""Pair the masks of two folders, old and new, and check that they can be compared.
 
 Files are paired by name (``CASE.nii.gz`` in both), or by a table with the columns case, old, new and, where there are
-some, label and image. Nothing is skipped silently: every name that stands alone is a problem with a name.
+some, label and image. Nothing is skipped silently: an unpaired file is reported as a problem.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, BadPair, CasewiseError, UnsafeInput, in_one_line, without_folders
 from casewise.core.formats import read_csv, read_npy
-from casewise.core.records import Mask, check_case_id
-from casewise.data.folders import read_table, with_table
+from casewise.core.records import Mask, check_case_id, made_case_id
+from casewise.data.folders import CaseTable, read_table, with_table
 from casewise.data.nifti import read_volume
 from casewise.data.pictures import read_label_picture, read_picture
 
@@ -52,6 +52,7 @@ class Pair:
     group: str | None = None
     cluster: str | None = None
     split: str | None = None
+    scan: str | None = None  # which scan of the patient: ED, ES, a date
 
     def __post_init__(self) -> None:
         check_case_id(self.id)
@@ -59,7 +60,7 @@ class Pair:
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """A mask and where it lies; pictures and arrays say nothing about that."""
+    """A mask with its geometry; pictures and arrays have none."""
 
     mask: Mask
     spacing_mm: tuple[float, ...] | None = None
@@ -93,7 +94,15 @@ def find_pairs(
             f"no file of {old} has a partner of the same name in {new} (such as {first['old']}); name the pairs in a "
             f"table with the columns case, old, new: --names pairs.csv"
         )
-    return tuple(pairs if cases is None else with_table(pairs, read_table(cases)))
+    return tuple(pairs if cases is None else _described(pairs, read_table(cases)))
+
+
+def _described(pairs: Sequence[Pair], table: CaseTable) -> list[Pair]:
+    """Return the pairs with group, cluster, split and scan from the table."""
+    first: Mapping[str, str] = next(iter(table.rows.values()), {})
+    column = next((name for name in ("scan", "phase", "timepoint") if name in first), None)
+    found = with_table(pairs, table)
+    return found if column is None else [replace(one, scan=table.rows[one.id][column] or None) for one in found]
 
 
 def _by_name(folders: Mapping[str, Path | None]) -> list[Pair]:
@@ -113,9 +122,11 @@ def _masks(folder: Path, images: bool) -> dict[str, Path]:
         stem = path.name[: -len(ending)]
         if images and stem[-5:] == "_0000":
             stem = stem[:-5]
-        if stem in found:
-            raise BadInput(f"{folder} holds {found[stem].name} and {path.name}, both of case {stem}; keep one of them")
-        found[stem] = _inside(path, folder) if path.is_symlink() else path
+        case_id = made_case_id(stem)
+        if case_id in found:
+            other = found[case_id].name
+            raise BadInput(f"{folder} holds {other} and {path.name}, both of case {case_id}; keep one of them")
+        found[case_id] = _inside(path, folder) if path.is_symlink() else path
     return found
 
 

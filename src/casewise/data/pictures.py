@@ -1,4 +1,4 @@
-"""PNG, JPEG and BMP, and nothing else that Pillow might guess from magic bytes; with a limit on the pixels."""
+"""Read and write PNG, JPEG and BMP; other formats are refused, and the number of pixels is limited."""
 
 from __future__ import annotations
 

@@ -1,27 +1,27 @@
 """Cohorts and their splits.
 
-Splits that hold: drawn by cluster within each group, recorded by id, and checked to be disjoint (A3, A4).
-
-A cohort: cases by id, each loaded when it is asked for, and labels through a door of their own.
+A cohort loads a case or a label when it is requested. Splits are drawn by cluster within each group, recorded by id,
+and checked to be disjoint (A3, A4).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from casewise.core.brief import counted
 from casewise.core.errors import BadInput, Overlap, TooFewCases
 from casewise.core.records import CALIBRATION, EVALUATION, Case, Mask, check_case_id
 from casewise.core.seeds import RESAMPLING_SEED, seed_of
+from casewise.core.text import pluralize
 
 
 @dataclass(frozen=True)
 class Member:
-    """What is known of a case without opening it."""
+    """Facts about a case that are known without opening it."""
 
     id: str
     group: str | None = None
@@ -62,7 +62,7 @@ class Cohort:
         return self.read_case(self._member(case_id))
 
     def label(self, case_id: str) -> Mask:
-        """The truth of a case."""
+        """Return the label of a case."""
         member = self._member(case_id)
         if self.read_label is None or not member.labelled:
             raise BadInput(f"case {case_id} of {self.name} has no label; score only labelled cases")
@@ -86,13 +86,13 @@ class Cohort:
     def _member(self, case_id: str) -> Member:
         if case_id not in self.members:
             raise BadInput(
-                f"{self.name} has no case {case_id!r}; it has {counted(len(self), 'case')}, such as {self.ids[:3]}"
+                f"{self.name} has no case {case_id!r}; it has {pluralize(len(self), 'case')}, such as {self.ids[:3]}"
             )
         return self.members[case_id]
 
 
 class Clustered(Protocol):
-    """A case as a member of a cohort, an entry of an archive or a row of a folder knows it."""
+    """A case with its cluster: a member of a cohort, an entry of an archive or a row of a folder."""
 
     @property
     def id(self) -> str: ...
@@ -134,7 +134,7 @@ def holdout(cohort: Cohort, *, share: float = 0.2, seed: int = RESAMPLING_SEED, 
         count = round(share * len(clusters))
         if not 0 < count < len(clusters):
             raise TooFewCases(
-                f"group {group or '(none)'} has {counted(len(clusters), 'cluster')}; a share of {share:g} is {count} "
+                f"group {group or '(none)'} has {pluralize(len(clusters), 'cluster')}; a share of {share:g} is {count} "
                 f"of them, and both sides need one: choose another share, or draw from all groups together"
             )
         generator = np.random.default_rng(seed_of(seed, group))
@@ -152,6 +152,39 @@ def cluster_of(case: Clustered) -> str:
 def clusters_of(cases: Iterable[Clustered]) -> dict[str, str]:
     """The cluster of each case by its id."""
     return {case.id: cluster_of(case) for case in cases}
+
+
+def count_patients(cases: Iterable[Clustered]) -> int:
+    """Return the number of patients; a case without one counts as one."""
+    return len({*clusters_of(cases).values()})
+
+
+def fold_of(clusters: Sequence[Any], folds: int, *, seed: int = RESAMPLING_SEED) -> NDArray[np.int64]:
+    """Deal patients into folds: the fold of each case, the cases of one cluster together.
+
+    Args:
+        clusters: The cluster (patient or sequence) of each case.
+        folds: How many folds; they differ by at most one cluster.
+        seed: Of the order in which clusters are dealt.
+
+    Returns:
+        A number from 0 for every case.
+
+    Raises:
+        TooFewCases: There are fewer clusters than folds, or fewer than two folds.
+
+    Example:
+        >>> fold_of([0, 0, 1, 2, 2, 3], 2, seed=0).tolist()
+        [1, 1, 0, 0, 0, 1]
+    """
+    names, number = np.unique(np.asarray(clusters), return_inverse=True)
+    if len(names) < folds or folds < 2:
+        raise TooFewCases(
+            f"{folds} folds need at least two folds and as many clusters, got {pluralize(len(names), 'cluster')}"
+        )
+    fold = np.empty(len(names), np.int64)
+    fold[np.random.default_rng(seed).permutation(len(names))] = np.arange(len(names)) % folds
+    return np.asarray(fold[number])
 
 
 def _alone(ids: Iterable[str]) -> dict[str, str]:
@@ -174,7 +207,7 @@ def with_split(cohort: Cohort, split: Split) -> Cohort:
     named = {**dict.fromkeys(split.calibration, CALIBRATION), **dict.fromkeys(split.evaluation, EVALUATION)}
     if set(named) != set(cohort.members):
         strange = sorted(set(named) ^ set(cohort.members))
-        raise BadInput(f"the split and {cohort.name} disagree about {strange[:5]} ({counted(len(strange), 'case')})")
+        raise BadInput(f"the split and {cohort.name} disagree about {strange[:5]} ({pluralize(len(strange), 'case')})")
     sides = [clusters_of(cohort.members[case_id] for case_id in ids) for ids in (split.calibration, split.evaluation)]
     check_disjoint(*sides)
     members = {case_id: replace(member, split=named[case_id]) for case_id, member in cohort.members.items()}
@@ -195,12 +228,12 @@ def check_disjoint(
     clusters = sorted({*calibration.values()} & {*evaluation.values()} - {*cases})
     if cases or clusters:
         shared = [
-            f"{counted(len(found), kind)} ({_few(found)})"
+            f"{pluralize(len(found), kind)} ({_few(found)})"
             for kind, found in (("case", cases), ("cluster", clusters))
             if found
         ]
         raise Overlap(
-            f"{names[0]} and {names[1]} share {' and '.join(shared)}; cases of one patient or sequence lie on one "
+            f"{names[0]} and {names[1]} share {' and '.join(shared)}; cases of one patient must be on one "
             f"side: take them out of one of the two"
         )
 

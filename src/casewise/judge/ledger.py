@@ -8,17 +8,17 @@ given as ``--evaluation``, are locked: :func:`unlock` writes its line first and 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from casewise.archive.store import Archive
-from casewise.core.brief import UNIT
 from casewise.core.chain import Chain
 from casewise.core.errors import BadInput, DamagedArchive
 from casewise.core.formats import json_text
 from casewise.core.records import Policy
+from casewise.core.text import UNIT
 from casewise.judge.policy import check_binding, check_held_out
 
 LEDGER = "exposures.jsonl"
@@ -49,7 +49,7 @@ OURS: tuple[Mapping[str, Any], ...] = (
     {"choice": "depths 2 and 1, of ten pairs", "seen": _SEARCHED, "design": "default"},
     {"choice": "the guard, and delta as fallback", "seen": _SEARCHED, "design": "default"},
 )
-"""What was seen when the design ``default`` was searched (docs/decisions/0013)."""
+"""What was seen when the design ``default`` was searched (docs/decisions/0012)."""
 
 
 def unlock(evaluation: Archive, *, purpose: str, policy: Policy | None = None) -> Archive:
@@ -80,6 +80,39 @@ def expose(folder: Path, *, choice: str, policy: Policy | None = None, labels_vi
     return _with_time(Chain(folder / LEDGER).append(EVENT, facts))
 
 
+def note_comparison(archive: Archive, designs: Sequence[str]) -> None:
+    """Write that designs were compared with the labels of an archive: whichever is certified next was chosen on them.
+
+    Args:
+        archive: The calibration cases.
+        designs: The names of all designs that took part.
+    """
+    labels = _labels(archive)
+    known = [line for line in read_ledger(archive.path) if line.get("compared") and line.get("labels") == labels]
+    if any(set(designs) <= set(line["compared"]) for line in known):
+        return
+    facts = {
+        "choice": f"calibrate compared {', '.join(designs)}",
+        "policy": "default",
+        "calibration_id": "",
+        "labels_visible": True,
+        "compared": list(designs),
+        "labels": labels,
+    }
+    Chain(archive.path / LEDGER).append(EVENT, facts)
+
+
+def was_compared(archive: Archive, design: str) -> bool:
+    """Whether a comparison that shares a label with these cases included the design."""
+    labels = set(_labels(archive))
+    lines = read_ledger(archive.path)
+    return any(design in line.get("compared", ()) and not labels.isdisjoint(line["labels"]) for line in lines)
+
+
+def _labels(archive: Archive) -> list[str]:
+    return sorted({str(entry.label_sha256)[:12] for entry in archive.entries.values() if entry.labelled})
+
+
 def certification_attempt(archive: Archive, asked: Mapping[str, Any]) -> int:
     """Write that a certificate is asked for with these labels; how many different ones were, this one included.
 
@@ -88,7 +121,7 @@ def certification_attempt(archive: Archive, asked: Mapping[str, Any]) -> int:
     """
     read_ledger(archive.path)
     log = Chain(archive.path / LEDGER)
-    labels = sorted({str(entry.label_sha256)[:12] for entry in archive.entries.values() if entry.labelled})
+    labels = _labels(archive)
     questions = [
         line["asked"]
         for line in log.lines()
@@ -106,7 +139,7 @@ def attempt_sentence(attempt: int) -> str:
     return (
         f"This is certification attempt {attempt} on these labels. A promise holds for what was chosen before; the "
         f"best of several attempts is not covered. To choose validly, certify the designs together (casewise certify "
-        f"--policy A --policy B --method ltt), or choose on some {UNIT[1]} and certify on others (--split)."
+        f"--policy A --policy B --method ltt), or choose on some {UNIT[1]} and certify on others (--set split=NAME)."
     )
 
 

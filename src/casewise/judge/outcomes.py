@@ -18,7 +18,7 @@ from casewise.core.durable import text_sha256
 from casewise.core.errors import BadInput
 from casewise.core.formats import json_text
 from casewise.core.records import SOURCE, Action, Controller, Decision, Mask
-from casewise.core.records import deployed as composed
+from casewise.judge.decide import mask_of
 from casewise.measure.metrics import METRICS
 from casewise.measure.metrics.harm import harm
 from casewise.measure.metrics.overlap import VOID
@@ -89,7 +89,7 @@ def deployed(
     lost = rows.loc[rows["_merge"] != "both", "case"].tolist()
     if lost:
         raise BadInput(f"the deployed state of case {lost[0]} is not among the outcomes ({len(lost)} such cases)")
-    for decision in (one for one in chosen["decision"] if one.action is Action.GATE):
+    for decision in (one for one in chosen["decision"] if one.action is Action.GATE or one.cleanup):
         rows.loc[rows["case"] == decision.case_id, COLUMNS] = _composed_row(archive, decision, controller)
     source = frame.loc[frame["step"] == 0].set_index("case")["metric"]
     rows["metric_source"] = rows["case"].map(source)
@@ -121,7 +121,7 @@ def deployed_rows(archive: Archive, decisions: Sequence[Decision], controller: C
         by_ladder.setdefault(decision.state.ladder or own, []).append(decision)
     if not archive.joined and set(by_ladder) <= {own}:
         return deployed(outcomes(archive), decisions, archive=archive, controller=controller)
-    views = {name: archive.on(name) for name in by_ladder}
+    views = {name: archive.ladder(name) for name in by_ladder}
     rows = pd.concat(
         deployed(outcomes(views[name]), found, archive=views[name], controller=controller)
         for name, found in by_ladder.items()
@@ -244,7 +244,7 @@ def _composed_row(archive: Archive | None, decision: Decision, controller: Contr
             f"measure them"
         )
     options, masks = scoring_options(archive), archive.masks(decision.case_id)
-    output = composed(controller, lambda state: masks[state.on("")], decision)
+    output = mask_of(controller, lambda state: masks[state.on("")], decision)
     entry = archive.entry(decision.case_id)
     label = archive.label(decision.case_id) if entry.labelled else None
     measured = _measured(masks[SOURCE], output, label, options, entry.spacing_mm)

@@ -1,25 +1,26 @@
-"""A policy is a calibrated controller as data; policy.json is the whole of it, and another model refuses it."""
+"""Policies: calibrated controllers as data. policy.json holds all of a policy, and it is refused for another model."""
 
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from casewise.core.durable import json_sha256, write_json
-from casewise.core.errors import BadInput, CasewiseWarning, Mismatch, Overlap, Refused, UnsafeInput
+from casewise.core.errors import BadInput, Mismatch, Overlap, Refused, UnsafeInput
 from casewise.core.formats import json_text, numbered
 from casewise.core.records import EVALUATION, Binding, Controller, Policy
-from casewise.core.registry import Registry, from_address
+from casewise.core.registry import Registry, check_names_no_code, from_address
 from casewise.data.splits import Clustered, check_disjoint, cluster_of, clusters_of
 from casewise.judge.controllers import CONTROLLERS, takes
-from casewise.judge.controllers.about import about
-from casewise.judge.controllers.by_group import ByGroup, InferredGroup
-from casewise.judge.controllers.flag import flagging
+from casewise.judge.controllers.by_group import ByGroup
+from casewise.judge.controllers.flag import Flag
+from casewise.judge.controllers.metadata import metadata_of
 from casewise.judge.controllers.router import bucket_of
+from casewise.judge.decide import Judge
 
 POLICY, HASH = "policy.json", "sha256"
 MOST_STEPS = 1000  # a policy that asks for more is a mistake or an attack
@@ -37,7 +38,7 @@ DEFAULT = Policy(
     },
     4,
 )
-"""Found by a search on real cohorts (docs/decisions/0013): the size of the largest changed piece, and few steps."""
+"""Found by a search on real cohorts (docs/decisions/0012): the size of the largest changed piece, and few steps."""
 
 UPDATE = Policy(
     "update",
@@ -93,7 +94,7 @@ READY: Registry[Policy] = Registry(
         "tau-stop": Policy("tau-stop", "tau-stop", {}, 4),
         **{name: Policy(name, "frag-stop", {}, 4) for name in MODULATIONS},
         "region-gate": Policy("region-gate", "region-gate", {"threshold": 0.0}, 1),
-        **{name: Policy(name, name, {}, 1) for name, kind in CONTROLLERS.items() if about(kind).among_candidates},
+        **{name: Policy(name, name, {}, 1) for name, kind in CONTROLLERS.items() if metadata_of(kind).among_candidates},
     },
 )
 """Designs by name, uncalibrated: coordinate and actions are fixed, cut-points are fitted on a holdout (E7, E14)."""
@@ -119,23 +120,40 @@ def controller_kind(policy: Policy) -> Any:
 
 def among_candidates(policy: Policy) -> bool:
     """Whether a policy chooses among all candidates of a case: views, members, steps, masks from elsewhere."""
-    return about(controller_kind(policy)).among_candidates
+    return metadata_of(controller_kind(policy)).among_candidates
 
 
 def _fitted_by(policy: Policy) -> str:
     """How calibration finds the numbers of a registered controller; a file's own code is not imported to ask it."""
-    return about(CONTROLLERS[policy.controller]).fitted_by if policy.controller in CONTROLLERS else ""
+    return metadata_of(CONTROLLERS[policy.controller]).fitted_by if policy.controller in CONTROLLERS else ""
 
 
 def adapts(policy: Policy) -> bool:
-    """Whether a policy ever makes an update; the source model by itself does not."""
-    return about(controller_kind(policy)).adapts
+    """True if a policy may deploy another mask than M0, or looks at candidates to flag M0."""
+    return metadata_of(controller_kind(policy)).adapts or bool(policy.flag) or bool(policy.cleanup)
 
 
 def read_policy(path: str | Path, *, typed: str | None = None) -> Policy:
-    """A policy from its file, or from the archive folder that holds it.
+    """Read a policy from its file, or from the archive folder that contains it.
 
-    A file may name registered controllers only; one of your own is code, so its address must be typed again.
+    Args:
+        path: The file or the folder.
+        typed: Address ``package.module:Name`` of your own controller. A file never imports code by itself.
+
+    Returns:
+        The policy.
+
+    Raises:
+        BadInput: If there is no policy.
+        Mismatch: If the file has another schema or was edited.
+        UnsafeInput: If the file names code that was not typed.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> file = write_policy(folder, Policy("m0", "m0", {}, steps=0))
+        >>> read_policy(folder).name
+        'm0'
     """
     path = Path(path)
     file = path / POLICY if path.is_dir() else path
@@ -143,13 +161,15 @@ def read_policy(path: str | Path, *, typed: str | None = None) -> Policy:
         plain = json.loads(file.read_text())
         if plain["schema"] != Policy.schema:
             raise Mismatch(f"{file} has policy schema {plain['schema']}, this casewise reads {Policy.schema}")
+        said = {name: value for name, value in plain.items() if name not in ("controller", "adaptation", "ladders")}
+        check_names_no_code(said, where=str(file))  # the three others are checked where they are used
         policy = _from_plain({name: value for name, value in plain.items() if name != HASH})
         _check_unedited(plain, file)
         _check_sense(policy, file)
         if ":" in policy.controller and policy.controller != typed:
             raise UnsafeInput(
-                f"{file} names the controller {policy.controller[:100]!r}, which is code of its own; if you know it "
-                f"and would run it, type the same: --controller {policy.controller[:100]}"
+                f"{file} names the controller {policy.controller[:100]!r}, which is code to import; if you know it "
+                f"and would run it, type the same: --set controller={policy.controller[:100]}"
             )
         return policy
     except FileNotFoundError:
@@ -159,7 +179,20 @@ def read_policy(path: str | Path, *, typed: str | None = None) -> Policy:
 
 
 def write_policy(path: str | Path, policy: Policy) -> Path:
-    """Write a policy as JSON, whole or not at all; an archive folder gets its policy.json."""
+    """Write a policy as JSON, atomically.
+
+    Args:
+        path: A file, or an archive folder, which gets ``policy.json``.
+        policy: The policy.
+
+    Returns:
+        The file.
+
+    Example:
+        >>> import tempfile
+        >>> write_policy(tempfile.mkdtemp(), Policy("m0", "m0", {}, steps=0)).name
+        'policy.json'
+    """
     path = Path(path)
     file = path / POLICY if path.is_dir() else path
     plain = asdict(policy)
@@ -174,16 +207,9 @@ def _hashed(plain: Mapping[str, Any]) -> str:
 
 
 def _check_unedited(plain: Mapping[str, Any], file: Path) -> None:
-    """Refuse a policy that was edited by hand; one of casewise 0.1 has no hash and is read with a note."""
-    if HASH not in plain and "ladder" not in plain:
-        warnings.warn(
-            f"{file} is a policy of casewise 0.1 without a hash, so nobody can say whether it was edited; "
-            "calibrate again to have one",
-            CasewiseWarning,
-            stacklevel=3,
-        )
-    elif plain.get(HASH) != _hashed(plain):
-        raise Mismatch(f"{file} was edited after it was written: its hash does not fit; run casewise calibrate again")
+    """Refuse a policy that was edited by hand."""
+    if plain.get(HASH) != _hashed(plain):
+        raise Mismatch(f"{file} was edited after it was written: hash mismatch; run casewise calibrate again")
 
 
 def _check_sense(policy: Policy, file: Path) -> None:
@@ -210,10 +236,25 @@ def _check_sense(policy: Policy, file: Path) -> None:
                 )
 
 
-def uncalibrated(name: str, steps: int, options: Mapping[str, Any]) -> Policy:
-    """A policy of a controller that needs no calibration; one with a cap runs to the horizon unless told otherwise."""
-    capped = {"cap": steps} if takes(controller_kind(Policy(name, name, {}, steps)), "cap") else {}
-    return Policy(name, name, {**capped, **options}, steps)
+def ready_policy(name: str, steps: int, options: Mapping[str, Any] = MappingProxyType({})) -> Policy:
+    """Return a policy that needs no calibration, for a ladder of so many states.
+
+    Args:
+        name: Name of a ready policy or a registered controller, such as ``"frag-stop"`` or ``"consensus"``.
+        steps: Number of states after M0.
+        options: Further options of the controller.
+
+    Raises:
+        BadInput: If the policy must be calibrated first.
+    """
+    design = design_of(name)
+    kind = controller_kind(design)
+    sized = {option: steps for option in ("cap", "steps", "step") if takes(kind, option)}
+    if design.name == "consensus":
+        sized["consensus"] = str(steps)  # type: ignore[assignment]
+    policy = replace(design, options={**design.options, **sized, **options}, steps=steps if adapts(design) else 0)
+    controller_of(policy)
+    return policy
 
 
 def is_hybrid(policy: Policy) -> bool:
@@ -222,24 +263,36 @@ def is_hybrid(policy: Policy) -> bool:
 
 
 def controller_of(policy: Policy) -> Controller:
-    """The controller that a policy describes, cut-points of all groups included."""
+    """Build the controller of a policy, with the cut-points of all groups.
+
+    Args:
+        policy: A calibrated policy, or one that needs no calibration.
+
+    Returns:
+        The controller.
+
+    Raises:
+        BadInput: If the policy is hybrid, because its cut-points depend on the stream.
+
+    Example:
+        >>> controller_of(Policy("m0", "m0", {}, steps=0)).name
+        'm0'
+    """
     if is_hybrid(policy):
         raise BadInput(
             f"policy {policy.name!r} is hybrid: its cut-points are a function of the stream, so no single controller "
-            f"stands for it; replay it as a stream, give --watch (casewise monitor --calibration starts one), or "
+            f"stands for it; replay it as a stream, give a watch (casewise monitor --calibration starts one), or "
             f"calibrate seed-only"
         )
-    controller = _of_groups(policy) if policy.groups else _built(policy, {})
-    flag = policy.options.get("flag")
-    return controller if flag is None else flagging(controller, flag)
+    if not policy.groups:
+        return _built(policy, {})
+    return ByGroup({name: _built(policy, more) for name, more in policy.groups.items()})
 
 
-def _of_groups(policy: Policy) -> Controller:
-    known = {name: _built(policy, more) for name, more in policy.groups.items()}
-    inference = policy.options.get("inference")
-    if inference is None:
-        return ByGroup(known)
-    return InferredGroup(known, _built(policy, {}), **inference)
+def judge_of(policy: Policy) -> Judge:
+    """Return the controller of a policy with the steps that follow its answer: cleanup and flag."""
+    flag = Flag.from_plain(policy.flag) if policy.flag else None
+    return Judge(controller_of(policy), policy.cleanup, flag, policy.calibration_id)
 
 
 def check_binding(policy: Policy, binding: Binding) -> None:
@@ -250,7 +303,7 @@ def check_binding(policy: Policy, binding: Binding) -> None:
     differing = policy.binding.differences(binding)
     if differing:
         pairs = "; ".join(
-            f"{name}: fitted on {getattr(policy.binding, name)!r}, used with {getattr(binding, name)!r}"
+            f"{name}: fitted on {policy.binding.facts.get(name)!r}, used with {binding.facts.get(name)!r}"
             for name in differing
         )
         raise Mismatch(
@@ -261,16 +314,17 @@ def check_binding(policy: Policy, binding: Binding) -> None:
 def check_modulated(policy: Policy, binding: Binding) -> None:
     """Refuse a policy whose trajectories must be modulated where they are not (E3): it would decide on other edits."""
     modulation = MODULATIONS.get(policy.name)
-    if modulation and f"mode={modulation!r}" not in binding.objective:
+    if modulation and binding.options.get("modulation") != modulation:
         raise Mismatch(
             f"policy {policy.name!r} decides on trajectories made with modulation {modulation}, these are made with "
-            f"{binding.objective}; give the modulated archive itself as --policy, or make one: casewise record "
-            f"--modulation {modulation} --statistics PLAIN, then calibrate"
+            f"{binding.objective} and modulation {binding.options.get('modulation')}; give the modulated archive "
+            "itself as --policy, or make one: casewise record "
+            f"--set modulation={modulation} --set statistics=PLAIN, then calibrate"
         )
 
 
 def fitted_on(policy: Policy, cases: Iterable[Clustered]) -> Policy:
-    """The policy with these cases, and their patients or sequences, among those that its numbers come from."""
+    """The policy with these cases, and their patients, among those that its numbers come from."""
     cases = list(cases)
     clusters = {**_calibration_clusters(policy), **clusters_of(cases)}
     inputs = {**_calibration_inputs(policy), **{case.id: _input(case) for case in cases}}
@@ -319,7 +373,7 @@ def calibration_case(policy: Policy, case_id: str, *, cluster: str | None, input
     if case_id in policy.calibration_cases and not (_calibration_inputs(policy).get(case_id) and input_sha256):
         return f"{case_id} is a calibration case of policy {policy.name!r}: no certificate covers it"
     if cluster is not None and cluster in policy.calibration_clusters:
-        return f"patient or sequence {cluster} was among the calibration cases of policy {policy.name!r}"
+        return f"patient {cluster} was among the calibration cases of policy {policy.name!r}"
     return None
 
 
@@ -342,14 +396,14 @@ def check_go(policy: Policy, *, force: bool = False) -> str | None:
     said = no_go(policy)
     if said is not None and not force:
         raise Refused(
-            f"{said}; adapt less or choose another design, or add --force to use it all the same (every output says so)"
+            f"{said}; adapt less or choose another design, or add --set force=true to use it all the same (every "
+            "output says so)"
         )
     return said
 
 
 def _calibration_clusters(policy: Policy) -> dict[str, str]:
-    clusters = policy.calibration_clusters or policy.calibration_cases  # a policy of before knows ids only
-    return dict(zip(policy.calibration_cases, clusters, strict=True))
+    return dict(zip(policy.calibration_cases, policy.calibration_clusters or policy.calibration_cases, strict=True))
 
 
 def _calibration_inputs(policy: Policy) -> dict[str, str]:
@@ -367,10 +421,9 @@ def _input(case: Clustered) -> str:
 
 
 def _built(policy: Policy, more: Mapping[str, Any]) -> Controller:
-    options = {key: value for key, value in {**policy.options, **more}.items() if key not in ("inference", "flag")}
     try:
         made = controller_kind(policy)
-        controller: Controller = made(**options) if callable(made) else made
+        controller: Controller = made(**{**policy.options, **more}) if callable(made) else made
     except TypeError as error:
         raise BadInput(f"policy {policy.name!r} is not calibrated ({error}); run casewise calibrate first") from error
     if lost := [part for part in ("name", "needs", "states", "decide") if not hasattr(controller, part)]:
@@ -384,6 +437,6 @@ def _from_plain(plain: Mapping[str, Any]) -> Policy:
     values["calibration_cases"] = tuple(plain["calibration_cases"])
     values |= {name: numbered(plain[name]) for name in ("options", "groups")}
     values |= {name: tuple(plain.get(name, ())) for name in ("calibration_clusters", "calibration_inputs")}
-    values |= {name: numbered(plain.get(name, {})) for name in ("adaptation", "ladders")}
+    values |= {name: numbered(plain.get(name, {})) for name in ("adaptation", "ladders", "flag", "appearance")}
     values["exposures"] = tuple(plain["exposures"])
     return Policy(**values)

@@ -1,1 +1,1 @@
-"""Two masks become fragmentation, three masks become harm, a mask and a label become metrics. NumPy and SciPy only."""
+"""Measurements: fragmentation of two masks, harm of three, metrics of a mask and its label. NumPy and SciPy only."""

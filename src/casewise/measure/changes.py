@@ -1,4 +1,4 @@
-"""What changed from an old mask to a new one: records of a label, a worse region and a whole case, and their words."""
+"""Records of a comparison of an old and a new mask: one label, one region that became worse, one case."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from casewise.core.brief import brief
+from casewise.core.text import brief
 
 NOTABLE = 0.01  # pieces and holes below this share of their label are counted, but nobody is asked to look at them
 _DISAGREE = 0.5  # 1 - Dice between old and new above which a label is hardly the same thing
@@ -15,7 +15,7 @@ NAN = float("nan")
 
 @dataclass(frozen=True)
 class LabelChange:
-    """One label of one case, old and new. None: not asked for, or no label was given; NaN: undefined here."""
+    """One label of one case, old and new. None: not requested, or no label was given; NaN: undefined."""
 
     label: int
     voxels_old: int
@@ -36,6 +36,8 @@ class LabelChange:
     largest_hole: int = 0
     volume_old_ml: float | None = None  # None without a spacing, and in pictures
     volume_new_ml: float | None = None
+    voxels_label: int | None = None  # None without a label
+    volume_label_ml: float | None = None
     shift_hd95: float | None = None  # between the old and the new surface, mm or voxels; NaN if one is empty
     shift_assd: float | None = None
     dice_old: float | None = None
@@ -58,7 +60,7 @@ class LabelChange:
         return self.volume_new_ml - self.volume_old_ml
 
     def share(self, voxels: int) -> float:
-        """Voxels by those of this label, in the mask that holds more of it; 0 if neither holds any."""
+        """Return voxels divided by the size of this label in the mask that has more of it; 0 if neither has any."""
         return voxels / max(self.voxels_old, self.voxels_new, 1)
 
     @property
@@ -105,6 +107,7 @@ class Comparison:
     largest: int  # voxels of the largest component of D
     labels: tuple[LabelChange, ...]
     spacing_known: bool = False
+    voxel_ml: float | None = None  # None without a spacing, and in pictures
     labelled: bool = False
     metric: str = "dice"
     metric_old: float | None = None
@@ -139,12 +142,12 @@ class Comparison:
 
     @property
     def suspicion(self) -> float:
-        """That of its most suspicious label; 0 where there is nothing to look at. Needs no label."""
+        """Suspicion of the most suspicious label; 0 if there is nothing to check. Needs no label."""
         return max((row.suspicion for row in self.labels), default=0.0)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a person should look at, in words; needs no label."""
+        """What a person should check, as sentences; needs no label."""
         return self.warned()
 
     def warned(self, names: Mapping[int, str] | None = None) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A new mask against an old one of the same case: what changed, label by label; with a label, for better or worse."""
+"""Compare a new mask with an old one of the same case: what changed per label and, with a label, if it improved."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from casewise.measure.mask_pair import Change, MaskPair, foreground_change
 from casewise.measure.masks import Flags, Floats, Integers, checked_masks, checked_spacing, least_voxels, on_host
 from casewise.measure.metrics.overlap import VOID
 from casewise.measure.metrics.surface import assd, hd95, surface_gaps
-from casewise.measure.pieces import Enclosure, Pieces
+from casewise.measure.pieces import Enclosure, LabelPieces
 from casewise.measure.regions import Regions
 
 Surfaces = Literal["none", "moved", "all"]
@@ -39,7 +39,7 @@ def comparison(
     holes: Enclosure = "volume",
     zero_is_label: bool = False,
 ) -> Comparison:
-    """Compare the new mask of a case with its old one, and both with the label where there is one.
+    """Compare the new mask of a case with its old one, and both with the label if there is one.
 
     Any change of a label counts, also from one foreground label to another, unless ``foreground``. ``classes`` narrows
     the labels (others become background in all masks). Distances are in mm with ``spacing_mm``, in voxels without.
@@ -84,7 +84,7 @@ def comparison(
 
 
 def _compact(name: str, mask: NDArray[Any]) -> NDArray[Any]:
-    """The same labels in the fewest bytes that hold them."""
+    """Return the labels in the smallest integer type."""
     if mask.dtype == np.bool_:
         return mask.view(np.uint8)
     if mask.dtype == np.uint8:
@@ -113,6 +113,7 @@ def _overall(pair: MaskPair, *, foreground: bool, metric: str) -> Comparison:
         largest=int(found.sizes.max(initial=0)),
         labels=(),
         spacing_known=pair.spacing is not None,
+        voxel_ml=pair.voxel_ml,
         metric=metric,
     )
     return plain if pair.label is None else _with_harm(plain, pair, change)
@@ -199,6 +200,8 @@ def _labels(pair: MaskPair, *, surfaces: Surfaces) -> tuple[LabelChange, ...]:
             more |= {"volume_old_ml": int(in_old[c]) * ml, "volume_new_ml": int(in_new[c]) * ml}
         if dice is not None:
             more |= {"dice_old": float(dice[0][c]), "dice_new": float(dice[1][c])}
+            truth = int(pair.tally.label[c])
+            more |= {"voxels_label": truth, "volume_label_ml": None if ml is None else truth * ml}
             more |= {"ha": float(pair.change.ha[c]), "ba": float(pair.change.ba[c])}
         pieces = {name: counts[c] for name, counts in counted.items()}
         row = LabelChange(c, int(in_old[c]), int(in_new[c]), int(changed[c]), **pieces, **more)
@@ -207,7 +210,7 @@ def _labels(pair: MaskPair, *, surfaces: Surfaces) -> tuple[LabelChange, ...]:
 
 
 def _piece_counts(pair: MaskPair) -> dict[str, Integers]:
-    """Pieces and holes of each label in old and new, and those that have no counterpart."""
+    """LabelPieces and holes of each label in old and new, and those that have no counterpart."""
     before, after = pair.pieces
     old, new = pair.old.reshape(-1), pair.new.reshape(-1)
 
@@ -220,7 +223,7 @@ def _piece_counts(pair: MaskPair) -> dict[str, Integers]:
         counts = np.bincount(of[which], None if weights is None else weights[which], minlength=pair.values)
         return counts.astype(np.int64)
 
-    def largest(found: Pieces, of: Integers, which: Flags) -> Integers:
+    def largest(found: LabelPieces, of: Integers, which: Flags) -> Integers:
         most = np.zeros(pair.values, np.int64)
         np.maximum.at(most, of[which], found.sizes[which])
         return most
@@ -244,7 +247,7 @@ def _piece_counts(pair: MaskPair) -> dict[str, Integers]:
     }
 
 
-def _alone(found: Pieces, other: Pieces) -> Flags:
+def _alone(found: LabelPieces, other: LabelPieces) -> Flags:
     """Which pieces are holes that touch no hole of the same label in the other mask."""
     holes: Flags = found.hole_of > 0
     if not holes.any() or not (other.hole_of > 0).any():

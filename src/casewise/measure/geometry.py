@@ -1,4 +1,4 @@
-"""The shape of each region, from runs alone: box, centroid, boundary, distance to the largest (M5-M7)."""
+"""Shape of each region, from runs: box, centroid, boundary, distance to the largest (M5-M7)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from casewise.measure.runs import Contacts, Runs, face_contacts
 
 
 @dataclass(frozen=True, eq=False)
-class Geometry:
+class RegionShapes:
     """One row per region (a kept component), in the order of ``number``."""
 
     number: Integers  # component number
@@ -35,17 +35,17 @@ class Geometry:
         return np.asarray(np.linalg.norm(apart if spacing is None else apart * spacing, axis=1))
 
 
-def geometry_of(found: Regions) -> Geometry:
+def geometry_of(found: Regions) -> RegionShapes:
     """Measure every region that was kept."""
     number = np.flatnonzero(found.kept)
     area = found.sizes[number]
     if not number.size:
         nowhere = np.empty((0, len(found.shape)), np.int64)
-        return Geometry(number, area, nowhere, nowhere, nowhere.astype(np.float64), area)
+        return RegionShapes(number, area, nowhere, nowhere, nowhere.astype(np.float64), area)
     order, cuts = _by_region(found)
     low, high, centroid = _extents(found.runs, order, cuts)
     inner = np.bincount(found.number[_interior(found)], minlength=found.sizes.size)[number]
-    return Geometry(number, area, low, high, centroid / area[:, None], area - inner)
+    return RegionShapes(number, area, low, high, centroid / area[:, None], area - inner)
 
 
 def boxes_of(found: Regions) -> tuple[Integers, Integers]:

@@ -1,4 +1,4 @@
-"""Two masks of one case, and its label: what is counted once and read by several measurements.
+"""Two masks of one case and its label, with the counts that several measurements share.
 
 Each mask is scanned once or twice, eight bytes at a time; everything after that works on the runs of the foreground and
 on the voxels that differ, whatever the volume around them. All labels go through one pass.
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from casewise.measure.masks import Flags, Floats, Integers
 from casewise.measure.metrics.harm import harm
-from casewise.measure.pieces import Enclosure, Pieces, pieces_of
+from casewise.measure.pieces import Enclosure, LabelPieces, pieces_of
 from casewise.measure.regions import Regions, changed_voxels, components, regions_of
 from casewise.measure.runs import Runs
 
@@ -34,7 +34,7 @@ class Tally:
 
 @dataclass(frozen=True, eq=False)
 class MaskPair:
-    """The masks of a case, and what is found once and read by several measurements."""
+    """The masks of a case, with cached results that several measurements share."""
 
     old: NDArray[Any]
     new: NDArray[Any]
@@ -46,14 +46,14 @@ class MaskPair:
 
     @property
     def voxel_ml(self) -> float | None:
-        """Millilitres of a voxel; None without a spacing, and in pictures, which have no volume."""
+        """Volume of a voxel in ml; None without a spacing, and for pictures."""
         if self.spacing is None or self.old.ndim == 2:
             return None
         return float(np.prod(self.spacing)) / 1000
 
     @cached_property
-    def pieces(self) -> tuple[Pieces, Pieces]:
-        """Pieces of the old and of the new mask."""
+    def pieces(self) -> tuple[LabelPieces, LabelPieces]:
+        """LabelPieces of the old and of the new mask."""
         old, new = pieces_of(self.old, self.new, within=self.holes)
         return old, new
 
@@ -84,7 +84,7 @@ class MaskPair:
         truth = None if self.label is None else self.at(self.changed, self.label)
         return self.at(self.changed, self.old), self.at(self.changed, self.new), truth
 
-    def counted(self, labels: NDArray[Any]) -> Integers:
+    def pluralize(self, labels: NDArray[Any]) -> Integers:
         """How often each label occurs."""
         return np.bincount(labels, minlength=self.values)
 
@@ -94,7 +94,7 @@ class MaskPair:
         before = self.pieces[0]
         old = np.bincount(before.value, before.sizes, minlength=self.values).astype(np.int64)
         old[0] = self.old.size - old[1:].sum()
-        gone, come = (self.counted(labels) for labels in self.at_changes[:2])
+        gone, come = (self.pluralize(labels) for labels in self.at_changes[:2])
         return old, old - gone + come, gone + come
 
     @cached_property
@@ -105,17 +105,17 @@ class MaskPair:
         before, after, there = self.at_changes
         assert there is not None
         whole = self.held[0]
-        in_old, in_label = whole.copy(), whole - self.counted(wrong) + self.counted(truth)
-        right_old = whole - self.counted(wrong)
+        in_old, in_label = whole.copy(), whole - self.pluralize(wrong) + self.pluralize(truth)
+        right_old = whole - self.pluralize(wrong)
         if self.ignore is not None and self.ignore < self.values:
             # Ignored voxels hold any label in the old mask: another one, among the errors, or by chance the same.
-            in_old -= self.counted(wrong[truth == self.ignore])
-            in_old[self.ignore] = self.counted(wrong)[self.ignore]
+            in_old -= self.pluralize(wrong[truth == self.ignore])
+            in_old[self.ignore] = self.pluralize(wrong)[self.ignore]
             in_label[self.ignore] = right_old[self.ignore] = 0
             valid = there != self.ignore
             before, after, there = before[valid], after[valid], there[valid]
-        in_new = in_old - self.counted(before) + self.counted(after)
-        right_new = right_old - self.counted(before[before == there]) + self.counted(after[after == there])
+        in_new = in_old - self.pluralize(before) + self.pluralize(after)
+        right_new = right_old - self.pluralize(before[before == there]) + self.pluralize(after[after == there])
         return Tally(in_old, in_new, in_label, right_old, right_new)
 
     @cached_property

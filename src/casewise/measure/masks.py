@@ -1,9 +1,7 @@
-"""What may be measured: integer or bool masks over 2-D or 3-D space, in NumPy or on a torch device.
+"""Checks of masks: integer or bool arrays over 2-D or 3-D space, in NumPy or on a torch device.
 
-torch is never imported here. A tensor is known by its ``detach``; whatever touches every voxel happens on its device,
-and only the few voxels that matter come over as NumPy arrays.
-
-Ballots: the probabilities of several readings of one case, in 255ths, and what a mean of some of them says.
+torch is never imported here. A tensor is recognized by its ``detach``; operations on every voxel run on its device, and
+only changed voxels are copied to NumPy. Ballots are the probabilities of several views of one case, in 255ths.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ Floats = NDArray[np.float64]
 
 
 def is_tensor(mask: Any) -> bool:
-    """Whether this is a torch tensor (told by its methods, so that torch need not be imported)."""
+    """Return True for a torch tensor, recognized by its methods so that torch is not imported."""
     return hasattr(mask, "detach") and hasattr(mask, "device")
 
 
@@ -81,7 +79,7 @@ def _refuse_dtype(name: str, dtype: Any, holds_nan: bool) -> None:
 
 
 def flat_values(mask: Any, voxels: Integers) -> NDArray[Any]:
-    """The mask's labels at flat indices (C order); of a tensor, only these leave the device."""
+    """Return the labels at flat indices (C order); of a tensor only these leave the device."""
     if not is_tensor(mask):
         array: NDArray[Any] = mask
         if array.flags.c_contiguous:

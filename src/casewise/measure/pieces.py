@@ -22,8 +22,8 @@ Enclosure = Literal["volume", "slice"]
 
 
 @dataclass(frozen=True, eq=False)
-class Pieces:
-    """Pieces of a mask: of its labels, and of the gaps that lie between two runs of foreground in one row."""
+class LabelPieces:
+    """LabelPieces of a mask: of its labels, and of the gaps that lie between two runs of foreground in one row."""
 
     runs: Runs
     label: NDArray[Any]  # of each run; 0 is a gap
@@ -52,7 +52,7 @@ class Pieces:
         return np.asarray(left)
 
 
-def pieces_of(*masks: NDArray[Any], within: Enclosure = "volume") -> tuple[Pieces, ...]:
+def pieces_of(*masks: NDArray[Any], within: Enclosure = "volume") -> tuple[LabelPieces, ...]:
     """The pieces of each of some masks of one shape, and which of them are holes.
 
     >>> ring = np.array([[1, 1, 1, 0, 2], [1, 0, 1, 0, 2], [1, 1, 1, 0, 0]])
@@ -139,13 +139,13 @@ def _split(
     value: Integers,
     sizes: Integers,
     hole_of: Integers,
-) -> tuple[Pieces, ...]:
+) -> tuple[LabelPieces, ...]:
     """The pieces of each mask for itself; pieces are numbered in the order in which they begin, so masks do not mix."""
     found, run, piece = [], 0, 0
     for first, last, label in parts:
         mine = owner[run : run + first.size] - piece
         end = piece + (int(mine.max()) + 1 if mine.size else 0)
         runs = Runs(shape, first, last, first)
-        found.append(Pieces(runs, label, mine, value[piece:end], sizes[piece:end], hole_of[piece:end]))
+        found.append(LabelPieces(runs, label, mine, value[piece:end], sizes[piece:end], hole_of[piece:end]))
         run, piece = run + first.size, end
     return tuple(found)

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from casewise.core.brief import brief
 from casewise.core.errors import BadInput
+from casewise.core.text import brief
 from casewise.measure.masks import Flags, Integers, checked_masks, is_tensor, least_voxels, on_host
-from casewise.measure.runs import Contacts, Runs, face_contacts, full_contacts, runs_of, united
+from casewise.measure.runs import Contacts, Runs, face_contacts, runs_of, united
 
 _WORD = np.dtype(np.uint64)
 
@@ -137,10 +137,8 @@ def components(
         raise BadInput(f"connectivity is 'face' or 'full', got {connectivity!r}")
     runs = runs_of(voxels, shape)
     touching = None
-    if runs.first.size * _CRUMBS > math.prod(shape):
+    if connectivity == "full" or runs.first.size * _CRUMBS > math.prod(shape):
         owner = _labelled(runs, voxels, connectivity)
-    elif connectivity == "full":
-        owner = united(runs.first.size, full_contacts(runs))
     else:
         touching = face_contacts(runs)
         owner = united(runs.first.size, touching)
@@ -149,7 +147,7 @@ def components(
 
 
 def _labelled(runs: Runs, voxels: Integers, connectivity: Connectivity) -> Integers:
-    """Component number of each run from a dense labelling, for a D of so many crumbs that runs do not pay."""
+    """Component number of each run from a dense labelling: for many small components, and for corners that touch."""
     dense = np.zeros(runs.shape, bool)
     dense.reshape(-1)[voxels] = True
     neighbors = ndimage.generate_binary_structure(dense.ndim, 1 if connectivity == "face" else dense.ndim)

@@ -1,4 +1,4 @@
-"""Voxels of D as runs: stretches of neighbours along the last axis. Few runs stand for many voxels.
+"""Voxels of D as runs: sequences of neighbors along the last axis.
 
 Two runs touch when one, moved by one row (or one slice), overlaps the other. Both ends of all runs are sorted, so the
 partners of every run are found by merging two sorted lists, and no array as large as the volume is ever made.
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from casewise.core.brief import brief
+from casewise.core.text import brief
 from casewise.measure.masks import Integers
 
 
@@ -97,32 +97,21 @@ def runs_of_labels(mask: NDArray[Any]) -> tuple[Runs, NDArray[Any]]:
 def face_contacts(runs: Runs) -> tuple[Contacts, ...]:
     """Runs that share a face: the row before, and in 3-D the slice before (B3)."""
     offsets = [(1,)] if len(runs.shape) == 2 else [(0, 1), (1, 0)]
-    return tuple(_contacts(runs, offset, reach=0) for offset in offsets)
+    return tuple(_contacts(runs, offset) for offset in offsets)
 
 
-def full_contacts(runs: Runs) -> tuple[Contacts, ...]:
-    """Runs that share a face, an edge or a corner: 8-connectivity in 2-D, 26 in 3-D (N3)."""
-    offsets = [(1,)] if len(runs.shape) == 2 else [(0, 1), (1, -1), (1, 0), (1, 1)]
-    return tuple(_contacts(runs, offset, reach=1) for offset in offsets)
-
-
-def _contacts(runs: Runs, offset: tuple[int, ...], reach: int) -> Contacts:
-    """Pairs of a run and an earlier one that lies ``offset`` rows (and slices) before it, within ``reach`` columns."""
+def _contacts(runs: Runs, offset: tuple[int, ...]) -> Contacts:
+    """Pairs of a run and an earlier one that lies ``offset`` rows (and slices) before it."""
     columns, rows = runs.shape[-1], runs.shape[-2]
     shift = offset[-1] * columns + (offset[0] * rows * columns if len(offset) == 2 else 0)
     # Where the run would lie if it were moved by the offset: every run that overlaps [low, high] touches it.
     low, high = runs.first - shift, runs.last - shift
-    if reach:
-        # Diagonal neighbors widen the stretch by a column on either side, but never across the border of the row.
-        column = runs.first % columns
-        low = low - (column > 0)
-        high = high + (column + (runs.last - runs.first) < columns - 1)
     # The first candidate is the first run that does not end before ``low``; it is a partner if it begins by ``high``.
     start = _amount_below(runs.last, low)
     later = np.flatnonzero(runs.first[start] <= high)
-    # Flat indices wrap from slice to slice: the first (last) row of a slice has no row before (after) it in that slice.
+    # Flat indices wrap from slice to slice: the first row of a slice has no row before it in that slice.
     if offset[-1]:
-        later = later[runs.first[later] // columns % rows != (0 if offset[-1] > 0 else rows - 1)]
+        later = later[runs.first[later] // columns % rows != 0]
     return Contacts(*_all_partners(runs.first, high, later, start[later]), shift)
 
 

@@ -180,3 +180,36 @@ def _panel(axis: Any, frame: pd.DataFrame, names: Sequence[str]) -> None:
     axis.set_yticks(list(places.values()), list(places))
     axis.set_ylim(-0.7, len(names) - 0.3)
     axis.grid(visible=False, axis="y")
+
+
+POINT = 0.01  # a change of the metric that counts
+NAMED = 40  # more cases than this are drawn without their names
+
+
+def change_svg(rows: Sequence[tuple[str, float, float]], *, metric: str, id: str = "changes") -> str:
+    """Draw how much every case changed: a hollow dot before, a filled dot after, sorted by the change.
+
+    Args:
+        rows: Name, metric before and metric after of each case.
+        metric: Name of the metric.
+        id: Prefix of ids inside the SVG.
+
+    Returns:
+        An SVG for a page.
+    """
+    shown = sorted(rows, key=lambda row: row[2] - row[1])
+    with inked():
+        figure, axes = canvas(5.4, 0.7 + (0.2 if len(shown) <= NAMED else 0.07) * max(len(shown), 3))
+        axis = axes[0, 0]
+        for place, (_, before, after) in enumerate(shown):
+            color = HARM if after < before - POINT else OURS if after > before else MUTED
+            axis.plot([before, after], [place, place], color=color, linewidth=1.6)
+            axis.plot(before, place, "o", color=color, markersize=4.5, markerfacecolor=PAPER)
+            axis.plot(after, place, "o", color=color, markersize=4.5)
+        short = [name if len(name) < 26 else f"{name[:12]}…{name[-12:]}" for name, _, _ in shown]
+        names = short if len(shown) <= NAMED else []
+        axis.set_yticks(range(len(names)), names)
+        axis.set_ylim(-0.7, len(shown) - 0.3)
+        axis.grid(visible=False, axis="y")
+        axis.set_xlabel(metric)
+    return page_svg(svg_text(figure, id=id), title=f"{metric} of each case before and after")

@@ -9,6 +9,7 @@ not apply is a dash. The page and LaTeX print three decimals (H11); CSV and JSON
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Pair:
+class PairCell:
     """Two numbers that are read together, such as mIoU / HA or a share with the mean of its class."""
 
     first: float | None
@@ -65,7 +66,7 @@ class NotApplicable:
 NOT_RUN = NotRun()
 DASH = NotApplicable()
 
-Cell: TypeAlias = str | bool | int | float | Estimate | Pair | Undefined | NotRun | NotApplicable | None
+Cell: TypeAlias = str | bool | int | float | Estimate | PairCell | Undefined | NotRun | NotApplicable | None
 
 
 def number(value: float | None, digits: int = 3, *, signed: bool = False) -> str:
@@ -108,7 +109,7 @@ def text_of(cell: Any, *, digits: int = 3, signed: bool = False) -> str:
     if isinstance(cell, Estimate):
         places = digits if cell.digits is None else cell.digits
         return interval(cell.value, cell.low, cell.high, places, signed=signed)
-    if isinstance(cell, Pair):
+    if isinstance(cell, PairCell):
         first = number(cell.first, cell.first_digits, signed=cell.first_signed)
         return cell.pattern.format(first, number(cell.second, digits, signed=cell.second_signed))
     if isinstance(cell, Undefined):
@@ -130,7 +131,7 @@ def in_percent(cell: Any) -> Any:
     """A share as percent; anything that is not a share stays as it is."""
     if isinstance(cell, Estimate):
         return Estimate(100 * cell.value, 100 * cell.low, 100 * cell.high, cell.digits)
-    if isinstance(cell, Pair):
+    if isinstance(cell, PairCell):
         return replace(cell, first=None if cell.first is None else 100 * cell.first)
     is_share = isinstance(cell, float | np.floating | int | np.integer) and not isinstance(cell, bool | np.bool_)
     return 100 * float(cell) if is_share else cell
@@ -140,7 +141,7 @@ def sort_key(cell: Any) -> float | str | None:
     """What a table sorts a cell by; None goes last."""
     if isinstance(cell, Estimate):
         cell = cell.value
-    if isinstance(cell, Pair):
+    if isinstance(cell, PairCell):
         cell = cell.first
     if isinstance(cell, bool | np.bool_ | int | np.integer | float | np.floating):
         value = float(cell)
@@ -237,7 +238,7 @@ def _cell(row: Mapping[str, Any], column: Column) -> Cell:
         return Estimate(float(value), float(row[column.interval[0]]), float(row[column.interval[1]]))
     if isinstance(value, np.generic):
         value = value.item()
-    return value if isinstance(value, int | float | Estimate | Pair | Undefined) else str(value)
+    return value if isinstance(value, int | float | Estimate | PairCell | Undefined) else str(value)
 
 
 def lowest(rows: Sequence[Mapping[str, Cell]], key: str, *, among: Iterable[int]) -> set[tuple[int, str]]:
@@ -256,22 +257,28 @@ def _best(rows: Sequence[Mapping[str, Cell]], key: str, among: Iterable[int], pi
     return {(row, key) for row, value in values.items() if value == pick(values.values())}
 
 
-def write_csv(path: Path, made: Table) -> None:
-    """Full precision; an interval becomes three columns ``key, key_low, key_high``."""
+def csv_text(made: Table) -> str:
+    """A table as CSV at full precision; an interval becomes three columns ``key, key_low, key_high``."""
     spread = {column.key: _parts(made, column) for column in made.columns}
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow([name for names in spread.values() for name in names])
-        for row in made.rows:
-            cells = [value for key, names in spread.items() for value in _values(row.get(key), len(names))]
-            writer.writerow([csv_cell(value) for value in cells])
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow([name for names in spread.values() for name in names])
+    for row in made.rows:
+        cells = [value for key, names in spread.items() for value in _values(row.get(key), len(names))]
+        writer.writerow([csv_cell(value) for value in cells])
+    return text.getvalue()
+
+
+def write_csv(path: Path, made: Table) -> None:
+    """Write a table as CSV."""
+    path.write_bytes(csv_text(made).encode())
 
 
 def _parts(made: Table, column: Column) -> list[str]:
     cells = [row.get(column.key) for row in made.rows]
     if any(isinstance(cell, Estimate) for cell in cells):
         return [column.key, f"{column.key}_low", f"{column.key}_high"]
-    if any(isinstance(cell, Pair) for cell in cells):
+    if any(isinstance(cell, PairCell) for cell in cells):
         return [column.key, f"{column.key}_second"]
     return [column.key]
 
@@ -280,7 +287,7 @@ def _values(cell: Any, width: int) -> list[Any]:
     """What CSV holds of a cell; never blank, so a cell without an interval repeats its words or says "undefined"."""
     if isinstance(cell, Estimate):
         return [_written(part) for part in (cell.value, cell.low, cell.high)]
-    if isinstance(cell, Pair):
+    if isinstance(cell, PairCell):
         return [_written(part) for part in (cell.first, cell.second)]
     key = sort_key(cell)
     is_whole = isinstance(key, float) and text_of(cell).isdigit()
@@ -292,6 +299,17 @@ def _values(cell: Any, width: int) -> list[Any]:
 
 def _written(part: float | None) -> str:
     return text_of(part) if part is None or math.isnan(part) else repr(float(part))
+
+
+def markdown(made: Table) -> str:
+    """A table as Markdown, with its caption below."""
+    lines = [[column.title for column in made.columns], ["---"] * len(made.columns)]
+    lines += [
+        [made.text(row, column).replace("|", "/").replace("<", "&lt;") for column in made.columns]
+        for row in range(len(made.rows))
+    ]
+    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return f"{text}\n\n{made.caption}" if made.caption else text
 
 
 def write_tex(path: Path, made: Table) -> None:

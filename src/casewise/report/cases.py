@@ -14,9 +14,9 @@ import pandas as pd
 
 from casewise.core.errors import CasewiseError
 from casewise.core.records import Decision
-from casewise.judge.deciding import candidate_masks
+from casewise.judge.decide import candidate_masks
 from casewise.measure.signals.agreement import candidates_of
-from casewise.render.masks import data_uri, edits, painted, view_of
+from casewise.render.mask_pictures import data_uri, edits, painted, view_of
 from casewise.render.tables import Cell, Column, Table, number, table
 from casewise.study.quality_control import consensus_steps
 from casewise.study.study import Study, case_masks

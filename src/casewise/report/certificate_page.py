@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from casewise.core.brief import UNIT, counted
+from casewise.core.text import UNIT
 from casewise.judge.certificates.certificate import Certificate, unit_of
+from casewise.render.ink import HARM, INK, MUTED, OURS, SOFT, canvas, inked, page_svg, svg_text
+from casewise.report.page import render_page
 
 METHODS = {
     "crc": "conformal risk control (a bound in expectation)",
     "envelope": "conformal risk control on the per-case envelope (a bound in expectation)",
     "ltt": "learn-then-test (a bound with high probability)",
-    "inflated": "inflated conformal risk control (experimental)",
     "selection": "conformal selection (a bound in expectation, for this batch)",
 }
 NAMES = {
@@ -29,7 +27,7 @@ NAMES = {
     "judged": "Share of the change that HA judged",
     "gain": "Accuracy change, mean",
     "surrogate": "Surrogate: harmful share of the un-gated edit",
-    "kept": "Cases (or area) that keep the adaptation",
+    "kept": "Cases (or area) that keep the new mask",
 }
 DETAILS = {
     "low": "Action of cases that changed little",
@@ -44,23 +42,16 @@ DETAILS = {
     "order_seed": "Seed of those orders",
     "alphas": "Promised risks",
     "population": "Cases that the promise is about",
-    "inflation": "Price of choosing among thresholds",
     "stability_estimated_not_guaranteed": "Stability (estimated, not guaranteed)",
 }
-
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 460, 260, 52, 40
-_RIGHT = 0.4  # of the reliability diagram
 
 
 def certificate_page(certificate: Certificate) -> str:
     """One self-contained HTML page."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined
-    )
     unit = unit_of(certificate.cases, certificate.units)
-    return environment.get_template("certificate.html").render(
+    return render_page(
+        "certificate.html.j2",
         c=certificate,
-        counted=counted,
         title="Harm certificate" if certificate.feasible else "Harm certificate: not issued",
         method=METHODS[certificate.method],
         unit=unit,
@@ -101,13 +92,13 @@ def _shortened(text: str, most: int = 60) -> str:
 
 
 def _grid_svg(certificate: Certificate) -> str:
-    """A hundred cases as squares: kept, of which so many may be hurt; and back to M0, where nothing can be lost."""
+    """Draw a hundred squares: kept cases, those among them that may be hurt, and cases that keep M0."""
     c = certificate
     kept = round(100 * c.kept) if c.feasible else 0
     hurt = min(kept, round(100 * c.alpha)) if c.feasible and c.loss == "harmed" else 0
     size, gap, parts = 15, 3, []
     for at in range(100):
-        color = "var(--bad)" if at < hurt else "var(--good)" if at < kept else "var(--faint)"
+        color = "var(--harm)" if at < hurt else "var(--ours)" if at < kept else "var(--faint)"
         x, y = (at % 10) * (size + gap), (at // 10) * (size + gap)
         parts.append(f'<rect x="{x}" y="{y}" width="{size}" height="{size}" rx="2" fill="{color}"/>')
     side = 10 * (size + gap) - gap
@@ -146,7 +137,7 @@ def _facts(certificate: Certificate, unit: str) -> list[tuple[str, str]]:
         (f"Smallest risk that {c.units} {unit} can promise", f"{c.floor:.4f}"),
         ("Certified cut", _cut_words(c)),
         ("Bound reached" if c.delta is None else "p-value reached", bound),
-        ("Share that keeps the adaptation", f"{c.kept:.0%}"),
+        ("Share that keeps the new mask", f"{c.kept:.0%}"),
     ]
     told = {key: value for key, value in c.details.items() if key != "batch_inputs"}  # hashes, for programs
     return [*facts, *((DETAILS.get(key, key.replace("_", " ")), _listed(value)) for key, value in told.items())]
@@ -166,11 +157,7 @@ def _cut_words(certificate: Certificate) -> str:
 
 def _origin(certificate: Certificate) -> list[tuple[str, str]]:
     binding = certificate.binding
-    bound = (
-        []
-        if binding is None
-        else [(name, getattr(binding, name)) for name in ("model", "objective", "loader", "measure")]
-    )
+    bound = [] if binding is None else [(name, str(value)) for name, value in binding.facts.items()]
     return [
         *bound,
         ("certified policy", certificate.policy),
@@ -202,79 +189,42 @@ def _share(value: float, name: str) -> str:
 
 
 def curve_svg(certificate: Certificate) -> str:
-    """Bound (or p-value) against kept share at every jump point, with the promised level and the chosen point."""
-    level = certificate.alpha if certificate.delta is None else certificate.delta
-    points = [(row["kept"], min(row["bound"], 1.0)) for row in certificate.curve]
-    top = min(1.0, max(level * 1.5, *(y for _, y in points)) * 1.05)
+    """Draw bound (or p-value) against kept share at every jump point, with the promised level and the chosen point."""
+    level, name = (certificate.alpha, "alpha") if certificate.delta is None else (certificate.delta, "delta")
     label = "bound" if certificate.delta is None else "p-value"
-    parts = _axes("share that keeps the adaptation", label, top)
-    parts.append(_line([(0, level), (1, level)], top, "var(--bad)", dash="5 4"))
-    parts.append(
-        _text(_x(0.01), _y(level, top) - 6, f"{'alpha' if certificate.delta is None else 'delta'} = {level:g}")
-    )
-    steps = [step for (x0, y0), (x1, _) in pairwise(points) for step in ((x0, y0), (x1, y0))]
-    parts.append(_line([*steps, points[-1]], top, "var(--ink)"))
-    parts += [_dot(x, y, top, "var(--good)" if y <= level + 1e-12 else "var(--bad)", 3) for x, y in points]
-    chosen = [row for row in certificate.curve if row["setting"] == certificate.cut]
-    parts += [_dot(row["kept"], min(row["bound"], 1.0), top, "var(--good)", 7, hollow=True) for row in chosen]
-    return _svg(parts, f"{label} against the share of cases that keep the adaptation")
+    kept = [row["kept"] for row in certificate.curve]
+    bounds = [min(row["bound"], 1.0) for row in certificate.curve]
+    with inked():
+        figure, axes = canvas(5.4, 3.0)
+        axis = axes[0, 0]
+        axis.axhline(level, color=HARM, linestyle="--", linewidth=1.2)
+        axis.annotate(f"{name} = {level:g}", (0.01, level), xytext=(0, 3), textcoords="offset points", fontsize=8.5)
+        axis.step(kept, bounds, where="post", color=INK, linewidth=1.4)
+        axis.scatter(kept, bounds, s=12, color=[OURS if y <= level + 1e-12 else HARM for y in bounds], zorder=3)
+        for row in certificate.curve:
+            if row["setting"] == certificate.cut:
+                axis.plot(row["kept"], min(row["bound"], 1.0), "o", color=OURS, markersize=11, markerfacecolor="none")
+        axis.set_xlabel("share that keeps the new mask")
+        axis.set_ylabel(label)
+    return page_svg(svg_text(figure, id="curve"), title=f"{label} against the share of cases that keep the new mask")
 
 
 def reliability_svg(certificate: Certificate) -> str:
-    """Promised alpha against the risk that was found; the safe half-plane is shaded (L10)."""
-    top = max(_RIGHT, *(max(p["risk"], p["deployed"]) * 1.1 for p in certificate.reliability))
-    parts = _axes("promised risk (alpha)", "risk found", top, right=_RIGHT)
-    corner = [(0.0, 0.0), (min(top, _RIGHT), min(top, _RIGHT)), (_RIGHT, min(top, _RIGHT)), (_RIGHT, 0.0)]
-    spots = " ".join(f"{_x(x, _RIGHT):.1f},{_y(y, top):.1f}" for x, y in corner)
-    parts.insert(0, f'<polygon points="{spots}" fill="var(--soft)"/>')
-    parts.append(_line([(0, 0), (min(top, _RIGHT),) * 2], top, "var(--muted)", right=_RIGHT, dash="4 3"))
-    for name, color, hollow in (("risk", "var(--good)", False), ("deployed", "var(--bad)", True)):
-        spots_of = [(p["alpha"], p[name]) for p in certificate.reliability]
-        parts.append(_line(spots_of, top, color, right=_RIGHT))
-        parts += [_dot(x, y, top, color, 4.5, hollow=hollow, right=_RIGHT) for x, y in spots_of]
-    parts.append(_text(_x(0.02, _RIGHT), 22, "● certified quantity", color="var(--good)"))
-    parts.append(_text(_x(0.02, _RIGHT), 40, "○ really deployed", color="var(--bad)"))
-    return _svg(parts, "promised risk against the risk that was found")
-
-
-def _x(value: float, right: float = 1.0) -> float:
-    return _LEFT + value / right * (_WIDTH - _LEFT - 16)
-
-
-def _y(value: float, top: float) -> float:
-    return _HEIGHT - _BOTTOM - min(value / top, 1.0) * (_HEIGHT - _BOTTOM - 12)
-
-
-def _axes(across: str, up: str, top: float, right: float = 1.0) -> list[str]:
-    parts = [
-        f'<path d="M{_LEFT} 12V{_HEIGHT - _BOTTOM}H{_WIDTH - 16}" fill="none" stroke="var(--muted)"/>',
-        _text((_LEFT + _WIDTH) / 2, _HEIGHT - 4, across, "middle"),
-        f'<text class="m" transform="translate(13 {_HEIGHT / 2 - 8}) rotate(-90)" text-anchor="middle">{up}</text>',
-    ]
-    for k in range(5):
-        parts.append(
-            _text(_x(right * k / 4, right), _HEIGHT - _BOTTOM + 16, f"{right * k / 4:.2g}", "middle", "var(--muted)")
+    """Draw the promised alpha against the risk that was found; the safe side is shaded (L10)."""
+    alphas = [one["alpha"] for one in certificate.reliability]
+    with inked():
+        figure, axes = canvas(5.4, 3.0)
+        axis = axes[0, 0]
+        axis.fill_between([0, 0.4], [0, 0.4], color=SOFT)
+        axis.plot([0, 0.4], [0, 0.4], color=MUTED, linestyle="--", linewidth=1)
+        axis.plot(
+            alphas, [one["risk"] for one in certificate.reliability], "o-", color=OURS, label="certified quantity"
         )
-        parts.append(_text(_LEFT - 6, _y(top * k / 4, top) + 4, f"{top * k / 4:.2f}", "end", "var(--muted)"))
-    return parts
-
-
-def _line(points: Sequence[tuple[float, float]], top: float, color: str, *, right: float = 1.0, dash: str = "") -> str:
-    spots = " ".join(f"{_x(x, right):.1f},{_y(y, top):.1f}" for x, y in points)
-    dashed = f' stroke-dasharray="{dash}"' if dash else ""
-    return f'<polyline points="{spots}" fill="none" stroke="{color}" stroke-width="1.6"{dashed}/>'
-
-
-def _dot(x: float, y: float, top: float, color: str, radius: float, *, hollow: bool = False, right: float = 1.0) -> str:
-    look = f'fill="var(--paper)" fill-opacity=".01" stroke="{color}" stroke-width="2"' if hollow else f'fill="{color}"'
-    return f'<circle cx="{_x(x, right):.1f}" cy="{_y(y, top):.1f}" r="{radius}" {look}/>'
-
-
-def _text(x: float, y: float, words: str, anchor: str = "start", color: str = "var(--ink)") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" style="fill:{color}">{words}</text>'
-
-
-def _svg(parts: list[str], title: str) -> str:
-    return (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img" aria-label="{title}">{"".join(parts)}</svg>'
-    )
+        axis.plot(
+            alphas, [one["deployed"] for one in certificate.reliability], "o-", color=HARM, markerfacecolor="none",
+            label="really deployed",
+        )  # fmt: skip
+        axis.legend()
+        axis.set_xlabel("promised risk (alpha)")
+        axis.set_ylabel("risk found")
+    return page_svg(svg_text(figure, id="reliability"), title="promised risk against the risk that was found")

@@ -1,73 +1,129 @@
-"""report.html of a prediction folder: one row per case, flagged ones first, with its picture and its reasons.
+"""report.html of a prediction folder: cases to check first, then every case with its picture and what was decided.
 
 The page loads nothing from anywhere but its own folder, and everything that came from files is escaped.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from importlib import resources
+from math import inf
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
-
-from casewise.core.brief import counted
-from casewise.core.predicted import PredictedCase
-from casewise.core.records import Decision
+from casewise.core.prediction_record import OUTSIDE, PredictedCase
+from casewise.core.text import pluralize
 from casewise.judge.outcomes import judged_sentence
-from casewise.render.masks import legend
+from casewise.render.mask_pictures import legend
+from casewise.report.page import render_page
+from casewise.study.deployed_measures import measure_text
 
+NEW, ORIGINAL, NONE = "new mask", "original mask", "no mask"
 ORDER = {"failed": 0, "fallback": 1, "done": 2}
-SHOWN = ("regions", "delta", "delta_foreground", "entropy", "msp", "gradient_norm")
+SIGNALS = {
+    "regions": "separate changes",
+    "delta": "share of all voxels that changed",
+    "delta_foreground": "changed voxels by the original foreground",
+    "entropy": "mean entropy of the model (nats)",
+    "msp": "mean largest probability",
+    "gradient_norm": "norm of the gradient",
+}
 
 
 def prediction_page(entries: Sequence[PredictedCase], facts: Mapping[str, Any]) -> str:
-    """The page from the cases' entries and the facts of the run (model, policy, versions, summary)."""
-    rows = sorted((_row(entry) for entry in entries), key=lambda row: (row["rank"], row["case"]))
-    template = (resources.files("casewise.report") / "templates" / "prediction.html.j2").read_text(encoding="utf-8")
-    style = (resources.files("casewise.report") / "templates" / "prediction.css").read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(template).render(
+    """Return the page.
+
+    Args:
+        entries: Records of the cases.
+        facts: Facts of the run: model, policy, versions, scores, classes, warnings, promise.
+    """
+    background = bool(facts.get("background", True))
+    metric = "Dice" if background else "mIoU"
+    rows = sorted((_row(entry, metric) for entry in entries), key=lambda row: (row["rank"], row["case"]))
+    scores, key = facts["scores"], "Dice" if background else "IoU"
+    return render_page(
+        "prediction.html.j2",
         rows=rows,
-        counted=counted,
-        counts=sorted(Counter(row["action"] for row in rows).items()),
-        flagged=sum(row["flagged"] for row in rows),
+        counts=_counts(rows),
+        check=[row for row in rows if row["why"]],
         facts=facts,
-        judged=judged_sentence(facts["scores"]["judged"]) if "judged" in facts["scores"] else "",
-        legend=legend(facts.get("classes", {}), background=bool(facts.get("background", True))),
-        background=bool(facts.get("background", True)),
-        style=Markup(style),
+        scored=f"Mean {metric} {scores[key]:.3f}, original masks {scores[f'source_{key}']:.3f}" if scores else "",
+        judged=judged_sentence(scores["judged"]) if "judged" in scores else "",
+        legend=legend(facts.get("classes", {}), background=background),
+        background=background,
     )
 
 
-def _row(entry: PredictedCase) -> dict[str, Any]:
+def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
+    said = [row["mask"] for row in rows]
+    parts = [pluralize(said.count(kind), kind) for kind in (NEW, ORIGINAL) if kind in said]
+    parts += [f"{said.count(NONE)} without a mask"] if NONE in said else []
+    return f"{pluralize(len(rows), 'case')}: {', '.join(parts)}" if rows else "No case"
+
+
+def _row(entry: PredictedCase, metric: str) -> dict[str, Any]:
     decision, signals = entry.decision, _last_signals(entry.signals)
-    shown = [name for name in SHOWN if decision is None or name != decision.coordinate]
+    shown = {name: signals[name] for name in SIGNALS if name in signals}
+    flagged = decision is not None and decision.flagged
+    kept = decision is None or decision.rolled_back
     return {
         "case": entry.case,
         "group": entry.group or "",
         "status": entry.status,
-        "flagged": decision is not None and decision.flagged,
-        "rank": (ORDER[entry.status], not (decision is not None and decision.flagged), not entry.warnings),
-        "action": entry.action or "no output",
-        "state": entry.candidate or _state(decision),  # entries of before had no name for it
-        "made": "" if decision is None else counted(decision.executed, "candidate"),
-        "bucket": (decision and decision.bucket) or "",
-        "coordinate": (decision and decision.coordinate) or "",
-        "value": _number(decision and decision.value),
-        "cut_low": _number(decision and decision.cut_low),
-        "cut_high": _number(decision and decision.cut_high),
-        "reason": "" if decision is None else decision.reason,
-        "error": entry.error or "",
+        "flagged": flagged,
+        "rank": (ORDER[entry.status], not flagged, not entry.warnings),
+        "mask": NONE if not entry.has_output else ORIGINAL if kept else NEW,
+        "changed": "nothing" if kept else _changed(entry),
+        "quality": _quality(entry, metric),
+        "why": _why(entry, metric) if flagged or entry.status != "done" else "",
         "warnings": list(entry.warnings),
-        "signals": [(name, _number(signals.get(name))) for name in shown if name in signals],
-        "ladders": _ladders(entry),
-        "regions": len(entry.regions),
+        "measures": [measure_text(name, found) for name, found in entry.measures.items()],
+        "details": [
+            *([("decision", decision.reason)] if decision and decision.reason else ()),
+            *([("mask", f"{entry.candidate}; {pluralize(decision.executed, 'candidate')} made")] if decision else ()),
+            *_routing(entry),
+            *((("candidates" if not at else ""), said) for at, said in enumerate(_ladders(entry))),
+            *((f"{name}: {SIGNALS[name]}", _number(value) or "not computable") for name, value in shown.items()),
+            ("seconds", _number(entry.timing.get("total_s"))),
+        ],
         "overlay": next((path for path in entry.outputs if path.endswith(f"overlays/{entry.case}.png")), None),
-        "seconds": _number(entry.timing.get("total_s")),
-    }
+    }  # fmt: skip
+
+
+def _changed(entry: PredictedCase) -> str:
+    """Say how much the deployed mask differs from M0."""
+    assert entry.decision is not None
+    found = entry.signals.get(str(entry.decision.state.on(""))) or {}
+    share = found.get("delta_foreground")
+    if share is None or share == 0:
+        return pluralize(len(entry.regions), "place") if entry.regions else "very little"
+    return f"{share:.1%} of the original segmentation, in {pluralize(len(entry.regions), 'place')}"
+
+
+def _quality(entry: PredictedCase, metric: str) -> str:
+    decision = entry.decision
+    if decision is None or decision.quality is None:
+        return ""
+    low = "" if decision.quality_low is None else f", at least {decision.quality_low:.2f}"
+    return f"{metric} about {decision.quality:.2f}{low}"
+
+
+def _why(entry: PredictedCase, metric: str) -> str:
+    """Say why a person should look at a case."""
+    if entry.error:
+        return f"no mask: {entry.error}" if not entry.has_output else f"original mask after an error: {entry.error}"
+    if unlike := entry.noted(OUTSIDE):
+        return unlike[0].removeprefix(f"{OUTSIDE}: ")
+    low = None if entry.decision is None else entry.decision.quality_low
+    return f"the estimated {metric} may be as low as {low:.2f}" if low is not None else "its quality is unknown"
+
+
+def _routing(entry: PredictedCase) -> list[tuple[str, str]]:
+    """The value that a router decided on, with its cut-points."""
+    decision = entry.decision
+    if decision is None or not decision.coordinate:
+        return []
+    cuts = " and ".join(_number(cut) for cut in (decision.cut_low, decision.cut_high) if cut not in (None, inf))
+    said = f"{_number(decision.value)}{f' (cut-points {cuts})' if cuts else ''}"
+    return [(decision.coordinate, f"{said}{f', {decision.bucket}' if decision.bucket else ''}")]
 
 
 def _last_signals(signals: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -86,18 +142,11 @@ def _ladders(entry: PredictedCase) -> list[str]:
     unnamed = next((name for name in read if name not in found), "")  # the one that is deployed, or the first
     steps = [(name, found.get("" if name == unnamed else name, [])) for name in read]
     return [
-        f"{name}: {counted(len(made), 'candidate')}, the last one changes "
+        f"{name}: {pluralize(len(made), 'candidate')}, the last one changes "
         f"{_number(made[-1].get('delta')) or 'an unknown share'} of the voxels"
         for name, made in steps
         if made
     ]
-
-
-def _state(decision: Decision | None) -> str:
-    if decision is None:
-        return ""
-    state = decision.state
-    return f"candidate {state.step}" + (f", {state.shrink:.0%} back" if state.shrink else "") if state.step else "M0"
 
 
 def _number(value: Any) -> str:

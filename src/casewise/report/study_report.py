@@ -1,8 +1,6 @@
-"""The report of a study: from archives and a policy to tables, figures, results.json and one page.
+"""The report of a study: tables, figures, results.json and one self-contained page.
 
-results.json: every number at full precision under stable keys (docs/reference/results-json.md).
-
-report.html of a study: one self-contained file. Everything that came from data is escaped by the template.
+results.json holds every number at full precision (docs/reference/study-results.md). The template escapes all data.
 """
 
 from __future__ import annotations
@@ -27,22 +25,21 @@ from tqdm import tqdm
 
 from casewise import __version__
 from casewise.archive.store import Archive, open_archive
-from casewise.core.brief import counted
-from casewise.core.errors import BadInput
+from casewise.core.errors import BadInput, without_folders
 from casewise.core.formats import json_text
 from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
+from casewise.core.text import pluralize
 from casewise.judge.outcomes import judged_sentence, judged_share
 from casewise.judge.policy import read_policy
 from casewise.render.ink import Picture, page_svg, svg_text, write_png
 from casewise.render.tables import Table, write_csv, write_tex
 from casewise.report import cases
 from casewise.study.analyses import chosen_analyses, sections_of
-from casewise.study.audit import audit_study, provenance, provenance_tables, without_folders
 from casewise.study.finding import Finding, Section
-from casewise.study.inventory import FIGURES, TABLES, counts, inventory_table
-from casewise.study.story import advised, hero, keys, story, words
+from casewise.study.provenance import provenance, provenance_tables
 from casewise.study.study import Extras, Study
+from casewise.study.summary_text import advised, hero, keys, report_summary, words
 
 
 @cache
@@ -86,25 +83,13 @@ def content(
     study: Study,
     *,
     shown: Sequence[cases.Shown],
-    inventory: Table,
     origin: Sequence[Table],
-    here: Mapping[str, int],
-    checked: int,
 ) -> dict[str, Any]:
     """Everything but the sections and the figures."""
     return {
         **_heading(study),
         **_cases(study, shown),
-        "inventory": inventory,
-        "inventory_lead": (
-            f"{here['tables']} of the paper's {TABLES} tables and {here['figures']} of its {FIGURES} figures are made "
-            "from what was given; the others say what they need."
-        ),
         "provenance": list(origin),
-        "audit_lead": (
-            f"The report recomputed bucket sums, help and hurt sums and HA identities for {checked} methods; all "
-            f"agree. Archive {study.evaluation.digest[:12]}, seed {study.seed}, B = {study.resamples}."
-        ),
         "footer": f"casewise {__version__}. One file, no network. Every number is in results.json at full precision.",
     }
 
@@ -112,13 +97,13 @@ def content(
 def _heading(study: Study) -> dict[str, Any]:
     title = str(study.configuration.get("dataset") or study.evaluation.path.name)
     what = "candidates" if study.rungs else "updates"
-    size = f"{counted(len(study.evaluation.ids), 'evaluation case')} × {study.evaluation.steps} {what}"
+    size = f"{pluralize(len(study.evaluation.ids), 'evaluation case')} × {study.evaluation.steps} {what}"
     notices = [one.configuration.get("notice") for one in (study.evaluation, study.calibration)]
     return {
         "title": title,
         "kicker": f"{title} · {size} · policy “{study.policy.name}”",
         "notices": [*advised(study), *dict.fromkeys(str(notice) for notice in notices if notice)],
-        "story": story(study),
+        "summary": report_summary(study),
         "keys": keys(study),
         "words": words(study),
     }
@@ -136,7 +121,7 @@ def _cases(study: Study, shown: Sequence[cases.Shown]) -> dict[str, Any]:
             "Open a case to see more."
         ),
         "case_note": (
-            f"{counted(len(shown), 'case')}, {pictured} with pictures of the slice that shows most harm. Deployed: "
+            f"{pluralize(len(shown), 'case')}, {pictured} with pictures of the slice that shows most harm. Deployed: "
             f"{judged_sentence(judged_share(study.router))}."
         ),
         "panel_names": cases.panel_names(study),
@@ -210,14 +195,13 @@ def build(
 ) -> Path:
     """Write the report of a study into the folder ``out`` and give the path of its page.
 
-    ``only`` names analyses of :data:`casewise.study.analyses.ANALYSES`; the story and the case table are always there.
-    The folder is written beside its place and moved there when it is whole. A report that contradicts itself is
-    refused, with the error :class:`casewise.core.errors.Refused`.
+    ``only`` names analyses of :data:`casewise.study.analyses.ANALYSES`; the page always has a summary and a case table.
+    The folder is written beside its place and moved there when it is whole.
     """
     analyses = chosen_analyses(only)
     check_place(Path(out))
     known = policy if isinstance(policy, Policy) else read_policy(policy)
-    with tqdm(total=len(analyses) + 6, disable=not progress, unit="part", leave=False) as bar:
+    with tqdm(total=len(analyses) + 5, disable=not progress, unit="part", leave=False) as bar:
 
         def tick(what: str) -> None:
             bar.set_description(what)
@@ -232,14 +216,12 @@ def build(
             seed=seed,
             progress=tick,
         )
-        tick("checking the arithmetic")
-        checked = audit_study(study)
         sections = sections_of(study, analyses, progress=tick)
         tick("pictures of the cases")
         shown = list(cases.shown_cases(study, pictures=pictures))
         tick("writing")
         with whole_folder(Path(out)) as folder:
-            write_report(folder, study, sections, shown, checked)
+            write_report(folder, study, sections, shown)
     return Path(out) / "report.html"
 
 
@@ -288,35 +270,20 @@ def _is_ours(results: Path) -> bool:
         return False
 
 
-def write_report(
-    folder: Path, study: Study, sections: Sequence[Section], shown: Sequence[cases.Shown], checked: int
-) -> None:
+def write_report(folder: Path, study: Study, sections: Sequence[Section], shown: Sequence[cases.Shown]) -> None:
     """Everything into one folder."""
     first = hero(study)
-    made = {id for section in sections for id in _ids(section)}
-    missing = {name for section in sections for name in section.missing}
-    inventory = inventory_table(made, others=bool(study.extras.others), missing=missing)
     origin = list(provenance_tables(study))
-    write_tables(folder / "tables", [cases.case_table(study), inventory, *origin, *_tables(sections)])
+    write_tables(
+        folder / "tables", [cases.case_table(study), *origin, *(one for part in sections for one in part.tables)]
+    )
     drawings = write_pictures(folder / "figures", [first, *(one for part in sections for one in part.pictures)])
-    write_results(folder / "results.json", _results(study, sections, inventory))
-    words = content(
-        study, shown=shown, inventory=inventory, origin=origin, here=counts(made), checked=checked
-    )  # fmt: skip
+    write_results(folder / "results.json", _results(study, sections))
+    words = content(study, shown=shown, origin=origin)
     spoken = [section for section in sections if section.tables or section.pictures or section.lead]
     page = render(words, sections=spoken, hero=[first], drawings=drawings)
     (folder / "report.html").write_text(page, encoding="utf-8")
     _hide_folders(folder, study)
-
-
-def _ids(section: Section) -> Iterator[str]:
-    yield from (one.id for one in section.tables)
-    yield from (one.id for one in section.pictures)
-
-
-def _tables(sections: Sequence[Section]) -> Iterator[Table]:
-    for section in sections:
-        yield from section.tables
 
 
 def write_tables(folder: Path, made: Sequence[Table]) -> None:
@@ -336,24 +303,23 @@ def write_pictures(folder: Path, pictures: Sequence[Picture]) -> dict[str, str]:
     return drawings
 
 
-def _results(study: Study, sections: Sequence[Section], inventory: Table) -> dict[str, Any]:
+def _results(study: Study, sections: Sequence[Section]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "provenance": provenance(study),
-        "story": vars(story(study)),
+        "summary": vars(report_summary(study)),
         "warnings": advised(study),
         "findings": findings_of(sections),
         "cases": plain(cases.case_frame(study)),
         "not_run": {**study.skipped, **{name: why for one in sections for name, why in one.missing.items()}},
-        "inventory": [dict(row) for row in inventory.rows],
     }
 
 
 def _hide_folders(folder: Path, study: Study) -> None:
     """No path of this machine leaves with the report."""
-    archives = [study.evaluation, study.calibration]
+    folders = [*(one.path.parent for one in (study.evaluation, study.calibration)), Path.home()]
     for file in (folder / "report.html", folder / "results.json", *folder.glob("tables/*")):
         text = file.read_text(encoding="utf-8")
-        hidden = without_folders(text, archives)
+        hidden = without_folders(text, folders)
         if hidden != text:
             file.write_text(hidden, encoding="utf-8")

@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from casewise.core.durable import replacing
 from casewise.core.errors import BadInput, CasewiseError, in_one_line
-from casewise.core.predicted import PredictedCase
+from casewise.core.prediction_record import PredictedCase
 from casewise.core.records import Mask
-from casewise.data.dicom import Series, check_channels, read_series, survey_series
 from casewise.data.dicom_objects import Statement, read_codes, write_report, write_segmentation
+from casewise.data.dicom_series import Series, check_channels, read_series, survey_series
 from casewise.data.folders import CaseFiles
 from casewise.data.nifti import read_geometry, read_label, write_volume
+from casewise.measure.measures import label_volumes
+from casewise.study.deployed_measures import measure_text
 
 FOLDER = "dicom"  # of a prediction folder: <case>.seg.dcm and <case>.sr.dcm
 
@@ -85,6 +88,7 @@ def write_objects(
     codes: Path | None = None,
     certificate: str = "",
     channels: Sequence[str] = (),
+    kind: str = "binary",  # or labelmap
 ) -> dict[str, str]:
     """``OUT/dicom/<case>.seg.dcm`` and ``<case>.sr.dcm`` for every case that has a mask; by case what went wrong.
 
@@ -99,26 +103,49 @@ def write_objects(
         if case_id not in series or case_id not in masks or not masks[case_id].is_file():
             continue
         try:
-            _write_case(out / FOLDER, series[case_id], masks[case_id], entry, classes, known, certificate)
-        except (CasewiseError, OSError, ValueError) as error:
+            _write_case(out / FOLDER, series[case_id], masks[case_id], entry, classes, known, certificate, kind)
+        except Exception as error:  # highdicom raises many kinds; one case must not cost the others their objects
             failed[case_id] = in_one_line(error)
     return failed
 
 
 def _write_case(
     folder: Path, series: Series, file: Path, entry: PredictedCase, classes: Mapping[int, str],
-    codes: Mapping[str, Mapping[str, Any]], certificate: str,
+    codes: Mapping[str, Mapping[str, Any]], certificate: str, kind: str,
 ) -> None:  # fmt: skip
     software = f"casewise {entry.versions.get('casewise', '')}".strip()
     mask = read_label(file)
     if not np.allclose(read_geometry(file).affine, series.affine, atol=1e-2):
-        raise BadInput(f"{file.name} does not lie where series {series.case_id} lies; predict with --keep-header")
+        raise BadInput(
+            f"{file.name} does not lie where series {series.case_id} lies; predict with --set keep-header=true"
+        )
     segmentation, report = folder / f"{series.case_id}.seg.dcm", folder / f"{series.case_id}.sr.dcm"
     with replacing(segmentation) as temporary:
-        write_segmentation(temporary, mask, series, classes=_named(classes, mask), codes=codes, software=software)
-    said = Statement(decision_sentence(entry), flag_sentence(entry), certificate_sentence(entry, certificate), software)
+        write_segmentation(
+            temporary, mask, series, classes=_named(classes, mask), codes=codes, software=software, kind=kind
+        )
+    said = Statement(
+        decision_sentence(entry),
+        flag_sentence(entry),
+        certificate_sentence(entry, certificate),
+        software,
+        "; ".join(
+            [
+                volume_sentence(mask, read_geometry(file).affine, classes),
+                *(measure_text(name, found) for name, found in entry.measures.items()),
+            ]
+        ),
+    )
     with replacing(report) as temporary:
         write_report(temporary, series, segmentation, said)
+
+
+def volume_sentence(mask: Mask, affine: NDArray[np.float64], classes: Mapping[int, str]) -> str:
+    """The volume of every class in ml, in one sentence."""
+    spacing_mm = np.linalg.norm(affine[:3, :3], axis=0)[::-1].tolist()
+    volumes = label_volumes(mask, spacing_mm)
+    named = {number: name for number, name in classes.items() if number} or {number: str(number) for number in volumes}
+    return ", ".join(f"{name} {volumes.get(number, 0.0):.1f} ml" for number, name in named.items())
 
 
 def _named(classes: Mapping[int, str], mask: Mask) -> dict[int, str]:
@@ -139,7 +166,7 @@ def decision_sentence(entry: PredictedCase) -> str:
 
 
 def certificate_sentence(entry: PredictedCase, certificate: str) -> str:
-    """What the certificate says of this case: a report stands alone, so one that it is not about says only that."""
+    """Sentence about the certificate for the report of one case."""
     if certificate and entry.uncovered is not None:
         return f"the certificate does not cover this case: {entry.uncovered}"
     return certificate

@@ -1,4 +1,4 @@
-"""Engines map a picklable function over case ids and stream what came of each; this one uses this machine.
+"""Run a picklable function over case ids, in this process or in several, and yield one result per case.
 
 With one job and no time limit everything runs in this process: no worker, no shared memory, nothing to hang. Otherwise
 each job is a spawned process that is killed and replaced when a case overstays its time or dies with it.
@@ -14,6 +14,7 @@ as its largest case. ``CASEWISE_KEEP_MEMORY=0`` leaves the allocator alone.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import multiprocessing
 import os
 import platform
@@ -25,17 +26,19 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
-from casewise.core.errors import BadInput, in_one_line
+from casewise.core.errors import BadInput, MissingExtra, in_one_line
+from casewise.core.registry import Registry
 
 Work = Callable[[str], Any]
 """Picklable; takes a case id, returns something picklable."""
 
+ENGINES = Registry("engine", {"local": "casewise.run.local:LocalEngine", "ray": "casewise.run.ray:RayEngine"})
 GRACE_S = 30.0  # a worker stops by itself at the time limit; this much later it is killed
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one case: a value, or the reason why there is none."""
+    """Result or error of one case."""
 
     case_id: str
     value: Any = None
@@ -50,6 +53,20 @@ class Engine(Protocol):
     def map(self, work: Work, case_ids: Sequence[str]) -> Iterator[Result]:
         """Stream results as they come."""
         ...
+
+
+def chosen_engine(name: str, *, address: str | None = None, **options: Any) -> Engine:
+    """Return an engine by name, imported when it is asked for; only Ray has an address to join."""
+    module, _, kind = ENGINES[name].partition(":")
+    if address is not None:
+        if name != "ray":
+            raise BadInput(f"address {address} is a Ray cluster; add --set engine=ray")
+        options["address"] = address
+    try:
+        engine: Engine = getattr(importlib.import_module(module), kind)(**options)
+    except ImportError as error:
+        raise MissingExtra(f"engine {name} cannot be imported ({error}); pip install 'casewise[{name}]'") from error
+    return engine
 
 
 @dataclass(frozen=True)
@@ -75,9 +92,13 @@ class LocalEngine:
         workers = [_Worker(work, self.jobs) for _ in range(min(self.jobs, len(waiting)))]
         try:
             while waiting or any(worker.case_id for worker in workers):
-                for worker in workers:
+                for index, worker in enumerate(workers):
                     if worker.case_id is None and waiting:
-                        worker.give(waiting.pop(0))
+                        if not worker.give(waiting[0]):  # it died while it had nothing to do
+                            worker.stop()
+                            workers[index] = _Worker(work, self.jobs)
+                            workers[index].give(waiting[0])
+                        waiting.pop(0)
                 wait([worker.pipe for worker in workers if worker.case_id], timeout=0.5)
                 for index, worker in enumerate(workers):
                     result = worker.collect(limit)
@@ -103,12 +124,17 @@ class _Worker:
         self.began: float | None = None
         self.dead = False
 
-    def give(self, case_id: str) -> None:
+    def give(self, case_id: str) -> bool:
+        """Hand a case over; False if the process has died, which :meth:`collect` then reports."""
         self.case_id, self.began = case_id, None
-        self.pipe.send(case_id)
+        try:
+            self.pipe.send(case_id)
+        except OSError:
+            return False
+        return True
 
     def collect(self, limit: float | None) -> Result | None:
-        """The result, if the case ended, was killed, or is now killed for overstaying ``limit``."""
+        """Return the result if the case ended or was killed; kill it if it took longer than ``limit``."""
         if self.case_id is None:
             return None
         try:
@@ -143,12 +169,12 @@ class _Worker:
 
 def _why(code: int | None) -> str:
     if code == -9:
-        return "the process was killed by signal 9, as the system does when memory runs out; see --max-ram"
+        return "the process was killed by signal 9, as the system does when memory runs out; see max-ram"
     return f"the process died with exit code {code}"
 
 
 def _serve(pipe: Connection, work: Work, jobs: int) -> None:
-    """A worker's life: load once (the first call does), then answer until the other end closes."""
+    """Main loop of a worker: load the model once, then run cases until the pipe closes."""
     threading.Thread(target=_end_with_the_run, daemon=True).start()
     torch = sys.modules.get("torch")  # there if the work needs it: unpickling the work imported it
     if torch is not None:
@@ -166,9 +192,9 @@ def _serve(pipe: Connection, work: Work, jobs: int) -> None:
 
 
 def _end_with_the_run() -> None:
-    """End when the process that started this worker was killed: its case is the next run's, which may be at it already.
+    """Exit when the parent process was killed, because the next run may already work on the same case.
 
-    A case that is finished later would be written over what that run made of it.
+    Otherwise this worker could overwrite the result of the next run.
     """
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -177,7 +203,7 @@ def _end_with_the_run() -> None:
 
 
 def attempt(work: Work, case_id: str) -> Result:
-    """One case; whatever it raises becomes its result, so that it fails alone."""
+    """Run one case; an exception becomes its result, so that only this case fails."""
     began = time.monotonic()
     try:
         return Result(case_id, work(case_id), seconds=time.monotonic() - began)
@@ -191,7 +217,7 @@ _INHERITED = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
 
 def keep_freed_memory() -> bool:
-    """Set this process's allocator, and by environment that of workers it will start; whether that was done.
+    """Configure the allocator of this process and of its workers; return True if that was done.
 
     Only on Linux with glibc, only unless ``CASEWISE_KEEP_MEMORY=0``. Settings in the environment are left as they are.
     """

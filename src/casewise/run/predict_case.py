@@ -1,7 +1,7 @@
 """Guarded prediction of one case: read, check the contract, guard, write; M0 where adaptation fails.
 
 ``PredictCase`` is what an engine maps over case ids. It is picklable, loads its model once per process, and writes the
-case's entry last, so a case whose entry is there is whole.
+case's entry last, so a case with an entry is complete.
 """
 
 from __future__ import annotations
@@ -12,44 +12,30 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from casewise.adapt.backbones import Backbone, Reading
 from casewise.core.durable import file_sha256, replacing, write_durably
 from casewise.core.errors import CasewiseError, CasewiseWarning, Refused, in_one_line, without_folders
-from casewise.core.predicted import Finding, PredictedCase
+from casewise.core.prediction_record import ContractFinding, PredictedCase
 from casewise.core.records import FAILED, Case, Mask, Signals, State, Trajectory
 from casewise.data.folders import CaseFiles
 from casewise.data.nifti import place_like
-from casewise.deployment import Deployment, Segmented
 from casewise.judge.policy import no_go
 from casewise.measure.regions import regions_of
+from casewise.render.mask_pictures import Preview, grey_levels
 from casewise.run.prediction_folder import Layout, input_hashes, versions, write_entry
+
+if TYPE_CHECKING:
+    from casewise.deployment import CaseResult, Deployment
 
 REGIONS_LISTED = 50
 
 
-@dataclass(frozen=True, eq=False)
-class Preview:
-    """An image slice as 8-bit greys or colors, and the masks there."""
-
-    image: NDArray[np.uint8]  # (rows, columns) or (rows, columns, 3)
-    source: Mask
-    adapted: Mask
-    deployed: Mask
-    slice: int | None  # which slice of a volume it is
-    names: Mapping[int, str] = field(default_factory=dict)  # of the classes
-    background: bool = True  # whether label 0 is nothing; in a street it is a class like the others
-    candidates: tuple[tuple[str, Mask], ...] = ()  # by name, M0 first, on this slice
-    last: str = "adapted"  # what the mask beside M0 is called: a view is a candidate, and nothing was adapted for it
-    more: tuple[Preview, ...] = ()  # further slices of the volume, in its order
-
-
 Draw = Callable[[Preview], bytes]
-"""Draws the overlay PNG; given from above, because pictures belong to reports."""
+"""Draws the overlay PNG."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +50,14 @@ class PredictCase:
     save_candidates: bool = False
     keep_header: bool = False  # every NIfTI output gets the header geometry of its image, exactly
     draw: Draw | None = None
-    known: Mapping[str, Finding] = field(default_factory=dict)  # findings from the headers of the whole folder
+    known: Mapping[str, ContractFinding] = field(default_factory=dict)  # findings from the headers of the whole folder
 
     def prepare(self) -> None:
         """Load the model; engines call it before the clock of a case starts."""
-        self.deployment.model.load()
+        _ = self.deployment.backbone
 
     def __call__(self, case_id: str) -> PredictedCase:
-        """Predict one case; the entry that was written. Errors of the case are in the entry, not raised."""
+        """Predict one case and return its entry; errors are stored in the entry, not raised."""
         began = time.monotonic()
         files = self.cases[case_id]
         self.layout.forget(case_id)
@@ -84,18 +70,18 @@ class PredictCase:
         return entry
 
     def failed(self, files: CaseFiles, error: str | None, kind: str | None) -> PredictedCase:
-        """The entry of a case without output; whatever was written of it is removed."""
+        """Return the entry of a failed case and remove its files."""
         self.layout.forget(files.id)
         return replace(self._blank(files), error=self._nameless(files, error), error_kind=kind)
 
     def _nameless(self, files: CaseFiles, error: str | None) -> str | None:
-        """What went wrong, with files by their names: an entry is shared, and where its files lay is nobody's."""
+        """Strip directories from an error message, because entries are shared."""
         folders = {*(path.parent for path in files.images), self.layout.out}
         return None if error is None else without_folders(error, folders)
 
     def _blank(self, files: CaseFiles) -> PredictedCase:
-        """An entry before anything is known of the case."""
-        model, policy = self.deployment.model, self.deployment.policy
+        """Return an entry with the facts of the run only."""
+        policy = self.deployment.policy
         return PredictedCase(
             case=files.id,
             name=files.name or files.id,
@@ -103,8 +89,8 @@ class PredictCase:
             group=files.group,
             key=self.key,
             seed=self.deployment.adaptation.seed,
-            device=model.device,
-            trusted_checkpoint=model.trust,
+            device=self.deployment.device,
+            trusted_checkpoint=self.deployment.trusted["checkpoint"],
             policy={
                 "name": policy.name,
                 "calibration_id": policy.calibration_id,
@@ -123,7 +109,7 @@ class PredictCase:
             raise Refused(f"the image of case {files.id} was changed while it was read; predict it again")
         deadline = None if self.timeout_s is None else began + self.timeout_s
         known = [self.known[files.id]] if files.id in self.known else []
-        found = self.deployment.segment(reading.case, deadline=deadline, known=known)
+        found = self.deployment.predict(reading.case, deadline=deadline, known=known)
         made = replace(
             self._blank(files),
             status=found.status,
@@ -136,17 +122,22 @@ class PredictCase:
             notes=found.notes,
             decision=found.decision,
             candidate=_called(found),
+            names=_names(found),
             signals=signals_of(found),
             diagnostics=found.trajectory.diagnostics,
-            regions=self._regions(found.source, found.mask),
+            appearance={} if found.appearance is None else dict(found.appearance.numbers),
+            regions=self._regions(found.source_mask, found.mask),
+            volumes={str(label): round(volume, 4) for label, volume in found.volumes.items()},
+            measures=found.measures,
+            no_interval=found.no_interval,
             timing={"step_s": [round(seconds, 4) for seconds in found.trajectory.seconds]},
         )
         if made.certificate is None or made.certificate["void"] or made.uncovered is None:
             return made
         return replace(made, certificate={**made.certificate, "void": True, "why_void": made.uncovered})
 
-    def _write(self, backbone: Backbone, reading: Reading, found: Segmented) -> dict[str, str]:
-        case_id, source, mask, trajectory = reading.case.id, found.source, found.mask, found.trajectory
+    def _write(self, backbone: Backbone, reading: Reading, found: CaseResult) -> dict[str, str]:
+        case_id, source, mask, trajectory = reading.case.id, found.source_mask, found.mask, found.trajectory
         wanted: dict[Path, Mask] = {self.layout.mask(case_id): mask}
         if not np.array_equal(mask, source):
             wanted[self.layout.source(case_id)] = source
@@ -167,8 +158,8 @@ class PredictCase:
             paths.append(self.layout.overlay(case_id))
         return {str(path.relative_to(self.layout.out)): file_sha256(path) for path in paths}
 
-    def _drawn(self, case: Case, found: Segmented) -> bool:
-        """Whether the picture for a person was drawn; one that cannot be drawn never costs the mask."""
+    def _drawn(self, case: Case, found: CaseResult) -> bool:
+        """Draw the overlay; return False if that fails, which never affects the mask."""
         if self.draw is None:
             return False
         try:
@@ -206,7 +197,7 @@ class PredictCase:
         )
 
 
-def signals_of(found: Segmented) -> dict[str, Signals]:
+def signals_of(found: CaseResult) -> dict[str, Signals]:
     """Signals of every state by its name: "0", "1", "2~0.5"; those of ladders beside the deployed one as "tent:1"."""
     trajectory = found.trajectory
     signals: dict[str, Signals] = {str(step): dict(one) for step, one in enumerate(trajectory.signals)}
@@ -216,7 +207,7 @@ def signals_of(found: Segmented) -> dict[str, Signals]:
     return signals
 
 
-def _others(found: Segmented) -> dict[str, Trajectory]:
+def _others(found: CaseResult) -> dict[str, Trajectory]:
     """The ladders that were read beside the one that is deployed."""
     return {ladder: one for ladder, one in found.ladders.items() if one is not found.trajectory}
 
@@ -232,20 +223,20 @@ def _last(trajectory: Trajectory) -> str:
 
 
 def preview_of(
-    case: Case, found: Segmented, *, names: Mapping[int, str] = MappingProxyType({}), background: bool = True
+    case: Case, found: CaseResult, *, names: Mapping[int, str] = MappingProxyType({}), background: bool = True
 ) -> Preview:
     """The slice that candidates changed most, or the one with the most foreground; then others that changed."""
-    source, adapted, deployed = found.source, found.trajectory.masks[-1], found.mask
+    source, adapted, deployed = found.source_mask, found.trajectory.masks[-1], found.mask
     candidates = _candidates(found)
     look: dict[str, Any] = {"names": names, "background": background, "last": _last(found.trajectory)}
     if source.ndim == 2:
         flat = case.image[:, 0] if case.image.ndim == 4 else case.image  # a volume of one slice
         where = None if case.image.ndim < 4 else 0
-        return Preview(_greys(flat), source, adapted, deployed, where, candidates=candidates, **look)
+        return Preview(grey_levels(flat), source, adapted, deployed, where, candidates=candidates, **look)
 
     def at(number: int) -> Preview:
         shown = case.image[:, number] if case.image.shape[1:] == source.shape else np.zeros((1, *source.shape[1:]))
-        return Preview(_greys(shown), source[number], adapted[number], deployed[number], number, **look)
+        return Preview(grey_levels(shown), source[number], adapted[number], deployed[number], number, **look)
 
     lasts = [adapted, deployed, *(one.masks[-1] for one in _others(found).values())]
     changed = np.sum([(source != mask).sum(axis=(1, 2)) for mask in lasts], axis=0)
@@ -256,8 +247,8 @@ def preview_of(
     return replace(at(first), candidates=here, more=tuple(map(at, sorted(most[:SLICES]))))
 
 
-def _called(found: Segmented) -> str:
-    """What a person calls the deployed state."""
+def _called(found: CaseResult) -> str:
+    """Name of the deployed state for a person."""
     state = found.decision.state
     if not state.step:
         return "M0"
@@ -266,22 +257,25 @@ def _called(found: Segmented) -> str:
     return f"{state.ladder}: {rung}{back}" if len(found.ladders) > 1 else f"{rung}{back}"
 
 
-def _candidates(found: Segmented) -> tuple[tuple[str, Mask], ...]:
+def _names(found: CaseResult) -> dict[str, str]:
+    """Name every candidate, by its state; those of ladders beside the deployed one as "tent:1"."""
+    several, others = len(found.ladders) > 1, _others(found)
+    own = next((ladder for ladder in found.ladders if ladder not in others), "") if several else ""
+    ladders = {"": (own, found.trajectory), **{ladder: (ladder, one) for ladder, one in others.items()}}
+    return {
+        str(State(step).on(key)): f"{ladder}: {rung}" if ladder else rung
+        for key, (ladder, one) in ladders.items()
+        for step, rung in enumerate(one.rungs or [f"step {step}" for step in range(1, one.steps + 1)], start=1)
+    }
+
+
+def _candidates(found: CaseResult) -> tuple[tuple[str, Mask], ...]:
     """M0 and every candidate by name; with the name of its ladder where several were read."""
     ladders = found.ladders if len(found.ladders) > 1 else {"": found.trajectory}
-    named: list[tuple[str, Mask]] = [("M0", found.source)]
+    named: list[tuple[str, Mask]] = [("M0", found.source_mask)]
     for ladder, one in ladders.items():
         rungs = one.rungs or tuple(f"step {step}" for step in range(1, one.steps + 1))
         named += [
             (f"{ladder}: {rung}" if ladder else rung, mask) for rung, mask in zip(rungs, one.masks[1:], strict=True)
         ]
     return tuple(named)
-
-
-def _greys(image: NDArray[Any]) -> NDArray[np.uint8]:
-    """(channel, rows, columns) to 8 bits: three byte channels are colors, else the first, 1st to 99th percentile."""
-    if image.shape[0] == 3 and image.dtype == np.uint8:
-        return np.ascontiguousarray(np.moveaxis(image, 0, -1))
-    first = np.asarray(image[0], np.float32)
-    low, high = np.percentile(first, (1, 99))
-    return np.asarray(np.clip((first - low) / max(high - low, 1e-6), 0, 1) * 255, np.uint8)

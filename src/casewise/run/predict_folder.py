@@ -1,4 +1,4 @@
-"""A whole folder: what is there already, what is to do, and the stream of entries with an audit line for each."""
+"""Predict the cases of a folder: resume, claim the cases, and write an audit line for each."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from casewise.adapt.backbones import Backbone
 from casewise.adapt.contract import check_orientations, shape_of
 from casewise.archive.layout import image_sha256
 from casewise.core.chain import Chain
-from casewise.core.durable import file_sha256, held, sweep
+from casewise.core.durable import file_lock, file_sha256, sweep
 from casewise.core.errors import BadInput, CasewiseError, Refused
 from casewise.core.formats import json_text
-from casewise.core.predicted import Finding, PredictedCase
+from casewise.core.prediction_record import ContractFinding, PredictedCase
 from casewise.data import nifti
 from casewise.data.folders import CaseFiles
-from casewise.deployment import Deployment
 from casewise.judge.monitors.watch import Watching
 from casewise.judge.policy import adapts, check_held_out, is_hybrid
 from casewise.run.local import Engine, Result
 from casewise.run.predict_case import Draw, PredictCase
 from casewise.run.prediction_folder import Layout, check_replaceable, is_complete, read_entry, run_key, write_entry
+
+if TYPE_CHECKING:
+    from casewise.deployment import Deployment
 
 
 def prediction_work(
@@ -40,7 +42,7 @@ def prediction_work(
     keep_header: bool = False,
     draw: Draw | None = None,
 ) -> PredictCase:
-    """The work of a prediction run. The cases go in without their labels: what decides cannot even find them."""
+    """Return the work of a prediction run. Labels are removed from the cases, so no decision can read them."""
     deployment.check()
     backbone = deployment.backbone
     work = PredictCase(
@@ -55,7 +57,7 @@ def prediction_work(
         known=orientation_findings(cases, backbone),
     )
     if cases and work.keep_header and not work.layout.ending.endswith((".nii", ".nii.gz")):
-        raise BadInput(f"--keep-header is for NIfTI, the masks of this model are {work.layout.ending}; leave it out")
+        raise BadInput(f"keep-header is for NIfTI, the masks of this model are {work.layout.ending}; leave it out")
     _check_apart_from_inputs(work.layout, cases)
     written = {"candidates": save_candidates, "overlays": draw is not None, "keep_header": keep_header}
     return replace(work, key=run_key(deployment, written))
@@ -75,7 +77,7 @@ def _check_apart_from_inputs(layout: Layout, cases: Sequence[CaseFiles]) -> None
 
 @dataclass(frozen=True)
 class _Seen:
-    """A case as a policy recognises it."""
+    """Id, patient and image hash of a case, to compare it with calibration cases."""
 
     id: str
     cluster: str | None
@@ -112,7 +114,7 @@ class Planned:
 
 
 def plan_folder(work: PredictCase, *, resume: bool, overwrite: bool = False) -> tuple[Planned, ...]:
-    """What a run would do, from headers and hashes alone; refused where it would remove what no run wrote."""
+    """Say what a run would do, from headers and hashes; refuse to replace masks of somebody else."""
     planned = tuple(_planned(work, files, resume=resume) for files in work.cases.values())
     if not overwrite:
         check_replaceable(work.layout, [row.case_id for row in planned if not row.complete])
@@ -142,17 +144,17 @@ def predict_folder(
 
 @contextmanager
 def claimed(folder: Path, cases: Collection[str]) -> Iterator[None]:
-    """These cases for this process alone; refused while another one works on any of them in the same output.
+    """Reserve cases for this process; refuse if another process works on one of them in the same folder.
 
     Parts of one folder (``-num_parts``) share no case, so they may run side by side. The claim of a process that was
     killed holds no longer.
     """
     own = folder / f"{uuid.uuid4().hex}.json"
     with ExitStack() as stack:
-        with held(folder / "lock", wait=True):
+        with file_lock(folder / "lock"):
             for path in folder.glob("*.json"):
                 _check_apart(path, cases)
-            file = stack.enter_context(held(own, wait=True))
+            file = stack.enter_context(file_lock(own))
             assert file is not None
             file.write(json_text({"process": os.getpid(), "host": platform.node(), "cases": list(cases)}).encode())
             file.flush()
@@ -163,7 +165,7 @@ def claimed(folder: Path, cases: Collection[str]) -> Iterator[None]:
 
 
 def _check_apart(path: Path, cases: Collection[str]) -> None:
-    with held(path, wait=False) as free:
+    with file_lock(path, wait=False) as free:
         if free is not None:
             path.unlink(missing_ok=True)  # of a process that ended without a word
             return
@@ -207,7 +209,7 @@ def _predicted(work: PredictCase, engine: Engine, *, resume: bool, overwrite: bo
 
 
 def _entry_of(work: PredictCase, result: Result) -> PredictedCase:
-    """The entry that the work wrote, or one for a case whose process died."""
+    """Return the entry that the work wrote, or a failed entry if its process died."""
     if result.value is not None:
         written: PredictedCase = result.value
         return written
@@ -218,17 +220,15 @@ def _entry_of(work: PredictCase, result: Result) -> PredictedCase:
 
 
 def _facts(work: PredictCase, **more: Any) -> dict[str, Any]:
-    model, policy = work.deployment.model, work.deployment.policy
+    policy = work.deployment.policy
     return {
         "key": work.key,
-        "model": model.load().fingerprint,
-        "trusted_checkpoint": model.trust,
-        "trusted_bundle": model.trust_bundle,
-        "trusted_architectures": list(model.trust_architectures),
+        "model": work.deployment.backbone.fingerprint,
+        "trusted": work.deployment.trusted,
         "policy": policy.name,
         "calibration_id": policy.calibration_id,
         "adaptation": work.deployment.plain_adaptation,
-        "classes": {str(value): name for value, name in sorted(model.load().labels.items())},
+        "classes": {str(value): name for value, name in sorted(work.deployment.backbone.labels.items())},
         **more,
     }
 
@@ -245,7 +245,7 @@ def _line(layout: Layout, entry: PredictedCase) -> dict[str, Any]:
 
 
 def watched_results(work: PredictCase, engine: Engine, waiting: Sequence[str], watch: Watching) -> Iterator[Result]:
-    """Results in the order of the cases; after an alarm the rest gets M0, whatever ran ahead of it.
+    """Yield results in the order of the cases; after an alarm all later cases get M0.
 
     Cut-points of a hybrid policy move with every case, so its cases run one after the other.
     """
@@ -268,7 +268,7 @@ def watched_results(work: PredictCase, engine: Engine, waiting: Sequence[str], w
 
 
 def _in_order(engine: Engine, work: PredictCase, case_ids: Sequence[str]) -> Generator[Result]:
-    """Results in the order that was asked for: which case ends first may depend on its coordinate."""
+    """Yield results in the order of ``case_ids``, because a monitor must not depend on which case ends first."""
     early: dict[str, Result] = {}
     waiting = iter(case_ids)
     due = next(waiting, None)
@@ -280,8 +280,8 @@ def _in_order(engine: Engine, work: PredictCase, case_ids: Sequence[str]) -> Gen
                 due = next(waiting, None)
 
 
-def orientation_findings(cases: Sequence[CaseFiles], backbone: Backbone) -> dict[str, Finding]:
-    """Cases that lie otherwise than the rest of their folder, for readers that do not reorient."""
+def orientation_findings(cases: Sequence[CaseFiles], backbone: Backbone) -> dict[str, ContractFinding]:
+    """Find cases with another orientation than the rest, for readers that do not reorient."""
     if backbone.expects.reorients:
         return {}
     import nibabel

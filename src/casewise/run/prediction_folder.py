@@ -1,7 +1,7 @@
-"""A prediction folder: where things are, which cases need not be done again, and whether it is still what it was.
+"""A prediction folder: its paths, which cases are complete, and whether files were changed.
 
 OUT/<case>.nii.gz                     the deployed mask (or .png)
-OUT/casewise/<case>.json              the case's entry: written last, so it vouches for the rest
+OUT/casewise/<case>.json              the entry of the case; written last, so a case with an entry is complete
 OUT/casewise/source/<case>.nii.gz     M0, where something else was deployed
 OUT/casewise/candidates/<case>/       every candidate, when asked for
 OUT/casewise/overlays/<case>.png      M0, the last candidate, edits, deployed
@@ -13,25 +13,27 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from casewise import __version__
-from casewise.core.brief import counted
 from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256, json_sha256, write_durably
 from casewise.core.errors import CasewiseError, Refused
 from casewise.core.formats import json_bytes
-from casewise.core.predicted import REVIEW, REVIEW_SET_ASIDE, PredictedCase
+from casewise.core.prediction_record import PredictedCase
+from casewise.core.text import pluralize
 from casewise.data.folders import CaseFiles
-from casewise.deployment import Deployment
+
+if TYPE_CHECKING:
+    from casewise.deployment import Deployment
 
 PACKAGES = ("numpy", "torch", "nnunetv2", "monai", "transformers", "nibabel", "SimpleITK")
 MASKS = (".nii", ".nii.gz", ".png")
-_OWN = ("time", "previous", "hash")  # what a line has of its own log
+MEASURED = "case-measured"  # event: the entry got measures over several scans of the patient
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Layout:
         return self.out / f"{case_id}{self.ending}"
 
     def entry(self, case_id: str) -> Path:
-        """What was decided, and why."""
+        """Entry of a case: decision and reason."""
         return self.out / "casewise" / f"{case_id}.json"
 
     def source(self, case_id: str) -> Path:
@@ -68,7 +70,7 @@ class Layout:
 
     @property
     def claims(self) -> Path:
-        """Which process works on which cases, while it does."""
+        """Which process works on which cases at the moment."""
         return self.out / "casewise" / "running"
 
     def entries(self) -> list[Path]:
@@ -76,14 +78,14 @@ class Layout:
         return sorted((self.out / "casewise").glob("*.json"))
 
     def forget(self, case_id: str) -> None:
-        """Remove everything of a case, the entry first: an old output never stands in for a failed new one."""
+        """Remove every file of a case, the entry first, so that an old mask is never taken for a new one."""
         for path in (self.entry(case_id), self.mask(case_id), self.source(case_id), self.overlay(case_id)):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.candidates(case_id), ignore_errors=True)
 
 
 def versions() -> dict[str, str]:
-    """What made the output."""
+    """Software versions."""
     found = {"python": platform.python_version(), "casewise": __version__}
     for name in PACKAGES:
         try:
@@ -98,7 +100,7 @@ def run_key(deployment: Deployment, options: Mapping[str, Any]) -> str:
     settings = {
         "seed": deployment.adaptation.seed,
         "steps": deployment.policy.steps,
-        "device": deployment.model.device,
+        "device": deployment.device,
         "contract": deployment.contract,
         **options,
     }
@@ -134,7 +136,8 @@ def check_replaceable(layout: Layout, case_ids: Iterable[str]) -> None:
         more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
         raise Refused(
             f"{layout.out} holds {', '.join(foreign[:3])}{more}, which no casewise run wrote or which changed since; "
-            "this run would remove and replace them. Choose another folder with -o, or add --overwrite to lose them"
+            "this run would remove and replace them. Choose another folder with -o, or add --set "
+            "overwrite=true to lose them"
         )
 
 
@@ -155,12 +158,12 @@ def _begun(audit: Path) -> frozenset[str]:
 
 
 def unfinished(out: Path) -> list[str]:
-    """Cases that a run began and that have no entry: it was killed, or it still goes on."""
+    """Cases that a run started and that have no entry: the run was killed or is still running."""
     return sorted(case for case in _begun(out / "audit.jsonl") if not Layout(out, "").entry(case).is_file())
 
 
 def write_entry(layout: Layout, entry: PredictedCase) -> None:
-    """The entry of a case, whole or not at all."""
+    """Write the entry of a case atomically."""
     write_durably(layout.entry(entry.case), json_bytes(entry.as_dict()))
 
 
@@ -174,17 +177,20 @@ def read_entry(path: Path) -> PredictedCase | None:
 
 
 def verify_predictions(out: Path, report: Path | None = None) -> list[str]:
-    """What is wrong with a prediction folder; an empty list where nothing is.
+    """Return the problems of a prediction folder; an empty list if there are none.
 
-    ``report`` is the file of ``casewise predict --report``, kept elsewhere: it knows how long the log was and how it
-    ended, so that a log that was cut off or written anew is noticed even where everything in it fits together.
+    ``report`` is the file of ``casewise predict --set report=FILE``, kept elsewhere: it holds the length and
+    the last hash of the log, so that a truncated or rewritten log is noticed.
     """
+    for log, started, finished in COPIES:
+        if Chain(out / log).since(started, finished)[0]:
+            return _copy_problems(out, log, started, finished)
     audit = out / "audit.jsonl"
     if not audit.is_file():
         return [f"{out} has no audit.jsonl; it is no prediction folder"]
     problems = [*log_problems(audit), *_unlisted(out), *_pages(out, audit)]
     if left := unfinished(out):
-        cases = counted(len(left), "case that was", "cases that were")
+        cases = pluralize(len(left), "case that was", "cases that were")
         problems.append(
             f"{cases} begun {'has' if len(left) == 1 else 'have'} no result (such as {left[0]}): the run was killed, "
             "or still goes on; run the same command with --continue_prediction"
@@ -200,68 +206,36 @@ def verify_predictions(out: Path, report: Path | None = None) -> list[str]:
     return [*problems, *_against_log(out, audit)]
 
 
+COPIES = (
+    ("audit.jsonl", "take-over-started", "take-over-finished"),
+    ("applied.jsonl", "apply-started", "apply-finished"),
+)
+"""Folders of chosen masks: their log, and the events that begin and end a run."""
+
+
+def _copy_problems(out: Path, log: str, started: str, finished: str) -> list[str]:
+    """What is wrong with a folder of chosen masks: its log, a run that was killed, and files that are not as logged."""
+    lines, ended = Chain(out / log).since(started, finished)
+    problems = log_problems(out / log)
+    if not ended:
+        problems.append(f"{out} is incomplete: the run was killed, or still goes on; run the same command again")
+    files = {str(line.get("file") or line.get("mask")): str(line["sha256"]) for line in lines if line.get("sha256")}
+    unlisted = (path.name for path in sorted(out.iterdir()) if path.name.lower().endswith(MASKS))
+    problems += [f"{name} is a mask that the log does not name" for name in unlisted if name not in files and ended]
+    return [*problems, *(f"{name} {fault}" for name, fault in _faults(out, files))]
+
+
 def review_problems(folder: Path) -> list[str]:
-    """What is wrong with the reviewers' decisions: a chain of their own, and the same ones in the audit log."""
-    reviews, audit = folder / "reviews.jsonl", folder / "audit.jsonl"
-    problems = log_problems(reviews) if reviews.is_file() else []
-    if not audit.is_file():
-        return problems
-    aside, held = _set_aside(reviews), {str(event.get("hash")): review_facts(event) for event in _reviews(audit)}
-    if any(held.get(line) != said for line, said in aside.items()):
-        problems.append("reviews.jsonl sets a review aside that audit.jsonl does not hold")
-    if _decisions(reviews) != _decisions(audit, without=aside):
-        killed = f"; casewise review {folder} sets aside what a killed process left" if half_review(folder) else ""
-        problems.append(f"reviews.jsonl and audit.jsonl do not hold the same reviews: added or removed{killed}")
-    return problems
-
-
-def half_review(folder: Path) -> dict[str, Any] | None:
-    """The one review that only the audit log holds, where all else agrees: its writer was killed, or it was added.
-
-    The audit log is written first, by one process at a time. More than one such line is no killed process, and so is
-    a review that only reviews.jsonl holds.
-    """
-    reviews, audit = folder / "reviews.jsonl", folder / "audit.jsonl"
-    if Chain(reviews).problems or Chain(audit).problems:
-        return None
-    aside, known = _set_aside(reviews), [review_facts(event) for event in _reviews(reviews)]
-    alone = []
-    for event in _reviews(audit):
-        if event["hash"] in aside:
-            continue
-        if review_facts(event) in known:
-            known.remove(review_facts(event))
-        else:
-            alone.append(event)
-    return alone[0] if len(alone) == 1 and not known else None
+    """Say what is wrong with the log of reviewers' decisions."""
+    reviews = folder / "reviews.jsonl"
+    return log_problems(reviews) if reviews.is_file() else []
 
 
 def log_problems(path: Path) -> list[str]:
-    """What is wrong with a hash-chained log, half a line at its end included."""
+    """Return the problems of a hash-chained log, an incomplete last line included."""
     log = Chain(path)
     torn = f"{path.name} ends with half a line: its writer was killed; the next one cuts it off"
     return [*log.problems, *([torn] if log.torn else [])]
-
-
-def _reviews(log: Path) -> list[dict[str, Any]]:
-    return [event for event in Chain(log).lines() if event.get("event") == REVIEW]
-
-
-def review_facts(event: Mapping[str, Any]) -> dict[str, Any]:
-    """What a review says, without what each log adds."""
-    return {name: value for name, value in event.items() if name not in _OWN}
-
-
-def _set_aside(reviews: Path) -> dict[str, Any]:
-    """The reviews that reviews.jsonl sets aside, by the hash of their line in the audit log."""
-    events = [event for event in Chain(reviews).lines() if event.get("event") == REVIEW_SET_ASIDE]
-    return {str(event.get("line")): event.get("review") for event in events}
-
-
-def _decisions(log: Path, without: Collection[str] = ()) -> list[dict[str, Any]]:
-    """Reviews case by case: those of two reviewers at once may stand in another order in each log."""
-    events = [event for event in _reviews(log) if str(event.get("hash")) not in without]
-    return [review_facts(event) for event in sorted(events, key=lambda event: str(event.get("case")))]
 
 
 def _faults(out: Path, outputs: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -273,7 +247,7 @@ def _faults(out: Path, outputs: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _unlisted(out: Path) -> Iterator[str]:
-    """Masks that no entry vouches for: put there by another hand, or left by a run whose entry was taken away."""
+    """Masks without an entry: added by somebody, or their entry was deleted."""
     entries = (read_entry(path) for path in (out / "casewise").glob("*.json"))
     listed = {name for entry in entries if entry is not None for name in entry.outputs}
     for path in sorted(out.iterdir()):
@@ -282,7 +256,7 @@ def _unlisted(out: Path) -> Iterator[str]:
 
 
 def _pages(out: Path, audit: Path) -> Iterator[str]:
-    """The page and the summary as the log saw them last."""
+    """Compare page and summary with the hashes in the log."""
     last = [event for event in Chain(audit).lines() if event.get("event") == "pages"][-1:]
     for event in last:
         yield from (f"{name} {fault}" for name, fault in _faults(out, event.get("files", {})))
@@ -306,7 +280,7 @@ def _against_report(out: Path, audit: Path, report: Path) -> Iterator[str]:
 def _against_log(out: Path, audit: Path) -> list[str]:
     logged: dict[str, str] = {}
     for event in Chain(audit).lines():
-        if event.get("event") in ("case", "case-kept"):
+        if event.get("event") in ("case", "case-kept", MEASURED):
             logged[str(event.get("case"))] = str(event.get("entry"))
     unlogged = [path.stem for path in sorted((out / "casewise").glob("*.json")) if path.stem not in logged]
     return [f"casewise/{case_id}.json has no line in the audit log" for case_id in unlogged] + [

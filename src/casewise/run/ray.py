@@ -1,4 +1,4 @@
-"""The same cases on a Ray cluster: one actor per worker, its model loaded once, one case at a time.
+"""Cases on a Ray cluster: one actor per worker, which loads the model once and runs one case at a time.
 
 The driver keeps the list of what is to do. A worker that dies, with its process or with its node, gives its case back
 to the list and is replaced, so nothing is lost; a case that takes its worker down again and again is given up after
@@ -28,7 +28,7 @@ WAIT_S = 0.5  # how often time limits are looked at
 
 @dataclass(frozen=True)
 class RayEngine:
-    """``jobs`` workers anywhere on a cluster; without an address, on a Ray of our own on this machine."""
+    """``jobs`` workers on a Ray cluster; without an address Ray is started on this machine."""
 
     jobs: int = 1
     timeout_s: float | None = None
@@ -44,7 +44,7 @@ class RayEngine:
             raise BadInput(f"a lost case is tried again 0 or more times, got retries={self.retries}")
 
     def map(self, work: Work, case_ids: Sequence[str]) -> Iterator[Result]:
-        """Stream results as they come; one a case, whatever happens to the workers."""
+        """Yield one result per case, also where workers are lost."""
         if not case_ids:
             return
         with connected(self.address or address_from(os.environ)):
@@ -77,7 +77,7 @@ def connected(address: str | None) -> Iterator[None]:
 
 
 class Actor:
-    """What runs in a worker: the work, prepared once."""
+    """The work inside a worker, prepared once."""
 
     def __init__(self, work: Work, threads: int, folder: str) -> None:
         if not Path(folder).is_dir():
@@ -90,16 +90,16 @@ class Actor:
         self._work = work
 
     def ready(self) -> bool:
-        """Answers once the model is there."""
+        """Return True once the model is loaded."""
         return True
 
     def run(self, case_id: str) -> Result:
-        """One case; whatever it raises is its result."""
+        """Run one case; an exception becomes its result."""
         return attempt(self._work, case_id)
 
 
 @dataclass
-class _Worker:
+class _RemoteWorker:
     """One actor, the answer that it owes, and the case that the answer is about (None: is it ready?)."""
 
     actor: Any
@@ -130,7 +130,7 @@ class _Crew:
         options = {"num_cpus": self._threads, "num_gpus": _gpus(work), "max_restarts": 0}
         self._kind = ray.remote(**options)(Actor)
         self.workers = [self._hired() for _ in range(min(engine.jobs, len(waiting)))]
-        self.idle: list[_Worker] = []
+        self.idle: list[_RemoteWorker] = []
 
     def results(self) -> Iterator[Result]:
         """A worker gets its next case before the caller gets the last result, so writing does not keep it waiting."""
@@ -146,15 +146,15 @@ class _Crew:
             for worker in self.workers:
                 ray.kill(worker.actor)
 
-    def _hired(self) -> _Worker:
+    def _hired(self) -> _RemoteWorker:
         actor = self._kind.remote(self._work, self._threads, str(Path.cwd()))
-        return _Worker(actor, actor.ready.remote())
+        return _RemoteWorker(actor, actor.ready.remote())
 
     def _give(self) -> None:
         while self.waiting and self.idle:
             self.idle.pop().give(self.waiting.pop(0))
 
-    def _collected(self, worker: _Worker) -> Result | None:
+    def _collected(self, worker: _RemoteWorker) -> Result | None:
         """What a worker owed: the result of its case; None where it only became ready, or was lost and replaced."""
         try:
             answer = ray.get(worker.owes)
@@ -166,13 +166,13 @@ class _Crew:
         self.idle.append(worker)
         return result
 
-    def _replaced(self, worker: _Worker, error: RayError) -> Result | None:
+    def _replaced(self, worker: _RemoteWorker, error: RayError) -> Result | None:
         """A new worker; the case of the lost one waits again, unless it was lost too often."""
         result = self._given_up(worker, error)
         self._dismiss(worker)
         return result
 
-    def _given_up(self, worker: _Worker, error: RayError) -> Result | None:
+    def _given_up(self, worker: _RemoteWorker, error: RayError) -> Result | None:
         case_id = worker.case_id
         if case_id is None:
             self.failed_starts += 1
@@ -183,10 +183,10 @@ class _Crew:
         if self.lost[case_id] <= self.engine.retries:
             self.waiting.append(case_id)
             return None
-        message = f"its worker was lost {self.lost[case_id]} times ({_cause(error)}); see --max-ram"
+        message = f"its worker was lost {self.lost[case_id]} times ({_cause(error)}); see max-ram"
         return Result(case_id, error=message, kind="Killed", seconds=worker.seconds)
 
-    def _dismiss(self, worker: _Worker) -> None:
+    def _dismiss(self, worker: _RemoteWorker) -> None:
         self.workers.remove(worker)
         ray.kill(worker.actor)
         if self.waiting:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,37 +16,59 @@ import numpy as np
 import pandas as pd
 
 from casewise.adapt.adaptation import Adaptation
-from casewise.adapt.backbones import Backbone
-from casewise.adapt.proposers import Views
-from casewise.archive.store import Archive, create_archive, open_archive
+from casewise.adapt.backbones import Backbone, appearance_inputs
+from casewise.adapt.model import Model
+from casewise.adapt.proposers import proposer_of
+from casewise.adapt.proposers.live import prepare, record_case, unread_notes
+from casewise.adapt.proposers.views import Views
+from casewise.adapt.stream import CaseStream
+from casewise.archive.store import Archive, create_archive, describe_cases, open_archive
 from casewise.core.errors import BadInput, CasewiseError, Mismatch, in_one_line
 from casewise.core.records import CALIBRATION, EVALUATION, Case, Mask, State, Trajectory
+from casewise.core.text import UNIT, pluralize
 from casewise.data.folders import CaseFiles
+from casewise.data.nifti import check_same_place
 from casewise.data.splits import check_disjoint, clusters_of
-from casewise.deployment import Deployment, Model, unread_of
+from casewise.judge.appearance import appearance_numbers
 from casewise.judge.calibration.cuts import statistics
 from casewise.judge.outcomes import Rows, case_outcomes, outcomes
 from casewise.measure.metrics import METRICS
 from casewise.measure.signals.risk import RiskStatistics
-from casewise.run.local import Engine, Result
+from casewise.run.local import Engine, LocalEngine, Result
 
 
 @dataclass(frozen=True)
 class RecordCase:
-    """Adapts one case, whole horizon; never sees a label."""
+    """Makes every candidate of one case; never sees a label."""
 
-    deployment: Deployment
-    cases: Mapping[str, CaseFiles]
+    model: Model | Backbone
+    proposers: Mapping[str, Adaptation]  # by ladder
+    cases: Mapping[str, CaseFiles | Case]
+    labels: Mapping[str, Mask] = field(default_factory=dict, repr=False)  # of cases that are in memory
     missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # ladders that a case lacks; all by default
+    ignore_geometry: bool = False  # pair labels with images whose affines differ
+    streams: Mapping[str, CaseStream] = field(default_factory=dict, repr=False)  # of ladders with reset="stream"
 
     def prepare(self) -> None:
         """Load the model before the clock of a case starts."""
-        self.deployment.model.load()
+        _ = self.backbone
+
+    @property
+    def backbone(self) -> Backbone:
+        """The model, loaded."""
+        return self.model.load() if isinstance(self.model, Model) else self.model
 
     def __call__(self, case_id: str) -> tuple[Case, dict[str, Trajectory]]:
         """The case and its trajectory on each ladder."""
-        case = self.deployment.backbone.read(self.cases[case_id].checked()).case
-        return case, self.deployment.record_ladders(case, self.missing.get(case_id))
+        given = self.cases[case_id]
+        case = given if isinstance(given, Case) else self.backbone.read(given.checked()).case
+        wanted = self.missing.get(case_id, tuple(self.proposers))
+        hows = {name: self.proposers[name] for name in wanted}
+        ready = prepare(case, self.backbone)
+        made = record_case(case, self.backbone, hows, ready, self.streams)
+        source = next(iter(made.values())).masks[0]
+        look = appearance_numbers(**appearance_inputs(case, ready, source, self.backbone))
+        return case, {name: replace(one, appearance=look) for name, one in made.items()}
 
 
 def record_folder(
@@ -56,41 +79,58 @@ def record_folder(
     metric: str = "dice",
     dataset: str = "",
     notice: str = "",
-    told: Callable[[str], None] | None = None,  # what a person should know of a case that is recorded all the same
+    on_warning: Callable[[str], None] | None = None,
 ) -> tuple[Archive, Iterator[Result]]:
     """Open or resume the archive at ``path``, and stream the results of the cases that it does not hold yet.
 
     A case waits for every ladder that it lacks, so a proposer can be added to an archive that is there. The iterator
-    adds each ladder of a case (whole or not at all) before it yields, and seals the archive at its end. The archive
+    adds each ladder of a case atomically before it yields, and seals the archive at its end. The archive
     that is returned shows the first ladder.
     """
     METRICS[metric]  # refused before the first case, not when somebody calibrates
-    backbone, deployment = work.deployment.backbone, work.deployment
+    backbone = work.backbone
     more = {"notice": notice} if notice else {}
     asked: dict[str, dict[str, Any]] = {  # of every ladder before the first is made: a wrong name leaves nothing behind
         ladder: {
             "binding": how.binding(backbone),
             "steps": how.horizon(backbone),
-            "configuration": {**_configuration(how, backbone, metric, dataset), **more},
+            "configuration": {**_configuration(how, backbone, metric, dataset), **more, **_order(how, work.cases)},
         }
-        for ladder, how in zip(deployment.ladders, deployment.proposers, strict=True)
+        for ladder, how in work.proposers.items()
     }
+    described = describe_cases(path, work.cases.values())
+    if described and on_warning is not None:
+        on_warning(f"group, {UNIT[0]} or split was filled in for {pluralize(len(described), 'case')} recorded before")
     archives = {ladder: create_archive(path, ladder=ladder, **facts) for ladder, facts in asked.items()}
     missing = {
         case_id: tuple(ladder for ladder, archive in archives.items() if case_id not in archive.entries)
         for case_id in work.cases
     }
+    if any(how.reset == "stream" for how in work.proposers.values()) and any(missing.values()):
+        _check_stream(work, engine)
+        missing = dict.fromkeys(missing, tuple(work.proposers))  # a stream needs the cases before, recorded or not
     work = replace(work, missing={case_id: ladders for case_id, ladders in missing.items() if ladders})
     first = next(iter(archives.values()))
-    return first, _recorded(work, engine, archives, backbone, told)
+    return first, _recorded(work, engine, archives, backbone, on_warning)
 
 
-def _label(path: Path, backbone: Backbone) -> Mask:
-    """A label; whatever is wrong with it is wrong with its case alone."""
+def _label(files: CaseFiles | Case, known: Mask | None, backbone: Backbone, ignore_geometry: bool) -> Mask | None:
+    """Read the label of one case; a bad label fails this case only."""
+    if isinstance(files, Case) or files.label is None:
+        return known
+    path = files.label
     try:
+        if not ignore_geometry:
+            check_same_place(files.images[0], path, reorients=backbone.expects.reorients)
         return backbone.read_label(path)
     except (CasewiseError, OSError, RuntimeError) as error:
         raise BadInput(f"label {path.name} cannot be used: {in_one_line(error)}") from error
+
+
+def _as_shaped(label: Mask, mask: Mask) -> Mask:
+    """The label in the shape of the mask, where they differ in axes of length 1 only: a volume of one slice."""
+    same = [size for size in label.shape if size != 1] == [size for size in mask.shape if size != 1]
+    return label.reshape(mask.shape) if same else label
 
 
 def _foreign(label: Mask, backbone: Backbone) -> list[int]:
@@ -104,35 +144,71 @@ def _recorded(
     engine: Engine,
     archives: Mapping[str, Archive],
     backbone: Backbone,
-    told: Callable[[str], None] | None,
+    on_warning: Callable[[str], None] | None,
 ) -> Iterator[Result]:
-    for result in engine.map(work, list(work.missing)):
-        if result.error is None:
-            case, trajectories = result.value
-            path = work.cases[case.id].label
-            try:
-                label = None if path is None else _label(path, backbone)
-                foreign = [] if label is None else _foreign(label, backbone)
-                if foreign and told is not None:
-                    told(
-                        f"{case.id}: its label holds {', '.join(map(str, foreign))}, which is no class of the model "
-                        f"({', '.join(map(str, sorted(backbone.labels)))}); those voxels can only count as wrong"
-                    )
-                if told is not None:
-                    for note in unread_of(trajectories.values()):
-                        told(f"{case.id}: {note}")
-                for ladder, trajectory in trajectories.items():
-                    archives[ladder].add(case, trajectory, label)
-            except ValueError as error:
-                result = replace(result, error=str(error), kind=type(error).__name__)
-        yield replace(result, value=None)
+    with ExitStack() as stack:
+        streams = {
+            name: stack.enter_context(CaseStream(backbone, how))
+            for name, how in work.proposers.items()
+            if how.reset == "stream"
+        }
+        proposes = replace(work, labels={}, streams=streams)  # what proposes cannot reach a label
+        yield from _added(work, engine.map(proposes, list(work.missing)), archives, backbone, on_warning)
     for archive in archives.values():
         archive.seal()
 
 
+def _order(how: Adaptation, cases: Iterable[str]) -> dict[str, list[str]]:
+    """Return the order of the cases, where weights are carried from one to the next."""
+    return {"order": list(cases)} if how.reset == "stream" else {}
+
+
+def _check_stream(work: RecordCase, engine: Engine) -> None:
+    if len(work.proposers) > 1:
+        raise BadInput(
+            "a stream changes the network until its last case, so it is recorded alone; run record once more for the "
+            "other ladders, into the same archive"
+        )
+    if not isinstance(engine, LocalEngine) or engine.jobs > 1 or engine.timeout_s is not None:
+        raise BadInput(
+            "a stream runs in one process, one case after the other; use -j 1 on this machine, without a timeout"
+        )
+
+
+def _added(
+    work: RecordCase,
+    results: Iterable[Result],
+    archives: Mapping[str, Archive],
+    backbone: Backbone,
+    on_warning: Callable[[str], None] | None,
+) -> Iterator[Result]:
+    """Add every case to its ladders, and yield what became of it."""
+    for result in results:
+        if result.error is None:
+            case, trajectories = result.value
+            try:
+                label = _label(work.cases[case.id], work.labels.get(case.id), backbone, work.ignore_geometry)
+                label = None if label is None else _as_shaped(label, next(iter(trajectories.values())).masks[0])
+                foreign = [] if label is None else _foreign(label, backbone)
+                if foreign and on_warning is not None:
+                    on_warning(
+                        f"{case.id}: its label holds {', '.join(map(str, foreign))}, which is no class of the model "
+                        f"({', '.join(map(str, sorted(backbone.labels)))}); those voxels can only count as wrong"
+                    )
+                if on_warning is not None:
+                    for note in unread_notes(trajectories.values()):
+                        on_warning(f"{case.id}: {note}")
+                for ladder, trajectory in trajectories.items():
+                    if case.id not in archives[ladder].entries:
+                        archives[ladder].add(case, trajectory, label)
+            except ValueError as error:
+                result = replace(result, error=str(error), kind=type(error).__name__)
+        yield replace(result, value=None)
+
+
 def _configuration(how: Adaptation, backbone: Backbone, metric: str, dataset: str) -> dict[str, Any]:
     return {
-        "objective": repr(how.built()) if how.forward_only is None else str(how.objective),
+        "objective": repr(how.built()) if how.is_gradient else how.as_plain()["objective"],
         "learning_rate": how.learning_rate,
         "parameters": how.parameters,
         "seed": how.seed,
@@ -153,7 +229,7 @@ def _configuration(how: Adaptation, backbone: Backbone, metric: str, dataset: st
 
 def _weight_of_source(how: Adaptation, backbone: Backbone) -> dict[str, int]:
     """How often M0 counts in the mean of views, for whoever forms another mean of them later; usually once."""
-    readings = how.forward_only
+    readings = proposer_of(how)
     often = readings.source_weight(backbone) if isinstance(readings, Views) else 1
     return {"source_weight": often} if often > 1 else {}
 
@@ -178,13 +254,13 @@ def risk_statistics(path: Path, model: Model, plain: Adaptation) -> RiskStatisti
     """
     archive, wanted = open_archive(path), plain.binding(model.load())
     differing = [
-        f"{name} {getattr(archive.binding, name)!r} instead of {getattr(wanted, name)!r}"
+        f"{name} {archive.binding.facts.get(name)!r} instead of {wanted.facts.get(name)!r}"
         for name in archive.binding.differences(wanted)
     ]
     if differing:
         raise Mismatch(
             f"the statistics of {path} do not fit, it was recorded with {'; '.join(differing)}; record the calibration "
-            "cases with the same options, but without --modulation"
+            "cases with the same options, but without modulation"
         )
     holdout, rest = archive.marked(CALIBRATION), archive.select(split=EVALUATION)
     check_disjoint(clusters_of(holdout.entries.values()), clusters_of(rest.entries.values()))

@@ -5,7 +5,7 @@ summary.json is as ``nnUNetv2_evaluate_folder`` writes it, so that users' script
 Dice and IoU are NaN where a class is neither predicted nor there; means are nanmeans. This is nnU-Net's convention; the
 study's own differs (classes absent from the label are skipped, A10).
 
-Where every class is compared (``--classes``, as for streets) class 0 is scored like the others, and a case became
+Where every class is compared (``classes``, as for streets) class 0 is scored like the others, and a case became
 better or worse by its mean IoU instead of its mean Dice.
 """
 
@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -25,20 +26,24 @@ from numpy.typing import NDArray
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone
 from casewise.core.chain import Chain
-from casewise.core.durable import file_sha256, held, write_durably, write_json
+from casewise.core.durable import file_lock, file_sha256, write_durably, write_json
 from casewise.core.errors import BadInput, CasewiseError, in_one_line, without_folders
 from casewise.core.formats import json_bytes, worded
-from casewise.core.predicted import CALIBRATED, OUTSIDE, PredictedCase
+from casewise.core.prediction_record import CALIBRATED, OUTSIDE, PredictedCase
 from casewise.core.records import Mask
 from casewise.data.folders import CaseFiles
-from casewise.deployment import Deployment
 from casewise.judge.certificates.certificate import DRIFTED
-from casewise.judge.monitors.exchangeability import quota_drift, quota_of
+from casewise.judge.monitors.quota import quota_drift, quota_of
 from casewise.judge.outcomes import edit_shares, judged_share
 from casewise.judge.policy import no_go
+from casewise.measure.measures import named_volumes
 from casewise.measure.metrics.harm import harm
 from casewise.run.predict_case import PredictCase
-from casewise.run.prediction_folder import Layout, read_entry, versions
+from casewise.run.prediction_folder import MEASURED, Layout, read_entry, versions, write_entry
+from casewise.study.clinical import MeasuredCase
+
+if TYPE_CHECKING:
+    from casewise.deployment import Deployment
 
 Region = int | tuple[int, ...]
 METRICS = ("Dice", "FN", "FP", "IoU", "TN", "TP", "n_pred", "n_ref")
@@ -207,13 +212,13 @@ def copy_model_files(work: PredictCase) -> None:
     Where a model has no dataset.json, or its classes were merged, one is written that names the labels of the masks.
     """
     model, backbone = work.deployment.model, work.deployment.backbone
-    own = {name: Path(model.spec) / name for name in ("dataset.json", "plans.json")}
+    own = {name: Path(getattr(model, "spec", "")) / name for name in ("dataset.json", "plans.json")}
     for name, path in own.items():
         if path.is_file():
             write_durably(work.layout.out / name, path.read_bytes())
     names = {0: "background", **backbone.labels}
     if (
-        (model.merge or not own["dataset.json"].is_file())
+        (getattr(model, "merge", ()) or not own["dataset.json"].is_file())
         and backbone.labels
         and len(set(names.values())) == len(names)
     ):
@@ -229,23 +234,23 @@ def run_report(
     scores: Mapping[str, Any],
     all_parts: Sequence[PredictedCase] | None = None,
 ) -> dict[str, Any]:
-    """The run for a machine, in the manner of TotalSegmentator's ``--report``.
+    """The run for a machine, in the manner of TotalSegmentator's ``--set report=FILE``.
 
     ``all_parts`` are the cases of the other parts too: what is promised hangs on the quotas of all.
     """
     among = entries if all_parts is None else all_parts
     deployment = work.deployment
-    backbone, model, policy = deployment.backbone, deployment.model, deployment.policy
+    backbone, policy = deployment.backbone, deployment.policy
     lines, last = Chain(work.layout.audit).tip
     return {
         "tool": "casewise predict",
         "versions": versions(),
-        "model": {"name": backbone.name, "sha256": backbone.fingerprint, "trusted": model.trust},
+        "model": {"name": backbone.name, "sha256": backbone.fingerprint, "trusted": deployment.trusted["checkpoint"]},
         "policy": {"name": policy.name, "calibration_id": policy.calibration_id, "no_go": no_go(policy)},
         "certificate": in_short(deployment, among),
         "quota": quota_drift(policy, quota_in(among)),
         "alarms": {} if deployment.watch is None else deployment.watch.state.alarms,
-        "device": model.device,
+        "device": deployment.device,
         "options": {**deployment.plain_adaptation, "contract": deployment.contract, "timeout_s": work.timeout_s},
         "input": str(images),
         "output": str(work.layout.out),
@@ -276,11 +281,37 @@ def everyone(work: PredictCase) -> Iterator[list[PredictedCase]]:
     What the block leaves in the folder goes into the audit log, so that a later edit is noticed.
     """
     layout = work.layout
-    with held(layout.claims / "finish", wait=True):
+    with file_lock(layout.claims / "finish"):
         read = (read_entry(path) for path in layout.entries())
         yield [entry for entry in read if entry is not None and entry.key == work.key]
         made = {name: file_sha256(layout.out / name) for name in PAGES if (layout.out / name).is_file()}
         Chain(layout.audit).append("pages", {"files": made})
+
+
+def with_patient_measures(work: PredictCase, entries: list[PredictedCase]) -> list[PredictedCase]:
+    """Add measures over several scans of a patient, such as the ejection fraction, to the entries of these scans."""
+    measures = work.deployment.measures
+    if measures is None or not any(one.per_patient for one in measures.declared):
+        return entries
+    shown = [one for one in entries if one.has_output]
+    names = work.deployment.label_names
+    cases = []
+    for one in shown:
+        volumes = {int(label): volume for label, volume in one.volumes.items()}
+        cases.append(MeasuredCase(one.case, _patient(one), None, {"new": named_volumes(volumes, names)}))
+    found = measures.of_cases(cases, {one.case: one.no_interval for one in shown})
+    audit, made = Chain(work.layout.audit), []
+    for one in entries:
+        if one.case in found and found[one.case] != one.measures:
+            one = replace(one, measures=found[one.case])
+            write_entry(work.layout, one)
+            audit.append(MEASURED, {"case": one.case, "entry": file_sha256(work.layout.entry(one.case))})
+        made.append(one)
+    return made
+
+
+def _patient(entry: PredictedCase) -> str | None:
+    return None if entry.decision is None else entry.decision.cluster
 
 
 def write_report(path: Path, report: Mapping[str, Any]) -> None:
@@ -299,7 +330,7 @@ def promised(deployment: Deployment, entries: Sequence[PredictedCase]) -> tuple[
     said = [*deployment.warnings, *([] if drift is None else [drift])]
     said += [void] if void is not None and void not in said else []
     statement = None if deployment.certificate is None or said else deployment.certificate.statement
-    for sign, what in {CALIBRATED: "were calibration cases", OUTSIDE: "are outside the certificate"}.items():
+    for sign, what in {CALIBRATED: "are of labelled patients", OUTSIDE: "are outside the certificate"}.items():
         own = sum(bool(entry.noted(sign)) for entry in entries)
         said += [f"{own} of {len(entries)} cases {what}: no certificate covers them"] if own else []
     return statement, said
@@ -316,7 +347,7 @@ def why_void(deployment: Deployment, entries: Sequence[PredictedCase]) -> str | 
 
 
 def in_short(deployment: Deployment, entries: Sequence[PredictedCase]) -> dict[str, Any] | None:
-    """The promise for a machine-readable report, and whether anything speaks against it here."""
+    """The promise for a machine-readable report, and why it is void here, if it is."""
     if deployment.certificate is None:
         return None
     void = why_void(deployment, entries)

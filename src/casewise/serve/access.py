@@ -24,7 +24,7 @@ MIB = 2**20
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServiceSettings:
     """Limits of a service, and who may use it."""
 
     host: str = "127.0.0.1"
@@ -33,7 +33,6 @@ class Settings:
     hosts: tuple[str, ...] = ()  # further names that the Host header may hold
     places: int = 8  # requests inside at once: one on the model, the others uploading or waiting
     max_bytes: int = 256 * MIB  # of a request's body
-    max_json_bytes: int = 32 * MIB  # of its JSON part: parsed JSON takes many times its size
     max_unpacked_bytes: int = 2048 * MIB  # of the voxels that a compressed file promises
     upload_s: float = 60.0  # a body that is slower loses its place
     timeout_s: float | None = 60.0  # from acceptance; then M0 is the answer
@@ -64,7 +63,7 @@ class Settings:
         return frozenset(self.hosts) or None
 
 
-WITHOUT_TOKEN = ("/v2/health/live", "/v2/health/ready")
+WITHOUT_TOKEN = ("/health/live", "/health/ready")
 """Probes of a container platform have no token; these paths tell nothing else."""
 
 
@@ -74,7 +73,7 @@ class AccessControl:
     A packed body (Content-Encoding) is a 415: its size says nothing of what it would unpack to.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: ServiceSettings) -> None:
         self._app = app
         self._settings = settings
 
@@ -116,7 +115,7 @@ class AccessControl:
         return None
 
 
-def _named(netloc: str, settings: Settings) -> bool:
+def _named(netloc: str, settings: ServiceSettings) -> bool:
     """Whether a Host or Origin, with or without its port, is one of ours."""
     if settings.allowed_hosts is None:
         return True
@@ -143,7 +142,7 @@ def _in_browser(headers: Mapping[str, str], token: str) -> bool:
 
 
 def _too_much(limit: int) -> str:
-    return f"the body may have {limit} bytes; send a smaller image, or start the service with a higher --max-body"
+    return f"the body may have {limit} bytes; send a smaller image, or start the service with a higher max-body"
 
 
 def _has_body(headers: Mapping[str, str]) -> bool:

@@ -1,11 +1,7 @@
-"""The service's paths: Open Inference Protocol v2, ``POST /segment`` for one file, ``/metrics``.
+"""Paths of the service: ``POST /segment`` for one image file, ``/model``, ``/health`` and a page.
 
-A request takes its place before its body is read (429 where there is none), and parsing, segmenting and encoding all
-happen on the one lane to the model: the event loop stays free, and no two cases ever meet.
-
-Every refusal is ``{"error": sentence}`` with a status that says whether the client or the service has to act.
-
-One lane to the model: requests wait in line, a full house says so, and what was let in is finished.
+A request takes a place before its body is read (429 if there is none). One thread owns the model: it reads, segments
+and encodes one case at a time, so the event loop stays free. A refusal is ``{"error": sentence}``.
 """
 
 from __future__ import annotations
@@ -30,28 +26,14 @@ from casewise import __version__
 from casewise.core.errors import BadInput, CasewiseError, UnsafeInput
 from casewise.core.formats import json_text
 from casewise.core.records import Case, Decision, Policy
-from casewise.deployment import Deployment
-from casewise.deployment import Segmented as Answer
-from casewise.judge.monitors.exchangeability import BUCKETS, Quota, quota_drift
-from casewise.render.masks import overlay_png
+from casewise.deployment import CaseResult, Deployment
+from casewise.judge.monitors.quota import BUCKETS, Quota, quota_drift
+from casewise.render.mask_pictures import overlay_png
 from casewise.run.predict_case import preview_of
 from casewise.serve import openapi
-from casewise.serve.access import AccessControl, Settings
-from casewise.serve.openapi import Live, ModelMetadata, Ready, Segmented, ServerMetadata, TensorKind
-from casewise.serve.prometheus import TEXT, Counting, ServiceCounts
-from casewise.serve.protocol import (
-    HEADER,
-    MEDIA_TYPES,
-    VERSION,
-    datatype_of,
-    encoded,
-    ending_of,
-    facts_of,
-    named_after,
-    opened,
-    parsed,
-    written,
-)
+from casewise.serve.access import AccessControl, ServiceSettings
+from casewise.serve.image_upload import MEDIA_TYPES, ending_of, facts_of, named_after, opened, written
+from casewise.serve.openapi import ModelDescription, SegmentReply
 
 Result = TypeVar("Result")
 
@@ -67,7 +49,7 @@ class Full(Exception):
 
 
 class Closing(Exception):
-    """The service is shutting down and takes nobody in."""
+    """The service is shutting down."""
 
 
 class Lane:
@@ -105,7 +87,7 @@ class Lane:
             self._case_s += SMOOTHING * (time.monotonic() - began - self._case_s)
 
     def close(self) -> None:
-        """Take nobody in any more, and finish what was let in."""
+        """Stop accepting requests and finish the queue."""
         self.open = False
         self._thread.shutdown(wait=True)
 
@@ -113,7 +95,7 @@ class Lane:
 FACTS = "Casewise-Facts"
 
 
-def create_app(deployment: Deployment, settings: Settings) -> FastAPI:
+def create_app(deployment: Deployment, settings: ServiceSettings) -> FastAPI:
     """An ASGI application that serves one model."""
     return _Service(deployment, settings).app
 
@@ -143,19 +125,16 @@ class QuotaWatch:
 
 
 class _Service:
-    def __init__(self, deployment: Deployment, settings: Settings) -> None:
+    def __init__(self, deployment: Deployment, settings: ServiceSettings) -> None:
         self.deployment = deployment
         self.settings = settings
-        self.name = deployment.backbone.name.replace("/", "-").replace(":", "-")
+        self.name = deployment.backbone.name
         self.lane = Lane(settings.places)
-        self.numbers = ServiceCounts()
         self.quota = QuotaWatch(deployment.policy)
         self.app = FastAPI(title="casewise", version=__version__, lifespan=self._life, docs_url=None, redoc_url=None)
         self._add_paths()
         add_refusals(self.app)
         self.app.add_middleware(AccessControl, settings=settings)
-        self.app.add_middleware(Counting, numbers=self.numbers)
-        openapi.add_request_schema(self.app)
 
     @asynccontextmanager
     async def _life(self, app: FastAPI) -> AsyncIterator[None]:
@@ -164,20 +143,12 @@ class _Service:
 
     def _add_paths(self) -> None:
         get, post = self.app.get, self.app.post
-        get("/v2", response_model=ServerMetadata, responses=openapi.ALWAYS)(self.server)
-        get("/v2/health/live", response_model=Live, responses=openapi.ALWAYS)(self.live)
-        get("/v2/health/ready", response_model=Ready, responses=openapi.READY)(self.ready)
-        get("/v2/models/{model}", response_model=ModelMetadata, responses=openapi.MODEL)(self.metadata)
-        get("/v2/models/{model}/ready", response_model=Ready, responses=openapi.MODEL)(self.model_ready)
-        post("/v2/models/{model}/infer", responses=openapi.INFER, openapi_extra=openapi.INFER_BODY)(self.infer)
+        get("/health/live", responses=openapi.ALWAYS)(self.live)
+        get("/health/ready", responses=openapi.READY)(self.ready)
+        get("/model", responses=openapi.ALWAYS)(self.model)
         post("/segment", responses=openapi.SEGMENT, openapi_extra=openapi.SEGMENT_BODY)(self.segment)
         for path in ("/", "/docs"):
             get(path, include_in_schema=False, response_class=Response)(self.page)
-        get("/metrics", responses=openapi.METRICS, response_class=Response)(self.metrics)
-
-    async def server(self) -> ServerMetadata:
-        """What this server is."""
-        return ServerMetadata(name="casewise", version=__version__, extensions=["binary_tensor_data"])
 
     async def page(self) -> Response:
         """A form to try an image and what can be asked here, as a page that loads nothing from elsewhere."""
@@ -186,59 +157,30 @@ class _Service:
         text = openapi.page(self.app, self.name, self.deployment, self._promise(), tuple(said))
         return Response(text, media_type="text/html; charset=utf-8")
 
-    async def live(self) -> Live:
+    async def live(self) -> dict[str, bool]:
         """The process answers."""
-        return Live(live=True)
+        return {"live": True}
 
-    async def ready(self) -> Ready:
-        """Requests are taken in; 503 while shutting down."""
+    async def ready(self) -> dict[str, bool | int]:
+        """The model is loaded and requests are accepted: places, and how many are taken; 503 while shutting down."""
         if not self.lane.open:
             raise HTTPException(503, "the service is shutting down")
-        return Ready(ready=True)
+        return {"ready": True, "places": self.lane.places, "taken": self.lane.taken}
 
-    async def model_ready(self, model: str) -> Ready:
-        """The model is loaded."""
-        self._check_name(model)
-        return await self.ready()
-
-    async def metadata(self, model: str) -> ModelMetadata:
-        """Inputs, outputs, policy, certificate and the monitor's state."""
-        self._check_name(model)
+    async def model(self) -> ModelDescription:
+        """The model, its policy, certificate and monitor."""
         backbone, policy = self.deployment.backbone, self.deployment.policy
-        channels = backbone.expects.channels or -1
-        space = [-1] * (2 if getattr(backbone, "dimensions", 2) == 2 and backbone.ending is None else 3)
-        kind = datatype_of(backbone)
-        return ModelMetadata(
+        return ModelDescription(
             name=self.name,
-            versions=[VERSION],
-            platform="casewise",
-            inputs=[TensorKind(name="image", datatype="FP32", shape=[channels, *space])],
-            outputs=[TensorKind(name=name, datatype=kind, shape=space) for name in ("mask", "source")],
-            parameters={
-                "fingerprint": backbone.fingerprint,
-                "labels": {str(value): name for value, name in backbone.labels.items()},
-                "policy": policy.name,
-                "calibration_id": policy.calibration_id,
-                "warnings": [*self.deployment.warnings, *self._drift()],
-                "certificate": self._promise(),
-                "monitor": self.deployment.monitor,
-            },
+            fingerprint=backbone.fingerprint,
+            channels=backbone.expects.channels,
+            labels={str(value): name for value, name in backbone.labels.items()},
+            policy=policy.name,
+            calibration_id=policy.calibration_id,
+            warnings=[*self.deployment.warnings, *self._drift()],
+            certificate=self._promise(),
+            monitor=self.deployment.monitor,
         )
-
-    async def infer(self, model: str, request: Request) -> Response:
-        """Segment one image: tensors in, mask and decision out."""
-        self._check_name(model)
-        length = request.headers.get(HEADER)
-
-        def job(body: bytes, deadline: float | None) -> Response:
-            asked = parsed(body, length, max_json_bytes=self.settings.max_json_bytes)
-            answer = self._answered(asked.case, deadline)
-            facts = facts_of(answer, self._promise())
-            kind = datatype_of(self.deployment.backbone)
-            content, headers = encoded(asked, answer, facts, model=self.name, datatype=kind)
-            return Response(content, headers=headers)
-
-        return await self._on_lane(request, job)
 
     async def segment(
         self,
@@ -262,17 +204,7 @@ class _Service:
 
         return await self._on_lane(request, job)
 
-    async def metrics(self) -> Response:
-        """Prometheus text."""
-        gauges = {
-            "casewise_places_taken": self.lane.taken,
-            "casewise_places": self.lane.places,
-            "casewise_monitor_suspended": int(self.deployment.suspended),
-            "casewise_quota_alarm": int(self.quota.alarm is not None),
-        }
-        return Response(self.numbers.text(gauges), media_type=TEXT)
-
-    def _drawn(self, case: Case, found: Answer) -> bytes | None:
+    def _drawn(self, case: Case, found: CaseResult) -> bytes | None:
         """The picture for a person; one that cannot be drawn never costs the mask."""
         names, background = self.deployment.backbone.labels, self.deployment.adaptation.foreground
         try:
@@ -280,14 +212,8 @@ class _Service:
         except (CasewiseError, ValueError, IndexError):
             return None
 
-    def _check_name(self, model: str) -> None:
-        if model != self.name:
-            raise HTTPException(404, f"the model here is called {self.name!r}")
-
-    def _answered(self, case: Any, deadline: float | None) -> Answer:
-        answer = self.deployment.segment(case, deadline=deadline)
-        self.numbers.count("casewise_cases_total", action=answer.decision.action.value, status=answer.status)
-        self.numbers.case_took(answer.seconds)
+    def _answered(self, case: Any, deadline: float | None) -> CaseResult:
+        answer = self.deployment.predict(case, deadline=deadline)
         self.quota.seen(answer.decision)
         return replace(answer, notes=(*answer.notes, *self._drift()))
 
@@ -321,7 +247,7 @@ def _file(content: bytes, media_type: str, facts: dict[str, Any], answer: str, d
     if answer == "file":
         return Response(content, media_type=media_type, headers={FACTS: json_text(facts)})
     picture = None if drawn is None else base64.b64encode(drawn).decode()
-    plain = Segmented(mask=base64.b64encode(content).decode(), media_type=media_type, facts=facts, preview=picture)
+    plain = SegmentReply(mask=base64.b64encode(content).decode(), media_type=media_type, facts=facts, preview=picture)
     return Response(plain.model_dump_json(), media_type="application/json")
 
 

@@ -1,20 +1,17 @@
-"""What a reviewer can look at: a folder's cases with the masks that are there, whatever kind of folder it is.
+"""Cases that a reviewer can look at: their order, the regions of an edit, and slices as PNGs.
 
-Cases come worst first, without a label: no output, M0 after a failure, flagged cases, then by quality, else by risk.
-The regions of an edit are listed with size, kind of change, entropy drop, share deployed and place. Raw labels are
-compared, as the region gate does (L1), so a change of class is listed too.
-
-Slices as PNGs: an image windowed to 8 bits, and three masks in the three channels of one picture.
+Cases come worst first, without a label: no output, M0 after a failure, flagged cases, then by the lower bound of the
+estimated quality, else by the size of the edit. Regions compare raw labels, as the region gate does (L1), so a change
+of class is listed too.
 """
 
 from __future__ import annotations
 
 import io
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +19,10 @@ from PIL import Image
 
 from casewise.core.durable import file_sha256
 from casewise.core.errors import BadInput, Mismatch
-from casewise.core.records import Mask, Signals
+from casewise.core.records import Mask
 from casewise.data import nifti, pictures
 from casewise.data.folders import CaseFiles, list_cases
 from casewise.judge.controllers.region_gate import gate_regions
-from casewise.render.masks import Classes
 
 
 @dataclass(frozen=True)
@@ -41,22 +37,17 @@ class ReviewCase:
     reason: str = ""
     error: str = ""
     warnings: tuple[str, ...] = ()
-    coordinate: str | None = None
-    value: float | None = None
-    cut_low: float | None = None
-    cut_high: float | None = None
-    states: tuple[str, ...] = ()  # adapted states whose masks are there, "1", "2~0.5", "tent:1", "deployed"
-    adapted: str | None = None  # the one that is shown first: what is deployed, else the deepest plain one
-    signals: Signals = field(default_factory=dict)  # of the adapted state
+    states: Mapping[str, str] = field(default_factory=dict)  # names of adapted masks that are there, by state
+    adapted: str | None = None  # the state that is shown first: the deployed one, else the last
+    edit: float | None = None  # voxels that it changes, by M0's foreground
     inputs: Mapping[str, str] = field(default_factory=dict)  # sha256 of each image file by name
-    has_deployed: bool = False
     flagged: bool = False  # by the policy: a person should look
     quality: float | None = None  # estimate of the deployed mask's metric, without a label
     quality_low: float | None = None  # lower bound of it
 
     @property
     def has_masks(self) -> bool:
-        """Whether there is anything to look at."""
+        """True if there is anything to look at."""
         return self.status != "failed"
 
 
@@ -66,58 +57,8 @@ class Masks:
 
     source: Mask
     adapted: Mask | None
-    deployed: Mask | None
+    deployed: Mask
     spacing_mm: tuple[float, ...] | None  # one for each axis
-
-
-class Reviewable(Protocol):
-    """A prediction folder or an archive."""
-
-    @property
-    def path(self) -> Path:
-        """The folder."""
-        ...
-
-    @property
-    def kind(self) -> str:
-        """What to call it on the page."""
-        ...
-
-    @property
-    def min_area(self) -> int:
-        """Voxels that a region needs to count (B4)."""
-        ...
-
-    @property
-    def classes(self) -> Classes:
-        """What the masks hold, and whether label 0 is background."""
-        ...
-
-    @property
-    def cases(self) -> Mapping[str, ReviewCase]:
-        """Every case by id."""
-        ...
-
-    @property
-    def audit(self) -> Path | None:
-        """The audit log that also gets every decision; None where reviews.jsonl is the only log."""
-        ...
-
-    def about(self, case_id: str) -> str:
-        """:attr:`ReviewCase.about` as it is on disk now."""
-        ...
-
-    def masks(self, case_id: str, state: str | None) -> Masks:
-        """The masks, with ``state`` as the adapted one."""
-        ...
-
-    def drops(self, case_id: str, state: str) -> Mapping[int, float] | Mask | None:
-        """Entropy drops of the adapted state: by region number, or of every voxel; None where unknown (L2)."""
-        ...
-
-    def overlay(self, case_id: str) -> Path | None:
-        """A picture that prediction drew."""
-        ...
 
 
 DEPLOYED = "deployed"
@@ -140,85 +81,31 @@ def shown_first(states: tuple[str, ...]) -> str | None:
     return max(plain or own, key=state_order, default=None)
 
 
-def number_or_none(value: Any) -> float | None:
-    """A float of a JSON number; None for everything else, booleans too."""
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-TIERS = {"failed": 0, "fallback": 1}
-RANKED = ("delta_foreground", "delta", "regions")
-"""Signals to rank by, the first that every case has: shares before counts, so that image size does not decide (S4)."""
-
-
-def position(case: ReviewCase) -> float | None:
-    r"""Where the routing value lies between the policy's cut-points: 0 at cut_low, 1 and more is rolled back (E6).
-
-    .. math:: r = (u - c_{low}) / (c_{high} - c_{low})
-    """
-    if case.value is None or case.cut_low is None or case.cut_high is None or case.cut_high <= case.cut_low:
-        return None
-    return (case.value - case.cut_low) / (case.cut_high - case.cut_low)
-
-
-def risks(cases: Iterable[ReviewCase]) -> dict[str, float | None]:
-    """A number by case id, higher is riskier; None where nothing was measured.
-
-    One minus the lower bound of the quality where every case with a mask has one. Else the position between the
-    cut-points where every measured case has one, so that groups with cut-points of their own compare; else
-    the share of the cohort whose edit is smaller.
-    """
-    cases = list(cases)
-    if cases and all(case.quality_low is not None for case in cases if case.status not in TIERS):
-        return {case.id: None if case.quality_low is None else 1 - case.quality_low for case in cases}
-    measured = [case for case in cases if case.signals]
-    places = {case.id: position(case) for case in measured}
-    if measured and all(place is not None for place in places.values()):
-        return {case.id: places.get(case.id) for case in cases}
-    return {case.id: rank for case, rank in zip(cases, _ranks(cases), strict=True)}
-
-
 def worst_first(cases: Mapping[str, ReviewCase]) -> list[str]:
-    """Case ids in the order in which a person should look at them."""
-    found = risks(cases.values())
+    """Return case ids in the order in which a person should look at them."""
+    tiers = {"failed": 0, "fallback": 1}
+    estimated = any(case.quality_low is not None for case in cases.values())
 
-    def key(case_id: str) -> tuple[int, bool, float, str]:
-        risk = found[case_id]
-        tier = TIERS.get(cases[case_id].status, 2 if cases[case_id].flagged else 3)
-        return tier, risk is None, -(risk or 0.0), case_id
+    def key(case_id: str) -> tuple[int, float, str]:
+        case = cases[case_id]
+        low = -1.0 if case.quality_low is None else case.quality_low  # an unknown quality comes first
+        return tiers.get(case.status, 2 if case.flagged else 3), low if estimated else -(case.edit or 0.0), case_id
 
     return sorted(cases, key=key)
 
 
-def _ranks(cases: list[ReviewCase]) -> list[float | None]:
-    for name in RANKED:
-        values = [case.signals.get(name) for case in cases]
-        if all(value is not None for value, case in zip(values, cases, strict=True) if case.signals) and any(
-            value is not None for value in values
-        ):
-            break
-    known = sorted(value for value in values if value is not None)
-    return [None if value is None else bisect_left(known, value) / len(known) for value in values]
-
-
 LISTED = 200
 
-Drops = Mapping[int, float] | NDArray[Any] | None
-"""Entropy of M0 minus entropy of the adapted mask: by region number, or of every voxel."""
 
-
-def listed_regions(masks: Masks, *, min_area: int, drops: Drops = None) -> dict[str, Any]:
-    """Regions of M0 against adapted: those that became less sure first where that is known, else the largest first."""
+def listed_regions(masks: Masks, *, min_area: int) -> dict[str, Any]:
+    """List the regions where M0 and the adapted mask differ, the largest first."""
     if masks.adapted is None:
         return {"area": 0, "total": 0, "crumbs": 0, "regions": []}
     found = gate_regions(masks.source, masks.adapted, min_area=min_area)
     order = np.argsort(found.number, kind="stable")
     groups = np.split(found.voxels[order], np.cumsum(found.sizes)[:-1]) if found.area else []
-    kept = np.flatnonzero(found.kept)
-    rows = [
-        _row(number, groups[component], masks, found.area, _drop(drops, number, groups[component]))
-        for number, component in enumerate(kept)
-    ]
-    rows.sort(key=lambda row: (row["drop"] is None, row["drop"] or 0.0, -row["voxels"]))
+    rows = [_row(number, groups[component], masks) for number, component in enumerate(np.flatnonzero(found.kept))]
+    rows.sort(key=lambda row: -row["voxels"])
     return {
         "area": found.area,
         "total": len(rows),
@@ -227,43 +114,27 @@ def listed_regions(masks: Masks, *, min_area: int, drops: Drops = None) -> dict[
     }
 
 
-def _drop(drops: Drops, number: int, voxels: NDArray[np.int64]) -> float | None:
-    if drops is None:
-        return None
-    if isinstance(drops, Mapping):
-        return drops.get(number)
-    mean = float(np.mean(drops.reshape(-1)[voxels]))
-    return mean if np.isfinite(mean) else None
-
-
-def _row(number: int, voxels: NDArray[np.int64], masks: Masks, area: int, drop: float | None) -> dict[str, Any]:
+def _row(number: int, voxels: NDArray[np.int64], masks: Masks) -> dict[str, Any]:
     assert masks.adapted is not None
     source, adapted = masks.source.reshape(-1)[voxels], masks.adapted.reshape(-1)[voxels]
     places = np.unravel_index(voxels, masks.source.shape)
     return {
         "number": number,
         "voxels": len(voxels),
-        "share": len(voxels) / area,
         "added": int(((source == 0) & (adapted != 0)).sum()),
         "removed": int(((source != 0) & (adapted == 0)).sum()),
         "relabeled": int(((source != 0) & (adapted != 0)).sum()),
-        "drop": drop,
-        "deployed": _deployed(masks.deployed, voxels, adapted),
+        "deployed": float((masks.deployed.reshape(-1)[voxels] == adapted).mean()),
         "box": [[int(axis.min()), int(axis.max())] for axis in places],
         "at": [int(np.bincount(axis).argmax()) for axis in places],  # the slice of each axis that shows most of it
     }
-
-
-def _deployed(deployed: Mask | None, voxels: NDArray[np.int64], adapted: NDArray[Any]) -> float | None:
-    """The share of the region that is deployed; None where nothing was decided."""
-    return None if deployed is None else float((deployed.reshape(-1)[voxels] == adapted).mean())
 
 
 def changes_by_slice(masks: Masks) -> list[list[int]]:
     """For each axis, how many voxels of each slice changed; M0's foreground where nothing did."""
     adapted = masks.source if masks.adapted is None else masks.adapted
     changed = masks.source != adapted
-    if not changed.any() and masks.deployed is not None:
+    if not changed.any():
         changed = masks.source != masks.deployed
     weight = changed if changed.any() else masks.source > 0
     axes = range(weight.ndim)
@@ -341,10 +212,9 @@ def windowed(voxels: NDArray[Any], window: str, masks: Masks) -> Pixels:
 
 def _box(masks: Masks) -> tuple[slice, ...]:
     """The box around the foreground of every mask with a margin; everything where there is no foreground."""
-    present = masks.source > 0
-    for mask in (masks.adapted, masks.deployed):
-        if mask is not None:
-            present = present | (mask > 0)
+    present = (masks.source > 0) | (masks.deployed > 0)
+    if masks.adapted is not None:
+        present = present | (masks.adapted > 0)
     if not present.any():
         return tuple(slice(None) for _ in present.shape)
     found = []
@@ -360,8 +230,8 @@ def mask_slice(masks: Masks, where: Where) -> bytes:
     Labels above 255 begin again at 1: colors repeat, boundaries between neighbors stay.
     """
     source = plane(masks.source, where)
-    others = [source if mask is None else plane(mask, where) for mask in (masks.adapted, masks.deployed)]
-    return png(np.stack([_bytes(mask) for mask in (source, *others)], axis=-1))
+    adapted = source if masks.adapted is None else plane(masks.adapted, where)
+    return png(np.stack([_bytes(mask) for mask in (source, adapted, plane(masks.deployed, where))], axis=-1))
 
 
 def _bytes(mask: Mask) -> Pixels:

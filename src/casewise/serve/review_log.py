@@ -1,9 +1,9 @@
-"""Decisions of reviewers: appended to reviews.jsonl and to the audit log, never edited; the last one of a case counts.
+"""Decisions of reviewers: appended to reviews.jsonl, never edited; the last one of a case counts.
 
-Both files are hash chains (:mod:`casewise.core.chain`). ``casewise calibrate --reviews`` reads reviews.jsonl.
+The file is a hash chain (:mod:`casewise.core.chain`). ``casewise calibrate --reviews`` reads it.
 
-:func:`apply_reviews` puts the decisions into effect: the mask that was chosen for each case, copied, with a log of why.
-The prediction folder stays as it is. A review about another output than the one that lies there decides nothing.
+:func:`apply_reviews` copies the mask that was chosen for each case, with a log of why. The prediction folder is not
+changed. A review about another output than the one that is there now decides nothing.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from __future__ import annotations
 import csv
 import io
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from casewise.core.brief import counted
 from casewise.core.chain import Chain
-from casewise.core.durable import file_sha256, held, replacing
+from casewise.core.durable import TEMPORARY, file_lock, file_sha256, replacing
 from casewise.core.errors import BadInput, CasewiseError, Refused
 from casewise.core.formats import csv_cell
-from casewise.core.predicted import REVIEW, REVIEW_SET_ASIDE
+from casewise.core.prediction_record import REVIEW
 from casewise.core.records import check_case_id
-from casewise.run.prediction_folder import half_review, review_facts, review_problems
+from casewise.core.text import pluralize
+from casewise.run.prediction_folder import COPIES, review_problems
 from casewise.serve.review_cases import DEPLOYED
 from casewise.serve.review_sources import Predictions
 
 REVIEWS = "reviews.jsonl"
 LOCK = ".reviews.lock"
-DECISIONS = ("keep-m0", "keep-adapted", "flag")
+DECISIONS = ("keep-m0", "keep-adapted", "both-wrong", "flag")
+NEEDS_NO_MASK = ("both-wrong", "flag")
 NAME_LENGTH, NOTE_LENGTH = 100, 500
 
 
@@ -39,7 +39,7 @@ class Review:
     """One decision of one person about one output."""
 
     case: str
-    decision: str  # keep-m0, keep-adapted or flag
+    decision: str  # one of DECISIONS
     reviewer: str
     about: str  # sha256 of what was looked at
     adapted: str | None = None  # the adapted state that was looked at; None where its mask was not there
@@ -63,18 +63,16 @@ class Overtaken(Refused):
 
 @dataclass(frozen=True)
 class ReviewLog:
-    """reviews.jsonl of a folder, and the audit log that gets the same lines."""
+    """reviews.jsonl of a folder."""
 
     path: Path
-    audit: Path | None = None
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with the chains; empty where every line follows from the one before."""
-        paths = [path for path in (self.path, self.audit) if path is not None]
-        problems = [problem for path in paths for problem in Chain(path).problems]
+        """What is wrong with the log; empty where every line follows from the one before."""
         strange = sum(not _is_review(line) for line in self._events())
-        return [*problems, *([f"{self.path.name} holds {counted(strange, 'line')} of no review"] if strange else [])]
+        foreign = [f"{self.path.name} holds {pluralize(strange, 'line')} of no review"] if strange else []
+        return [*Chain(self.path).problems, *foreign]
 
     def check(self) -> None:
         """Refuse to append to a file that is something else."""
@@ -83,58 +81,25 @@ class ReviewLog:
                 raise BadInput(f"{problem}; move the file away, or restore it, before reviewing")
 
     def append(self, review: Review, *, seen: str | None = None) -> None:
-        """Write one decision, durably: the audit log first, then the reviews.
+        """Write one decision, durably.
 
-        ``seen`` is the hash of the decision that the reviewer saw, "" where she saw none: refused where another one
-        was written since, unless it says the same, as one that was sent twice does.
+        Args:
+            review: The decision.
+            seen: Hash of the decision that the reviewer saw, "" where there was none. If another one was written since,
+                the new one is refused, unless both say the same. None checks nothing.
+
+        Raises:
+            Overtaken: If somebody decided the case meanwhile.
         """
-        with self._alone():
+        with file_lock(self.path.with_name(LOCK)):  # from reading the last decision to writing the next one
             last = self.latest().get(review.case, {})
             if seen is None or last.get("hash", "") == seen:
-                self._write(REVIEW, asdict(review))
+                Chain(self.path).append(REVIEW, asdict(review))
             elif any(last.get(name) != value for name, value in asdict(review).items()):
                 raise Overtaken(
                     f"{last.get('reviewer', 'somebody')} decided {last.get('decision', 'that it is open')} for case "
                     f"{review.case} since you opened it; nothing was written. Decide again to overrule that"
                 )
-
-    def settle(self) -> list[str]:
-        """Set aside a review that only the audit log holds, and say so; else say what is wrong with the logs.
-
-        A process that is killed between the two logs leaves such a line, but anybody could have added it. So it decides
-        nothing and is not lost: it stays where it is, both logs say what it said, and its case is open until a person
-        decides it again.
-        """
-        if self.audit is None:
-            return []
-        folder = self.path.parent
-        if half_review(folder) is None:
-            return review_problems(folder)  # without the lock: a folder that may only be read can be looked at
-        with self._alone():
-            half = half_review(folder)
-            if half is None:  # another process was writing it just then
-                return review_problems(folder)
-            facts = {"case": half.get("case"), "line": half["hash"], "review": review_facts(half)}
-            self._write(REVIEW_SET_ASIDE, facts)
-        said = f"{half.get('reviewer')} decided {half.get('decision')} for case {half.get('case')} ({half.get('time')})"
-        return [
-            f"{said}, but only {self.audit.name} holds it: the page was killed while it wrote, or the line was added. "
-            "It is set aside; decide the case again"
-        ]
-
-    def _write(self, event: str, facts: Mapping[str, Any]) -> None:
-        for path in (self.audit, self.path):
-            if path is not None:
-                Chain(path).append(event, facts)
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """The logs under one lock, from reading the last word to writing the next: no page overrules one unseen.
-
-        A word on its way from one log to the other is not taken for half a one, either.
-        """
-        with held(self.path.with_name(LOCK), wait=True):
-            yield
 
     def lines(self) -> list[dict[str, Any]]:
         """Every decision, oldest first; a line that is none decides nothing."""
@@ -144,20 +109,8 @@ class ReviewLog:
         return [line for line in Chain(self.path).lines() if line.get("event") == REVIEW]
 
     def latest(self) -> dict[str, dict[str, Any]]:
-        """The last decision of each case; none of a case that is open again."""
-        return {case: line for case, line in self._last().items() if line["event"] == REVIEW}
-
-    def reopened(self) -> frozenset[str]:
-        """Cases of which a review was set aside, and that nobody decided since."""
-        return frozenset(case for case, line in self._last().items() if line["event"] == REVIEW_SET_ASIDE)
-
-    def _last(self) -> dict[str, dict[str, Any]]:
-        lines = Chain(self.path).lines()
-        return {
-            str(line.get("case")): line
-            for line in lines
-            if line.get("event") == REVIEW_SET_ASIDE or (line.get("event") == REVIEW and _is_review(line))
-        }
+        """The last decision of each case."""
+        return {str(line["case"]): line for line in self.lines()}
 
 
 def _is_review(line: Mapping[str, Any]) -> bool:
@@ -170,8 +123,8 @@ def _is_review(line: Mapping[str, Any]) -> bool:
 
 
 COLUMNS = (
-    "case", "decision", "reviewer", "time", "current", "note", "adapted", "group", "status", "action", "coordinate",
-    "value", "risk", "about",
+    "case", "decision", "reviewer", "time", "current", "note", "adapted", "group", "status", "action", "quality_low",
+    "about",
 )  # fmt: skip
 
 
@@ -184,7 +137,8 @@ def as_csv(rows: Iterable[Mapping[str, Any]]) -> str:
     return buffer.getvalue()
 
 
-APPLIED = "applied.jsonl"
+APPLIED, STARTED, FINISHED = COPIES[1]
+_LOCK = ".applying"
 
 
 @dataclass(frozen=True)
@@ -202,44 +156,69 @@ class Applied:
 
 
 def apply_reviews(folder: Path, out: Path) -> list[Applied]:
-    """Write the chosen mask of every case into ``out`` (a new folder) and a hash-chained log beside them."""
+    """Write the chosen mask of every case into ``out`` and a hash-chained log beside them.
+
+    Args:
+        folder: What ``casewise predict`` wrote, with its reviews.
+        out: A new or empty folder, or one that an earlier run of this function did not finish: that run's files are
+            replaced.
+
+    Returns:
+        What became of each case.
+
+    Raises:
+        Refused: If ``out`` holds anything else, another process writes into it, or the reviews cannot be trusted.
+    """
     if (folder / "manifest.json").is_file():
         raise BadInput(f"{folder} is an archive and holds no mask files; apply reviews to what casewise predict wrote")
     predicted = Predictions(folder)
-    _check_empty(out)
-    log = ReviewLog(folder / REVIEWS, predicted.audit)
-    problems = [*log.problems, *review_problems(folder)]
-    if problems:
-        raise Refused(f"the reviews cannot be trusted: {problems[0]}; run casewise verify {folder}")
-    latest, reopened, lines = log.latest(), log.reopened(), log.lines()
-    _take(out)
-    found = [Applied(case_id, "none", "its entry is gone; predict it again", open=True) for case_id in predicted.lost]
-    for one in found:
-        Chain(out / APPLIED).append("applied", asdict(one))
-    for case_id in predicted.cases:
-        try:
-            one = _applied(predicted, case_id, latest.get(case_id), out, reopened=case_id in reopened)
-            one = replace(one, overruled=_overruled(lines, latest.get(case_id)))
-        except CasewiseError as error:  # one bad case costs no other its mask
-            one = Applied(case_id, "none", str(error), open=True)
-        Chain(out / APPLIED).append("applied", asdict(one))
-        found.append(one)
+    names = [predicted.file_of(one, "deployed").name for one, case in predicted.cases.items() if case.has_masks]
+    _check_free(out, names)
+    log = ReviewLog(folder / REVIEWS)
+    if problems := [*log.problems, *review_problems(folder)]:
+        raise Refused(f"the reviews cannot be trusted: {problems[0]}; run casewise inspect {folder}")
+    with file_lock(out / _LOCK, wait=False) as own:
+        if own is None:
+            raise Refused(f"{out} is being written by another process; wait for it, or choose another folder")
+        _check_free(out, names)
+        for path in (path for path in out.iterdir() if path.name != _LOCK):
+            path.unlink()  # of a run that was killed
+        found = _apply_all(predicted, out, names, log)
+        (out / _LOCK).unlink(missing_ok=True)
     return found
 
 
-def _check_empty(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise Refused(f"{out} is not empty; masks that a person chose go into a folder of their own")
+def _apply_all(predicted: Predictions, out: Path, names: list[str], reviews: ReviewLog) -> list[Applied]:
+    latest, lines = reviews.latest(), reviews.lines()
+    log = Chain(out / APPLIED)
+    log.append(STARTED, {"files": names})
+    found = [Applied(case_id, "none", "its entry is gone; predict it again", open=True) for case_id in predicted.lost]
+    for one in found:
+        log.append("applied", asdict(one))
+    for case_id in predicted.cases:
+        try:
+            one = _applied(predicted, case_id, latest.get(case_id), out)
+            one = replace(one, overruled=_overruled(lines, latest.get(case_id)))
+        except CasewiseError as error:  # one bad case costs no other its mask
+            one = Applied(case_id, "none", str(error), open=True)
+        log.append("applied", asdict(one))
+        found.append(one)
+    log.append(FINISHED, {"cases": len(found)})
+    return found
 
 
-def _take(out: Path) -> None:
-    """The folder for this process alone: of several that found it empty, one begins the log and the others stop."""
-    out.mkdir(parents=True, exist_ok=True)
-    _check_empty(out)
-    try:
-        (out / APPLIED).open("x").close()
-    except FileExistsError:
-        raise Refused(f"{out} is being written by another process; wait for it, or choose another folder") from None
+def _check_free(out: Path, names: Iterable[str]) -> None:
+    """Refuse a folder with anything in it, except what an earlier run left that did not finish."""
+    there = [path.name for path in out.iterdir()] if out.is_dir() else []
+    if out.exists() and not out.is_dir():
+        raise Refused(f"{out} is not a folder; masks that a person chose go into a folder of their own")
+    begun, ended = Chain(out / APPLIED).since(STARTED, FINISHED)
+    own = {APPLIED, _LOCK, *names} if begun and not ended else {_LOCK}
+    if not Chain(out / APPLIED).lines():
+        own.add(APPLIED)  # empty or half a line: it was killed while it began
+    foreign = [name for name in there if name not in own and not name.startswith(TEMPORARY)]
+    if foreign:
+        raise Refused(f"{out} is not empty ({foreign[0]}); masks that a person chose go into a folder of their own")
 
 
 def _overruled(lines: Iterable[Mapping[str, Any]], last: Mapping[str, Any] | None) -> str:
@@ -251,19 +230,17 @@ def _overruled(lines: Iterable[Mapping[str, Any]], last: Mapping[str, Any] | Non
     return ", ".join(f"{who} {what}" for who, what in said.items() if what != last["decision"])
 
 
-def _applied(
-    predicted: Predictions, case_id: str, line: dict[str, object] | None, out: Path, *, reopened: bool
-) -> Applied:
+def _applied(predicted: Predictions, case_id: str, line: dict[str, object] | None, out: Path) -> Applied:
     case = predicted.cases[case_id]
     if not case.has_masks:
         return Applied(case_id, "none", f"there is no output: {case.error}", open=True)
     reviewer = str((line or {}).get("reviewer") or "")
-    if reopened:
-        taken, why, undecided = "deployed", "a review that only one log held was set aside; decide again", True
-    elif line is None:
+    if line is None:
         taken, why, undecided = "deployed", "nobody reviewed it", case.flagged
     elif line.get("about") != case.about:
         taken, why, undecided = "deployed", "the review is about another output; look at this one", True
+    elif line["decision"] == "both-wrong":
+        return Applied(case_id, "none", f"{reviewer} finds both masks wrong: contour it again", reviewer, open=True)
     elif line["decision"] == "flag":
         taken, why, undecided = "deployed", f"{reviewer} flagged it", True
     elif line["decision"] == "keep-m0":

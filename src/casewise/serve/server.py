@@ -13,7 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from casewise.deployment import Deployment
-from casewise.serve.access import LOOPBACK_NAMES, Settings
+from casewise.serve.access import LOOPBACK_NAMES, ServiceSettings
 from casewise.serve.app import create_app
 
 TOKEN = "CASEWISE_TOKEN"
@@ -30,14 +30,14 @@ def token_for(host: str, environment: Mapping[str, str]) -> tuple[str | None, bo
     return secrets.token_urlsafe(32), True
 
 
-def run(deployment: Deployment, settings: Settings) -> None:
+def run(deployment: Deployment, settings: ServiceSettings) -> None:
     """Serve until SIGINT or SIGTERM, then until the last accepted request is answered; for the main thread."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # uvicorn raises the signal again once it is done: that is no failure
     server(deployment, settings).run()
 
 
-def server(deployment: Deployment, settings: Settings) -> uvicorn.Server:
+def server(deployment: Deployment, settings: ServiceSettings) -> uvicorn.Server:
     """A uvicorn server; ``run()`` blocks until SIGINT or SIGTERM and then until the last accepted request is done."""
     return uvicorn.Server(
         uvicorn.Config(

@@ -1,18 +1,10 @@
-"""Was it wise?  ``study.py`` holds what every analysis reads; ``analyses/`` is one file per analysis; no torch.
+"""Studies: what each method would have deployed, and what that gained and cost. No torch.
 
-**What goes into an analysis.** A :class:`casewise.study.study.Study`. Its ``outcomes``: one row per (case, step,
-shrink). Its ``methods``: ``{name: deployed frame}`` in the order of the tables, each one row per case. Its ``router``:
-the deployed frame of the policy (with buckets where it is a router). Its ``arms``: ``{"low": frame, "mid": frame,
-"hard": frame}``, the deployed frames had *every* case gone to that bucket.
+``study.py`` holds what every analysis reads. ``analyses/`` has one file for each analysis. An analysis takes a
+:class:`casewise.study.study.Study` and returns a :class:`casewise.study.finding.Section`: sentences, tables, pictures,
+and the findings (tidy tables at full precision) behind them. Undefined numbers are NaN, with the ``n`` and ``reason``
+of their row. Shares are in [0, 1]. docs/reference/study-results.md has the conventions.
 
-**What comes out.** A :class:`casewise.study.finding.Section` with tables, pictures and sentences, and behind it
-:class:`casewise.study.finding.Finding` records: ``name`` (stable key), ``table`` (tidy DataFrame), ``n`` (cases that it
-rests on), ``made`` (options, seed, proof of the random stream), ``notes`` (sentences), ``reason`` (why it is
-undefined). Undefined numbers are NaN, with the ``n`` and the ``reason`` of their row; what was not run is not in the
-table. Shares are in [0, 1], never percent. docs/reference/analyses.md lists the columns of every finding.
-
-**Below the analyses.** ``statistics/`` (resampling by cluster, ranks, paired tests, chance, folds, small models),
-``trajectories.py`` (views of the outcomes), ``assignment.py`` (routers, quotas, arms), ``oracles.py`` (best states,
-which need labels). **Above them.** ``story.py`` (how a report opens), ``inventory.py`` (the paper's tables and
-figures), ``provenance.py`` (where numbers come from), ``audit.py`` (sums that must hold).
+``statistics/``, ``trajectories.py`` and ``assignment.py`` are below the analyses; ``summary_text.py`` (first lines of a
+report) and ``provenance.py`` (archives, policy, seeds, software) are above them. ``benchmark.py`` compares methods.
 """

@@ -1,44 +1,55 @@
-"""May the new masks replace the old ones? Criteria from a small file, each shown at a confidence or not.
+"""May the new masks replace the old ones? Criteria from a small file; each is met, broken or undecided.
 
     {
       "confidence": 0.95,
       "max_mean_drop": 0.005,
-      "max_harmed_share": {"limit": 0.10, "margin": 0.02},
+      "max_harmed_share": {"limit": 0.10, "margin": 0.05},
       "max_ha": 0.20,
       "each_label": {"max_mean_drop": 0.01},
       "labels": {"3": {"max_lost_share": 0.05}},
-      "each_group": {"max_mean_drop": 0.02},
+      "each_group": {"max_mean_drop": {"limit": 0.02, "bounded": true}},
       "groups": {"site B": {"max_harmed_share": {"limit": 0.2, "margin": 0.05}}}
     }
 
-A criterion holds if the one-sided upper bound of its quantity, at the confidence and with one value per patient (the
-mean over the patient's cases), is at most the limit. New masks are accepted if every criterion holds; as all of them
-must, no correction for their number is needed. With ``"confidence": null`` the observed values decide.
+Each patient has one value, the mean over the patient's cases. A criterion is met if the one-sided upper bound of its
+quantity, at the confidence, is at most the limit. It is broken if the lower bound is above the limit, or if the
+observed value is above the limit and there were enough patients to show the contrary. Otherwise so few patients cannot
+decide it. New masks are accepted if every criterion is met; because all of them must be met, their number needs no
+correction. With ``"confidence": null`` the observed values decide.
+
+Student's t says nothing about disasters that are too rare to be in the sample: where one case in forty loses half of
+its Dice, the mean of 30 patients mostly looks perfect. So ``max_mean_drop`` is always tested together with a limit on
+the share of harmed cases: the one in the file, or :data:`COMPANION` where the same scope has none. With
+``"bounded": true`` the mean is bounded without any assumption on its distribution instead, which needs hundreds of
+patients for small limits.
 """
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from heapq import nlargest
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, stats
+from scipy import stats
 
-from casewise.core.brief import UNIT
 from casewise.core.errors import BadInput
 from casewise.core.registry import Registry
-from casewise.judge.certificates.risk_control import clopper_pearson_upper, hoeffding_bentkus
+from casewise.core.text import UNIT, pluralize
+from casewise.judge.certificates.risk_control import ltt_cases, share_bound
 from casewise.measure.changes import Comparison, LabelChange, label_name
-from casewise.study.comparison import GOOD, ComparedCase
+from casewise.study.compared_cohort import GOOD, SIZES, ComparedCase, size_class, size_cuts
 
-FEWEST = 10  # patients below which the bound of a mean difference is not trusted
+FEWEST = 10  # patients below which Student's t is not used for a mean difference
 CONFIDENCE = 0.95
-_SCOPES = ("each_label", "labels", "each_group", "groups")
+COMPANION = (0.1, 0.05)
+"""Limit and margin of the share of harmed cases that ``max_mean_drop`` is tested with where the file gives none."""
+MOST_NAMED = 10  # cases that a check names
+MET, BROKEN, UNDECIDED = "met", "broken", "undecided"
+_SCOPES = ("each_label", "labels", "each_group", "groups", "each_size")
 Floats = NDArray[np.float64]
 
 
@@ -52,6 +63,7 @@ class Quantity:
     margin: float = 0.0
     is_share: bool = True  # in [0, 1], so bounds are exact at any number of patients
     needs_label: bool = True
+    of_measure: bool = False  # of a declared measure; its values come from study/clinical.py
 
 
 def _fell(old: float | None, new: float | None) -> float | None:
@@ -76,6 +88,12 @@ QUANTITIES: Registry[Quantity] = Registry(
     {
         "max_mean_drop": Quantity(
             "mean fall of the metric",
+            lambda case, _: _fell(case.metric_old, case.metric_new),
+            lambda row, _: _fell(row.dice_old, row.dice_new),
+            is_share=False,
+        ),
+        "min_mean_gain": Quantity(
+            "mean fall of the metric (a gain is a negative fall)",
             lambda case, _: _fell(case.metric_old, case.metric_new),
             lambda row, _: _fell(row.dice_old, row.dice_new),
             is_share=False,
@@ -119,6 +137,19 @@ QUANTITIES: Registry[Quantity] = Registry(
             lambda row, margin: float(row.share(row.largest_lost) > margin),
             needs_label=False,
         ),
+        "max_error_rise": Quantity(
+            "mean rise of the error of the measure",
+            lambda *_: None,
+            lambda *_: None,
+            is_share=False,
+            of_measure=True,
+        ),
+        "max_crossed_share": Quantity(
+            "share of patients whose decision was right and is wrong now",
+            lambda *_: None,
+            lambda *_: None,
+            of_measure=True,
+        ),
     },
 )
 """Criteria by the name that the file uses."""
@@ -132,6 +163,7 @@ class Criterion:
     limit: float
     margin: float
     scope: str = "all"  # all, each_label, each_group, "label 3", "group site B"
+    bounded: bool = False  # a mean without any assumption on its distribution
 
 
 @dataclass(frozen=True)
@@ -156,58 +188,68 @@ class Check:
     cases: int
     patients: int
     undefined: int  # cases without a value
-    holds: bool
+    verdict: str  # "met", "broken" or "undecided" (too few patients, or nothing to judge)
     reason: str  # one sentence
+    needed: int | None = None  # patients that might decide it, where these cannot
+    worst: tuple[str, ...] = ()  # cases whose own value is above the limit, the worst first, at most ten
+
+    @property
+    def holds(self) -> bool:
+        """Whether the criterion is met."""
+        return self.verdict == MET
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return asdict(self)
+        return {**asdict(self), "holds": self.holds}
 
 
-def read_acceptance(path: Path) -> Acceptance:
-    """Criteria from a JSON file, or a TOML file of the same keys (Python 3.11 and later)."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} cannot be read ({error}); give a JSON file of criteria") from error
-    try:
-        plain = _toml(path, text) if path.suffix == ".toml" else json.loads(text)
-    except ValueError as error:
-        raise BadInput(f"{path} is not a file of criteria ({error})") from error
-    return acceptance_of(plain)
+def verdict_of(checks: Iterable[Check]) -> str:
+    """The verdict on all criteria: "accepted", "rejected" (one is broken) or "undecided" (none is broken, not all met).
+
+    Args:
+        checks: The result of :func:`checks_of`.
+
+    Returns:
+        ``"accepted"``, ``"rejected"`` or ``"undecided"``.
+    """
+    found = {check.verdict for check in checks}
+    return "rejected" if BROKEN in found else "undecided" if UNDECIDED in found else "accepted"
 
 
-def _toml(path: Path, text: str) -> Any:
-    try:
-        import tomllib
-    except ImportError:
-        raise BadInput(f"{path}: TOML needs Python 3.11; write the same keys as JSON") from None
-    return tomllib.loads(text)
-
-
-def acceptance_of(plain: Any) -> Acceptance:
+def acceptance_of(plain: Any, *, scope: str = "all") -> Acceptance:
     """Criteria from plain JSON; unknown names and numbers that make no sense are refused.
 
-    >>> acceptance_of({"max_ha": 0.2}).criteria[0]
-    Criterion(name='max_ha', limit=0.2, margin=0.0, scope='all')
+    >>> acceptance_of({"max_ha": 0.2}).criteria[0].limit
+    0.2
+    >>> [criterion.name for criterion in acceptance_of({"max_mean_drop": 0.01}).criteria]
+    ['max_mean_drop', 'max_harmed_share']
     """
     if not isinstance(plain, Mapping):
         raise BadInput(f"criteria are a JSON object such as {{'max_mean_drop': 0.005}}, got {type(plain).__name__}")
     confidence = plain.get("confidence", CONFIDENCE)
     if confidence is not None and not (_is_number(confidence) and 0.5 <= confidence < 1):
         raise BadInput(f"confidence is a number from 0.5 to below 1, or null for observed values, got {confidence!r}")
-    criteria = tuple(_criteria(plain))
+    criteria = tuple(_criteria(plain, scope))
     if not criteria:
         raise BadInput(f"there is no criterion; name at least one of {', '.join(QUANTITIES)}")
-    return Acceptance(criteria, confidence)
+    return Acceptance(criteria if confidence is None else (*criteria, *_companions(criteria)), confidence)
 
 
-def _criteria(plain: Mapping[str, Any]) -> Iterator[Criterion]:
+def _companions(criteria: Iterable[Criterion]) -> Iterator[Criterion]:
+    """A limit on the harmed share for every scope that bounds a mean by Student's t and has no such limit."""
+    has = {one.scope for one in criteria if one.name == "max_harmed_share"}
+    for one in criteria:
+        if one.name in ("max_mean_drop", "min_mean_gain") and not one.bounded and one.scope not in has:
+            has.add(one.scope)
+            yield Criterion("max_harmed_share", *COMPANION, one.scope)
+
+
+def _criteria(plain: Mapping[str, Any], scope: str) -> Iterator[Criterion]:
     for name, given in plain.items():
         if name == "confidence":
             continue
         if name not in _SCOPES:
-            yield _criterion(name, given, "all")
+            yield _criterion(name, given, scope)
         elif not isinstance(given, Mapping):
             raise BadInput(f"{name} holds criteria by name, got {given!r}")
         elif name.startswith("each_"):
@@ -222,14 +264,19 @@ def _criteria(plain: Mapping[str, Any]) -> Iterator[Criterion]:
 
 def _criterion(name: str, given: Any, scope: str) -> Criterion:
     quantity = QUANTITIES[name]
-    parts = given if isinstance(given, Mapping) else {"limit": given}
+    parts = dict(given) if isinstance(given, Mapping) else {"limit": given}
+    bounded = parts.pop("bounded", False)
     unknown = set(parts) - {"limit", "margin"}
     if unknown or "limit" not in parts or not all(_is_number(value) for value in parts.values()):
         raise BadInput(f"{name} is a number or {{'limit': ..., 'margin': ...}}, got {given!r}")
+    if not isinstance(bounded, bool) or (bounded and quantity.is_share):
+        raise BadInput(f"'bounded' is true or false, and only for max_mean_drop (shares always are); got {given!r}")
     limit, margin = float(parts["limit"]), float(parts.get("margin", quantity.margin))
     if quantity.is_share and not 0 <= limit <= 1:
         raise BadInput(f"{name} bounds a share, so its limit is from 0 to 1, got {limit}")
-    return Criterion(name, limit, margin, scope)
+    if name == "min_mean_gain":
+        limit = -limit  # a gain of at least 0.01 is a fall of at most -0.01
+    return Criterion(name, limit, margin, scope, bounded)
 
 
 def _is_number(value: Any) -> bool:
@@ -245,16 +292,27 @@ class _Gathered:
         self._kind, _, self._which = scope.partition(" ")
         self.values, self.patients = array("d"), array("q")
         self.undefined = 0
+        self.above: list[tuple[float, str]] = []  # cases above the limit, with their values
 
-    def add(self, case: ComparedCase, patient: int) -> None:
-        if self._kind == "group" and case.group != self._which:
+    def add(self, case: ComparedCase, patient: int, size: str | None = None) -> None:
+        if (self._kind == "group" and case.group != self._which) or (self._kind == "size" and size != self._which):
             return
         for value in _values(self.quantity, self.criterion.margin, case, self._kind, self._which):
-            if value is None or value != value:
-                self.undefined += 1
-            else:
-                self.values.append(value)
-                self.patients.append(patient)
+            self.add_value(value, patient, case.id)
+
+    def add_value(self, value: float | None, patient: int, case_id: str) -> None:
+        if value is None or value != value:
+            self.undefined += 1
+            return
+        self.values.append(value)
+        self.patients.append(patient)
+        if value > self.criterion.limit + 1e-12:
+            self.above = nlargest(MOST_NAMED, [*self.above, (value, case_id)], key=lambda one: one[0])
+
+    @property
+    def alone(self) -> bool:
+        """Whether every patient has one case, so that shares are 0 or 1 by construction."""
+        return len(set(self.patients)) == len(self.patients)
 
     @property
     def means(self) -> Floats:
@@ -274,10 +332,12 @@ def checks_of(
     """
     present: set[int] = set()
     sites: set[str] = set()
+    sizes = array("d")
     for case in cases:
+        sizes.append(case.size)
         present.update(row.label for row in case.found.labels)
         sites.update(() if case.group is None else (case.group,))
-    labels, groups = sorted(present), sorted(sites)
+    labels, groups, cuts = sorted(present), sorted(sites), size_cuts(np.array(sizes))
     called = {f"label {name}": f"label {number}" for number, name in (names or {}).items()}
     shown = {f"label {number}": label_name(number, names or {}) for number in labels}
     gathered: list[_Gathered] = []
@@ -286,48 +346,124 @@ def checks_of(
             scopes = [f"label {number}" for number in labels]
         elif criterion.scope == "each_group":
             scopes = [f"group {name}" for name in groups]
+        elif criterion.scope == "each_size":
+            scopes = [] if cuts is None else [f"size {name}" for name in SIZES]
         else:
             scopes = [called.get(criterion.scope, criterion.scope)]
         gathered += [_Gathered(criterion, scope) for scope in scopes or [criterion.scope]]
     clusters: dict[str, int] = {}
     for at, case in enumerate(cases):
         patient = -1 - at if case.cluster is None else clusters.setdefault(case.cluster, len(clusters))
+        size = None if cuts is None else size_class(case.size, cuts)
         for one in gathered:
-            one.add(case, patient)
+            one.add(case, patient, size)
     checks = [_check(one, acceptance.confidence) for one in gathered]
     return tuple(replace(check, scope=shown.get(check.scope, check.scope)) for check in checks)
+
+
+def check_values(
+    criterion: Criterion,
+    values: Iterable[float],
+    patients: Iterable[int],
+    ids: Iterable[str],
+    confidence: float | None,
+) -> Check:
+    """A criterion on values that were computed elsewhere, such as those of a declared measure; NaN is undefined."""
+    gathered = _Gathered(criterion, criterion.scope)
+    for value, patient, case_id in zip(values, patients, ids, strict=True):
+        gathered.add_value(value, patient, case_id)
+    return _check(gathered, confidence)
 
 
 _NOBODY = {
     "each_group": "no case has a group (name them: --cases TABLE with the columns case and group; or drop each_group)",
     "each_label": "no mask has a label",
+    "each_size": "the cases do not differ in size, or are fewer than six",
 }
 
 
 def _check(gathered: _Gathered, confidence: float | None) -> Check:
     criterion, quantity, means = gathered.criterion, gathered.quantity, gathered.means
-    observed, bound, why = _bounded(means, quantity, confidence)
-    if not means.size and gathered.scope in _NOBODY:
-        why = f"{quantity.says}: {_NOBODY[gathered.scope]}, so it is not shown"
-    decisive = observed if confidence is None else bound
-    holds = decisive is not None and decisive <= criterion.limit + 1e-12
-    if decisive is not None:
-        what = f"observed {observed:.4g}" if confidence is None else f"at most {bound:.4g} at confidence {confidence:g}"
-        why = f"{quantity.says}: {what}, {'within' if holds else 'above'} the limit {criterion.limit:g}"
+    decided = _decided(gathered, means, confidence)
     return Check(
         criterion.name,
         gathered.scope,
         quantity.says,
         criterion.limit,
         criterion.margin,
-        observed,
-        bound,
+        float(means.mean()) if means.size else None,
+        decided.bound,
         len(gathered.values),
         len(means),
         gathered.undefined,
-        holds,
-        why,
+        decided.verdict,
+        f"{quantity.says}: {decided.reason}",
+        decided.needed,
+        tuple(case_id for _, case_id in gathered.above),
     )
+
+
+@dataclass(frozen=True)
+class _Decided:
+    verdict: str
+    reason: str
+    bound: float | None = None
+    needed: int | None = None
+
+
+def _decided(gathered: _Gathered, means: Floats, confidence: float | None) -> _Decided:
+    criterion, quantity = gathered.criterion, gathered.quantity
+    if not means.size:
+        needs = " with a label" if quantity.needs_label else ""
+        nobody = _NOBODY.get(gathered.scope, f"no case{needs} to judge it on")
+        return _Decided(UNDECIDED, f"{nobody}, so it is not shown")
+    value, limit = float(means.mean()), criterion.limit + 1e-12
+    if confidence is None:
+        verdict = MET if value <= limit else BROKEN
+        return _Decided(verdict, f"observed {value:.4g}, {_side(verdict)} the limit {criterion.limit:g}")
+    low, high = _bounds(gathered, means, confidence)
+    needed = _needed(gathered, means, confidence)
+    count = pluralize(means.size, *UNIT)
+    if high is not None and high <= limit:
+        said = f"at most {high:.4g} at confidence {confidence:g}, within the limit {criterion.limit:g}"
+        return _Decided(MET, said, high)
+    if (low is not None and low > limit) or (high is not None and value > limit and means.size >= needed):
+        said = f"observed {value:.4g}, above the limit {criterion.limit:g}"
+        return _Decided(
+            BROKEN, f"{said}; {len(gathered.above)}{'+' * (len(gathered.above) == MOST_NAMED)} cases are", high
+        )
+    most = f"a bound needs at least {FEWEST} {UNIT[1]}, got {means.size}"
+    if high is not None:
+        most = f"observed {value:.4g}, at most {high:.4g} at confidence {confidence:g}, limit {criterion.limit:g}"
+    more = f"; about {needed} are needed" if value <= limit and needed > means.size else ""
+    return _Decided(UNDECIDED, f"{most}: cannot be decided with {count}{more}", high, needed)
+
+
+def _side(verdict: str) -> str:
+    return "within" if verdict == MET else "above"
+
+
+def _bounds(gathered: _Gathered, means: Floats, confidence: float) -> tuple[float | None, float | None]:
+    """One-sided lower and upper bound of the mean over patients, each at the confidence."""
+    if gathered.quantity.is_share:
+        alone = gathered.alone
+        return 1 - share_bound(1 - means, confidence, binary=alone), share_bound(means, confidence, binary=alone)
+    if gathered.criterion.bounded:  # the mean fall is at most the mean of what was lost
+        return None, share_bound(np.clip(means, 0, 1), confidence, binary=False)
+    if means.size < FEWEST:
+        return None, None
+    return -mean_bound(-means, confidence), mean_bound(means, confidence)
+
+
+def _needed(gathered: _Gathered, means: Floats, confidence: float) -> int:
+    """Patients that might show the criterion: without any loss for a share, with this spread for a mean."""
+    limit = gathered.criterion.limit
+    if gathered.quantity.is_share or gathered.criterion.bounded:
+        return ltt_cases(limit, 1 - confidence) if 0 < limit < 1 else 1
+    room = limit - float(means.mean())
+    if room <= 0 or means.size < 2:
+        return FEWEST
+    return max(FEWEST, int(np.ceil((stats.norm.ppf(confidence) * float(means.std(ddof=1)) / room) ** 2)) + 1)
 
 
 def _values(quantity: Quantity, margin: float, case: ComparedCase, kind: str, which: str) -> list[float | None]:
@@ -336,40 +472,6 @@ def _values(quantity: Quantity, margin: float, case: ComparedCase, kind: str, wh
     if kind == "label":
         return [quantity.of_label(row, margin) for row in case.found.labels if str(row.label) == which]
     return [] if kind.startswith("each") else [quantity.of_case(case.found, margin)]
-
-
-def _bounded(means: Floats, quantity: Quantity, confidence: float | None) -> tuple[float | None, float | None, str]:
-    """(observed mean, upper bound, why there is none)."""
-    if not means.size:
-        needs = " with a label" if quantity.needs_label else ""
-        return None, None, f"{quantity.says}: no case{needs} to judge it on, so it is not shown"
-    value = float(means.mean())
-    if confidence is None:
-        return value, None, ""
-    if quantity.is_share:
-        return value, share_bound(means, confidence), ""
-    if means.size < FEWEST:
-        few = f"a bound needs at least {FEWEST} {UNIT[1]}, got {means.size}"
-        why = f"{quantity.says}: {few}, so it is not shown"
-        return value, None, why
-    return value, mean_bound(means, confidence), ""
-
-
-def share_bound(means: Floats, confidence: float) -> float:
-    """Upper bound of the mean of values in [0, 1]: Clopper-Pearson if all are 0 or 1, else Hoeffding-Bentkus.
-
-    >>> round(share_bound(np.zeros(59), 0.95), 3)
-    0.05
-    """
-    if np.isin(means, (0.0, 1.0)).all():
-        return clopper_pearson_upper(int(means.sum()), means.size, confidence)
-    risk, n = float(means.mean()), means.size
-
-    def excess(alpha: float) -> float:
-        return float(hoeffding_bentkus(risk, n, alpha)) - (1 - confidence)
-
-    low, high = min(max(risk, 1e-9), 1 - 1e-9), 1 - 1e-9
-    return 1.0 if excess(high) > 0 else float(optimize.bisect(excess, low, high, xtol=1e-6)) if excess(low) > 0 else low
 
 
 def mean_bound(means: Floats, confidence: float) -> float:

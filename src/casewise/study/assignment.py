@@ -1,8 +1,7 @@
-"""Router, quota and arms: what every assignment of buckets to the same cases would have deployed (J2, D15).
+"""Assignments of cases to the buckets of a router, and what each case gets in a bucket (J2, D15, E12).
 
-Reference rows that NEED LABELS: they bound what a controller could do, and can never be deployed (E12).
-
-An oracle bounds only the quantity that it optimizes; the HA oracle is no bound on Dice.
+Oracles need labels, so they are reference rows and cannot be deployed. An oracle bounds only what it optimizes: the HA
+oracle is no bound on Dice.
 """
 
 from __future__ import annotations
@@ -143,7 +142,7 @@ def _oriented(first: pd.DataFrame, name: str) -> pd.Series:
 
 
 class Assignment:
-    """Router and arms of the same cases in one order."""
+    """A router and its arms, with the cases in one order."""
 
     def __init__(self, arms: Arms, router: pd.DataFrame) -> None:
         self.router = router.sort_values("case", kind="stable").reset_index(drop=True)
@@ -158,14 +157,14 @@ class Assignment:
         self.units = clusters_of(self.router)
 
     def scopes(self, by_group: bool) -> Iterator[tuple[str, Assignment]]:
-        """All cases, and each group by itself."""
+        """All cases, then the cases of each group."""
         yield "all", self
         for name, part in self.router.groupby("group", sort=True) if by_group else ():
             arms = {bucket: arm.loc[part["case"]].reset_index() for bucket, arm in self.arms.items()}
             yield str(name), Assignment(arms, part)
 
     def arm_values(self, quantity: str) -> Floats:
-        """What every case would have got: (case, bucket)."""
+        """The value of every case in every bucket, (case, bucket)."""
         column = QUANTITIES.get(quantity, quantity)
         return np.column_stack([self.arms[name][column].to_numpy(float) for name in BUCKETS])
 
@@ -191,5 +190,5 @@ class Assignment:
         return {name: self.mean(name, assigned) for name in QUANTITIES}
 
     def moments(self, quantity: str) -> ChanceMoments:
-        """What chance gives at the same quota."""
+        """Mean and deviation of random assignments at the same bucket sizes."""
         return chance_moments(self.arm_values(quantity), self.buckets, self.units)

@@ -1,4 +1,4 @@
-"""What an analysis gives: findings (tidy tables at full precision), and the section that shows them to a person."""
+"""The common frame of the analyses: findings (tidy tables at full precision) and the section that shows them."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import pandas as pd
 
 from casewise.core.errors import BadInput
 from casewise.render.ink import Picture
-from casewise.render.tables import Column, Table, rows_of, table
+from casewise.render.tables import Cell, Column, Table, rows_of, table
 
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """The answer of one analysis. NaN in ``table`` means undefined; the row's ``n`` and ``reason`` say why."""
+    """The result of one computation. NaN in ``table`` means undefined; the row's ``n`` and ``reason`` say why."""
 
     name: str  # stable key, such as "deployment.intervals"
     table: pd.DataFrame
-    n: int  # cases that it rests on
-    spec: str  # "H1-H9"
+    n: int  # number of cases
+    spec: str  # items of the specification, such as "H1-H9"
     made: Mapping[str, Any] = field(default_factory=dict)  # options, seed, proof of the random stream, scalar results
     notes: tuple[str, ...] = ()  # sentences for a person
-    reason: str = ""  # why there is nothing; "" when there is something
+    reason: str = ""  # why there is no result; "" if there is one
 
     def row(self, **where: Any) -> pd.Series:
-        """The one row that fits; an error names what was asked for when none or several do."""
+        """Return the one row that matches."""
         chosen = self.table
         for column, value in where.items():
             chosen = chosen[chosen[column] == value]
@@ -35,50 +35,147 @@ class Finding:
         return chosen.iloc[0]
 
     def number(self, column: str, **where: Any) -> float:
-        """One number of the table."""
+        """Return one number of the table."""
         return float(self.row(**where)[column])
 
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """What one analysis says: a sentence or two, tables, pictures, and the findings behind them."""
+    """What one analysis shows: a sentence or two, tables, figures, and the findings behind them."""
 
-    id: str  # the name of the analysis in ANALYSES
+    id: str  # name of the analysis in ANALYSES
     title: str
-    lead: str = ""  # the finding, in a sentence or two
+    lead: str = ""  # the result in a sentence or two
     tables: tuple[Table, ...] = ()
     pictures: tuple[Picture, ...] = ()
     findings: tuple[Finding, ...] = ()  # go to results.json at full precision
     notes: tuple[str, ...] = ()
-    missing: Mapping[str, str] = field(default_factory=dict)  # what was not run, and what it needs
+    missing: Mapping[str, str] = field(default_factory=dict)  # what was not computed, and what it needs
 
 
-def plain_table(id: str, title: str, finding: Finding, *, caption: str = "") -> Table:
-    """Every column of a finding as it is, for analyses whose table needs no shape of its own."""
-    columns = [
-        Column(str(name), str(name).replace("_", " "), text=not pd.api.types.is_numeric_dtype(finding.table[name]))
-        for name in finding.table
-    ]
-    return table(id, title, columns, rows_of(finding.table, columns), caption=caption)
+INTERVAL = ("low", "high")
+_HEADS = (
+    Column("method", "Method", text=True),
+    Column("selector", "Selector", text=True),
+    Column("signal", "Signal", text=True),
+    Column("group", "Group", text=True),
+    Column("scope", "Group", text=True),
+    Column("split", "Group", text=True),
+    Column("bucket", "Bucket", text=True),
+    Column("objective", "Objective", text=True),
+    Column("reason", "Remark", text=True),
+    Column("row", "Row", text=True),
+    Column("n", "cases"),
+    Column("clusters", "patients"),
+    Column("metric", "{metric}"),
+    Column("metric_source", "{metric} of M0"),
+    Column("undefined", "{metric} undefined"),
+    Column("ha", "HA"),
+    Column("ba", "BA"),
+    Column("ratio", "BA / HA", 2),
+    Column("scored", "cases with regions"),
+    Column("ha_within", "HA of cases with regions"),
+    Column("coverage", "share of voxels changed", 6),
+    Column("judged", "judged by HA (%)", 1, percent=True),
+    Column("worse_voxels", "worse voxels"),
+    Column("steps", "steps deployed", 2),
+    Column("executed", "steps executed", 2),
+    Column("rolled_back", "kept M0"),
+    Column("estimate", "difference [95 %]", 4, signed=True, interval=INTERVAL),
+    Column("p_below", "P(< 0)"),
+    Column("separated", "excludes 0"),
+    Column("p_flip", "sign-flip p"),
+    Column("gain", "gain [95 %]", 4, signed=True, interval=INTERVAL),
+    Column("hurt_by_a_point", "hurt by > 0.01"),
+    Column("hurt_patients", "patients hurt by > 0.01"),
+    Column("hurt_bound", "upper 95 % bound (%)", 0, percent=True),
+    Column("captured", "share of the best candidate's gain (%)", 0, percent=True),
+    Column("candidates", "candidates per case", 2),
+    Column("gain_each", "gain per candidate", 4, signed=True),
+    Column("mean_change", "mean change", signed=True),
+    Column("rho", "ρ with HA"),
+    Column("auroc", "AUROC"),
+    Column("cut_low", "cut_low", 6),
+    Column("cut_high", "cut_high", 6),
+    Column("difference", "difference", 6),
+    Column("observed", "observed", 4, interval=INTERVAL),
+    Column("verdict", "Verdict", text=True),
+    Column("name", "Name", text=True),
+    Column("value", "Value", 6, text=True),
+)
+HEADS = {one.key: one for one in _HEADS}
+"""Heading and format of every quantity that several tables show; ``{metric}`` becomes the name of the metric."""
+
+
+def show(
+    id: str,
+    title: str,
+    found: Finding | pd.DataFrame | Sequence[Mapping[str, Cell]],
+    keys: str = "",
+    *,
+    heads: Mapping[str, str | Column] | None = None,
+    caption: str = "",
+    paper: str = "",
+    rules: Iterable[int] = (),
+    bold: Iterable[tuple[int, str]] = (),
+    collapsed: bool = False,
+) -> Table:
+    """Make a table of a finding, a frame or rows of cells.
+
+    Args:
+        id: Name of the files.
+        title: Heading.
+        found: What is shown.
+        keys: Columns with spaces between; all of a frame by default.
+        heads: Headings of columns that :data:`HEADS` lacks or that differ here.
+        caption: Text below the table.
+        paper: Label of the table of the paper that has this shape.
+        rules: Rows with a line above.
+        bold: (row, key) of bold cells.
+        collapsed: True if the page opens the table on request only.
+    """
+    frame = found.table if isinstance(found, Finding) else found
+    is_frame = isinstance(frame, pd.DataFrame)
+    named = keys.split() or ([str(key) for key in frame] if is_frame else list(frame[0] if len(frame) else ()))
+    columns = [_column(key, frame if is_frame else None, heads or {}) for key in named]
+    cells: Any = rows_of(frame, columns) if is_frame else frame
+    return table(id, title, columns, cells, caption=caption, paper=paper, rules=rules, bold=bold, collapsed=collapsed)
+
+
+def _column(key: str, frame: pd.DataFrame | None, heads: Mapping[str, str | Column]) -> Column:
+    asked = heads.get(key)
+    if isinstance(asked, Column):
+        return asked
+    words = frame is not None and key in frame and not pd.api.types.is_numeric_dtype(frame[key])
+    known = HEADS.get(key, Column(key, key.replace("_", " "), text=words))
+    if known.interval and (frame is None or known.interval[0] not in frame):
+        known = Column(key, known.title, known.digits, known.signed)
+    return known if asked is None else Column(key, asked, known.digits, known.signed, known.text, known.percent)
+
+
+def not_run(id: str, title: str, what: str, reason: str) -> Section:
+    """Return the section of an analysis that cannot be computed, with what it needs."""
+    return Section(id, title, missing={what: reason})
 
 
 def sentences(finding: Finding) -> str:
-    """The notes of a finding as one paragraph."""
+    """Join the notes of a finding to a paragraph."""
     return " ".join(f"{note[0].upper()}{note[1:]}." for note in finding.notes)
 
 
 def notes_of(*findings: Finding) -> tuple[str, ...]:
-    """The notes of several findings, each once."""
+    """Return the notes of several findings, each once."""
     return tuple(dict.fromkeys(note for finding in findings for note in finding.notes))
 
 
-def rows(records: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
-    """Records as a frame with exactly these columns, also when there is no record."""
-    return pd.DataFrame.from_records([dict(record) for record in records], columns=list(columns))
+def rows(records: Iterable[Mapping[str, Any]], columns: str | Sequence[str]) -> pd.DataFrame:
+    """Make a frame with exactly these columns, also if there is no record."""
+    names = columns.split() if isinstance(columns, str) else list(columns)
+    return pd.DataFrame.from_records([dict(record) for record in records], columns=names)
 
 
 def need_columns(frame: pd.DataFrame, columns: Iterable[str], what: str) -> None:
-    """Refuse a frame that lacks columns, naming them."""
+    """Refuse a frame that lacks columns."""
     missing = [column for column in columns if column not in frame.columns]
     if missing:
         raise BadInput(f"{what} needs the columns {missing}, got {list(frame.columns)}; build it with judge.outcomes")

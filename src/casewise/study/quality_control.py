@@ -16,20 +16,23 @@ import numpy as np
 import pandas as pd
 
 from casewise.archive.store import Archive
-from casewise.core.brief import counted
 from casewise.core.errors import BadInput, CasewiseError, TooFewCases
 from casewise.core.records import SOURCE, Mask
+from casewise.core.text import pluralize
 from casewise.data.pairs import Pair, find_pairs, read_pair
 from casewise.judge.calibration.quality import QualityFit, fit_quality
 from casewise.judge.controllers.flag import Quality
-from casewise.judge.deciding import CONSENSUS_NAMES, candidate_masks
+from casewise.judge.decide import CONSENSUS_NAMES, candidate_masks
 from casewise.measure.metrics import METRICS
 from casewise.measure.metrics.selective import auroc, risk_coverage
 from casewise.measure.signals.agreement import candidates_of
 from casewise.study.statistics.resample import clusters_of, draws, interval_of
 
-SIGNALS_OF_QUALITY = ("agreement", "agreement_lowest", "agreement_all", "agreement_consensus")
+SIGNALS_OF_QUALITY = ("agreement", "agreement_lowest", "agreement_all", "agreement_consensus", "weighted_agreement")
 """Confidences that are scored: higher means surer."""
+
+POOR = 0.7
+"""Cases whose metric is below this are poor, unless somebody says otherwise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +124,7 @@ class Controlled:
         """For a terminal."""
         bad = int((self.cases["problem"] != "").sum())
         said = [
-            f"{counted(len(self.cases), 'case')}, {int(self.cases['metric'].notna().sum())} labelled, "
+            f"{pluralize(len(self.cases), 'case')}, {int(self.cases['metric'].notna().sum())} labelled, "
             f"{bad} with a problem"
         ]
         for row in self.worth.to_dict("records"):
@@ -145,7 +148,7 @@ class Controlled:
 
 
 def controlled(
-    rows: pd.DataFrame, *, below: float | None = 0.7, level: float = 0.9, quality: Quality | None = None
+    rows: pd.DataFrame, *, below: float | None = POOR, level: float = 0.9, quality: Quality | None = None
 ) -> Controlled:
     """Quality, lower bound and flag of every case.
 
@@ -218,7 +221,7 @@ def _bootstrap(rows: pd.DataFrame, signal: Any, risk: Any, resamples: int) -> tu
 
 
 def _fit(known: pd.DataFrame, level: float) -> QualityFit:
-    return fit_quality(known["agreement"], known["metric"], known["cluster"].tolist(), level=level)
+    return fit_quality({"agreement": known["agreement"]}, known["metric"], known["cluster"].tolist(), level=level)
 
 
 def _with_quality(table: pd.DataFrame, rows: pd.Index, quality: Quality) -> pd.DataFrame:

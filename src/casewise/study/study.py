@@ -1,4 +1,4 @@
-"""What every analysis reads: two archives, their outcomes, and what each method would have deployed. Made once."""
+"""What every analysis reads: two archives, their outcomes, and what each method deploys on the same cases."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from casewise.core.records import CALIBRATION, EVALUATION, SOURCE, Action, Contr
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.data.folders import CaseFiles, list_cases
 from casewise.data.splits import check_disjoint, clusters_of
-from casewise.judge.calibration.fit import calibrate, coordinate_values
+from casewise.judge.calibration.calibrate import calibrate, coordinate_values
 from casewise.judge.certificates.certificate import Certificate
 from casewise.judge.controllers import CONTROLLERS
-from casewise.judge.controllers.about import About, about
-from casewise.judge.deciding import CONSENSUS_NAMES, deployed_mask
+from casewise.judge.controllers.metadata import Metadata, metadata_of
+from casewise.judge.decide import CONSENSUS_NAMES, deployed_mask
 from casewise.judge.ledger import unlock
 from casewise.judge.outcomes import deployed, deployed_rows, outcomes
-from casewise.judge.policy import controller_of, uncalibrated
+from casewise.judge.policy import controller_of, judge_of, ready_policy
+from casewise.measure.measures import Measure
 from casewise.measure.metrics import METRICS, Metric
-from casewise.render.masks import Classes, Edits, edits
+from casewise.render.mask_pictures import Classes, Edits, edits
 from casewise.replay import replay
 from casewise.study.assignment import DRIVING, MEDICAL, arms_of, selector_scores
-from casewise.study.preregistration import Declaration
 from casewise.study.trajectories import least_harm
 
+DEPLOYED_M0 = "deployed M0"  # the method of a policy that keeps M0 everywhere
 PERCENTILES = {"medical": MEDICAL, "driving": DRIVING}
 
 Frames = Mapping[str, pd.DataFrame]
@@ -40,7 +41,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, eq=False)
 class Extras:
-    """Further archives and options of some analyses; each is optional, and what needs a missing one says so."""
+    """Further archives and options of some analyses; all are optional."""
 
     others: Mapping[str, Archive] = field(default_factory=dict)  # MEMO, CoTTA, ... on the same cases
     holdouts: Mapping[str, Archive] = field(default_factory=dict)  # calibration archives of the others, by name
@@ -49,15 +50,14 @@ class Extras:
     backbones: Mapping[str, Archive] = field(default_factory=dict)
     away: Archive | None = None  # another modality, for the scale probe
     frozen: Policy | None = None  # the policy whose design was frozen
-    criteria: Declaration | None = None
     certificate: Certificate | None = None  # certificate.json of the calibration archive
     images: Mapping[str, CaseFiles] | None = None  # what was segmented, by case, for the pictures' input column
     first_step: bool = False  # differences of signal and HA begin with M0 to step 1, not with step 1 to 2
-    min_areas_mm: tuple[float, ...] = ()  # the sweep of the smallest region also in mm2 (2-D) or mm3 (3-D)
+    measures: tuple[Measure, ...] = ()  # declared clinical measures; labels by number: volume(1)
     substitute: str = ""  # matched controls also with what this method deployed in place of the kept cases' actions
 
     def unlocked(self) -> Extras:
-        """The same archives, each with its labels unlocked and that written into its own exposure ledger."""
+        """Unlock the labels of these archives; each writes that into its exposure ledger."""
         read = partial(unlock, purpose="study")
         return replace(
             self,
@@ -70,7 +70,7 @@ class Extras:
 
 
 def images_of(folder: Path) -> Mapping[str, CaseFiles]:
-    """The images of a folder by case id, in nnU-Net's or plain naming; none is opened."""
+    """Image files of a folder by case id, with nnU-Net's or plain names."""
     return {files.id: files for files in list_cases(folder)}
 
 
@@ -78,8 +78,8 @@ def images_of(folder: Path) -> Mapping[str, CaseFiles]:
 class Study:
     """The evaluation archive, the calibration archive, the policy, and what every method deploys on the same cases.
 
-    ``Study.of`` makes one. An analysis is a function of a study (:data:`casewise.study.analyses.ANALYSES`); a finding
-    that several analyses read is decorated with :func:`once` and kept in ``kept``.
+    ``Study.of`` makes one. An analysis is a function of a study (:data:`casewise.study.analyses.ANALYSES`); findings
+    that several analyses read are computed :func:`once` and cached in ``kept``.
     """
 
     evaluation: Archive
@@ -90,7 +90,7 @@ class Study:
     holdout: pd.DataFrame  # the same of the calibration cases
     decisions: Mapping[str, tuple[Decision, ...]]  # by method, without the other objectives
     methods: Frames  # what each method deployed, one row per case, in the order of the tables
-    kinds: Mapping[str, About]  # what each method's controller says of itself
+    kinds: Mapping[str, Metadata]  # what each method's controller says of itself
     skipped: Mapping[str, str]  # methods that were not run, and why
     extras: Extras = field(default_factory=Extras)
     resamples: int = 5000
@@ -113,7 +113,7 @@ class Study:
     ) -> Study:
         """Check that the three belong together, read the outcomes, and replay every method.
 
-        A policy over several ladders is replayed on all of them; fixed budgets and the other rules on the one in view.
+        A policy that reads several ladders is replayed on all of them, every other method on the one in view.
         """
         evaluation, calibration = evaluation.marked(EVALUATION), calibration.marked(CALIBRATION)
         check_disjoint(clusters_of(calibration.entries.values()), clusters_of(evaluation.entries.values()))
@@ -129,14 +129,15 @@ class Study:
         progress("replaying every method")
         decisions: dict[str, tuple[Decision, ...]] = {}
         built: dict[str, Controller] = {}
-        kinds: dict[str, About] = {}
+        kinds: dict[str, Metadata] = {}
         skipped: dict[str, str] = {}
         needed = {cls.source, _own_name(controller), f"fixed-{evaluation.steps}"}
         for name, kind, build in _methods(controller, evaluation, calibration):
             kinds[name] = kind
             try:
                 built[name] = build()
-                decisions[name] = tuple(replay(evaluation, built[name]))
+                decides = judge_of(policy) if built[name] is controller else built[name]  # with cleanup and flag
+                decisions[name] = tuple(replay(evaluation, decides))
             except CasewiseError as error:
                 if name in needed:
                     raise
@@ -159,7 +160,7 @@ class Study:
 
     @property
     def metric(self) -> str:
-        """The metric as people write it: Dice or mIoU."""
+        """Name of the metric: Dice or mIoU."""
         return self.scored_by.title
 
     @property
@@ -169,12 +170,12 @@ class Study:
 
     @property
     def configuration(self) -> Mapping[str, Any]:
-        """How the evaluation archive was made."""
+        """Configuration of the evaluation archive."""
         return self.evaluation.configuration
 
     @property
     def classes(self) -> Classes:
-        """What the masks hold: names where they were recorded, else "class 1", and whether 0 is one of them."""
+        """Names of the classes ("class 1" if none were recorded), and whether 0 is the background."""
         made = self.configuration
         numbers = [*([] if made.get("foreground", True) else [0]), *(made.get("classes") or ())]
         known = {int(value): str(name) for value, name in (made.get("names") or {}).items()}
@@ -182,7 +183,7 @@ class Study:
 
     @property
     def measure(self) -> dict[str, Any]:
-        """What decides which regions count."""
+        """Options of the measurement of regions."""
         made = self.configuration
         return {
             "min_area": int(made.get("min_area", 16)),
@@ -198,11 +199,11 @@ class Study:
     @property
     def is_router(self) -> bool:
         """Whether the policy puts cases into buckets."""
-        return about(self.controller).is_router
+        return metadata_of(self.controller).is_router
 
     @property
     def router(self) -> pd.DataFrame:
-        """What the policy deployed, one row per case."""
+        """Masks that the policy deployed, one row per case."""
         return self.methods[self.ours]
 
     @property
@@ -212,17 +213,17 @@ class Study:
 
     @property
     def reference(self) -> str:
-        """The fixed budget at the full horizon: what runs without control."""
+        """The fixed budget at the full horizon, which runs without control."""
         return f"fixed-{self.evaluation.steps}"
 
     @cached_property
     def rungs(self) -> tuple[str, ...]:
-        """What the candidates after M0 are called where they are readings by views or members; () for updates."""
+        """Names of the candidates after M0 if they come from views, members or tuned weights; () for updates."""
         return self.evaluation.entry(self.evaluation.ids[0]).rungs if self.evaluation.ids else ()
 
     @property
     def everywhere(self) -> str:
-        """The reference as a page says it: ``fixed-4``, or the consensus of the readings, taken for every case."""
+        """The reference as a page calls it: ``fixed-4``, or the consensus of the candidates for every case."""
         if not self.rungs:
             return self.reference
         return (
@@ -233,7 +234,7 @@ class Study:
 
     @property
     def uncontrolled(self) -> pd.DataFrame:
-        """What the full horizon deployed."""
+        """Masks of the full horizon, one row per case."""
         return self.methods[self.reference]
 
     @cached_property
@@ -243,12 +244,12 @@ class Study:
 
     @cached_property
     def retrospective(self) -> str:
-        """The budget of lowest HA on the evaluation cases; nobody could have deployed it."""
+        """The budget of lowest HA on the evaluation cases, known only in hindsight."""
         return f"fixed-{least_harm(self.outcomes)}"
 
     @property
     def paper_methods(self) -> list[str]:
-        """The methods of the paper, and the policy's own whatever it is."""
+        """Methods of the paper, and the policy."""
         return [name for name in self.methods if name == self.ours or (name in self.kinds and self.kinds[name].is_ours)]
 
     @property
@@ -263,7 +264,7 @@ class Study:
         return found if len(found) > 1 else []
 
     def title(self, name: str) -> str:
-        """A method as a table prints it; another objective keeps the name that the user gave it."""
+        """Name of a method in tables; other objectives keep the name that the user gave."""
         return self.kinds[name].title if name in self.kinds else name
 
     def of_group(self, group: str) -> dict[str, pd.DataFrame]:
@@ -272,7 +273,7 @@ class Study:
 
     @cached_property
     def arms(self) -> Frames:
-        """What every case would have become in each bucket."""
+        """What every case would have got in each bucket."""
         return arms_of(self.evaluation, self.controller, self.outcomes)
 
     @cached_property
@@ -287,7 +288,7 @@ class Study:
 
     @property
     def routers(self) -> dict[str, Any]:
-        """The router, or the router of each group: they share coordinate and actions and differ in cut-points."""
+        """The router, or the router of each group, which differ in cut-points only."""
         by_group = getattr(self.controller, "controllers", None)
         return dict(by_group) if by_group else {self.policy.name: self.controller}
 
@@ -303,20 +304,20 @@ class Study:
 
     @property
     def bootstrap(self) -> dict[str, Any]:
-        """Options of every resampling, so that all of a study draw the same numbers."""
+        """Options of every resampling of the study."""
         return {"resamples": self.resamples, "seed": self.seed}
 
 
 def unlocked(evaluation: Archive, policy: Policy) -> Archive:
-    """The evaluation cases with their labels open for a study of a policy, which must be one of what recorded them."""
+    """Unlock the labels of the evaluation cases for a study of a policy."""
     if not policy.ladders:
         return unlock(evaluation, purpose="study", policy=policy)
-    together = unlock(evaluation.together(policy.ladders), purpose="study", policy=policy)
-    return together.on(evaluation.ladder_name or next(iter(policy.ladders)))
+    together = unlock(evaluation.join(policy.ladders), purpose="study", policy=policy)
+    return together.ladder(evaluation.ladder_name or next(iter(policy.ladders)))
 
 
 def once(make: Callable[[Study], Found]) -> Callable[[Study], Found]:
-    """Compute a finding the first time that somebody asks a study for it, and keep it with the study."""
+    """Compute a finding of a study once and keep it with the study."""
 
     @wraps(make)
     def asked(study: Study) -> Found:
@@ -329,40 +330,47 @@ def once(make: Callable[[Study], Found]) -> Callable[[Study], Found]:
 
 
 def _own_name(controller: Controller) -> str:
-    """Routers of every kind share one name, under which tables and criteria find them."""
-    return "router" if about(controller).is_router else controller.name
+    """The name of the policy among the methods: "router" for routers of every kind."""
+    if controller.name == Study.source:
+        return DEPLOYED_M0  # the policy may clean M0 up, and M0 itself stays what it was
+    return "router" if metadata_of(controller).is_router else controller.name
 
 
 def _methods(
     controller: Controller, evaluation: Archive, calibration: Archive
-) -> Iterator[tuple[str, About, Callable[[], Controller]]]:
-    """Methods in the order of the paper's tables: M0, the ladder, the rules that are always compared, the policy."""
-    yield Study.source, about(CONTROLLERS["m0"]), partial(CONTROLLERS.build, "m0")
+) -> Iterator[tuple[str, Metadata, Callable[[], Controller]]]:
+    """Methods in the order of the paper's tables: M0, fixed budgets, the rules that are always compared, the policy."""
+    yield Study.source, metadata_of(CONTROLLERS["m0"]), partial(CONTROLLERS.build, "m0")
     for step in range(1, evaluation.steps + 1):
         name = f"fixed-{step}"
-        yield name, replace(about(CONTROLLERS["fixed-k"]), title=name), partial(CONTROLLERS.build, "fixed-k", step=step)
+        yield (
+            name,
+            replace(metadata_of(CONTROLLERS["fixed-k"]), title=name),
+            partial(CONTROLLERS.build, "fixed-k", step=step),
+        )
     for name, made in CONTROLLERS.items():
-        kind = about(made)
+        kind = metadata_of(made)
         if kind.is_compared and name != controller.name:
             yield name, kind, partial(_compared, name, kind, evaluation, calibration)
-    yield _own_name(controller), about(controller), lambda: controller
+    own, kind = _own_name(controller), metadata_of(controller)
+    yield own, replace(kind, title=own) if own == DEPLOYED_M0 else kind, lambda: controller
 
 
-def _compared(name: str, kind: About, evaluation: Archive, calibration: Archive) -> Controller:
-    """A rule with its numbers from the calibration archive, or as it is where it has none."""
-    fitted = calibrate(calibration, name) if kind.fitted_by else uncalibrated(name, evaluation.steps, {})
+def _compared(name: str, kind: Metadata, evaluation: Archive, calibration: Archive) -> Controller:
+    """A rule, fitted on the calibration archive if it has parameters."""
+    fitted = calibrate(calibration, name) if kind.fitted_by else ready_policy(name, evaluation.steps)
     return controller_of(fitted)
 
 
 def _others(evaluation: Archive, extras: Extras) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The full horizon of other objectives on the same cases (MEMO and CoTTA in the paper's tables)."""
+    """The full horizon of other objectives on the same cases."""
     for name, archive in extras.others.items():
         shared = unlock(archive.select(ids=evaluation.ids), purpose=f"study of {evaluation.path.name}")
         yield name, deployed(outcomes(shared), replay(shared, CONTROLLERS.build("fixed-k", step=archive.steps)))
 
 
 def _with_coordinate(frame: pd.DataFrame, policy: Policy) -> pd.DataFrame:
-    """Outcomes with the router's coordinate as a column, also where it is made of signals (risk, -msp)."""
+    """Outcomes with the coordinate of the router as a column, also if it is made of signals (risk, -msp)."""
     coordinate = policy.options.get("coordinate")
     if coordinate is None or coordinate in frame.columns:
         return frame
@@ -373,7 +381,7 @@ def _with_coordinate(frame: pd.DataFrame, policy: Policy) -> pd.DataFrame:
 
 @dataclass(frozen=True, eq=False)
 class CaseMasks:
-    """The masks of one labelled case as the pictures need them."""
+    """The masks of one labelled case for pictures."""
 
     case_id: str
     label: Mask
@@ -386,7 +394,7 @@ class CaseMasks:
 def case_masks(
     study: Study, case_id: str, *, reference: Decision, deployed: Decision | None = None
 ) -> CaseMasks | None:
-    """Read a case once; None when it has no label."""
+    """Read the masks of a case; None if it has no label."""
     archive = study.evaluation
     if not archive.entries[case_id].labelled:
         return None

@@ -1,16 +1,16 @@
-"""Views of the outcomes frame: cases by steps, and what one state would have deployed for everybody."""
+"""Parts of an outcomes frame: cases by steps, groups, and what one state would have deployed for every case."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from casewise.core.brief import counted
 from casewise.core.errors import BadInput
 from casewise.core.records import State
+from casewise.core.text import pluralize
 from casewise.judge.calibration.fixed_budget import cheapest
 from casewise.judge.outcomes import COLUMNS, KEYS, WHO
 from casewise.measure.signals import REGION_SCORES, SIGNALS
@@ -24,20 +24,33 @@ _NO_SIGNAL = frozenset(
 
 
 def unshrunk(outcomes: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the ladder itself, sorted by case and step."""
+    """Rows of recorded steps without shrunk states, sorted by case and step."""
     need_columns(outcomes, _KEYS, "an outcomes frame")
     return outcomes[outcomes["shrink"] == 0].sort_values(["case", "step"], kind="stable").reset_index(drop=True)
 
 
+def adapted_rows(outcomes: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the ladder after M0."""
+    frame = unshrunk(outcomes)
+    return frame[frame["step"] >= 1]
+
+
+def scopes_of(frame: pd.DataFrame, by_group: bool) -> Iterator[tuple[str, pd.DataFrame]]:
+    """All rows, and those of each group."""
+    yield "all", frame
+    if by_group and "group" in frame.columns:
+        yield from ((str(name), part) for name, part in frame.groupby("group", sort=True))
+
+
 def labelled(outcomes: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the cases that were scored against a label; everything here that scores needs only those (A10)."""
+    """Rows of the cases that were scored against a label (A10)."""
     need_columns(outcomes, ("case", "ha"), "an outcomes frame")
     unscored = outcomes["ha"].isna().groupby(outcomes["case"]).transform("any")
     return outcomes[~unscored].reset_index(drop=True)
 
 
 def by_step(outcomes: pd.DataFrame, column: str) -> pd.DataFrame:
-    """One column as cases (rows, sorted) by steps (columns); an error when a case lacks a step."""
+    """One column as cases (rows, sorted) by steps (columns)."""
     need_columns(outcomes, (*_KEYS, column), "an outcomes frame")
     wide = unshrunk(outcomes).pivot(index="case", columns="step", values=column)
     steps = unshrunk(outcomes).groupby("case")["step"].nunique()
@@ -77,9 +90,9 @@ def step_one(outcomes: pd.DataFrame, column: str) -> pd.Series:
 
 
 def signals_in(outcomes: pd.DataFrame, signals: Sequence[str] | None = None) -> list[str]:
-    """The signals to look at: those asked for, or every one with a defined value; your own follow the registered ones.
+    """Signals that were asked for, or every one with a defined value: registered ones first, then the user's.
 
-    A coordinate that is made of signals (risk, -msp) is no signal of its own.
+    Coordinates that are made of signals (risk, -msp) are left out.
     """
     if signals is not None:
         need_columns(outcomes, signals, "the outcomes frame")
@@ -90,13 +103,13 @@ def signals_in(outcomes: pd.DataFrame, signals: Sequence[str] | None = None) -> 
 
 
 def deployed_at(outcomes: pd.DataFrame, state: State) -> pd.DataFrame:
-    """The deployed frame had every case returned this state: one row per case, sorted by case."""
+    """The deployed frame if every case got this state: one row per case, sorted by case."""
     chosen = outcomes[(outcomes["step"] == state.step) & np.isclose(outcomes["shrink"], state.shrink)]
     source = outcomes[(outcomes["step"] == 0) & (outcomes["shrink"] == 0)]
     missing = sorted(set(source["case"]) - set(chosen["case"]))
     if missing:
         raise BadInput(
-            f"state {state} was not recorded for {counted(len(missing), 'case')}, such as {missing[:3]}; record "
+            f"state {state} was not recorded for {pluralize(len(missing), 'case')}, such as {missing[:3]}; record "
             f"them with it"
         )
     frame = chosen.sort_values("case", kind="stable").reset_index(drop=True)
@@ -116,14 +129,14 @@ def deployed_at(outcomes: pd.DataFrame, state: State) -> pd.DataFrame:
 
 
 def mean_or_nan(values: pd.Series | Floats) -> float:
-    """Mean of the defined values; NaN when there is none."""
+    """Mean of the defined values; NaN if there is none."""
     numbers = np.asarray(values, dtype=np.float64)
     kept = numbers[np.isfinite(numbers)]
     return float(kept.mean()) if len(kept) else float("nan")
 
 
 def same_cases(first: pd.DataFrame, second: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Two deployed frames in one order of cases; refused when they are of different cases."""
+    """Sort two deployed frames alike; refuse frames of different cases."""
     left, right = (frame.sort_values("case", kind="stable").reset_index(drop=True) for frame in (first, second))
     if left["case"].tolist() != right["case"].tolist():
         only = sorted(set(left["case"]) ^ set(right["case"]))

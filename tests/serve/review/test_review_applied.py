@@ -7,15 +7,13 @@ import threading
 
 import pytest
 from typer.testing import CliRunner
-from worlds.candidates import views_archive
 
 from casewise.cli.review import app
 from casewise.core.chain import Chain
-from casewise.core.durable import file_sha256
+from casewise.core.durable import TEMPORARY, file_lock, file_sha256
 from casewise.core.errors import BadInput, Refused
-from casewise.core.formats import json_bytes
 from casewise.judge.calibration.preflight import read_reviews
-from casewise.run.prediction_folder import review_facts, review_problems, verify_predictions
+from casewise.run.prediction_folder import verify_predictions
 from casewise.serve.review_cases import ReviewCase, worst_first
 from casewise.serve.review_log import APPLIED, REVIEWS, Overtaken, Review, ReviewLog, apply_reviews
 from casewise.serve.review_sources import Predictions
@@ -24,7 +22,7 @@ from casewise.serve.review_sources import Predictions
 def reviewed(out, *said):
     """Reviews of (case, decision, adapted state) about what lies in the folder now."""
     folder = Predictions(out)
-    log = ReviewLog(out / REVIEWS, folder.audit)
+    log = ReviewLog(out / REVIEWS)
     for case_id, decision, state in said:
         log.append(Review(case_id, decision, "Ada", folder.about(case_id), adapted=state))
 
@@ -43,7 +41,7 @@ def test_every_choice_becomes_its_mask(predictions, tmp_path):
     assert {name for name, one in done.items() if one.open} == {"unsaved", "broken"}
     log = Chain(chosen / APPLIED)
     assert not log.problems
-    assert [line["reviewer"] for line in log.lines() if line["case"] == "kept"] == ["Ada"]
+    assert [line["reviewer"] for line in log.lines() if line.get("case") == "kept"] == ["Ada"]
 
 
 def test_a_case_that_nobody_reviewed_keeps_what_was_deployed(predictions, tmp_path):
@@ -63,7 +61,7 @@ def test_the_deployed_state_can_be_kept_without_saved_candidates(predictions, tm
 
 def test_a_review_of_another_output_decides_nothing(predictions, tmp_path):
     out = predictions.layout.out
-    log = ReviewLog(out / REVIEWS, Predictions(out).audit)
+    log = ReviewLog(out / REVIEWS)
     log.append(Review("kept", "keep-m0", "Ada", "0" * 64, adapted="1"))
     one = {one.case: one for one in apply_reviews(out, tmp_path / "chosen")}["kept"]
     assert one.taken == "deployed"
@@ -77,125 +75,19 @@ def facts(out, **changed):
     return {name: value for name, value in {**said, **changed}.items() if value is not None}
 
 
-@pytest.mark.parametrize("taken_away", [False, True])
-def test_a_review_that_one_of_the_two_logs_lacks_is_refused(predictions, tmp_path, taken_away):
-    out = predictions.layout.out
-    if taken_away:
-        reviewed(out, ("kept", "keep-m0", "1"))
-        (out / REVIEWS).unlink()
-    else:
-        Chain(out / REVIEWS).append("review", facts(out))
-    with pytest.raises(Refused, match="do not hold the same reviews: added or removed"):
-        apply_reviews(out, tmp_path / "chosen")
-    assert not (tmp_path / "chosen").exists()
-
-
 @pytest.mark.parametrize("changed", [{"decision": "bogus"}, {"decision": None}, {"case": None}, {"case": ["kept"]}])
 def test_a_line_that_is_no_review_decides_nothing(predictions, tmp_path, changed):
     out = predictions.layout.out
-    for log in (Predictions(out).audit, out / REVIEWS):
-        Chain(log).append("review", facts(out, **changed))
+    Chain(out / REVIEWS).append("review", facts(out, **changed))
     assert not ReviewLog(out / REVIEWS).latest()
     with pytest.raises(Refused, match="holds 1 line of no review"):
         apply_reviews(out, tmp_path / "chosen")
 
 
-def test_two_reviewers_at_once_are_no_problem(predictions, tmp_path):
-    out = predictions.layout.out
-    first, second = facts(out), facts(out, case="undone", about=Predictions(out).about("undone"))
-    for log, said in ((Predictions(out).audit, (first, second)), (out / REVIEWS, (second, first))):
-        for one in said:
-            Chain(log).append("review", one)
-    done = {one.case: one for one in apply_reviews(out, tmp_path / "chosen")}
-    assert done["kept"].taken == done["undone"].taken == "m0"
-
-
-def killed_between_the_logs(monkeypatch, out, *said):
-    """A review whose process is killed after the audit log has it and before reviews.jsonl does."""
-    append = Chain.append
-
-    def dying(chain, event, about):
-        if chain.path.name == REVIEWS:
-            raise KeyboardInterrupt
-        return append(chain, event, about)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Chain, "append", dying)
-        with pytest.raises(KeyboardInterrupt):
-            reviewed(out, said)
-
-
-def log_of(out):
-    return ReviewLog(out / REVIEWS, Predictions(out).audit)
-
-
-def test_half_a_review_is_set_aside_and_its_case_is_open_until_somebody_decides_again(
-    predictions, tmp_path, monkeypatch
-):
-    out = predictions.layout.out
-    reviewed(out, ("kept", "keep-adapted", "1"), ("undone", "keep-m0", "1"))
-    killed_between_the_logs(monkeypatch, out, "kept", "keep-m0", "1")
-    with pytest.raises(Refused, match="sets aside what a killed process left"):
-        apply_reviews(out, tmp_path / "early")
-    (told,) = log_of(out).settle()
-    assert told.startswith("Ada decided keep-m0 for case kept (")
-    assert told.endswith("It is set aside; decide the case again")
-    assert review_problems(out) == []
-    assert verify_predictions(out) == []
-    assert log_of(out).settle() == []
-    for path in (out / REVIEWS, Predictions(out).audit):  # the word is kept, and counts nowhere
-        assert Chain(path).lines()[-1]["review"]["decision"] == "keep-m0"
-        assert read_reviews(path) == {"undone": -1.0}
-    done = {one.case: one for one in apply_reviews(out, tmp_path / "chosen")}
-    assert (done["kept"].taken, done["kept"].open) == ("deployed", True)
-    assert (done["undone"].taken, done["undone"].open) == ("m0", False)
-    reviewed(out, ("kept", "keep-m0", "1"))
-    again = {one.case: one for one in apply_reviews(out, tmp_path / "again")}
-    assert (again["kept"].taken, again["kept"].open) == ("m0", False)
-
-
-def test_a_process_killed_while_it_sets_aside_is_gone_on_with(predictions, monkeypatch):
-    out = predictions.layout.out
-    killed_between_the_logs(monkeypatch, out, "kept", "keep-m0", "1")
-    Chain(out / "audit.jsonl").append("review-set-aside", {"case": "kept", "line": "0" * 64, "review": {}})
-    assert len(log_of(out).settle()) == 1
-    assert review_problems(out) == []
-
-
-def test_what_no_killed_process_leaves_is_left_as_it_is_and_said(predictions, monkeypatch):
-    out = predictions.layout.out
-    reviewed(out, ("undone", "keep-m0", "1"))
-    said = ["reviews.jsonl and audit.jsonl do not hold the same reviews: added or removed"]
-    for _ in range(2):
-        killed_between_the_logs(monkeypatch, out, "kept", "keep-m0", "1")
-    before = (out / REVIEWS).read_bytes()
-    assert log_of(out).settle() == said  # two words are missing
-    assert (out / REVIEWS).read_bytes() == before
-
-
-def test_a_review_that_was_added_to_the_reviews_alone_is_not_set_aside(predictions):
-    out = predictions.layout.out
-    Chain(out / REVIEWS).append("review", facts(out))
-    assert log_of(out).settle() == ["reviews.jsonl and audit.jsonl do not hold the same reviews: added or removed"]
-    assert "kept" not in log_of(out).reopened()
-
-
-def test_a_review_that_both_logs_hold_cannot_be_set_aside_by_hand(predictions, tmp_path):
-    out = predictions.layout.out
-    reviewed(out, ("kept", "keep-m0", "1"))
-    line = Chain(out / "audit.jsonl").lines()[-1]
-    for named, problem in ((line["hash"], "do not hold the same reviews"), ("0" * 64, "sets a review aside that")):
-        before = (out / REVIEWS).read_bytes()
-        Chain(out / REVIEWS).append("review-set-aside", {"case": "kept", "line": named, "review": review_facts(line)})
-        with pytest.raises(Refused, match=problem):
-            apply_reviews(out, tmp_path / "chosen")
-        (out / REVIEWS).write_bytes(before)
-
-
 def test_an_edited_log_and_a_full_folder_are_refused(predictions, tmp_path):
     out = predictions.layout.out
     reviewed(out, ("kept", "keep-m0", "1"))
-    with pytest.raises(Refused, match="is not empty; masks that a person chose go into a folder of their own"):
+    with pytest.raises(Refused, match=r"is not empty .*; masks that a person chose go into a folder of their own"):
         apply_reviews(out, predictions.images)
     text = (out / REVIEWS).read_text()
     (out / REVIEWS).write_text(text.replace("keep-m0", "keep-adapted"))
@@ -216,15 +108,6 @@ def test_a_mask_that_was_changed_is_not_copied_and_costs_no_other(predictions, t
     assert done["undone"].taken == "deployed"
 
 
-def test_half_a_review_is_told_on_the_page_when_it_starts(predictions, serve, monkeypatch):
-    out = predictions.layout.out
-    killed_between_the_logs(monkeypatch, out, "kept", "keep-m0", "1")
-    with serve(out) as server:
-        (told,) = server.desk.said_at_start
-        assert "only audit.jsonl holds it" in told
-        assert "kept" not in server.desk.log.latest()
-
-
 def test_the_command_says_what_is_open(predictions, tmp_path):
     out = predictions.layout.out
     reviewed(out, ("kept", "flag", "1"))
@@ -232,6 +115,16 @@ def test_the_command_says_what_is_open(predictions, tmp_path):
     assert result.exit_code == 3  # one case has no output
     assert "! kept is open: Ada flagged it" in result.output
     assert "deployed: 3, none: 1" in result.output
+
+
+def test_a_case_with_two_wrong_masks_gets_none_and_is_named_for_contouring(predictions, tmp_path):
+    out = predictions.layout.out
+    reviewed(out, ("kept", "both-wrong", "1"))
+    result = CliRunner().invoke(app, ["review", str(out), "--apply", "-o", str(tmp_path / "chosen")])
+    assert result.exit_code == 3
+    assert "! kept is open: Ada finds both masks wrong: contour it again" in result.output
+    assert not (tmp_path / "chosen" / "kept.nii.gz").exists()
+    assert read_reviews(out / REVIEWS) == {"kept": 0.0}
 
 
 def test_flagged_cases_come_first_and_then_the_lowest_quality():
@@ -251,7 +144,7 @@ def test_an_entry_that_is_broken_or_gone_is_said_and_costs_no_other_case(predict
     assert {name for name, one in done.items() if one.taken == "none"} == {"broken", "undone", "unsaved"}
     assert done["undone"].why == "there is no output: undone.json is not its entry; predict the case again"
     assert done["unsaved"].why == "its entry is gone; predict it again"
-    assert len(Chain(tmp_path / "chosen" / APPLIED).lines()) == 4
+    assert sum(line["event"] == "applied" for line in Chain(tmp_path / "chosen" / APPLIED).lines()) == 4
 
 
 def test_reviewers_who_disagree_are_named_and_the_last_decision_counts(predictions, tmp_path):
@@ -259,12 +152,13 @@ def test_reviewers_who_disagree_are_named_and_the_last_decision_counts(predictio
     folder = Predictions(out)
     said = (("Ada", "kept", "keep-m0"), ("Bob", "kept", "keep-adapted"), ("Ada", "unsaved", "flag"))
     for who, case_id, word in (*said, ("Bob", "unsaved", "flag")):
-        ReviewLog(out / REVIEWS, folder.audit).append(Review(case_id, word, who, folder.about(case_id), adapted="1"))
+        ReviewLog(out / REVIEWS).append(Review(case_id, word, who, folder.about(case_id), adapted="1"))
     told = CliRunner().invoke(app, ["review", str(out), "--apply", "-o", str(tmp_path / "chosen")])
     assert "! kept: reviewers disagree, the last decision counts: Bob keeps the adaptation, state 1" in told.output
     assert "before: Ada keep-m0" in told.output
     assert "unsaved: reviewers disagree" not in told.output
-    held = {line["case"]: line["overruled"] for line in Chain(tmp_path / "chosen" / APPLIED).lines()}
+    lines = Chain(tmp_path / "chosen" / APPLIED).lines()
+    held = {line["case"]: line["overruled"] for line in lines if line["event"] == "applied"}
     assert held == {"broken": "", "kept": "Ada keep-m0", "undone": "", "unsaved": ""}
 
 
@@ -287,25 +181,52 @@ def test_of_two_that_apply_at_once_one_writes_and_the_other_stops(predictions, t
     assert "is not empty" in words or "is being written by another process" in words
     (count,) = [one for one in said if isinstance(one, int)]
     log = Chain(tmp_path / "chosen" / APPLIED)
-    assert (len(log.lines()), log.problems) == (count, [])
+    assert (sum(line["event"] == "applied" for line in log.lines()), log.problems) == (count, [])
 
 
-def test_a_folder_that_another_process_began_is_left_to_it(predictions, tmp_path, monkeypatch):
-    apply_reviews(predictions.layout.out, tmp_path / "chosen")
-    before = (tmp_path / "chosen" / APPLIED).read_bytes()
-    monkeypatch.setattr("casewise.serve.review_log._check_empty", lambda out: None)  # it was, when this one looked
-    with pytest.raises(Refused, match="is being written by another process; wait for it, or choose another folder"):
+def test_a_folder_that_another_process_began_is_left_to_it(predictions, tmp_path):
+    with (
+        file_lock(tmp_path / "chosen" / ".applying"),
+        pytest.raises(Refused, match="is being written by another process; wait for it, or choose another folder"),
+    ):
         apply_reviews(predictions.layout.out, tmp_path / "chosen")
-    assert (tmp_path / "chosen" / APPLIED).read_bytes() == before
+    assert not (tmp_path / "chosen" / APPLIED).exists()
 
 
-def test_two_pages_on_one_archive_overrule_nothing_unseen(tmp_path):
-    said = []
+@pytest.mark.parametrize("after", range(5))
+def test_a_run_that_was_killed_is_incomplete_and_the_next_one_finishes(predictions, tmp_path, monkeypatch, after):
+    """Killed after so many lines of its log, with half a mask on the disk."""
+    append, lines = Chain.append, []
+
+    def killed(self, event, facts):
+        if self.path.name == APPLIED and len(lines) == after:
+            (self.path.parent / f"{TEMPORARY}0-1-0-kept.nii.gz").write_bytes(b"half")
+            raise SystemExit
+        lines.append(event)
+        return append(self, event, facts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Chain, "append", killed)
+        with pytest.raises(SystemExit):
+            apply_reviews(predictions.layout.out, tmp_path / "chosen")
+    if after:
+        assert any("incomplete" in problem for problem in verify_predictions(tmp_path / "chosen"))
+    done = apply_reviews(predictions.layout.out, tmp_path / "chosen")
+    assert verify_predictions(tmp_path / "chosen") == []
+    assert sorted(path.name for path in (tmp_path / "chosen").iterdir()) == sorted(
+        [APPLIED, *(one.mask for one in done if one.mask)]
+    )
+    with pytest.raises(Refused, match="is not empty"):
+        apply_reviews(predictions.layout.out, tmp_path / "chosen")
+
+
+def test_two_pages_on_one_folder_overrule_nothing_unseen(tmp_path):
+    said, log = [], ReviewLog(tmp_path / REVIEWS)
 
     def decide(who):
         for number in range(20):
             try:
-                ReviewLog(tmp_path / REVIEWS).append(Review(f"c{number}", "flag", who, "0" * 64), seen="")
+                log.append(Review(f"c{number}", "flag", who, "0" * 64), seen="")
                 said.append(who)
             except Overtaken:
                 continue
@@ -315,16 +236,5 @@ def test_two_pages_on_one_archive_overrule_nothing_unseen(tmp_path):
         one.start()
     for one in both:
         one.join()
-    log = ReviewLog(tmp_path / REVIEWS)
     assert len(said) == len(log.lines()) == len(log.latest()) == 20
     assert log.problems == []
-
-
-def test_a_named_ladder_of_an_archive_can_be_reviewed(tmp_path, serve):
-    archive = views_archive(tmp_path / "a", cases=2, ladder="some")
-    with serve(archive.path, ladder="some") as server:
-        desk = server.desk
-        for case in desk.folder.cases.values():
-            plain = {"case": case.id, "decision": "keep-m0", "reviewer": "Ada", "about": case.about, "seen": ""}
-            assert desk.write("decide", json_bytes(plain)).status == 200
-    assert len(ReviewLog(archive.path / REVIEWS).latest()) == 2

@@ -15,13 +15,12 @@ import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
-from worlds.cohorts import synthetic_archive
 
 from casewise.core.chain import Chain
 from casewise.core.errors import BadInput
 from casewise.judge.calibration.preflight import read_reviews
 from casewise.run.prediction_folder import review_problems, verify_predictions
-from casewise.serve.review import review_server
+from casewise.serve.review_server import review_server
 
 
 def request(server: Any, method: str, path: str, body: Any = None, **headers: str) -> tuple[Any, bytes]:
@@ -56,7 +55,6 @@ def test_the_worst_case_is_first(predictions, serve):
     with serve(predictions.layout.out) as server:
         rows = got(server, "cases")["cases"]
     assert [row["id"] for row in rows] == ["broken", "undone", "unsaved", "kept"]
-    assert [row["risk"] for row in rows][1:] == pytest.approx([3.4, 0.6, 0.2])
 
 
 def test_a_mask_slice_holds_the_three_masks_label_by_label(predictions, serve):
@@ -113,7 +111,7 @@ def test_a_mask_that_is_a_link_out_of_the_folder_is_refused(predictions, serve, 
     assert (answer.status, b"link that leaves" in content) == (400, True)
 
 
-def test_decisions_go_to_the_reviews_and_to_the_audit_log_and_calibrate_reads_them(predictions, serve):
+def test_decisions_go_to_the_log_of_reviews_and_calibrate_reads_them(predictions, serve):
     out = predictions.layout.out
     with serve(out) as server:
         for case, word in (("undone", "keep-adapted"), ("undone", "keep-m0"), ("kept", "keep-adapted")):
@@ -121,7 +119,6 @@ def test_decisions_go_to_the_reviews_and_to_the_audit_log_and_calibrate_reads_th
         flag = decision(server, "broken", "flag", note="send it again")
         assert request(server, "POST", "decide", flag)[0].status == 200
     assert read_reviews(out / "reviews.jsonl") == {"undone": -1.0, "kept": 1.0, "broken": 0.0}
-    assert read_reviews(out / "audit.jsonl") == read_reviews(out / "reviews.jsonl")
     assert Chain(out / "reviews.jsonl").problems == []
     assert verify_predictions(out) == []
 
@@ -147,25 +144,8 @@ def test_an_edited_log_is_told_to_the_reviewer(predictions, serve):
     log = out / "reviews.jsonl"
     log.write_text(log.read_text().replace("keep-m0", "keep-adapted"))
     with serve(out) as server:
-        assert got(server, "cases")["problems"] == [
-            "reviews.jsonl line 1 was edited",
-            "reviews.jsonl and audit.jsonl do not hold the same reviews: added or removed",
-        ]
+        assert got(server, "cases")["problems"] == ["reviews.jsonl line 1 was edited"]
     assert "reviews.jsonl line 1 was edited" in review_problems(out)
-
-
-def test_a_review_that_was_cut_off_the_end_is_missed_by_verify(predictions, serve):
-    out = predictions.layout.out
-    with serve(out) as server:
-        for case in ("kept", "undone"):
-            request(server, "POST", "decide", decision(server, case, "keep-m0"))
-    assert review_problems(out) == []
-    log = out / "reviews.jsonl"
-    log.write_text("".join(log.read_text().splitlines(keepends=True)[:1]))
-    said = "reviews.jsonl and audit.jsonl do not hold the same reviews: added or removed"
-    assert review_problems(out) == [f"{said}; casewise review {out} sets aside what a killed process left"]
-    log.unlink()  # two reviews are more than a killed process leaves
-    assert review_problems(out) == [said]
 
 
 def test_a_line_that_a_killed_writer_left_does_not_stop_the_next_one(predictions, serve):
@@ -191,7 +171,7 @@ def test_a_reviews_file_that_is_something_else_is_not_appended_to(predictions):
     [
         ({"reviewer": "  "}, "a reviewer's name has 1 to 100"),
         ({"reviewer": "a\nb"}, "printable characters"),
-        ({"decision": "delete"}, "a decision is one of keep-m0, keep-adapted, flag"),
+        ({"decision": "delete"}, "a decision is one of keep-m0, keep-adapted, both-wrong, flag"),
         ({"note": "x" * 501}, "at most 500 characters"),
         ({"adapted": "7"}, "has no state '7'"),
         ({"adapted": None}, "nobody saw it"),
@@ -332,42 +312,35 @@ def test_exports_hold_the_last_decision_of_each_case(predictions, serve):
         request(server, "POST", "decide", decision(server, "kept", "flag"))
         request(server, "POST", "decide", decision(server, "kept", "keep-m0", note="=HYPERLINK(1)", reviewer="@ada"))
         answer, table = request(server, "GET", "export/reviews.csv")
-        document = got(server, "export/reviews.json")
         lines = request(server, "GET", "export/reviews.jsonl")[1]
     assert answer.headers["Content-Disposition"] == 'attachment; filename="reviews.csv"'
     (row,) = csv.DictReader(io.StringIO(table.decode()))
     assert (row["case"], row["decision"], row["note"]) == ("kept", "keep-m0", "'=HYPERLINK(1)")
     assert (row["reviewer"], row["adapted"], row["action"]) == ("'@ada", "1", "keep")
-    assert document["cases"] == 4
-    assert [(r["case"], r["decision"], r["note"]) for r in document["reviews"]] == [
-        ("kept", "keep-m0", "=HYPERLINK(1)")
-    ]
     assert lines == (predictions.layout.out / "reviews.jsonl").read_bytes()
 
 
-def test_an_archive_is_reviewed_too_and_calibrates(tmp_path, serve):
-    archive = synthetic_archive(tmp_path / "a", cases=12)
-    from casewise.judge.calibration.fit import calibrate
-    from casewise.judge.policy import write_policy
-
-    write_policy(archive.path, calibrate(archive, "cardiac"))
-    with serve(archive.path) as server:
-        rows = got(server, "cases")["cases"]
-        assert {row["action"] for row in rows} == {"rollback", "keep", "shrink"}
-        assert rows[0]["risk"] == max(row["risk"] for row in rows)
-        case = rows[0]["id"]
-        detail = got(server, f"case/{case}?state=1")
-        assert detail["states"] == ["1", "2", "2~0.5", "3", "4"]
-        assert all(region["drop"] is not None for region in detail["regions"])
-        for row in rows:
-            word = "keep-m0" if row["action"] == "rollback" else "keep-adapted"
-            assert request(server, "POST", "decide", decision(server, row["id"], word))[0].status == 200
-    policy = calibrate(archive, "cardiac", reviews=read_reviews(archive.path / "reviews.jsonl"))
-    kept = policy.preflight["retained"]
-    assert (kept["judged_by"], kept["helped"], kept["hurt"]) == ("reviews", kept["kept"], 0)
-    from casewise.archive.verify import verify
-
-    assert verify(archive.path) == []
+def test_image_and_both_masks_are_copied_for_an_editor(predictions, serve):
+    out = predictions.layout.out
+    with serve(out, images=predictions.images) as server:
+        answer, content = request(server, "POST", "edit/kept", {})
+        assert answer.status == 200, content
+        assert request(server, "POST", "edit/broken", {})[0].status == 400
+        assert request(server, "POST", "edit/kept", {}, Origin="http://evil")[0].status == 403
+    found = json.loads(content)
+    place = out.with_name("out-editing") / "kept"
+    assert found["folder"] == str(place)
+    copies = {path.name: path.read_bytes() for path in place.iterdir()}
+    assert copies == {
+        "kept_image.nii.gz": (predictions.images / "kept_0000.nii.gz").read_bytes(),
+        "kept_m0.nii.gz": predictions.layout.source("kept").read_bytes(),
+        "kept_deployed.nii.gz": predictions.layout.mask("kept").read_bytes(),
+    }
+    snap, slicer = found["commands"]
+    assert snap == f"itksnap -g {place}/kept_image.nii.gz -s {place}/kept_deployed.nii.gz"
+    assert slicer.startswith("Slicer --python-code ")
+    assert all(f"{place}/{name}" in slicer for name in copies)
+    assert verify_predictions(out) == []
 
 
 def test_a_picture_has_no_slices(tmp_path, new_folder, serve):
@@ -384,11 +357,11 @@ def test_a_picture_has_no_slices(tmp_path, new_folder, serve):
     assert (detail["shape"], detail["spacing_mm"], picture.size, picture.mode) == ([20, 30], None, (30, 20), "RGB")
     assert (masks[6, 13] == [0, 2, 2]).all()
     (region,) = detail["regions"]
-    assert (region["voxels"], region["share"], region["added"], region["box"]) == (28, 1.0, 28, [[5, 11], [12, 15]])
+    assert (region["voxels"], region["added"], region["box"]) == (28, 28, [[5, 11], [12, 15]])
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
-    with pytest.raises(BadInput, match="neither what casewise predict wrote nor an archive"):
+    with pytest.raises(BadInput, match="is not what casewise predict wrote"):
         review_server(tmp_path)
 
 

@@ -16,10 +16,11 @@ import pytest
 import torch
 
 from casewise.adapt.adaptation import Adaptation
+from casewise.adapt.model import Model
 from casewise.core.records import Policy
-from casewise.deployment import Deployment, Model
+from casewise.deployment import Deployment
 from casewise.judge.calibration.preflight import read_reviews
-from casewise.run.assemble import gathered_cases
+from casewise.run.gather import gathered_cases
 from casewise.run.local import LocalEngine
 from casewise.run.predict_folder import predict_folder, prediction_work
 from casewise.run.prediction_folder import Layout, verify_predictions
@@ -42,8 +43,8 @@ def made(folder: Path, policy: Policy, *, save_candidates: bool) -> Path:
         image = rng.normal(size=(24, 24, 2)).cumsum(0).cumsum(1).astype(np.float32)
         nibabel.save(nibabel.Nifti1Image(image, np.eye(4)), folder / "images" / f"scan_{number}_0000.nii.gz")
     how = Adaptation(objective="tent", learning_rate=0.05, steps=1, min_area=4)
-    cases = gathered_cases(model, folder / "images")
-    deployment = Deployment(model, (how,), policy, contract="off")
+    cases = gathered_cases(model.load(), folder / "images")
+    deployment = Deployment(model, policy, {"": how}, contract="off")
     work = prediction_work(deployment, cases, folder / "out", save_candidates=save_candidates)
     assert [entry.status for entry in predict_folder(work, LocalEngine())] == ["done", "done"]
     return folder
@@ -69,7 +70,7 @@ def test_a_rolled_back_case_is_kept_adapted_without_a_flag_and_applied(tmp_path:
     assert not np.array_equal(deployed, adapted)
     predictions = Predictions(out)
     about = predictions.about("scan_0")
-    ReviewLog(out / REVIEWS, predictions.audit).append(Review("scan_0", "keep-adapted", "Ada", about, adapted="1"))
+    ReviewLog(out / REVIEWS).append(Review("scan_0", "keep-adapted", "Ada", about, adapted="1"))
     applied = {one.case: one for one in apply_reviews(out, tmp_path / "chosen")}
     assert (applied["scan_0"].taken, applied["scan_1"].taken) == ("adapted", "deployed")
     assert (tmp_path / "chosen" / "scan_0.nii.gz").read_bytes() == last.read_bytes()
@@ -91,7 +92,7 @@ def test_a_user_reviews_what_predict_wrote_and_stops_with_control_c(predicted):
         row = listed["cases"][0]
         detail = json.load(urllib.request.urlopen(f"{url}case/{row['id']}"))
         assert detail["image_problem"] is None
-        assert detail["states"] == ["1"]
+        assert detail["states"] == {"1": "step 1"}
         assert detail["area"] > 0
         said = {"case": row["id"], "decision": "keep-m0", "reviewer": "Ada", "about": row["about"], "adapted": "1"}
         headers = {"Content-Type": "application/json", "Origin": url.split("/", 3)[0] + "//" + url.split("/")[2]}

@@ -11,7 +11,7 @@ from casewise.core.errors import TooFewCases, UnknownName
 from casewise.core.registry import Registry
 from casewise.report.study_report import build
 from casewise.study import analyses
-from casewise.study.finding import Finding, Section, plain_table
+from casewise.study.finding import Finding, Section, show
 from casewise.study.study import Study
 
 
@@ -23,7 +23,7 @@ def section(study: Study) -> Section:
         "sizes",
         "How large deployed edits are",
         f"{len(found.table)} kinds of decisions.",
-        (plain_table("sizes", "Changed voxels by action", found),),
+        (show("sizes", "Changed voxels by action", found),),
         findings=(found,),
     )
 

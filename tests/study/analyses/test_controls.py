@@ -15,8 +15,10 @@ from casewise.study.analyses.controls import (
     random_control,
     selector_intervals,
     substitution,
+    substitutions_of,
 )
-from casewise.study.assignment import selector_scores
+from casewise.study.assignment import buckets_at, selector_scores
+from casewise.study.trajectories import step_one
 
 
 @pytest.fixture
@@ -113,14 +115,14 @@ def test_the_attribution_line_is_the_quotas_share_of_the_cut(arms, router, metho
         (row["ha_reference"] - row["ha_control"]) / (row["ha_reference"] - row["ha_router"])
     )
     assert 0 < row["share"] < 1
-    assert "of the HA cut" in row["sentence"]
+    assert "of the HA reduction" in row["sentence"]
     assert "is due to the quota alone" in row["sentence"]
 
 
 def test_no_cut_leaves_nothing_to_attribute(arms, router, methods):
     row = attribution(arms, router, methods["m0"]).row(control="random")
     assert np.isnan(row["share"])
-    assert row["reason"].startswith("the router does not cut HA")
+    assert row["reason"].startswith("the router does not reduce HA")
 
 
 def test_a_substituted_coordinate_at_its_own_cuts_may_empty_the_middle(arms, router, scores):
@@ -139,3 +141,13 @@ def test_a_selector_without_a_value_is_refused(arms, router, scores):
 def test_a_method_without_buckets_is_refused(arms, methods):
     with pytest.raises(BadInput, match="need a router with buckets"):
         random_control(arms, methods["fixed-4"])
+
+
+def test_another_coordinate_gets_cut_points_of_its_own(study):
+    found = substitutions_of(study)
+    native = found.row(coordinate="regions", kind="native")
+    values = step_one(study.outcomes, "regions").to_numpy()
+    rolled_back = int((buckets_at(values, native["cut_low"], native["cut_high"])[0] == 0).sum())
+    assert native["hard"] == rolled_back
+    assert native["cut_high"] == np.percentile(step_one(study.holdout, "regions"), 66.67)
+    assert "delta" not in set(found.table["coordinate"])  # the router's own

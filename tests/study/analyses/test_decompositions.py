@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from worlds.identities import audit
 
 from casewise.archive.layout import Entry
-from casewise.core.errors import DegenerateStatistic, Refused
+from casewise.core.errors import DegenerateStatistic
 from casewise.study.analyses.accounting import accounting
 from casewise.study.analyses.cost import cost, firing, measured_costs, signal_costs, step_seconds
-from casewise.study.analyses.deployment import Comparison, bucket_decomposition, intervals, method_table
+from casewise.study.analyses.deployed_methods import MethodPair, bucket_decomposition, intervals, method_table
 from casewise.study.analyses.helphurt import help_hurt, net_helped, weaker_source
 from casewise.study.analyses.routing import depth_dispersion
-from casewise.study.audit import audit, check_audit
 
 
 @pytest.fixture
@@ -113,16 +113,24 @@ def test_no_spread_is_refused(outcomes):
 
 
 def test_unmeasured_time_is_said_not_zero():
-    found = signal_costs({"fragmentation": (37.0, 0.0, 5), "aetta": (900.0, 64.0, 5)})
+    found = signal_costs({"fragmentation": (37.0, 0.0, 5), "augmentation_disagreement": (900.0, 64.0, 5)})
     assert found.number("milliseconds", signal="delta") == found.number("milliseconds", signal="entropy") == 37
-    assert (found.number("milliseconds", signal="aetta"), found.number("megabytes", signal="aetta")) == (900, 64)
-    assert found.row(signal="adic")["reason"] == "not measured"
-    assert np.isnan(found.number("milliseconds", signal="adic"))
+    assert (
+        found.number("milliseconds", signal="augmentation_disagreement"),
+        found.number("megabytes", signal="augmentation_disagreement"),
+    ) == (900, 64)
+    assert found.row(signal="dropout_disagreement")["reason"] == "not measured"
+    assert np.isnan(found.number("milliseconds", signal="dropout_disagreement"))
 
 
 def test_the_middle_time_and_the_largest_memory_of_the_cases_are_told():
-    entries = [Entry(name, (1,), spent={"aetta": pair}) for name, pair in (("a", (9.0, 1.0)), ("b", (5.0, 8.0)))]
-    assert measured_costs([*entries, Entry("c", (1,), spent={"aetta": (6.0, 0.0)})]) == {"aetta": (6.0, 8.0, 3)}
+    entries = [
+        Entry(name, (1,), spent={"augmentation_disagreement": pair})
+        for name, pair in (("a", (9.0, 1.0)), ("b", (5.0, 8.0)))
+    ]
+    assert measured_costs([*entries, Entry("c", (1,), spent={"augmentation_disagreement": (6.0, 0.0)})]) == {
+        "augmentation_disagreement": (6.0, 8.0, 3)
+    }
 
 
 def test_the_first_time_is_the_source_and_the_others_are_updates():
@@ -145,13 +153,12 @@ def findings(methods):
         "accounting": accounting(methods, buckets_of=["router"]),
         "helphurt": help_hurt(methods),
         "decomposition": bucket_decomposition(methods["router"]),
-        "intervals": intervals(methods, [Comparison("router", "fixed-4")], resamples=20),
+        "intervals": intervals(methods, [MethodPair("router", "fixed-4")], resamples=20),
     }
 
 
 def test_a_report_agrees_with_itself(methods):
     assert audit(methods, **findings(methods)) == []
-    assert check_audit(methods, **findings(methods)) == 6
 
 
 @pytest.mark.parametrize(
@@ -162,7 +169,7 @@ def test_a_report_agrees_with_itself(methods):
         ("accounting", "ha_within", "HA = HA within"),
         ("accounting", "coverage", "coverage = mean delta"),
         ("helphurt", "mean_hurt", "mean change = helped part"),
-        ("helphurt", "helped", "helped \\+ hurt"),
+        ("helphurt", "helped", "helped + hurt"),
         ("decomposition", "contribution", "bucket contributions"),
         ("intervals", "estimate", "estimate = difference of means"),
     ],
@@ -171,8 +178,7 @@ def test_one_wrong_number_fails_the_report(methods, finding, column, identity):
     made = findings(methods)
     table = made[finding].table
     table.loc[table.index[1], column] += 1
-    with pytest.raises(Refused, match=f"contradicts itself.*{identity}"):
-        check_audit(methods, **made)
+    assert any(one.identity.startswith(identity) for one in audit(methods, **made))
 
 
 def test_a_rollback_with_harm_fails_the_report(methods):

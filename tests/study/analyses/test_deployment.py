@@ -9,8 +9,8 @@ import pytest
 
 from casewise.core.errors import BadInput, UnknownName
 from casewise.core.records import State
-from casewise.study.analyses.deployment import (
-    Comparison,
+from casewise.study.analyses.deployed_methods import (
+    MethodPair,
     bucket_decomposition,
     intervals,
     method_table,
@@ -56,7 +56,7 @@ def test_a_method_that_is_not_there_is_named(methods):
 
 
 def test_a_planted_cut_is_separated_and_nothing_against_itself_is_not(methods):
-    found = intervals(methods, [Comparison("router", "fixed-4"), Comparison("fixed-4", "fixed-4")], resamples=500)
+    found = intervals(methods, [MethodPair("router", "fixed-4"), MethodPair("fixed-4", "fixed-4")], resamples=500)
     cut = found.row(id="router~fixed-4:ha")
     assert cut["separated"]
     assert cut["estimate"] < 0
@@ -69,7 +69,7 @@ def test_a_planted_cut_is_separated_and_nothing_against_itself_is_not(methods):
 
 def test_the_estimate_is_the_difference_of_the_table(methods):
     table = method_table(methods)
-    found = intervals(methods, [Comparison("router", "fixed-3")], resamples=50)
+    found = intervals(methods, [MethodPair("router", "fixed-3")], resamples=50)
     for quantity in ("ha", "metric"):
         gap = table.number(quantity, method="router") - table.number(quantity, method="fixed-3")
         assert found.number("estimate", id=f"router~fixed-3:{quantity}") == pytest.approx(gap, abs=1e-12)
@@ -79,7 +79,7 @@ def test_clusters_are_resampled_together_by_default_and_cases_when_told(methods)
     shared = {
         name: frame.assign(cluster=[f"p{number // 3}" for number in range(60)]) for name, frame in methods.items()
     }
-    asked = [Comparison("router", "fixed-4")]
+    asked = [MethodPair("router", "fixed-4")]
     assert intervals(shared, asked, resamples=50).table["clusters"].tolist() == [20, 20]
     assert intervals(shared, asked, resamples=50, cluster="never").table["clusters"].tolist() == [60, 60]
     with pytest.raises(BadInput, match="'auto' or 'never'"):
@@ -88,11 +88,11 @@ def test_clusters_are_resampled_together_by_default_and_cases_when_told(methods)
 
 def test_methods_of_other_cases_are_refused(methods):
     with pytest.raises(BadInput, match="same cases, 1 are in one only, such as"):
-        intervals({**methods, "short": methods["m0"].iloc[1:]}, [Comparison("short", "m0")])
+        intervals({**methods, "short": methods["m0"].iloc[1:]}, [MethodPair("short", "m0")])
 
 
 def test_only_a_declared_family_is_corrected(methods):
-    asked = [Comparison("fixed-1", "fixed-2", family="stops", family_size=4), Comparison("router", "fixed-4")]
+    asked = [MethodPair("fixed-1", "fixed-2", family="stops", family_size=4), MethodPair("router", "fixed-4")]
     found = intervals(methods, asked, resamples=50)
     first = found.row(id="fixed-1~fixed-2:ha")
     assert first["holm_p"] == pytest.approx(min(1, 4 * first["wilcoxon_p"]))
@@ -101,7 +101,7 @@ def test_only_a_declared_family_is_corrected(methods):
 
 
 def test_the_bootstrap_stream_is_recorded(methods):
-    stream = intervals(methods, [Comparison("router", "m0")], resamples=20).made["stream"]
+    stream = intervals(methods, [MethodPair("router", "m0")], resamples=20).made["stream"]
     assert stream["sum"] == int(np.random.default_rng(1000).integers(0, 60, size=(20, 60)).sum())
 
 

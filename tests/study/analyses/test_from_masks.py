@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from worlds.cohorts import SYNTHETIC, synthetic_archive
+from worlds.cohorts import synthetic_archive
 
-from casewise.archive.store import create_archive
-from casewise.core.errors import BadInput
-from casewise.core.records import SOURCE, Case, State, Trajectory
+from casewise.core.records import SOURCE, State
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.controllers.by_group import ByGroup
 from casewise.judge.controllers.router import Bucket, Router
 from casewise.judge.outcomes import deployed, outcomes
 from casewise.measure.metrics.harm import harm
 from casewise.replay import replay
-from casewise.study.analyses.classes import class_edits
 from casewise.study.analyses.controls import check_licence
 from casewise.study.analyses.distance import distances, harm_and_distance
-from casewise.study.analyses.geometry import region_features, region_geometry
 from casewise.study.analyses.min_area import min_area_sweep, rank_invariance, sweep_outcomes
+from casewise.study.analyses.region_shapes import region_features, region_geometry
 from casewise.study.assignment import arms_of
 
 
@@ -58,31 +55,12 @@ def test_full_connectivity_never_splits_what_faces_join(archive):
     assert len(wide) == 12 * 6
 
 
-def test_a_minimum_in_millimeters_follows_the_spacing(archive):
-    """The synthetic archive has voxels of 1 mm2, so mm2 and voxels agree."""
-    voxels, area = (sweep_outcomes(archive, min_areas=(16,), unit=unit) for unit in ("voxels", "mm"))
-    assert voxels["ha"].tolist() == area["ha"].tolist()
-    with pytest.raises(BadInput, match="'voxels' or 'mm', got 'inch'"):
-        sweep_outcomes(archive, unit="inch")
-
-
 def test_a_gate_is_left_out_of_the_sweep_and_named(archive, frame, sweep):
     methods = methods_of(archive, frame)
     methods["gate"] = methods["fixed-1"].assign(action="gate")
     found = min_area_sweep(sweep, methods, router="fixed-1", reference="fixed-4")
     assert "gate" not in set(found.table["method"])
     assert found.notes == ("gate deploys masks that were not recorded, so it is not in the sweep",)
-
-
-def test_edits_between_classes_are_invisible_to_the_foreground(tmp_path):
-    archive = create_archive(tmp_path / "a", binding=SYNTHETIC, steps=1, configuration={"metric": "dice"})
-    source = np.zeros((8, 8), np.uint8)
-    source[2:6, 2:6] = 1
-    adapted = np.where(source, 2, 0).astype(np.uint8)
-    signals = ({"delta": 0.0}, {"delta": 0.0})
-    archive.add(Case("x", np.zeros((1, 8, 8))), Trajectory("x", (source, adapted), signals), source)
-    found = class_edits(outcomes(archive, foreground=True), outcomes(archive, foreground=False)).row(step=1)
-    assert (found["ha"], found["ha_raw"], found["hidden_cases"], found["hidden_share"]) == (0, 1, 1, 1)
 
 
 def methods_of(archive, frame):

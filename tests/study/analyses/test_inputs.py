@@ -10,10 +10,9 @@ import pytest
 from PIL import Image
 
 from casewise.core.errors import BadInput, Mismatch
-from casewise.render.masks import WORSE, View, edits, painted, photographed
+from casewise.render.mask_pictures import WORSE, SliceView, edits, painted, photographed
 from casewise.study.analyses import ANALYSES
 from casewise.study.analyses.qualitative import input_plane
-from casewise.study.inventory import INPUT_COLUMN
 from casewise.study.study import Extras, images_of
 
 SHAPE = (48, 48)
@@ -57,7 +56,7 @@ def test_medical_pictures_get_the_input_before_their_own_columns(study, folder):
 def test_without_images_the_masks_stay_and_say_so(study, foreground):
     section = ANALYSES["qualitative"](given(study, foreground=foreground))
     assert titles(section.pictures[0]) == ["label", "M0", "fixed-4", "COQR router"]
-    assert "--images" in section.missing[INPUT_COLUMN]
+    assert "--images" in section.missing["input column of the pictures"]
     assert "No input column" in section.pictures[0].caption
 
 
@@ -66,7 +65,7 @@ def test_an_image_of_another_shape_is_not_shown(study, folder):
         Image.new("RGB", (20, 20)).save(file)
     section = ANALYSES["qualitative"](given(study, foreground=False, images=images_of(folder)))
     assert "input" not in titles(section.pictures[0])
-    assert "has shape (20, 20), its mask (48, 48)" in section.missing[INPUT_COLUMN]
+    assert "has shape (20, 20), its mask (48, 48)" in section.missing["input column of the pictures"]
 
 
 def volume_file(path, voxels):
@@ -102,7 +101,7 @@ def test_what_cannot_be_shown_is_explained(tmp_path):
 def test_the_image_is_cropped_as_the_masks_are():
     plane = np.zeros((40, 40), np.uint8)
     plane[10, 20] = 255
-    shown = photographed(plane, View(None, slice(10, 20), slice(20, 30)), side=10)
+    shown = photographed(plane, SliceView(None, slice(10, 20), slice(20, 30)), side=10)
     assert shown.shape == (10, 10, 3)
     assert shown[0, 0].tolist() == [255, 255, 255]
     assert shown.sum() == 3 * 255
@@ -114,7 +113,7 @@ def test_boxes_stand_around_what_was_made_worse_only():
     adapted[10:14, 10:14] = 1
     adapted[28:32, 28:32] = label[28:32, 28:32] = 1
     change = edits(source, adapted, label, measure={"min_area": 4, "foreground": True, "ignore": None})
-    everything = View(None, slice(0, 40), slice(0, 40))
+    everything = SliceView(None, slice(0, 40), slice(0, 40))
     boxed = (painted(adapted, everything, change=change, side=40, boxes=True) == WORSE).all(axis=-1)
     plain = (painted(adapted, everything, change=change, side=40) == WORSE).all(axis=-1)
     assert boxed[6, 6:18].all()

@@ -1,27 +1,19 @@
-"""tab:newobj: a row for each objective, with its own router where its holdout was given; criteria know the time."""
+"""tab:newobj: a row for each objective, with its own router if its holdout was given."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
 
 import pytest
 from worlds.cohorts import SYNTHETIC, synthetic_archive
 
-from casewise.archive.store import open_archive
 from casewise.core.records import Binding
-from casewise.judge.ledger import read_ledger
 from casewise.judge.outcomes import outcomes
-from casewise.study.analyses import ANALYSES
-from casewise.study.analyses.criteria import facts, results_at
+from casewise.study.analyses.criteria import facts
 from casewise.study.analyses.objectives import label_of, objectives
-from casewise.study.preregistration import PAPER_CRITERIA, declare
 from casewise.study.study import Extras
 
 OTHER = Binding(SYNTHETIC.model, "Grata()", SYNTHETIC.loader, SYNTHETIC.measure)
-NOW = datetime.now(timezone.utc)
 
 
 @pytest.fixture(scope="module")
@@ -60,27 +52,27 @@ def test_a_router_is_refitted_on_its_own_holdout_and_keeps_its_actions(given, fo
     assert ladder["GraTa"]["router_ha"] < ladder["GraTa"]["ha_4"]
     assert ladder["GraTa"]["budget"] in {f"fixed-{step}" for step in range(1, 5)}
     assert ladder["synthetic"]["router_ha"] == float(given.router["ha"].mean())
-    assert "GraTa: mid bucket at its full depth: no shrunk state was recorded" in found[2]
+    assert "GraTa: mid bucket at its full depth: no shrunk state was recorded" in found[1].notes
     assert not any(state.shrink for state in given.extras.others["GraTa"].states)
 
 
 def test_without_a_holdout_the_router_cells_are_not_run_and_say_what_they_need(found):
-    (criteria, ladders), _, notes = found
+    (criteria, ladders), finding = found
     row, ladder = rows_by_name(criteria)["TENT"], rows_by_name(ladders)["TENT"]
     assert row["V3"] == "not run"
     texts = {column.key: ladders.text(2, column) for column in ladders.columns}
     assert [texts[key] for key in ("budget", "budget_ha", "router_metric", "router_ha")] == ["not run"] * 4
     assert texts["ha_4"] == "—"  # TENT recorded three steps
     assert isinstance(ladder["ha_3"], float)
-    assert any(note.startswith("TENT: its router needs its own calibration archive") for note in notes)
+    assert any(note.startswith("TENT: its router needs its own calibration archive") for note in finding.notes)
 
 
 def test_an_objective_that_cannot_be_routed_says_why(given, tmp_path):
     short = synthetic_archive(tmp_path / "short", cases=26, seed=5, steps=1, shrink=(), split="evaluation")
     holdout = synthetic_archive(tmp_path / "held", cases=16, seed=6, steps=1, shrink=(), prefix="held")
     extras = Extras(others={"MEMO": short}, holdouts={"MEMO": holdout})
-    _, _, notes = objectives(replace(given, extras=extras.unlocked()))
-    assert any("needs 3 steps per case, the archive holds 1" in note for note in notes)
+    _, finding = objectives(replace(given, extras=extras.unlocked()))
+    assert any("needs 3 steps per case, the archive holds 1" in note for note in finding.notes)
 
 
 def test_the_first_step_is_compared_with_tents_when_tent_was_given(study, given):
@@ -99,39 +91,6 @@ def test_v0_is_judged_for_each_objective_but_not_for_tent_itself(found):
     assert v0["synthetic"] in ("held", "failed")
     assert v0["GraTa"] in ("held", "failed")
     assert v0["TENT"] == "not run"
-
-
-def declared(study, path, moment):
-    return replace(study, extras=Extras(criteria=declare(path, PAPER_CRITERIA, declared_at=moment)))
-
-
-def recorded_at(study):
-    return min(file.stat().st_mtime for file in study.evaluation.path.glob("cases/*/entry.json"))
-
-
-def test_criteria_declared_before_the_recording_are_in_time(study, tmp_path):
-    before = datetime.fromtimestamp(recorded_at(study), timezone.utc) - timedelta(minutes=1)
-    section = ANALYSES["criteria"](declared(study, tmp_path / "criteria.json", before))
-    assert "in time, before the evaluation cases were recorded" in section.lead
-    assert not any("too late" in str(row["reason"]) for row in section.tables[0].rows)
-
-
-def test_criteria_declared_after_the_recording_are_too_late(study, tmp_path):
-    section = ANALYSES["criteria"](declared(study, tmp_path / "criteria.json", NOW + timedelta(days=1)))
-    assert "too late, after the evaluation cases were recorded" in section.lead
-    assert all("declared too late" in str(row["reason"]) for row in section.tables[0].rows)
-
-
-@pytest.mark.parametrize(
-    ("later", "what"), [(3600, "evaluation labels were read"), (0.9, "the evaluation cases were recorded")]
-)
-def test_results_are_as_old_as_the_first_reading_or_the_files(study, tmp_path, later, what):
-    """A copy looks younger than its ledger; the ledger's seconds are whole, so within one the files came first."""
-    copy = open_archive(shutil.copytree(study.evaluation.path, tmp_path / "copy"))
-    read = datetime.fromisoformat(read_ledger(copy.path)[0]["when"])
-    for file in copy.path.glob("cases/*/entry.json"):
-        os.utime(file, (read.timestamp() + later,) * 2)
-    assert results_at(copy) == (read, what)
 
 
 def test_the_studied_objective_is_named_with_the_rate_that_made_its_trajectories():

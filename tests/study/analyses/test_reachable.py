@@ -16,15 +16,12 @@ from casewise.archive.store import create_archive, open_archive
 from casewise.cli.study import app
 from casewise.core.errors import BadInput, DegenerateTertiles
 from casewise.core.records import Binding, Case, Trajectory
-from casewise.judge.calibration.cuts import MODES
-from casewise.judge.calibration.fit import calibrate
-from casewise.judge.policy import controller_of, write_policy
-from casewise.replay import replay
+from casewise.judge.calibration.calibrate import calibrate
+from casewise.judge.policy import write_policy
 from casewise.study.analyses import ANALYSES
 from casewise.study.analyses.association import fragmentation_state, states
-from casewise.study.analyses.classes import edits_by_class
 from casewise.study.analyses.objectives import gradient_checks
-from casewise.study.analyses.sensitivity import modes_of, reproduced
+from casewise.study.analyses.sensitivity import reproduced
 from casewise.study.study import Extras, Study
 
 BOUND = Binding("model", "objective", "loader", "measure")
@@ -42,7 +39,7 @@ def folders(tmp_path_factory):
 
 
 def studied(folders, out, *words):
-    fixed = [folders / "stream", "-c", folders / "holdout", "-o", out, "-B", "100", "--pictures", "0"]
+    fixed = [folders / "stream", "-c", folders / "holdout", "-o", out, "--set", "resamples=100", "--set", "pictures=0"]
     outcome = CliRunner().invoke(app, [str(word) for word in (*fixed, *words)])
     if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
         raise outcome.exception
@@ -53,15 +50,17 @@ def studied(folders, out, *words):
 def test_every_one_is_reachable_from_the_command_line(folders, tmp_path):
     names = ("association", "controls", "cost", "sensitivity")
     found = studied(folders, tmp_path / "r", *(word for name in names for word in ("--only", name)))
-    for name in ("association.state", "controls.substitution", "cost.firing", "sensitivity.again", "sensitivity.modes"):
+    for name in ("association.state", "controls.substitution", "cost.firing", "sensitivity.again"):
         assert found[name]["rows"], name
     assert "controls.substitute" not in found  # needs its option
     tables = {file.stem for file in (tmp_path / "r" / "tables").glob("*.csv")}
-    assert {"state", "substitution", "firing", "refit-check", "cut-modes"} <= tables
+    assert {"state", "substitution", "firing", "refit-check"} <= tables
 
 
 def test_substitute_arms_give_every_kept_case_what_one_method_deployed(folders, tmp_path):
-    found = studied(folders, tmp_path / "r", "--only", "controls", "--only", "deployment", "--substitute", "fixed-3")
+    found = studied(
+        folders, tmp_path / "r", "--only", "controls", "--only", "deployment", "--set", "substitute=fixed-3"
+    )
     rows = {row["selector"]: row for row in found["controls.substitute"]["rows"] if row["scope"] == "all"}
     study = Study.of(*(open_archive(folders / name) for name in ("stream", "holdout")), policy_of(folders))
     kept = ~study.router.set_index("case")["rolled_back"]
@@ -70,7 +69,7 @@ def test_substitute_arms_give_every_kept_case_what_one_method_deployed(folders, 
     page = (tmp_path / "r" / "report.html").read_text()
     assert "Does not reproduce the deployed router" in page
     with pytest.raises(BadInput, match=r"substitute arms need a method of this study \(fixed-1, .*got 'nothing'"):
-        studied(folders, tmp_path / "s", "--only", "controls", "--substitute", "nothing")
+        studied(folders, tmp_path / "s", "--only", "controls", "--set", "substitute=nothing")
 
 
 def policy_of(folders):
@@ -82,7 +81,7 @@ def policy_of(folders):
 # ---- fitted again ----
 
 
-@pytest.mark.parametrize("mode", ["union", "per-group", "robust", "inferred"])
+@pytest.mark.parametrize("mode", ["union", "per-group", "robust"])
 def test_fitted_again_every_case_falls_into_the_same_bucket(folders, mode):
     holdout = open_archive(folders / "holdout")
     with warnings.catch_warnings():
@@ -105,25 +104,6 @@ def test_other_cut_points_are_noticed(folders):
         assert why in again.notes[0]
 
 
-def test_modes_stand_side_by_side_for_each_group(folders):
-    study = Study.of(
-        open_archive(folders / "stream"), open_archive(folders / "holdout"), policy_of(folders), resamples=100
-    )
-    found = modes_of(study)
-    assert list(zip(found.table["group"], found.table["mode"], strict=True)) == [
-        (group, mode) for group in ("A", "B") for mode in MODES
-    ]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DegenerateTertiles)
-        own = calibrate(study.calibration, "cardiac", mode="per-group")
-    rolled_back = [one for one in replay(study.evaluation, controller_of(own)) if one.group == "B"]
-    by_hand = np.mean([one.state.step == 0 for one in rolled_back])
-    assert found.number("rolled_back", group="B", mode="per-group") == pytest.approx(by_hand)
-    per_group = found.table[found.table["mode"] == "robust"].set_index("group")["rolled_back"]
-    fitted = found.table[found.table["mode"] == "per-group"].set_index("group")["rolled_back"]
-    assert (per_group >= fitted - 1e-12).all()  # robust rolls no group back less often than its own cut
-
-
 # ---- the state, classes, GraTa ----
 
 
@@ -139,16 +119,6 @@ def test_the_first_step_of_one_case_is_not_counted_from_the_case_before():
     two = pd.DataFrame({"case": ["a", "a", "b", "b"], "step": [0, 1, 0, 1], "shrink": 0.0, "regions": [0, 5, 0, 2]})
     found = states(two.assign(delta=0.0))
     assert found["regions_change"].tolist() == [5, 2]
-
-
-def test_edits_are_told_by_class(tmp_path):
-    truth, source, adapted = (np.array([row], np.uint8) for row in ([0, 1, 2, 2, 9], [1, 1, 1, 2, 0], [0, 2, 2, 1, 1]))
-    archive = create_archive(tmp_path / "a", binding=BOUND, steps=1, configuration={"ignore": 9, "foreground": True})
-    archive.add(Case("x", np.zeros((1, 1, 5))), Trajectory("x", (source, adapted), ({"delta": 0.8},) * 2), truth)
-    found = edits_by_class(archive.seal()).table.set_index("class")
-    assert found.loc[0, ["gained", "gained_right", "lost"]].tolist() == [1, 1, 0]  # the ignored voxel is no edit
-    assert found.loc[1, ["gained", "gained_right", "lost", "lost_right"]].tolist() == [1, 0, 3, 1 / 3]
-    assert found.loc[2, ["gained", "gained_right", "lost", "lost_right"]].tolist() == [2, 1 / 2, 1, 1]
 
 
 def recorded_with(path, cosines, **more):

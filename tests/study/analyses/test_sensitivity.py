@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from casewise.core.errors import BadInput, TooFewCases
-from casewise.judge.calibration.fit import calibrate
+from casewise.judge.calibration.calibrate import calibrate
 from casewise.study.analyses import ANALYSES
 from casewise.study.analyses.routing import cut_stability, stability_of
 from casewise.study.analyses.sensitivity import calibration_sensitivity

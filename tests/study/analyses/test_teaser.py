@@ -8,7 +8,7 @@ import pytest
 from worlds.cohorts import synthetic_archive
 
 from casewise.core.errors import DegenerateTertiles
-from casewise.judge.calibration.fit import calibrate
+from casewise.judge.calibration.calibrate import calibrate
 from casewise.study.analyses import ANALYSES
 from casewise.study.analyses.budget import ladder_of, micro_of
 from casewise.study.study import Study

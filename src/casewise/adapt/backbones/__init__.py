@@ -1,6 +1,6 @@
-"""Backbones: how a file becomes a network's input, and how its logits become a mask on the file's own grid.
+"""Backbones: turn a file into the input of a network, and its logits into a mask on the grid of the file.
 
-``load_backbone`` takes what a user has: an nnU-Net model folder, a Hugging Face directory or hub id, a folder with a
+``load_backbone`` loads an nnU-Net model folder, a Hugging Face directory or hub id, a folder with a
 MONAI ``network.json``, a MONAI bundle (code: only with trust), or ``package.module:factory`` for anything else.
 """
 
@@ -13,67 +13,139 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from casewise.core.brief import counted
+from casewise.adapt.logits import at_resolution, logits_of, mask_of, probabilities
 from casewise.core.errors import BadInput
 from casewise.core.records import Case, Mask
+from casewise.core.text import pluralize
 from casewise.data.folders import CaseFiles
 
 Invert = Callable[[Tensor], Tensor]
-"""Takes maps (n, classes, *space) that were predicted on transformed inputs back to the geometry of the case."""
+"""Maps predictions (n, classes, *space) of transformed inputs back to the geometry of the case."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pipeline:
-    """A backbone's whole way from a case to a mask, for inputs that were transformed: forward passes only.
+    """The full prediction of a backbone, from a prepared case to a mask, for transformed inputs; forward passes only.
 
     Probabilities are (n, classes, *space) on the grid of the mask, float32, with the current weights.
     """
 
     whole: Tensor  # (n, channel, *space): the prepared case, before windows and padding
-    read: Callable[[Tensor, Invert], Tensor]  # (transformed whole, how logits are taken back) -> probabilities
-    source: Callable[[], tuple[Mask, Tensor]]  # M0 as the backbone predicts it, and its probabilities: one pass
+    read: Callable[[Tensor, Invert], Tensor]  # (transformed whole, function that maps logits back) -> probabilities
+    source: Callable[[], tuple[Mask, Tensor]]  # M0 and its probabilities, from one pass
     mask: Callable[[Tensor], Mask]  # the mask of probabilities
-    network: nn.Module  # what runs in between
-    unmirrored: Callable[[Tensor, Invert], Tensor] | None = None  # read without averaging mirror images; None: as read
-    rows_alone: bool = False  # whether every row of n is predicted for itself, so that rows may be read in parts
+    network: nn.Module  # the network that is run
+    unmirrored: Callable[[Tensor, Invert], Tensor] | None = (
+        None  # as read, without averaging mirror images; None: no difference
+    )
+    rows_alone: bool = False  # True if every row of n is predicted independently, so that rows can be split
 
 
 @dataclass(frozen=True, eq=False)
 class OwnPrediction:
-    """A mask from a backbone's own pipeline, which may cut and turn a case before the network sees it."""
+    """Predicts a mask with the pipeline of the backbone, which may crop or transpose the case first."""
 
     run: Callable[[], Mask]
-    on_grid: bool = True  # whether the inputs of an episode hold the voxels of that mask, one to one
+    on_grid: bool = True  # True if the inputs of an episode have exactly the voxels of that mask
 
     def __call__(self) -> Mask:
         return self.run()
 
     @classmethod
     def instead(cls, of: Callable[[], Mask] | None, run: Callable[[], Mask]) -> OwnPrediction:
-        """Another way to the mask of a case, on the grid that ``of`` has."""
+        """Return another prediction function on the grid of ``of``."""
         return cls(run, getattr(of, "on_grid", True))
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """One case as an episode wants it.
+    """One case, prepared for an episode.
 
-    Without ``forward`` the network itself gives logits at the resolution of the mask. Without ``predict`` the mask is
-    the argmax of the logits; with it, the mask comes from the backbone's own full pipeline with the current weights
-    (an :class:`OwnPrediction` where that pipeline may change the grid).
+    Without ``forward``, the network returns logits at the resolution of the mask. Without ``predict``, the mask is the
+    argmax of the logits; with it, the mask comes from the full pipeline of the backbone with the current weights
+    (an :class:`OwnPrediction` if the pipeline may change the grid).
     """
 
     inputs: Tensor  # (n, channel, *space)
     forward: Callable[[Tensor], Tensor] | None = None
     predict: Callable[[], Mask] | None = None
-    pipeline: Pipeline | None = None  # what views and members are read through
+    pipeline: Pipeline | None = None  # for views and members
+
+
+def pipeline_of(prepared: Prepared, backbone: Backbone) -> Pipeline:
+    """Return the pipeline of a prepared case.
+
+    Raises:
+        BadInput: If the backbone has its own prediction but no pipeline for views and members.
+    """
+    if prepared.pipeline is not None:
+        return prepared.pipeline
+    if prepared.forward is not None or prepared.predict is not None:
+        raise BadInput(f"{backbone.name} has no pipeline for views and members; return Prepared(..., pipeline=...)")
+    return logits_pipeline(backbone.network, prepared.inputs, backbone.head)
+
+
+def logits_pipeline(
+    network: nn.Module,
+    whole: Tensor,
+    head: str,
+    logits: Callable[[Tensor], Tensor] | None = None,
+    space: Sequence[int] | None = None,
+) -> Pipeline:
+    """Return the pipeline of a network whose resized logits are the mask.
+
+    Args:
+        network: The network.
+        whole: The prepared case, (n, channel, *space).
+        head: "softmax" or "sigmoid".
+        logits: Function from inputs to logits at any resolution; default: the network.
+        space: Grid of the mask; default: that of the inputs.
+    """
+    run = logits or (lambda inputs: logits_of(network(inputs)))
+    grid = tuple(space or whole.shape[2:])
+
+    def read(inputs: Tensor, invert: Invert) -> Tensor:
+        with torch.inference_mode():
+            return probabilities(at_resolution(invert(run(inputs)), grid).float(), head)
+
+    def source() -> tuple[Mask, Tensor]:
+        with torch.inference_mode():
+            found = at_resolution(run(whole), grid).float()
+            return mask_of(found, head), probabilities(found, head)
+
+    def mask(shares: Tensor) -> Mask:
+        return mask_of(shares if head == "softmax" else shares - 0.5, head)
+
+    return Pipeline(whole, read, source, mask, network, rows_alone=True)
+
+
+def prepared_array(prepared: Prepared) -> NDArray[Any]:
+    """Return the prepared input as an array on the CPU, for :func:`casewise.judge.appearance.appearance_numbers`.
+
+    Args:
+        prepared: Result of ``backbone.prepare(case)``.
+
+    Returns:
+        ``(n, channel, *space)`` in float32: the whole case before windows and padding, if the backbone has a pipeline.
+    """
+    whole = prepared.inputs if prepared.pipeline is None else prepared.pipeline.whole
+    return np.asarray(whole.detach().float().cpu().numpy())
+
+
+def appearance_inputs(case: Case, prepared: Prepared, source: Mask, backbone: Backbone) -> dict[str, Any]:
+    """Return the arguments of :func:`casewise.judge.appearance.appearance_numbers`, the same in record and predict."""
+    labels = sorted(value for value in backbone.labels if value > 0)
+    seen = {"image": case.image, "source": source, "labels": labels, "spacing_mm": case.spacing_mm}
+    return {"inputs": prepared_array(prepared), **seen}
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """A case that was read, and what its writer needs to put a mask where the image lay."""
+    """A case that was read, with the geometry that the writer needs for its mask."""
 
     case: Case
     place: Any
@@ -81,84 +153,70 @@ class Reading:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a model saw in training, as far as its folder says: the input contract."""
+    """Input contract: properties of the training images, as far as the model folder states them."""
 
     channels: int | None = None
     spacing_mm: tuple[float, ...] | None = None  # median, in the order of the case's axes
     intensity: Mapping[int, Mapping[str, float]] = field(default_factory=dict)  # by channel: percentiles, mean, std
-    absolute: tuple[bool, ...] = ()  # by channel: whether the normalization relies on absolute values (CT)
-    reorients: bool = False  # whether the reader turns every image to one orientation by itself
+    absolute: tuple[bool, ...] = ()  # by channel: True if normalization uses absolute values (CT)
+    reorients: bool = False  # True if the reader reorients every image
 
 
 @runtime_checkable
 class Backbone(Protocol):
-    """A network together with its way in and its way out."""
+    """A network with its reader, preprocessing, prediction and writer."""
 
     @property
     def network(self) -> nn.Module:
         """The network that is adapted."""
-        ...
 
     @property
     def name(self) -> str:
-        """What to call it in a report."""
-        ...
+        """Name in reports."""
 
     @property
     def fingerprint(self) -> str:
         """sha256 of the source weights."""
-        ...
 
     @property
     def loader(self) -> str:
-        """How images become inputs; part of a policy's binding."""
-        ...
+        """Description of the preprocessing; a policy is bound to it."""
 
     @property
     def classes(self) -> int:
-        """Channels of the logits."""
-        ...
+        """Number of channels of the logits."""
 
     @property
     def head(self) -> str:
         """ "softmax" or "sigmoid"."""
-        ...
 
     @property
     def labels(self) -> Mapping[int, str]:
         """Names of the mask's values."""
-        ...
 
     @property
     def ignore(self) -> int | None:
         """Value of the label that is not scored."""
-        ...
 
     @property
     def ending(self) -> str | None:
-        """The only file ending that it reads and writes; None for any."""
-        ...
+        """The only file extension that it reads and writes; None for any."""
 
     @property
     def expects(self) -> Expectation:
         """The input contract."""
-        ...
 
     def read(self, files: CaseFiles) -> Reading:
-        """Open the image files of a case."""
-        ...
+        """Read the image files of a case."""
 
     def read_label(self, path: Path) -> Mask:
-        """Open a label in the axes order of the masks."""
-        ...
+        """Read a label in the axis order of the masks."""
 
     def prepare(self, case: Case) -> Prepared:
-        """Turn an image into inputs, a differentiable forward and, where there is one, the full pipeline."""
-        ...
+        """Turn an image into inputs, a differentiable forward pass and, if there is one, the full pipeline."""
 
     def write(self, mask: Mask, reading: Reading, path: Path) -> None:
-        """Write a mask in the geometry of the image that was read."""
-        ...
+        """Write a mask with the geometry of its image."""
 
 
 def load_backbone(
@@ -174,7 +232,7 @@ def load_backbone(
     trust_bundle: bool = False,
     trust_architectures: Sequence[str] = (),
 ) -> Backbone:
-    """Load what ``spec`` names; options that a kind of backbone does not have are refused, not ignored."""
+    """Load the backbone that ``spec`` names."""
     folder = Path(spec)
     if (folder / "plans.json").is_file() and (folder / "dataset.json").is_file():
         from casewise.adapt.backbones.nnunet import NnUNet
@@ -190,11 +248,11 @@ def load_backbone(
             trust_architectures=trust_architectures,
         )
     if (folder / "network.json").is_file():
-        from casewise.adapt.backbones.monai import load_network_folder
+        from casewise.adapt.backbones.monai_bundle import load_network_folder
 
         return load_network_folder(folder, weights=weights, device=device, trust=trust)
     if (folder / "configs" / "metadata.json").is_file():
-        from casewise.adapt.backbones.monai import load_bundle
+        from casewise.adapt.backbones.monai_bundle import load_bundle
 
         return load_bundle(folder, device=device, trust_bundle=trust_bundle, trust=trust)
     if (folder / "config.json").is_file() or (not folder.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", spec)):
@@ -211,7 +269,7 @@ def load_backbone(
 def _unknown(spec: str, folder: Path) -> str:
     if folder.is_dir():
         return (
-            f"{spec} is no model folder: nnU-Net has plans.json and dataset.json, Hugging Face config.json, "
+            f"{spec} is not a model folder: nnU-Net has plans.json and dataset.json, Hugging Face config.json, "
             f"a MONAI network network.json, a bundle configs/metadata.json; it holds {_contents(folder)}"
         )
     return f"{spec!r} is neither a folder that exists, nor a hub id org/name, nor package.module:factory"
@@ -222,10 +280,10 @@ def _contents(folder: Path) -> list[str]:
 
 
 def check_image(case: Case, *, channels: int | None = None) -> None:
-    """Refuse images that no network should see: NaN, infinite, empty, or with another number of channels."""
+    """Refuse images that are empty, not finite, or have another number of channels than the model."""
     if case.image.size == 0:
         raise BadInput(f"case {case.id} has no voxels; its image has shape {case.image.shape}")
     if channels is not None and case.image.shape[0] != channels:
-        raise BadInput(f"the model takes {counted(channels, 'channel')}, case {case.id} has {case.image.shape[0]}")
+        raise BadInput(f"the model takes {pluralize(channels, 'channel')}, case {case.id} has {case.image.shape[0]}")
     if not np.isfinite(case.image).all():
         raise BadInput(f"case {case.id} holds NaN or infinite values; repair the image")

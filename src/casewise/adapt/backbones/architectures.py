@@ -1,10 +1,9 @@
-"""Which classes a model folder may name: nothing that is read from a file decides what code is imported.
+"""Check the class names in a model folder before nnU-Net imports them.
 
-nnU-Net resolves dotted names of ``plans.json`` by importing whatever they say and calling it with the arguments of the
-same file, so that a plans file is a program. Before nnU-Net sees a folder, every name in it is checked here against
-three lists: the classes of ``dynamic_network_architectures`` and of ``torch.nn``, what an installed package offers on
-purpose (entry points of the group ``casewise.architectures``, whose value is the class), and what the person who runs
-casewise typed (``--trust-architecture package.module.Class``).
+nnU-Net imports the dotted names of ``plans.json`` and calls them with arguments of the same file, so a plans file can
+run code. Every name is checked against three lists first: the classes of ``dynamic_network_architectures`` and of
+``torch.nn``, the classes that installed packages register (entry points of the group ``casewise.architectures``), and
+the names that the user typed (``--trust package.module.Class``).
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from casewise.core.errors import BadInput, UnsafeInput
 GROUP = "casewise.architectures"
 _LIBRARY = "dynamic_network_architectures"
 _IMPORTED = ("conv_op", "norm_op", "dropout_op", "nonlin", "pool_op", "block", "stem", "encoder", "decoder")
-"""Arguments that trainers look up by name even where the plans do not list them."""
+"""Arguments that trainers look up by name even if the plans do not list them."""
 
 
 def read_model_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a model folder; an empty or broken file is a sentence, not a traceback."""
+    """Read a JSON object of a model folder; an empty or broken file raises BadInput."""
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -42,7 +41,7 @@ def read_model_json(path: Path) -> dict[str, Any]:
 def check_nnunet_names(
     plans: Mapping[str, Any], dataset: Mapping[str, Any], *, trainer: object, trusted: Collection[str] = ()
 ) -> None:
-    """Refuse a model folder whose plans, dataset.json or checkpoint name code that nobody installed for it."""
+    """Refuse a model folder whose plans, dataset.json or checkpoint name code that is not on the lists."""
     for named, configuration in _mappings(plans.get("configurations"), "configurations of plans.json").items():
         where = f"configuration {named} of plans.json"
         _mappings(configuration, where)
@@ -69,13 +68,18 @@ _OWN = (
     ("resampling_fn_seg", "preprocessing.resampling", None),
     ("resampling_fn_probabilities", "preprocessing.resampling", None),
 )
-"""Key of a configuration, the part of nnU-Net that it is looked up in, and the class that it must descend from."""
+"""Key of a configuration, the part of nnU-Net that is searched for it, and the required base class."""
 
 
 def _check_architecture(plain: Mapping[str, Any], where: str, trusted: Collection[str]) -> None:
     _check_class(plain.get("network_class_name"), f"network_class_name in {where}", trusted)
     arguments = _mappings(plain.get("arch_kwargs", {}), where)
-    imported = {*_IMPORTED, *(str(key) for key in plain.get("_kw_requires_import", ()))}
+    listed = plain.get("_kw_requires_import", ())
+    if not isinstance(listed, list | tuple) or not all(isinstance(key, str) and key in arguments for key in listed):
+        raise BadInput(
+            f"_kw_requires_import in {where} must list names of arch_kwargs, got {str(listed)[:100]}; restore the file"
+        )
+    imported = {*_IMPORTED, *listed}
     for key, value in arguments.items():
         if isinstance(value, str) and (key in imported or "." in value):
             _check_class(value, f"{key} in {where}", trusted, parts=True)
@@ -89,20 +93,20 @@ def _check_class(name: object, where: str, trusted: Collection[str], *, parts: b
     raise UnsafeInput(
         f"{where} names {str(name)[:100]!r}, which is neither a class of {_LIBRARY}"
         f"{' or torch.nn' if parts else ''} nor offered by an installed package (entry point group {GROUP}); "
-        f"building it would run code that the model folder chose; pass --trust-architecture {str(name)[:100]} if you "
+        f"building it would run code that the model folder chose; pass --trust {str(name)[:100]} if you "
         "know it and would run it"
     )
 
 
 def _offered() -> set[str]:
-    """Dotted names that installed packages register: ``mynet = "mypackage.nets:MyNet"`` offers mypackage.nets.MyNet."""
+    """Return the names that installed packages register: ``mynet = "mypackage.nets:MyNet"`` is mypackage.nets.MyNet."""
     return {point.value.replace(":", ".") for point in metadata.entry_points(group=GROUP)}
 
 
 def _of_library(parts: bool) -> set[str]:
-    """Every spelling under which a network (or, with ``parts``, a building block) of the library can be named.
+    """Return all names of networks (with ``parts``, of building blocks) of the library.
 
-    A class that moved between files of the library is still found by nnU-Net under its old address.
+    nnU-Net still finds a class under its old address if it moved between files of the library.
     """
     try:
         home = importlib.import_module(f"{_LIBRARY}.architectures")
@@ -122,7 +126,7 @@ def _classes(package: Any) -> Iterator[tuple[str, type]]:
     for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         try:
             module = importlib.import_module(found.name)
-        except ImportError:  # wants a package that is not installed (timm, in newer ones): its classes cannot be built
+        except ImportError:  # needs a package that is not installed, such as timm; its classes cannot be built
             continue
         for name, value in vars(module).items():
             if inspect.isclass(value) and issubclass(value, nn.Module) and value.__module__.startswith(_LIBRARY):
@@ -130,7 +134,7 @@ def _classes(package: Any) -> Iterator[tuple[str, type]]:
 
 
 def _of_torch(name: str) -> bool:
-    """Whether this is a layer of torch, as ``torch.nn.Name`` or ``torch.nn.modules.file.Name``."""
+    """True for a layer of torch, as ``torch.nn.Name`` or ``torch.nn.modules.file.Name``."""
     address, _, last = name.rpartition(".")
     found = getattr(nn, last, None)
     if not inspect.isclass(found) or not issubclass(found, nn.Module):
@@ -139,9 +143,9 @@ def _of_torch(name: str) -> bool:
 
 
 def _check_own(name: object, key: str, where: str, home: str, base: str | None = None) -> None:
-    """Refuse a name that is not a plain one of nnU-Net's own: its search hands out whatever a module happens to hold.
+    """Refuse a name that nnU-Net does not define itself; nnU-Net's search returns any object of a module.
 
-    With a ``base``, what is found must be a class that descends from it; without one, a function of that part itself.
+    With ``base``, the name must be a subclass of it; without, a function of that part of nnU-Net.
     """
     if name is None:
         return

@@ -1,8 +1,8 @@
-"""Weights from disk without running code: safetensors first, then torch's weights-only reader.
+"""Read weights without running code: safetensors if available, else the weights-only reader of torch.
 
-A ``.pth`` file is a pickle, and a pickle is a program. It is read with ``weights_only=True`` and a short allow-list
-(the NumPy scalars that nnU-Net stores beside its weights). Whatever needs more is refused; ``trust=True`` is the only
-way around, it is never chosen for the user, and the run writes it into its audit log.
+A ``.pth`` file is a pickle, and loading a pickle can run code. It is read with ``weights_only=True`` and a short
+allow-list (the NumPy scalars that nnU-Net stores with its weights). Any other pickle is refused, unless the user passes
+``trust=True``, which the run writes into its audit log.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NUMPY_NUMBERS = ("float16", "float32", "float64", "int8", "int16", "int32", "in
 
 
 def read_checkpoint(path: Path, *, trust: bool = False) -> dict[str, Any]:
-    """The contents of a checkpoint; a ``.safetensors`` file of the same name beside it is taken instead of a pickle."""
+    """Read a checkpoint; a ``.safetensors`` file of the same name is used instead of the pickle."""
     twin = path.with_suffix(".safetensors")
     if twin.is_file():
         _check_not_older(twin, path)
@@ -48,22 +48,24 @@ def _read_pickle(path: Path, *, trust: bool) -> dict[str, Any]:
 
 
 def _check_not_older(twin: Path, path: Path) -> None:
-    """Refuse a conversion whose original changed since: it would be used in place of the newer weights, in silence.
+    """Refuse a converted file whose original changed later, because the older weights would be used silently.
 
-    A conversion of casewise knows the hash of its original; any other is told by the time of the files.
+    A file that casewise converted stores the hash of its original; other files are compared by modification time.
     """
     if path == twin or not path.is_file():
         return
     made_from = _facts(twin).get("made_from_sha256")
-    if made_from is None and twin.stat().st_mtime < path.stat().st_mtime:  # convert would not replace it either
+    if (
+        made_from is None and twin.stat().st_mtime < path.stat().st_mtime
+    ):  # inspect --convert does not replace it either
         raise Refused(
-            f"{path.name} is newer than {twin.name}, which no casewise convert wrote, and it is not clear which one "
-            f"you mean; move {twin.name} away to use {path.name}, or {path.name} away to use {twin.name}"
+            f"{path.name} is newer than {twin.name}, which no casewise inspect --convert wrote, and it is not clear "
+            f"which one you mean; move {twin.name} away to use {path.name}, or {path.name} away to use {twin.name}"
         )
     if made_from is not None and made_from != file_sha256(path):
         raise Refused(
             f"{path.name} changed after {twin.name} was made from it, and it is not clear which one you mean; "
-            f"run casewise convert {path} again, or remove one of the two"
+            f"run casewise inspect --convert {path} again, or remove one of the two"
         )
 
 
@@ -103,9 +105,9 @@ def _read_weights_only(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         raise UnsafeInput(
             f"{path.name} wants to run code when it is loaded ({_what(error)}); ask its author for safetensors, "
-            f"or pass --trust-checkpoint if you would run a program from the same source"
+            f"or pass --trust checkpoint if you trust its author to run code on your machine"
         ) from error
-    except Exception as error:  # a broken pickle can raise anything
+    except Exception as error:  # a broken pickle can raise any exception
         raise BadInput(f"{path.name} is not a readable checkpoint: {_first_line(error)}; copy it again") from error
 
 
@@ -135,7 +137,7 @@ def _check_torch_version() -> None:
 
 
 def _numpy_scalars() -> list[Any]:
-    """The allow-list: NumPy's scalar constructor under its old and new name, dtype, and the number types."""
+    """Return the allow-list: NumPy's scalar constructor under its old and new name, dtype, and the number types."""
     scalar = np.float32(0).__reduce__()[0]
     names = [(scalar, "numpy.core.multiarray.scalar"), (scalar, "numpy._core.multiarray.scalar")]
     dtypes = {type(np.dtype(getattr(np, name))) for name in _NUMPY_NUMBERS}
@@ -152,9 +154,9 @@ def _read_trusted(path: Path) -> Any:
 def write_safetensors(
     path: Path, weights: Mapping[str, Tensor], facts: Mapping[str, Any] | None = None, *, made_from: Path | None = None
 ) -> None:
-    """Write weights as safetensors, whole or not at all; a tensor that has several names is stored once.
+    """Write weights as safetensors, atomically; a tensor with several names is stored once.
 
-    ``facts`` go along as JSON, and so does the hash of the file that the weights were made from.
+    The metadata hold ``facts`` as JSON and the hash of the file ``made_from``.
     """
     from safetensors.torch import save_file
 
@@ -183,7 +185,7 @@ def _without_twins(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], di
 
 
 def weights_of(contents: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The state dict inside a checkpoint, under the names that trainers use, without a ``module.`` prefix."""
+    """Return the state dict of a checkpoint (under any of the usual keys), without a ``module.`` prefix."""
     for key in ("network_weights", "state_dict", "model_state_dict", "model"):
         if isinstance(contents.get(key), Mapping):
             contents = contents[key]
@@ -197,7 +199,7 @@ def weights_of(contents: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def load_weights(network: nn.Module, path: Path, *, trust: bool = False) -> None:
-    """Put a checkpoint's weights into a network; every name must fit."""
+    """Load the weights of a checkpoint into a network; all names must match."""
     weights = weights_of(read_checkpoint(path, trust=trust))
     try:
         network.load_state_dict(weights)
@@ -210,14 +212,16 @@ def _short(lines: Iterable[str]) -> str:
 
 
 def convert_checkpoint(path: Path, *, trust: bool = False) -> Path:
-    """Write ``path`` as safetensors beside it, with nnU-Net's few facts as JSON; the optimizer's state is left out."""
+    """Write ``path`` as safetensors beside it, with the metadata that nnU-Net needs; without optimizer state."""
     target = path.with_suffix(".safetensors")
     if path == target:
         raise BadInput(f"{path.name} is safetensors already; name a .pth file")
     if not path.is_file():
         raise BadInput(f"there is no checkpoint {path}; name one that exists")
     if target.exists() and "made_from_sha256" not in _facts(target):
-        raise BadInput(f"{target.name} lies beside {path.name} and no casewise convert wrote it; move one away")
+        raise BadInput(
+            f"{target.name} exists beside {path.name} and was not written by casewise inspect --convert; move one away"
+        )
     contents = _read_pickle(path, trust=trust)
     facts = None
     if "network_weights" in contents:

@@ -1,6 +1,6 @@
-"""Hugging Face semantic segmentation: any ``AutoModelForSemanticSegmentation`` with its image processor.
+"""Backbone for Hugging Face: any ``AutoModelForSemanticSegmentation`` with its image processor.
 
-Logits are low-resolution; they are resized bilinearly to the picture and then argmaxed, as
+Low-resolution logits are resized bilinearly to the image before the argmax, as
 ``post_process_semantic_segmentation`` does. Weights are safetensors unless the user trusts the checkpoint.
 """
 
@@ -17,10 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from casewise.adapt.backbones import Expectation, Prepared, Reading, check_image
+from casewise.adapt.backbones import Expectation, Prepared, Reading, check_image, logits_pipeline
 from casewise.adapt.backbones.module import read_files, read_label_file, write_mask_file
 from casewise.adapt.logits import at_resolution
-from casewise.adapt.readings import logits_pipeline
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput, MissingExtra, UnsafeInput
 from casewise.core.formats import json_text
@@ -30,7 +29,7 @@ from casewise.data.folders import CaseFiles
 
 @dataclass(frozen=True, eq=False)
 class HuggingFace:
-    """A local directory or a hub id."""
+    """A model of Hugging Face, from a local directory or the hub."""
 
     network: nn.Module
     processor: Any
@@ -52,13 +51,13 @@ class HuggingFace:
         local = Path(spec).is_dir()
         if local and not trust and not list(Path(spec).glob("*.safetensors")):
             raise UnsafeInput(
-                f"{spec} has no safetensors file; save it with save_pretrained, or pass --trust-checkpoint"
+                f"{spec} has no safetensors file; save it with save_pretrained, or pass --trust checkpoint"
             )
         options = {"local_files_only": local, "trust_remote_code": False}
         try:
             network = model_class.from_pretrained(spec, use_safetensors=None if trust else True, **options)
             processor = processor_class.from_pretrained(spec, **options)
-        except Exception as error:  # an empty or broken file can raise anything in there
+        except Exception as error:  # an empty or broken file can raise any exception
             line = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise BadInput(f"{spec} cannot be loaded: {line}") from error
         network.to(torch.device(device)).eval()
@@ -76,13 +75,13 @@ class HuggingFace:
         )
 
     def read(self, files: CaseFiles) -> Reading:
-        """Read a picture."""
+        """Read an image."""
         reading = read_files(files)
         check_image(reading.case, channels=3)
         return reading
 
     def read_label(self, path: Path) -> Mask:
-        """Read a picture of label numbers."""
+        """Read an image of label numbers."""
         return read_label_file(path)
 
     def write(self, mask: Mask, reading: Reading, path: Path) -> None:
@@ -90,7 +89,7 @@ class HuggingFace:
         write_mask_file(mask, reading, path)
 
     def prepare(self, case: Case) -> Prepared:
-        """Run the image processor; the forward gives logits at the picture's own size."""
+        """Run the image processor; ``forward`` returns logits at the size of the image."""
         check_image(case, channels=3)
         picture = np.moveaxis(np.asarray(case.image), 0, -1)
         inputs = self.processor(images=picture, return_tensors="pt")["pixel_values"].to(self.device)
@@ -106,9 +105,9 @@ class HuggingFace:
 
 
 def segments(mask: Mask, labels: Mapping[int, str], decision: Decision | None = None) -> list[dict[str, Any]]:
-    """The result of the ``image-segmentation`` pipeline, a list of label, mask and score, plus the decision.
+    """Return the result in the form of the ``image-segmentation`` pipeline: label, mask and score, and the decision.
 
-    Semantic segmentation has no score, so it is None there too; masks are (rows, columns) of 0 and 255.
+    The score is None, as in the pipeline for semantic segmentation; masks are (rows, columns) of 0 and 255.
     """
     found = [
         {"score": None, "label": labels.get(int(value), str(int(value))), "mask": _picture(mask == value)}

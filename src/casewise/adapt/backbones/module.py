@@ -1,14 +1,13 @@
-"""Any ``nn.Module``: slices of a volume as a batch for a 2-D network, one volume for a 3-D network.
+"""Backbone for any ``nn.Module``: a 2-D network gets the slices of a volume as a batch, a 3-D network the volume.
 
-``package.module:factory`` names a function without arguments that returns a network, or a :class:`Module` where
-something must be said about intensities, padding or labels.
+``package.module:factory`` names a function without arguments that returns a network, or a :class:`Module` with
+settings for intensities, padding or labels.
 
-NIfTI volumes and pictures in and out, for every backbone that brings no reader of its own.
+This file also reads and writes NIfTI volumes and images for all backbones without their own reader.
 """
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,14 +21,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from casewise.adapt.backbones import Backbone, Expectation, Prepared, Reading, check_image
+from casewise.adapt.backbones import Backbone, Expectation, Prepared, Reading, check_image, logits_pipeline
 from casewise.adapt.backbones.checkpoints import load_weights
-from casewise.adapt.logits import at_resolution, labels, logits_of
-from casewise.adapt.readings import logits_pipeline
+from casewise.adapt.logits import at_resolution, logits_of, mask_of
 from casewise.adapt.snapshot import fingerprint
 from casewise.core.errors import BadInput
 from casewise.core.records import Case, Mask
-from casewise.core.registry import Registry, importable_from_here
+from casewise.core.registry import Registry, from_address
 from casewise.data import nifti, pictures
 from casewise.data.folders import CaseFiles
 
@@ -52,12 +50,12 @@ def _case(files: CaseFiles, image: NDArray[Any], spacing_mm: tuple[float, ...] |
 
 
 def read_label_file(path: Path) -> Mask:
-    """A label as (slices, rows, columns) or (rows, columns)."""
+    """Read a label as (slices, rows, columns) or (rows, columns)."""
     return pictures.read_label_picture(path) if _is_picture(path) else nifti.read_label(path)
 
 
 def write_mask_file(mask: Mask, reading: Reading, path: Path) -> None:
-    """Write a mask next to what it was read from: NIfTI with the image's geometry, or a PNG of label numbers."""
+    """Write a mask as NIfTI with the geometry of the image, or as PNG of label numbers."""
     if reading.place is None:
         pictures.write_label_picture(path, mask)
     else:
@@ -69,26 +67,26 @@ def _is_picture(path: Path) -> bool:
 
 
 def zscore(image: NDArray[Any]) -> NDArray[Any]:
-    """Each channel to mean 0 and standard deviation 1 over the whole case."""
+    """Scale each channel to mean 0 and standard deviation 1 over the whole case."""
     axes = tuple(range(1, image.ndim))
     spread = image.std(axis=axes, keepdims=True)
     return np.asarray((image - image.mean(axis=axes, keepdims=True)) / np.maximum(spread, 1e-8))
 
 
 def imagenet(image: NDArray[Any]) -> NDArray[Any]:
-    """RGB from 0..255 with the ImageNet mean and standard deviation."""
+    """Normalize RGB from 0..255 by the mean and standard deviation of ImageNet."""
     shape = (3, *[1] * (image.ndim - 1))
     mean, spread = np.array([0.485, 0.456, 0.406]).reshape(shape), np.array([0.229, 0.224, 0.225]).reshape(shape)
     return np.asarray((image / 255.0 - mean) / spread)
 
 
 def unit(image: NDArray[Any]) -> NDArray[Any]:
-    """0..255 to 0..1."""
+    """Scale 0..255 to 0..1."""
     return image / 255.0
 
 
 def as_is(image: NDArray[Any]) -> NDArray[Any]:
-    """Unchanged."""
+    """Return the image unchanged."""
     return image
 
 
@@ -96,18 +94,18 @@ INTENSITIES = {"zscore": zscore, "imagenet": imagenet, "unit": unit, "as-is": as
 
 
 Inferer = Callable[[nn.Module, Tensor], Tensor]
-"""(network, whole inputs) -> logits of the whole: a sliding window, for instance."""
+"""(network, inputs) -> logits of the whole image, for example by a sliding window."""
 
 _CONVOLUTIONS: dict[type[nn.Module], int] = {nn.Conv2d: 2, nn.Conv3d: 3}
 
 
 @dataclass(frozen=True, eq=False)
 class Module:
-    """A network, how its inputs are scaled and padded, and what its labels are called."""
+    """A network with its intensity scaling, padding and label names."""
 
     network: nn.Module
     classes: int
-    dimensions: int  # 2 or 3: what the network convolves over
+    dimensions: int  # of the convolutions: 2 or 3
     name: str = "module"
     head: str = "softmax"
     intensity: str = "zscore"  # name in INTENSITIES
@@ -123,7 +121,7 @@ class Module:
     def __post_init__(self) -> None:
         Registry("intensity", INTENSITIES)[self.intensity]
         if self.dimensions not in (2, 3):
-            raise BadInput(f"a network convolves over 2 or 3 dimensions, got {self.dimensions}")
+            raise BadInput(f"dimensions must be 2 or 3, got {self.dimensions}")
 
     @property
     def fingerprint(self) -> str:
@@ -132,11 +130,11 @@ class Module:
 
     @property
     def loader(self) -> str:
-        """How images become inputs."""
+        """Description of the preprocessing."""
         return f"module({self.dimensions}d, intensity={self.intensity}, multiple={self.multiple}, window={self.window})"
 
     def read(self, files: CaseFiles) -> Reading:
-        """Read NIfTI or pictures."""
+        """Read NIfTI or image files."""
         reading = read_files(files)
         check_image(reading.case, channels=self.expects.channels)
         return reading
@@ -146,11 +144,11 @@ class Module:
         return read_label_file(path)
 
     def write(self, mask: Mask, reading: Reading, path: Path) -> None:
-        """Write in the geometry of the image."""
+        """Write a mask with the geometry of its image."""
         write_mask_file(mask, reading, path)
 
     def prepare(self, case: Case) -> Prepared:
-        """(channel, *space) to (n, channel, *space), scaled."""
+        """Scale (channel, *space) and reshape it to (n, channel, *space)."""
         check_image(case, channels=self.expects.channels)
         scaled = INTENSITIES[self.intensity](np.asarray(case.image, np.float32))
         image = torch.as_tensor(np.ascontiguousarray(scaled), dtype=torch.float32)
@@ -178,16 +176,14 @@ class Module:
 
     def _whole_mask(self, whole: Tensor) -> Mask:
         with torch.inference_mode():
-            logits = self._inferred(whole)
-        found = labels(logits, self.head)
-        return np.asarray(found[0] if len(found) == 1 else found)
+            return mask_of(self._inferred(whole), self.head)
 
 
 @dataclass(frozen=True, eq=False)
 class PaddedForward:
-    """The logits of inputs of any size; the padding that the network needs is cropped again.
+    """Computes logits of inputs of any size: pads the inputs, runs the network, crops the logits.
 
-    Padded within the forward, so that inputs and logits share one grid: objectives mirror and turn both.
+    Inputs and logits have the same grid, so objectives can mirror and rotate both.
     """
 
     logits: Callable[[Tensor], Tensor]
@@ -199,14 +195,17 @@ class PaddedForward:
         return self.logits(self.pad(inputs))[inside]
 
     def pad(self, inputs: Tensor) -> Tensor:
-        """What the network sees: 0 behind each axis up to a multiple."""
+        """Pad the end of each axis with 0 up to a multiple."""
         margins = [side for size in reversed(inputs.shape[2:]) for side in (0, -size % self.multiple)]
         return functional.pad(inputs, margins)
 
 
 def load_factory(spec: str, *, weights: Path | None, device: str, trust: bool) -> Backbone:
-    """Import ``package.module:factory``, call it, and put weights into what it returns."""
-    made = _factory(spec)()
+    """Import ``package.module:factory``, call it, and load weights into the network that it returns."""
+    factory = from_address(spec, "model")
+    if not callable(factory):
+        raise BadInput(f"{spec} must be a function that returns a network, got a {type(factory).__name__}")
+    made = factory()
     if not isinstance(made, (nn.Module, Module)):
         if isinstance(made, Backbone):
             return made
@@ -219,7 +218,7 @@ def load_factory(spec: str, *, weights: Path | None, device: str, trust: bool) -
 
 
 def of_network(network: nn.Module, *, name: str = "module", **options: Any) -> Module:
-    """A Module around a bare network: dimensions from its first convolution, classes from its last."""
+    """Wrap a bare network: dimensions from its first convolution, classes from its last."""
     found = [layer for layer in network.modules() if isinstance(layer, tuple(_CONVOLUTIONS))]
     if not found and not {"dimensions", "classes"} <= set(options):
         raise BadInput(
@@ -232,26 +231,19 @@ def of_network(network: nn.Module, *, name: str = "module", **options: Any) -> M
     return Module(network, name=name, **options)
 
 
-def _factory(spec: str) -> Callable[[], Any]:
-    module_name, _, name = spec.partition(":")
-    try:
-        with importable_from_here():
-            module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise BadInput(f"{module_name} cannot be imported ({error}); run casewise where the module lies") from error
-    found = getattr(module, name, None)
-    if not callable(found):
-        raise BadInput(f"{module_name} has no function called {name}")
-    factory: Callable[[], Any] = found
-    return factory
+def as_backbone(network: Backbone | nn.Module) -> Backbone:
+    """Return a backbone unchanged; wrap a bare network without intensity scaling."""
+    if not isinstance(network, nn.Module):
+        return network
+    made = of_network(network, intensity="as-is")
+    return replace(made, head="sigmoid") if made.classes == 1 else made
 
 
 def patches(volume: Tensor, patch_size: Sequence[int]) -> Tensor:
-    """Cover a preprocessed (channel, z, y, x) volume with as few patches as will do: (n, channel, *patch).
+    """Cover a preprocessed (channel, z, y, x) volume with as few patches as possible: (n, channel, *patch).
 
-    Updates are made on these where a network sees windows, not whole images.
-
-    A 2-D patch takes each slice for itself. Small volumes are padded with 0 on both sides, as nnU-Net does.
+    Objectives are updated on these patches if the network predicts windows instead of whole images. A 2-D patch covers
+    one slice. Small volumes are padded with 0 on both sides, as nnU-Net does.
     """
     flat = len(patch_size) == volume.ndim - 2
     images = list(volume.unbind(1)) if flat else [volume]

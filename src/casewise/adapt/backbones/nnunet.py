@@ -1,9 +1,9 @@
-"""nnU-Net v2, used as it is: its reader, preprocessing, sliding window, mirroring, export and writer.
+"""Backbone for nnU-Net v2, with its reader, preprocessing, sliding window, mirroring, export and writer.
 
-nnU-Net reloads ``list_of_parameters`` into its network before every prediction, so an adaptation of that network is
-silently lost. Here the reload works for us: the predictor keeps a network of its own to copy weights into, and before
-each prediction it is handed the adapted weights as the list. What it then writes is what ``nnUNetv2_predict`` writes,
-byte for byte where the weights are the source's. Gradients run on the preprocessed patches, outside its inference mode.
+nnU-Net loads ``list_of_parameters`` into its network before every prediction, so changes of that network are lost.
+Therefore the predictor has a separate network, and before each prediction its list is set to the adapted weights. With
+source weights, the output equals that of ``nnUNetv2_predict`` byte for byte. Gradients are computed on the preprocessed
+patches, outside nnU-Net's inference mode.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ABSOLUTE = ("CTNormalization", "NoNormalization", "RescaleTo01Normalization", "
 
 
 class Ensemble(nn.Module):
-    """Several folds as one network: the mean of their logits, so that one update moves all of them."""
+    """Several folds as one network that returns the mean of their logits; an update changes all folds."""
 
     def __init__(self, members: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -59,10 +59,12 @@ class NnUNet:
     classes: int
     head: str
     labels: Mapping[int, str]
-    regions: tuple[int | tuple[int, ...], ...]  # what nnU-Net evaluates: label values, or tuples of them for regions
+    regions: tuple[int | tuple[int, ...], ...]  # regions that nnU-Net evaluates: label values, or tuples of them
     ignore: int | None
     ending: str
     expects: Expectation
+    configuration: str  # of the plans: "2d", "3d_fullres", ...
+    folds: tuple[int | str, ...]  # that the network is made of
 
     @classmethod
     def load(
@@ -77,14 +79,14 @@ class NnUNet:
         trust: bool = False,
         trust_architectures: Sequence[str] = (),
     ) -> NnUNet:
-        """Load a model folder with safe checkpoints; ``folds=None`` takes every fold that has the checkpoint.
+        """Load a model folder without running code; ``folds=None`` loads every fold that has the checkpoint.
 
-        Names of classes in the folder are checked before nnU-Net sees it (``architectures.py``).
+        Class names in the folder are checked first (``architectures.py``).
         """
         chosen = folds if folds is not None else _folds_with(folder, checkpoint)
         contents = [_checkpoint(folder / f"fold_{fold}" / checkpoint, trust=trust) for fold in chosen]
         plans, dataset = read_model_json(folder / "plans.json"), read_model_json(folder / "dataset.json")
-        with _quiet():
+        with quiet():
             _nnunet()
             for item in contents:
                 check_nnunet_names(plans, dataset, trainer=item["trainer_name"], trusted=trust_architectures)
@@ -108,19 +110,21 @@ class NnUNet:
             ignore=manager.ignore_label,
             ending=dataset["file_ending"],
             expects=_expectation(predictor),
+            configuration=str(contents[0]["init_args"]["configuration"]),
+            folds=tuple(chosen),
         )
 
     @property
     def tiling(self) -> dict[str, Any]:
-        """How it is run, in the options of ``load``: a member is run in the same way."""
+        """Options of ``load`` that set tiling and mirroring; members use the same ones."""
         return {"step_size": self.predictor.tile_step_size, "mirroring": self.predictor.use_mirroring}
 
     def read(self, files: CaseFiles) -> Reading:
-        """Open the channels with the reader that the plans name, behind the header gate."""
+        """Read the channels with the reader that the plans name, after the headers were checked."""
         _gate(files.images)
         reader = self.predictor.plans_manager.image_reader_writer_class()
         try:
-            with _quiet():
+            with quiet():
                 image, properties = reader.read_images([str(path) for path in files.images])
         except Exception as error:
             raise BadInput(f"{type(reader).__name__} cannot read case {files.id}: {_line(error)}") from error
@@ -130,23 +134,27 @@ class NnUNet:
         return Reading(case, properties)
 
     def read_label(self, path: Path) -> Mask:
-        """Open a label with the same reader: (slices, rows, columns)."""
+        """Read a label with the same reader: (slices, rows, columns)."""
         _gate((path,))
         reader = self.predictor.plans_manager.image_reader_writer_class()
         try:
-            with _quiet():
+            with quiet():
                 label = reader.read_seg(str(path))[0][0]
         except Exception as error:
             raise BadInput(f"{type(reader).__name__} cannot read the label {path.name}: {_line(error)}") from error
         return np.asarray(np.rint(label), dtype=np.int32)
 
     def prepare(self, case: Case) -> Prepared:
-        """Preprocess once; patches for the updates, the whole pipeline for the masks."""
+        """Preprocess once; updates use patches, masks come from the whole pipeline."""
         check_image(case, channels=self.expects.channels)
+        if case.spacing_mm is None:
+            raise BadInput(
+                f"case {case.id} has no voxel spacing, which nnU-Net needs; give a file, or Case(id, image, spacing_mm)"
+            )
         predictor = self.predictor
-        properties: dict[str, Any] = {"spacing": list(case.spacing_mm or ())}
+        properties: dict[str, Any] = {"spacing": list(case.spacing_mm)}
         preprocessor = predictor.configuration_manager.preprocessor_class(verbose=False)
-        with _quiet():
+        with quiet():
             data, *_ = preprocessor.run_case_npy(  # fills in the properties
                 case.image, None, properties,
                 predictor.plans_manager, predictor.configuration_manager, predictor.dataset_json,
@@ -168,22 +176,22 @@ class NnUNet:
         return Prepared(inputs=inputs, predict=predict, pipeline=pipeline)
 
     def _mask(self, volume: Tensor, properties: dict[str, Any]) -> Mask:
-        """nnU-Net's own prediction with the current weights; one logit volume lives at a time."""
+        """Predict with nnU-Net and the current weights; one logit volume is in memory at a time."""
         return np.asarray(self._converted(self._logits(volume), properties))
 
     def _logits(self, volume: Tensor) -> Tensor:
-        """Sliding window, mirroring and folds as they are configured, with the current weights."""
+        """Return logits by the configured sliding window, mirroring and folds, with the current weights."""
         members = list(self.network.members) if isinstance(self.network, Ensemble) else [self.network]
         self.predictor.list_of_parameters = [member.state_dict() for member in members]
-        with _quiet(), _to_the_last_window(self.predictor):
+        with quiet(), _to_the_last_window(self.predictor):
             logits: Tensor = self.predictor.predict_logits_from_preprocessed_data(volume).cpu()
         return logits
 
     def _converted(self, logits: Tensor, properties: dict[str, Any], *, probabilities: bool = False) -> Any:
-        """The mask on the image's own grid; with ``probabilities`` a pair of it and them."""
+        """Return the mask on the grid of the image; with ``probabilities``, the mask and its probabilities."""
         from nnunetv2.inference.export_prediction import convert_predicted_logits_to_segmentation_with_correct_shape
 
-        with _quiet():
+        with quiet():
             return convert_predicted_logits_to_segmentation_with_correct_shape(
                 logits,
                 self.predictor.plans_manager, self.predictor.configuration_manager, self.predictor.label_manager,
@@ -197,7 +205,7 @@ class NnUNet:
         return torch.as_tensor(self._converted(back, properties, probabilities=True)[1])[None]
 
     def _unmirrored(self, volume: Tensor, properties: dict[str, Any], invert: Invert) -> Tensor:
-        """As ``_probabilities``, with nnU-Net's mirroring switched off for the time of the reading."""
+        """Return probabilities without nnU-Net's mirroring."""
         found, self.predictor.use_mirroring = self.predictor.use_mirroring, False
         try:
             return self._probabilities(volume, properties, invert)
@@ -205,7 +213,7 @@ class NnUNet:
             self.predictor.use_mirroring = found
 
     def _source(self, volume: Tensor, properties: dict[str, Any]) -> tuple[Mask, Tensor]:
-        """M0 exactly as ``_mask`` gives it, and its probabilities, from one pass of the network."""
+        """Return M0 exactly as ``_mask`` does, and its probabilities, from one pass."""
         logits = self._logits(volume)
         mask = np.asarray(self._converted(logits.clone(), properties))
         return mask, torch.as_tensor(self._converted(logits, properties, probabilities=True)[1])[None]
@@ -218,26 +226,26 @@ class NnUNet:
 
     @property
     def mirrored(self) -> tuple[int, ...]:
-        """The axes over which it averages mirror images, counted from the end; nnU-Net counts those of a patch."""
+        """Axes over which mirror images are averaged, counted from the end."""
         axes = self.predictor.allowed_mirroring_axes if self.predictor.use_mirroring else None
         patch = len(self.predictor.configuration_manager.patch_size)
         return () if axes is None else tuple(axis - patch for axis in axes)
 
     def write(self, mask: Mask, reading: Reading, path: Path) -> None:
-        """Write with nnU-Net's own writer, so that a rolled-back case is the file that ``nnUNetv2_predict`` writes."""
-        with _quiet():
+        """Write with nnU-Net's writer, so that an original mask equals the file of ``nnUNetv2_predict``."""
+        with quiet():
             self.predictor.plans_manager.image_reader_writer_class().write_seg(mask, str(path), reading.place)
 
 
 def _is_whole(case: Case, volume: Tensor, properties: Mapping[str, Any]) -> bool:
-    """Whether preprocessing neither cropped nor resampled; a crop may be brought back to the image's size by chance."""
+    """True if preprocessing neither cropped nor resampled (resampling can undo the size of a crop by chance)."""
     space = tuple(case.image.shape[1:])
-    box = [tuple(map(int, side)) for side in properties.get("bbox_used_for_cropping", ())]  # none: not known, so no
+    box = [tuple(map(int, side)) for side in properties.get("bbox_used_for_cropping", ())]  # unknown counts as cropped
     return box == [(0, size) for size in space] and tuple(volume.shape[1:]) == space
 
 
 def _is_one_to_one(volume: Tensor, inputs: Tensor) -> bool:
-    """Whether the patches are the slices, or the volume itself: none was padded, and none overlap."""
+    """True if the patches are exactly the slices or the volume: no padding, no overlap."""
     space = tuple(volume.shape[1:])
     flat = inputs.ndim == volume.ndim
     return tuple(inputs.shape[2:]) == (space[1:] if flat else space) and len(inputs) == (space[0] if flat else 1)
@@ -245,10 +253,10 @@ def _is_one_to_one(volume: Tensor, inputs: Tensor) -> bool:
 
 @contextlib.contextmanager
 def _to_the_last_window(predictor: Any) -> Iterator[None]:
-    """Where a forward raises, the windows that are left are answered with zeros, and the error comes out at the end.
+    """If a forward pass raises, return zeros for the remaining windows and raise the error at the end.
 
-    nnU-Net takes windows from a thread of its own, which would wait for ever for one that left in the middle: a
-    process that failed on one case could not end. Out of memory on a GPU it has an answer itself, and keeps it.
+    A thread of nnU-Net produces the windows and would wait forever if the loop stopped early, so the process could not
+    end. nnU-Net handles GPU out-of-memory errors itself; they are passed on.
     """
     forward, heads = predictor._internal_maybe_mirror_and_predict, predictor.label_manager.num_segmentation_heads
     failed: list[BaseException] = []
@@ -259,7 +267,7 @@ def _to_the_last_window(predictor: Any) -> Iterator[None]:
                 return forward(window)
             except torch.OutOfMemoryError:
                 raise
-            except BaseException as error:  # also Ctrl-C: it must not wait either
+            except BaseException as error:  # also KeyboardInterrupt
                 failed.append(error)
         return window.new_zeros((len(window), heads, *window.shape[2:]))
 
@@ -270,7 +278,7 @@ def _to_the_last_window(predictor: Any) -> Iterator[None]:
         if not failed:
             raise
     finally:
-        del predictor._internal_maybe_mirror_and_predict  # the method of its class is there again
+        del predictor._internal_maybe_mirror_and_predict  # the method of the class is used again
     if failed:
         raise failed[0]
 
@@ -279,11 +287,11 @@ def _checkpoint(path: Path, *, trust: bool) -> dict[str, Any]:
     contents = read_checkpoint(path, trust=trust)
     missing = [key for key in ("network_weights", "trainer_name", "init_args") if key not in contents]
     if missing or not isinstance(contents["init_args"], Mapping) or "configuration" not in contents["init_args"]:
-        twin = path.with_suffix(".safetensors")  # the file that was read, where it is there
+        twin = path.with_suffix(".safetensors")  # the file that was read, if it exists
         read = twin if twin.is_file() else path
         fix = f"move it away to use {path.name}" if read != path and path.is_file() else "name another with -chk"
         raise BadInput(
-            f"{read} is no checkpoint of nnU-Net: it lacks {', '.join(missing) or 'init_args.configuration'}; {fix}"
+            f"{read} is not a checkpoint of nnU-Net: it lacks {', '.join(missing) or 'init_args.configuration'}; {fix}"
         )
     return contents
 
@@ -331,15 +339,10 @@ def _member(
 
 
 def _architecture(trainer_name: str, plans: Any, configuration: Any, dataset: Mapping[str, Any]) -> nn.Module:
-    """Let the trainer build its network; ``build_network_architecture`` had three signatures between 2.2 and 2.8."""
-    import nnunetv2
-    from nnunetv2.utilities.find_class_by_name import recursive_find_python_class
+    """Build the network with the trainer; ``build_network_architecture`` has three signatures in 2.2 to 2.8."""
     from nnunetv2.utilities.label_handling.label_handling import determine_num_input_channels
 
-    home = str(Path(nnunetv2.__path__[0]) / "training" / "nnUNetTrainer")
-    trainer = recursive_find_python_class(home, trainer_name, "nnunetv2.training.nnUNetTrainer")
-    if not inspect.isclass(trainer) or not hasattr(trainer, "build_network_architecture"):
-        raise BadInput(f"nnU-Net has no trainer called {trainer_name}; install the package that defines it")
+    trainer = trainer_class(trainer_name)
     offered: dict[str, Callable[[], Any]] = {
         "plans_manager": lambda: plans,
         "dataset_json": lambda: dataset,
@@ -363,6 +366,22 @@ def _architecture(trainer_name: str, plans: Any, configuration: Any, dataset: Ma
     return built
 
 
+def trainer_class(name: str) -> Any:
+    """Return the trainer class of nnU-Net with a given name.
+
+    Raises:
+        BadInput: If nnU-Net has no such trainer.
+    """
+    import nnunetv2
+    from nnunetv2.utilities.find_class_by_name import recursive_find_python_class
+
+    home = str(Path(nnunetv2.__path__[0]) / "training" / "nnUNetTrainer")
+    trainer = recursive_find_python_class(home, name, "nnunetv2.training.nnUNetTrainer")
+    if not inspect.isclass(trainer) or not hasattr(trainer, "build_network_architecture"):
+        raise BadInput(f"nnU-Net has no trainer called {name}; install the package that defines it")
+    return trainer
+
+
 def _nnunet() -> tuple[Any, Any]:
     try:
         from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
@@ -373,7 +392,7 @@ def _nnunet() -> tuple[Any, Any]:
 
 
 def _folds_with(folder: Path, checkpoint: str) -> list[int | str]:
-    """Every numbered fold that has the checkpoint, as nnU-Net detects them; ``fold_all`` only where it is alone."""
+    """Return the numbered folds that have the checkpoint, as nnU-Net does; ``fold_all`` only without them."""
     names = (checkpoint, Path(checkpoint).with_suffix(".safetensors").name)
     found = [path.name[5:] for path in sorted(folder.glob("fold_*")) if any((path / name).is_file() for name in names)]
     numbered: list[int | str] = [int(name) for name in found if name.isdigit()]
@@ -422,8 +441,8 @@ def _gate(paths: Sequence[Path]) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """nnU-Net talks on standard output; the library returns and the command line prints."""
+def quiet() -> Iterator[None]:
+    """Suppress what nnU-Net prints; only the command line prints."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield
 

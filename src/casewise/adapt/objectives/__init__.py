@@ -1,6 +1,6 @@
-"""The list of objectives: adding one is a file and a line.
+"""Registry of objectives. To add one, write a file and a line in ``OBJECTIVES``.
 
-An objective of your own needs no registration: pass the object, or its address ``package.module:Name``.
+Your own objective needs no line here: pass the object, or its address ``package.module:Name``.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from casewise.adapt.objective import Objective, as_objective
-from casewise.adapt.objectives.consensus import Consensus, DgTta
+from casewise.adapt.objective import Objective, as_objective, required_arguments
+from casewise.adapt.objectives.bn_stats import BnStats
+from casewise.adapt.objectives.consensus_distillation import Consensus
 from casewise.adapt.objectives.cotta import Cotta
 from casewise.adapt.objectives.deyo import Deyo
+from casewise.adapt.objectives.dg_tta import DgTta
 from casewise.adapt.objectives.eata import Eata, EataFisher
-from casewise.adapt.objectives.foa import Foa
 from casewise.adapt.objectives.grata import Grata
 from casewise.adapt.objectives.memo import Memo
 from casewise.adapt.objectives.sar import Sar
-from casewise.adapt.objectives.tent import BnStats, Tent, Vptta
-from casewise.adapt.objectives.ttt import Ttt
+from casewise.adapt.objectives.tent import Tent
+from casewise.adapt.objectives.vptta import Vptta
 from casewise.core.errors import BadInput, UnsafeInput
 from casewise.core.registry import Registry, from_address
 
@@ -35,14 +36,12 @@ OBJECTIVES: Registry[type] = Registry(
         "grata": Grata,
         "deyo": Deyo,
         "bn-stats": BnStats,
-        "foa": Foa,
-        "ttt": Ttt,
         "consensus": Consensus,
         "dg-tta": DgTta,
         "vptta": Vptta,
     },
 )
-"""One class per method; built without options it is the paper's variant."""
+"""One class per method. Without options, the class is the variant that the paper uses."""
 
 FORMS: Registry[Callable[..., Objective]] = Registry(
     "form of an objective",
@@ -56,12 +55,12 @@ FORMS: Registry[Callable[..., Objective]] = Registry(
         "dg-tta-photos": DgTta.for_photos,
     },
 )
-"""Other forms of the same methods: those that others released (EATA's has a class of its own, ``eata-fisher``), and
-DG-TTA with the views of photographs."""
+"""Other variants of the same methods: the published code of the authors (for EATA this is the class ``eata-fisher``),
+and DG-TTA with views for photographs."""
 
 
 def objective_of(spec: Any, **options: Any) -> Objective:
-    """An objective from a name ("tent"), an address ("package.module:Name"), or an object that is one already."""
+    """Return an objective from a name ("tent"), an address ("package.module:Name") or an objective itself."""
     if not isinstance(spec, str):
         return as_objective(spec)
     if ":" not in spec:
@@ -69,26 +68,34 @@ def objective_of(spec: Any, **options: Any) -> Objective:
         built: Objective = known.build(spec, **options)
         return built
     found = from_address(spec, "objective")
-    return as_objective(found(**options) if inspect.isclass(found) or inspect.isfunction(found) else found)
+    makes = inspect.isclass(found) or (inspect.isfunction(found) and not required_arguments(found))
+    try:
+        return as_objective(found(**options) if makes else found)
+    except TypeError as error:
+        raise BadInput(f"'{spec}' cannot be built without arguments: {error}; give them defaults") from error
 
 
 def check_named_in_file(name: object, *, typed: str | None, where: str) -> None:
     """Refuse an objective that a file names by address, unless the person who runs casewise typed the same address.
 
-    An address is code to import; a file from a stranger may name registered objectives only.
+    Importing an address runs code, so a file may name registered objectives only.
     """
     if not isinstance(name, str):
-        raise BadInput(f"{where} names an objective with a text, got {type(name).__name__}; record it again")
+        raise BadInput(
+            f"{where}: the name of the objective must be a string, got {type(name).__name__}; record it again"
+        )
     if name in OBJECTIVES or name in FORMS or (":" in name and name == typed):
         return
     kind, _, rest = name.partition(":")
-    if kind in ("views", "running") and ":" not in rest:  # sets and views by name; an address would have one
+    if (
+        kind in ("views", "running", "tuned", "tuned+views") and ":" not in rest
+    ):  # names of views and sets; an address has a colon
         return
-    if name == "members:folds":  # other members are files of somebody's choice
+    if name == "members:folds":  # other members are files that the user must name
         return
     if ":" in name:
         raise UnsafeInput(
-            f"{where} names the objective {name[:100]!r}, which is code of its own; if you know it and would run it, "
-            f"type the same: --objective {name[:100]}"
+            f"{where} names the objective {name[:100]!r}, which is code to import; if you trust it, "
+            f"type the same: --set objective={name[:100]}"
         )
-    objective_of(name)  # raises UnknownName, which says what was probably meant
+    objective_of(name)  # raises UnknownName with a suggestion

@@ -1,4 +1,4 @@
-"""CoTTA: follow a slow teacher that sees several views, and forget a little at random (Wang et al., CVPR 2022; D4)."""
+"""CoTTA: train toward the mean prediction of a slow teacher, reset random weights (Wang et al., CVPR 2022; D4)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from casewise.adapt.augmentations import View, light_view
+from casewise.adapt.augmentations import LightView, light_view
 from casewise.adapt.logits import confidence, cross_entropy, probabilities
 from casewise.adapt.objective import Adaptable, Update
 from casewise.adapt.optimizers import check_optimizer, current, displaced, optimizer_of
@@ -18,23 +18,23 @@ from casewise.core.errors import BadInput
 
 @dataclass(frozen=True)
 class Cotta:
-    r"""One update: a step toward the teacher, then the teacher follows, then some elements go back to the source.
+    r"""Train the student toward a teacher, move the teacher toward the student, reset random weights to the source.
 
     .. math::
         L = w \cdot \frac{1}{|\Omega|} \sum_x -\sum_c q_c \log p_c, \qquad
         q = \mathrm{softmax}\Big(\frac1N \sum_{v=1}^{N} z^{\text{teacher}}_v\Big)
 
-    then :math:`\bar\theta \leftarrow \alpha\bar\theta + (1-\alpha)\theta`, then each element of theta returns to the
-    source with probability p. The average is over *logits*, with each view's geometry inverted.
+    then :math:`\bar\theta \leftarrow \alpha\bar\theta + (1-\alpha)\theta`, then each element of theta is reset to
+    the source with probability p. The mean is over *logits*, after the geometry of each view is inverted.
 
-    The paper: episodic, N = 2 light views, alpha = 0.999, p = 0.01, w = 10, Adam. ``gate`` is the official rule: views
-    are used only where the source is unsure (mean largest probability below it), else the teacher's plain prediction.
-    In that regime the first gradient of an episode is exactly 0 and Adam turns rounding noise into steps.
-    ``deploy="teacher"`` predicts M_k with the teacher, as the official code does (which returns its logits from before
-    the update); the default predicts with the student.
+    The paper: episodic, N = 2 light views, alpha = 0.999, p = 0.01, w = 10, Adam. ``gate`` is the rule
+    of the official code: views are used only if the mean largest probability of the source is below ``gate``; otherwise
+    the target is the teacher's prediction of the unchanged case. Then the first gradient of a case is exactly 0, and
+    Adam turns rounding errors into steps. ``deploy="teacher"`` predicts M_k with the teacher, as the official code does
+    (which returns the logits from before the update); the default predicts with the student.
 
-    An update costs one backward, and N teacher forwards without a graph beyond the forward that predicted the mask
-    (``deploy="teacher"``: one forward more, with ``gate`` one more a case).
+    Cost of an update: one backward pass, and N teacher forward passes without a graph more than the forward pass that
+    predicted the mask (``deploy="teacher"``: one more forward pass per update; ``gate``: one more per case).
     """
 
     views: int = 2
@@ -43,7 +43,7 @@ class Cotta:
     weight: float = 10.0
     gate: float | None = None
     deploy: str = "student"
-    entropy_weighted: ClassVar[bool] = False  # no term that a modulation of the entropy could weigh
+    entropy_weighted: ClassVar[bool] = False  # the loss has no entropy term that a modulation could scale
 
     optimizer: str = "adam"
     learning_rate: float = 5e-4
@@ -51,21 +51,21 @@ class Cotta:
     def __post_init__(self) -> None:
         check_optimizer(self.optimizer)
         if self.deploy not in ("student", "teacher"):
-            raise BadInput(f"deploy is 'student' or 'teacher', got {self.deploy!r}")
+            raise BadInput(f"deploy must be 'student' or 'teacher', got {self.deploy!r}")
         if self.views < 1 or not 0 <= self.teacher_decay <= 1 or not 0 <= self.restore <= 1:
             raise BadInput(
-                f"need views >= 1, teacher_decay and restore in [0, 1], "
+                f"views must be >= 1, teacher_decay and restore must be in [0, 1], "
                 f"got {self.views}, {self.teacher_decay} and {self.restore}"
             )
 
     @classmethod
     def published(cls, **options: Any) -> Cotta:
-        """The CIFAR-10 file: 32 views behind a gate of 0.92, weight 1, Adam at 1e-3; for ``parameters="all"``."""
+        """Return the CIFAR-10 settings: 32 views, gate 0.92, weight 1, Adam at 1e-3. Use ``parameters="all"``."""
         official = {"views": 32, "weight": 1.0, "gate": 0.92, "deploy": "teacher", "learning_rate": 1e-3}
         return cls(**{**official, **options})
 
     def begin(self, subject: Adaptable) -> Update:
-        """Prepare one case: the teacher begins as the source."""
+        """Prepare one case; the teacher starts with the source weights."""
         optimizer = optimizer_of(subject, self.optimizer)
         teacher = current(subject)
         student = current(subject)
@@ -75,7 +75,7 @@ class Cotta:
             if self.deploy == "teacher":
                 _hold(subject, student)
             generator = subject.generator()
-            views = [light_view(generator) for _ in range(self.views)] if uses_views else [View()]
+            views = [light_view(generator) for _ in range(self.views)] if uses_views else [LightView()]
             pictures = [view.apply(subject.inputs) for view in views]
 
             def loss(logits: Tensor, inputs: Tensor, rows: slice) -> tuple[Tensor, float]:
@@ -105,7 +105,7 @@ class Cotta:
 
     @torch.no_grad()
     def _restore(self, subject: Adaptable) -> float:
-        """Send elements back to the source; the share of all elements that went."""
+        """Reset random elements to the source; return their share of all elements."""
         generator = subject.generator(1)
         moving = {id(parameter) for parameter in subject.moving()}
         back = total = 0
@@ -125,6 +125,6 @@ def _hold(subject: Adaptable, values: Mapping[str, Tensor]) -> None:
 
 
 def _sureness(subject: Adaptable) -> float:
-    """Mean largest probability of the source on the case; ``begin`` runs before anything moved."""
+    """Return the mean largest probability of the source on the case (``begin`` runs before the first update)."""
     with torch.no_grad():
         return float(confidence(subject.logits(subject.inputs), subject.head)[1].mean())

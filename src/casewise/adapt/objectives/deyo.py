@@ -1,4 +1,4 @@
-"""DeYO: trust slices whose objects vanish when the picture is cut up (Lee et al., ICLR 2024; D7)."""
+"""DeYO: minimize the entropy of slices whose prediction depends on the shape of objects (Lee et al., ICLR 2024; D7)."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from casewise.core.errors import BadInput
 
 @dataclass(frozen=True)
 class Deyo:
-    r"""Weighted entropy of the slices that are sure *and* lose their labels when 4 x 4 blocks change places.
+    r"""Minimize the entropy of slices that are certain *and* whose labels change when 4 x 4 blocks are shuffled.
 
-    For a slice with mean entropy H and pseudo-label drop :math:`\mathrm{PLPD} = \operatorname{mean}_x
+    For a slice with mean entropy H and pseudo-label probability difference :math:`\mathrm{PLPD} = \operatorname{mean}_x
     [p_{\hat y}(x) - p_{\hat y}(x')]` under a block shuffle x',
 
     .. math::
         L = \operatorname{mean}_{\text{kept}} w H, \qquad w = e^{-(H - 0.4 \ln C)} + e^{\mathrm{PLPD}}, \qquad
         \text{kept: } H < 0.5 \ln C \ \wedge\ \mathrm{PLPD} > 0.2
 
-    with w detached. ``reduction="foreground"`` averages the drop over pseudo-labelled foreground and gives a slice
-    without any the drop 0: the paper's post-hoc change. ``reduction="all"`` averages over every pixel, as it was
-    pre-registered, and selected no slice at all there: background dilutes the drop.
+    w carries no gradient. ``reduction="foreground"`` averages PLPD over the pseudo-labelled foreground (0 for a slice
+    without foreground); the paper made this change after it saw results. ``reduction="all"`` averages over every pixel,
+    as was pre-registered; in the paper no slice was selected then, because background makes PLPD small.
 
-    No slice kept: no step. An update costs one backward, and one forward without a graph beyond the forward that
-    predicted the mask.
+    If no slice is selected, there is no step. Cost of an update: one backward pass, and one forward pass without a
+    graph more than the forward pass that predicted the mask.
     """
 
     entropy_margin: float = 0.5  # tau_Ent as a share of ln C
@@ -47,11 +47,11 @@ class Deyo:
     def __post_init__(self) -> None:
         check_optimizer(self.optimizer)
         if self.reduction not in ("foreground", "all"):
-            raise BadInput(f"reduction is 'foreground' or 'all', got {self.reduction!r}")
+            raise BadInput(f"reduction must be 'foreground' or 'all', got {self.reduction!r}")
 
     @classmethod
     def published(cls, **options: Any) -> Deyo:
-        """All pixels and SGD with momentum 0.9 at 2.5e-4, still by slice: the official code has no segmentation."""
+        """Return the official settings, by slice: all pixels, SGD with momentum 0.9 at 2.5e-4."""
         return cls(**{"reduction": "all", "optimizer": "sgd-momentum", "learning_rate": 2.5e-4, **options})
 
     def begin(self, subject: Adaptable) -> Update:
@@ -82,7 +82,7 @@ class Deyo:
 
 
 def slice_drop(logits: Tensor, shuffled: Tensor, head: str, reduction: str = "foreground") -> Tensor:
-    """How much probability the pseudo-label of each slice loses under the shuffle, PLPD: (slices,)."""
+    """Return PLPD of each slice, the probability that its pseudo-labels lose under the shuffle: (slices,)."""
     drop = _decided(logits, logits, head) - _decided(logits, shuffled, head)
     if reduction == "all":
         return slice_means(drop)
@@ -92,7 +92,7 @@ def slice_drop(logits: Tensor, shuffled: Tensor, head: str, reduction: str = "fo
 
 
 def _decided(logits: Tensor, seen: Tensor, head: str) -> Tensor:
-    """Probability under ``seen`` of what ``logits`` decide, (n, *space): one class, or all yes/no answers together."""
+    """Return the probability under ``seen`` of the decision of ``logits``: (n, *space); sigmoid: all channels."""
     if head == "softmax":
         return seen.softmax(1).gather(1, logits.argmax(1, keepdim=True)).squeeze(1)
     answers = torch.where(logits > 0, 1.0, -1.0)

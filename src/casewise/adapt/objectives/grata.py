@@ -1,4 +1,4 @@
-"""GraTa: a consistency step, as long as it agrees with entropy descent (Chen et al., AAAI 2025; D6, C9)."""
+"""GraTa: a consistency step, scaled by its agreement with the entropy gradient (Chen et al., AAAI 2025; D6, C9)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _TINY = 1e-7
 
 @dataclass(frozen=True, eq=False)
 class Style:
-    """The strong view: sampled parameters for each (sample, channel); neutral values change nothing.
+    """Strong view of GraTa: random intensity parameters for each (sample, channel); neutral values change nothing.
 
     Brightness, contrast, gamma, noise and blur are drawn for each sample with probabilities 0.75 / 0.75 / 0.75 / 0.5 /
     0.5. The paper prints the probabilities and the noise variance (up to 0.05, so sigma up to 0.22); the other ranges
-    are not stated and are those customary for this family of augmentations: brightness and contrast factors in
+    are not stated; here they are the usual ones of such augmentations: brightness and contrast factors in
     [0.75, 1.25], gamma in [0.7, 1.5], blur sigma in [0.5, 1.5] pixels. The official release is stronger: brightness and
     contrast in [0.5, 1.5], gamma in [0.5, 2] on the inverted picture, contrast and gamma below 1 as often as above.
     """
@@ -35,12 +35,12 @@ class Style:
     noise: Tensor  # (n, 1) standard deviations, 0 is neutral
     blur: Tensor  # (n, channel) sigmas in pixels, 0 is neutral
     seed: int = 0  # of the noise field
-    inverted: bool = False  # gamma bends the inverted picture: the official release
-    retain_statistics: bool = True  # gamma gives mean and spread back: the paper's port; False is the official release
-    rescale: bool = False  # min-max each sample to [0, 1] afterwards: the official release
+    inverted: bool = False  # apply gamma to the inverted picture, as the official release does
+    retain_statistics: bool = True  # restore mean and deviation after gamma (paper); False: official release
+    rescale: bool = False  # scale each sample to [0, 1] afterwards, as the official release does
 
     def apply(self, inputs: Tensor) -> Tensor:
-        """The inputs in this style; geometry is untouched, so nothing needs to be inverted."""
+        """Return the inputs in this style; voxels do not move, so there is nothing to invert."""
         styled = inputs * _over_space(self.brightness, inputs)
         styled = _contrasted(styled, _over_space(self.contrast, inputs))
         sign = -1.0 if self.inverted else 1.0
@@ -61,8 +61,8 @@ def sampled_style(
 ) -> Style:
     """Draw the parameters of a strong view for these inputs.
 
-    ``blur_by_channel`` is the official release: a sample chosen for blur (p = 0.5) then blurs each channel with p = 0.5
-    again. The paper's port omits the second draw (its deviation iv). ``official`` draws the release's wider ranges.
+    ``blur_by_channel`` follows the official release: a sample chosen for blur (p = 0.5) then blurs each channel
+    with p = 0.5. The paper omits the second draw (its deviation iv). ``official`` uses the ranges of the release.
     """
     shape = (inputs.shape[0], inputs.shape[1])
     by_sample = (inputs.shape[0], 1)
@@ -97,7 +97,7 @@ class _Uniform:
         return low + (high - low) * torch.rand(shape, generator=self.generator)
 
     def around(self, low: float, high: float, shape: tuple[int, int]) -> Tensor:
-        """Below 1 as often as above, uniform on either side."""
+        """Draw below 1 and above 1 with equal probability, uniformly on each side."""
         below, above = self.between(low, 1.0, shape), self.between(1.0, high, shape)
         return torch.where(self.chosen(shape, 0.5) > 0, below, above)
 
@@ -106,7 +106,7 @@ class _Uniform:
 
 
 def _over_space(values: Tensor, inputs: Tensor) -> Tensor:
-    """(n, channel) values that broadcast over the spatial axes."""
+    """Reshape (n, channel) values so that they broadcast over the spatial axes."""
     return values.to(inputs).reshape(*values.shape, *[1] * (inputs.ndim - 2))
 
 
@@ -115,14 +115,14 @@ def _space(inputs: Tensor) -> tuple[int, ...]:
 
 
 def _contrasted(inputs: Tensor, factor: Tensor) -> Tensor:
-    """Stretch around the mean, kept within the range that was there."""
+    """Stretch around the mean, mean + factor * (x - mean), and clip to the old range."""
     mean = inputs.mean(_space(inputs), keepdim=True)
     low, high = inputs.amin(_space(inputs), keepdim=True), inputs.amax(_space(inputs), keepdim=True)
     return torch.where(factor == 1, inputs, (mean + factor * (inputs - mean)).clamp(low, high))
 
 
 def _gamma_corrected(inputs: Tensor, gamma: Tensor, retain_statistics: bool) -> Tensor:
-    """x -> range * ((x - min) / range)^gamma + min, with mean and spread given back on request."""
+    """x -> range * ((x - min) / range)^gamma + min, optionally with the old mean and deviation."""
     space = _space(inputs)
     low = inputs.amin(space, keepdim=True)
     extent = inputs.amax(space, keepdim=True) - low
@@ -134,7 +134,7 @@ def _gamma_corrected(inputs: Tensor, gamma: Tensor, retain_statistics: bool) -> 
 
 
 def _blurred(inputs: Tensor, sigmas: Tensor) -> Tensor:
-    """Separable Gaussian blur, each (sample, channel) with a sigma of its own; 0 leaves it alone."""
+    """Blur each (sample, channel) by a separable Gaussian with its sigma; 0: no blur."""
     if not sigmas.any():
         return inputs
     planes = [
@@ -157,7 +157,7 @@ def _smooth(plane: Tensor, sigma: float) -> Tensor:
 
 
 def _unit_range(inputs: Tensor) -> Tensor:
-    """Min-max of each sample to [0, 1]."""
+    """Scale each sample to [0, 1]."""
     rest = tuple(range(1, inputs.ndim))
     low, high = inputs.amin(rest, keepdim=True), inputs.amax(rest, keepdim=True)
     return (inputs - low) / (high - low + _TINY)
@@ -165,34 +165,35 @@ def _unit_range(inputs: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Grata:
-    r"""Two gradients, one step.
+    r"""Step along the consistency gradient; its rate depends on the cosine with the entropy gradient.
 
     1. :math:`g_{ent} = \nabla \operatorname{mean} H(\theta)`;
-    2. :math:`\theta' = \theta - g_{ent}`: a step of one gradient, without a learning rate;
-    3. target = mean over six weak views of the probabilities at theta', geometry inverted;
+    2. :math:`\theta' = \theta - g_{ent}`: one step along the gradient, without a learning rate;
+    3. target = mean over six weak views of the probabilities at theta', mapped back;
        :math:`g_{con} = \nabla \operatorname{mean} \mathrm{CE}(\text{target}, p(\text{strong view}))` at theta';
     4. :math:`\eta = \text{rate} \cdot \tfrac14 (\cos(g_{ent}, g_{con}) + 1)^2`;
     5. an Adam step from theta along g_con with eta.
 
-    ``learning_rate`` is the base rate: 1e-4 is the official arm, 5e-4 the paper's shared-rate arm (:meth:`shared`).
+    ``learning_rate`` is the base rate: 1e-4 is the official rate, 5e-4 the shared rate of the paper (:meth:`shared`).
     The paper's five deviations: (i) the softmax head is read from the network, and the mean target is not renormalized
-    (``renormalize``); (ii) several steps instead of one: ``steps=1`` is native GraTa; (iii) gamma keeps mean and spread
-    (``gamma_retains_statistics``); (iv) blur omits the draw by channel (``blur_by_channel``); (v) the strong view acts
-    on z-scored intensities instead of [0, 1] (``unit_range``). :meth:`official` undoes (iii) to (v) and draws the
-    release's stronger view (``official_view``).
+    (``renormalize``); (ii) several steps instead of one: ``steps=1`` is native GraTa; (iii) gamma keeps mean and
+    deviation (``gamma_retains_statistics``); (iv) blur omits the draw by channel (``blur_by_channel``); (v) the strong
+    view acts on z-scored intensities instead of [0, 1] (``unit_range``). :meth:`official` undoes (iii) to (v) and draws
+    the stronger view of the release (``official_view``).
 
     Sigmoid heads use the official losses: :math:`-\sum_k \sigma_k \log(\sigma_k + 10^{-6})`, the positive half only,
-    and binary cross-entropy averaged over channels. An update costs two backwards, and seven forwards (six without a
-    graph) beyond the forward that predicted the mask. Quarter turns need a network that takes both orientations.
+    and binary cross-entropy averaged over channels. Cost of an update: two backward passes, and seven forward passes
+    (six without a graph) more than the one that predicted the mask. Rotations by 90 degrees need a network that accepts
+    both orientations.
     """
 
     renormalize: bool = False
     gamma_retains_statistics: bool = True
     blur_by_channel: bool = False
     unit_range: bool = False
-    official_view: bool = False  # the ranges of the release, and gamma on the inverted picture
-    hard_target: bool = False  # one-hot targets: the paper's test of why cos is negative
-    entropy_weighted: ClassVar[bool] = False  # no term that a modulation of the entropy could weigh
+    official_view: bool = False  # ranges of the official release, and gamma on the inverted picture
+    hard_target: bool = False  # one-hot targets, with which the paper tests why the cosine is negative
+    entropy_weighted: ClassVar[bool] = False  # the loss has no entropy term that a modulation could scale
 
     optimizer: str = "adam"
     learning_rate: float = 1e-4
@@ -202,12 +203,12 @@ class Grata:
 
     @classmethod
     def shared(cls, **options: Any) -> Grata:
-        """The paper's supplementary arm: base rate 5e-4, which TENT, EATA and DeYO use."""
+        """Return the supplementary variant of the paper: base rate 5e-4, as TENT, EATA and DeYO."""
         return cls(**{"learning_rate": 5e-4, **options})
 
     @classmethod
     def official(cls, **options: Any) -> Grata:
-        """The official release, for networks that read intensities in [0, 1]; run it with ``steps=1``."""
+        """Return the official release, for networks that take intensities in [0, 1]; use ``steps=1``."""
         release = {"gamma_retains_statistics": False, "blur_by_channel": True, "unit_range": True}
         release |= {"official_view": True}
         return cls(**{**release, **options})
@@ -227,7 +228,7 @@ class Grata:
         return update
 
     def gradient_pair(self, subject: Adaptable) -> tuple[Values, Values, dict[str, float]]:
-        """(entropy gradient at theta, consistency gradient at theta', losses); the second is left in ``.grad``."""
+        """Return the entropy gradient at theta, the consistency gradient at theta' (also in ``.grad``), the losses."""
         uncertain = subject.backward(_entropy_loss(subject))
         ahead = gradients(subject)
         with displaced(subject, shifted(subject, ahead, -1.0)):
@@ -283,11 +284,11 @@ def _hardened(target: Tensor, head: str) -> Tensor:
 
 
 def grata_cosine(subject: Adaptable) -> float:
-    r"""Cosine of the entropy gradient at theta and the consistency gradient at theta - (entropy gradient).
+    r"""Return the cosine of the entropy gradient at theta and the consistency gradient at theta - (entropy gradient).
 
-    For comparison only: two backwards and eight forwards (six without a graph; one because it uses up the forward that
-    the next update would have used again), and gradients, which a deployed controller never sees. Weights and gradients
-    are left as they were found.
+    For comparison only: it needs gradients, which a deployed controller does not have. Cost: two backward and eight
+    forward passes (six without a graph; one because the next update cannot use the last forward pass again). Weights
+    and gradients are not changed.
     """
     found = {name: parameter.grad for name, parameter in subject.parameters.items()}
     ahead, along, _ = Grata().gradient_pair(subject)

@@ -1,4 +1,4 @@
-"""MEMO: be sure of the average over views (Zhang, Levine and Finn, NeurIPS 2022; D3)."""
+"""MEMO: minimize the entropy of the mean prediction over views (Zhang, Levine and Finn, NeurIPS 2022; D3)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from casewise.core.errors import BadInput
 
 @dataclass(frozen=True)
 class Memo:
-    r"""Lower the entropy of the marginal prediction over views, voxel by voxel, geometry inverted on the logits.
+    r"""Minimize, voxel by voxel, the entropy of the mean prediction over views; logits are mapped back first.
 
     .. math:: L = w \cdot \frac{1}{|\Omega|} \sum_x H\Big(\frac1B \sum_{b=1}^{B} p_b(x)\Big)
 
-    The paper: B = 4 light views (flips, brightness, noise; see ``views.light_view``), w = 1, Adam on norm parameters.
-    An update costs B forwards and B backwards of its own; the forward that predicted the mask is not used again.
+    The paper: B = 4 light views (flips, brightness, noise; see ``augmentations.light_view``), w = 1, Adam on
+    normalization parameters.
+    Cost of an update: B forward and B backward passes; the forward pass that predicted the mask is not used again.
     """
 
     views: int = 4
@@ -35,11 +36,11 @@ class Memo:
     def __post_init__(self) -> None:
         check_optimizer(self.optimizer)
         if self.views < 1:
-            raise BadInput(f"MEMO needs at least one view, got {self.views}")
+            raise BadInput(f"views must be at least 1, got {self.views}")
 
     @classmethod
     def published(cls, **options: Any) -> Memo:
-        """32 views and plain SGD at 0.005, for ``parameters="all"``; light views stand in for the official AugMix."""
+        """Return the official settings: 32 views (light ones, not AugMix), SGD at 0.005, for ``parameters="all"``."""
         return cls(**{"views": 32, "optimizer": "sgd", "learning_rate": 5e-3, **options})
 
     def begin(self, subject: Adaptable) -> Update:
@@ -65,10 +66,10 @@ class Memo:
 
 
 def marginal_entropy(logits: Tensor, head: str = "softmax") -> Tensor:
-    r"""Entropy of the mean probability over views: (view, n, classes, *space) -> (n, *space).
+    r"""Return the entropy of the mean probability over views: (view, n, classes, *space) -> (n, *space).
 
-    The mean is taken among logarithms, :math:`\log \bar p = \mathrm{logsumexp}_b \log p_b - \log B`, so that certain
-    voxels stay finite.
+    The mean is computed from logarithms, :math:`\log \bar p = \mathrm{logsumexp}_b \log p_b - \log B`, so that
+    voxels with probability 0 or 1 stay finite.
     """
     if head == "softmax":
         sides = [logits.log_softmax(2)]

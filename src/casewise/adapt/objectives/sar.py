@@ -1,4 +1,4 @@
-"""SAR: entropy of reliable predictions, seen from the sharpest point nearby (Niu et al., ICLR 2023; D5, S9)."""
+"""SAR: sharpness-aware entropy minimization on reliable samples (Niu et al., ICLR 2023; D5, S9)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RECOVERIES = ("off", "published", "ln-c", "relative")
 
 @dataclass(frozen=True)
 class Sar:
-    r"""Sharpness-aware entropy minimization on samples whose entropy is below a margin.
+    r"""Minimize the entropy of reliable samples at the worst point near the weights (sharpness-aware).
 
     With :math:`E_0 = 0.4 \ln C` and :math:`k_1 = \{x : H(x) < E_0\}`,
 
@@ -29,12 +29,13 @@ class Sar:
         g = \nabla \operatorname{mean}_{k_1} H(\theta), \qquad \epsilon = \rho\, g / (\|g\|_2 + 10^{-12}), \qquad
         \theta \leftarrow \mathrm{step}\Big(\theta, \nabla \operatorname{mean}_{k_2} H(\theta + \epsilon)\Big)
 
-    where :math:`k_2 \subseteq k_1` still lies below E_0 at theta + epsilon. A sample is a voxel as in the official code
+    where :math:`k_2 \subseteq k_1` is still below E_0 at theta + epsilon. A sample is a voxel as in the official code
     (``sample="voxel"``), or a slice by its mean entropy (``sample="slice"``); the paper does not say which.
 
-    Recovery resets the case to the source where a moving average of the second loss (0.9 old + 0.1 new) falls below a
-    threshold; see :meth:`recovery_threshold`. The paper switches it off: at this entropy scale it fires at every step.
-    An update costs two backwards, and one forward beyond the forward that predicted the mask.
+    Recovery resets the weights to the source if a moving average of the second loss (0.9 old + 0.1 new) falls below a
+    threshold; see :meth:`recovery_threshold`. The paper switches recovery off, because segmentation entropies are so
+    small that it would reset at every step. Cost of an update: two backward passes, and one forward pass more than the
+    forward pass that predicted the mask.
     """
 
     margin: float = 0.4  # E_0 as a share of the largest entropy, ln C
@@ -49,22 +50,22 @@ class Sar:
     def __post_init__(self) -> None:
         check_optimizer(self.optimizer)
         if self.recovery not in RECOVERIES:
-            raise BadInput(f"recovery is one of {', '.join(RECOVERIES)}, got {self.recovery!r}")
+            raise BadInput(f"recovery must be one of {', '.join(RECOVERIES)}, got {self.recovery!r}")
         if self.recovery == "relative" and self.reference_entropy is None:
             raise BadInput(
                 "recovery='relative' needs reference_entropy=, the median entropy of M0 on the calibration cases; "
                 "take it from the `entropy` signal at step 0 of a calibration archive"
             )
         if self.sample not in ("voxel", "slice"):
-            raise BadInput(f"sample is 'voxel' or 'slice', got {self.sample!r}")
+            raise BadInput(f"sample must be 'voxel' or 'slice', got {self.sample!r}")
 
     @classmethod
     def published(cls, **options: Any) -> Sar:
-        """Recovery at 0.2 nats with the official order of events, SGD with momentum 0.9 at 2.5e-4."""
+        """Return the official settings: recovery at 0.2 nats as the code does it, SGD with momentum 0.9 at 2.5e-4."""
         return cls(**{"recovery": "published", "optimizer": "sgd-momentum", "learning_rate": 2.5e-4, **options})
 
     def recovery_threshold(self, classes: int) -> float | None:
-        r"""Nats below which the moving average resets the case; None where recovery is off (objectives.md section 4).
+        r"""Return the threshold of the moving average in nats, or None if recovery is off (objectives.md section 4).
 
         published: 0.2. ln-c: :math:`0.2 \ln C / \ln 1000`. relative: kappa times the median entropy of M0.
         """
@@ -106,12 +107,10 @@ class Sar:
             if sharp is None:
                 return seen | {"loss": loss}
             optimizer.step()
-            reset = recovery.fires(sharp / (subject.entropy_weight or 1.0))  # of the entropy itself
+            reset = recovery.fires(sharp / (subject.entropy_weight or 1.0))  # the loss without the entropy weight
             if reset:
                 _return_to_source(subject)
-                if (
-                    self.recovery != "published"
-                ):  # the release resets SAM's wrapper, whose base optimizer keeps its momentum
+                if self.recovery != "published":  # the official code resets the SAM wrapper only; momentum is kept
                     optimizer = optimizer_of(subject, self.optimizer)
             return seen | {"loss": loss, "sharp_loss": sharp, "reset": float(reset)}
 
@@ -123,10 +122,10 @@ class Sar:
 
 
 class Recovery:
-    """SAR's watch over a moving average of the loss: 0.9 old + 0.1 new, beginning with the first loss.
+    """Moving average of the loss (0.9 old + 0.1 new, starting with the first loss) that triggers a reset.
 
-    The official code clears the average at a reset and then overwrites it with the old one, so that resets repeat at
-    every step until the average has climbed (SAR issue 4); ``forgets=False`` does the same.
+    The official code clears the average at a reset and then overwrites it with the old value, so resets repeat at
+    every step until the average is above the threshold (SAR issue 4); ``forgets=False`` does the same.
     """
 
     def __init__(self, threshold: float | None, *, forgets: bool = True) -> None:
@@ -135,7 +134,7 @@ class Recovery:
         self.average: float | None = None
 
     def fires(self, loss: float) -> bool:
-        """Take one loss in; whether the average is now below the threshold."""
+        """Add a loss; return True if the average is now below the threshold."""
         self.average = loss if self.average is None else 0.9 * self.average + 0.1 * loss
         below = self.threshold is not None and self.average < self.threshold
         if below and self.forgets:

@@ -1,8 +1,8 @@
-"""Extra signals of an episode, by name: read-only functions of the episode, evaluated after each prediction.
+"""Probes: extra signals that are computed from an episode after each prediction.
 
-A probe is a callable ``(episode) -> float | None``; None means "not computable here". It may return a mapping of
-several signals instead. It may run forwards and compute gradients of its own, but leaves the weights as they are.
-Probes that are named here are imported when they are asked for; any other function is recorded under its own name.
+A probe is a callable ``(episode) -> float | None``; None means "not computable". It may also return a mapping of
+several signals. It may run forward passes and compute gradients, but must not change the weights. The probes in
+``PROBES`` are imported when they are used; any other function is recorded under its name.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ PROBES: Registry[str] = Registry(
     "signal",
     {
         **{name: f"casewise.adapt.{info.probe}" for name, info in SIGNALS.items() if info.probe},
-        REGION_SCORES: "casewise.adapt.probes.criteria:drop",
+        REGION_SCORES: "casewise.adapt.probes.region_drops:drop",
     },
 )
-"""Addresses by name, from the lines of ``SIGNALS`` that name a probe; and the region gate's scores."""
+"""Addresses of probes by name: those of ``SIGNALS``, and the scores of the region gate."""
 
 
 def probes_of(asked: Sequence[str | Probe]) -> dict[str, Probe]:
-    """Probes by name: names of PROBES, addresses ``package.module:name``, or functions of your own.
+    """Return probes by name, from names of PROBES, addresses ``package.module:name`` or functions.
 
-    An address is recorded under the name behind its colon. Call this before anything is recorded: a wrong name is an
-    error here, not in the middle of the first case.
+    An address is recorded under the name after its colon. Call this function before recording, so that a wrong name is
+    an error before the first case.
     """
     probes: dict[str, Probe] = {}
     for one in asked:
@@ -48,7 +48,7 @@ def probes_of(asked: Sequence[str | Probe]) -> dict[str, Probe]:
 
 
 def probed(probes: Mapping[str, Probe], episode: Episode) -> Signals:
-    """The signals of all probes at the current step; those of a probe that is named here must be registered."""
+    """Return the signals of all probes at the current step; signals of ``PROBES`` must be registered."""
     signals: dict[str, float | None] = {}
     for name, probe in probes.items():
         with episode.record.metered(name):

@@ -1,13 +1,13 @@
-"""Views: other readings of a case by the same frozen network (forward passes only, no label, no training).
+"""Views: predictions of the frozen network for transformed inputs (no label, no training).
 
-A view transforms the prepared inputs (after the backbone's own preprocessing) and, where it moves voxels, takes the
-logits back; the network's whole pipeline runs in between. A view is a frozen object with ``apply(inputs)`` and, where
-it needs them, ``invert(maps)`` and ``lent(network)``. A view of your own is one function from tensor to tensor, named
-by its address ``package.module:view``.
+A view transforms the prepared inputs (after the preprocessing of the backbone) and, if it moves voxels, maps the
+logits back; the pipeline of the network runs in between. A view is a frozen object with ``apply(inputs)`` and
+optionally ``invert(maps)`` and ``lent(network)``. Your own view is a function from tensor to tensor, named by its
+address ``package.module:view``.
 
     gamma(1.4)              one view            gamma(1.4)+mirror(x)    one after the other
-    mri                     a named set         random(12)              twelve drawn ones, seeded by case
-    mri,random(12)          a list of them
+    mri                     a named set         random(12)              12 random views, seeded by case
+    mri,random(12)          a list
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import torch
 from torch import Tensor, nn
 
 from casewise.adapt.parameters import blending_by
-from casewise.adapt.views.geometry import Mirror, Rotate90, Scale, Turn
 from casewise.adapt.views.intensity import (
     Bias,
     Blur,
@@ -39,6 +38,7 @@ from casewise.adapt.views.intensity import (
     Stretch,
 )
 from casewise.adapt.views.source import Fourier, Histogram, SourceStatistics, read_source_statistics
+from casewise.adapt.views.spatial import Mirror, Rotate90, Scale, Turn
 from casewise.core.errors import BadInput
 from casewise.core.registry import Registry, from_address
 from casewise.core.seeds import seed_of
@@ -49,19 +49,19 @@ class View(Protocol):
     """A transform of prepared inputs, (n, channel, *space). ``invert`` and ``lent`` are optional."""
 
     def apply(self, inputs: Tensor) -> Tensor:
-        """The inputs under this view."""
+        """Return the transformed inputs."""
         ...
 
 
 def inverted(view: View, maps: Tensor) -> Tensor:
-    """Maps that were predicted under a view, back in the geometry of the case."""
+    """Map predictions of a view back to the geometry of the case."""
     back: Callable[[Tensor], Tensor] | None = getattr(view, "invert", None)
     return maps if back is None else back(maps)
 
 
 @contextmanager
 def lent(view: View, network: nn.Module) -> Iterator[None]:
-    """The network as a view wants it for its forward; it comes back as it was."""
+    """Enter the network context of a view, if it has one."""
     borrowed = getattr(view, "lent", None)
     if borrowed is None:
         yield
@@ -72,43 +72,43 @@ def lent(view: View, network: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Identity:
-    """The case as it is."""
+    """The unchanged case."""
 
     def __str__(self) -> str:
         return "identity"
 
     def apply(self, inputs: Tensor) -> Tensor:
-        """The very same tensor."""
+        """Return the same tensor."""
         return inputs
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """BatchNorm with (1 - share) of the source's statistics and ``share`` of the image's own (InTEnt, CVPR-W 2024)."""
+    """Mix BatchNorm statistics: (1 - share) of the source and ``share`` of the image (InTEnt, CVPR-W 2024)."""
 
     share: float
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
-            raise BadInput(f"statistics takes a share from 0 to 1, got {self.share:g}")
+            raise BadInput(f"the share of statistics must be from 0 to 1, got {self.share:g}")
 
     def __str__(self) -> str:
         return f"statistics({self.share:g})"
 
     def apply(self, inputs: Tensor) -> Tensor:
-        """The very same tensor: what changes is the network."""
+        """Return the same tensor; only the network changes."""
         return inputs
 
     @contextmanager
     def lent(self, network: nn.Module) -> Iterator[None]:
-        """The network with mixed statistics."""
+        """Mix the statistics of the network."""
         with blending_by(network, self.share):
             yield
 
 
 @dataclass(frozen=True)
-class Chain:
-    """One view after the other; inverted in the other order."""
+class ViewChain:
+    """Several views, applied in order and inverted in reverse order."""
 
     views: tuple[View, ...]
 
@@ -116,20 +116,20 @@ class Chain:
         return "+".join(map(str, self.views))
 
     def apply(self, inputs: Tensor) -> Tensor:
-        """All of them."""
+        """Apply all views."""
         for view in self.views:
             inputs = view.apply(inputs)
         return inputs
 
     def invert(self, maps: Tensor) -> Tensor:
-        """Back through all of them."""
+        """Invert all views."""
         for view in reversed(self.views):
             maps = inverted(view, maps)
         return maps
 
     @contextmanager
     def lent(self, network: nn.Module) -> Iterator[None]:
-        """The network as all of them want it."""
+        """Enter the network context of every view."""
         with ExitStack() as stack:
             for view in self.views:
                 stack.enter_context(lent(view, network))
@@ -138,7 +138,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Own:
-    """A view of your own: one function, by its address."""
+    """A user's view: a function, named by its address."""
 
     address: str
     function: Callable[[Tensor], Tensor] = field(repr=False, compare=False)
@@ -147,40 +147,38 @@ class Own:
         return self.address
 
     def apply(self, inputs: Tensor) -> Tensor:
-        """What the function returns for a copy of the inputs."""
+        """Call the function with a copy of the inputs."""
         seen = self.function(inputs.clone())
         if not isinstance(seen, Tensor) or seen.ndim != inputs.ndim or seen.shape[:2] != inputs.shape[:2]:
             got = tuple(seen.shape) if isinstance(seen, Tensor) else type(seen).__name__
-            raise BadInput(
-                f"view {self.address} takes a tensor {tuple(inputs.shape)} to one of its kind, it gave {got}"
-            )
+            raise BadInput(f"view {self.address} must return a tensor like its input {tuple(inputs.shape)}, got {got}")
         return seen
 
     def invert(self, maps: Tensor) -> Tensor:
-        """Through the function's own attribute ``invert``, where it has one."""
+        """Call the attribute ``invert`` of the function, if it has one."""
         return inverted(self.function, maps)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """``random(n)``: n views that are drawn for each case, from a seed of the run and the case."""
+    """``random(n)``: n random views per case, seeded by the run and the case."""
 
     count: int
-    photos: bool = False  # photographs: gamma within .7-1.4 and the range kept
+    photos: bool = False  # for photographs: gamma from 0.7 to 1.4, intensity range kept
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= 256:
-            raise BadInput(f"random takes 1 to 256 views, got {self.count}")
+            raise BadInput(f"the number of random views must be from 1 to 256, got {self.count}")
 
     def __str__(self) -> str:
         return f"random({self.count},photos)" if self.photos else f"random({self.count})"
 
     def drawn(self, case_id: str, seed: int) -> tuple[View, ...]:
-        """The views of one case: gamma, contrast, offset, sometimes noise, a small turn and zoom, random mirrors."""
+        """Return the views of one case: gamma, contrast, offset, sometimes noise, small rotation and zoom, mirrors."""
         return self.with_generator(torch.Generator().manual_seed(seed_of(f"views/{seed}", case_id)))
 
     def with_generator(self, generator: torch.Generator) -> tuple[View, ...]:
-        """The views that a generator of one's own draws."""
+        """Draw the views from a given generator."""
         return tuple(self._one(generator) for _ in range(self.count))
 
     def _one(self, generator: torch.Generator) -> View:
@@ -198,7 +196,7 @@ class Drawn:
         parts: list[View] = [Gamma(round(power, 4), keep), Contrast(round(contrast, 4)), Shift(round(offset, 4))]
         parts += [Noise(round(noise, 4), field_seed)] if noisy < 0.25 else []
         parts += [Turn(round(degrees, 3), round(zoom, 4))]
-        return Chain((*parts, *([Mirror(mirrors)] if mirrors else [])))
+        return ViewChain((*parts, *([Mirror(mirrors)] if mirrors else [])))
 
 
 VIEWS: Registry[Callable[..., Any]] = Registry(
@@ -233,7 +231,7 @@ SETS: Registry[tuple[str, ...]] = Registry(
     "set of views",
     {
         "light": ("mirror(x)", "gamma(1.2)", "gamma(1.4)", "gamma(1.4)+mirror(x)"),
-        "mri": (  # in an order in which a running consensus settles early; found on calibration hearts
+        "mri": (  # this order lets a running consensus stop early; chosen on calibration hearts
             "gamma(1.4)+mirror(x)", "bias(30)", "gamma(1.4)+mirror(xy)", "gamma(1.7)", "mirror(x)",
             "gamma(1.4)+mirror(y)", "gamma(1.2)", "mirror(y)", "gamma(2)", "mirror(xy)", "gamma(1.4)", "sharpen",
         ),
@@ -253,14 +251,14 @@ SETS: Registry[tuple[str, ...]] = Registry(
         ),
     },
 )  # fmt: skip
-"""Named lists; M0, the identity, is always the first reading and is not listed.
+"""Named sets of views. The unchanged case (M0) is always predicted first and is not listed.
 
-``scale(0.75)`` is in none: alone it hurt on all five recordings that have it (benchmarks/RESULTS.md).
+No set contains ``scale(0.75)``: it lowered the metric in all five recordings that have it (benchmarks/RESULTS.md).
 """
 
 
 def views_of(spec: str, *, statistics: SourceStatistics | str | Path | None = None) -> tuple[View | Drawn, ...]:
-    """The views that a text names: sets, views, chains with ``+``, ``random(n)`` and addresses, with commas between.
+    """Parse a list of views: sets, views, chains with ``+``, ``random(n)`` and addresses, separated by commas.
 
     >>> [str(view) for view in views_of("light")]
     ['mirror(x)', 'gamma(1.2)', 'gamma(1.4)', 'gamma(1.4)+mirror(x)']
@@ -279,8 +277,8 @@ def _chained(word: str, statistics: SourceStatistics | None) -> View | Drawn:
     if len(parts) == 1:
         return parts[0]
     if any(isinstance(part, Drawn) for part in parts):
-        raise BadInput(f"random draws whole views and cannot be chained, got {word!r}")
-    return Chain(tuple(part for part in parts if not isinstance(part, Drawn)))
+        raise BadInput(f"random cannot be chained with other views, got {word!r}")
+    return ViewChain(tuple(part for part in parts if not isinstance(part, Drawn)))
 
 
 def _single(word: str, statistics: SourceStatistics | None) -> View | Drawn:
@@ -288,16 +286,18 @@ def _single(word: str, statistics: SourceStatistics | None) -> View | Drawn:
         return _own(word)
     found = re.fullmatch(r"([a-z0-9-]+)(?:\(([^()]*)\))?", word)
     if found is None:
-        raise BadInput(f"a view is name or name(arguments), such as gamma(1.4), got {word!r}")
+        raise BadInput(f"a view must be name or name(arguments), such as gamma(1.4), got {word!r}")
     name, given = found[1], [text.strip() for text in (found[2] or "").split(",") if text.strip()]
     if name not in VIEWS and name not in SETS:
-        VIEWS[name]
+        Registry("view or set of views", {**SETS, **VIEWS})[name]
     if name in SETS:
         raise BadInput(f"{name!r} is a set of views and cannot be chained or given arguments; list it by itself")
     arguments: list[Any] = [_argument(name, text) for text in given]
     if name in _FROM_SOURCE:
         if statistics is None:
-            raise BadInput(f"view {name} needs --source-statistics; make the file with casewise source-statistics")
+            raise BadInput(
+                f"view {name} needs --source-statistics; make the file with casewise record --measure-source"
+            )
         arguments.insert(0, statistics)
     if name == "random" and arguments[1:]:
         arguments[1] = arguments[1] == "photos"
@@ -321,31 +321,40 @@ def _argument(name: str, text: str) -> Any:
 def _own(address: str) -> Own:
     function = from_address(address, "view")
     if not callable(function):
-        raise BadInput(f"'{address}' is no function; a view takes a tensor and returns one")
+        raise BadInput(f"'{address}' is not a function; a view must take a tensor and return a tensor")
     return Own(address, function)
 
 
 def drawn(views: Iterable[View | Drawn], case_id: str, seed: int) -> tuple[View, ...]:
-    """The views of one case: fixed ones as they are, random ones drawn for it."""
+    """Return the views of one case; random views are drawn for the case."""
     return tuple(one for view in views for one in (view.drawn(case_id, seed) if isinstance(view, Drawn) else (view,)))
 
 
+def renormalizes(view: View | Drawn) -> bool:
+    """True if a view changes the scale of intensities, which must not happen where values are absolute (CT)."""
+    if isinstance(view, Drawn):
+        return not view.photos
+    if isinstance(view, ViewChain):
+        return any(map(renormalizes, view.views))
+    return isinstance(view, Bias) or getattr(view, "keep", None) == "moments"
+
+
 def count(views: Iterable[View | Drawn]) -> int:
-    """How many readings they are for a case, M0 not counted."""
+    """Return the number of forward passes for a case, M0 excluded."""
     return sum(view.count if isinstance(view, Drawn) else 1 for view in views)
 
 
 def unmirrored(views: Sequence[View], axes: Iterable[int]) -> tuple[View, ...]:
-    """The views without mirrors along axes that the backbone averages over anyway; what then is there twice goes.
+    """Remove mirrors along axes that the backbone averages over anyway, and views that are then duplicates.
 
-    A drawn view keeps its place, so that every case has as many.
+    Random views stay, so that every case has the same number of views.
     """
     averaged = frozenset(axes)
     found: dict[str, View] = {}
     for view in views:
-        parts = view.views if isinstance(view, Chain) else (view,)
+        parts = view.views if isinstance(view, ViewChain) else (view,)
         kept = tuple(part for part in parts if not (isinstance(part, Mirror) and set(part.places) <= averaged))
         if kept:
-            one = view if len(kept) == len(parts) else (kept[0] if len(kept) == 1 else Chain(kept))
+            one = view if len(kept) == len(parts) else (kept[0] if len(kept) == 1 else ViewChain(kept))
             found.setdefault(str(one), one)
     return tuple(found.values())

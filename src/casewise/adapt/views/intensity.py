@@ -1,8 +1,8 @@
-"""Views that change intensities: (n, channel, *space) in, the same shape out; every channel for itself.
+"""Views that change intensities of (n, channel, *space); each channel is changed separately.
 
-Networks normalize in two ways. Where each image is z-scored (MRI), a view keeps the mean and the standard deviation of
-every channel (``keep="moments"``): what changes is the shape of the histogram. Where intensities have a fixed meaning
-(photographs, CT), it keeps the range (``keep="range"``): brighter is then really brighter.
+If each image is z-scored (MRI), a view keeps the mean and the standard deviation of every channel
+(``keep="moments"``), so only the shape of the histogram changes. If intensities have a fixed meaning (photographs, CT),
+a view keeps the range (``keep="range"``), so a brighter view is really brighter.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ KEEPS = ("moments", "range")
 
 def _check_keep(keep: str) -> None:
     if keep not in KEEPS:
-        raise BadInput(f"a view keeps {' or '.join(KEEPS)} of the intensities, got {keep!r}")
+        raise BadInput(f"keep must be {' or '.join(KEEPS)}, got {keep!r}")
 
 
 def per_channel(inputs: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Every channel of (n, channel, *space) changed for itself, over all of n and space."""
+    """Apply a change to each channel of (n, channel, *space) separately, over all of n and space."""
     if inputs.shape[1] == 1:
         return change(inputs[:, 0]).unsqueeze(1)
     return torch.stack([change(channel) for channel in inputs.unbind(1)], 1)
 
 
 def as_before(changed: Tensor, channel: Tensor, keep: str) -> Tensor:
-    """A changed channel with the moments that it had, or clipped to the range that it had."""
+    """Restore the mean and deviation of a changed channel, or clip it to its old range."""
     if keep == "range":
         return changed.clamp(channel.min(), channel.max())
     spread = changed.std(correction=0)
     if not spread > 0:
-        return changed  # constant: the ladder leaves the view out
+        return changed  # a constant channel; the proposer skips such a view
     moved = (changed - changed.mean()).div_(spread)
     return moved.mul_(channel.std(correction=0)).add_(channel.mean())
 
 
 @dataclass(frozen=True)
 class Gamma:
-    r"""The channel scaled to 0..1, to the power of ``power``: :math:`u^g`; above 1 darkens the middle."""
+    r"""Scale the channel to 0..1 and raise it to ``power``: :math:`u^g`; above 1 darkens middle intensities."""
 
     power: float
     keep: str = "moments"
@@ -53,13 +53,13 @@ class Gamma:
     def __post_init__(self) -> None:
         _check_keep(self.keep)
         if not 0.1 <= self.power <= 10:
-            raise BadInput(f"gamma takes a power from 0.1 to 10, got {self.power:g}")
+            raise BadInput(f"the power of gamma must be from 0.1 to 10, got {self.power:g}")
 
     def __str__(self) -> str:
         return f"gamma({self.power:g})" if self.keep == "moments" else f"gamma({self.power:g},{self.keep})"
 
     def apply(self, inputs: Tensor) -> Tensor:
-        """The view; the very same tensor where the power is 1."""
+        """Return the transformed inputs; the same tensor if the power is 1."""
         return inputs if self.power == 1 else per_channel(inputs, self._changed)
 
     def _changed(self, channel: Tensor) -> Tensor:
@@ -70,22 +70,22 @@ class Gamma:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Distances from the channel's mean are multiplied by ``factor``; ``keep="range"`` clips what leaves the range."""
+    """Multiply distances from the channel mean m: m + factor (x - m); ``keep="range"`` clips to the old range."""
 
     factor: float
     keep: str = ""  # "" clips nothing
 
     def __post_init__(self) -> None:
         if self.keep not in ("", "range"):
-            raise BadInput(f"contrast keeps 'range' or nothing of the intensities, got {self.keep!r}")
+            raise BadInput(f"keep of contrast must be 'range' or empty, got {self.keep!r}")
         if not 0.1 <= self.factor <= 10:
-            raise BadInput(f"contrast takes a factor from 0.1 to 10, got {self.factor:g}")
+            raise BadInput(f"the factor of contrast must be from 0.1 to 10, got {self.factor:g}")
 
     def __str__(self) -> str:
         return f"contrast({self.factor:g},{self.keep})" if self.keep else f"contrast({self.factor:g})"
 
     def apply(self, inputs: Tensor) -> Tensor:
-        """The view."""
+        """Return the transformed inputs."""
         return inputs if self.factor == 1 else per_channel(inputs, self._changed)
 
     def _changed(self, channel: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Shift:
-    """Every intensity plus ``by`` standard deviations of the channel; small ones suit CT."""
+    """Add ``by`` standard deviations of the channel; use small values for CT."""
 
     by: float
 
@@ -104,13 +104,13 @@ class Shift:
         return f"shift({self.by:g})"
 
     def apply(self, inputs: Tensor) -> Tensor:
-        """The view."""
+        """Return the transformed inputs."""
         return inputs if self.by == 0 else per_channel(inputs, lambda one: one + self.by * one.std(correction=0))
 
 
 @dataclass(frozen=True)
 class Bias:
-    """Minus its own Gaussian blur of ``sigma`` pixels in the plane: slow shading is gone."""
+    """Subtract a Gaussian blur of ``sigma`` pixels in the plane, to remove slow shading."""
 
     sigma: float = 30.0
 
@@ -118,13 +118,13 @@ class Bias:
         return f"bias({self.sigma:g})"
 
     def apply(self, inputs: Tensor) -> Tensor:
-        """The view."""
+        """Return the transformed inputs."""
         return per_channel(inputs, lambda one: as_before(one - blurred(one, self.sigma), one, "moments"))
 
 
 @dataclass(frozen=True)
 class Blur:
-    """A Gaussian blur of ``sigma`` pixels in the plane."""
+    """Blur by a Gaussian of ``sigma`` pixels in the plane."""
 
     sigma: float = 0.7
 
@@ -132,7 +132,7 @@ class Blur:
         return f"blur({self.sigma:g})"
 
     def apply(self, inputs: Tensor) -> Tensor:
-        """The view."""
+        """Return the transformed inputs."""
         return per_channel(inputs, lambda one: blurred(one, self.sigma))
 
 
@@ -147,13 +147,13 @@ class Sharpen:
         return f"sharpen({self.sigma:g},{self.amount:g})"
 
     def apply(self, inputs: Tensor) -> Tensor:
-        """The view."""
+        """Return the transformed inputs."""
         return per_channel(inputs, lambda one: one + self.amount * (one - blurred(one, self.sigma)))
 
 
 @dataclass(frozen=True)
 class Clip:
-    """Clipped to two percentiles of the channel."""
+    """Clip to two percentiles of the channel."""
 
     low: float = 0.5
     high: float = 98.0
@@ -162,14 +162,16 @@ class Clip:
     def __post_init__(self) -> None:
         _check_keep(self.keep)
         if not 0 <= self.low < self.high <= 100:
-            raise BadInput(f"clip takes two percentiles, 0 <= low < high <= 100, got {self.low:g} and {self.high:g}")
+            raise BadInput(
+                f"the percentiles of clip must be 0 <= low < high <= 100, got {self.low:g} and {self.high:g}"
+            )
 
     def __str__(self) -> str:
         ending = "" if self.keep == "moments" else f",{self.keep}"
         return f"clip({self.low:g},{self.high:g}{ending})"
 
     def apply(self, inputs: Tensor) -> Tensor:
-        """The view."""
+        """Return the transformed inputs."""
         return per_channel(inputs, self._changed)
 
     def _changed(self, channel: Tensor) -> Tensor:
@@ -179,7 +181,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Two percentiles of the channel are stretched to the range that it has: hazy pictures get their contrast back."""
+    """Stretch two percentiles of the channel to its range, to raise the contrast of hazy images."""
 
     low: float = 1.0
     high: float = 99.0
@@ -188,7 +190,7 @@ class Stretch:
         return f"stretch({self.low:g},{self.high:g})"
 
     def apply(self, inputs: Tensor) -> Tensor:
-        """The view."""
+        """Return the transformed inputs."""
         return per_channel(inputs, self._changed)
 
     def _changed(self, channel: Tensor) -> Tensor:
@@ -200,13 +202,13 @@ class Stretch:
 
 @dataclass(frozen=True)
 class GreyWorld:
-    """Every channel moved to the mean of all: a color cast is gone. Nothing changes where there is one channel."""
+    """Move the mean of every channel to the mean of all, to remove a color cast; one channel is not changed."""
 
     def __str__(self) -> str:
         return "grey-world"
 
     def apply(self, inputs: Tensor) -> Tensor:
-        """The view."""
+        """Return the transformed inputs."""
         if inputs.shape[1] == 1:
             return inputs
         means = inputs.mean([axis for axis in range(inputs.ndim) if axis != 1], keepdim=True)
@@ -215,7 +217,7 @@ class GreyWorld:
 
 @dataclass(frozen=True)
 class Noise:
-    """Gaussian noise of ``sigma`` standard deviations of the channel; the same field every time."""
+    """Add Gaussian noise of ``sigma`` standard deviations of the channel; the noise is fixed by the seed."""
 
     sigma: float = 0.05
     seed: int = 0
@@ -224,16 +226,16 @@ class Noise:
         return f"noise({self.sigma:g},{self.seed})" if self.seed else f"noise({self.sigma:g})"
 
     def apply(self, inputs: Tensor) -> Tensor:
-        """The view."""
+        """Return the transformed inputs."""
         field = gaussian_field(inputs, self.seed)
         spread = inputs.std([axis for axis in range(inputs.ndim) if axis != 1], correction=0, keepdim=True)
         return inputs + self.sigma * spread * field
 
 
 def blurred(tensor: Tensor, sigma: float) -> Tensor:
-    """A Gaussian blur in the plane of the last two axes, cut at three sigma, borders repeated."""
+    """Blur by a Gaussian in the plane of the last two axes, cut at three sigma, with repeated borders."""
     if sigma <= 0:
-        raise BadInput(f"a blur needs a sigma above 0, got {sigma:g}")
+        raise BadInput(f"sigma must be above 0, got {sigma:g}")
     flat = tensor.reshape(-1, 1, *tensor.shape[-2:])
     for axis in (-2, -1):
         reach = min(max(1, round(3 * sigma)), 4096)
@@ -246,11 +248,11 @@ def blurred(tensor: Tensor, sigma: float) -> Tensor:
     return flat.reshape(tensor.shape)
 
 
-_LARGEST = 1 << 24  # torch.quantile takes no more values than this; more are sampled evenly
+_LARGEST = 1 << 24  # largest size for torch.quantile; larger tensors are sampled evenly
 
 
 def quantiles(channel: Tensor, at: tuple[float, ...]) -> Tensor:
-    """Quantiles of all values of a channel."""
+    """Return quantiles of all values of a channel."""
     values = channel.reshape(-1)
     if values.numel() > _LARGEST:
         values = values[:: -(-values.numel() // _LARGEST)]

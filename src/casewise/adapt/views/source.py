@@ -1,7 +1,7 @@
-"""What source images look like, and the views that make a case look like them.
+"""Statistics of source images, and the views that make a case look like a source image.
 
-``casewise source-statistics`` records, from source images as the model's own preprocessing gives them, the mean
-quantiles of every channel and the mean amplitude of the lowest frequencies. The file is bound to the model.
+``casewise record --measure-source`` preprocesses source images and stores the mean quantiles of every channel and the
+mean amplitude of the lowest frequencies. The file is valid for one model only.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from casewise.adapt.views.intensity import quantiles
-from casewise.core.brief import counted
 from casewise.core.errors import BadInput, Mismatch
 from casewise.core.formats import json_text
+from casewise.core.text import pluralize
 
 LEVELS = 101  # quantiles 0, 1 %, ..., 100 %
 REACH = 8  # frequencies 0 to 8 cycles per picture, along rows and along columns
@@ -38,16 +38,16 @@ class SourceStatistics:
     amplitudes: NDArray[np.float64] = field(repr=False)  # (channel, 2 REACH + 1, REACH + 1), per pixel
 
     def check(self, model: str, loader: str) -> None:
-        """Refuse to be used with another model or another way of preparing images."""
+        """Refuse another model or another preprocessing."""
         wrong = [name for name, value in (("model", model), ("loader", loader)) if getattr(self, name) != value]
         if wrong:
             raise Mismatch(
                 f"the source statistics were measured with another {' and '.join(wrong)}; run casewise "
-                f"source-statistics with this model"
+                f"record --measure-source with this model"
             )
 
     def as_json(self) -> str:
-        """The file."""
+        """Return the content of the file."""
         plain = {
             "schema": SCHEMA, "model": self.model, "loader": self.loader, "images": self.images,
             "quantiles": self.quantiles.tolist(), "amplitudes": self.amplitudes.tolist(),
@@ -56,7 +56,7 @@ class SourceStatistics:
 
 
 def source_statistics(inputs: Iterable[Tensor], *, model: str, loader: str) -> SourceStatistics:
-    """The statistics of prepared source images, (n, channel, *space) each; one is in memory at a time."""
+    """Compute the statistics of prepared source images, (n, channel, *space) each; one is in memory at a time."""
     found: list[tuple[Any, Any]] = []
     for whole in inputs:
         levels = torch.stack([_levels(channel) for channel in whole.unbind(1)])
@@ -68,7 +68,7 @@ def source_statistics(inputs: Iterable[Tensor], *, model: str, loader: str) -> S
 
 
 def read_source_statistics(path: str | Path) -> SourceStatistics:
-    """The statistics in a file that ``casewise source-statistics`` wrote."""
+    """Read a file that ``casewise record --measure-source`` wrote."""
     try:
         plain = json.loads(Path(path).read_text())
         if plain["schema"] != SCHEMA:
@@ -76,18 +76,20 @@ def read_source_statistics(path: str | Path) -> SourceStatistics:
         arrays = {name: np.asarray(plain[name], np.float64) for name in ("quantiles", "amplitudes")}
         made = SourceStatistics(str(plain["model"]), str(plain["loader"]), int(plain["images"]), **arrays)
     except FileNotFoundError:
-        raise BadInput(f"there is no file {path}; make it with casewise source-statistics") from None
+        raise BadInput(f"there is no file {path}; make it with casewise record --measure-source") from None
     except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"{path} holds no source statistics ({error}); run casewise source-statistics again") from error
+        raise BadInput(
+            f"{path} holds no source statistics ({error}); run casewise record --measure-source again"
+        ) from error
     shapes = (made.quantiles.shape[1:], made.amplitudes.shape[1:])
     if shapes != ((LEVELS,), (2 * REACH + 1, REACH + 1)) or not all(np.isfinite(a).all() for a in arrays.values()):
-        raise BadInput(f"{path} holds no source statistics of this version; run casewise source-statistics again")
+        raise BadInput(f"{path} holds no source statistics of this version; run casewise record --measure-source again")
     return made
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """The quantiles of every channel become the mean quantiles of the source."""
+    """Histogram matching: map the quantiles of every channel to the mean quantiles of the source."""
 
     statistics: SourceStatistics
 
@@ -95,27 +97,27 @@ class Histogram:
         return "histogram"
 
     def apply(self, inputs: Tensor) -> Tensor:
-        """The view."""
+        """Return the transformed inputs."""
         wanted = _for_channels(self.statistics.quantiles, inputs, "histogram")
         return torch.stack([_matched(channel, wanted[place]) for place, channel in enumerate(inputs.unbind(1))], 1)
 
 
 @dataclass(frozen=True)
 class Fourier:
-    """The amplitude of the lowest frequencies becomes the source's; phases stay (Yang and Soatto, CVPR 2020)."""
+    """Replace the amplitude of the lowest frequencies by the source's; keep phases (Yang and Soatto, CVPR 2020)."""
 
     statistics: SourceStatistics
     reach: int = 3  # of REACH
 
     def __post_init__(self) -> None:
         if not 0 <= self.reach <= REACH:
-            raise BadInput(f"fourier takes a reach from 0 to {REACH}, got {self.reach}")
+            raise BadInput(f"the reach of fourier must be from 0 to {REACH}, got {self.reach}")
 
     def __str__(self) -> str:
         return f"fourier({self.reach})"
 
     def apply(self, inputs: Tensor) -> Tensor:
-        """The view."""
+        """Return the transformed inputs."""
         wanted = torch.as_tensor(_for_channels(self.statistics.amplitudes, inputs, "fourier"), dtype=torch.float32)
         rows, columns = inputs.shape[-2:]
         reach = min(self.reach, (min(rows, columns) - 1) // 2)
@@ -134,7 +136,7 @@ def _levels(channel: Tensor) -> Tensor:
 
 
 def _amplitude(whole: Tensor) -> Tensor:
-    """(channel, 2 REACH + 1, REACH + 1): the mean over slices of the amplitude per pixel; 0 beyond what a side has."""
+    """Return the mean amplitude per pixel over slices, (channel, 2 REACH + 1, REACH + 1); 0 for missing frequencies."""
     rows, columns = whole.shape[-2:]
     spectrum = torch.fft.rfft2(whole.float()).abs() / (rows * columns)
     axes = [axis for axis in range(whole.ndim - 2) if axis != 1]
@@ -154,5 +156,5 @@ def _matched(channel: Tensor, wanted: NDArray[np.float64]) -> Tensor:
 
 def _for_channels(values: NDArray[np.float64], inputs: Tensor, name: str) -> NDArray[np.float64]:
     if len(values) != inputs.shape[1]:
-        raise BadInput(f"{name}: the source had {counted(len(values), 'channel')}, the case has {inputs.shape[1]}")
+        raise BadInput(f"{name}: the source had {pluralize(len(values), 'channel')}, the case has {inputs.shape[1]}")
     return values

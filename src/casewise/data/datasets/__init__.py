@@ -1,4 +1,4 @@
-"""The public datasets in their official layouts, read without preprocessing: one file per kind of picture.
+"""Loaders of public datasets in their official layouts, without preprocessing.
 
 ``DATASETS`` is the list: name to loader ``(root, **options) -> Cohort``. ``recognize`` says which of them a folder is.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from casewise.core.errors import BadInput
 from casewise.core.registry import Registry
 from casewise.data.datasets.driving import acdc_driving, cityscapes, is_acdc_driving, is_cityscapes
-from casewise.data.datasets.fundus import dofe, is_dofe, is_refuge, is_rimone_dl, refuge, rimone_dl
+from casewise.data.datasets.fundus import is_rimone_dl, rimone_dl
 from casewise.data.datasets.mnms import is_mnms, mnms
 from casewise.data.datasets.nnunet_raw import is_nnunet_raw, nnunet_raw
 from casewise.data.datasets.plain import is_plain, plain
@@ -29,8 +29,6 @@ DATASETS: Registry[Callable[..., Cohort]] = Registry(
         "acdc_driving": acdc_driving,
         "cityscapes": cityscapes,
         "rimone_dl": rimone_dl,
-        "refuge": refuge,
-        "dofe": dofe,
         "nnunet_raw": nnunet_raw,
         "plain": plain,
     },
@@ -44,8 +42,6 @@ _SIGNS: dict[str, Callable[[Path], bool]] = {
     "acdc_driving": is_acdc_driving,
     "cityscapes": is_cityscapes,
     "rimone_dl": is_rimone_dl,
-    "dofe": is_dofe,
-    "refuge": is_refuge,
     "plain": is_plain,
 }
 

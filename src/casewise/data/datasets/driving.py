@@ -1,8 +1,6 @@
-"""Street scenes: Cityscapes and ACDC.
+"""Street scenes: Cityscapes (Cordts et al. 2016) and ACDC driving (Sakaridis et al. 2021), as they are downloaded.
 
-Cityscapes (Cordts et al. 2016) as it is downloaded: labelIds become trainIds here, no script needs to run before.
-
-ACDC, the driving dataset with adverse conditions (Sakaridis et al. 2021); not ACDC, the cardiac challenge.
+labelIds become trainIds here. ACDC driving is not ACDC, the cardiac challenge.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import numpy as np
 
 from casewise.core.errors import BadInput
 from casewise.core.records import Mask
-from casewise.data.datasets.located import Found, cohort_of, files_of, safe_id, visible
+from casewise.data.datasets.located import LocatedCase, cohort_of, safe_id, visible
 from casewise.data.pictures import read_label_picture
 from casewise.data.splits import Cohort
 
@@ -31,7 +29,7 @@ IMAGE = "_leftImg8bit.png"
 
 
 def is_cityscapes(root: Path) -> bool:
-    """Whether a folder holds leftImg8bit."""
+    """Return True if a folder holds leftImg8bit."""
     return any((root / "leftImg8bit" / split).is_dir() for split in SPLITS)
 
 
@@ -46,12 +44,12 @@ def cityscapes(root: Path) -> Cohort:
     return cohort_of("cityscapes", root, found, label=_label, classes=CLASSES, ignore=IGNORE)
 
 
-def _split(root: Path, split: str) -> Iterator[Found]:
+def _split(root: Path, split: str) -> Iterator[LocatedCase]:
     for image in visible((root / "leftImg8bit" / split).glob(f"*/*{IMAGE}")):
         name, city = image.name.removesuffix(IMAGE), image.parent.name
         truth = root / "gtFine" / split / city / f"{name}_gtFine"
         labels = () if split == "test" else first_label(truth, ("labelIds", "labelTrainIds"))
-        yield Found(safe_id(name), (image,), labels, city, safe_id(name.rsplit("_", 1)[0]), SPLITS[split])
+        yield LocatedCase(safe_id(name), (image,), labels, city, safe_id(name.rsplit("_", 1)[0]), SPLITS[split])
 
 
 def first_label(stem: Path, kinds: tuple[str, ...]) -> tuple[Path, ...]:
@@ -60,7 +58,7 @@ def first_label(stem: Path, kinds: tuple[str, ...]) -> tuple[Path, ...]:
     return tuple(path for path in paths if path.is_file())[:1]
 
 
-def _label(found: Found) -> Mask:
+def _label(found: LocatedCase) -> Mask:
     return read_train_ids(found.labels[0])
 
 
@@ -82,23 +80,12 @@ def train_ids(label_ids: Mask) -> Mask:
     return np.where(inside, table[np.where(inside, label_ids, 0)], IGNORE).astype(np.uint8)
 
 
-def label_ids(mask: Mask) -> Mask:
-    """The way back, for the evaluation server: trainIds to labelIds, 255 to 0 (unlabeled).
-
-    >>> label_ids(np.array([0, 18, 255])).tolist()
-    [7, 33, 0]
-    """
-    table = np.zeros(256, dtype=np.uint8)
-    table[: len(LABEL_IDS)] = LABEL_IDS
-    return table[mask]
-
-
 CONDITIONS = ("fog", "night", "rain", "snow")
 ACDC_IMAGE = "_rgb_anon.png"
 
 
 def is_acdc_driving(root: Path) -> bool:
-    """Whether a folder holds rgb_anon, with or without the folder of the archive around it."""
+    """Return True if a folder holds rgb_anon, with or without the folder of the archive around it."""
     return _images(root) is not None
 
 
@@ -106,7 +93,7 @@ def acdc_driving(root: Path, *, ambiguous: str = "ignore") -> Cohort:
     """Every frame of train, val and test; the condition is the group, the sequence the cluster.
 
     The normal-condition reference frames (``*_ref``) are no cases. Pixels that ``_gt_invIds.png`` marks as invalid
-    become 255 unless ``ambiguous="keep"``; ``invalid_pixels`` gives them, to score valid and invalid ones apart.
+    become 255 unless ``ambiguous="keep"``.
     """
     images = _images(root)
     if images is None:
@@ -128,24 +115,18 @@ def _images(root: Path) -> Path | None:
     return None
 
 
-def _frames(images: Path, truths: Path, condition: str, split: str) -> Iterator[Found]:
+def _frames(images: Path, truths: Path, condition: str, split: str) -> Iterator[LocatedCase]:
     for image in visible((images / condition / split).glob(f"*/*{ACDC_IMAGE}")):
         name, sequence = image.name.removesuffix(ACDC_IMAGE), image.parent.name
         stem = truths / condition / split / sequence / f"{name}_gt"
         labels = first_label(stem, ("labelTrainIds", "labelIds"))
         invalid = first_label(stem, ("invIds",)) if labels else ()
         case_id = safe_id(condition, name)
-        yield Found(case_id, (image,), (*labels, *invalid), condition, safe_id(sequence), SPLITS[split])
+        yield LocatedCase(case_id, (image,), (*labels, *invalid), condition, safe_id(sequence), SPLITS[split])
 
 
-def _valid_label(found: Found) -> Mask:
+def _valid_label(found: LocatedCase) -> Mask:
     label = _label(found)
     if len(found.labels) < 2:
         return label
     return np.where(read_label_picture(found.labels[1]) == 1, np.uint8(IGNORE), label)
-
-
-def invalid_pixels(cohort: Cohort, case_id: str) -> Mask | None:
-    """Where the annotators could not tell (invIds == 1); None for cases without that file."""
-    labels = files_of(cohort)[case_id].labels
-    return None if len(labels) < 2 else read_label_picture(labels[1]) == 1

@@ -1,6 +1,6 @@
-"""What a loader finds before anything is opened: a case's files, what the layout says of it, and a cohort of such.
+"""Cases that a loader found but did not open: their files and the facts of the layout; and label files of datasets.
 
-Label files as they really are: floats that mean integers, greys that mean classes, ids that mean other ids.
+Label files may hold floats for integers, grey values for classes, or other ids.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VOLUMES = (".nii.gz", ".nii")
 
 
 @dataclass(frozen=True)
-class Found:
+class LocatedCase:
     """A case that lies in files and has not been opened."""
 
     id: str
@@ -41,14 +41,14 @@ class Found:
         return Member(self.id, self.group, self.cluster, self.split, bool(self.labels))
 
 
-LabelReader = Callable[[Found], Mask]
+LabelReader = Callable[[LocatedCase], Mask]
 
 
 @dataclass(frozen=True, eq=False)
 class Files:
     """``Cohort.read_case`` of every dataset that lies in files, and the files themselves for those who ask."""
 
-    found: Mapping[str, Found] = field(repr=False)
+    found: Mapping[str, LocatedCase] = field(repr=False)
     color: bool = True  # a single picture is read as three colors; otherwise as one grey channel
 
     def __call__(self, member: Member) -> Case:
@@ -56,13 +56,13 @@ class Files:
         image, spacing_mm = (_volumes if is_volume(found.images[0]) else self._pictures)(found)
         return Case(member.id, image, spacing_mm, member.group, member.cluster, member.split)
 
-    def _pictures(self, found: Found) -> tuple[NDArray[Any], None]:
+    def _pictures(self, found: LocatedCase) -> tuple[NDArray[Any], None]:
         if self.color and len(found.images) == 1:
             return read_picture(found.images[0]), None
         return _stacked(found, [read_label_picture(path) for path in found.images]), None
 
 
-def files_of(cohort: Cohort) -> Mapping[str, Found]:
+def files_of(cohort: Cohort) -> Mapping[str, LocatedCase]:
     """The files of each member, for cohorts that lie in files."""
     if not isinstance(cohort.read_case, Files):
         raise BadInput(f"{cohort.name} does not lie in files; only datasets that were read from a folder do")
@@ -72,7 +72,7 @@ def files_of(cohort: Cohort) -> Mapping[str, Found]:
 def cohort_of(
     name: str,
     root: Path,
-    found: Iterable[Found],
+    found: Iterable[LocatedCase],
     *,
     label: LabelReader,
     classes: tuple[str, ...] = (),
@@ -82,7 +82,7 @@ def cohort_of(
     facts: Mapping[str, str] | None = None,
 ) -> Cohort:
     """A cohort in the order of its ids; nothing is opened, but ids must be unique and files must lie under the root."""
-    by_id: dict[str, Found] = {}
+    by_id: dict[str, LocatedCase] = {}
     for one in sorted(found, key=lambda one: one.id):
         if one.id in by_id:
             raise BadInput(f"{name}: {one.images[0]} and {by_id[one.id].images[0]} would both be case {one.id}")
@@ -98,14 +98,14 @@ def cohort_of(
     return Cohort(name, members, Files(by_id, color), read_label, classes, ignore, notice, dict(facts or {}))
 
 
-def _check_inside(found: Iterable[Found], root: Path) -> None:
+def _check_inside(found: Iterable[LocatedCase], root: Path) -> None:
     inside = root.resolve()
     for path in (path for one in found for path in (*one.images, *one.labels)):
         if inside not in path.resolve().parents:
             raise UnsafeInput(f"{path} leads out of {root}; copy the file into the dataset")
 
 
-def _of_the_image(found: Found, label: Mask) -> Mask:
+def _of_the_image(found: LocatedCase, label: Mask) -> Mask:
     shape = shape_of(found)
     if label.shape != shape:
         raise BadInput(
@@ -115,11 +115,11 @@ def _of_the_image(found: Found, label: Mask) -> Mask:
 
 
 def is_volume(path: Path) -> bool:
-    """Whether a file is named like a NIfTI file."""
+    """Return True if a file is named like a NIfTI file."""
     return path.name.lower().endswith(VOLUMES)
 
 
-def shape_of(found: Found) -> tuple[int, ...]:
+def shape_of(found: LocatedCase) -> tuple[int, ...]:
     """Space of a case from the first bytes of its image: (slices, rows, columns) or (rows, columns)."""
     if is_volume(found.images[0]):
         return check_header(found.images[0]).shape[:3][::-1]
@@ -134,12 +134,12 @@ def volume_of(path: Path, frame: int | None) -> Volume:
     return read_volume(path, frame=frame)
 
 
-def _volumes(found: Found) -> tuple[NDArray[Any], tuple[float, ...]]:
+def _volumes(found: LocatedCase) -> tuple[NDArray[Any], tuple[float, ...]]:
     volumes = [volume_of(path, found.frame) for path in found.images]
     return _stacked(found, [volume.voxels for volume in volumes]), volumes[0].spacing_mm
 
 
-def _stacked(found: Found, channels: list[NDArray[Any]]) -> NDArray[Any]:
+def _stacked(found: LocatedCase, channels: list[NDArray[Any]]) -> NDArray[Any]:
     shapes = {channel.shape for channel in channels}
     if len(shapes) > 1:
         raise BadInput(f"case {found.id}: the channels of a case share one grid, got {sorted(shapes)}; resample them")
@@ -166,7 +166,7 @@ def stem_of(path: Path) -> str:
 
 
 def only_folder(root: Path, holds: Callable[[Path], bool]) -> Path | None:
-    """The folder itself or its only child that looks right: archives unpack one level deeper than one expects."""
+    """Return the folder, or its only matching child, because archives often unpack one level deeper."""
     if not root.is_dir():
         return None
     if holds(root):
@@ -202,22 +202,3 @@ def check_values(label: Mask, allowed: int, name: str) -> Mask:
     if label.size and not (label.min() >= 0 and label.max() <= allowed):
         raise BadInput(f"{name} holds labels {label.min()} to {label.max()}; 0 to {allowed} were expected")
     return label
-
-
-# What the fundus datasets share: classes, and the grey code of REFUGE that others took over.
-
-FUNDUS_CLASSES = ("background", "disc rim", "cup")
-
-
-def cup_and_rim(values: Mask) -> Mask:
-    """REFUGE's greys 0 cup, 128 rim, 255 background as 2, 1, 0: cup at most 100, disc at most 150.
-
-    >>> cup_and_rim(np.array([0, 128, 255])).tolist()
-    [2, 1, 0]
-    """
-    return ((values <= 150).astype(np.uint8) + (values <= 100)).astype(np.uint8)
-
-
-def grey_label(found: Found) -> Mask:
-    """The label of a case whose mask is in REFUGE's grey code."""
-    return cup_and_rim(grey(found.labels[0]))

@@ -10,7 +10,15 @@ import numpy as np
 
 from casewise.core.errors import BadInput
 from casewise.core.records import Mask
-from casewise.data.datasets.located import Found, check_values, cohort_of, only_folder, safe_id, visible, whole_label
+from casewise.data.datasets.located import (
+    LocatedCase,
+    check_values,
+    cohort_of,
+    only_folder,
+    safe_id,
+    visible,
+    whole_label,
+)
 from casewise.data.splits import Cohort
 
 CLASSES = ("background", "LV blood pool", "LV myocardium", "RV")
@@ -23,7 +31,7 @@ FAR_MORE = 5  # in 230 volumes of vendors A and B the smallest ratio of contacts
 
 
 def is_mnms(root: Path) -> bool:
-    """Whether a folder is OpenDataset, or holds it."""
+    """Return True if a folder is OpenDataset, or holds it."""
     return only_folder(root, _holds) is not None
 
 
@@ -75,7 +83,7 @@ def _rows(root: Path) -> dict[str, dict[str, str]]:
     return {row[CODE].strip(): row for row in rows}
 
 
-def _frames(folder: Path, split: str, rows: dict[str, dict[str, str]], group: str) -> Iterator[Found]:
+def _frames(folder: Path, split: str, rows: dict[str, dict[str, str]], group: str) -> Iterator[LocatedCase]:
     code = folder.name
     if code not in rows:
         raise BadInput(f"{folder} has no row in the M&Ms table; its first column after the index is External code")
@@ -88,7 +96,7 @@ def _frames(folder: Path, split: str, rows: dict[str, dict[str, str]], group: st
         if frame is not None:
             where = rows[code].get(group, "").strip() or None
             labels = (label,) if labelled else ()
-            yield Found(safe_id(code, phase), (image,), labels, where, safe_id(code), split, frame)
+            yield LocatedCase(safe_id(code, phase), (image,), labels, where, safe_id(code), split, frame)
 
 
 def _frame(text: str, code: str, phase: str) -> int | None:
@@ -104,7 +112,7 @@ def _frame(text: str, code: str, phase: str) -> int | None:
     return int(number)
 
 
-def _label(found: Found) -> Mask:
+def _label(found: LocatedCase) -> Mask:
     return checked_order(check_values(whole_label(found.labels[0], frame=found.frame), 3, found.id), found.id)
 
 

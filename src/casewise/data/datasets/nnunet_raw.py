@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from casewise.core.brief import counted
 from casewise.core.errors import BadInput
-from casewise.data.datasets.located import Found, cohort_of, is_volume
+from casewise.core.text import pluralize
+from casewise.data.datasets.located import LocatedCase, cohort_of, is_volume
 from casewise.data.datasets.plain import read_plain_label
 from casewise.data.folders import NAME as TABLE
 from casewise.data.folders import READABLE, list_cases, read_table, with_labels, with_table
@@ -19,7 +19,7 @@ SPLITS = {"Tr": "training", "Ts": "test"}
 
 
 def is_nnunet_raw(root: Path) -> bool:
-    """Whether a folder holds dataset.json and images for training or test."""
+    """Return True if a folder holds dataset.json and images for training or test."""
     return (root / "dataset.json").is_file() and any((root / f"images{part}").is_dir() for part in SPLITS)
 
 
@@ -68,7 +68,7 @@ def _dataset_json(path: Path) -> Mapping[str, Any]:
     return dict(plans)
 
 
-def _part(root: Path, part: str, ending: str, channels: int) -> Iterator[Found]:
+def _part(root: Path, part: str, ending: str, channels: int) -> Iterator[LocatedCase]:
     images, labels = root / f"images{part}", root / f"labels{part}"
     if not images.is_dir():
         return
@@ -80,9 +80,9 @@ def _part(root: Path, part: str, ending: str, channels: int) -> Iterator[Found]:
         if len(case.images) != channels and not one_color_picture:
             there = ", ".join(path.name for path in case.images)
             raise BadInput(
-                f"case {case.id}: dataset.json names {counted(channels, 'channel')}, images{part} has {there}"
+                f"case {case.id}: dataset.json names {pluralize(channels, 'channel')}, images{part} has {there}"
             )
-        yield Found(case.id, case.images, (case.label,) if case.label else (), split=SPLITS[part])
+        yield LocatedCase(case.id, case.images, (case.label,) if case.label else (), split=SPLITS[part])
 
 
 def classes_of(plans: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,8 +1,6 @@
-"""A plain folder: ``images/`` with or without ``labels/`` and ``cases.csv``; or several such folders side by side.
+"""A plain folder: ``images/`` with or without ``labels/`` and ``cases.csv``, or several such folders side by side.
 
-A dataset as plain files: what record and predict read, with the geometry of the original images.
-
-A made cohort (a phantom) as files, in the plain layout that every command reads; it has no geometry to keep.
+Any cohort can be written in this layout (``write_plain``, ``write_cohort``), which every command reads.
 """
 
 from __future__ import annotations
@@ -17,11 +15,11 @@ import nibabel
 import numpy as np
 from PIL import Image
 
-from casewise.core.brief import counted
 from casewise.core.errors import BadInput
 from casewise.core.records import Case, Mask
+from casewise.core.text import pluralize
 from casewise.data.datasets.located import (
-    Found,
+    LocatedCase,
     cohort_of,
     files_of,
     is_volume,
@@ -48,7 +46,7 @@ from casewise.data.splits import Cohort
 
 
 def is_plain(root: Path) -> bool:
-    """Whether a folder holds images/, or folders that do, or images itself."""
+    """Return True if a folder holds images/, or folders that do, or images itself."""
     return root.is_dir() and (bool(_parts(root)) or _holds_images(root))
 
 
@@ -66,7 +64,7 @@ def plain(root: Path, *, cluster: str | None = None, ignore: int | None = None) 
     if len({case.id for case in found}) < len(found):  # sites that name their cases alike
         found = [replace(case, id=safe_id(case.group or "", case.id)) for case in found]
     if not parts:
-        found = [Found(case.id, case.images) for case in list_cases(root)]
+        found = [LocatedCase(case.id, case.images) for case in list_cases(root)]
     facts = {"group": "name of the folder"} if parts and root not in parts else {}
     table = table_for(root)
     if table is not None:
@@ -88,15 +86,15 @@ def _holds_images(root: Path) -> bool:
     return any(path.is_file() and path.name.lower().endswith(READABLE) for path in visible(root.iterdir()))
 
 
-def _part(root: Path, group: str | None) -> Iterator[Found]:
+def _part(root: Path, group: str | None) -> Iterator[LocatedCase]:
     cases = list_cases(root / "images")
     if (root / "labels").is_dir() and any((root / "labels").iterdir()):
         cases = with_labels(cases, root / "labels")
     for case in cases:
-        yield Found(case.id, case.images, (case.label,) if case.label else (), group)
+        yield LocatedCase(case.id, case.images, (case.label,) if case.label else (), group)
 
 
-def _clustered(found: Sequence[Found], pattern: str) -> Iterator[Found]:
+def _clustered(found: Sequence[LocatedCase], pattern: str) -> Iterator[LocatedCase]:
     try:
         expression = re.compile(pattern)
     except re.error as error:
@@ -110,7 +108,7 @@ def _clustered(found: Sequence[Found], pattern: str) -> Iterator[Found]:
         yield replace(one, cluster=match[1])
 
 
-def read_plain_label(found: Found) -> Mask:
+def read_plain_label(found: LocatedCase) -> Mask:
     """A label without any mapping: integers of a NIfTI file or of a picture."""
     path = found.labels[0]
     return whole_label(path) if is_volume(path) else read_label_picture(path)
@@ -133,24 +131,21 @@ def write_plain(cohort: Cohort, folder: Path) -> Iterator[str]:
     write_table(cohort, folder)
 
 
-def plain_files(cohort: Cohort, folder: Path, *, as_it_lies: bool, labels: bool = True) -> tuple[CaseFiles, ...]:
-    """The files of a cohort as models read them: where they lie, or a copy in ``folder`` with the loader's mappings.
+def plain_files(cohort: Cohort, folder: Path, *, as_it_lies: bool) -> tuple[CaseFiles, ...]:
+    """Files of a cohort as models read them: where they are, or a copy in ``folder`` with the loader's mappings.
 
-    Without ``labels`` no label is opened, written or named. A copy that is whole is taken as it is.
+    A complete copy from an earlier run is used as it is.
     """
-    found = files_of(cohort)
     if as_it_lies:
         return tuple(
-            CaseFiles(one.id, one.images, one.labels[0] if labels and one.labels else None, *_who(cohort, one.id))
-            for one in found.values()
+            CaseFiles(one.id, one.images, one.labels[0] if one.labels else None, *_who(cohort, one.id))
+            for one in files_of(cohort).values()
         )
-    shown = {name: replace(one, labelled=labels and one.labelled) for name, one in cohort.members.items()}
-    if not (folder / NAME).exists():  # the table comes last, so a copy without one was cut short
+    if not (folder / NAME).exists():  # the table is written last, so a copy without one is incomplete
         shutil.rmtree(folder, ignore_errors=True)
-        for _ in write_plain(replace(cohort, members=shown), folder):
+        for _ in write_plain(cohort, folder):
             pass
-    cases = list_cases(folder / "images")
-    return with_groups(with_labels(cases, folder / "labels") if labels else cases, folder / NAME)
+    return with_groups(with_labels(list_cases(folder / "images"), folder / "labels"), folder / NAME)
 
 
 def _who(cohort: Cohort, case_id: str) -> tuple[str | None, str | None, str | None]:
@@ -158,7 +153,7 @@ def _who(cohort: Cohort, case_id: str) -> tuple[str | None, str | None, str | No
     return member.group, member.cluster, member.split
 
 
-def _write_volumes(cohort: Cohort, found: Found, folder: Path) -> None:
+def _write_volumes(cohort: Cohort, found: LocatedCase, folder: Path) -> None:
     for channel, path in enumerate(found.images):
         volume = volume_of(path, found.frame)
         write_volume(folder / "images" / f"{found.id}_{channel:04d}.nii.gz", volume)
@@ -166,7 +161,7 @@ def _write_volumes(cohort: Cohort, found: Found, folder: Path) -> None:
         write_mask(folder / "labels" / f"{found.id}.nii.gz", cohort.label(found.id), volume.geometry)
 
 
-def _write_picture(cohort: Cohort, found: Found, folder: Path) -> None:
+def _write_picture(cohort: Cohort, found: LocatedCase, folder: Path) -> None:
     image = cohort.case(found.id).image
     if len(image) == 3 and len(found.images) == 1:
         Image.fromarray(np.moveaxis(image, 0, -1)).save(folder / "images" / f"{found.id}_0000.png")
@@ -195,7 +190,7 @@ def _write_image(case: Case, folder: Path) -> None:
         return
     if len(case.image) != 1:
         raise BadInput(
-            f"case {case.id} has {counted(len(case.image), 'channel')}; volumes are written with one channel"
+            f"case {case.id} has {pluralize(len(case.image), 'channel')}; volumes are written with one channel"
         )
     _write_volume(case.image[0], folder / f"{case.id}.nii.gz")
 

@@ -1,9 +1,4 @@
-"""MR of the prostate: Prostate158 and the multi-site set of SAML.
-
-Prostate158: biparametric prostate MR with zones and tumors (Adams et al. 2022), train and test downloads.
-
-SAML multi-site prostate T2: six sites, whole prostate (Liu et al. 2020; NCI-ISBI13, I2CVB and PROMISE12).
-"""
+"""MR of the prostate: Prostate158 (Adams et al. 2022) and the six sites of SAML (Liu et al. 2020)."""
 
 from __future__ import annotations
 
@@ -17,7 +12,7 @@ import numpy as np
 from casewise.core.errors import BadInput, UnsafeInput
 from casewise.core.records import Mask
 from casewise.data.datasets.located import (
-    Found,
+    LocatedCase,
     check_values,
     cohort_of,
     only_folder,
@@ -35,7 +30,7 @@ TUMOR = ("background", "tumor")
 
 
 def is_prostate158(root: Path) -> bool:
-    """Whether a folder is one of the two downloads, or holds them."""
+    """Return True if a folder is one of the two downloads, or holds them."""
     return root.is_dir() and bool(list(_tables(root)))
 
 
@@ -68,14 +63,14 @@ def _tables(root: Path) -> Iterator[Path]:
                     yield path
 
 
-def _rows(table: Path, modalities: tuple[str, ...], column: str) -> Iterator[Found]:
+def _rows(table: Path, modalities: tuple[str, ...], column: str) -> Iterator[LocatedCase]:
     with table.open(newline="", encoding="utf-8-sig") as file:
         for raw in csv.DictReader(file):
             row = {(key or "").strip().lower(): (value or "").strip() for key, value in raw.items()}
             images = tuple(_file(table, row.get(name, ""), row["id"], name) for name in modalities)
             labels = (_file(table, row[column], row["id"], column),) if row.get(column) else ()
             case_id = safe_id("P158", row["id"].split(".")[0].zfill(3))
-            yield Found(case_id, images, labels, "prostate158", case_id, TABLES[table.name])
+            yield LocatedCase(case_id, images, labels, "prostate158", case_id, TABLES[table.name])
 
 
 def _file(table: Path, name: str, row: str, column: str) -> Path:
@@ -87,11 +82,11 @@ def _file(table: Path, name: str, row: str, column: str) -> Path:
     return path
 
 
-def _zones(found: Found) -> Mask:
+def _zones(found: LocatedCase) -> Mask:
     return check_values(whole_label(found.labels[0]), 2, found.id)
 
 
-def _tumor(found: Found) -> Mask:
+def _tumor(found: LocatedCase) -> Mask:
     return (whole_label(found.labels[0]) > 0).astype(np.uint8)
 
 
@@ -105,7 +100,7 @@ NOTICE = (
 
 
 def is_saml_prostate(root: Path) -> bool:
-    """Whether a folder, or its only child that could, holds sites with CaseNN.nii.gz."""
+    """Return True if a folder, or its only child that could, holds sites with CaseNN.nii.gz."""
     return only_folder(root, _holds) is not None
 
 
@@ -128,7 +123,7 @@ def saml_prostate(root: Path, *, zones: bool = False) -> Cohort:
     return cohort_of("saml_prostate", home, found, label=label, classes=classes, notice=NOTICE)
 
 
-def _site(folder: Path) -> Iterator[Found]:
+def _site(folder: Path) -> Iterator[LocatedCase]:
     files = visible(folder.glob("*.nii*"))
     named = [(match, path) for path in files if (match := NAME.fullmatch(stem_of(path)))]
     labels = {match["case"].lower(): path for match, path in named if match["label"]}
@@ -136,8 +131,8 @@ def _site(folder: Path) -> Iterator[Found]:
         if not match["label"]:
             label = labels.get(match["case"].lower())
             case_id = safe_id(folder.name, match["case"])
-            yield Found(case_id, (path,), (label,) if label else (), folder.name, case_id)
+            yield LocatedCase(case_id, (path,), (label,) if label else (), folder.name, case_id)
 
 
-def _whole(found: Found) -> Mask:
+def _whole(found: LocatedCase) -> Mask:
     return (_zones(found) > 0).astype(np.uint8)

@@ -33,6 +33,7 @@ VENDORS = Registry(
     {
         "A": Vendor(gamma=(0.9, 1.1), bias=(0.0, 0.15), noise=(0.01, 0.03), blur=(0.3, 0.7), ghost=(0.0, 0.03)),
         "B": Vendor(gamma=(0.15, 0.8), bias=(0.0, 0.35), noise=(0.01, 0.04), blur=(0.3, 0.8), ghost=(0.0, 0.06)),
+        "C": Vendor(gamma=(0.5, 0.9), bias=(0.2, 0.5), noise=(0.12, 0.2), blur=(1.2, 1.8), ghost=(0.1, 0.25)),
     },
 )
 

@@ -1,20 +1,14 @@
-"""Cut-points from the step-1 coordinate of calibration cases, by a convention that is named and never inferred.
+"""Cut-points of routers: percentiles of the step-1 coordinate of calibration cases, by a named convention.
 
-Also what tells whether they can be trusted: how much they move under resampling, which coordinate would give the most
-stable ones, and the z-statistics of the two-term risk. No label is read here.
+Also here: how far the cut-points move under resampling, which coordinate gives the most stable ones, the z-statistics
+of the two-term risk, and hybrid cut-points that follow a stream. No label is read.
 
-Cut-points when the condition of a case may be unknown: union, pooled, per-group, robust, inferred (S2).
-
-Hybrid calibration: the pool grows with the stream and cut-points follow it, only under the alarm on it (E10, S12).
-
-Off unless asked for by name. The pool of the cut-points *is* that of the exchangeability martingale, so one cannot run
-without the other; once it alarms, cut-points no longer apply and every case gets M0. Nothing that was promised for
-seed-only cut-points holds here. Replay begins with :func:`stream_of`; live, the monitor comes from the watch's file.
+Hybrid cut-points (E10, S12) are off by default. Their pool is the pool of the exchangeability alarm, so one cannot run
+without the other. After an alarm every case gets M0. Promises for fixed cut-points do not hold for hybrid ones.
 """
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,39 +32,13 @@ FEWEST = 5
 """Calibration cases below which nothing is fitted: the smallest set that the paper examined (K1)."""
 
 
-@dataclass(frozen=True)
-class Percentiles:
-    """Two percentiles with linear interpolation."""
-
-    low: float
-    high: float
-
-    def cuts(self, values: Floats) -> Floats:
-        """(cut_low, cut_high) along the last axis of the values; shape (2, ...)."""
-        return np.asarray(np.percentile(values, [self.low, self.high], axis=-1), dtype=np.float64)
+CONVENTIONS: Registry[tuple[float, float]] = Registry("percentiles", {"medical": (33.33, 66.67), "driving": (33, 66)})
+"""Percentiles of cut_low and cut_high, with linear interpolation (F1)."""
 
 
-@dataclass(frozen=True)
-class Rank:
-    """Roll back iff the rank among calibration cases and the case itself exceeds ceil(2 (n + 1) / 3) (S12).
-
-    Under exchangeability a case is then rolled back with probability at most 1/3, exactly, at every n.
-    """
-
-    def cuts(self, values: Floats) -> Floats:
-        """(cut_low, cut_high) along the last axis; the same kind of rank at 1/3 for cut_low."""
-        ordered = np.sort(values, axis=-1)
-        cases = ordered.shape[-1]
-        low = ordered[..., math.ceil((cases + 1) / 3) - 1]
-        rank = math.ceil(2 * (cases + 1) / 3)
-        high = np.nextafter(ordered[..., rank - 1], np.inf) if rank <= cases else np.full(low.shape, np.inf)
-        return np.stack([low, high])
-
-
-CONVENTIONS: Registry[Percentiles | Rank] = Registry(
-    "percentile convention",
-    {"medical": Percentiles(33.33, 66.67), "driving": Percentiles(33, 66), "rank": Rank()},
-)
+def _percentiles(values: Floats, convention: str) -> Floats:
+    """(cut_low, cut_high) along the last axis of the values; shape (2, ...)."""
+    return np.asarray(np.percentile(values, CONVENTIONS[convention], axis=-1), dtype=np.float64)
 
 
 def cut_points(values: Sequence[float] | Floats, convention: str = "medical") -> tuple[float, float]:
@@ -79,7 +47,7 @@ def cut_points(values: Sequence[float] | Floats, convention: str = "medical") ->
     >>> cut_points([0] * 10 + [1] * 6 + [2] * 4)
     (0.0, 1.0)
     """
-    low, high = CONVENTIONS[convention].cuts(checked(values))
+    low, high = _percentiles(checked(values), convention)
     return float(low), float(high)
 
 
@@ -146,8 +114,10 @@ def stability(
     pool = checked(values, what="a bootstrap of cut-points")
     judged = pool if judged is None else judged
     drawn, index = resampled(pool, clusters, resamples, seed)
-    cuts = np.array([CONVENTIONS[convention].cuts(one) for one in drawn]).T if isinstance(drawn, list) else None
-    low, high = CONVENTIONS[convention].cuts(np.asarray(drawn)) if cuts is None else cuts
+    if isinstance(drawn, list):
+        low, high = np.array([_percentiles(one, convention) for one in drawn]).T
+    else:
+        low, high = _percentiles(drawn, convention)
     moved = _moved(judged, cut_points(pool, convention), low, high)
     stream = {"first_row": index[0, :5].tolist(), "sum": int(index.sum())}
     made = {"judged": len(judged), "patients": index.shape[1], "resamples": resamples, "seed": seed, "stream": stream}
@@ -217,7 +187,7 @@ def mean_and_sigma(values: Floats, name: str) -> tuple[float, float]:
         raise DegenerateStatistic(
             f"{name} is {mean:g} on all {len(array)} calibration cases, so it has no z-score; "
             f"calibrate on more varied cases, or choose what needs none (for more regions: a higher --lr, a smaller "
-            f"--min-area)"
+            f"min-area)"
         )
     return mean, sigma
 
@@ -273,13 +243,10 @@ MODES: Registry[str] = Registry(
     "mode",
     {
         "union": "percentiles of all calibration cases together, as on prostate in the paper",
-        "pooled": "percentiles of the union in which every group weighs the same",
         "per-group": "each group its own cut-points; the group must be known at deployment",
         "robust": "the smallest cut-points of any group: no group is rolled back less often than with its own",
-        "inferred": "the group whose M0 looks nearest; robust where two are about as near",
     },
 )
-_POSITIONS = 1000
 
 
 def fitted_cuts(step_one: pd.DataFrame, values: Floats, *, mode: str, convention: str) -> dict[str, Any]:
@@ -288,31 +255,9 @@ def fitted_cuts(step_one: pd.DataFrame, values: Floats, *, mode: str, convention
     if mode == "union":
         return {"options": _named(cut_points(values, convention)), "groups": {}}
     groups = _by_group(step_one, values)
-    if mode == "pooled":
-        return {"options": _named(cut_points(_balanced(groups), convention)), "groups": {}}
     cuts = {name: cut_points(part, convention) for name, part in groups.items()}
     robust = _named((min(low for low, _ in cuts.values()), min(high for _, high in cuts.values())))
-    own = {name: _named(pair) for name, pair in cuts.items()}
-    if mode == "robust":
-        return {"options": robust, "groups": {}}
-    return {"options": robust, "groups": own}
-
-
-def inference(step_zero: pd.DataFrame) -> dict[str, Any]:
-    """Centroids of each group over step-0 signals, and the spread that distances are measured in (S2)."""
-    names = [
-        name
-        for name in ("entropy", "msp", "foreground_share", "intensity_mean", "intensity_sd")
-        if name in step_zero and step_zero[name].notna().all() and step_zero[name].nunique() > 1
-    ]
-    if not names:
-        raise BadInput(
-            "to infer a group, M0 needs a signal that varies (entropy or msp); record with it, or use robust"
-        )
-    means = step_zero.groupby("group")[names].mean()
-    scales = {name: float(step_zero[name].std(ddof=0)) for name in names}
-    centroids = {str(group): {name: float(row[name]) for name in names} for group, row in means.iterrows()}
-    return {"centroids": centroids, "scales": scales}
+    return {"options": robust, "groups": {} if mode == "robust" else {name: _named(cuts[name]) for name in cuts}}
 
 
 def _by_group(step_one: pd.DataFrame, values: Floats) -> dict[str, Floats]:
@@ -322,14 +267,6 @@ def _by_group(step_one: pd.DataFrame, values: Floats) -> dict[str, Floats]:
     for name, part in groups.items():
         checked(part, fewest=FEWEST, what=f"cut-points of group {name}")
     return groups
-
-
-def _balanced(groups: Mapping[str, Floats]) -> Floats:
-    """The union in which every group weighs the same: evenly spaced order statistics of each."""
-    if len({len(part) for part in groups.values()}) == 1:
-        return np.concatenate(list(groups.values()))
-    at = (np.arange(_POSITIONS) + 0.5) / _POSITIONS
-    return np.concatenate([np.quantile(part, at, method="inverted_cdf") for part in groups.values()])
 
 
 def _named(cuts: tuple[float, float]) -> dict[str, float]:

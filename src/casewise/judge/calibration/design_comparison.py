@@ -1,26 +1,47 @@
-"""Which design helps here: each is fitted and scored by cross-fitting over clusters, and one of them is taken."""
+"""Which design helps here: each is fitted and scored by cross-fitting over patients, and one of them may be taken.
+
+A design is adopted if its gain passes a test that knows all designs that were compared (:func:`chance_of_best`), more
+cases are helped than hurt, and the shares of patients and of cases that lose more than a point are within the limit.
+Otherwise the next best that passes is taken, or M0. The gain that is reported comes from nested cross-fitting: for each
+fold of patients the whole comparison is repeated without them, and what it chooses is scored on them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from casewise.archive.store import Archive
-from casewise.core.records import SOURCE
-from casewise.judge.calibration.designs import (
+from casewise.core.errors import BadInput, TooFewCases
+from casewise.core.records import SOURCE, Controller
+from casewise.core.text import UNIT, pluralize
+from casewise.judge.calibration.adoption import (
     ALLOWED_HURT,
+    CHANCE,
+    LEVEL,
+    NO_INTERVAL,
+    HurtShare,
+    chance_of_best,
+    hurt_share,
+    mean_low,
+    patients_for_chance,
+    unseen_sentence,
+)
+from casewise.judge.calibration.cleaning import SUFFIX, CleanupGains, cleaned
+from casewise.judge.calibration.designs import (
     Deployed,
     Design,
     Known,
+    Progress,
     answer,
-    designs_at,
-    folds,
+    designs_for,
+    fold_numbers,
     gather,
-    mean_low,
 )
 from casewise.judge.calibration.quality import (
     carries,
@@ -30,9 +51,9 @@ from casewise.judge.calibration.quality import (
     flag_sentences,
     quality_of,
 )
-from casewise.judge.controllers.choose import board
-from casewise.judge.deciding import Setting, setting_of
-from casewise.judge.outcomes import POINT
+from casewise.judge.certificates.risk_control import TOGETHER, patients_needed
+from casewise.judge.controllers.choose import candidate_signals
+from casewise.judge.decide import Setting, setting_of
 
 
 @dataclass(frozen=True)
@@ -43,7 +64,7 @@ class DesignRow:
     cases: int
     clusters: int
     gain: float
-    low: float  # one-sided, over clusters
+    low: float  # one-sided, over patients
     high: float
     helped: int
     hurt: int
@@ -51,30 +72,61 @@ class DesignRow:
     worst: float
     unchanged: int
     captured: float | None  # share of what the best candidate of each case would gain
+    p: float  # chance that the best of all compared designs gains as surely, were none of them to gain
+    harm: Mapping[str, Any]  # HurtShare
+    fails: tuple[str, ...]  # what speaks against adopting it; nothing where it passes
 
     @property
     def helps(self) -> bool:
         """Whether more cases are helped than hurt: what ``check_go`` asks for at certify and predict."""
         return self.helped > self.hurt
 
+    @property
+    def passes(self) -> bool:
+        """Whether it may be adopted."""
+        return not self.fails
+
     def sentence(self) -> str:
         """For a person."""
         share = "" if self.captured is None else f", {self.captured:.0%} of the best possible"
         return (
             f"{self.design:22s} {self.gain:+.4f} [{self.low:+.4f}, {self.high:+.4f}]  {self.helped} : {self.hurt}, "
-            f"{self.hurt_by_a_point} by more than a point, worst {self.worst:+.3f}{share}"
+            f"{self.hurt_by_a_point} by more than a point, worst {self.worst:+.3f}, p {self.p:.3f}{share}"
         )
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Nested:
+    """The gain of the whole procedure on patients that took no part in fitting or choosing."""
+
+    gain: float
+    patients: int
+    choices: Mapping[str, int]  # how many folds chose each design
+
+    def sentence(self) -> str:
+        """Say the estimate in words."""
+        picked = ", ".join(f"{name} in {times}" for name, times in self.choices.items())
+        return (
+            f"expected gain {self.gain:+.4f} (estimated from {self.patients} {UNIT[1]}, each scored by a choice and a "
+            f"fit that did not see it; chosen without it: {picked} of {sum(self.choices.values())} folds); "
+            f"{NO_INTERVAL}"
+        )
+
+
+@dataclass(frozen=True)
+class DesignComparison:
     """All designs on the same cases, and the one that is taken."""
 
     rows: tuple[DesignRow, ...]
     chosen: str
     why: str
     allowed_hurt: float
+    nested: Nested | None = None  # None with fewer than four patients
     deployed: Mapping[str, tuple[Deployed, ...]] = field(default_factory=dict, repr=False)
+
+    def row(self, name: str) -> DesignRow:
+        """The line of one design."""
+        return next(row for row in self.rows if row.design == name)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types, without the single cases."""
@@ -83,16 +135,45 @@ class Comparison:
             "chosen": self.chosen,
             "why": self.why,
             "allowed_hurt": self.allowed_hurt,
+            "nested": None if self.nested is None else asdict(self.nested),
         }
+
+
+OnCompared = Callable[[Mapping[str, Sequence[Deployed]]], None]
+"""Called with what every compared design deploys, by design."""
+
+
+class Fits:
+    """Designs fitted on sets of folds of patients; each set is fitted once, whoever asks."""
+
+    def __init__(self, known: Sequence[Known], setting: Setting, designs: Mapping[str, Design]) -> None:
+        self.known, self.setting, self.designs = known, setting, designs
+        self.fold = fold_numbers([one.cluster for one in known])
+        self.folds = range(int(self.fold.max()) + 1)
+        self._made: dict[tuple[str, frozenset[int]], Controller] = {}
+
+    def controller(self, name: str, out: frozenset[int]) -> Controller:
+        """The design, fitted on the cases of all folds but those ``out``."""
+        key = name, out
+        if key not in self._made:
+            inside = [one for one, fold in zip(self.known, self.fold, strict=True) if int(fold) not in out]
+            self._made[key] = self.designs[name](inside, self.setting)
+        return self._made[key]
+
+    def scored(self, name: str, fold: int, out: frozenset[int] = frozenset()) -> list[Deployed]:
+        """The cases of a fold by the design that was fitted without it and without the folds ``out``."""
+        controller = self.controller(name, out | {fold})
+        return [answer(self.known[i], controller) for i in np.flatnonzero(self.fold == fold).tolist()]
+
+    def cross_fitted(self, name: str, out: frozenset[int] = frozenset()) -> tuple[Deployed, ...]:
+        """Every case outside the folds ``out`` by a controller that was fitted without its patient."""
+        found = {one.case_id: one for k in self.folds if k not in out for one in self.scored(name, k, out)}
+        return tuple(found[one.case_id] for one in self.known if one.case_id in found)
 
 
 def cross_fitted(known: Sequence[Known], setting: Setting, design: Design) -> tuple[Deployed, ...]:
     """Every case by a controller that was fitted without its cluster."""
-    found: dict[str, Deployed] = {}
-    for inside, out in folds([one.cluster for one in known]):
-        controller = design([known[i] for i in inside], setting)
-        found |= {known[i].case_id: answer(known[i], controller) for i in out}
-    return tuple(found[one.case_id] for one in known)
+    return Fits(known, setting, {"": design}).cross_fitted("")
 
 
 def compare_designs(
@@ -101,59 +182,181 @@ def compare_designs(
     designs: Mapping[str, Design] | None = None,
     *,
     allowed_hurt: float = ALLOWED_HURT,
-    level: float = 0.9,
-) -> Comparison:
-    """Score every design by cross-fitting; take the one with the largest lower bound of gain at the allowed harm.
+    chance: float = CHANCE,
+    level: float = LEVEL,
+    nested: bool = True,
+    progress: Progress | None = None,
+) -> DesignComparison:
+    """Score every design by cross-fitting, and take the best one that passes; M0 where none does.
 
-    ``allowed_hurt`` is the share of cases that may lose more than a point. A design must help more cases than it hurts,
-    or it would be a NO-GO. M0 where no such design has a lower bound above 0.
+    Args:
+        known: The labelled cases (:func:`casewise.judge.calibration.designs.gather`).
+        setting: What all designs share.
+        designs: Designs by name; all that suit the setting by default.
+        allowed_hurt: Share of patients, and of cases, that may lose more than a point.
+        chance: Largest p of an adopted design among all compared ones.
+        level: Confidence of the one-sided bounds.
+        nested: Whether the gain of the choice is estimated by repeating it inside every fold.
+        progress: Told how far it is.
+
+    Returns:
+        The table, what is taken and why, and the nested estimate.
     """
-    designs = designs_at(allowed_hurt) if designs is None else designs
-    deployed = {name: cross_fitted(known, setting, design) for name, design in designs.items()}
-    best = [max(one.metric.values()) - one.source for one in known]
-    rows = tuple(_row(name, found, float(np.mean(best)), level) for name, found in deployed.items())
-    fit = [row for row in rows if row.low > 0 and row.helps and row.hurt_by_a_point <= allowed_hurt * row.cases + 1e-9]
-    if not fit:
-        why = (
-            f"no design surely gains (lower bound over clusters, level {level:g}), helps more cases than it hurts, and "
-            f"costs at most {allowed_hurt:.0%} of them more than a point{_at_more_harm(rows)}"
+    designs = designs_for(known, setting, allowed_hurt=allowed_hurt) if designs is None else designs
+    fits = Fits(known, setting, designs)
+    deployed = {}
+    for done, name in enumerate(designs, start=1):
+        deployed[name] = fits.cross_fitted(name)
+        if progress is not None:
+            progress("fitting designs", done, len(designs))
+    best = float(np.mean([max(one.metric.values()) - one.source for one in known]))
+    rows = _rows(deployed, best, allowed_hurt, chance, level)
+    chosen = _best(rows)
+    estimate = nested_gains(fits, allowed_hurt, chance, level, progress) if nested and len(fits.folds) > 3 else None
+    return DesignComparison(rows, chosen, _why(rows, chosen, allowed_hurt, chance), allowed_hurt, estimate, deployed)
+
+
+def nested_gains(
+    fits: Fits, allowed_hurt: float, chance: float, level: float, progress: Progress | None = None
+) -> Nested:
+    """The gain of choosing and fitting, on patients that took no part in either.
+
+    For each fold the comparison is made again without it, tests and limits included, and what is chosen there is fitted
+    without the fold and scored on it. A fold whose comparison keeps M0 counts with a gain of 0. Without the test
+    inside, the estimate would be as large as that of the winner: in simulations 3 times the truth for small gains.
+    """
+    gains: dict[str, Deployed] = {}
+    choices: Counter[str] = Counter()
+    for fold in fits.folds:
+        out = frozenset({fold})
+        inner = {name: fits.cross_fitted(name, out) for name in fits.designs}
+        patients = len({one.cluster for one in inner["m0"]})
+        reachable = max(chance, 2.0**-patients)  # one patient fewer may not be able to pass at all
+        name = _best(_rows(inner, 0.0, allowed_hurt, reachable, level))
+        choices[name] += 1
+        gains |= {one.case_id: one for one in fits.scored(name, fold)}
+        if progress is not None:
+            progress("repeating the choice without each fold", fold + 1, len(fits.folds))
+    ordered = [gains[one.case_id] for one in fits.known]
+    mean = float(np.mean([one.gain for one in ordered]))
+    patients = len({one.cluster for one in ordered})
+    return Nested(mean, patients, dict(choices.most_common()))
+
+
+def _best(rows: Sequence[DesignRow]) -> str:
+    """Return the design with the largest lower bound of gain among those that pass; M0 where none does.
+
+    The average of the tuned prediction and M0's is the careful use of learned weights. Where it passes, it is taken
+    before bolder designs (decision 0020).
+    """
+    passing = [row for row in rows if row.passes]
+    careful = [row for row in passing if row.design.removesuffix(SUFFIX).endswith(CAREFUL)]
+    return max(careful or passing, key=lambda row: row.low, default=rows[0]).design
+
+
+def _why(rows: Sequence[DesignRow], chosen: str, allowed_hurt: float, chance: float) -> str:
+    row = next(row for row in rows if row.design == chosen)
+    if row.passes:
+        harm = HurtShare(**row.harm)
+        better = [one for one in rows if one.low > row.low]
+        passed = "".join(f"; {one.design} would gain more, but {one.fails[0]}" for one in better[:1] if one.fails)
+        bolder = [one for one in better if not one.fails]
+        if bolder:
+            most = max(bolder, key=lambda one: one.low)
+            passed += f"; {most.design} passes too and gains more ({most.gain:+.4f}), the average with M0 is safer"
+        return (
+            f"the largest lower bound of gain, {row.low:+.4f}, among those that pass (p {row.p:.3f} over "
+            f"{pluralize(len(rows) - 1, 'design')}; {harm.sentence()}){passed}"
         )
-        return Comparison(rows, "m0", why, allowed_hurt, deployed)
-    chosen = max(fit, key=lambda row: row.low)
-    hurt = f"{chosen.hurt_by_a_point} of {chosen.cases} hurt by more than a point"
-    why = f"the largest lower bound of gain, {chosen.low:+.4f}, with {hurt}"
-    return Comparison(rows, chosen.design, why, allowed_hurt, deployed)
+    patients = row.clusters
+    if patients < patients_for_chance(chance):
+        return (
+            f"{patients} {UNIT[1]} cannot show a gain: the smallest p that they can reach is {2.0**-patients:.3f}, and "
+            f"{chance:g} is needed; label {patients_for_chance(chance)} or more{_at_more_harm(rows)}"
+        )
+    likely = sorted((one for one in rows if one.design != "m0"), key=lambda one: -one.low)[:3]
+    said = [f"{one.design}: {' and '.join(one.fails)}" for one in likely]
+    return (
+        f"no design passes (p at most {chance:g} among all compared, more helped than hurt, at most {allowed_hurt:.0%} "
+        f"hurt by more than a point): {'; '.join(said)}{_at_more_harm(rows)}"
+    )
 
 
 def _at_more_harm(rows: Sequence[DesignRow]) -> str:
-    """Which design would be taken if more cases may be hurt: that is for a person to weigh."""
-    sure = [row for row in rows if row.low > 0 and row.helps]
+    """Which design would be taken if more may be hurt: that is for a person to weigh."""
+    sure = [row for row in rows if len(row.fails) == 1 and row.fails[0].startswith(HARM)]
     if not sure:
         return ""
     best = max(sure, key=lambda row: row.low)
-    share = math.ceil(100 * best.hurt_by_a_point / best.cases - 1e-9) / 100
+    shares = (best.hurt_by_a_point / best.cases, best.harm["hurt"] / best.harm["patients"])
+    share = math.ceil(100 * max(shares) - 1e-9) / 100
     return (
         f"; {best.design} gains {best.gain:+.4f} (at least {best.low:+.4f}) and costs {best.hurt_by_a_point} of "
         f"{best.cases} more than a point: --allowed-hurt {share:g} would take it"
     )
 
 
-def _row(name: str, found: Sequence[Deployed], oracle: float, level: float) -> DesignRow:
-    gain = np.array([one.gain for one in found])
-    mean, low, high = mean_low(gain, [one.cluster for one in found], level=level)
+HARM = "too many are hurt"
+CAREFUL = "/average"  # end of the name of a design that averages a learned prediction with M0's
+
+
+def _rows(
+    deployed: Mapping[str, Sequence[Deployed]], oracle: float, allowed_hurt: float, chance: float, level: float
+) -> tuple[DesignRow, ...]:
+    clusters = [one.cluster for one in next(iter(deployed.values()))]
+    gains = {name: np.array([one.gain for one in found]) for name, found in deployed.items()}
+    moving = [name for name in gains if name != "m0"]
+    found = chance_of_best(np.stack([gains[name] for name in moving], axis=1), clusters) if moving else ()
+    p = dict(zip(moving, map(float, found), strict=True))
+    return tuple(
+        _row(name, gain, clusters, p.get(name, 1.0), oracle, allowed_hurt, chance, level)
+        for name, gain in gains.items()
+    )
+
+
+def _row(
+    name: str,
+    gain: Any,
+    clusters: Sequence[str],
+    p: float,
+    oracle: float,
+    allowed_hurt: float,
+    chance: float,
+    level: float,
+) -> DesignRow:
+    mean, low, high = mean_low(gain, clusters, level=level)
+    harm = hurt_share(gain, clusters, limit=allowed_hurt)
+    helped, hurt = int((gain > 0).sum()), int((gain < 0).sum())
+    fails = []
+    if name == "m0":
+        fails.append("it changes nothing")
+    elif not gain.any():
+        fails.append("it keeps M0 for every case")
+    else:
+        if low <= 0:
+            fails.append(f"its gain may be 0 or less (lower bound {low:+.4f} over {harm.patients} {UNIT[1]})")
+        if p > chance + 1e-12:
+            fails.append(f"its gain may be luck among all that was compared (p {p:.3f}, needed {chance:g})")
+        if helped <= hurt:
+            fails.append(f"it helps {helped} cases and hurts {hurt}")
+        if not harm.within:
+            fails.append(f"{HARM} ({harm.sentence()})")
     return DesignRow(
         name,
         len(gain),
-        len({one.cluster for one in found}),
+        harm.patients,
         mean,
         low,
         high,
-        int((gain > 0).sum()),
-        int((gain < 0).sum()),
-        int((gain < -POINT).sum()),
+        helped,
+        hurt,
+        int(harm.cases_hurt),
         float(gain.min()),
         int((gain == 0).sum()),
         mean / oracle if oracle > 0 else None,
+        p,
+        harm.as_dict(),
+        tuple(fails),
     )
 
 
@@ -163,79 +366,165 @@ def fitted_choice(
     *,
     consensus: str | None = None,
     ladders: Sequence[str] = (),
+    fixed: Sequence[str] = (),
     allowed_hurt: float = ALLOWED_HURT,
     flag_below: float | None = None,
     at: float = 0.9,
+    progress: Progress | None = None,
+    on_compared: OnCompared | None = None,
 ) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """(design, options of its controller, what was found on the way); ``default`` is the design that compares best.
+    """Fit a design, or compare all of them (``default``), on the labelled cases of an archive.
 
-    Every figure in what was found comes from cases whose cluster had no part in fitting.
+    Every figure in what was found comes from cases whose patient had no part in fitting.
+
+    Args:
+        archive: The calibration cases, with labels.
+        design: The name of a design, or "default".
+        consensus: The candidate that was made of the others, where its name does not say so.
+        ladders: Named ladders that are read together.
+        fixed: Candidates that are compared as designs of their own, such as "tuned/average".
+        allowed_hurt: Share of patients, and of cases, that may lose more than a point.
+        flag_below: Ask for a person where the metric of what is deployed may lie below this.
+        at: Level of the lower bound behind flags.
+        progress: Called with the progress.
+        on_compared: Called with what every design deploys for the cases that it was not fitted on.
+
+    Returns:
+        The controller's name, its options, and what was found on the way.
+
+    Raises:
+        TooFewCases: There are too few labelled patients.
     """
     setting = setting_of(archive, consensus=consensus, ladders=ladders)
-    known = gather(archive, setting)
-    every = designs_at(allowed_hurt)
+    known = gather(archive, setting, progress)
+    every = designs_for(known, setting, allowed_hurt=allowed_hurt, fixed=named_rungs(archive, setting, fixed))
+    gains = CleanupGains(archive, tuple(ladders))
+    if design == "default" and gains.labels:
+        after = ["m0", "consensus", *named_rungs(archive, setting, fixed)]
+        every |= {f"{name}{SUFFIX}": cleaned(every[name], gains) for name in after}
+    if design != "default" and design not in every:
+        raise BadInput(f"policy {design!r} cannot be calibrated; designs that can be: default, {', '.join(every)}")
     asked = every if design == "default" else {"m0": every["m0"], design: every[design]}
-    compared = compare_designs(known, setting, asked, allowed_hurt=allowed_hurt)
+    compared = compare_designs(known, setting, asked, allowed_hurt=allowed_hurt, progress=progress)
+    if on_compared is not None:
+        on_compared(compared.deployed)
     name = compared.chosen if design == "default" else design
     controller = every[name](known, setting)
-    options = {} if name == "m0" else asdict(controller)  # type: ignore[call-overload]
+    plain: Any = getattr(controller, "controller", controller)
+    options = {} if plain.name == "m0" else asdict(plain)
     options.pop("rule", None)
+    options["cleanup"] = getattr(controller, "cleanup", "")
     found: dict[str, Any] = {
         "cases": len(archive.ids),
         "labelled": len(known),
         "clusters": len({one.cluster for one in known}),
         "comparison": compared.as_dict(),
+        "deploys": _deploys(name, controller, known),
         "signals": _signal_report(known),
         "retained": _retained(compared, name),
-        "concerns": _concerns(compared, name),
+        "concerns": _concerns(compared, name, controller, known),
+        "out_of_fold": [
+            {**asdict(one), "case": one.case_id, "patient": one.cluster} for one in compared.deployed[name]
+        ],
     }
     if flag_below is not None:
-        deployed = [(one.agreement, one.metric, one.cluster) for one in compared.deployed[name]]
-        fit = quality_of(deployed, level=at)
-        options["flag"] = flag_options(fit, flag_below, setting)
-        found["quality"] = flag_report(deployed, fit, flag_below)
-        found["concerns"] += flag_concerns(fit)
-    return name, options, found
+        deployed = [(one.signals, one.metric, one.cluster) for one in compared.deployed[name]]
+        try:
+            fit = quality_of(deployed, level=at)
+            options["flag"] = flag_options(fit, flag_below, setting)
+            found["quality"] = flag_report(deployed, fit, flag_below)
+            found["concerns"] += flag_concerns(fit)
+        except TooFewCases as error:
+            found["concerns"].append(f"no case is flagged: {error}")
+    return controller.name, options, found
+
+
+def named_rungs(archive: Archive, setting: Setting, names: Sequence[str]) -> dict[str, str]:
+    """The state of each named candidate: "tuned/average" (ladder and rung), a rung's own name, or a state."""
+    found: dict[str, str] = {}
+    for ladder in setting.ladders or ("",):
+        view = archive.ladder(ladder) if ladder else archive.only_ladder()
+        rungs = next(iter(view.entries.values())).rungs
+        for step, rung in enumerate(rungs, start=1):
+            state = f"{ladder}:{step}" if ladder else str(step)
+            found |= {state: state, rung: state, f"{view.ladder_name}/{rung}".lstrip("/"): state}
+    lost = [name for name in names if name not in found]
+    if lost:
+        raise BadInput(f"there is no candidate {lost[0]!r}; there are {', '.join(found)}")
+    return {name: found[name] for name in names}
+
+
+def _answers(controller: Controller, known: Sequence[Known]) -> int:
+    """How many of the calibration cases the fitted controller changes."""
+    return sum(one.gated or one.state != str(SOURCE) for one in (answer(case, controller) for case in known))
+
+
+def _deploys(name: str, controller: Controller, known: Sequence[Known]) -> str:
+    """What the policy file will do, in a sentence."""
+    changed = _answers(controller, known)
+    if not changed:
+        return "this policy keeps M0 for every case"
+    return f"this policy deploys {name}: it changes {changed} of these {len(known)} cases"
 
 
 def _signal_report(known: Sequence[Known]) -> dict[str, Any]:
     """Does M0's agreement say how good M0 is, on these cases?"""
-    own = [board(one.seen)[SOURCE].get("agreement") for one in known]
+    own = [candidate_signals(one.seen)[SOURCE].get("agreement") for one in known]
     pairs = [(a, one.source, one.cluster) for a, one in zip(own, known, strict=True) if a is not None]
     rho, p = carries([a for a, _, _ in pairs], [m for _, m, _ in pairs], [c for _, _, c in pairs])
     return {"agreement": {"rho": rho if np.isfinite(rho) else None, "p": p, "cases": len(pairs)}}
 
 
-def _retained(compared: Comparison, name: str) -> dict[str, Any]:
+def _retained(compared: DesignComparison, name: str) -> dict[str, Any]:
     """Whether the cases that a design changes are helped more often than hurt: what ``check_go`` acts on."""
-    row = next(row for row in compared.rows if row.design == name)
+    row = compared.row(name)
     go = row.helps if row.helped + row.hurt else None
     return {"helped": row.helped, "hurt": row.hurt, "unchanged": row.unchanged, "go": go}
 
 
-def _concerns(compared: Comparison, name: str) -> list[str]:
-    row = next(row for row in compared.rows if row.design == name)
+def _concerns(compared: DesignComparison, name: str, controller: Controller, known: Sequence[Known]) -> list[str]:
+    row = compared.row(name)
     if name == "m0":
         return [f"M0 is deployed for every case: {compared.why}"]
-    bound = f"lower bound {row.low:+.4f} over {row.clusters} clusters"
-    if _retained(compared, name)["go"] is False:
-        return [f"NO-GO: {row.helped} calibration cases are helped by {name} and {row.hurt} are hurt ({bound} of gain)"]
-    if row.low <= 0:
-        return [f"{name} does not surely gain here ({bound})"]
-    return []
+    said = []
+    if not _answers(controller, known):
+        said.append(
+            f"{name} keeps M0 for every case: fitted on all cases it found nothing that surely gains; the gain above "
+            f"comes from other fits, each without one {UNIT[0]}"
+        )
+    elif _retained(compared, name)["go"] is False:
+        said.append(
+            f"NO-GO: {row.helped} calibration cases are helped by {name} and {row.hurt} are hurt (lower bound "
+            f"{row.low:+.4f} of gain over {row.clusters} {UNIT[1]})"
+        )
+    elif row.fails:
+        said.append(f"{name} would not be adopted by the default: {'; '.join(row.fails)}")
+    return said
 
 
 def choice_sentences(found: Mapping[str, Any]) -> list[str]:
     """The table of designs and what was taken, for a terminal."""
     compared = found["comparison"]
     lines = [
-        "each design, fitted without the patient or sequence that it is scored on: gain over M0 [lower, upper bound], "
-        "helped : hurt",
-        "(a point is 0.01; the best possible takes the best recorded candidate of every case)",
+        "each design, fitted without the patient that it is scored on: gain over M0 [bounds by Student's "
+        "t, which do not allow for the choice], helped : hurt",
+        "(a point is 0.01; p: chance that the best of all gains as surely by luck; the best possible takes the best "
+        "recorded candidate of every case)",
     ]
     lines += [f"  {DesignRow(**row).sentence()}" for row in compared["rows"]]
     if len(compared["rows"]) > 2:
         lines.append(f"taken: {compared['chosen']} ({compared['why']})")
+    if compared["nested"] is not None and compared["chosen"] != "m0":
+        nested = Nested(**compared["nested"])
+        lines += [nested.sentence(), unseen_sentence(nested.patients)]
+    lines.append(found["deploys"])
+    if len(compared["rows"]) > 2 and compared["chosen"] != "m0":
+        lines.append(
+            f"promised is nothing: these {found['clusters']} {UNIT[1]} chose the design. A risk of at most 0.1 can be "
+            f"promised with {patients_needed(0.1)} others (casewise certify OTHERS), or with "
+            f"{patients_needed(0.1, delta=0.1, binary=False, designs=TOGETHER, halved=True)} in all that choose and "
+            "certify (certify --policy default --method ltt)"
+        )
     signal = found["signals"]["agreement"]
     if signal["rho"] is not None:
         lines.append(

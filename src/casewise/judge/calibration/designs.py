@@ -6,44 +6,56 @@ the consensus edit how many voxels it made right and wrong. A design is then a f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from casewise.archive.store import Archive
-from casewise.core.errors import BadInput, TooFewCases
+from casewise.core.errors import TooFewCases
 from casewise.core.records import SOURCE, Action, Controller, Mask, Observation, State, Verdict
 from casewise.core.seeds import RESAMPLING_SEED
+from casewise.data.splits import cluster_of, fold_of
+from casewise.judge.calibration.adoption import ALLOWED_HURT, chance_of_best, mean_low
 from casewise.judge.controllers.choose import (
     FEATURES,
     AgreementRule,
     Choose,
     added,
-    board,
+    candidate_signals,
+    compared_masks,
     features,
+    non_voting,
     state_of,
-    voiceless,
-    with_agreement,
 )
-from casewise.judge.controllers.depth import Source
-from casewise.judge.controllers.flag import deployed_signal
-from casewise.judge.controllers.merge import PIECE, PIECE_FEATURES, Merge, Pieces, merged, piece_features, piece_scores
-from casewise.judge.deciding import Setting, candidate_masks, ladder_views, whole_case
+from casewise.judge.controllers.depth import Settled, Source
+from casewise.judge.controllers.flag import QUALITY_SIGNALS, deployed_signal
+from casewise.judge.controllers.merge import (
+    PIECE,
+    PIECE_FEATURES,
+    Merge,
+    merged,
+    opinions,
+    piece_features,
+    piece_scores,
+)
+from casewise.judge.decide import Setting, candidate_masks, first_verdict, ladder_views, whole_case
 from casewise.judge.outcomes import POINT, outcomes, scoring_options
 from casewise.measure.metrics import METRICS
+from casewise.measure.signals.agreement import Candidates
 
 Floats = NDArray[np.float64]
+RIVALS_READ = 3  # single candidates whose edits are read with the consensus; others are read when they are needed
 FOLDS = 10  # at most; with fewer clusters each is left out in turn
-ALLOWED_HURT = 0.1  # share of cases that a design, or the anchor of choose, may hurt by more than a point
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
+class WholeMasks:
     """M0, the edit and the label of a case, for a metric that needs whole masks."""
 
     source: Mask
@@ -72,7 +84,7 @@ class Counts:
     lost: Floats  # of them, those that were right in M0
     won: Floats  # of them, those that are right in the edit
     metric: str = "dice"
-    scored: Scored | None = None  # where the metric cannot be had from counts
+    scored: WholeMasks | None = None  # where the metric cannot be had from counts
 
     def of(self, accepted: NDArray[np.bool_]) -> float:
         """The metric of M0 with the accepted pieces."""
@@ -108,7 +120,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Deployed:
-    """What a controller that had not seen a case's cluster did with it."""
+    """Out-of-fold result of one case: the deployed state and its metric."""
 
     case_id: str
     cluster: str
@@ -116,7 +128,9 @@ class Deployed:
     gated: bool
     source: float
     metric: float
-    agreement: float | None  # of what was deployed
+    signals: Mapping[str, float | None]  # agreement of what was deployed, by name
+    accepted: tuple[int, ...] = ()  # pieces of the edit, where it is gated
+    cleanup: str = ""
 
     @property
     def gain(self) -> float:
@@ -124,12 +138,17 @@ class Deployed:
         return self.metric - self.source
 
 
-def gather(archive: Archive, setting: Setting) -> list[Known]:
-    """Everything that labels say of the candidates of each labelled case."""
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much is done, and how much there is."""
+
+
+def gather(archive: Archive, setting: Setting, progress: Progress | None = None) -> list[Known]:
+    """Gather the metric of every candidate of each labelled case, and the features and gains of edits."""
+    total = sum(entry.labelled for entry in archive.entries.values())
     views = ladder_views(archive, setting.ladders)
     options = scoring_options(next(iter(views.values())))
-    options = {name: options[name] for name in ("metric", "ignore")}
     tables = {name: outcomes(view) for name, view in views.items()}
+    first = (state_of(setting.consensus), *_best_states(tables, setting)[:RIVALS_READ])
     found = []
     for case_id in archive.ids:
         entry = archive.entry(case_id)
@@ -143,59 +162,125 @@ def gather(archive: Archive, setting: Setting) -> list[Known]:
                 worth[State(int(step)).on(name)] = (float(metric), float(ha))
         if not np.isfinite(worth[SOURCE][0]):
             continue
-        seen = with_agreement(
-            whole_case(archive, case_id, setting),
-            masks,
-            silent=(*setting.silent, setting.consensus),
-            background=setting.background,
-        )
-        truth, silent = archive.label(case_id), voiceless(seen, (*setting.silent, setting.consensus))
-        options["spacing_mm"] = entry.spacing_mm
+        whole = whole_case(archive, case_id, setting)
+        silent = non_voting(whole, (*setting.silent, setting.consensus))
+        held = compared_masks(whole, masks, silent=silent, background=setting.background)
+        seen = added(whole, dict(zip(candidate_signals(whole), held.signals(), strict=True)))
+        scoring = (options["metric"], options["ignore"], entry.spacing_mm)
+        edits = KnownEdits(archive, case_id, setting.ladders, silent, scoring, frozenset(masks) - {SOURCE})
+        masks = {state: masks[state] for state in candidate_signals(whole)}  # in the order of ``held``
+        edits.read(masks, [state for state in first if state in edits], held)
         found.append(
             Known(
                 case_id,
-                entry.cluster or case_id,
+                cluster_of(entry),
                 seen,
                 {state: metric for state, (metric, _) in worth.items()},
                 {state: ha for state, (_, ha) in worth.items()},
-                {state: _edit(masks, state, silent, truth, **options) for state in masks if state != SOURCE},
+                edits,
             )
         )
+        if progress is not None:
+            progress("reading cases", len(found), total)
     if not found:
         raise TooFewCases(f"designs are compared on labelled cases, {archive.path} has none; record with labels")
     return found
 
 
+def _best_states(tables: Mapping[str, pd.DataFrame], setting: Setting) -> list[State]:
+    """Single candidates by their mean metric over all cases, the best first: ``merge`` looks at their edits."""
+    means: dict[State, float] = {}
+    for name, table in tables.items():
+        plain = table.loc[(table["shrink"] == 0) & (table["step"] > 0)]
+        means |= {State(int(step)).on(name): value for step, value in plain.groupby("step")["metric"].mean().items()}
+    means.pop(state_of(setting.consensus), None)
+    return sorted(means, key=lambda state: -means[state])
+
+
+@dataclass(frozen=True, eq=False)
+class KnownEdits(Mapping[State, tuple[Floats, Counts]]):
+    """Of each candidate of a case: the features of its pieces, and what they are worth; read when first asked for."""
+
+    archive: Archive
+    case_id: str
+    ladders: tuple[str, ...]
+    silent: tuple[str, ...]
+    scoring: tuple[str, int | None, tuple[float, ...] | None]  # metric, ignored label, spacing in mm
+    states: frozenset[State]
+    known: dict[State, tuple[Floats, Counts]] = field(default_factory=dict)
+
+    def __getitem__(self, state: State) -> tuple[Floats, Counts]:
+        if state not in self.states:
+            raise KeyError(state)
+        if state not in self.known:
+            self.read(candidate_masks(self.archive, self.case_id, self.ladders), [state])
+        return self.known[state]
+
+    def __iter__(self) -> Iterator[State]:
+        return iter(self.states)
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def need(self, states: Iterable[State]) -> None:
+        """Work out the edits of some candidates together, where they are not known yet."""
+        lost = [state for state in states if state not in self.known]
+        if lost:
+            self.read(candidate_masks(self.archive, self.case_id, self.ladders), lost)
+
+    def read(self, masks: Mapping[State, Mask], states: Iterable[State], held: Candidates | None = None) -> None:
+        """Work out the edits of some candidates; ``held`` is the comparison of the masks, where it is known."""
+        label = self.archive.label(self.case_id)
+        base, held = _counts(masks, label, *self.scoring), held or opinions(masks, self.silent)
+        self.known.update({state: _edit(masks, state, self.silent, held, base, label) for state in states})
+
+
 def _edit(
-    masks: Mapping[State, Mask], state: State, silent: tuple[str, ...], label: Mask, **options: Any
+    masks: Mapping[State, Mask], state: State, silent: tuple[str, ...], found: Candidates, base: Counts, label: Mask
 ) -> tuple[Floats, Counts]:
-    pieces, rows = piece_features(masks, state, silent)
-    counts = _counts(masks[SOURCE], label, pieces, metric=options["metric"], ignore=options["ignore"])
-    if METRICS[counts.metric].of_counts is None:
-        counts = replace(counts, scored=Scored(masks[SOURCE], masks[state], label, **options))
-    return rows, counts
-
-
-def _counts(source: Mask, label: Mask, pieces: Pieces, *, metric: str, ignore: int | None) -> Counts:
-    old, truth = source.reshape(-1), label.reshape(-1)
-    known = np.ones(truth.size, bool) if ignore is None else truth != ignore
-    top = int(max(old.max(initial=0), truth[known].max(initial=0), pieces.after.max(initial=0))) + 1
+    """The features of the pieces of a candidate's edit, and what each of them is worth."""
+    pieces, rows = piece_features(masks, state, silent, found)
     at, amount = pieces.voxels, len(pieces.sizes)
-    valid = known[at]
+    truth = label.reshape(-1)[at]
+    ignore = None if base.scored is None else base.scored.ignore
+    valid = np.ones(truth.size, bool) if ignore is None else truth != ignore
 
     def tally(voxels: NDArray[np.bool_]) -> Floats:
         return np.bincount(pieces.number[voxels], minlength=amount).astype(np.float64)
 
-    return Counts(
-        shared=np.bincount(old[known & (old == truth)], minlength=top).astype(np.float64),
-        in_mask=np.bincount(old[known], minlength=top).astype(np.float64),
-        in_label=np.bincount(truth[known], minlength=top).astype(np.float64),
+    whole = base.scored
+    needs_masks = METRICS[base.metric].of_counts is None
+    return rows, replace(
+        base,
         before=pieces.before,
         after=pieces.after,
         size=tally(valid),
-        lost=tally(valid & (truth[at] == pieces.before[pieces.number])),
-        won=tally(valid & (truth[at] == pieces.after[pieces.number])),
+        lost=tally(valid & (truth == pieces.before[pieces.number])),
+        won=tally(valid & (truth == pieces.after[pieces.number])),
+        scored=replace(whole, edit=masks[state]) if needs_masks and whole is not None else None,
+    )
+
+
+def _counts(masks: Mapping[State, Mask], label: Mask, metric: str, ignore: int | None, spacing: Any) -> Counts:
+    """What all edits of a case share: the voxels of each class in M0 and in the label."""
+    source = masks[SOURCE]
+    old, truth = source.reshape(-1), label.reshape(-1)
+    if ignore is not None:
+        known = truth != ignore
+        old, truth = old[known], truth[known]
+    top = int(max(truth.max(initial=0), *(mask.max(initial=0) for mask in masks.values()))) + 1
+    none = np.zeros(0, np.int64)
+    return Counts(
+        shared=np.bincount(old[old == truth], minlength=top).astype(np.float64),
+        in_mask=np.bincount(old, minlength=top).astype(np.float64),
+        in_label=np.bincount(truth, minlength=top).astype(np.float64),
+        before=none,
+        after=none,
+        size=np.zeros(0),
+        lost=np.zeros(0),
+        won=np.zeros(0),
         metric=metric,
+        scored=WholeMasks(source, source, label, metric, ignore, spacing),
     )
 
 
@@ -214,7 +299,7 @@ def fit_rule(rule: str) -> Design:
 
 def fit_low_agreement(known: Sequence[Known], setting: Setting, *, level: float = 0.975) -> Controller:
     """The consensus below the agreement of M0 that gains most on these cases; nowhere if nothing surely gains."""
-    said = [board(one.seen)[SOURCE]["agreement"] for one in known]
+    said = [candidate_signals(one.seen)[SOURCE]["agreement"] for one in known]
     own = np.array([np.inf if value is None else value for value in said])  # nobody holds anything: M0
     gain = np.array([one.metric[state_of(setting.consensus)] - one.source for one in known])
     cuts = [-np.inf, *np.unique(own[np.isfinite(own)])[1:].tolist(), np.inf]
@@ -241,7 +326,7 @@ def fit_choose(
     """
     clusters = [one.cluster for one in known]
     lows = {SOURCE: 0.0}
-    for state in board(known[0].seen):
+    for state in candidate_signals(known[0].seen):
         gains = np.array([one.metric[state] - one.source for one in known])
         if state != SOURCE and (gains < -POINT).sum() <= allowed_hurt * len(gains) + 1e-9:
             lows[state] = mean_low(gains, clusters, level=level)[1]
@@ -280,8 +365,9 @@ def _departures(known: Sequence[Known], setting: Setting, anchor: State, ridge: 
     )
 
 
+@lru_cache(maxsize=4096)  # a case is the same object in all fits of a comparison
 def _rows(one: Known) -> tuple[Floats, Floats, list[str]]:
-    candidates = board(one.seen)
+    candidates = candidate_signals(one.seen)
     found = [
         (x, one.metric[state] - one.source, str(state))
         for state, signals in candidates.items()
@@ -303,7 +389,7 @@ def _shrinkage(rows: Sequence[tuple[Floats, Floats, list[str]]], names: Sequence
     means = np.bincount(which, rest, minlength=len(names)) / np.maximum(counts, 1)
     within = float(((rest - means[which]) ** 2).sum() / max(1, len(rest) - len(names)))
     between = float((means**2).mean() - within * (1 / np.maximum(counts, 1)).mean())
-    return min(1e6, within / between) if between > 0 else 1e6
+    return min(1e6, max(1e-6, within / between)) if between > 0 else 1e6  # 0 would leave nothing to solve
 
 
 def _fit_gain(
@@ -335,9 +421,12 @@ def fit_merge(
     better than it is, so everything is rejected (M0 is deployed) unless its gain passes a test that knows all of them.
     """
     consensus = state_of(setting.consensus)
-    single = [state for state in board(known[0].seen) if state not in (SOURCE, consensus)]
+    single = [state for state in candidate_signals(known[0].seen) if state not in (SOURCE, consensus)]
     single.sort(key=lambda state: -float(np.mean([one.metric[state] for one in known])))
     edits = (consensus, *single[:rivals])
+    for one in known:
+        if isinstance(one.edits, KnownEdits):
+            one.edits.need(edits)
     gains = np.hstack([_held_out_gains(known, edit, ridge) for edit in edits])
     clusters = [one.cluster for one in known]
     best = int(np.argmax([mean_low(column, clusters, level=level)[1] for column in gains.T]))
@@ -345,22 +434,6 @@ def fit_merge(
     if chance_of_best(gains, clusters)[best] > 1 - level:
         threshold = float("inf")
     return _merge(setting, taken, _fit_pieces([one.edits[taken] for one in known], ridge), threshold)
-
-
-def chance_of_best(gains: Floats, clusters: Sequence[str], *, draws: int = 999, seed: int = RESAMPLING_SEED) -> Floats:
-    """Chance that the best of all settings (columns) gains as surely as each does, were none of them to gain.
-
-    The signs of whole clusters are flipped at random, in all columns alike; the largest t of any column is the
-    yardstick (Westfall and Young's max-T), so a setting pays for having been picked among many.
-    """
-    _, number = np.unique(np.asarray(clusters), return_inverse=True)
-    sums = np.stack([np.bincount(number, column) for column in gains.T], axis=1)
-    size = np.sqrt((sums**2).sum(axis=0))
-    t = np.divide(sums, size, out=np.zeros_like(sums), where=size > 0)
-    signs = np.random.default_rng(seed).choice([-1.0, 1.0], (draws, len(sums)))
-    largest = (signs @ t).max(axis=1)
-    reached = largest[:, None] >= t.sum(axis=0) - 1e-9
-    return np.asarray((1 + reached.sum(axis=0)) / (draws + 1))
 
 
 def _held_out_gains(known: Sequence[Known], edit: State, ridge: float) -> Floats:
@@ -372,7 +445,10 @@ def _held_out_gains(known: Sequence[Known], edit: State, ridge: float) -> Floats
         for i in out:
             rows, counts = edits[i]
             scores = piece_scores(rows, *model)
-            gains[i] = [counts.of(scores > t) - known[i].source for t in THRESHOLDS]
+            accepted = scores[:, None] > np.array(THRESHOLDS)
+            _, first, back = np.unique(accepted.sum(axis=0), return_index=True, return_inverse=True)
+            each = np.array([counts.of(accepted[:, column]) for column in first])  # sets of equal size are equal
+            gains[i] = each[back] - known[i].source
     return gains
 
 
@@ -426,26 +502,83 @@ DESIGNS: Mapping[str, Design] = {
 """From the simplest to the one with most parameters; among equals the first is taken."""
 
 
-def designs_at(allowed_hurt: float) -> Mapping[str, Design]:
-    """All designs, with the share of cases that may lose more than a point where one of them asks for it."""
-    return {**DESIGNS, "choose": partial(fit_choose, allowed_hurt=allowed_hurt)}
+def fit_fixed(candidate: str) -> Design:
+    """One candidate for every case, such as a tuned model or its average with M0."""
+    return lambda known, setting: AgreementRule(**_plain(setting), rule="fixed", candidate=candidate)
+
+
+def fit_settled(known: Sequence[Known], setting: Setting) -> Controller:
+    """Views are read one after the other until their consensus has settled."""
+    return Settled(cap=setting.steps)
+
+
+def designs_for(
+    known: Sequence[Known],
+    setting: Setting,
+    *,
+    allowed_hurt: float = ALLOWED_HURT,
+    fixed: Mapping[str, str] | None = None,
+) -> dict[str, Design]:
+    """All designs that suit what was recorded.
+
+    Args:
+        known: The labelled cases.
+        setting: What all designs share.
+        allowed_hurt: Share of cases that may lose more than a point, where a design asks for it.
+        fixed: States of candidates that are designs of their own, by name.
+
+    Returns:
+        Designs by name, M0 first. ``settled`` is among them where each rung is a consensus of all before it
+        (``running:mri``).
+    """
+    found: dict[str, Design] = {**DESIGNS, "choose": partial(fit_choose, allowed_hurt=allowed_hurt)}
+    if not setting.ladders and any("settled" in signals for signals in known[0].seen.signals[1:]):
+        found["settled"] = fit_settled
+    return {**found, **{name: fit_fixed(state) for name, state in (fixed or {}).items()}}
+
+
+class KnownLadder:
+    """The gathered states of one case; the loop of ``judge/decide.py`` shows them to a controller."""
+
+    def __init__(self, one: Known, *, at_once: bool) -> None:
+        self.one = one
+        self.executed = one.seen.step if at_once or one.seen.ladders else 0
+
+    @property
+    def complete(self) -> bool:
+        """True when every state was shown."""
+        return bool(self.one.seen.ladders) or self.executed >= self.one.seen.step
+
+    def advance(self) -> None:
+        """Show the next state."""
+        self.executed += 1
+
+    def observation(self) -> Observation:
+        """Signals of the states shown so far, agreement included."""
+        seen = self.one.seen
+        return seen if self.complete else replace(seen, signals=seen.signals[: self.executed + 1])
+
+    def compared(self, controller: Controller) -> Observation:
+        """Signals of all states; for merge also the scores of the pieces, from the gathered features."""
+        if not isinstance(controller, Merge):
+            return self.one.seen
+        scores = controller.scores(self.one.edits[controller.edited][0])
+        named = {f"{PIECE}{number}": float(score) for number, score in enumerate(scores)}
+        return added(self.one.seen, {controller.edited: {"pieces": float(len(scores)), **named}})
 
 
 def answer(one: Known, controller: Controller) -> Deployed:
-    """What a controller deploys for a gathered case, and what that is worth."""
-    seen = one.seen
-    if isinstance(controller, Merge):
-        scores = controller.scores(one.edits[controller.edited][0])
-        named = {f"{PIECE}{number}": float(score) for number, score in enumerate(scores)}
-        seen = added(seen, {controller.edited: {"pieces": float(len(scores)), **named}})
-    verdict = controller.decide(seen)
-    if verdict is None:
-        raise BadInput(f"{controller.name} asked for more candidates than case {one.case_id} has")
-    return _worth(one, verdict)
+    """Return what a controller deploys for a gathered case, and its metric."""
+    own: Callable[[Known], Deployed] | None = getattr(controller, "answer", None)  # a design with cleanup has one
+    if own is not None:
+        return own(one)
+    ladder = KnownLadder(one, at_once=hasattr(controller, "compared"))
+    return _worth(one, first_verdict(controller, ladder)[0])
 
 
 def _worth(one: Known, verdict: Verdict) -> Deployed:
     gated = verdict.action is Action.GATE
+    candidates = candidate_signals(one.seen)
     metric = one.metric[verdict.state]
     if gated:
         rows, counts = one.edits[verdict.state]
@@ -459,34 +592,23 @@ def _worth(one: Known, verdict: Verdict) -> Deployed:
         gated,
         one.source,
         metric,
-        deployed_signal(board(one.seen), verdict.state, "agreement", gated=gated),
+        {name: deployed_signal(candidates, verdict.state, name, gated=gated) for name in QUALITY_SIGNALS},
+        tuple(verdict.accepted or ()),
     )
 
 
-def folds(
-    clusters: Sequence[str], *, amount: int = FOLDS, seed: int = RESAMPLING_SEED
-) -> list[tuple[list[int], list[int]]]:
+def folds(clusters: Sequence[str]) -> list[tuple[list[int], list[int]]]:
     """(cases to fit on, cases to score), clusters never torn apart; each cluster alone where there are few."""
-    names = np.array(sorted(set(clusters)))
-    if len(names) < 2:
-        raise TooFewCases(f"cross-fitting needs at least two clusters (patients or sequences), got {len(names)}")
-    mixed = np.random.default_rng(seed).permutation(names)
-    out_of = {str(name): k % min(amount, len(names)) for k, name in enumerate(mixed)}
-    number = np.array([out_of[name] for name in clusters])
+    number = fold_numbers(clusters)
     return [
         (np.flatnonzero(number != k).tolist(), np.flatnonzero(number == k).tolist())
         for k in range(int(number.max()) + 1)
     ]
 
 
-def mean_low(values: Any, clusters: Sequence[str], *, level: float = 0.9) -> tuple[float, float, float]:
-    """Mean over cases with one-sided bounds at ``level`` on either side, by Student's t over clusters."""
-    numbers = np.asarray(values, np.float64)
-    _, number = np.unique(np.asarray(clusters), return_inverse=True)
-    amount = int(number.max()) + 1
-    mean = float(numbers.mean())
+def fold_numbers(clusters: Sequence[str]) -> NDArray[np.int64]:
+    """The fold of each case: one for each cluster, :data:`FOLDS` at most."""
+    amount = len(set(clusters))
     if amount < 2:
-        return mean, -np.inf, np.inf
-    rest = np.bincount(number, numbers - mean) / len(numbers)  # what each cluster adds to the mean's error
-    error = float(np.sqrt(amount / (amount - 1) * (rest**2).sum())) * float(stdtrit(amount - 1, level))
-    return mean, mean - error, mean + error
+        raise TooFewCases(f"cross-fitting needs at least two clusters (patients), got {amount}")
+    return fold_of(clusters, min(FOLDS, amount), seed=RESAMPLING_SEED)

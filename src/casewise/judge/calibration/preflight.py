@@ -1,15 +1,12 @@
-"""Before anything is deployed: what the holdout says about a policy. Printed, and stored in policy.json.
+"""The preflight: what the holdout says about a policy before it is deployed. It is printed and stored in policy.json.
 
-Go or no-go by a majority of a dozen cases is a coin toss when adaptation does little, so the guard of a design acts on
-evidence only: a one-sided sign test over patients, by labels or by a reviewer's decisions.
-
-A calibrated policy and its preflight in plain sentences, for a terminal or a report.
+The guard of a design acts on evidence only: a one-sided sign test over patients, by labels or by reviews. A majority
+of a dozen cases is little more than a coin toss where adaptation changes little.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from math import comb
 from pathlib import Path
@@ -20,19 +17,18 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from casewise.archive.store import Archive
-from casewise.core.brief import UNIT, counted
 from casewise.core.errors import BadInput, CasewiseError
-from casewise.core.predicted import REVIEW_SET_ASIDE
 from casewise.core.records import Controller, Decision, Policy
+from casewise.core.text import UNIT, pluralize
 from casewise.judge.calibration.cuts import statistics
 from casewise.judge.calibration.design_comparison import choice_sentences
 from casewise.judge.calibration.fixed_budget import budgets, shape
 from casewise.judge.calibration.quality import flag_sentences
+from casewise.judge.certificates.risk_control import PLANNED, conformal_floor, patients_needed
 from casewise.judge.controllers.router import bucket_of
-from casewise.judge.deciding import decision_of
+from casewise.judge.decide import replay_case
 from casewise.judge.outcomes import LITTLE, deployed, judged_sentence, judged_share
 
-ALPHAS = (0.05, 0.10, 0.15, 0.20, 0.30)
 SWAPPED = 0.1
 """From this share of swaps between foreground classes on, calibrate says that HA does not see them."""
 USABLE_LOSS = 0.05
@@ -48,7 +44,7 @@ def preflight(
     source_metric: float | None = None,
 ) -> dict[str, Any]:
     """Everything but the cut-points themselves: retained bucket, ladder, coherence, M0, floor, z-statistics."""
-    decisions = [decision_of(archive, controller, case_id) for case_id in archive.ids]
+    decisions = [replay_case(archive, controller, case_id) for case_id in archive.ids]
     known = frame.loc[frame["ha"].notna()]
     labelled = int(known["case"].nunique())
     patients = int(known["cluster"].where(known["cluster"].notna(), known["case"]).nunique())
@@ -61,7 +57,7 @@ def preflight(
         "budgets": _or_reason(lambda: budgets(frame)),
         "coherence": coherence(frame),
         "source": usability(frame, source_metric),
-        "conformal": conformal_floor(patients),
+        "conformal": reach_of(patients),
         "edit": edit(frame, archive),
         "statistics": _or_reason(lambda: vars(_statistics(archive))),
     }
@@ -133,13 +129,13 @@ def edit(frame: pd.DataFrame, archive: Archive) -> dict[str, Any]:
     }
 
 
-def conformal_floor(patients: int) -> dict[str, Any]:
+def reach_of(patients: int) -> dict[str, Any]:
     """The smallest risk that n labelled patients can certify, 1/(n+1), and how many each alpha needs (L6)."""
     return {
         "patients": patients,
-        "floor": 1 / (patients + 1),
-        "needed": {f"{alpha:.2f}": math.ceil(round(1 / alpha - 1, 9)) for alpha in ALPHAS},
-        "feasible": [alpha for alpha in ALPHAS if 1 / (patients + 1) <= alpha + 1e-12],
+        "floor": conformal_floor(patients),
+        "needed": {f"{alpha:.2f}": patients_needed(alpha) for alpha in PLANNED},
+        "feasible": [alpha for alpha in PLANNED if patients_needed(alpha) <= patients],
     }
 
 
@@ -184,7 +180,7 @@ def concerns(found: Mapping[str, Any]) -> list[str]:
     if seen.get("foreground") and (seen.get("swapped") or 0) >= SWAPPED:
         said.append(
             f"{seen['swapped']:.0%} of the changed voxels move between foreground classes, which HA does not see here "
-            f"(foreground against background); record with --classes, or certify worse-voxels"
+            f"(foreground against background); record with --set classes=true, or certify worse-voxels"
         )
     if found.get("quota_drift"):
         said.append(found["quota_drift"])
@@ -232,15 +228,12 @@ _HELPED = frozenset({"adapted", "adaptation"})
 _HURT = frozenset({"m0", "source"})
 
 
-def read_reviews(path: str | Path, archive: Archive | None = None) -> dict[str, float]:
-    """+1 for cases whose adaptation was kept, -1 where M0 was kept, 0 for flagged ones; the last decision counts.
+def read_reviews(path: str | Path) -> dict[str, float]:
+    """+1 for cases whose new mask was kept, -1 where M0 was kept, 0 for all others; the last decision counts.
 
-    One JSON object per line with ``case`` and ``decision`` (keep-m0, keep-adapted, flag); other lines of an audit log
-    have no such decision and are passed over. A review that was set aside leaves its case without one. Reviews
-    about another ladder of ``archive`` than the one in view say nothing of this one and are passed over too.
+    One JSON object per line with ``case`` and ``decision`` (keep-m0, keep-adapted, both-wrong, flag); other
+    lines are ignored.
     """
-    elsewhere = {} if archive is None else _other_ladders(archive)
-    passed: list[str] = []
     found: dict[str, float] = {}
     for number, text in enumerate(Path(path).read_text().splitlines(), start=1):
         if not text.strip():
@@ -249,33 +242,11 @@ def read_reviews(path: str | Path, archive: Archive | None = None) -> dict[str, 
             row = json.loads(text)
         except ValueError as error:
             raise BadInput(f"line {number} of {path} is not JSON ({error})") from error
-        if isinstance(row, Mapping) and row.get("event") == REVIEW_SET_ASIDE:
-            found.pop(str(row.get("case")), None)
-        elif isinstance(row, Mapping) and {"case", "decision"} <= set(row) and isinstance(row["decision"], str):
-            change, other = _change(row["decision"], number, path), elsewhere.get(str(row.get("about")))
-            if other is None:
-                found[str(row["case"])] = change
-            else:
-                passed.append(other)
-    if not found and passed:
-        raise BadInput(
-            f"every review in {path} is about another ladder ({', '.join(sorted(set(passed)))}) than the one that is "
-            "calibrated; name that one with --ladder, or review this one: casewise review ARCHIVE --ladder NAME"
-        )
+        if isinstance(row, Mapping) and {"case", "decision"} <= set(row) and isinstance(row["decision"], str):
+            found[str(row["case"])] = _change(row["decision"], number, path)
     if not found:
         raise BadInput(f"{path} holds no review; expected lines such as {{'case': 'c1', 'decision': 'keep-m0'}}")
     return found
-
-
-def _other_ladders(archive: Archive) -> dict[str, str]:
-    """Names of the ladders that are not in view, by what a review of one of their cases is about."""
-    in_view = archive.joined or (archive.ladder_name,)
-    return {
-        entry.digest: ladder
-        for ladder, entries in archive.parts.items()
-        if ladder not in in_view
-        for entry in entries.values()
-    }
 
 
 def _change(decision: str, number: int, path: str | Path) -> float:
@@ -284,9 +255,9 @@ def _change(decision: str, number: int, path: str | Path) -> float:
         return 1.0
     if word in _HURT:
         return -1.0
-    if word.startswith("flag"):
+    if word.startswith("flag") or word == "both-wrong":
         return 0.0
-    raise BadInput(f"line {number} of {path}: a review is keep-m0, keep-adapted or flag, got {decision!r}")
+    raise BadInput(f"line {number} of {path}: a review is keep-m0, keep-adapted, both-wrong or flag, got {decision!r}")
 
 
 def in_words(policy: Policy) -> list[str]:
@@ -294,12 +265,12 @@ def in_words(policy: Policy) -> list[str]:
     found = policy.preflight
     if "comparison" in found:
         said = (
-            f"policy {policy.name} ({policy.controller}), fitted on {counted(found['labelled'], 'labelled case')} of "
+            f"policy {policy.name} ({policy.controller}), fitted on {pluralize(found['labelled'], 'labelled case')} of "
         )
-        lines = [f"{said}{counted(found['clusters'], 'cluster')}", *choice_sentences(found)]
+        lines = [f"{said}{pluralize(found['clusters'], 'cluster')}", *choice_sentences(found)]
         return [*lines, *(f"! {sentence}" for sentence in found["concerns"])]
     lines = [
-        f"policy {policy.name} ({policy.controller}), fitted on {counted(found['cases'], 'case')}, "
+        f"policy {policy.name} ({policy.controller}), fitted on {pluralize(found['cases'], 'case')}, "
         f"{found['labelled']} labelled"
     ]
     lines += list(_numbers(policy))
@@ -329,9 +300,7 @@ def _numbers(policy: Policy) -> Iterator[str]:
         yield "; ".join(f"{name}: {bucket_of(options[name])}" for name in ("low", "mid", "hard"))
     elif "cut_low" not in options and options:
         yield ", ".join(
-            f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in options.items()
-            if name != "flag"
+            f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}" for name, value in options.items()
         )
     if "hybrid" in options:
         yield (
@@ -381,9 +350,9 @@ def _common_lines(found: Mapping[str, Any]) -> Iterator[str]:
     source = found["source"]
     if source["metric_mean"] is not None:
         lowest, empty = source["metric_lowest"], source["empty"]
-        yield f"M0: mean metric {source['metric_mean']:.3f}, lowest {lowest:.3f}, empty in {counted(empty, 'case')}"
+        yield f"M0: mean metric {source['metric_mean']:.3f}, lowest {lowest:.3f}, empty in {pluralize(empty, 'case')}"
     floor = found["conformal"]
-    yield f"conformal floor with {counted(floor['patients'], *UNIT)} labelled: {floor['floor']:.3f}"
+    yield f"conformal floor with {pluralize(floor['patients'], *UNIT)} labelled: {floor['floor']:.3f}"
 
 
 def _interval(pair: list[float]) -> str:

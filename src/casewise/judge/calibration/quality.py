@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from casewise.archive.store import Archive
-from casewise.core.brief import UNIT
 from casewise.core.errors import TooFewCases
-from casewise.core.records import Controller, State
+from casewise.core.records import Controller, Signals, State
 from casewise.core.seeds import RESAMPLING_SEED
-from casewise.judge.controllers.choose import board, with_agreement
-from casewise.judge.controllers.flag import Quality, deployed_signal
-from casewise.judge.deciding import Setting, candidate_masks, decision_of, has_consensus, setting_of, whole_case
+from casewise.core.text import UNIT
+from casewise.data.splits import cluster_of
+from casewise.judge.controllers.choose import candidate_signals, with_agreement
+from casewise.judge.controllers.flag import QUALITY_SIGNALS, Quality, deployed_signal
+from casewise.judge.decide import Setting, candidate_masks, has_consensus, replay_case, setting_of, whole_case
 from casewise.judge.outcomes import outcomes
 
 Floats = NDArray[np.float64]
@@ -36,6 +37,19 @@ def clusters_needed(level: float) -> int:
     (9, 4, 19)
     """
     return math.ceil(round(level / (1 - level), 9))
+
+
+def too_few_for_flags(archive: Archive, level: float) -> str | None:
+    """Say why the labelled patients cannot support flags at a level; None if they can. Nothing is computed."""
+    labelled = {cluster_of(entry) for entry in archive.entries.values() if entry.labelled}
+    return None if len(labelled) >= clusters_needed(level) else f"no case is flagged: {_too_few(level, len(labelled))}"
+
+
+def _too_few(level: float, amount: int) -> str:
+    return (
+        f"a lower bound at level {level:g} needs at least {clusters_needed(level)} clusters (patients), "
+        f"got {amount}; label more, or ask for a lower level (--confidence){_within(amount)}"
+    )
 
 
 def _within(clusters: int) -> str:
@@ -60,14 +74,17 @@ def cluster_quantile(scores: ArrayLike, clusters: Sequence[Any], level: float) -
     _, number = np.unique(np.asarray(clusters).astype(str), return_inverse=True)
     amount = int(number.max(initial=-1)) + 1
     if amount < clusters_needed(level):
-        raise TooFewCases(
-            f"a lower bound at level {level:g} needs at least {clusters_needed(level)} clusters (patients or "
-            f"sequences), got {amount}; label more, or ask for a lower level (--at){_within(amount)}"
-        )
+        raise TooFewCases(_too_few(level, amount))
     weights = 1 / np.bincount(number)[number] / (amount + 1)
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weights[order]) >= level - 1e-12
     return float(values[order][np.argmax(reached)])
+
+
+Taken = Sequence[tuple[Signals, float, str]]
+"""(signals, metric, cluster) of what was deployed for each case."""
+Every = tuple[Mapping[str, Floats], Floats]
+"""Signals and metric of every mask that might be deployed, (case, mask) each."""
 
 
 @dataclass(frozen=True)
@@ -86,24 +103,40 @@ class QualityFit:
 
 
 def fit_quality(
-    agreement: ArrayLike,
+    signals: Mapping[str, ArrayLike],
     metric: ArrayLike,
     clusters: Sequence[Any],
     *,
     level: float = 0.9,
     softening: float = 0.02,
-    every: tuple[Floats, Floats] | None = None,
+    every: Every | None = None,
 ) -> QualityFit:
-    """The two quantiles of a :class:`Quality`; a signal that does not carry on these cases is not used.
+    """Fit the two quantiles of a :class:`Quality`.
 
-    ``every`` holds agreement and metric of all masks that might have been deployed, (case, mask) each: the lower bound
-    then comes from the worst of them, and holds whatever is deployed, however it was chosen.
+    Args:
+        signals: Label-free signals of the deployed masks by name, one value per case. The one that predicts the metric
+            best on left-out patients is used, the first among equals; none is used where it does not carry.
+        metric: Metric of the deployed masks.
+        clusters: Patient or sequence of each case.
+        level: Chance that the metric of a new case is at least its lower bound.
+        softening: s of :class:`Quality`.
+        every: Signals and metric of all masks that might have been deployed, (case, mask) each. The lower bound then
+            comes from the worst of them, and holds whatever is deployed, however it was chosen.
+
+    Returns:
+        The quality model, and how well its signal ranks the calibration cases.
+
+    Raises:
+        TooFewCases: There are too few labelled patients for the level.
     """
-    signal, truth = np.asarray(agreement, np.float64), np.asarray(metric, np.float64)
-    known = np.isfinite(truth) & np.isfinite(signal)
+    truth = np.asarray(metric, np.float64)
+    columns = {name: np.asarray(values, np.float64) for name, values in signals.items()}
+    known = np.isfinite(truth) & np.all([np.isfinite(one) for one in columns.values()], axis=0)
     if not known.any():
         raise TooFewCases("a quality needs labelled calibration cases with two candidates or more, there is none")
     names = np.asarray([str(name) for name in clusters])
+    chosen = min(columns, key=lambda one: round(_left_out_error(columns[one][known], truth[known], names[known]), 9))
+    signal = columns[chosen]
     rho, p = carries(signal[known], truth[known], names[known].tolist())
     used = p <= CARRIES and len(set(names[known].tolist())) >= FEWEST_CLUSTERS
 
@@ -111,16 +144,30 @@ def fit_quality(
         return np.asarray((1 - truth) / (softening + (1 - signal if used else 0.0)))
 
     own = ratios(signal, truth)
-    worst = own if every is None else np.max(np.nan_to_num(ratios(*every), nan=-np.inf), axis=1)
+    worst = own if every is None else np.max(np.nan_to_num(ratios(every[0][chosen], every[1]), nan=-np.inf), axis=1)
     known = np.isfinite(worst)
     quality = Quality(
         middle=float(np.median(own[np.isfinite(own)])),
         ratio=cluster_quantile(worst[known], names[known].tolist(), level),
         level=level,
-        signal="agreement" if used else None,
+        signal=chosen if used else None,
         softening=softening,
     )
     return QualityFit(quality, int(known.sum()), len(set(names[known].tolist())), rho, p)
+
+
+def _left_out_error(signal: Floats, truth: Floats, clusters: Any, softening: float = 0.02) -> float:
+    """Mean absolute error of 1 - k (1 - signal + s) on each patient, with k the median ratio of the other patients."""
+    gap = softening + 1 - signal
+    names = np.unique(clusters)
+    if len(names) < 2:
+        return 0.0
+    errors = []
+    for name in names:
+        out = clusters == name
+        middle = np.median((1 - truth[~out]) / gap[~out])
+        errors.append(np.abs(1 - middle * gap[out] - truth[out]).mean())
+    return float(np.mean(errors))
 
 
 def carries(
@@ -159,7 +206,7 @@ def fitted_flag(
     else:
         setting = Setting(archive.steps, "", background=archive.configuration.get("metric") == "miou")
     frame = outcomes(archive)
-    rows, found = [], []  # all that might be deployed, and what is: (agreement, metric, cluster)
+    rows, found = [], []  # all that might be deployed, and what is: (signals, metric, cluster)
     for case_id in archive.ids:
         own = frame.loc[(frame["case"] == case_id) & np.isfinite(frame["metric"])]
         if own.empty:
@@ -174,29 +221,27 @@ def fitted_flag(
             State(int(step), float(shrink)): float(metric)
             for step, shrink, metric in own[["step", "shrink", "metric"]].itertuples(index=False)
         }
-        said = {state: deployed_signal(board(seen), state, "agreement") for state in worth}
+        candidates = candidate_signals(seen)
+        said = {state: {n: deployed_signal(candidates, state, n) for n in QUALITY_SIGNALS} for state in worth}
         rows.append((said, worth))
-        taken = decision_of(archive, controller, case_id).state.on("")
-        cluster = archive.entry(case_id).cluster or case_id
-        found.append((said[taken], worth[taken], cluster))
+        taken = replay_case(archive, controller, case_id).state.on("")
+        found.append((said[taken], worth[taken], cluster_of(archive.entry(case_id))))
     if not found:
         raise TooFewCases(f"flags are calibrated on labelled cases, {archive.path} has none; record with labels")
     states = sorted(set().union(*(worth for _, worth in rows)), key=str)
-    signal, truth = (
-        np.array([[_or_nan(one[part].get(state)) for state in states] for one in rows], np.float64) for part in (0, 1)
-    )
-    fit = quality_of(found, level=at, every=(signal, truth))
-    return flag_options(fit, below, setting), flag_report(found, fit, below), flag_concerns(fit)
+    truth = np.array([[_or_nan(worth.get(state)) for state in states] for _, worth in rows], np.float64)
+    signals = {
+        name: np.array([[_or_nan(said.get(state, {}).get(name)) for state in states] for said, _ in rows], np.float64)
+        for name in QUALITY_SIGNALS
+    }
+    fit = quality_of(found, level=at, every=(signals, truth))
+    return flag_options(fit, below, setting), flag_report(found, fit, below, (signals, truth)), flag_concerns(fit)
 
 
-Taken = Sequence[tuple[float | None, float, str]]
-"""(agreement, metric, cluster) of what was deployed for each case."""
-
-
-def quality_of(found: Taken, *, level: float, every: tuple[Floats, Floats] | None = None) -> QualityFit:
-    """The quality model of what is deployed."""
-    signal, metric, clusters = zip(*found, strict=True)
-    return fit_quality([_or_nan(value) for value in signal], metric, clusters, level=level, every=every)
+def quality_of(found: Taken, *, level: float, every: Every | None = None) -> QualityFit:
+    """Fit the quality model of what is deployed."""
+    signals = {name: [_or_nan(said.get(name)) for said, _, _ in found] for name in QUALITY_SIGNALS}
+    return fit_quality(signals, [one[1] for one in found], [one[2] for one in found], level=level, every=every)
 
 
 def _or_nan(value: float | None) -> float:
@@ -218,20 +263,35 @@ def flag_concerns(fit: QualityFit) -> list[str]:
     """What a person should know of the signal behind a flag."""
     if fit.quality.signal is not None:
         return []
+    same = f"all cases get the same lower bound, so all are flagged or none; more labelled {UNIT[1]} may help"
+    if fit.clusters < FEWEST_CLUSTERS:
+        return [f"agreement is not used with fewer than {FEWEST_CLUSTERS} {UNIT[1]}, there are {fit.clusters}: {same}"]
     weak = f"rank correlation {fit.rho:.2f}, p {fit.p:.2f}"
-    return [
-        f"agreement does not surely tell good masks from poor ones on these cases ({weak}): all cases get the same "
-        f"lower bound, so all are flagged or none; more labelled {UNIT[1]} may help"
-    ]
+    return [f"agreement does not surely tell good masks from poor ones on these cases ({weak}): {same}"]
 
 
-def flag_report(found: Taken, fit: QualityFit, below: float) -> dict[str, Any]:
-    """The fit, how many calibration cases would be flagged, and how many of the poor ones are among them."""
-    pairs = [(fit.quality.of(agreement), metric) for agreement, metric, _ in found]
-    flags = np.array([quality is None or quality[1] < below for quality, _ in pairs])
-    poor = np.array([metric < below for _, metric in pairs])
+def flag_report(found: Taken, fit: QualityFit, below: float, every: Every | None = None) -> dict[str, Any]:
+    """The fit, and what flags do to each calibration case when they are fitted without its patient."""
+    clusters = np.array([cluster for _, _, cluster in found])
+    flags = np.zeros(len(found), bool)
+    for out in np.unique(clusters):
+        quality = _without(found, clusters != out, fit, every)
+        for i in np.flatnonzero(clusters == out).tolist():
+            bound = quality.of(None if quality.signal is None else found[i][0].get(quality.signal))
+            flags[i] = bound is None or bound[1] < below
+    poor = np.array([metric < below for _, metric, _ in found])
     counts = {"flagged": int(flags.sum()), "poor": int(poor.sum()), "poor_flagged": int((flags & poor).sum())}
     return {**fit.as_dict(), **counts}
+
+
+def _without(found: Taken, rest: Any, fit: QualityFit, every: Every | None) -> Quality:
+    """The quality model of the other patients; where they are one too few for the level, the highest they carry."""
+    amount = len({found[i][2] for i in np.flatnonzero(rest).tolist()})
+    level = min(fit.quality.level, amount / (amount + 1))
+    if amount < 1:
+        return fit.quality
+    part = None if every is None else ({name: one[rest] for name, one in every[0].items()}, every[1][rest])
+    return quality_of([found[i] for i in np.flatnonzero(rest).tolist()], level=level, every=part).quality
 
 
 def flag_sentences(found: Mapping[str, Any]) -> list[str]:
@@ -239,8 +299,15 @@ def flag_sentences(found: Mapping[str, Any]) -> list[str]:
     if "quality" not in found:
         return []
     quality = found["quality"]
+    caught = (
+        f"poor cases seen: {quality['poor']}, of which {quality['poor_flagged']} were flagged; how many of the next "
+        "poor ones will be is not promised"
+        if quality["poor"]
+        else "poor cases seen: 0, so poor ones will hardly be caught"
+    )
     return [
-        f"flags: {quality['flagged']} of {quality['cases']} calibration cases, {quality['poor_flagged']} of the "
-        f"{quality['poor']} poor ones among them; lower bound at level {quality['quality']['level']:g} from "
-        f"{quality['clusters']} clusters"
+        f"flags: {quality['flagged']} of {quality['cases']} calibration cases, each by a fit without its {UNIT[0]}; "
+        f"{caught}",
+        f"the lower bound holds for {quality['quality']['level']:.0%} of all cases of new {UNIT[1]} (from "
+        f"{quality['clusters']}); among the cases that are not flagged it may fail more often",
     ]

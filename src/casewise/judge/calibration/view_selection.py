@@ -1,6 +1,6 @@
 """Which views enter the consensus: chosen on calibration labels, and what that choice is worth on clusters left out.
 
-Reads ladders of views that were recorded with their ballots (``casewise record --propose views:mri --keep-ballots``).
+Reads ladders of views that were recorded with their ballots (``record --propose views:mri --save-probabilities``).
 All readings agree outside the voxels that the ballots cover, so a consensus of any subset is known exactly there.
 """
 
@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from casewise.archive.store import Archive
-from casewise.core.brief import counted
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import SOURCE, State
+from casewise.core.text import pluralize
 from casewise.judge.outcomes import POINT
 from casewise.measure.masks import labels_of
-from casewise.measure.signals.agreement import candidates_of, medoid
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -38,7 +37,6 @@ class ReadCase:
     metric: str
     ignore: int | None
     head: str
-    medoid: int  # reading that the others agree with most
     source_weight: float = 1.0  # of M0 in a mean
 
     def value(self, labels: Integers) -> float:
@@ -60,24 +58,9 @@ class ReadCase:
         """The metric of M0."""
         return self.value(self.masks[0])
 
-    def alone(self, place: int) -> float:
-        """The metric of one reading."""
-        return self.value(self.masks[place])
-
     def consensus(self, places: Sequence[int]) -> float:
         """The metric of the mean of M0 and some readings."""
         return self.value(self.mean((0, *places)))
-
-    def vote(self, places: Sequence[int]) -> float:
-        """The metric of the majority of M0 and some readings; M0's label where votes are even."""
-        ballots = self.masks[[0, *places]]
-        counts = np.stack([(ballots == value).sum(0) for value in range(self.outside.shape[1])]) * 2
-        counts[self.masks[0], np.arange(ballots.shape[1])] += 1
-        return self.value(np.asarray(counts.argmax(0), np.int64))
-
-    def running(self) -> list[Integers]:
-        """The labels of the consensus after M0, after the first view, after the second, ..."""
-        return [self.mean(range(size)) for size in range(1, len(self.ballots) + 1)]
 
     def mean(self, places: Sequence[int]) -> Integers:
         """The labels of the mean of some readings, M0 (reading 0) with the weight that it was recorded with."""
@@ -91,8 +74,8 @@ def read_case(archive: Archive, case_id: str) -> ReadCase:
     entry, ballots = archive.entry(case_id), archive.ballots(case_id)
     if ballots is None:
         raise BadInput(
-            f"case {case_id} of {archive.path} has no ballots; record its views with --keep-ballots (a case of which a "
-            f"view was left out has none)"
+            f"case {case_id} of {archive.path} has no ballots; record its views with --save-probabilities (a case "
+            f"of which a view was left out has none)"
         )
     count = len(ballots) - 1
     masks = archive.masks(case_id)
@@ -118,7 +101,6 @@ def read_case(archive: Archive, case_id: str) -> ReadCase:
         metric=metric,
         ignore=ignore,
         head="softmax" if ballots.shape[1] > 1 else "sigmoid",
-        medoid=medoid(candidates_of(readings)) if count else 0,
         source_weight=float(configuration.get("source_weight", 1)),
     )
 
@@ -137,7 +119,7 @@ class ChosenViews:
 
     @property
     def proposal(self) -> str:
-        """What ``casewise record --propose`` and ``--objective`` take."""
+        """What ``casewise record --propose`` takes."""
         return f"views:{','.join(self.names)}" if self.names else "m0"
 
 
@@ -181,7 +163,8 @@ def _fixed(cases: Sequence[ReadCase]) -> tuple[int, ...]:
     drawn = len(columns) - len(fixed)
     if drawn and len(fixed) < 2:
         raise BadInput(
-            f"{drawn} of {counted(len(columns), 'view')} differ from case to case (random ones are drawn for each), so "
+            f"{drawn} of {pluralize(len(columns), 'view')} differ from case to case (random ones are drawn for each), "
+            "so "
             "no name makes them again; record two fixed views or more beside them, or deploy all views together"
         )
     return fixed
@@ -235,25 +218,3 @@ class _Gains:
         error = behind.std(0, ddof=1) / np.sqrt(len(order))
         fit = np.flatnonzero((means > 0) & (behind.mean(0) <= slack * error + 1e-9))
         return self.path(clusters)[: int(fit[-1]) + 1] if fit.size else ()
-
-
-def settled_after(case: ReadCase, threshold: float, *, patience: int = 2) -> int:
-    """How many views the sequential rule reads: until ``patience`` of them in a row left the consensus as it was.
-
-    As it was: foreground agreement of at least ``threshold`` with the consensus before. No label is read.
-    """
-    quiet, running = 0, case.running()
-    for place in range(1, len(running)):
-        quiet = quiet + 1 if _agreement(case, running[place - 1], running[place]) >= threshold else 0
-        if quiet == patience:
-            return place
-    return len(running) - 1
-
-
-def _agreement(case: ReadCase, one: Integers, other: Integers) -> float:
-    size = case.outside.shape[1]
-    base = case.outside[1]  # all readings agree there
-    both = base + np.bincount(one[one == other], minlength=size)[:size]
-    total = 2 * base + np.bincount(one, minlength=size)[:size] + np.bincount(other, minlength=size)[:size]
-    there = total[1:] > 0
-    return float(np.mean(2 * both[1:][there] / total[1:][there])) if there.any() else 1.0

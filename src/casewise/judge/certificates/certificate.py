@@ -1,8 +1,7 @@
-"""The certificate as a record: what is promised, for whom, from how many cases, and what makes it void.
+"""The certificate: what is promised, for which patients, from how many cases, and what makes it void.
 
-Beside it the policy that it holds for, which is never looser than the one that was certified.
-
-A certificate's sentences: the promise, the advice, the population.
+Also here: the policy that a certificate holds for, which is never looser than the certified one, and the sentences of a
+certificate.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from typing import Any
 
 from casewise import __version__
 from casewise.archive.store import Archive
-from casewise.core.brief import UNIT, counted
 from casewise.core.durable import json_sha256, write_json
-from casewise.core.errors import BadInput, Mismatch, Refused
+from casewise.core.errors import BadInput, CasewiseError, Mismatch, Refused
 from casewise.core.formats import json_text, numbered
 from casewise.core.records import Binding, Decision, Policy
+from casewise.core.registry import check_names_no_code
+from casewise.core.text import UNIT, pluralize
 from casewise.judge.controllers.region_gate import UNSCORED
 
-CERTIFICATE = "certificate.json"
-SCHEMA, READABLE = 3, (1, 2, 3)
-UNSEALED = (1, 2)
+CERTIFICATE, CERTIFICATE_PAGE, CERTIFIED_POLICY = "certificate.json", "certificate.html", "policy-certified.json"
+SCHEMA = 3
 _NUMBERS = ("cut", "bound", "deployed", "details")
 
 INVALID_IF = (
@@ -47,7 +46,7 @@ class Certificate:
     kind: str  # T1 ... T8 of the table in docs/explanation/certificates.md
     statement: str  # the promise in words
     loss: str
-    method: str  # "crc", "ltt", "envelope" or "inflated"
+    method: str  # "crc", "ltt", "envelope" or "selection"
     alpha: float  # promised risk
     delta: float | None  # chance that the promise fails, over draws of the calibration set; None for expectations
     population: str
@@ -159,14 +158,14 @@ def read_certificate(path: str | Path) -> Certificate:
     file = _file(path)
     try:
         plain = json.loads(file.read_text())
-        if plain["schema"] not in READABLE:
+        if plain["schema"] != SCHEMA:
             raise Mismatch(
-                f"{file} has certificate schema {plain['schema']}, this casewise reads up to {SCHEMA}; "
-                f"use a newer casewise, or certify again"
+                f"{file} has certificate schema {plain['schema']}, this casewise reads {SCHEMA}; certify again"
             )
         seal = plain.pop("seal", None)
-        if plain["schema"] not in UNSEALED and seal != json_sha256(plain):
+        if seal != json_sha256(plain):
             raise Refused(f"{file} was changed after it was issued, so it promises nothing; run casewise certify again")
+        check_names_no_code(plain, where=str(file))
         values: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()
         }
@@ -180,6 +179,27 @@ def read_certificate(path: str | Path) -> Certificate:
         raise BadInput(f"{file} is not a certificate ({error}); run casewise certify again") from error
 
 
+def certificate_problems(folder: Path) -> list[str]:
+    """What is wrong with the certificate of a folder: it was changed, or its policy or page is missing.
+
+    Args:
+        folder: An archive, or the folder that ``casewise certify --out`` wrote.
+
+    Returns:
+        Sentences; none where there is no certificate or all of it is there.
+    """
+    if not (folder / CERTIFICATE).is_file():
+        return []
+    try:
+        certificate = read_certificate(folder)
+    except CasewiseError as error:
+        return [str(error)]
+    lost = [name for name in (CERTIFIED_POLICY, CERTIFICATE_PAGE) if not (folder / name).is_file()]
+    if lost and certificate.feasible:
+        return [f"{folder} is incomplete: {' and '.join(lost)} of its certificate is missing; run certify again"]
+    return []
+
+
 def _file(path: str | Path) -> Path:
     path = Path(path)
     return path / CERTIFICATE if path.is_dir() else path
@@ -189,7 +209,7 @@ def certified_policy(policy: Policy, cut: float | None) -> Policy:
     """cut_high = min(own, certified), for each group too; M0 where nothing was certified (2.1)."""
     name = f"{policy.name}-certified"
     if cut is None:
-        return replace(policy, name=name, controller="m0", options={}, groups={})
+        return replace(policy, name=name, controller="m0", options={}, groups={}, cleanup="")
     groups = {group: _tightened(more, cut) for group, more in policy.groups.items()}
     return replace(policy, name=name, options=_tightened(policy.options, cut), groups=groups)
 
@@ -250,8 +270,12 @@ def promise(
     )
 
 
-def refusal(alpha: float, units: int, floor: float, needed: int, unit: str) -> str:
-    """Why nothing is certified, and how many would do; or that the harm is to blame, and not their number."""
+def refusal(alpha: float, units: int, floor: float, needed: int, unit: str, *, halved: bool = False) -> str:
+    """Why nothing is certified, and how many would do; or that the harm is to blame, and not their number.
+
+    ``halved``: as many again fitted what these test, so twice as many are needed in all.
+    """
+    in_all = f" to test, and as many to fit: {2 * needed} in all" if halved else ""
     if units >= needed:
         return (
             f"Nothing is certified: {units} labelled {unit} could support alpha >= {floor:.3f}, but the harm that "
@@ -260,7 +284,7 @@ def refusal(alpha: float, units: int, floor: float, needed: int, unit: str) -> s
         )
     return (
         f"Nothing is certified: {units} labelled {unit} support alpha >= {floor:.3f}, asked was {alpha:g}. "
-        f"Every case is rolled back to M0. At least {needed} labelled ones are needed for alpha = {alpha:g}."
+        f"Every case is rolled back to M0. At least {needed} labelled ones are needed for alpha = {alpha:g}{in_all}."
     )
 
 
@@ -278,8 +302,8 @@ def tightening(own: float, cut: float, kept: float) -> str:
 
 def population_of(cases: int, units: int, which: str = "") -> str:
     """Whom the promise is about: all labelled cases, none left out, unless ``which`` says so."""
-    clustered = f" of {counted(units, *UNIT)}; the promise is per patient or sequence" if units < cases else ""
-    return f"{counted(cases, 'labelled calibration case')}{which}{clustered}"
+    clustered = f" of {pluralize(units, *UNIT)}; the promise is per patient" if units < cases else ""
+    return f"{pluralize(cases, 'labelled calibration case')}{which}{clustered}"
 
 
 def unit_of(cases: int, units: int) -> str:

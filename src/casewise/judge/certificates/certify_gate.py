@@ -1,6 +1,4 @@
-"""Certificates for the region gate: the paper's surrogate (T1), deployed HA by its envelope (T5), inflated CRC (T7).
-
-The region gate (T1, T5): the paper's surrogate, the harm that is really deployed, and the envelope between them.
+"""Certificates for the region gate: the paper's surrogate (T1) and the deployed HA by its envelope (T5).
 
 A region is accepted iff its score > threshold (right-continuous); a higher threshold accepts less. The surrogate
 divides by the un-gated edit and falls with the threshold; the deployed HA divides by what was accepted and does not,
@@ -32,17 +30,13 @@ from casewise.judge.certificates.certify_router import curve, noted
 from casewise.judge.certificates.evidence import Floats, LossTable, cluster_of, cluster_rows
 from casewise.judge.certificates.risk_control import (
     conformal_bounds,
-    conformal_cases,
     conformal_floor,
     conformal_setting,
-    inflated_bounds,
-    inflated_setting,
-    inflation,
     left_out_reliability,
-    stability,
+    patients_needed,
     tested_reliability,
 )
-from casewise.judge.controllers.about import about
+from casewise.judge.controllers.metadata import metadata_of
 from casewise.judge.controllers.region_gate import OFF_GRID, region_scores
 from casewise.judge.controllers.region_gate import gated as gated_mask
 from casewise.judge.ledger import unlock
@@ -130,7 +124,7 @@ def _curve(case: Gated, loss: str) -> Floats:
 
 
 POPULATIONS = ("all", "scored")
-KINDS = {"surrogate": "T1", "envelope": "T5", "deployed": "T7"}
+KINDS = {"surrogate": "T1", "envelope": "T5"}
 
 
 def gated_case(archive: Archive, case_id: str, *, keep_small: bool = False) -> Gated:
@@ -185,31 +179,29 @@ def certify_gate(
     alpha: float,
     population: str = "all",
     within: str = "mean",
-    thresholds: Sequence[float] | None = None,
     evaluation: Archive | None = None,
     force: bool = False,
 ) -> tuple[Certificate, Policy]:
-    """A certificate for the region gate: 'surrogate', 'envelope', or 'deployed' on thresholds fixed in advance."""
-    if not about(controller_kind(policy)).gates:
+    """Certify a region gate: its surrogate risk (T1), or its deployed HA by the envelope (T5)."""
+    if not metadata_of(controller_kind(policy)).gates:
         raise BadInput(f"a gate certificate needs the policy 'region-gate', got {policy.name!r} ({policy.controller})")
     check_binding(policy, archive.binding)
-    question = {"method": loss, "alphas": [alpha], "population": population, "within": within, "at": thresholds}
+    question = {"method": loss, "alphas": [alpha], "population": population, "within": within}
     said = noted(archive, policy, question, force=force)
     if evaluation is not None:
         evaluation = unlock(evaluation, purpose="certify", policy=fitted_on(policy, archive.entries.values()))
     keep_small = bool(policy.options.get("keep_small", False))
     ids, cases = gated_cases(archive, population=population, keep_small=keep_small)
     clusters = [cluster_of(archive, case) for case in ids]
-    at = _grid(loss, thresholds)
     tables = {
-        name: gate_table(cases, name, at=at, clusters=clusters, within=within)
+        name: gate_table(cases, name, clusters=clusters, within=within)
         for name in ("surrogate", "deployed", "envelope")
     }
     ungated = {
         name: gate_table(cases, name, at=np.array([-np.inf]), clusters=clusters, within=within) for name in tables
     }
     table = tables[loss]
-    chosen, bounds = _chosen(table, loss, alpha)
+    chosen, bounds = conformal_setting(table, alpha), conformal_bounds(table)
     cut = None if chosen is None else float(table.settings[chosen])
     certified = certified_gate(policy, cut, int(archive.configuration.get("min_area", 16)), archive.binding)
     certified = fitted_on(certified, archive.entries.values())
@@ -224,14 +216,14 @@ def certify_gate(
     certificate = Certificate(
         kind=KINDS[loss],
         loss="surrogate" if loss == "surrogate" else "ha",
-        method={"surrogate": "crc", "envelope": "envelope", "deployed": "inflated"}[loss],
+        method={"surrogate": "crc", "envelope": "envelope"}[loss],
         alpha=alpha,
         delta=None,
         cut=cut,
         bound=None if chosen is None else float(bounds[chosen]),
         kept=0.0 if chosen is None else float(table.kept[chosen]),
         curve=curve(table, bounds),
-        details=_details(tables, loss, alpha, population, within),
+        details={"population": population, "within_cluster": within},
         deployed=_deployed(tables, chosen, ungated, _judged(archive, ids)),
         **_reliability(tables, loss, fresh),
         **_about(archive, policy, certified, ids, table, loss, alpha, cut, population),
@@ -239,18 +231,6 @@ def certify_gate(
         **said,
     )
     return certificate, certified
-
-
-def _grid(loss: str, thresholds: Sequence[float] | None) -> Any:
-    if loss == "deployed" and not thresholds:
-        raise BadInput("inflated CRC needs thresholds that were fixed in advance (--threshold, several times)")
-    return None if loss != "deployed" else np.asarray(thresholds, dtype=float)
-
-
-def _chosen(table: LossTable, loss: str, alpha: float) -> tuple[int | None, Any]:
-    if loss == "deployed":
-        return inflated_setting(table, alpha), inflated_bounds(table)
-    return conformal_setting(table, alpha), conformal_bounds(table)
 
 
 def _deployed(
@@ -274,18 +254,7 @@ def _judged(archive: Archive, ids: Sequence[str]) -> dict[str, float]:
     return {} if share is None else {"judged": share}
 
 
-def _details(tables: dict[str, LossTable], loss: str, alpha: float, population: str, within: str) -> dict[str, Any]:
-    details: dict[str, Any] = {"population": population, "within_cluster": within}
-    if loss == "deployed":
-        table = tables["deployed"]
-        details["inflation"] = inflation(table.units, len(table.settings))
-        details["stability_estimated_not_guaranteed"] = stability(table, alpha)
-    return details
-
-
 def _reliability(tables: dict[str, LossTable], loss: str, fresh: dict[str, LossTable] | None) -> dict[str, Any]:
-    if loss == "deployed":
-        return {}
     if fresh is None:
         points = left_out_reliability(tables[loss], tables["deployed"])
         return {"reliability": points, "reliability_from": "leave-one-out on the calibration cases"}
@@ -305,10 +274,7 @@ def _about(
     population: str,
 ) -> dict[str, Any]:
     unit = unit_of(len(ids), table.units)
-    price = inflation(table.units, len(table.settings)) if loss == "deployed" else conformal_floor(table.units)
-    needed = (
-        int(np.ceil(np.log(len(table.settings) + 1) / (2 * alpha**2))) if loss == "deployed" else conformal_cases(alpha)
-    )
+    price, needed = conformal_floor(table.units), patients_needed(alpha)
     which = " with at least one region" if population == "scored" else ""
     said = (
         refusal(alpha, table.units, price, needed, unit)

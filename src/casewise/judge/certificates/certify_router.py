@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from casewise.archive.store import Archive
-from casewise.core.brief import UNIT, counted
 from casewise.core.errors import BadInput
 from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
+from casewise.core.text import UNIT, pluralize
 from casewise.judge.certificates.certificate import (
     Certificate,
     certified_policy,
@@ -37,25 +37,22 @@ from casewise.judge.certificates.evidence import (
 )
 from casewise.judge.certificates.risk_control import (
     betting_alpha,
-    betting_cases,
-    by_kept_share,
     conformal_bounds,
-    conformal_cases,
     conformal_floor,
     conformal_setting,
     fixed_sequence,
-    joint_p_values,
     left_out_reliability,
     ltt_alpha,
-    ltt_cases,
     p_values,
+    patients_needed,
+    share_bound,
     tested_reliability,
 )
-from casewise.judge.deciding import decision_of
+from casewise.judge.decide import replay_case
 from casewise.judge.ledger import attempt_sentence, certification_attempt, unlock
-from casewise.judge.monitors.exchangeability import quota_of
+from casewise.judge.monitors.quota import quota_of
 from casewise.judge.outcomes import LITTLE, judged_sentence
-from casewise.judge.policy import check_go, controller_of, fitted_on
+from casewise.judge.policy import check_go, fitted_on, judge_of
 from casewise.measure.metrics import METRICS
 
 KINDS = {"ha": "T2", "harmed": "T3", "dice": "T4", "worse-voxels": "T2"}
@@ -105,13 +102,18 @@ def certify_router(
     attempt is written into that of ``archive``. A policy that calibration advised against needs ``force``.
     """
     check_router(policy)
+    check_go(policy, force=force)
+    evidence = router_evidence(archive, policy, overlap=asked.low_mid == "envelope", margin=asked.margin)
     said = noted(archive, policy, {"method": "crc or ltt", **asdict(asked)}, force=force)
     if evaluation is not None:
         evaluation = unlock(evaluation, purpose="certify", policy=fitted_on(policy, archive.entries.values()))
-    evidence = router_evidence(archive, policy, overlap=asked.low_mid == "envelope", margin=asked.margin)
     tables = tuple(loss_table(evidence, asked, name) for name in asked.losses)
     kind = chosen_p_value(asked, evidence)
-    at, scores = _crc(tables, asked) if asked.delta is None else _ltt(tables, asked, kind)
+    if asked.delta is None:
+        at, scores = conformal_setting(tables[0], asked.alphas[0]), conformal_bounds(tables[0])
+    else:
+        passed, scores = tested_cuts(tables, asked, kind, asked.delta)
+        at = int(passed[-1]) if len(passed) else None
     cut = None if at is None else float(tables[0].settings[at])
     bound = None if at is None else float(scores[at])
     reach = limits(asked, tables[0].units, kind)
@@ -121,10 +123,13 @@ def certify_router(
 
 
 def noted(archive: Archive, policy: Policy, question: Mapping[str, Any], *, force: bool) -> dict[str, Any]:
-    """What stands beside a promise: a forced no-go, and how often these labels were asked. Written before any look."""
+    """What stands beside a promise: a forced no-go, and how often these labels were asked.
+
+    Called once the labels can be read: a question that is refused is no attempt.
+    """
     warning = check_go(policy, force=force)
     attempt = certification_attempt(archive, {"policy": policy_digest(policy), "name": policy.name, **question})
-    warnings = [f"{warning}. It was certified all the same (--force)."] if warning else []
+    warnings = [f"{warning}. It was certified all the same (--set force=true)."] if warning else []
     warnings += [attempt_sentence(attempt)] if attempt > 1 else []
     return {"attempt": attempt, "warnings": tuple(warnings)}
 
@@ -140,11 +145,15 @@ def issued(
     points: tuple[dict[str, float], ...],
     said: Mapping[str, Any],
     designs: int = 1,
+    halved: bool = False,
 ) -> tuple[Certificate, Policy]:
-    """The record of a search that found ``cut`` (or nothing) among ``designs``, and the policy that it holds for."""
+    """The record of a search that found ``cut`` (or nothing) among ``designs``, and the policy that it holds for.
+
+    ``halved``: as many patients again fitted what these test.
+    """
     certified = fitted_on(certified_policy(policy, cut), archive.entries.values())
     if "quota" in certified.preflight:  # the cut moved, and with it how many cases are to be expected in each bucket
-        decided = (decision_of(archive, controller_of(certified), case) for case in archive.ids)
+        decided = (replay_case(archive, judge_of(certified), case) for case in archive.ids)
         certified = replace(certified, preflight={**certified.preflight, "quota": quota_of(decided)})
     units = len(set(evidence.clusters))
     unit = unit_of(len(evidence.ids), units)
@@ -154,7 +163,11 @@ def issued(
     flags = "" if cut is None else _flag_sentence(archive, policy, (asked.delta or 0.1) / designs, designs)
     if "ha" in asked.losses and before.get("judged", 1.0) < LITTLE:
         said = {**said, "warnings": (*said["warnings"], f"{judged_sentence(before['judged'])}.")}
-    advice = refusal(min(asked.alphas), units, *reach, unit) if cut is None else tightening(own, cut, after["kept"])
+    advice = (
+        tightening(own, cut, after["kept"])
+        if cut is not None
+        else refusal(min(asked.alphas), units, *reach, unit, halved=halved)
+    )
     certificate = Certificate(
         kind=KINDS[asked.label] if asked.delta is None else ("T6" if len(asked.losses) == 1 else "T8"),
         statement=promise(
@@ -169,7 +182,7 @@ def issued(
         units=units,
         cases=len(evidence.ids),
         floor=reach[0],
-        needed=reach[1],
+        needed=reach[1] * (2 if halved else 1),
         cut=cut,
         bound=bound,
         kept=after["kept"],
@@ -190,7 +203,7 @@ def issued(
 
 def _flag_sentence(archive: Archive, policy: Policy, delta: float, designs: int) -> str:
     """What is promised about the share of flagged cases; nothing where the flag was fitted on these very patients."""
-    if "flag" not in policy.options or policy.groups:
+    if not policy.flag or policy.groups:
         return ""
     known = set(policy.calibration_clusters or policy.calibration_cases)
     if any((entry.cluster or entry.id) in known for entry in archive.entries.values()):
@@ -209,37 +222,19 @@ def flagged_share(archive: Archive, policy: Policy, *, delta: float) -> tuple[fl
     """
     flagged = np.zeros(len(archive.ids), bool)
     for cut in (np.inf, -np.inf):
-        controller = controller_of(replace(policy, options={**policy.options, "cut_high": cut}))
-        flagged |= np.array([decision_of(archive, controller, case).flagged for case in archive.ids], bool)
+        judge = judge_of(replace(policy, options={**policy.options, "cut_high": cut}))
+        flagged |= np.array([replay_case(archive, judge, case).flagged for case in archive.ids], bool)
     rows = cluster_rows(flagged.astype(float)[:, None], [archive.entry(c).cluster or c for c in archive.ids])
-    return float(flagged.mean()), share_bound(rows, delta, binary=len(rows) == len(flagged))
-
-
-def share_bound(rows: Floats, delta: float, *, binary: bool) -> float:
-    """The largest share that (unit, 1) values in [0, 1] do not refute at level 1 - delta; exact where each is 0 or 1.
-
-    ``binary`` says that they are so by construction: each patient has one case.
-
-    >>> round(share_bound(np.zeros((20, 1)), 0.1, binary=True), 3)  # 1 - 0.1 ** (1 / 20)
-    0.109
-    """
-    kind = "binomial" if binary else "hoeffding-bentkus"
-    low, high = float(rows.mean()), 1.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        refuted = 0 < middle < 1 and p_values(rows, middle, kind=kind)[0] <= delta
-        low, high = (low, middle) if refuted else (middle, high)
-    return high
+    return float(flagged.mean()), share_bound(rows, 1 - delta, binary=len(rows) == len(flagged))
 
 
 def limits(asked: Promise, units: int, kind: str, delta: float | None = None) -> tuple[float, int]:
     """The smallest alpha that n units support, and the n that the asked alpha needs."""
     smallest, level = min(asked.alphas), delta or asked.delta
+    needed = patients_needed(smallest, delta=level, binary=kind != "betting")
     if level is None:
-        return conformal_floor(units), conformal_cases(smallest)
-    if kind == "betting":
-        return betting_alpha(units, level), betting_cases(smallest, level)
-    return ltt_alpha(units, level), ltt_cases(smallest, level)
+        return conformal_floor(units), needed
+    return (betting_alpha if kind == "betting" else ltt_alpha)(units, level), needed
 
 
 def loss_table(evidence: Evidence, asked: Promise, name: str) -> LossTable:
@@ -262,19 +257,24 @@ def chosen_p_value(asked: Promise, evidence: Evidence) -> str:
     return "binomial" if asked.losses == ("harmed",) and alone else "betting"
 
 
-def _crc(tables: Sequence[LossTable], asked: Promise) -> tuple[int | None, Floats]:
-    return conformal_setting(tables[0], asked.alphas[0]), conformal_bounds(tables[0])
+def tested_cuts(tables: Sequence[LossTable], asked: Promise, kind: str, level: float) -> tuple[Any, Floats]:
+    """Test cuts from the one that keeps least until the first p-value above ``level``.
 
+    Args:
+        tables: The losses of each risk, over the same cuts.
+        asked: What is to be promised.
+        kind: Kind of p-value.
+        level: Chance that the walk passes a cut whose risk is above alpha.
 
-def _ltt(tables: Sequence[LossTable], asked: Promise, kind: str) -> tuple[int | None, Floats]:
-    delta = float(asked.delta or 0.0)
+    Returns:
+        The columns that passed, in the order of the walk, and the p-value of every column (the largest of all risks).
+    """
     each = [
-        p_values(table.losses, alpha, kind=kind, delta=delta, orders=ORDERS)
+        p_values(table.losses, alpha, kind=kind, delta=level, orders=ORDERS)
         for table, alpha in zip(tables, asked.alphas, strict=True)
     ]
-    joint = joint_p_values(each)
-    passed = fixed_sequence(joint, by_kept_share(tables[0].kept), delta)
-    return (int(passed[-1]) if len(passed) else None), joint
+    joint = np.max(np.stack(each), axis=0)
+    return fixed_sequence(joint, np.argsort(tables[0].kept, kind="stable"), level), joint
 
 
 def _details(asked: Promise, kind: str) -> dict[str, Any]:
@@ -306,7 +306,7 @@ def _reliability(
         loss_table(fresh, asked, asked.label),
         loss_table(fresh, own, asked.label),
     )
-    return {"reliability": points, "reliability_from": f"{counted(len(fresh.ids), 'evaluation case')}"}
+    return {"reliability": points, "reliability_from": f"{pluralize(len(fresh.ids), 'evaluation case')}"}
 
 
 def _metric(archive: Archive) -> str:

@@ -1,8 +1,6 @@
-"""From an archive and a policy to what certificates read: coordinates, and the loss of each possible action.
+"""What certificates read: the coordinate of each labelled case, and the loss of each action that a policy may take.
 
-What every certificate reads: the loss of each independent unit under each setting, from the safest setting on.
-
-For a rollback cut the deployed harm is monotone in the cut, so conformal risk control certifies it directly.
+For a rollback cut the deployed harm grows with the cut, so conformal risk control certifies it directly.
 """
 
 from __future__ import annotations
@@ -16,12 +14,13 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from casewise.archive.store import Archive
-from casewise.core.brief import UNIT, counted
 from casewise.core.durable import text_sha256
 from casewise.core.errors import BadInput, Overlap, Refused, TooFewCases
-from casewise.core.records import Controller, Policy, State, Verdict
-from casewise.judge.controllers.about import about
-from casewise.judge.deciding import decision_of
+from casewise.core.records import Controller, Decision, Policy, State
+from casewise.core.text import UNIT, pluralize
+from casewise.judge.controllers.metadata import metadata_of
+from casewise.judge.decide import replay_case
+from casewise.judge.ledger import was_compared
 from casewise.judge.outcomes import deployed_rows, judged_share, outcomes
 from casewise.judge.policy import (
     among_candidates,
@@ -30,6 +29,7 @@ from casewise.judge.policy import (
     controller_kind,
     controller_of,
     is_hybrid,
+    judge_of,
 )
 
 Floats = NDArray[np.float64]
@@ -96,7 +96,7 @@ def cluster_rows(losses: Floats, clusters: Sequence[Hashable] | None, within: st
         return losses
     if len(clusters) != len(losses):
         raise BadInput(
-            f"need one cluster per case, got {counted(len(clusters), 'cluster')} for {counted(len(losses), 'case')}"
+            f"need one cluster per case, got {pluralize(len(clusters), 'cluster')} for {pluralize(len(losses), 'case')}"
         )
     names, number = np.unique(np.asarray([str(name) for name in clusters]), return_inverse=True)
     join = np.mean if within == "mean" else np.max
@@ -148,15 +148,18 @@ class Evidence:
         return policy_envelope(self.low[name], self.mid[name])
 
 
-def router_evidence(archive: Archive, policy: Policy, *, overlap: bool = True, margin: float = 0.0) -> Evidence:
+def router_evidence(
+    archive: Archive, policy: Policy, *, overlap: bool = True, margin: float = 0.0, chosen: bool = True
+) -> Evidence:
     """Evidence for a router from all labelled cases; with ``overlap=False`` its own calibration cases are refused.
 
+    ``chosen=False`` says that no comparison picked this policy: all designs that were compared are tested together.
     ``margin`` is the loss of the metric that a case may have before it counts as harmed.
     """
     check_router(policy)
     check_binding(policy, archive.binding)
     if among_candidates(policy):
-        return _choice_evidence(archive, policy, margin)
+        return _choice_evidence(archive, policy, margin, chosen)
     if not overlap:
         check_held_out(policy, archive.entries.values())
     if policy.options.get("coordinate") == "risk" and set(policy.calibration_cases) & set(archive.ids):
@@ -167,14 +170,14 @@ def router_evidence(archive: Archive, policy: Policy, *, overlap: bool = True, m
     ids, costs = _scored(archive)
     low, mid = (_forced(policy, cut) for cut in (np.inf, -np.inf))
     own = controller_of(_keeping(policy))
-    verdicts = {case: verdict_of(archive, low, case) for case in ids}
+    verdicts = {case: replay_case(archive, low, case) for case in ids}
     return Evidence(
         ids,
         tuple(cluster_of(archive, case) for case in ids),
         np.array([_value(case, verdicts[case]) for case in ids]),
-        _losses(costs, {case: verdict.state for case, verdict in verdicts.items()}, margin),
-        _losses(costs, {case: verdict_of(archive, mid, case).state for case in ids}, margin),
-        _losses(costs, {case: verdict_of(archive, own, case).state for case in ids}, margin),
+        _losses(costs, {case: one.state for case, one in verdicts.items()}, margin),
+        _losses(costs, {case: replay_case(archive, mid, case).state for case in ids}, margin),
+        _losses(costs, {case: replay_case(archive, own, case).state for case in ids}, margin),
     )
 
 
@@ -188,7 +191,7 @@ def check_router(policy: Policy) -> None:
     hard = dict(policy.options.get("hard", {"action": "rollback"}))
     if among_candidates(policy):
         return
-    if not about(controller_kind(policy)).is_router or hard.get("action") != "rollback":
+    if not metadata_of(controller_kind(policy)).is_router or hard.get("action") != "rollback":
         raise BadInput(
             f"a rollback certificate needs a router whose hard bucket rolls back, got policy {policy.name!r} "
             f"({policy.controller}); calibrate one of cardiac, prostate, driving, default or stop-router"
@@ -206,7 +209,7 @@ def _check_kept_aside(policy: Policy, archive: Archive) -> None:
         ) from error
 
 
-def _choice_evidence(archive: Archive, policy: Policy, margin: float) -> Evidence:
+def _choice_evidence(archive: Archive, policy: Policy, margin: float, chosen: bool) -> Evidence:
     """Of a policy that chooses among all candidates: what is deployed if kept, and the size of its edit.
 
     The cut is on the size of the edit: a larger one goes back to M0, so losses only grow with the cut. What labels
@@ -214,9 +217,15 @@ def _choice_evidence(archive: Archive, policy: Policy, margin: float) -> Evidenc
     """
     own = controller_of(policy)
     plain = policy.name == own.name and not getattr(own, "learned", True)  # no label chose or fitted it
+    if plain and chosen and was_compared(archive, policy.name):
+        raise Refused(
+            f"designs were compared with these labels, {policy.name!r} among them (the archive's ledger says so), so "
+            f"they chose it and cannot certify it. Certify on {UNIT[1]} that calibrate never saw, or with the choice: "
+            "casewise certify ARCHIVE --policy default --method ltt"
+        )
     if not plain:
         _check_kept_aside(policy, archive)
-    rows = _choice_rows(archive, replace(policy, options={**policy.options, "cut_high": np.inf}))
+    rows = _deployed_table(archive, replace(policy, options={**policy.options, "cut_high": np.inf}))
     ids, values = tuple(rows["case"]), rows["value"].to_numpy(float)
     if not np.isfinite(values).all():
         lost = rows.loc[~np.isfinite(values), "case"].iloc[0]
@@ -225,20 +234,11 @@ def _choice_evidence(archive: Archive, policy: Policy, margin: float) -> Evidenc
     return Evidence(ids, tuple(cluster_of(archive, case) for case in ids), values, losses, losses, losses)
 
 
-def _choice_rows(archive: Archive, policy: Policy) -> pd.DataFrame:
-    """What a policy that chooses among candidates deploys for each labelled case, and what that costs."""
-    controller = controller_of(policy)
-    decided = [decision_of(archive, controller, case) for case in _labelled(archive)]
-    return deployed_rows(archive, decided, controller)
-
-
-def verdict_of(archive: Archive, controller: Controller, case_id: str) -> Verdict:
-    """What a controller decides about a recorded case."""
-    for step in range(1, archive.steps + 1):
-        verdict = controller.decide(archive.observation(case_id, step))
-        if verdict is not None:
-            return verdict
-    raise BadInput(f"policy asks for more than the {archive.steps} recorded steps of case {case_id}; record more steps")
+def _deployed_table(archive: Archive, policy: Policy) -> pd.DataFrame:
+    """Return what a policy deploys for each labelled case, with its metric and losses; flags change neither."""
+    judge = replace(judge_of(policy), flag=None)
+    decided = [replay_case(archive, judge, case) for case in _labelled(archive)]
+    return deployed_rows(archive, decided, judge.controller)
 
 
 def cluster_of(archive: Archive, case_id: str) -> str:
@@ -246,42 +246,18 @@ def cluster_of(archive: Archive, case_id: str) -> str:
     return text_sha256(archive.entry(case_id).cluster or case_id)
 
 
-def deployed_losses(
-    archive: Archive, policy: Policy, *, margin: float = 0.0
-) -> tuple[tuple[str, ...], dict[str, Floats]]:
-    """What a policy really does to each labelled case: every loss, the metric's gain, and whether it is kept."""
-    if among_candidates(policy):
-        rows = _choice_rows(archive, policy)
-        found = _row_losses(rows, rows["change"].to_numpy(float), margin)
-        return tuple(rows["case"]), {**found, "kept": (~rows["rolled_back"]).to_numpy(float)}
-    ids, costs = _scored(archive)
-    controller = controller_of(policy)
-    states = {case: verdict_of(archive, controller, case).state for case in ids}
-    kept = np.array([float(state.step > 0) for state in states.values()])
-    return ids, {**_losses(costs, states, margin), "kept": kept}
-
-
 def deployed_numbers(archive: Archive, policy: Policy, *, margin: float = 0.0) -> dict[str, float]:
-    """The means of :func:`deployed_losses`, and the share of the deployed edit that HA judged.
+    """Return the means of every loss, of the gain and of the kept share over the labelled cases of a policy.
 
-    The gain is the mean over the cases whose metric is defined.
+    The gain is the mean over the cases whose metric is defined. ``judged`` is the share of the deployed edit that HA
+    judged; it is left out where nothing was changed.
     """
-    if among_candidates(policy):
-        rows = _choice_rows(archive, policy)
-        made = _row_losses(rows, rows["change"].to_numpy(float), margin)
-        made["gain"] = made["gain"][np.isfinite(made["gain"])]
-        told = {name: float(values.mean()) if len(values) else 0.0 for name, values in made.items()}
-        told["kept"] = float((~rows["rolled_back"]).mean())
-        share = judged_share(rows)
-        return told if share is None else {**told, "judged": share}
-    ids, costs = _scored(archive)
-    controller = controller_of(policy)
-    states = {case: verdict_of(archive, controller, case).state for case in ids}
-    found = _losses(costs, states, margin)
+    rows = _deployed_table(archive, policy)
+    found = _row_losses(rows, rows["change"].to_numpy(float), margin)
     found["gain"] = found["gain"][np.isfinite(found["gain"])]
     numbers = {name: float(values.mean()) if len(values) else 0.0 for name, values in found.items()}
-    numbers["kept"] = float(np.mean([state.step > 0 for state in states.values()]))
-    judged = judged_share(costs.loc[[(case, state.step, state.shrink) for case, state in states.items()]])
+    numbers["kept"] = float((~rows["rolled_back"]).mean())
+    judged = judged_share(rows)
     return numbers if judged is None else {**numbers, "judged": judged}
 
 
@@ -325,7 +301,6 @@ def _row_losses(rows: pd.DataFrame, change: Floats, margin: float) -> dict[str, 
 def _forced(policy: Policy, cut_low: float) -> Controller:
     """The router that keeps every case, all as low (cut at infinity) or all as mid (cut at minus infinity)."""
     options: dict[str, Any] = {**policy.options, "cut_low": cut_low, "cut_high": np.inf}
-    options.pop("inference", None)
     return controller_of(replace(policy, options=options, groups={}))
 
 
@@ -335,7 +310,7 @@ def _keeping(policy: Policy) -> Policy:
     return replace(policy, options={**policy.options, "cut_high": np.inf}, groups=groups)
 
 
-def _value(case_id: str, verdict: Verdict) -> float:
-    if verdict.value is None or not np.isfinite(verdict.value):
-        raise BadInput(f"case {case_id} has no finite {verdict.coordinate}; record it again")
-    return float(verdict.value)
+def _value(case_id: str, decision: Decision) -> float:
+    if decision.value is None or not np.isfinite(decision.value):
+        raise BadInput(f"case {case_id} has no finite {decision.coordinate}; record it again")
+    return float(decision.value)

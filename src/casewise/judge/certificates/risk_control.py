@@ -1,28 +1,20 @@
-r"""The two ways to a bound: learn-then-test with high probability, conformal risk control in expectation.
+r"""Bounds of a risk: learn-then-test with high probability, conformal risk control in expectation.
 
-Learn-then-test: certify any configuration, monotone or not, with probability 1 - delta.
+Learn-then-test certifies any setting with probability 1 - delta. Each setting is a null hypothesis "its risk exceeds
+alpha". Settings that are rejected while the family-wise error stays below delta are safe together, so the best of them
+may be deployed. p-values come from n independent losses in [0, 1]. There are no p-values by the central limit theorem:
+with n <= 30 they do not hold.
 
-Every configuration is a null hypothesis "its risk exceeds alpha"; those that are rejected while the family-wise error
-stays below delta are safe together, so the best of them by any utility may be deployed. p-values come from n
-independent losses in [0, 1]. Central-limit p-values are missing on purpose: with n <= 30 they promise what they do not
-keep.
+Conformal risk control bounds the expected loss of the next unit (Angelopoulos et al., ICLR 2024). An infeasible problem
+gives None, never an end point of the grid: "nothing is safe" and "everything is safe" must not look alike.
 
-Conformal risk control: a bound in expectation on the loss of the next unit (Angelopoulos et al., ICLR 2024).
-
-Infeasible is None, never an end point of the grid: "nothing is safe" and "everything is safe" must not look alike.
-Losses that are not monotone pay for choosing on a finite grid (inflated, experimental):
-:math:`E \max_j (R_j - \hat R_j) \le \sqrt{\ln(m + 1) / (2n)} = q` over m settings and "nothing", so any choice with
-:math:`\hat R \le \alpha - q` has expected risk at most alpha. With n = 20 and m = 10 the price is 0.24.
-The reliability diagram sets promised alpha against the risk that was found; infeasible alphas are left out.
-
-Before all that, :func:`plan` says how many labelled cases either way needs, and what the ones at hand can buy.
+:func:`plan` says how many labelled patients either way needs, and what the given ones can promise.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,11 +43,6 @@ def p_values(losses: ArrayLike, alpha: float, *, kind: str, delta: float = 0.1, 
     return exact_binomial(table.mean(axis=0), len(table), alpha)
 
 
-def joint_p_values(each: Sequence[ArrayLike]) -> Floats:
-    """Several risks at once (T8): a configuration is unsafe if any risk is, so its p-value is the largest."""
-    return np.asarray(np.max(np.stack([np.asarray(p, dtype=float) for p in each]), axis=0))
-
-
 def fixed_sequence(p: ArrayLike, order: ArrayLike, delta: float) -> Indices:
     """Walk the order and stop at the first p > delta; what was passed is certified. No price for multiplicity.
 
@@ -64,43 +51,6 @@ def fixed_sequence(p: ArrayLike, order: ArrayLike, delta: float) -> Indices:
     walk = np.asarray(order, dtype=np.intp)
     fails = np.flatnonzero(np.asarray(p, dtype=float)[walk] > check_level("delta", delta) + ACCEPT)
     return walk[: fails[0]] if fails.size else walk
-
-
-def by_kept_share(kept: ArrayLike) -> Indices:
-    """The label-free order: what keeps least comes first; ties stay in place."""
-    return np.argsort(np.asarray(kept, dtype=float), kind="stable")
-
-
-def holm(p: ArrayLike, delta: float) -> Indices:
-    """Holm's step-down procedure for configurations without an order."""
-    values = np.asarray(p, dtype=float)
-    walk = np.argsort(values, kind="stable")
-    limits = check_level("delta", delta) / (len(values) - np.arange(len(values)))
-    fails = np.flatnonzero(values[walk] > limits + ACCEPT)
-    return np.sort(walk[: fails[0]] if fails.size else walk)
-
-
-def pareto_order(risks: ArrayLike, utility: ArrayLike, alphas: ArrayLike) -> Indices:
-    """Configurations on the Pareto front of (risks low, utility high), safest first (Laufer-Goldshtein et al., 2023).
-
-    ``risks`` is (risk, configuration), measured on the *learning* half; the sequence is then tested on the other half.
-    Safest first means by the largest excess of a risk over its alpha.
-    """
-    r, gain = np.atleast_2d(np.asarray(risks, dtype=float)), np.asarray(utility, dtype=float)
-    goals = np.vstack([r, -gain])
-    weakly = (goals[:, :, None] <= goals[:, None, :]).all(axis=0)  # (a, b): a is nowhere worse than b
-    dominated = (weakly & ~weakly.T).any(axis=0)
-    front = np.flatnonzero(~dominated)
-    excess = (r[:, front] - np.asarray(alphas, dtype=float).reshape(-1, 1)).max(axis=0)
-    return front[np.lexsort((gain[front], excess))]
-
-
-def best_certified(certified: Indices, utility: ArrayLike) -> int | None:
-    """The certified configuration of greatest utility, the first in case of a tie; None if nothing is certified."""
-    if not len(certified):
-        return None
-    ordered = np.sort(certified)
-    return int(ordered[np.argmax(np.asarray(utility, dtype=float)[ordered])])
 
 
 _CEIL_GUARD = 1e-9  # n times a mean of counts is an integer up to rounding; do not let 3.0000000001 become 4
@@ -171,6 +121,38 @@ def clopper_pearson_upper(hits: int, n: int, confidence: float = 0.9) -> float:
     return 1.0 if hits >= n else float(special.betaincinv(hits + 1, n - hits, confidence))
 
 
+def share_bound(values: ArrayLike, confidence: float, *, binary: bool) -> float:
+    """Upper bound of the mean of independent values in [0, 1], valid at any number of units.
+
+    Args:
+        values: One value per unit (patient or sequence), in [0, 1].
+        confidence: Chance, over draws of the units, that the bound holds.
+        binary: Whether each value is 0 or 1 by construction (one case per patient). Then the bound is
+            Clopper-Pearson's, else that of Hoeffding and Bentkus. That all values happen to be 0 or 1 is not enough.
+
+    Returns:
+        The smallest share that the values refute at this confidence.
+
+    Example:
+        >>> round(share_bound(np.zeros(59), 0.95, binary=True), 3)
+        0.05
+    """
+    rows = check_losses(values).ravel()
+    return loss_sum_bound(float(rows.sum()), len(rows), confidence, binary=binary)
+
+
+def loss_sum_bound(total: float, n: int, confidence: float, *, binary: bool) -> float:
+    """Upper bound of a mean loss from n independent losses in [0, 1] that sum to at most ``total``."""
+    if binary:
+        return clopper_pearson_upper(math.floor(total + _CEIL_GUARD), n, confidence)
+    low, high = total / n, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        refuted = 0 < middle < 1 and float(hoeffding_bentkus(total / n, n, middle)) <= 1 - confidence
+        low, high = (low, middle) if refuted else (middle, high)
+    return high
+
+
 def _divergence(r: Floats, alpha: float) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         low = np.where(r > 0, r * np.log(r / alpha), 0.0)
@@ -235,42 +217,6 @@ def left_out_risk(table: LossTable, alpha: float, *, paid: LossTable | None = No
     return float(np.where(safe.any(axis=1), read[np.arange(n), last], 0.0).mean())
 
 
-def inflation(units: int, settings: int) -> float:
-    """The price of choosing among m settings, or none of them, with n units: sqrt(ln(m + 1) / 2n).
-
-    >>> round(inflation(20, 10), 2)
-    0.24
-    """
-    return float(np.sqrt(np.log(settings + 1) / (2 * units)))
-
-
-def inflated_bounds(table: LossTable) -> Floats:
-    """Expected risk at most, per setting."""
-    return np.asarray(table.risks + inflation(table.units, len(table.settings)))
-
-
-def inflated_setting(table: LossTable, alpha: float) -> int | None:
-    """The setting that keeps most among those whose inflated risk is at most alpha; None if there is none."""
-    safe = np.flatnonzero(inflated_bounds(table) <= check_level("alpha", alpha) + ACCEPT)
-    return int(safe[np.argmax(table.kept[safe])]) if safe.size else None
-
-
-def stability(table: LossTable, alpha: float) -> float | None:
-    """Leave-one-out change of a unit's loss when it joins the calibration: *estimated, not guaranteed* (4.4).
-
-    Selects the last setting whose conformal bound is at most alpha, monotone or not.
-    """
-    chosen = np.flatnonzero(conformal_bounds(table) <= alpha + ACCEPT)
-    if not chosen.size or table.units < 2:
-        return None
-    totals, n = table.losses.sum(axis=0), table.units
-    moves = []
-    for row in table.losses:
-        safe = np.flatnonzero((totals - row + 1.0) / n <= alpha + ACCEPT)
-        moves.append(abs(row[chosen[-1]] - (row[safe[-1]] if safe.size else 0.0)))
-    return float(np.mean(moves))
-
-
 ALPHAS = (0.05, 0.10, 0.15, 0.20, 0.25, 0.30)
 Points = tuple[dict[str, float], ...]
 
@@ -309,17 +255,49 @@ def risk_at(table: LossTable, setting: float) -> float:
     return float(table.risks[column])
 
 
+def patients_needed(
+    alpha: float, *, delta: float | None = None, binary: bool = True, designs: int = 1, halved: bool = False
+) -> int:
+    """The fewest patients with which a promise is possible at all; the one rule of plan, certify, calibrate and fit.
+
+    Args:
+        alpha: The risk that is promised.
+        delta: Chance that the promise fails; None for a promise in expectation (conformal risk control).
+        binary: Whether a patient loses 0 or 1 by construction (one case each, or the worst case counts). Otherwise
+            learn-then-test bets, which needs a little more.
+        designs: Designs that are certified together; each gets its share of delta.
+        halved: Whether one half of the patients fits what the other half tests.
+
+    Returns:
+        The number of patients, if none of them shows any loss.
+
+    Example:
+        >>> patients_needed(0.1), patients_needed(0.2, delta=0.1)
+        (9, 11)
+        >>> patients_needed(0.2, delta=0.1, binary=False, designs=6, halved=True)  # the choice of a design included
+        38
+    """
+    if delta is None:
+        needed = conformal_cases(alpha)
+    else:
+        needed = (ltt_cases if binary else betting_cases)(alpha, delta / designs)
+    return 2 * needed if halved else needed
+
+
+TOGETHER = 6
+"""Designs that ``certify --policy default`` tests together."""
 PLANNED = (0.05, 0.10, 0.15, 0.20, 0.30)
 
 
 @dataclass(frozen=True)
-class Plan:
+class SampleSize:
     """What is needed for (alpha, delta), and what n cases buy."""
 
     alpha: float
     delta: float
     crc_cases: int  # before CRC certifies anything
     ltt_cases: int  # before learn-then-test certifies anything, with no loss observed at all
+    default_cases: int  # the same with the choice among designs: half of them fit the designs, half test them
     cases: int | None = None
     crc_alpha: float | None = None  # smallest alpha that CRC can promise with ``cases``
     ltt_alpha: float | None = None  # smallest alpha that LTT can promise with ``cases`` and no loss observed
@@ -327,13 +305,14 @@ class Plan:
     ltt_budget: int | None = None  # harmed cases among ``cases`` that still certify alpha; None if infeasible
 
 
-def plan(alpha: float, delta: float = 0.1, cases: int | None = None) -> Plan:
+def plan(alpha: float, delta: float = 0.1, cases: int | None = None) -> SampleSize:
     """Sample sizes for CRC (in expectation) and LTT (with probability 1 - delta), and the reach of ``cases``."""
-    needed = Plan(alpha, delta, conformal_cases(alpha), ltt_cases(alpha, delta))
+    together = patients_needed(alpha, delta=delta, binary=False, designs=TOGETHER, halved=True)
+    needed = SampleSize(alpha, delta, patients_needed(alpha), patients_needed(alpha, delta=delta), together)
     if cases is None:
         return needed
-    return Plan(
-        alpha, delta, needed.crc_cases, needed.ltt_cases, cases,
+    return SampleSize(
+        alpha, delta, needed.crc_cases, needed.ltt_cases, together, cases,
         crc_alpha=conformal_floor(cases), ltt_alpha=ltt_alpha(cases, delta),
         crc_budget=crc_budget(cases, alpha), ltt_budget=ltt_budget(cases, alpha, delta),
     )  # fmt: skip

@@ -10,16 +10,7 @@ from typing import Any
 from casewise.core.records import Controller
 from casewise.core.registry import Registry
 from casewise.judge.controllers.choose import AgreementRule, Choose
-from casewise.judge.controllers.depth import (
-    EntropyStop,
-    FixedK,
-    FragStop,
-    GradientStop,
-    MspStop,
-    Settled,
-    Source,
-    TauStop,
-)
+from casewise.judge.controllers.depth import FixedK, Settled, Source, StopRule, TauStop
 from casewise.judge.controllers.merge import Merge
 from casewise.judge.controllers.region_gate import RegionGate
 from casewise.judge.controllers.router import Router, StopRouter
@@ -30,10 +21,10 @@ CONTROLLERS: Registry[Callable[..., Controller]] = Registry(
         "m0": Source,
         "fixed-k": FixedK,
         "settled": Settled,
-        "frag-stop": FragStop,
-        "entropy-stop": EntropyStop,
-        "msp-stop": MspStop,
-        "gradient-stop": GradientStop,
+        "frag-stop": partial(StopRule, signal="regions"),
+        "entropy-stop": partial(StopRule, signal="entropy"),
+        "msp-stop": partial(StopRule, signal="msp"),
+        "gradient-stop": partial(StopRule, signal="gradient"),
         "tau-stop": TauStop,
         "router": Router,
         "stop-router": StopRouter,
@@ -42,6 +33,7 @@ CONTROLLERS: Registry[Callable[..., Controller]] = Registry(
         "consensus-where-low": partial(AgreementRule, rule="low-agreement"),
         "highest-agreement": partial(AgreementRule, rule="agreement"),
         "medoid": partial(AgreementRule, rule="medoid"),
+        "fixed-candidate": partial(AgreementRule, rule="fixed"),
         "choose": Choose,
         "merge": Merge,
     },

@@ -1,4 +1,4 @@
-"""Choose among the candidates of a case when all of them are there: by agreement, or by the gain that was learned.
+"""Controllers that choose among all candidates of a case: by agreement, or by a fitted expected gain.
 
 A candidate is a rung of the case's ladder, or of several named ladders. What the masks say of each other is added to
 the observation by :func:`with_agreement`, live and in replay alike; a controller itself reads numbers only.
@@ -15,12 +15,12 @@ import numpy as np
 
 from casewise.core.errors import BadInput
 from casewise.core.records import SOURCE, Action, Mask, Observation, Signals, State, Verdict
-from casewise.judge.controllers.about import About
-from casewise.measure.signals.agreement import candidates_of
+from casewise.judge.controllers.metadata import Metadata
+from casewise.measure.signals.agreement import Candidates, candidates_of
 
-RULES = ("consensus", "agreement", "medoid", "low-agreement")
+RULES = ("consensus", "agreement", "medoid", "low-agreement", "fixed")
 """Rules without a fitted model: always the consensus; the candidate that agrees most with the others; the same among
-single opinions; the consensus only where M0 agrees less with the others than a threshold says."""
+single opinions; the consensus only where M0 agrees less with the others than a threshold says; always one candidate."""
 
 _STATE = re.compile(r"(?:(?P<ladder>[a-z0-9][a-z0-9_+.-]*):)?(?P<step>\d+)(?:~(?P<shrink>0?\.\d+))?")
 
@@ -38,7 +38,7 @@ def state_of(text: str) -> State:
     return state.on(found["ladder"]) if found["ladder"] else state
 
 
-def board(seen: Observation) -> dict[State, Signals]:
+def candidate_signals(seen: Observation) -> dict[State, Signals]:
     """Every candidate of a case with its signals, M0 first; steps of one ladder, or of all named ones."""
     if not seen.ladders:
         return {State(step): signals for step, signals in enumerate(seen.signals)}
@@ -51,20 +51,27 @@ def board(seen: Observation) -> dict[State, Signals]:
 def with_agreement(
     seen: Observation, masks: Mapping[State, Mask], *, silent: Sequence[str] = (), background: bool = False
 ) -> Observation:
-    """The observation with the signals of disagreement of every candidate; ``silent`` ones have no vote."""
-    states = list(board(seen))
+    """Add the signals of disagreement of every candidate to an observation; ``silent`` ones have no vote."""
+    found = compared_masks(seen, masks, silent=silent, background=background)
+    return added(seen, dict(zip(candidate_signals(seen), found.signals(), strict=True)))
+
+
+def compared_masks(
+    seen: Observation, masks: Mapping[State, Mask], *, silent: Sequence[str] = (), background: bool = False
+) -> Candidates:
+    """Compare the masks of all candidates of an observation, in its order."""
+    states = list(candidate_signals(seen))
     lost = [state for state in states if state not in masks]
     if lost:
         raise BadInput(f"case {seen.case_id} shows candidate {lost[0]} without its mask; give the masks of all")
-    mute = voiceless(seen, silent)
+    mute = non_voting(seen, silent)
     voters = [k for k, state in enumerate(states) if str(state) not in mute]
-    found = candidates_of([masks[state] for state in states], voters=voters, background=background)
-    return added(seen, dict(zip(states, found.signals(), strict=True)))
+    return candidates_of([masks[state] for state in states], voters=voters, background=background)
 
 
-def voiceless(seen: Observation, silent: Sequence[str] = ()) -> tuple[str, ...]:
+def non_voting(seen: Observation, silent: Sequence[str] = ()) -> tuple[str, ...]:
     """Candidates without a vote: the ``silent`` ones, and readings that were left out, whose masks only repeat M0."""
-    return (*silent, *(str(state) for state, signals in board(seen).items() if signals.get("left_out")))
+    return (*silent, *(str(state) for state, signals in candidate_signals(seen).items() if signals.get("left_out")))
 
 
 def added(seen: Observation, more: Mapping[State, Signals]) -> Observation:
@@ -89,7 +96,7 @@ class _AmongAll:
     cut_high: float = float("inf")  # an edit this large, 1 - Dice(candidate, M0), or larger goes back to M0
 
     states = frozenset[State]()
-    about = About(among_candidates=True)
+    metadata = Metadata(among_candidates=True)
 
     def __post_init__(self) -> None:
         state_of(self.consensus)
@@ -117,7 +124,7 @@ class _AmongAll:
         self, seen: Observation, state: State, reason: str, *, action: Action = Action.KEEP, **more: Any
     ) -> Verdict:
         """The candidate, or M0 where its edit reaches the cut; the size of the edit is the coordinate of a promise."""
-        same = board(seen)[state].get("agreement_source")
+        same = candidate_signals(seen)[state].get("agreement_source")
         edit = None if same is None else 1 - same
         found: dict[str, Any] = {"coordinate": "edit", "value": edit, "cut_high": self.cut_high}
         if state == SOURCE:
@@ -137,13 +144,16 @@ class _AmongAll:
 class AgreementRule(_AmongAll):
     """A rule without a fitted model; ``low-agreement`` has one threshold, below which M0 is not kept."""
 
-    rule: Literal["consensus", "agreement", "medoid", "low-agreement"] = "consensus"
+    rule: Literal["consensus", "agreement", "medoid", "low-agreement", "fixed"] = "consensus"
     threshold: float = float("inf")
+    candidate: str = ""  # of the rule "fixed"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rule not in RULES:
             raise BadInput(f"the rules are {', '.join(RULES)}, got {self.rule!r}")
+        if self.rule == "fixed":
+            state_of(self.candidate)
 
     @property
     def learned(self) -> bool:
@@ -153,12 +163,20 @@ class AgreementRule(_AmongAll):
     @property
     def name(self) -> str:
         """The rule."""
-        return {"agreement": "highest-agreement", "low-agreement": "consensus-where-low"}.get(self.rule, self.rule)
+        names = {"agreement": "highest-agreement", "low-agreement": "consensus-where-low", "fixed": "fixed-candidate"}
+        return names.get(self.rule, self.rule)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Return the ladders that the rule needs: a fixed candidate needs its own only."""
+        return (state_of(self.candidate).ladder,) if self.rule == "fixed" and self.ladders else self.ladders
 
     @property
     def needs(self) -> frozenset[str]:
         """The signals that are read."""
-        read = {"consensus": set[str](), "low-agreement": {"agreement"}}.get(self.rule, {"likeness"})
+        read = {"consensus": set[str](), "fixed": set[str](), "low-agreement": {"agreement"}}.get(
+            self.rule, {"likeness"}
+        )
         return frozenset({"agreement_source", *read})
 
     def decide(self, seen: Observation) -> Verdict | None:
@@ -166,12 +184,15 @@ class AgreementRule(_AmongAll):
         if not self.complete(seen):
             return None
         consensus = state_of(self.consensus)
-        candidates, mute = board(seen), voiceless(seen, self.silent)
+        candidates, mute = candidate_signals(seen), non_voting(seen, self.silent)
         single = [state for state in candidates if state != consensus and str(state) not in mute]
         if single == [SOURCE] and mute != self.silent:
             return self._verdict(seen, SOURCE, "M0: no other candidate could be read")
         if self.rule == "consensus":
             return self._verdict(seen, consensus, "the consensus of the candidates")
+        if self.rule == "fixed":
+            state = state_of(self.candidate)
+            return self._verdict(seen, state, f"{seen.called(state)} for every case")
         if self.rule == "low-agreement":
             own = candidates[SOURCE].get("agreement")
             if own is None:
@@ -233,7 +254,7 @@ class Choose(_AmongAll):
 
         Nothing where the signals of the anchor are missing, or where it is never left.
         """
-        candidates, anchor = board(seen), state_of(self.anchor)
+        candidates, anchor = candidate_signals(seen), state_of(self.anchor)
         models = [(weights, dict(own)) for weights, own in ((self.weights, self.own), *self.replicates)]
         gains = {}
         for state, signals in candidates.items():

@@ -1,27 +1,21 @@
-"""How deep: a fixed budget, or a rule that stops.
-
-Parameter-free stop rules: halt when a signal first turns bad, and deploy the step before (E2, E5).
-
-tau-stop: halt when the standardized region count first exceeds a calibrated threshold (E4).
-
-Controllers that read nothing, or next to nothing: M0, a fixed budget, and a consensus that has settled.
-"""
+"""Controllers that choose a number of steps: M0, a fixed budget, and rules that stop (E1, E2, E4, E5)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar
 
-from casewise.core.brief import counted
 from casewise.core.errors import BadInput, DegenerateStatistic
 from casewise.core.records import SOURCE, Action, Observation, State, Verdict
 from casewise.core.registry import Registry
-from casewise.judge.controllers.about import About, value_at
+from casewise.core.text import pluralize
+from casewise.judge.controllers.metadata import Metadata, value_at
 
 
 @dataclass(frozen=True)
-class Turn:
-    """A signal, and the direction in which it turns bad."""
+class SignalTurn:
+    """A signal and the direction in which it gets worse."""
 
     signal: str
     rising: bool = True
@@ -35,93 +29,70 @@ class Turn:
         return f"{self.signal} {'rose' if self.rising else 'fell'}"
 
 
+FRAG_STOP = "frag-stop"
 TURNS = Registry(
     "stop rule",
     {
-        "regions": Turn("regions"),
-        "entropy": Turn("entropy"),
-        "msp": Turn("msp", rising=False),
-        "gradient": Turn("gradient_norm"),
+        "regions": SignalTurn("regions"),
+        "entropy": SignalTurn("entropy"),
+        "msp": SignalTurn("msp", rising=False),
+        "gradient": SignalTurn("gradient_norm"),
     },
 )
 
 
-def last_before_turn(seen: Observation, turn: Turn, cap: int) -> tuple[int, str] | None:
+def last_before_turn(seen: Observation, turn: SignalTurn, cap: int) -> tuple[int, str] | None:
     """The last step before the first turn at k >= 2, or the cap; None while neither is reached (E2, E8)."""
     for step in range(2, min(seen.step, cap) + 1):
         if turn.turned(seen, step):
             return step - 1, f"{turn} at step {step}, so step {step - 1} is deployed"
     if seen.step < cap:
         return None
-    return cap, f"{turn.signal} did not turn within {counted(cap, 'step')}"
+    return cap, f"{turn.signal} did not turn within {pluralize(cap, 'step')}"
 
 
 @dataclass(frozen=True)
-class Stop:
-    """Abstract: run while the signal of ``rule`` does not turn, at most ``cap`` steps; step 1 is always kept."""
+class StopRule:
+    """Stop when a signal first gets worse, and deploy the step before (E2, E5).
+
+    Args:
+        cap: Largest number of steps.
+        signal: Key of :data:`TURNS`: regions (FragStop), entropy, msp or gradient.
+    """
 
     cap: int
+    signal: str = "regions"
 
-    rule: ClassVar[str]
-    name: ClassVar[str]
+    metadata: ClassVar[Mapping[str, Metadata]] = {
+        "regions": Metadata("FragStop", is_ours=True, is_compared=True),
+        "entropy": Metadata("entropy stop", is_compared=True),
+        "msp": Metadata("MSP stop", is_compared=True),
+        "gradient": Metadata("gradient stop", is_compared=True),
+    }
     states: ClassVar[frozenset[State]] = frozenset()
 
     def __post_init__(self) -> None:
+        TURNS[self.signal]
         if self.cap < 1:
             raise BadInput(f"a stop rule needs a cap of at least 1 step, got {self.cap}")
 
     @property
+    def name(self) -> str:
+        """Name in the registry, such as ``frag-stop``."""
+        return FRAG_STOP if self.signal == "regions" else f"{self.signal}-stop"
+
+    @property
     def needs(self) -> frozenset[str]:
         """The signal that is watched."""
-        return frozenset({TURNS[self.rule].signal})
+        return frozenset({TURNS[self.signal].signal})
 
     def decide(self, seen: Observation) -> Verdict | None:
-        """The step before the first turn."""
-        found = last_before_turn(seen, TURNS[self.rule], self.cap)
+        """Keep the step before the first turn; None if another step is needed."""
+        found = last_before_turn(seen, TURNS[self.signal], self.cap)
         if found is None:
             return None
         step, reason = found
-        return Verdict(State(step), Action.KEEP, coordinate=TURNS[self.rule].signal, reason=reason)
-
-
-@final
-@dataclass(frozen=True)
-class FragStop(Stop):
-    """Halt when the number of regions first rises."""
-
-    rule = "regions"
-    name = "frag-stop"
-    about = About("FragStop", is_ours=True, is_compared=True)
-
-
-@final
-@dataclass(frozen=True)
-class EntropyStop(Stop):
-    """Halt when the mean entropy first rises."""
-
-    rule = "entropy"
-    name = "entropy-stop"
-    about = About("entropy stop", is_compared=True)
-
-
-@final
-@dataclass(frozen=True)
-class MspStop(Stop):
-    """Halt when the mean maximum softmax probability first falls."""
-
-    rule = "msp"
-    name = "msp-stop"
-    about = About("MSP stop", is_compared=True)
-
-
-@final
-@dataclass(frozen=True)
-class GradientStop(Stop):
-    """Halt when the gradient norm first rises."""
-
-    rule = "gradient"
-    name = "gradient-stop"
-    about = About("gradient stop", is_compared=True)
+        return Verdict(State(step), Action.KEEP, coordinate=TURNS[self.signal].signal, reason=reason)
 
 
 @dataclass(frozen=True)
@@ -139,7 +110,7 @@ class TauStop:
     signal: str = "regions"
 
     name = "tau-stop"
-    about = About("τ-stop", is_ours=True, is_compared=True, fitted_by="tau")
+    metadata = Metadata("τ-stop", is_ours=True, is_compared=True, fitted_by="tau")
     states = frozenset[State]()
 
     def __post_init__(self) -> None:
@@ -186,7 +157,7 @@ class Source:
     reason: str = "the source model, without adaptation"
 
     name = "m0"
-    about = About("M0 (no adaptation)", adapts=False)
+    metadata = Metadata("M0 (no adaptation)", adapts=False)
     needs = frozenset[str]()
     states = frozenset[State]()
 
@@ -202,7 +173,7 @@ class FixedK:
     step: int
 
     name = "fixed-k"
-    about = About("fixed budget", fitted_by="budget")
+    metadata = Metadata("fixed budget", fitted_by="budget")
     needs = frozenset[str]()
     states = frozenset[State]()
 
@@ -215,7 +186,7 @@ class FixedK:
         if seen.step < self.step:
             return None
         action = Action.KEEP if self.step else Action.ROLLBACK
-        made = counted(self.step, "candidate" if seen.rungs.get("") else "update")
+        made = pluralize(self.step, "candidate" if seen.rungs.get("") else "update")
         return Verdict(State(self.step), action, reason=f"a fixed budget of {made}")
 
 
@@ -232,7 +203,7 @@ class Settled:
     patience: int = 2
 
     name = "settled"
-    about = About("consensus, until settled")
+    metadata = Metadata("consensus, until settled")
     needs = frozenset({"settled"})
     states = frozenset[State]()
 

@@ -1,30 +1,21 @@
-"""The third answer: keep M0, take a candidate, or ask a person, with a quality that no label was needed for.
+"""Flags: estimate the quality of a deployed mask without a label, and ask a person where it may be low.
 
-A policy of any controller may carry a flag. The deployed mask then gets an estimate of its metric and a conformal lower
-bound of it; below the line that was asked for, the case is flagged.
+Any policy may carry a flag. The deployed mask then gets an estimate of its metric and a conformal lower bound of it. A
+case is flagged where the lower bound is below the metric that was asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from casewise.core.errors import BadInput
-from casewise.core.records import (
-    SOURCE,
-    Action,
-    Controller,
-    Decision,
-    Mask,
-    Observation,
-    Signals,
-    State,
-    Verdict,
-    deployed,
-)
-from casewise.judge.controllers.about import About, about
-from casewise.judge.controllers.choose import board, state_of, with_agreement
+from casewise.core.records import SOURCE, Action, Mask, Observation, Signals, State, Verdict
+from casewise.judge.controllers.choose import candidate_signals, state_of, with_agreement
+
+QUALITY_SIGNALS = ("agreement", "weighted_agreement")
+"""Signals that may stand behind a flag; calibration takes the one that predicts the metric better."""
 
 
 @dataclass(frozen=True)
@@ -58,16 +49,16 @@ class Quality:
 
 
 @dataclass(frozen=True)
-class Flagging:
-    """Any controller, and beside its verdict the quality of what it deploys and whether a person should look.
+class Flag:
+    """The step after a decision: estimate the quality of the deployed mask and flag the case where it may be low.
 
-    A mask between M0 and a candidate (gated, shrunk) agrees with the others as M0 or the candidate, whichever is less.
+    A mask between M0 and a candidate (merged or shrunk) agrees with the others as M0 or the candidate does, whichever
+    agrees less.
     """
 
-    inner: Controller
     quality: Quality
     below: float  # a case is flagged where the lower bound is below this
-    steps: int  # rungs beyond M0: agreement needs all of them
+    steps: int  # states beyond M0: agreement needs all of them
     silent: tuple[str, ...] = ()
     ladders: tuple[str, ...] = ()
     background: bool = False
@@ -76,53 +67,23 @@ class Flagging:
         object.__setattr__(self, "ladders", tuple(self.ladders))
         object.__setattr__(self, "silent", tuple(self.silent))
         if not 0 <= self.below <= 1:
-            raise BadInput(f"cases are flagged below a metric between 0 and 1, got {self.below}")
+            raise BadInput(f"a flag needs a metric between 0 and 1, got {self.below}")
 
-    @property
-    def learned(self) -> bool:
-        """Whether labels fitted something of what is deployed; a flag deploys nothing else."""
-        return bool(getattr(self.inner, "learned", True))
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Flag:
+        """Build a flag from the plain types that a policy file holds."""
+        options = dict(plain)
+        for name in options.get("silent", ()):
+            state_of(name)
+        return cls(Quality(**options.pop("quality")), **options)
 
-    @property
-    def name(self) -> str:
-        """The controller that decides what is deployed."""
-        return self.inner.name
-
-    @property
-    def about(self) -> About:
-        """What that controller says of itself."""
-        return about(self.inner)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """What that controller needs."""
-        return self.inner.needs
-
-    @property
-    def states(self) -> frozenset[State]:
-        """What that controller may deploy."""
-        return self.inner.states
-
-    def compared(self, seen: Observation, masks: Mapping[State, Mask]) -> Observation:
-        """The observation with the signals of disagreement, and with what the controller itself compares."""
-        own = getattr(self.inner, "compared", None)
-        if own is not None:
-            shown: Observation = own(seen, masks)
-            return shown
+    def with_agreement(self, seen: Observation, masks: Mapping[State, Mask]) -> Observation:
+        """Add the agreement of all states to an observation."""
         return with_agreement(seen, masks, silent=self.silent, background=self.background)
 
-    def output(self, mask: Callable[[State], Mask], decision: Decision) -> Mask:
-        """What the controller itself deploys."""
-        return deployed(self.inner, mask, decision)
-
-    def decide(self, seen: Observation) -> Verdict | None:
-        """The verdict of the controller, with a quality and perhaps a flag."""
-        if not seen.ladders and seen.step < self.steps:
-            return None
-        verdict = _last_verdict(self.inner, seen)
-        if verdict is None:
-            return None
-        found = self.quality.of(self._agreement(seen, verdict))
+    def applied(self, verdict: Verdict, seen: Observation) -> Verdict:
+        """Return the verdict with an estimate of quality, its lower bound, and perhaps a flag."""
+        found = self.quality.of(self._signal(seen, verdict))
         if found is None:
             said = f"{verdict.reason}; flagged: its quality cannot be estimated"
             return replace(verdict, flagged=True, reason=said)
@@ -131,12 +92,12 @@ class Flagging:
         sign = f"flagged: its quality may be as low as {low:.3f}" if flagged else f"quality at least {low:.3f}"
         return replace(verdict, flagged=flagged, quality=estimate, quality_low=low, reason=f"{verdict.reason}; {sign}")
 
-    def _agreement(self, seen: Observation, verdict: Verdict) -> float | None:
+    def _signal(self, seen: Observation, verdict: Verdict) -> float | None:
         if self.quality.signal is None:
             return None
-        candidates = board(seen)
         state = verdict.state if seen.ladders else verdict.state.on("")
-        return deployed_signal(candidates, state, self.quality.signal, gated=verdict.action is Action.GATE)
+        gated = verdict.action is Action.GATE
+        return deployed_signal(candidate_signals(seen), state, self.quality.signal, gated=gated)
 
 
 def deployed_signal(
@@ -146,24 +107,6 @@ def deployed_signal(
     whole = replace(state, shrink=0.0)
     values = [candidates.get(one, {}).get(name) for one in ([whole, SOURCE] if gated or state.shrink else [whole])]
     return None if any(value is None for value in values) else min(value for value in values if value is not None)
-
-
-def _last_verdict(controller: Controller, seen: Observation) -> Verdict | None:
-    """What a controller says that was shown one step after the other; the first verdict counts, as live."""
-    for step in range(seen.step + 1):
-        shown = seen if step == seen.step else replace(seen, signals=seen.signals[: step + 1], ladders={})
-        verdict = controller.decide(shown)
-        if verdict is not None:
-            return verdict
-    return None
-
-
-def flagging(controller: Controller, plain: Mapping[str, Any]) -> Flagging:
-    """A controller with the flag that a policy's options describe."""
-    options = dict(plain)
-    for name in options.get("silent", ()):
-        state_of(name)
-    return Flagging(controller, Quality(**options.pop("quality")), **options)
 
 
 def _share(value: float) -> float:

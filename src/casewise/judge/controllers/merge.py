@@ -2,7 +2,7 @@
 
 A piece is a connected component of one class pair (from, to) of the edit from M0 to a candidate, of any size. Its score
 is the chance that it made the mask right, by a logistic model of a few label-free features. Pieces above one threshold
-are deployed, the rest goes back to M0. (The paper's gate by entropy drop is a controller of its own: region_gate.py.)
+are deployed, the rest goes back to M0. The paper's gate by entropy drop is in region_gate.py.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput
 from casewise.core.records import SOURCE, Action, Decision, Mask, Observation, State, Verdict
-from casewise.judge.controllers.choose import _AmongAll, added, board, state_of, voiceless, with_agreement
+from casewise.judge.controllers.choose import _AmongAll, added, candidate_signals, non_voting, state_of, with_agreement
 from casewise.measure.regions import components
-from casewise.measure.signals.agreement import candidates_of
+from casewise.measure.signals.agreement import Candidates, candidates_of
 
 PIECE = "piece."
 """Prefix of the scores of pieces among the signals of the edit."""
@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Pieces:
+class EditPieces:
     """The components of an edit, class pair by class pair, numbered by class pair and then in C order."""
 
     voxels: NDArray[np.int64]  # flat positions at which the edit differs from M0
@@ -41,7 +41,7 @@ class Pieces:
     after: NDArray[np.int64]  # class of each piece in the edit
 
 
-def pieces_of(source: Mask, edit: Mask) -> Pieces:
+def pieces_of(source: Mask, edit: Mask) -> EditPieces:
     """The pieces of an edit; an edit from one class to two others is two pieces.
 
     >>> found = pieces_of(np.array([[1, 1, 0, 0]]), np.array([[2, 0, 0, 3]]))
@@ -50,32 +50,37 @@ def pieces_of(source: Mask, edit: Mask) -> Pieces:
     """
     old, new = np.ascontiguousarray(source).reshape(-1), np.ascontiguousarray(edit).reshape(-1)
     voxels = np.flatnonzero(old != new)
-    pairs = np.stack([old[voxels], new[voxels]]).astype(np.int64)
-    kinds, kind = np.unique(pairs, axis=1, return_inverse=True)
+    before, after = old[voxels].astype(np.int64), new[voxels].astype(np.int64)
+    base = int(after.max(initial=0)) + 1
+    code = before * base + after
+    code = code.astype(np.uint16) if code.max(initial=0) < 2**16 else code  # sorted by radix
+    order = np.argsort(code, kind="stable")
+    starts = np.flatnonzero(np.diff(code[order], prepend=-1)) if code.size else np.zeros(0, np.int64)
     number = np.zeros(len(voxels), np.int64)
     sizes: list[NDArray[np.int64]] = []
     classes: list[NDArray[np.int64]] = []
-    for place, pair in enumerate(kinds.T):
-        own = np.flatnonzero(kind.reshape(-1) == place)
+    total = 0
+    for own in np.split(order, starts[1:]) if code.size else ():
         found = components(voxels[own], tuple(source.shape))
-        number[own] = found.number + sum(one.size for one in sizes)
+        number[own] = found.number + total
+        total += found.sizes.size
         sizes.append(found.sizes)
-        classes.append(np.tile(pair, (len(found.sizes), 1)))
+        classes.append(np.tile([before[own[0]], after[own[0]]], (len(found.sizes), 1)))
     every = np.concatenate(classes) if classes else np.zeros((0, 2), np.int64)
-    return Pieces(voxels, number, np.concatenate([np.zeros(0, np.int64), *sizes]), every[:, 0], every[:, 1])
+    return EditPieces(voxels, number, np.concatenate([np.zeros(0, np.int64), *sizes]), every[:, 0], every[:, 1])
 
 
-def piece_features(masks: Mapping[State, Mask], edit: State, silent: tuple[str, ...]) -> tuple[Pieces, Floats]:
-    """The pieces of a candidate's edit and their features, one row per piece."""
+def piece_features(
+    masks: Mapping[State, Mask], edit: State, silent: tuple[str, ...], found: Candidates | None = None
+) -> tuple[EditPieces, Floats]:
+    """The pieces of a candidate's edit and their features, one row per piece; ``found`` are :func:`opinions`."""
     source = masks[SOURCE]
     pieces = pieces_of(source, masks[edit])
     if not len(pieces.sizes):
         return pieces, np.zeros((0, len(PIECE_FEATURES)))
-    states = list(masks)
-    voters = [k for k, state in enumerate(states) if str(state) not in silent and state != edit]
-    found = candidates_of([masks[state] for state in states], voters=voters)
-    edited = found.labels[states.index(edit)]
-    support = found.support(edited)[np.searchsorted(found.voxels, pieces.voxels)]
+    found = found or opinions(masks, silent)
+    place = list(masks).index(edit)
+    support = found.support(found.labels[place], besides=place)[np.searchsorted(found.voxels, pieces.voxels)]
     beside = _beside(source, pieces)
     columns = [
         _mean(support, pieces),
@@ -85,6 +90,12 @@ def piece_features(masks: Mapping[State, Mask], edit: State, silent: tuple[str, 
         ((pieces.before > 0) & (pieces.after == 0)).astype(np.float64),
     ]
     return pieces, np.column_stack(columns)
+
+
+def opinions(masks: Mapping[State, Mask], silent: tuple[str, ...]) -> Candidates:
+    """All candidates of a case, compared once; the silent ones have no vote."""
+    voters = [k for k, state in enumerate(masks) if str(state) not in silent]
+    return candidates_of(list(masks.values()), voters=voters)
 
 
 def piece_scores(features: Floats, weights: Any, center: Any, scale: Any) -> Floats:
@@ -142,7 +153,7 @@ class Merge(_AmongAll):
         silent = (*self.silent, self.consensus)
         shown = with_agreement(seen, masks, silent=silent, background=self.background)
         _, features = piece_features(
-            {state: masks[state] for state in board(seen)}, self.edited, voiceless(seen, silent)
+            {state: masks[state] for state in candidate_signals(seen)}, self.edited, non_voting(seen, silent)
         )
         scores = {f"{PIECE}{number}": float(score) for number, score in enumerate(self.scores(features))}
         return added(shown, {self.edited: {"pieces": float(len(scores)), **scores}})
@@ -151,7 +162,7 @@ class Merge(_AmongAll):
         """The accepted pieces, once all candidates are there; a rollback where there is none."""
         if not self.complete(seen):
             return None
-        signals = board(seen)[self.edited]
+        signals = candidate_signals(seen)[self.edited]
         if signals.get("pieces") is None:
             raise BadInput(f"case {seen.case_id} has no scores of pieces; show the masks of all candidates (compared)")
         scores = [signals[f"{PIECE}{number}"] for number in range(int(signals["pieces"] or 0))]
@@ -168,11 +179,11 @@ class Merge(_AmongAll):
         return source if decision.rolled_back else merged(source, mask(decision.state), decision.accepted or ())
 
 
-def _mean(values: Any, pieces: Pieces) -> Floats:
+def _mean(values: Any, pieces: EditPieces) -> Floats:
     return np.asarray(np.bincount(pieces.number, values, minlength=len(pieces.sizes)) / pieces.sizes)
 
 
-def _beside(source: Mask, pieces: Pieces) -> Floats:
+def _beside(source: Mask, pieces: EditPieces) -> Floats:
     """For each voxel of the edit: the share of its two neighbors along the first axis that M0 gives the new label."""
     if source.ndim < 3 or source.shape[0] < 2:
         return np.zeros(len(pieces.voxels))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, NotFinite
 from casewise.core.records import SOURCE, Action, Decision, Mask, Observation, State, Verdict
-from casewise.judge.controllers.about import About
+from casewise.judge.controllers.metadata import Metadata
 from casewise.measure.regions import Regions, changed_voxels, components, regions_of
 from casewise.measure.signals.risk import DROP
 
@@ -38,7 +38,7 @@ class RegionGate:
     keep_small: bool = False  # voxels of D in no region: back to M0 unless kept
 
     name = "region-gate"
-    about = About("region gate", is_ours=True, gates=True)
+    metadata = Metadata("region gate", is_ours=True, gates=True)
     needs = frozenset({"regions", "drop"})
     states = frozenset[State]()
 
@@ -91,7 +91,7 @@ def _why_unrecorded(seen: Observation) -> str:
     if seen.rungs.get(""):
         return (
             "holds views or other candidates that are no updates, and only updates have region scores; record with "
-            "--propose tent --signals drop, or calibrate another policy"
+            "--propose tent --set signals=drop, or calibrate another policy"
         )
     return "was recorded without region scores; record with the signal 'drop'"
 

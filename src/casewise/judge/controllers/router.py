@@ -1,11 +1,7 @@
-"""The COQR router: Algorithm 1 of the paper (E6-E9).
+"""Routers: the paper's Algorithm 1 with a fixed action per bucket (E6-E9), and the corrected stop router (S7).
 
-What a router does with the cases of one bucket.
-
-The corrected stop-index router: a controller of its own, not the paper's (S7, E11).
-
-The paper's medical router holds a stop rule that can never fire, so it deploys a fixed depth per bucket. Here n_k is
-known before it is tested: a bucket runs to the first rise or to its cap, and deploys the step before.
+The stop rule inside the paper's medical router can never fire, so that router deploys a fixed depth per bucket. The
+stop router tests n_k after it is known: a bucket runs to the first rise or to its cap and deploys the step before.
 """
 
 from __future__ import annotations
@@ -17,8 +13,8 @@ from typing import Any, Literal
 
 from casewise.core.errors import BadInput
 from casewise.core.records import SOURCE, Action, Observation, State, Verdict
-from casewise.judge.controllers.about import About, needed, statistics_of, value_at
 from casewise.judge.controllers.depth import TURNS, last_before_turn
+from casewise.judge.controllers.metadata import Metadata, needed, statistics_of, value_at
 from casewise.measure.signals.risk import RiskStatistics
 
 
@@ -103,7 +99,7 @@ class Router:
     statistics: RiskStatistics | None = None  # for the coordinate "risk" only (C6)
 
     name: str = field(default="router", init=False, repr=False)
-    about = About("COQR router", is_router=True, is_ours=True, fitted_by="cuts")
+    metadata = Metadata("COQR router", is_router=True, is_ours=True, fitted_by="cuts")
 
     def __post_init__(self) -> None:
         for bucket in ("low", "mid", "hard"):
@@ -170,7 +166,7 @@ class StopRouter:
     mid_shrink: float = 0.0
 
     name: str = field(default="stop-router", init=False, repr=False)
-    about = About("stop router", is_router=True, is_ours=True, fitted_by="cuts")
+    metadata = Metadata("stop router", is_router=True, is_ours=True, fitted_by="cuts")
 
     def __post_init__(self) -> None:
         self._router()

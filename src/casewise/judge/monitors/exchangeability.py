@@ -1,7 +1,7 @@
-r"""Do the stream's coordinates still look like the calibration pool? Two alarms without labels, and both suspend.
+r"""Two alarms without labels: does a number of the stream still look like it did in the calibration pool?
 
-Units are patients (or sequences): the coordinate of a patient is that of the first case that is seen of it, in the pool
-and in the stream. Cases of one patient resemble each other, and bets on each of them accuse healthy streams.
+A patient (or sequence) counts once, by the first case that is seen of it, in the pool and in the stream. Cases of one
+patient resemble each other, and bets on each of them raise alarms on healthy streams.
 
 * :class:`Exchangeability` bets for as long as the stream runs. Each coordinate gets a conformal p-value against
   everything seen before it, pool and stream,
@@ -9,40 +9,31 @@ and in the stream. Cases of one patient resemble each other, and bets on each of
   .. math:: p_t = \frac{\#\{i : u_i > u_t\} + U (\#\{i : u_i = u_t\} + 1)}{n + t}, \qquad i < n + t,
 
   uniform and independent while all are exchangeable, and wealth is bet against uniformity in both directions. It ever
-  reaches :math:`1/\delta` with probability at most delta; then cut-points no longer apply and M0 is deployed.
+  reaches :math:`1/\delta` with probability at most delta; then the calibration no longer applies and M0 is deployed.
   The pool must grow. Against a *fixed* pool the p-values are dependent through the pool's own luck, and the product of
   bets alarms on half of all healthy streams (docs/explanation/certificates.md has the simulation). The price is that a
   shift which is there from the first case on soon becomes part of the pool and may be missed.
 * :class:`GoLive` closes that gap once: the first m patients against the calibration pool, by a permutation test.
-
-Do as many cases fall into each bucket as at calibration? Cut-points that do not travel show here first.
-
-From fog and night to rain and snow a rollback quota of 32 % fell to 0 %, from day to dusk it rose to 68 %. Both are a
-shift of the coordinate across the cut-points. Patients (or sequences) are counted, by their first case. The distance is
-
-.. math:: \chi^2 = \sum_b \frac{(c_b - n q_b)^2}{n q_b} + \frac{(d_b - m q_b)^2}{m q_b},
-          \quad q_b = \frac{c_b + d_b}{n + m}
-
-and its p-value comes from dealing the n + m patients anew, so it is valid for any n and m. A stream is looked at when
-it has 10, 20, 40, 80, ... patients; the k-th look spends delta / (k (k + 1)), which adds up to delta.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from casewise.core.brief import UNIT
 from casewise.core.errors import BadInput
-from casewise.core.records import Decision, Policy
+from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED, seed_of
+from casewise.core.text import UNIT
 from casewise.judge.certificates.evidence import Floats, check_level
 
 _POWERS = np.arange(1, 10) / 10  # bets e p^(e-1): the smaller e, the more they like small p
-SUSPENDED = "cut-points no longer apply: the stream differs from the calibration cases. Deploying M0; recalibrate."
+SUSPENDED = (
+    "the calibration no longer applies: the stream differs from the calibration cases. Deploying M0; recalibrate."
+)
 AUDITED = "the promise no longer holds: audited cases are harmed more than was promised. Deploying M0; recalibrate."
 _SHUFFLES = 4999
 
@@ -169,100 +160,5 @@ def mean_log_wealth(log_bets: Floats) -> Floats:
 
 def suspended_policy(policy: Policy, reason: str = SUSPENDED) -> Policy:
     """What runs while a policy is suspended: M0 for every case, and each decision says why."""
-    return replace(policy, name=f"{policy.name}-suspended", controller="m0", options={"reason": reason}, groups={})
-
-
-BUCKETS = ("low", "mid", "hard")
-EVIDENT = 0.05
-_FIRST_LOOK, _DEALS = 10, 4999
-
-
-@dataclass(frozen=True)
-class Quota:
-    """Alarm when the buckets of a stream are not those of calibration."""
-
-    calibrated: Mapping[str, int]  # patients in each bucket
-    delta: float = 0.05
-    seen_in: Mapping[str, int] = field(default_factory=dict)
-    alarm_at: int | None = None
-
-    def __post_init__(self) -> None:
-        check_level("delta", self.delta)
-        if not sum(self.calibrated.values()):
-            raise BadInput("a quota alarm needs the buckets of the calibration cases; calibrate a router again")
-
-    @property
-    def alarm(self) -> bool:
-        """Whether the alarm was raised; it stays raised."""
-        return self.alarm_at is not None
-
-    def seen(self, bucket: str) -> Quota:
-        """The monitor after the first case of one more patient."""
-        counts = {**self.seen_in, bucket: self.seen_in.get(bucket, 0) + 1}
-        patients = sum(counts.values())
-        after = replace(self, seen_in=counts)
-        look = int(np.log2(patients / _FIRST_LOOK)) + 1 if patients >= _FIRST_LOOK else 0
-        if self.alarm or not look or patients != _FIRST_LOOK * 2 ** (look - 1):
-            return after
-        rings = quota_p(self.calibrated, counts) <= self.delta / (look * (look + 1))
-        return replace(after, alarm_at=patients) if rings else after
-
-
-def quota_p(calibrated: Mapping[str, int], deployed: Mapping[str, int]) -> float:
-    """Permutation p-value of the chi-square distance between two quotas.
-
-    >>> quota_p({"low": 7, "mid": 6, "hard": 7}, {"low": 6, "mid": 7, "hard": 7}) > 0.8
-    True
-    >>> quota_p({"low": 7, "mid": 6, "hard": 7}, {"low": 0, "mid": 0, "hard": 20}) < 0.001
-    True
-    """
-    before, now = (np.array([found.get(name, 0) for name in BUCKETS]) for found in (calibrated, deployed))
-    pooled, m = before + now, int(now.sum())
-    if not before.sum() or not m:
-        return 1.0
-    drawn = np.random.default_rng(RESAMPLING_SEED).multivariate_hypergeometric(pooled, m, size=_DEALS)
-    far = _distance(now[None], pooled)[0]
-    return float((1 + (_distance(drawn, pooled) >= far - 1e-9).sum()) / (1 + _DEALS))
-
-
-def quota_of(decisions: Iterable[Decision]) -> dict[str, int]:
-    """Patients in each bucket, by the first decision about each of them; decisions without a bucket do not count."""
-    counts = dict.fromkeys(BUCKETS, 0)
-    patients = set()
-    for one in decisions:
-        patient = one.cluster or one.case_id
-        if one.bucket in counts and patient not in patients:
-            patients.add(patient)
-            counts[str(one.bucket)] += 1
-    return counts
-
-
-def quota_drift(policy: Policy, deployed: Mapping[str, int], *, level: float = EVIDENT) -> str | None:
-    """That the quotas of deployed patients are not those of calibration, as a sentence; None where that is not evident.
-
-    For one look at a whole batch; a stream has the monitor.
-    """
-    calibrated = policy.preflight.get("quota")
-    if not calibrated or not sum(deployed.values()):
-        return None
-    p = quota_p(calibrated, deployed)
-    if p > level:
-        return None
-    said = ", ".join(
-        f"{name} {calibrated.get(name, 0) / sum(calibrated.values()):.0%} -> "
-        f"{deployed.get(name, 0) / sum(deployed.values()):.0%}"
-        for name in BUCKETS
-    )
-    return (
-        f"QUOTA: the cut-points do not travel: calibrated -> deployed {said} of the {UNIT[1]} (p = {p:.3f}); "
-        "recalibrate"
-    )
-
-
-def _distance(drawn: np.ndarray, pooled: np.ndarray) -> np.ndarray:
-    """Chi-square distance of each row (bucket counts of m patients) from the rest of the pool."""
-    m, whole = drawn.sum(axis=1, keepdims=True), pooled.sum()
-    n = whole - m
-    share = np.where(pooled > 0, pooled, 1) / whole
-    rest = pooled - drawn
-    return np.asarray(((drawn - m * share) ** 2 / (m * share) + (rest - n * share) ** 2 / (n * share)).sum(axis=1))
+    plain = replace(policy, controller="m0", options={"reason": reason}, groups={}, cleanup="", flag={})
+    return replace(plain, name=f"{policy.name}-suspended")

@@ -1,55 +1,57 @@
 """The watch over one stream: its monitors and what they have seen, in one small file that survives restarts.
 
-Every monitor counts patients (or sequences). Cases of one patient resemble each other, so a bet on each of them accuses
-healthy streams: with four correlated cases per patient in one stream out of two. The coordinate of a patient is that of
-its first case; its loss is the mean over its audited cases, and counts when the audits of the next patient begin.
-A case without a cluster is a patient of its own.
+Every monitor counts patients (or sequences). Cases of one patient resemble each other, so a bet on each of them raises
+alarms on healthy streams: with four correlated cases per patient in one stream out of two. The numbers of a patient are
+those of its first case; its loss is the mean over its audited cases, and counts when the audits of the next patient
+begin. A case without a cluster is a patient by itself.
+
+Three label-free numbers of a decision are watched, as far as the calibration cases have them: ``value`` (the number
+that the policy read: a router's coordinate, or the size of the edit), ``agreement`` of the deployed mask with the other
+candidates, and ``foreground``, the share of the image that the deployed mask covers. The last two do not depend on M0,
+so they can show a fall of quality that M0 shares.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from casewise.archive.store import Archive
-from casewise.core.brief import UNIT
-from casewise.core.durable import held, write_json
+from casewise.core.durable import file_lock, write_json
 from casewise.core.errors import BadInput, CasewiseError, Mismatch, Refused
 from casewise.core.records import Decision, Policy
-from casewise.core.registry import Registry
+from casewise.core.registry import Registry, check_names_no_code
 from casewise.data.splits import cluster_of
 from casewise.judge.calibration.cuts import Stream, stream_of
-from casewise.judge.certificates.evidence import deployed_losses, router_evidence, verdict_of
-from casewise.judge.monitors.audits import Audit, Proxy, Reference, check_loss
-from casewise.judge.monitors.exchangeability import AUDITED, SUSPENDED, Exchangeability, GoLive, Quota, suspended_policy
-from casewise.judge.policy import check_binding, controller_of, is_hybrid
+from casewise.judge.certificates.certificate import Certificate
+from casewise.judge.decide import deployed_mask, replay_case
+from casewise.judge.monitors.audits import Audit, audit_of, check_loss
+from casewise.judge.monitors.exchangeability import AUDITED, SUSPENDED, Exchangeability, GoLive, suspended_policy
+from casewise.judge.monitors.quota import Quota
+from casewise.judge.policy import check_binding, is_hybrid, judge_of
 
-Monitor = Audit | Reference | Proxy | Exchangeability | GoLive | Quota
-SCHEMA = 2
+Monitor: TypeAlias = Audit | Exchangeability | GoLive | Quota
+SCHEMA = 3
 
 MONITORS: Registry[Callable[..., Monitor]] = Registry(
-    "monitor",
-    {
-        "audit": Audit,
-        "reference": Reference,
-        "proxy": Proxy,
-        "exchangeability": Exchangeability,
-        "go-live": GoLive,
-        "quota": Quota,
-    },
+    "monitor", {"exchangeability": Exchangeability, "go-live": GoLive, "quota": Quota, "audit": Audit}
 )
 DRIFT = ("exchangeability", "go-live")
-"""Monitors whose alarm always suspends the policy: the cut-points no longer apply."""
+"""Monitors of label-free numbers: their alarm suspends the policy, because the calibration no longer applies."""
+WATCHED = ("value", "agreement", "foreground")
+"""Label-free numbers of a decision. A drift monitor has one part for each, such as ``go-live/agreement``."""
+UNSEEN = (
+    "No monitor sees a mistake that leaves these numbers as they were, such as a lesion that the model and all of its "
+    "candidates miss in the same way. Only labelled audits show it."
+)
 OVERTAKEN = "the certificate is void: the watch of another policy took the place of this one's; start it again"
-HARM = ("audit", "reference")
-"""Monitors of labelled audits: their alarm voids the certificate, and suspends the policy where that was asked for."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Watch:
 
     calibration_id: str  # of the policy that is watched; another one refuses this state
     monitors: Mapping[str, Monitor] = field(default_factory=dict)
-    decided: tuple[str, ...] = ()  # case ids whose coordinate was seen
+    decided: tuple[str, ...] = ()  # case ids whose numbers were seen
     audited: tuple[str, ...] = ()  # case ids whose loss was seen
     decided_patients: tuple[str, ...] = ()
     audited_patients: tuple[str, ...] = ()
@@ -73,29 +75,43 @@ class Watch:
     @property
     def suspension(self) -> str | None:
         """Why M0 must be deployed, as a sentence; None while the policy decides."""
-        if self._raised(DRIFT):
+        kinds = {_kind(name) for name in self.alarms}
+        if kinds.intersection(DRIFT):
             return SUSPENDED
-        return AUDITED if self.suspend_on_harm and self._raised(HARM) else None
+        return AUDITED if self.suspend_on_harm and "audit" in kinds else None
 
     @property
     def void(self) -> str | None:
         """Why the certificate of the watched policy is void, as a sentence; None while it holds."""
-        raised = self._raised((*DRIFT, *HARM, "quota"))
-        if not raised:
+        if not self.alarms:
             return None
-        return (
-            f"the certificate is void: the {' and the '.join(raised)} alarm was raised; recalibrate and certify again"
-        )
+        raised = " and the ".join(self.alarms)
+        return f"the certificate is void: the {raised} alarm was raised; recalibrate and certify again"
 
     @property
     def alarms(self) -> dict[str, int]:
         """Monitors that raised an alarm, and after how many patients."""
         return {name: one.alarm_at for name, one in self.monitors.items() if one.alarm_at is not None}
 
-    def decision(self, case_id: str, value: float, cluster: str | None = None, bucket: str | None = None) -> Watch:
-        """The watch after one more decision; ``value`` is the coordinate that the policy read."""
-        if math.isnan(value):  # also where no monitor reads it, or the patient has counted already
-            raise BadInput(f"a coordinate must be finite, got {value} for case {case_id}; leave out what has none")
+    def decision(
+        self, case_id: str, numbers: Mapping[str, float], cluster: str | None = None, bucket: str | None = None
+    ) -> Watch:
+        """Return the watch after one more decision.
+
+        Args:
+            case_id: Name of the case; a case that was seen before changes nothing.
+            numbers: Numbers of the decision by name, see :data:`WATCHED`; those that are missing are not watched.
+            cluster: Patient or sequence; only its first case counts.
+            bucket: Bucket of a router.
+
+        Raises:
+            BadInput: A number is not finite, or is not known.
+        """
+        for name, value in numbers.items():
+            if name not in WATCHED or math.isnan(value):
+                raise BadInput(
+                    f"{name} of case {case_id} must be one of {', '.join(WATCHED)} and must not be NaN, got {value}"
+                )
         if case_id in self.decided:
             return self
         decided = (*self.decided, case_id)
@@ -103,13 +119,14 @@ class Watch:
         if patient in self.decided_patients:
             return replace(self, decided=decided)
         after = dict(self.monitors)
-        for name, one in self.monitors.items():
-            if isinstance(one, Exchangeability):
-                after[name] = one.seen(case_id, value)
-            elif isinstance(one, Proxy | GoLive):
-                after[name] = one.seen(value)
+        for key, one in self.monitors.items():
+            number = numbers.get(key.partition("/")[2] or "value")
+            if isinstance(one, Exchangeability) and number is not None:
+                after[key] = one.seen(case_id, number)
+            elif isinstance(one, GoLive) and number is not None:
+                after[key] = one.seen(number)
             elif isinstance(one, Quota) and bucket is not None:
-                after[name] = one.seen(bucket)
+                after[key] = one.seen(bucket)
         return replace(self, monitors=after, decided=decided, decided_patients=(*self.decided_patients, patient))
 
     def audit(self, case_id: str, loss: float, cluster: str | None = None) -> Watch:
@@ -135,13 +152,19 @@ class Watch:
             return self
         patient, losses = self.waiting
         loss = float(np.mean(losses))
-        after = {
-            name: one.seen(loss) if isinstance(one, Audit | Reference) else one for name, one in self.monitors.items()
-        }
+        after = {name: one.seen(loss) if isinstance(one, Audit) else one for name, one in self.monitors.items()}
         return replace(self, monitors=after, waiting=None, audited_patients=(*self.audited_patients, patient))
 
-    def _raised(self, names: Sequence[str]) -> list[str]:
-        return [name for name in names if name in self.alarms]
+
+def _kind(key: str) -> str:
+    """The monitor of a key such as ``go-live/agreement``."""
+    return key.partition("/")[0]
+
+
+def numbers_of(decision: Decision) -> dict[str, float]:
+    """Return the watched numbers that a decision has."""
+    found = {name: getattr(decision, name) for name in WATCHED}
+    return {name: float(value) for name, value in found.items() if value is not None and not math.isnan(value)}
 
 
 def start_watch(
@@ -151,59 +174,76 @@ def start_watch(
     *,
     delta: float = 0.05,
     limit: float | None = None,
-    tolerance: float = 0.0,
-    loss: str = "ha",
+    certificate: Certificate | None = None,
     first: int = 20,
     seed: int = 0,
     suspend_on_harm: bool = False,
 ) -> Watch:
-    """A new watch over the stream of one policy; each monitor is false with probability at most ``delta``.
+    """Start a watch over the stream of one policy.
 
-    ``limit`` is the promised risk that audits are held against (alpha of the certificate), ``first`` the number of
-    patients that the go-live test compares with the calibration patients.
+    Args:
+        archive: The calibration cases, labelled or not.
+        policy: The policy that decides the stream.
+        kinds: Names of :data:`MONITORS`.
+        delta: Chance of a false alarm of each kind, over the whole stream; the parts of a drift monitor share it.
+        limit: Risk that audits are held against, where there is no certificate.
+        certificate: Certificate whose promise the audits test, see :func:`audit_of`.
+        first: Number of patients that the go-live test compares with the calibration patients.
+        seed: Seed of random tie-breaking.
+        suspend_on_harm: True if an alarm of the audits deploys M0, too.
+
+    Returns:
+        The watch, with nothing seen.
+
+    Raises:
+        BadInput: A monitor lacks what it needs.
+        Refused: A hybrid policy would run without its alarm.
     """
     check_binding(policy, archive.binding)
     if is_hybrid(policy) and "exchangeability" not in kinds:
         raise Refused(f"policy {policy.name!r} is hybrid: it runs only under the exchangeability alarm; leave it on")
-
-    def built(kind: str) -> Monitor:
-        if kind in DRIFT:
-            pool = stream_of(policy).monitor.pool if is_hybrid(policy) else coordinates(archive, policy)
-            return Exchangeability(pool, delta, seed) if kind == "exchangeability" else GoLive(pool, first, delta)
-        if kind == "quota":
-            return Quota(policy.preflight.get("quota", {}), delta)
-        if kind == "audit":
-            if limit is None:
-                raise BadInput("the audit alarm needs the promised risk; give --limit or --certificate")
-            return Audit(limit, delta)
-        if kind == "reference":
-            ids, losses = deployed_losses(archive, policy)
-            by_patient: dict[str, list[float]] = {}
-            for case, one in zip(ids, losses[loss], strict=True):
-                by_patient.setdefault(cluster_of(archive.entry(case)), []).append(float(one))
-            means = [float(np.mean(each)) for each in by_patient.values()]
-            return Reference.of(means, tolerance=tolerance, delta=delta)
+    monitors: dict[str, Monitor] = {}
+    for kind in kinds:
         MONITORS[kind]
-        evidence = router_evidence(archive, policy)
-        harmed = evidence.loss(loss) > 0
-        first_of = sorted(np.unique(np.asarray(evidence.clusters), return_index=True)[1])
-        return Proxy.of(evidence.values[first_of].tolist(), harmed[first_of].tolist(), tolerance=tolerance, delta=delta)
-
-    monitors = {kind: built(kind) for kind in kinds}
+        if kind in DRIFT:
+            pools = calibration_numbers(archive, policy)
+            for name, pool in pools.items():
+                own = (
+                    (pool, delta / len(pools), seed) if kind == "exchangeability" else (pool, first, delta / len(pools))
+                )
+                monitors[kind if name == "value" else f"{kind}/{name}"] = MONITORS[kind](*own)
+        elif kind == "quota":
+            monitors[kind] = Quota(policy.preflight.get("quota", {}), delta)
+        elif certificate is not None:
+            monitors[kind] = audit_of(certificate, delta)
+        elif limit is not None:
+            monitors[kind] = Audit(limit, delta)
+        else:
+            raise BadInput("the audit alarm needs the promised risk; give --certificate FILE or --set limit=RISK")
     return Watch(policy.calibration_id, monitors, suspend_on_harm=suspend_on_harm)
 
 
-def coordinates(archive: Archive, policy: Policy) -> tuple[float, ...]:
-    """The coordinate that the policy reads of the first case of every patient, labelled or not."""
-    controller = controller_of(policy)
+def calibration_numbers(archive: Archive, policy: Policy) -> dict[str, tuple[float, ...]]:
+    """Return the watched numbers of the first case of every patient; numbers that a patient lacks are left out.
+
+    Raises:
+        BadInput: No number is known for all patients.
+    """
+    if is_hybrid(policy):
+        return {"value": stream_of(policy).monitor.pool}
+    judge = judge_of(policy)
     first: dict[str, str] = {}
     for case in archive.ids:
         first.setdefault(cluster_of(archive.entry(case)), case)
-    values = [verdict_of(archive, controller, case).value for case in first.values()]
-    known = tuple(float(value) for value in values if value is not None)
-    if len(known) < len(values) or not known:
-        raise BadInput(f"policy {policy.name!r} ({policy.controller}) reads no coordinate that could be monitored")
-    return known
+    found = []
+    for case in first.values():
+        decision = replay_case(archive, judge, case)
+        mask = deployed_mask(archive, judge.controller, decision)
+        found.append(numbers_of(replace(decision, foreground=float(np.mean(mask > 0)))))
+    pools = {name: tuple(one[name] for one in found) for name in WATCHED if all(name in one for one in found)}
+    if not pools:
+        raise BadInput(f"{archive.path} has no case whose decisions could be watched; record cases first")
+    return pools
 
 
 def active_policy(policy: Policy, watch: Watch) -> Policy:
@@ -228,11 +268,9 @@ def _suspended(policy: Policy, watch: Watch) -> Policy:
     return suspended_policy(policy, watch.suspension or SUSPENDED)
 
 
-@contextmanager
-def alone(path: str | Path) -> Iterator[None]:
-    """The file for this process alone, from reading to writing: no word of another one is lost in between."""
-    with held(Path(path).with_name(f".{Path(path).name}.lock"), wait=True):
-        yield
+def watch_lock(path: str | Path) -> AbstractContextManager[object]:
+    """Hold a watch for this process alone, from reading to writing, so that no other process's change is lost."""
+    return file_lock(Path(path).with_name(f".{Path(path).name}.lock"))
 
 
 def write_watch(path: str | Path, watch: Watch) -> Path:
@@ -249,9 +287,10 @@ def read_watch(path: str | Path) -> Watch:
         plain = json.loads(Path(path).read_text())
         if plain.pop("schema") != SCHEMA:
             raise Mismatch(
-                f"{path} is a watch of another schema, this casewise reads {SCHEMA} (monitors count {UNIT[1]} now); "
+                f"{path} is a watch of another schema, this casewise reads {SCHEMA}; "
                 f"start a new one with casewise monitor --calibration"
             )
+        check_names_no_code(plain, where=str(path))
         monitors = {name: _monitor(name, values) for name, values in plain.pop("monitors").items()}
         waiting = plain.pop("waiting")
         fields: dict[str, Any] = {
@@ -295,14 +334,14 @@ class Watching:
         return active_policy(policy, self.state)
 
     def show(self, decision: Decision | None) -> None:
-        """Show a decision; one of a case that was seen before, or that read no coordinate, does not count."""
-        if decision is None or decision.value is None or math.isnan(decision.value):
+        """Show a decision; a case that was seen before, has no number, or comes after a suspension does not count."""
+        if decision is None or not numbers_of(decision):
             return
-        with alone(self.path):
+        with watch_lock(self.path):
             before = self.state
-            if before.calibration_id != self._own:
-                return  # the watch of another policy took its place: left as it is, and the next case is refused
-            after = before.decision(decision.case_id, decision.value, decision.cluster, decision.bucket)
+            if before.calibration_id != self._own or before.suspended:
+                return  # the watch of another policy took its place, or M0 was deployed because of an alarm
+            after = before.decision(decision.case_id, numbers_of(decision), decision.cluster, decision.bucket)
             if after is not before:
                 write_watch(self.path, after)
                 self._known = (_stamp(self.path), after)
@@ -319,4 +358,4 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 def _monitor(name: str, values: Mapping[str, Any]) -> Monitor:
     fields = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-    return MONITORS[name](**fields)
+    return MONITORS[_kind(name)](**fields)

@@ -1,4 +1,4 @@
-"""What needs a label: harm, overlap, surface distances, and the table of what each gives for empty masks.
+"""Metrics, which need a label: harm, overlap, surface distances.
 
 ``METRICS`` lists what an archive may be scored by: ``record --metric`` takes its names and nothing else. A metric of
 your own is one file with a function of a mask and a label, and one line here.
@@ -15,12 +15,12 @@ from casewise.core.registry import Registry
 from casewise.measure.metrics.overlap import dice, dice_of_counts, micro_miou, miou, miou_of_counts
 
 
-class Scored(Protocol):
-    """The score of one mask: higher is better, NaN where it is undefined."""
+class ScoreFunction(Protocol):
+    """Function that scores one mask: higher is better, NaN if undefined."""
 
-    def __call__(
-        self, mask: Mask, label: Mask, *, ignore: int | None, spacing_mm: tuple[float, ...] | None
-    ) -> float: ...
+    def __call__(self, mask: Mask, label: Mask, *, ignore: int | None, spacing_mm: tuple[float, ...] | None) -> float:
+        """Return the score of a mask."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Metric:
     """
 
     title: str  # as tables print it
-    of: Scored
+    of: ScoreFunction
     micro: Callable[..., float] | None = None  # the same over all voxels of many (mask, label) pairs, where it has one
     of_counts: Callable[[Any, Any, Any], float] | None = None  # from voxels of each class: shared, in mask, in label
 

@@ -1,4 +1,4 @@
-"""Harm: which regions of the change made the mask worse, by the label (B5-B7)."""
+"""Harm: which regions of an edit made the mask worse (B5-B7)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from casewise.core.brief import brief
+from casewise.core.text import brief
 from casewise.measure.geometry import geometry_of
-from casewise.measure.masks import Floats, Integers, checked_masks, checked_spacing, flat_values, least_voxels, on_host
+from casewise.measure.masks import Floats, Integers, checked_masks, checked_spacing, flat_values, least_voxels
 from casewise.measure.regions import Connectivity, Regions, changed_voxels, components
 
 VERDICTS = ("beneficial", "neutral", "harmful")
@@ -21,7 +21,7 @@ VERDICTS = ("beneficial", "neutral", "harmful")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Harm:
-    """What adaptation did to one case, region by region; ha + ba + neutral_scored + unscored = 1 unless D is empty."""
+    """Result of :func:`harm`; ha + ba + neutral_scored + unscored = 1 unless D is empty."""
 
     __repr__ = brief
 
@@ -53,7 +53,7 @@ class Harm:
         return table
 
     def rows(self) -> list[dict[str, Any]]:
-        """The table as plain Python, for JSON or a data frame."""
+        """Return the table as dictionaries, for JSON or a data frame."""
         names = self.table.dtype.names or ()
         return [{name: row[name].tolist() for name in names} for row in self.table]
 
@@ -89,23 +89,40 @@ def harm(
     min_area_mm: float | None = None,
     connectivity: Connectivity = "face",
 ) -> Harm:
-    r"""Harmful and beneficial accepted area of replacing ``source`` by ``adapted`` (B5-B7).
+    r"""Measure how much of an edit made the mask worse, and how much made it better (B5-B7).
 
-    A region R of D is harmful iff more of its voxels are wrong under ``adapted`` than under ``source``, beneficial iff
-    fewer, neutral iff as many (integer counts), and
+    The edit D is the set of voxels where ``source`` and ``adapted`` differ. A region of D is harmful if more of its
+    voxels are wrong in ``adapted`` than in ``source``, beneficial if fewer, neutral if as many. Harmful accepted area
+    is the harmful share of the edit:
 
-    .. math:: HA = \sum_{R_j\ \text{harmful}} |R_j| \,/\, |D|
+    .. math:: HA = \sum_{R_j\ \text{harmful}} |R_j| \,/\, |D|, \qquad HA = 0 \text{ if } D = \emptyset
 
-    where D counts all changed voxels, also those in components below ``min_area``. D empty gives 0. Voxels whose label
-    is ``ignore`` belong to D and to |R| but are never wrong (B15). Masks and label are binarized (label > 0) first
-    unless ``foreground=False``. ``min_area_mm`` (mm2 or mm3, with ``spacing_mm``) replaces ``min_area``.
+    D counts all changed voxels, also those in components below ``min_area``.
 
-    >>> before = np.zeros((4, 8), np.uint8)
-    >>> after, label = before.copy(), before.copy()
-    >>> after[0, :6] = after[2, :2] = label[0, :2] = label[2, :2] = 1
-    >>> found = harm(before, after, label, min_area=1)
-    >>> found.ha, found.ba, found.table["verdict"].tolist()
-    (0.75, 0.25, ['harmful', 'beneficial'])
+    Args:
+        source: Mask of the frozen model, integer labels of shape ``(*space)``.
+        adapted: Mask that would replace it, same shape.
+        label: True mask, same shape.
+        min_area: Smallest component, in voxels, that is judged.
+        foreground: Compare ``label > 0`` only; False compares every class.
+        ignore: Label value whose voxels belong to D but are never wrong (B15).
+        spacing_mm: Size of a voxel, one number per axis.
+        min_area_mm: Smallest region in mm2 or mm3; replaces ``min_area`` and needs ``spacing_mm``.
+        connectivity: ``"face"`` neighbors (4 in 2-D, 6 in 3-D) or ``"full"`` (8 and 26).
+
+    Returns:
+        Harmful, beneficial, neutral and unscored shares of the edit; they add up to 1 unless nothing changed.
+
+    Raises:
+        BadInput: If the masks differ in shape or are no label masks.
+
+    Example:
+        >>> before = np.zeros((4, 8), np.uint8)
+        >>> after, label = before.copy(), before.copy()
+        >>> after[0, :6] = after[2, :2] = label[0, :2] = label[2, :2] = 1
+        >>> found = harm(before, after, label, min_area=1)
+        >>> found.ha, found.ba, found.table["verdict"].tolist()
+        (0.75, 0.25, ['harmful', 'beneficial'])
     """
     source, adapted, label = checked_masks(source=source, adapted=adapted, label=label)
     least = least_voxels(min_area, min_area_mm, spacing_mm, axes=source.ndim)
@@ -117,32 +134,10 @@ def harm(
     return _summary(found, change.astype(np.int64), made_wrong=int(np.count_nonzero(lost)), spacing=spacing)
 
 
-def harm_by_class(
-    source: Any,
-    adapted: Any,
-    label: Any,
-    *,
-    classes: Sequence[int] | None = None,
-    ignore: int | None = None,
-    **options: Any,
-) -> dict[int, Harm]:
-    """HA of each foreground class against everything else, beside the binarized HA (S25).
-
-    An edit from one foreground class to another is invisible to the binarized HA and counts for both classes here.
-    Without ``classes``, those that any of the three masks holds. Other options are those of :func:`harm`.
-    """
-    source, adapted, label = checked_masks(source=source, adapted=adapted, label=label)
-    if classes is None:
-        held = {int(c) for mask in (source, adapted, label) for c in np.unique(on_host(mask))}
-        classes = sorted(held - {0, ignore})
-    void = 0 if ignore is None else 2 * (label == ignore)  # 0 another class, 1 this class, 2 ignored
-    return {int(c): harm(source == c, adapted == c, (label == c) + void, ignore=2, **options) for c in classes}
-
-
 def _judged(
     source: Any, adapted: Any, label: Any, voxels: Integers, *, foreground: bool, ignore: int | None
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which voxels of D were right and became wrong, and which were wrong and became right (B5, B15)."""
+    """Return which voxels of D were right before, and which are right now (B5, B15)."""
     before, after, truth = (flat_values(mask, voxels) for mask in (source, adapted, label))
     valid = np.ones(voxels.size, bool) if ignore is None else truth != ignore
     if foreground:

@@ -1,8 +1,6 @@
 """Overlap of a mask with its label: Dice (A10) and mean IoU, per image and micro (A11).
 
-What every metric gives when there is nothing to measure: the one table. NaN means undefined: exclude it, count it.
-
-Nothing here is ever turned into 0 or 1 silently: a cohort mean skips NaN and says how many cases it skipped.
+``EMPTY`` says what every metric gives for empty masks. NaN means undefined: a cohort mean skips it and counts it.
 """
 
 from __future__ import annotations
@@ -67,11 +65,21 @@ def dice(mask: Any, label: Any, *, classes: Sequence[int] | None = None, ignore:
 
     .. math:: \frac{1}{|C|} \sum_{c \in C} \frac{2 |m_c \cap y_c|}{|m_c| + |y_c|}, \qquad C = \{c > 0 : |y_c| > 0\}
 
-    ``classes`` narrows C. A class that the label lacks is skipped, whatever the mask says; no class left gives NaN.
-    Voxels whose label is ``ignore`` are left out. This is class-wise: HA, in contrast, binarizes.
+    Args:
+        mask: Predicted mask, integer labels of shape ``(*space)``.
+        label: True mask, same shape.
+        classes: Score only these classes. A class that the label lacks is skipped.
+        ignore: Label value whose voxels are left out.
 
-    >>> dice(np.array([[1, 1, 2]]), np.array([[1, 0, 0]]))
-    0.6666666666666666
+    Returns:
+        The mean Dice, or NaN if no class is left.
+
+    Raises:
+        BadInput: If the shapes differ or a class is negative.
+
+    Example:
+        >>> dice(np.array([[1, 1, 2]]), np.array([[1, 0, 0]]))
+        0.6666666666666666
     """
     values = list(dice_by_class(mask, label, classes=classes, ignore=ignore).values())
     return float(np.mean(values)) if values else NAN
@@ -88,7 +96,7 @@ def dice_by_class(
 
 
 def dice_of_counts(shared: Any, in_mask: Any, in_label: Any) -> float:
-    """The same Dice from voxels of each class that mask and label share, that the mask has, that the label has."""
+    """Return the mean Dice from the voxels of each class in both, in the mask and in the label."""
     held = np.flatnonzero(in_label)
     held = held[held > 0]
     return float(np.mean(2 * shared[held] / (in_mask[held] + in_label[held]))) if held.size else NAN
@@ -99,16 +107,27 @@ def miou(mask: Any, label: Any, *, classes: Sequence[int] | None = None, ignore:
 
     .. math:: \frac{1}{|C|} \sum_{c \in C} \frac{|m_c \cap y_c|}{|m_c \cup y_c|}, \qquad C = \{c : |m_c \cup y_c| > 0\}
 
-    Voxels whose label is ``ignore`` are left out; NaN if none is left. A cohort takes the mean over images.
+    Args:
+        mask: Predicted mask, integer labels of shape ``(*space)``.
+        label: True mask, same shape.
+        classes: Score only these classes.
+        ignore: Label value whose voxels are left out.
 
-    >>> miou(np.array([[0, 1, 1]]), np.array([[0, 0, 1]]))
-    0.5
+    Returns:
+        The mean IoU, or NaN if no voxel is left.
+
+    Raises:
+        BadInput: If the shapes differ or a class is negative.
+
+    Example:
+        >>> miou(np.array([[0, 1, 1]]), np.array([[0, 0, 1]]))
+        0.5
     """
     return _mean_iou(np.stack(_counts(mask, label, ignore)), classes)
 
 
 def miou_of_counts(shared: Any, in_mask: Any, in_label: Any) -> float:
-    """The same mean IoU from voxels of each class that are shared, that the mask has, that the label has."""
+    """Return the mean IoU from the voxels of each class in both, in the mask and in the label."""
     return _mean_iou(np.stack([shared, in_mask, in_label]), None)
 
 

@@ -1,7 +1,7 @@
-"""How well a confidence without labels says which cases are poor: risk and coverage, AURC, AUROC.
+"""How well a label-free confidence finds poor cases: risk-coverage curve, AURC, AUROC.
 
-Risk is what a case costs (1 - Dice); cases are kept in order of their confidence. Cases of equal confidence share their
-mean risk, so the order in which they came changes nothing.
+The risk of a case is 1 - Dice. Cases are kept in order of their confidence; cases of equal confidence share their mean
+risk, so their order does not matter.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import stats
 
 from casewise.core.errors import BadInput
 
@@ -19,7 +20,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class RiskCoverage:
-    """The curve (coverage i/n, mean risk of the i most confident cases) and what it amounts to."""
+    """Risk-coverage curve (coverage i/n, mean risk of the i most confident cases) and its summaries."""
 
     coverage: Floats
     risk: Floats
@@ -70,8 +71,8 @@ def auroc(score: ArrayLike, positive: ArrayLike) -> float:
     values, yes = np.asarray(score, np.float64), np.asarray(positive, bool)
     if not yes.any() or yes.all():
         return float("nan")
-    gaps = values[yes][:, None] - values[~yes][None, :]
-    return float((gaps > 0).mean() + (gaps == 0).mean() / 2)
+    ranks = stats.rankdata(values)
+    return float((ranks[yes].mean() - (yes.sum() + 1) / 2) / (~yes).sum())
 
 
 def _paired(confidence: ArrayLike, risk: ArrayLike) -> tuple[Floats, Floats]:

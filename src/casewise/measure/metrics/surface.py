@@ -5,10 +5,9 @@ Each metric takes a mask and a label, or the :class:`~casewise.measure.metrics.s
     gaps = surface_gaps(mask, label, spacing_mm=(10.0, 1.25, 1.25))
     hd95(gaps), assd(gaps), surface_dice(gaps, tolerance_mm=2.0)
 
-How much surface lies at a corner where 2x2 (2x2x2) voxels meet: the elements of DeepMind's surface Dice.
-
-The voxels around a corner that are inside form groups of face neighbors. Of a set and its complement the smaller one
-is taken (they share one surface), and each group adds the flat pieces through the midpoints of the cut edges. With
+Surface Dice uses the surface elements of DeepMind's package: each corner where 2x2 (2x2x2) voxels meet has an area. The
+inside voxels around a corner form groups of face neighbors. Of a set and its complement the smaller one is taken (they
+share one surface), and each group adds the flat pieces through the midpoints of the cut edges. With
 :math:`p_i` the area of a voxel's face across axis i and :math:`|p|` its norm, in 3-D:
 
     one voxel                  a triangle                      |p| / 8
@@ -19,8 +18,6 @@ is taken (they share one surface), and each group adds the flat pieces through t
     a chain over axes a, b, c  four triangles                  |p| / 2 + |p without a| / 4 + |p without c| / 4
 
 Equal to the lookup table of Nikolov et al. (2018, arXiv 1809.04430) for all 256 neighborhoods, which a test checks.
-
-Distances between the surfaces of a mask and its label: measured once, reduced many times.
 """
 
 from __future__ import annotations
@@ -36,8 +33,8 @@ import numpy as np
 from scipy import ndimage
 from scipy.spatial import cKDTree
 
-from casewise.core.brief import brief
 from casewise.core.errors import BadInput
+from casewise.core.text import brief
 from casewise.measure.masks import Flags, Floats, Integers, checked_masks, checked_spacing, on_host
 from casewise.measure.metrics.overlap import value_if_empty
 
@@ -145,12 +142,12 @@ class Gaps:
 
     @property
     def mask_empty(self) -> bool:
-        """Whether the mask has no foreground."""
+        """True if the mask has no foreground."""
         return not self.mask.any()
 
     @property
     def label_empty(self) -> bool:
-        """Whether the label has no foreground."""
+        """True if the label has no foreground."""
         return not self.label.any()
 
     @cached_property
@@ -190,14 +187,24 @@ def _distances(points: Integers, surface: Flags, spacing: Floats) -> Floats:
 
 
 def surface_gaps(mask: Any, label: Any, *, spacing_mm: Sequence[float] | None = None) -> Gaps:
-    """Prepare the surfaces of mask and label (binarized to foreground) for hd95, assd and surface_dice (M9).
+    """Measure the surfaces of mask and label once, for hd95, assd and surface_dice (M9).
 
-    Distances are in mm with ``spacing_mm``, one number an axis in the mask's order, and in voxels without.
+    Args:
+        mask: Predicted mask; foreground is binarized.
+        label: True mask, same shape.
+        spacing_mm: Size of a voxel, one number per axis; without it distances are in voxels.
 
-    >>> mask, label = np.zeros((5, 9), bool), np.zeros((5, 9), bool)
-    >>> mask[1:4, 1:4] = label[1:4, 2:5] = True
-    >>> surface_gaps(mask, label).voxels.from_mask.max()
-    np.float64(1.0)
+    Returns:
+        An object that hd95, assd and surface_dice take in place of mask and label.
+
+    Raises:
+        BadInput: If the shapes differ, or the spacing has another number of axes.
+
+    Example:
+        >>> mask, label = np.zeros((5, 9), bool), np.zeros((5, 9), bool)
+        >>> mask[1:4, 1:4] = label[1:4, 2:5] = True
+        >>> hd95(surface_gaps(mask, label))
+        1.0
     """
     mask, label = checked_masks(mask=mask, label=label)
     spacing = checked_spacing(spacing_mm, mask.ndim)
@@ -222,15 +229,26 @@ Directed = Literal["pooled", "max"]
 def hd95(
     mask: Any, label: Any = None, *, spacing_mm: Sequence[float] | None = None, directed: Directed = "pooled"
 ) -> float:
-    """95th percentile of the distances between surface voxels, in mm (voxels without a spacing) (M9).
+    """Return the 95th percentile of the distances between surface voxels (M9).
 
-    ``directed="pooled"`` takes the percentile of both directions together, as MedPy 0.5.2 does; ``"max"`` the larger
-    of the two directions' percentiles, as MONAI does. NaN if mask or label is empty.
+    Args:
+        mask: Predicted mask (foreground is binarized), or the result of :func:`surface_gaps`.
+        label: True mask; None if ``mask`` is the result of :func:`surface_gaps`.
+        spacing_mm: Size of a voxel, one number per axis; without it distances are in voxels.
+        directed: ``"pooled"`` takes both directions together, as MedPy 0.5.2 does; ``"max"`` takes the larger of the
+            two percentiles, as MONAI does.
 
-    >>> mask, label = np.zeros((3, 9), bool), np.zeros((3, 9), bool)
-    >>> mask[1, 1], label[1, 5] = True, True
-    >>> hd95(mask, label, spacing_mm=(1.0, 0.5))
-    2.0
+    Returns:
+        The distance in mm (voxels without a spacing), or NaN if mask or label is empty.
+
+    Raises:
+        BadInput: If the shapes differ or ``directed`` is unknown.
+
+    Example:
+        >>> mask, label = np.zeros((3, 9), bool), np.zeros((3, 9), bool)
+        >>> mask[1, 1], label[1, 5] = True, True
+        >>> hd95(mask, label, spacing_mm=(1.0, 0.5))
+        2.0
     """
     if directed not in ("pooled", "max"):
         raise BadInput(f"directed is 'pooled' (MedPy) or 'max' (MONAI), got {directed!r}")
@@ -244,7 +262,25 @@ def hd95(
 
 
 def assd(mask: Any, label: Any = None, *, spacing_mm: Sequence[float] | None = None) -> float:
-    """Average symmetric surface distance: the mean over both directions' distances together, as MedPy 0.5.2 does."""
+    """Return the average symmetric surface distance: the mean of the distances of both directions, as in MedPy 0.5.2.
+
+    Args:
+        mask: Predicted mask (foreground is binarized), or the result of :func:`surface_gaps`.
+        label: True mask; None if ``mask`` is the result of :func:`surface_gaps`.
+        spacing_mm: Size of a voxel, one number per axis; without it distances are in voxels.
+
+    Returns:
+        The distance in mm (voxels without a spacing), or NaN if mask or label is empty.
+
+    Raises:
+        BadInput: If the shapes differ.
+
+    Example:
+        >>> mask, label = np.zeros((3, 9), bool), np.zeros((3, 9), bool)
+        >>> mask[1, 1], label[1, 5] = True, True
+        >>> assd(mask, label)
+        4.0
+    """
     gaps = _gaps(mask, label, spacing_mm)
     if (value := _if_empty("assd", gaps)) is not None:
         return value
@@ -254,12 +290,29 @@ def assd(mask: Any, label: Any = None, *, spacing_mm: Sequence[float] | None = N
 def surface_dice(
     mask: Any, label: Any = None, *, tolerance_mm: float, spacing_mm: Sequence[float] | None = None
 ) -> float:
-    r"""Share of both surfaces that lies within ``tolerance_mm`` of the other (Nikolov et al. 2018, arXiv 1809.04430).
+    r"""Return the share of both surfaces within a tolerance of the other (Nikolov et al. 2018, arXiv 1809.04430).
 
     .. math:: \frac{|\{s \in S_m : d(s, S_y) \le t\}| + |\{s \in S_y : d(s, S_m) \le t\}|}{|S_m| + |S_y|}
 
     over surface elements at the corners of the voxel grid, weighted by their area: DeepMind's surface-distance 0.1.
-    Without a spacing the tolerance is in voxels.
+
+    Args:
+        mask: Predicted mask (foreground is binarized), or the result of :func:`surface_gaps`.
+        label: True mask; None if ``mask`` is the result of :func:`surface_gaps`.
+        tolerance_mm: Accepted distance, in mm, or in voxels without a spacing.
+        spacing_mm: Size of a voxel, one number per axis; without it distances are in voxels.
+
+    Returns:
+        The share, 0 if only one of both is empty, NaN if both are.
+
+    Raises:
+        BadInput: If the shapes differ or the tolerance is negative.
+
+    Example:
+        >>> mask, label = np.zeros((5, 9), bool), np.zeros((5, 9), bool)
+        >>> mask[1:4, 1:4] = label[1:4, 2:5] = True
+        >>> surface_dice(mask, label, tolerance_mm=1)
+        1.0
     """
     if not tolerance_mm >= 0:
         raise BadInput(f"tolerance_mm is zero or more, got {tolerance_mm!r}; give the accepted gap in millimetres")
@@ -273,10 +326,27 @@ def surface_dice(
 
 
 def boundary_iou(mask: Any, label: Any, *, width: int | None = None) -> float:
-    """IoU of the inner bands of mask and label (Cheng et al. 2021, arXiv 2103.16562).
+    """Return the IoU of the inner bands of mask and label (Cheng et al. 2021, arXiv 2103.16562).
 
-    A band holds the foreground voxels within ``width`` steps (diagonal steps count one) of the background, where what
-    lies beyond the image is background. Without a width, 2 % of the diagonal as in the paper, at least one.
+    A band holds the foreground voxels within ``width`` steps of the background; diagonal steps count one, and
+    everything beyond the image is background.
+
+    Args:
+        mask: Predicted mask; foreground is binarized.
+        label: True mask, same shape.
+        width: Width of the band in voxels; default: 2 % of the diagonal, at least one.
+
+    Returns:
+        The IoU, 0 if only one of both is empty, NaN if both are.
+
+    Raises:
+        BadInput: If the shapes differ or the width is below one.
+
+    Example:
+        >>> mask, label = np.zeros((5, 9), bool), np.zeros((5, 9), bool)
+        >>> mask[1:4, 1:4] = label[1:4, 2:5] = True
+        >>> round(boundary_iou(mask, label, width=1), 3)
+        0.333
     """
     mask, label = (on_host(array) > 0 for array in checked_masks(mask=mask, label=label))
     steps = max(1, round(0.02 * math.hypot(*mask.shape))) if width is None else width

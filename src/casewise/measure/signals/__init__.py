@@ -1,4 +1,4 @@
-"""Label-free signals of one step: their names, what they mean, which way is risky, and what they cost.
+"""Label-free signals of one step: names, meaning, direction of risk, and cost.
 
 ``SIGNALS`` is the list. A signal of your own is one file and one line in it: ``of=`` a function of M0's mask and the
 step's mask, or ``probe=`` a function of the running episode in ``adapt/probes/``. Names are the same everywhere: in a
@@ -17,7 +17,7 @@ from casewise.core.registry import Registry
 
 @dataclass(frozen=True)
 class SignalInfo:
-    """What a signal is, which way is risky when it routes (C12), and what reading it costs (C13)."""
+    """A registered signal: meaning, direction of risk (C12) and cost in passes (C13)."""
 
     name: str
     meaning: str
@@ -58,21 +58,14 @@ SIGNALS: Registry[SignalInfo] = Registry(
                 "1 - agreement under 8 augmentations",
                 True,
                 9,
-                probe="probes.criteria:augmentation_disagreement",
+                probe="probes.perturbations:augmentation_disagreement",
             ),
             SignalInfo(
                 "dropout_disagreement",
                 "1 - agreement under dropout",
                 True,
                 9,
-                probe="probes.criteria:dropout_disagreement",
-            ),
-            SignalInfo(
-                "aetta",
-                "AETTA's estimate of the error, from ten dropout passes",
-                True,
-                11,
-                probe="probes.criteria:aetta",
+                probe="probes.perturbations:dropout_disagreement",
             ),
             SignalInfo("agreement", "mean class Dice with the other candidates; pairs of empty masks left out", False),
             SignalInfo("likeness", "the same, two empty masks being alike by 1", False),
@@ -80,16 +73,10 @@ SIGNALS: Registry[SignalInfo] = Registry(
             SignalInfo("agreement_consensus", "mean class Dice with the majority of the candidates", False),
             SignalInfo("agreement_source", "mean class Dice with M0", False),
             SignalInfo("agreement_all", "mean over all pairs of candidates of their mean class Dice", False),
+            SignalInfo("weighted_agreement", "agreement_all times the certainty of the votes on foreground", False),
             SignalInfo("support", "share of the other candidates that hold the new label, mean over D", False),
             SignalInfo("persistence", "share of D whose new label more than half of the others hold", False),
             SignalInfo("area_change", "relative change of the foreground's size against M0", True),
-            SignalInfo(
-                "adic",
-                "TEGDA's ADIC: agreement of ten dropout passes, weighted by their certainty",
-                False,
-                11,
-                probe="probes.criteria:adic",
-            ),
         )
     },
 )
@@ -108,7 +95,7 @@ def of_masks(source: Mask, adapted: Mask) -> dict[str, float | None]:
 
 
 def check_registered(names: Iterable[str]) -> None:
-    """Refuse a signal that has no line above: tables, calibration and analyses would not know what it means."""
+    """Refuse a signal that is not registered, because tables and analyses could not describe it."""
     for name in names:
         if name not in SIGNALS and name.partition(".")[0] != REGION_SCORES:
             raise UnknownName(

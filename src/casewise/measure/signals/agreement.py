@@ -1,8 +1,8 @@
-"""Disagreement among the candidates of one case: how far they agree, which edits the others support, what grew.
+"""Agreement among the candidates of one case: pairwise Dice, support of edits, change of size.
 
-Masks in, numbers out: it works live, in replay and on masks that came from anywhere (views, folds, raters, models).
+It only needs masks, so it works live, in replay and on masks of other software (views, folds, raters, models).
 Everything is counted on the voxels at which any candidate differs from M0; outside of them all candidates are M0.
-Choosing, merging, flagging and the consensus of views all read this file: it is the only home of agreement.
+Choosing, merging, flagging and the consensus of views use this file.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
-from casewise.core.brief import counted
 from casewise.core.errors import BadInput
+from casewise.core.text import pluralize
 from casewise.measure.masks import Floats, Integers, checked_masks, on_host
 
 
@@ -34,7 +35,7 @@ class Candidates:
     @cached_property
     def classes(self) -> tuple[int, ...]:
         """Classes that any candidate holds, without background unless it counts."""
-        held = {*self.outside, *(int(c) for c in np.unique(self.labels))}
+        held = {*self.outside, *_values(self.labels).tolist()}
         return tuple(sorted(c for c in held if c or self.background))
 
     @cached_property
@@ -56,7 +57,7 @@ class Candidates:
 
     @cached_property
     def drawn(self) -> Floats:
-        """The same, NaN where both hold none: two empty masks are equal, but that says nothing about their quality."""
+        """Return the same, with NaN where both are empty: two equal empty masks say nothing about quality."""
         known = np.any([np.isfinite(table) for table in self.dice_by_class.values()], axis=0)
         return np.where(known, self.dice, np.nan)
 
@@ -64,17 +65,43 @@ class Candidates:
     def votes(self) -> tuple[Integers, Integers]:
         """The labels that occur on the voxels, and how many voters hold each: (label,), (label, voxel)."""
         ballots = self.labels[list(self.voters)]
-        names = np.unique(ballots)
-        return names.astype(np.int64), np.stack([(ballots == name).sum(axis=0) for name in names]).astype(np.int64)
+        names = _values(ballots)
+        counts = [(ballots == name).sum(axis=0, dtype=np.int32) for name in names]
+        return names, np.array(counts, np.int32).reshape(len(names), ballots.shape[1])  # no voxel: no name
+
+    @cached_property
+    def certainty(self) -> float:
+        r"""Certainty of the votes over the foreground, 1 where all voters agree.
+
+        .. math:: 1 - \frac{1}{|F| \ln C} \sum_{x \in F} H(v_x), \qquad H(v) = -\sum_c v_c \ln v_c
+
+        with F the voxels that any voter calls foreground, :math:`v_x` the shares of the votes at x, and C the number of
+        classes, background included. Outside of the changed voxels all voters agree and the entropy is 0.
+        """
+        names, counts = self.votes
+        inside = sum(size for c, size in self.outside.items() if c or self.background)
+        if self.voxels.size:
+            drawn = np.any(self.labels[list(self.voters)] > 0, axis=0) | self.background
+            shares = counts[:, drawn] / len(self.voters)
+            entropy = float(special.entr(shares).sum())
+            total = inside + int(np.count_nonzero(drawn))
+        else:
+            entropy, total = 0.0, inside
+        classes = len({0, *self.outside, *names.tolist()})
+        return float(1.0 - entropy / (max(total, 1) * np.log(max(classes, 2))))
 
     @cached_property
     def majority(self) -> NDArray[Any]:
         """The label that most voters hold at each voxel; among equals M0's own, then the smallest."""
         if not self.voxels.size:
             return np.asarray(self.labels[0])
-        names, counts = self.votes
-        first = counts * 2 + (names[:, None] == self.labels[0])  # M0 breaks a tie and nothing else
-        return np.asarray(names[first.argmax(axis=0)].astype(self.labels.dtype))
+        most = np.full(self.voxels.size, -1, np.int32)
+        label = np.zeros_like(self.labels[0])
+        for name, count in zip(*self.votes, strict=True):
+            count = count * 2 + (self.labels[0] == name)  # M0 breaks a tie and nothing else
+            more = count > most
+            label[more], most[more] = name, count[more]
+        return np.asarray(label)
 
     def support(self, labels: NDArray[Any], *, besides: int | None = None) -> Floats:
         """Share of the voters that hold these labels, voxel by voxel; ``besides`` one candidate's own vote."""
@@ -89,7 +116,7 @@ class Candidates:
 
     def signals(self) -> list[dict[str, float | None]]:
         """The signals of every candidate by name; a share of nothing is None."""
-        consensus = self._with(self.majority).drawn[:-1, -1]
+        consensus = self.drawn_with(self.majority)
         everyone = self._mean_pair()
         return [
             {
@@ -99,6 +126,7 @@ class Candidates:
                 "agreement_consensus": _or_none(float(consensus[k])),
                 "agreement_source": float(self.dice[k, 0]),
                 "agreement_all": everyone,
+                "weighted_agreement": None if everyone is None else everyone * self.certainty,
                 **self._edit(k),
                 "area_change": self._area_change(k),
             }
@@ -126,11 +154,18 @@ class Candidates:
         known = [value for value in self.by_class(k).values() if value is not None]
         return min(known) if known else None
 
-    def _with(self, labels: NDArray[Any]) -> Candidates:
-        """The candidates and one more label map, which is the last."""
-        return Candidates(
-            self.shape, self.voxels, np.vstack([self.labels, labels]), self.outside, self.voters, self.background
-        )
+    def drawn_with(self, labels: NDArray[Any]) -> Floats:
+        """Mean class Dice of every candidate with one more label map; NaN where both hold nothing."""
+        found = []
+        for c in self.classes:
+            held, own = self.labels == c, labels == c
+            outside = self.outside.get(c, 0)
+            shared = (held & own).sum(axis=1) + float(outside)
+            total = held.sum(axis=1) + float(own.sum() + 2 * outside)
+            found.append(np.divide(2 * shared, total, out=np.full_like(shared, np.nan), where=total > 0))
+        known = np.isfinite(found).sum(axis=0) if found else np.zeros(len(self.labels))
+        mean = np.nansum(found, axis=0) if found else np.zeros(len(self.labels))
+        return np.asarray(np.divide(mean, known, out=np.full(len(self.labels), np.nan), where=known > 0))
 
     def _mean_pair(self) -> float | None:
         if len(self.voters) < 2:
@@ -175,14 +210,16 @@ def candidates_of(masks: Sequence[Any], *, voters: Sequence[int] | None = None, 
     array([[1, 1, 1, 0]])
     """
     if len(masks) < 2:
-        raise BadInput(f"disagreement needs M0 and at least one other candidate, got {counted(len(masks), 'mask')}")
+        raise BadInput(f"disagreement needs M0 and at least one other candidate, got {pluralize(len(masks), 'mask')}")
     usable = checked_masks(**{f"candidate {k}": mask for k, mask in enumerate(masks)})
     flat = [np.ascontiguousarray(on_host(mask)).reshape(-1) for mask in usable]
     changed = np.zeros(flat[0].size, bool)
     for mask in flat[1:]:
         changed |= mask != flat[0]
     voxels = np.flatnonzero(changed)
-    names, counts = np.unique(flat[0][~changed], return_counts=True)
+    rest = flat[0][~changed]
+    names = _values(rest)
+    counts = [int((rest == name).sum()) for name in names]
     held = tuple(range(len(masks)) if voters is None else voters)
     if not held or min(held) < 0 or max(held) >= len(masks):
         raise BadInput(f"voters are numbers of the {len(masks)} candidates, got {list(held)}")
@@ -194,6 +231,13 @@ def candidates_of(masks: Sequence[Any], *, voters: Sequence[int] | None = None, 
         voters=held,
         background=background,
     )
+
+
+def _values(labels: NDArray[Any]) -> Integers:
+    """The labels that occur, in ascending order."""
+    if labels.dtype == np.uint8 and labels.size:  # faster than sorting
+        return np.array([c for c in range(int(labels.max(initial=0)) + 1) if (labels == c).any()], np.int64)
+    return np.unique(labels).astype(np.int64)
 
 
 def agreement(one: Any, other: Any) -> float:
@@ -214,11 +258,6 @@ def mean_agreement(table: NDArray[Any]) -> Floats:
     """The mean agreement of each mask with the others; 1 where it is alone."""
     others = len(table) - 1
     return (np.asarray(table, np.float64).sum(axis=1) - 1) / others if others else np.ones(len(table))
-
-
-def medoid(found: Candidates) -> int:
-    """The voter whose mean Dice with the other voters is largest; among equals the first."""
-    return max(found.voters, key=lambda k: (found._agreement(found.dice, k), -k))
 
 
 def _mean_of_known(tables: list[Floats], amount: int) -> Floats:

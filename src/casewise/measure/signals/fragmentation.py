@@ -14,7 +14,7 @@ from casewise.measure.signals import of_masks
 
 @dataclass(frozen=True)
 class Fragmentation:
-    """The disagreement D of two masks in numbers; a share of nothing is None, never a stand-in."""
+    """The difference D of two masks in numbers; a share of nothing is None."""
 
     regions: int  # n_reg: components of at least min_area voxels (C1)
     delta: float  # |D| / |Omega| (B2)
@@ -26,7 +26,7 @@ class Fragmentation:
     largest: int  # voxels of the largest component (O5)
 
     def as_signals(self) -> dict[str, float | None]:
-        """By signal name, as a trajectory records them."""
+        """Return the fields by signal name."""
         return {name: None if value is None else float(value) for name, value in asdict(self).items()}
 
 
@@ -40,21 +40,36 @@ def fragmentation(
     min_area_mm: float | None = None,
     spacing_mm: Sequence[float] | None = None,
 ) -> Fragmentation:
-    r"""What adaptation changed: D = {x : source(x) != adapted(x)} and its components R_1 ... R_m (B1-B4).
+    r"""Measure how much of a mask changed, and into how many pieces, without a label (B1-B4).
+
+    With D the voxels where the masks differ, R_1 ... R_m its connected components and tau the smallest region,
 
     .. math:: \delta = |D| / |\Omega|, \quad n_{reg} = \#\{j : |R_j| \ge \tau\}, \quad
               N_{eff} = (\sum_j |R_j|)^2 / \sum_j |R_j|^2, \quad f_1 = \max_j |R_j| / |D|
 
-    Masks are binarized (label > 0) first unless ``foreground=False``. ``min_area_mm`` (mm2 or mm3, with
-    ``spacing_mm``) replaces ``min_area`` when it is given.
+    Args:
+        source: Mask of the frozen model, integer labels of shape ``(*space)``.
+        adapted: Mask that would replace it, same shape.
+        min_area: Smallest component, in voxels, that counts as a region (driving scenes: 200).
+        foreground: Compare ``label > 0`` only; False compares every class.
+        connectivity: ``"face"`` neighbors (4 in 2-D, 6 in 3-D) or ``"full"`` (8 and 26).
+        min_area_mm: Smallest region in mm2 or mm3; replaces ``min_area`` and needs ``spacing_mm``.
+        spacing_mm: Size of a voxel, one number per axis.
 
-    >>> import numpy as np
-    >>> before = np.zeros((3, 8), np.uint8)
-    >>> after = before.copy()
-    >>> after[0, :6] = after[2, 7] = 1
-    >>> found = fragmentation(before, after, min_area=2)
-    >>> found.regions, found.area, round(found.effective_regions, 3), found.largest
-    (1, 7, 1.324, 6)
+    Returns:
+        Regions, changed share, changed voxels and the shape of the change; a share of nothing is None.
+
+    Raises:
+        BadInput: If the masks differ in shape or are no label masks.
+
+    Example:
+        >>> import numpy as np
+        >>> before = np.zeros((3, 8), np.uint8)
+        >>> after = before.copy()
+        >>> after[0, :6] = after[2, 7] = 1
+        >>> found = fragmentation(before, after, min_area=2)
+        >>> found.regions, found.area, round(found.effective_regions, 3), found.largest
+        (1, 7, 1.324, 6)
     """
     source, adapted = checked_masks(source=source, adapted=adapted)
     least = least_voxels(min_area, min_area_mm, spacing_mm, axes=source.ndim)
@@ -64,7 +79,7 @@ def fragmentation(
 
 
 def summary(found: Regions, *, foreground_voxels: int) -> Fragmentation:
-    """The fragmentation of regions that were already found, with |foreground of M0|."""
+    """Return the fragmentation of regions that were already found."""
     area, sizes = found.area, found.sizes
     largest = int(sizes.max()) if area else 0
     return Fragmentation(
@@ -80,5 +95,5 @@ def summary(found: Regions, *, foreground_voxels: int) -> Fragmentation:
 
 
 def edit_signals(source: Any, adapted: Any, **measure: Any) -> dict[str, float | None]:
-    """Every signal that two masks give: fragmentation (``measure`` are its options), and those of ``SIGNALS``."""
+    """Return every signal of two masks: fragmentation, with its options ``measure``, and those of ``SIGNALS``."""
     return {**fragmentation(source, adapted, **measure).as_signals(), **of_masks(source, adapted)}

@@ -1,4 +1,4 @@
-"""The two-term risk of an edit: how far its regions and its coverage lie above what the calibration cases had (C6).
+"""The two-term risk of an edit: z-scores of regions and delta against the calibration cases (C6).
 
 Region scores of the step-1 edit, for the region gate: how much surer the network became in each (L1, L2).
 """

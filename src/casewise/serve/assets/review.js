@@ -2,9 +2,10 @@
 import { Viewer } from "./viewer.js";
 
 const element = (id) => document.getElementById(id);
-const MARK = { "keep-m0": "0", "keep-adapted": "A", flag: "⚑" };
-const WORDS = { "keep-m0": "keep M0", "keep-adapted": "keep adapted", flag: "flag" };
-const KEYS = { k: "keep-m0", a: "keep-adapted", f: "flag" };
+const MARK = { "keep-m0": "0", "keep-adapted": "N", "both-wrong": "✗", flag: "⚑" };
+const WORDS = { "keep-m0": "keep original", "keep-adapted": "keep new", "both-wrong": "both are wrong", flag: "flag" };
+const ACTIONS = { rollback: "original mask", keep: "new mask", shrink: "new mask, partly back", gate: "pieces of a new mask" };
+const KEYS = { k: "keep-m0", a: "keep-adapted", w: "both-wrong", f: "flag" };
 const LAYERS = ["m0", "adapted", "deployed", "edits", "classes"];
 const state = { cases: [], shown: [], current: null, detail: null, region: -1, busy: false };
 const viewer = new Viewer(element("canvas"), { moved: showSlice, failed: (message) => say(message, true) });
@@ -27,7 +28,6 @@ function say(text, bad = false) {
   element("said").classList.toggle("bad", bad);
 }
 
-const number = (value) => (value === null || value === undefined ? "—" : Number(Number(value).toPrecision(3)).toString());
 const percent = (value) => (value === null ? "—" : value > 0 && value < 0.001 ? "<0.1 %" : `${(100 * value).toFixed(1)} %`);
 const decided = (row) => row.review !== null && row.review.current;
 
@@ -49,11 +49,11 @@ function list() {
 
 function item(row) {
   const decision = decided(row) ? row.review.decision : "";
-  const what = [row.status === "done" ? row.action : row.status === "failed" ? "no output" : "M0 after a failure", row.group];
+  const what = [row.status === "done" ? ACTIONS[row.action] || row.action : row.status === "failed" ? "no output" : "original after a failure", row.group];
   const button = made("button", { type: "button" },
     made("span", { className: `mark ${decision}`, textContent: MARK[decision] || "·" }),
     made("span", { className: "id", textContent: row.id }),
-    made("span", { className: "risk", textContent: (row.flagged ? "⚑ " : "") + (row.risk === null ? "" : row.risk.toFixed(2)), title: row.quality_low === null ? "label-free risk, higher is riskier" : "1 - lower bound of the quality (" + row.quality_low.toFixed(3) + ")" }),
+    made("span", { className: "risk", textContent: (row.flagged ? "⚑ " : "") + (row.quality_low === null ? "" : `≥ ${row.quality_low.toFixed(2)}`), title: row.quality_low === null ? "" : `estimated ${state.metric}, lower bound` }),
     made("span", { className: "what", textContent: what.filter(Boolean).join(" · ") }));
   button.dataset.case = row.id;
   button.setAttribute("aria-current", row === state.current);
@@ -88,7 +88,7 @@ async function show(row, wanted = null) {
     detail = await ask(`case/${encodeURIComponent(row.id)}${wanted === null ? "" : `?${new URLSearchParams({ state: wanted })}`}`);
   } catch (error) {
     say(error.message, true);
-    detail = { ...row, shape: null, signals: [], overlay: false, error: error.message };
+    detail = { ...row, shape: null, overlay: false, error: error.message };
   }
   if (state.current !== row) return; // another case was opened meanwhile
   state.detail = detail;
@@ -110,17 +110,17 @@ async function show(row, wanted = null) {
 function showFacts() {
   const { detail } = state;
   element("name").textContent = detail.id;
-  const tags = [[detail.group, ""], [detail.status === "done" ? null : detail.status, detail.status], [detail.action, ""]].filter(([text]) => text);
+  const tags = [[detail.group, ""], [detail.status === "done" ? null : detail.status, detail.status], [ACTIONS[detail.action] || detail.action, ""]].filter(([text]) => text);
   element("tags").replaceChildren(...tags.map(([text, kind]) => made("span", { className: `tag ${kind}`, textContent: text })));
+  element("quality").textContent = detail.quality === null ? "" : `Estimated ${state.metric} about ${detail.quality.toFixed(2)}${detail.quality_low === null ? "" : `, at least ${detail.quality_low.toFixed(2)}`}.`;
   element("reason").textContent = detail.reason;
+  element("edit-said").textContent = "";
+  element("edit-commands").replaceChildren();
+  element("edit").disabled = !detail.has_masks;
   const warnings = [detail.error, ...(detail.warnings || [])].filter(Boolean);
   element("warnings").replaceChildren(...warnings.map((text) => made("li", { textContent: text })));
-  element("overlay").hidden = !detail.overlay || detail.states.length > 0;
+  element("overlay").hidden = !detail.overlay || Object.keys(detail.states).length > 0;
   if (!element("overlay").hidden) element("overlay").src = `overlay/${encodeURIComponent(detail.id)}`;
-  element("signals").replaceChildren(...detail.signals.flatMap((signal) => [
-    made("dt", { textContent: signal.name, title: signal.meaning }), made("dd", { textContent: number(signal.value) })]));
-  element("signal-title").hidden = detail.signals.length === 0;
-  element("signal-title").textContent = detail.adapted === null ? "Signals of the last step" : `Signals of step ${detail.adapted}`;
   element("region-title").hidden = detail.shape === null;
   element("nothing").hidden = detail.shape !== null;
   element("nothing").textContent = detail.shape ? "" : `There is nothing to look at. ${detail.error}`;
@@ -129,16 +129,16 @@ function showFacts() {
 
 function showControls() {
   const { detail } = state;
-  const there = { m0: detail.shape !== null, adapted: detail.state != null, deployed: detail.has_deployed, edits: detail.shape !== null, classes: detail.shape !== null };
+  const there = { m0: detail.shape !== null, adapted: detail.state != null, deployed: detail.shape !== null, edits: detail.shape !== null, classes: detail.shape !== null };
   for (const box of document.querySelectorAll("[data-layer]")) {
     box.checked = viewer.layers[box.dataset.layer];
     box.disabled = !there[box.dataset.layer];
     box.parentElement.classList.toggle("off", box.disabled);
   }
   const volume = detail.shape !== null && detail.shape.length === 3;
-  options("state", detail.states, detail.state);
+  options("state", Object.keys(detail.states), detail.state, detail.states);
   options("channel", [...Array(detail.channels || 0).keys()].map(String), "0");
-  document.querySelector(".state").hidden = detail.states.length < 2;
+  document.querySelector(".state").hidden = Object.keys(detail.states).length < 2;
   document.querySelector(".channel").hidden = (detail.channels || 0) < 2;
   document.querySelector(".window").hidden = !volume || detail.image_problem !== null;
   document.querySelector(".plane").hidden = !volume;
@@ -148,8 +148,8 @@ function showControls() {
   document.querySelector("[data-decision=keep-adapted]").disabled = detail.state == null;
 }
 
-function options(id, values, chosen) {
-  element(id).replaceChildren(...values.map((value) => made("option", { value, textContent: value, selected: value === chosen })));
+function options(id, values, chosen, names = {}) {
+  element(id).replaceChildren(...values.map((value) => made("option", { value, textContent: names[value] || value, selected: value === chosen })));
 }
 
 function showSlice() {
@@ -172,28 +172,35 @@ function showSlice() {
 function showRegions() {
   const { detail } = state, regions = detail.regions || [];
   const note = detail.state == null
-    ? (detail.shape ? "The adapted mask was not saved: predict with --save-candidates to compare it with M0." : "")
-    : `D, any change of label, has ${detail.area} voxels in ${detail.total} ${detail.total === 1 ? "region" : "regions"}${detail.crumbs ? `, and ${detail.crumbs} voxels in smaller crumbs` : ""}.`
+    ? (detail.shape ? "The new mask was not saved: predict with --set save-candidates=true to compare it with the original." : "")
+    : `${detail.area} voxels changed, in ${detail.total} ${detail.total === 1 ? "place" : "places"}${detail.crumbs ? `; ${detail.crumbs} of them in places too small to list` : ""}.`
       + (regions.length < detail.total ? ` The first ${regions.length} are listed.` : "");
   element("region-note").textContent = note;
   element("region-box").hidden = regions.length === 0;
-  const known = { drop: regions.some((region) => region.drop !== null), out: regions.some((region) => region.deployed !== null) };
-  for (const name of ["drop", "out"]) document.querySelector(`th.${name}`).classList.toggle("hide", !known[name]);
-  element("regions").tBodies[0].replaceChildren(...regions.map((region, at) => regionRow(region, at, known)));
+  element("regions").tBodies[0].replaceChildren(...regions.map(regionRow));
 }
 
-function regionRow(region, at, known) {
+function regionRow(region, at) {
   const kind = !viewer.background ? "relabeled" : ["added", "removed", "relabeled"].reduce((best, name) => (region[name] > region[best] ? name : best));
   const mixed = viewer.background && region[kind] < region.voxels ? "mostly " : "";
   const row = made("tr", { tabIndex: 0, title: "show it" },
     made("td", {}, made("span", { className: `chip ${kind}` }), `${mixed}${kind}`),
-    made("td", { textContent: region.voxels }), made("td", { textContent: percent(region.share) }));
-  if (known.drop) row.append(made("td", { textContent: number(region.drop), className: region.drop < 0 ? "less" : "" }));
-  if (known.out) row.append(made("td", { textContent: region.deployed === 1 ? "yes" : region.deployed === 0 ? "no" : percent(region.deployed) }));
+    made("td", { textContent: region.voxels }),
+    made("td", { textContent: region.deployed === 1 ? "yes" : region.deployed === 0 ? "no" : percent(region.deployed) }));
   row.dataset.region = region.number;
   row.addEventListener("click", () => jump(at));
   row.addEventListener("keydown", (event) => { if (event.key === "Enter") jump(at); });
   return row;
+}
+
+async function handOver() { // copies of image and masks for an editor
+  try {
+    const found = await ask(`edit/${encodeURIComponent(state.current.id)}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: "{}" });
+    element("edit-said").textContent = `Copied to ${found.folder}. Open it with one of these commands:`;
+    element("edit-commands").replaceChildren(...found.commands.map((line) => made("li", {}, made("code", { textContent: line }))));
+  } catch (error) {
+    element("edit-said").textContent = error.message;
+  }
 }
 
 function jump(at) {
@@ -220,7 +227,7 @@ async function decide(decision) {
   const row = state.current, reviewer = element("reviewer").value.trim();
   if (row === null || state.detail === null || state.detail.id !== row.id || state.busy) return;
   if (document.querySelector(`[data-decision=${decision}]`).disabled) {
-    say(decision === "flag" ? "" : "what is not there cannot be kept; flag the case instead", true);
+    say("there is no such mask to keep; flag the case instead", true);
     return;
   }
   if (!reviewer) {
@@ -295,6 +302,7 @@ function wire() {
   for (const id of ["window", "channel"]) element(id).addEventListener("change", () => viewer.forgetImages());
   for (const id of ["order", "open-only"]) element(id).addEventListener("change", list);
   element("theme").addEventListener("click", theme);
+  element("edit").addEventListener("click", handOver);
   element("reviewer").addEventListener("input", () => {
     sessionStorage.setItem("reviewer", element("reviewer").value);
     document.querySelector(".who").classList.remove("needed");
@@ -306,6 +314,7 @@ async function begin() {
   wire();
   const found = await ask("cases");
   state.cases = found.cases;
+  state.metric = found.metric;
   viewer.background = found.background;
   viewer.colors = new Map(found.classes.map((one) => [one.value, one.color]));
   element("legend").replaceChildren(...found.classes.map((one) => {

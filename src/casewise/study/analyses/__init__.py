@@ -1,7 +1,7 @@
-"""The analyses in the order of the page. ``ANALYSES`` is the list; ``--only`` takes its names.
+"""The analyses in the order of the page: ``ANALYSES``; ``--only`` takes its names.
 
 An analysis is one file with a function ``section(study)``: its findings go to results.json, its tables to CSV, LaTeX
-and the page, its pictures to SVG and PNG. Adding one is that file, its import and its line here.
+and the page, its figures to SVG and PNG. To add one, write that file and add it to the list here.
 """
 
 from __future__ import annotations
@@ -17,33 +17,30 @@ from casewise.study.analyses import (
     accounting,
     association,
     backbones,
-    balance,
     budget,
-    certificate,
-    classes,
+    clinical_measures,
     controls,
     cost,
     criteria,
-    deployment,
+    deployed_methods,
     distance,
     early,
     frozen,
-    geometry,
+    gain,
     helphurt,
-    learned,
     learning_rates,
     min_area,
     objectives,
+    promise,
     qualitative,
-    quality,
     ranking,
+    region_shapes,
     rerun,
     routing,
     scale,
-    search,
     sensitivity,
 )
-from casewise.study.finding import Section
+from casewise.study.finding import Section, not_run
 from casewise.study.study import Progress, Study
 
 Analysis = Callable[[Study], Section]
@@ -52,9 +49,10 @@ _HA = re.compile(r"\bHA\b|harmful", re.IGNORECASE)
 ANALYSES: Registry[Analysis] = Registry(
     "analysis",
     {
-        "deployment": deployment.section,
+        "deployment": deployed_methods.section,
         "helphurt": helphurt.section,
-        "quality": quality.section,
+        "quality": gain.section,
+        "measures": clinical_measures.section,
         "qualitative": qualitative.section,
         "routing": routing.section,
         "controls": controls.section,
@@ -65,16 +63,12 @@ ANALYSES: Registry[Analysis] = Registry(
         "cost": cost.section,
         "sensitivity": sensitivity.section,
         "min-area": min_area.section,
-        "classes": classes.section,
-        "geometry": geometry.section,
+        "geometry": region_shapes.section,
         "distance": distance.section,
         "criteria": criteria.section,
         "objectives": objectives.section,
-        "certificate": certificate.section,
+        "certificate": promise.section,
         "early": early.section,
-        "learned": learned.section,
-        "search": search.section,
-        "balance": balance.section,
         "frozen": frozen.section,
         "rerun": rerun.section,
         "learning-rates": learning_rates.section,
@@ -89,31 +83,36 @@ def chosen_analyses(only: Collection[str] | None) -> dict[str, Analysis]:
     return {name: ANALYSES[name] for name in (only or ANALYSES)}
 
 
-def with_judged_share(section: Section, study: Study) -> Section:
-    """A section in which every table and picture of HA says how much of the edit HA judged (of the full horizon)."""
+def finished(section: Section, study: Study) -> Section:
+    """Name the metric and the methods in the tables, and say below tables and figures of HA how much HA judged."""
     said = f"{judged_sentence(judged_share(study.uncontrolled))} after {study.reference}."
 
-    def told(caption: str, *texts: str) -> str:
+    def with_share(caption: str, *texts: str) -> str:
         prints_ha = any(_HA.search(text) for text in texts) and "HA judged" not in caption
         return f"{caption} {said[0].upper()}{said[1:]}".strip() if prints_ha else caption
 
-    tables = tuple(
-        replace(one, caption=told(one.caption, one.title, *(column.title for column in one.columns)))
-        for one in section.tables
-    )
-    pictures = tuple(replace(one, caption=told(one.caption, one.title, one.caption)) for one in section.pictures)
-    return replace(section, tables=tables, pictures=pictures)
+    tables = []
+    for one in section.tables:
+        columns = tuple(replace(column, title=column.title.replace("{metric}", study.metric)) for column in one.columns)
+        rows = tuple(
+            {**row, "method": study.title(str(row["method"]))} if row.get("method") in study.methods else row
+            for row in one.rows
+        )
+        caption = with_share(one.caption, one.title, *(column.title for column in columns))
+        tables.append(replace(one, columns=columns, rows=rows, caption=caption))
+    pictures = tuple(replace(one, caption=with_share(one.caption, one.title, one.caption)) for one in section.pictures)
+    return replace(section, tables=tuple(tables), pictures=pictures)
 
 
 def sections_of(
     study: Study, analyses: dict[str, Analysis] | None = None, *, progress: Progress = lambda _: None
 ) -> list[Section]:
-    """The section of every analysis; what cannot be computed from this study says so instead of stopping the report."""
+    """The section of every analysis; one that cannot be computed says why."""
     found = []
     for name, analysis in (chosen_analyses(None) if analyses is None else analyses).items():
         progress(name)
         try:
-            found.append(with_judged_share(analysis(study), study))
+            found.append(finished(analysis(study), study))
         except CasewiseError as error:
-            found.append(Section(name, name.capitalize(), missing={name: str(error)}))
+            found.append(not_run(name, name.capitalize(), name, str(error)))
     return found

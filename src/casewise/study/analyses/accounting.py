@@ -1,4 +1,4 @@
-"""Where the edited area went, for all cases, for cases with regions, for retained cases, by bucket."""
+"""Edit accounting: harmful and beneficial area of all cases, of cases with regions, and of each bucket."""
 
 from __future__ import annotations
 
@@ -7,68 +7,39 @@ from typing import Any
 
 import pandas as pd
 
-from casewise.render.tables import Column, rows_of, table
-from casewise.study.finding import Finding, Section, rows
+from casewise.study.finding import Finding, Section, rows, show
 from casewise.study.study import Study, once
 from casewise.study.trajectories import mean_or_nan
+
+BUCKETS = ("low", "mid", "hard")
+COLUMNS = "method bucket n ha ba ratio scored ha_within retained ha_retained coverage reason"
 
 
 def section(study: Study) -> Section:
     """tab:app-accounting."""
     found = accounting_of(study)
-    columns = (
-        Column("method", "Method", text=True),
-        Column("bucket", "Bucket", text=True),
-        Column("n", "n"),
-        Column("ha", "HA"),
-        Column("ba", "BA"),
-        Column("ratio", "BA/HA", 2),
-        Column("scored", "n with regions"),
-        Column("ha_within", "HA within"),
-        Column("coverage", "coverage", 6),
-    )
-    named = found.table.assign(method=[study.title(name) for name in found.table["method"]])
     caption = (
-        "HA over all cases; within: over the cases with a region that counts; coverage: mean share of voxels that the "
-        "deployed edit touches. BA/HA is a ratio of cohort means."
+        "HA is the mean over all cases. BA / HA is a ratio of cohort means. A low HA can come from changing little: "
+        "the share of changed voxels and the cases with regions say how much was deployed."
     )
-    rows = rows_of(named, columns)
-    edits = table("accounting", "Edit accounting", columns, rows, caption=caption, paper="tab:app-accounting")
-    lead = "Low HA can come from deploying little. Coverage and the cases with regions say how much is deployed at all."
-    return Section("accounting", "Edit accounting", lead, (edits,), (), (found,), found.notes)
+    keys = "method bucket n ha ba ratio scored ha_within coverage"
+    made = show("accounting", "Edit accounting", found, keys, caption=caption, paper="tab:app-accounting")
+    ours = found.row(method=study.ours, bucket="all")
+    lead = f"The deployed masks of {int(ours['scored'])} of {int(ours['n'])} cases differ from M0 in a region."
+    return Section("accounting", "Edit accounting", lead, (made,), (), (found,), found.notes)
 
 
 @once
 def accounting_of(study: Study) -> Finding:
-    """Accounting of every method, and of the buckets of the policy where it has any."""
+    """Accounting of every method, and of the buckets of the policy."""
     return accounting(study.methods, buckets_of=(study.ours,) if study.is_router else ())
 
 
-BUCKETS = ("low", "mid", "hard")
-
-
-COLUMNS = (
-    "method",
-    "bucket",
-    "n",
-    "ha",
-    "ba",
-    "ratio",
-    "scored",
-    "ha_within",
-    "retained",
-    "ha_retained",
-    "coverage",
-    "reason",
-)
-
-
 def accounting(methods: Mapping[str, pd.DataFrame], *, buckets_of: Collection[str] = ()) -> Finding:
-    """Accounting of every method, and of each bucket of the methods named in ``buckets_of``.
+    """Accounting of every method, and of each bucket of the methods in ``buckets_of``.
 
-    ha_within = sum HA / cases with regions, so ha = ha_within * scored / n (Q8); ratio = mean BA / mean HA, comparable
-    across rows where BA - HA is not (B12); coverage = mean delta of the deployed edit (B11). When a bucket is empty, no
-    bucket of that method gets means (F4).
+    ha_within = sum HA / cases with regions, so ha = ha_within * scored / n (Q8); ratio = mean BA / mean HA (B12);
+    coverage = mean delta of the deployed edit (B11). If a bucket is empty, no bucket of that method gets means (F4).
     """
     records = []
     for name, frame in methods.items():

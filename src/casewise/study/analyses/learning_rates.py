@@ -10,65 +10,56 @@ import pandas as pd
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput
 from casewise.core.records import Controller
-from casewise.judge.calibration.fit import calibrate
-from casewise.judge.controllers.depth import FixedK, FragStop, TauStop
+from casewise.judge.calibration.calibrate import calibrate
+from casewise.judge.controllers.depth import FixedK, StopRule, TauStop
 from casewise.judge.outcomes import deployed, outcomes
 from casewise.judge.policy import controller_of
-from casewise.render.tables import Cell, Column, Pair, table
+from casewise.render.tables import Cell, Column, PairCell
 from casewise.replay import replay
-from casewise.study.finding import Finding, Section
+from casewise.study.finding import Finding, Section, not_run, show
 from casewise.study.study import Study
 from casewise.study.trajectories import mean_or_nan
 
 
 def section(study: Study) -> Section:
-    """tab:supp-acdc-lr: the stop rule over learning rates."""
+    """tab:supp-acdc-lr."""
+    paper = "tab:supp-acdc-lr"
     if not study.extras.sweep:
-        reason = "needs archives at several learning rates; give --sweep RATE=EVALUATION[,CALIBRATION] once for each"
-        return Section("learning-rates", "Learning rates", missing={"learning-rate sweep (tab:supp-acdc-lr)": reason})
+        reason = "needs archives at several learning rates: --sweep RATE=EVALUATION[,CALIBRATION], once for each"
+        return not_run("learning-rates", "Learning rates", f"learning-rate sweep ({paper})", reason)
     stopped: dict[float, Any] = {}
     fixed: dict[float, Any] = {}
     rules = set()
     for rate, (archive, holdout) in sorted(study.extras.sweep.items()):
-        frame = outcomes(archive)
-        rule = _stop_of(archive, holdout)
+        frame, rule = outcomes(archive), _stop_of(archive, holdout)
         rules.add(rule.name)
         stopped[rate] = deployed(frame, replay(archive, rule))
         fixed[rate] = deployed(frame, replay(archive, FixedK(archive.steps)))
     found = learning_rate_sweep(stopped, fixed)
-    columns = (
-        Column("rate", "lr", text=True),
-        Column("stop", f"{' / '.join(sorted(rules))} ({study.metric} / HA)"),
-        Column("fixed", f"{study.reference} ({study.metric} / HA)"),
-        Column("ha_cut", "HA cut", signed=True),
-        Column("steps", "steps of the stop rule", 2),
-        Column("n", "n"),
-    )
-    rows: list[dict[str, Cell]] = [
+    cells: list[dict[str, Cell]] = [
         {
             "rate": f"{row['learning_rate']:g}",
-            "stop": Pair(row["stop_metric"], row["stop_ha"]),
-            "fixed": Pair(row["fixed_metric"], row["fixed_ha"]),
-            "ha_cut": float(row["ha_cut"]),
-            "steps": float(row["steps"]),
-            "n": int(row["n"]),
+            "stop": PairCell(row["stop_metric"], row["stop_ha"]),
+            "fixed": PairCell(row["fixed_metric"], row["fixed_ha"]),
+            **{name: row[name] for name in ("ha_cut", "steps", "n")},
         }
         for row in found.table.to_dict("records")
     ]
-    caption = (
-        "τ-stop where a calibration archive was given for the rate (refitted there), else FragStop, which needs none."
-    )
-    made = table(
-        "learning-rates", "Stop rule over learning rates", columns, rows, caption=caption, paper="tab:supp-acdc-lr"
-    )
-    return Section("learning-rates", "Learning rates", "", (made,), (), (found,), found.notes)
+    heads: dict[str, str | Column] = {
+        "rate": Column("rate", "learning rate", text=True),
+        "stop": f"{' / '.join(sorted(rules))} ({study.metric} / HA)",
+        "fixed": f"{study.reference} ({study.metric} / HA)",
+        "ha_cut": Column("ha_cut", "HA reduction", signed=True),
+        "steps": "steps of the stop rule",
+    }
+    caption = "τ-stop if a calibration archive was given for the rate (refitted there), else FragStop."
+    made = show("learning-rates", "Stop rule over learning rates", cells, heads=heads, caption=caption, paper=paper)
+    return Section("learning-rates", "Learning rates", "", (made,), (), (found,))
 
 
 def _stop_of(archive: Archive, holdout: Archive | None) -> Controller:
-    """tau-stop refitted at this rate when there is a holdout, else the parameter-free rule."""
-    if holdout is None:
-        return FragStop(archive.steps)
-    return controller_of(calibrate(holdout, TauStop.name))
+    """tau-stop refitted at this rate if there is a holdout, else the parameter-free rule."""
+    return StopRule(archive.steps) if holdout is None else controller_of(calibrate(holdout, TauStop.name))
 
 
 def learning_rate_sweep(stopped: Mapping[float, pd.DataFrame], fixed: Mapping[float, pd.DataFrame]) -> Finding:
@@ -77,18 +68,9 @@ def learning_rate_sweep(stopped: Mapping[float, pd.DataFrame], fixed: Mapping[fl
         raise BadInput(f"both arms need the same learning rates, got {sorted(stopped)} and {sorted(fixed)}")
     records = []
     for rate in sorted(stopped):
-        stop, full = stopped[rate], fixed[rate]
-        records.append(
-            {
-                "learning_rate": rate,
-                "n": len(stop),
-                "stop_metric": mean_or_nan(stop["metric"]),
-                "stop_ha": mean_or_nan(stop["ha"]),
-                "fixed_metric": mean_or_nan(full["metric"]),
-                "fixed_ha": mean_or_nan(full["ha"]),
-                "ha_cut": mean_or_nan(full["ha"]) - mean_or_nan(stop["ha"]),
-                "steps": mean_or_nan(stop["deployed"]),
-            }
-        )
-    n = max((record["n"] for record in records), default=0)
-    return Finding("budget.learning_rate_sweep", pd.DataFrame(records), int(n), "G8")
+        arms = {"stop": stopped[rate], "fixed": fixed[rate]}
+        means = {f"{arm}_{name}": mean_or_nan(frame[name]) for arm, frame in arms.items() for name in ("metric", "ha")}
+        cut, steps = means["fixed_ha"] - means["stop_ha"], mean_or_nan(stopped[rate]["deployed"])
+        records.append({"learning_rate": rate, "n": len(stopped[rate]), **means, "ha_cut": cut, "steps": steps})
+    n = max((len(frame) for frame in stopped.values()), default=0)
+    return Finding("budget.learning_rate_sweep", pd.DataFrame(records), n, "G8")

@@ -1,10 +1,9 @@
-"""What counts as a region: the minimum area and the connectivity varied, with decisions held fixed."""
+"""HA with other minimum areas and connectivities of a region; decisions stay as they were deployed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,18 +11,19 @@ from matplotlib.figure import Figure
 
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput
-from casewise.core.records import SOURCE, State
-from casewise.judge.controllers.depth import FragStop
-from casewise.measure.masks import least_voxels
+from casewise.core.records import SOURCE
+from casewise.judge.controllers.depth import FRAG_STOP
 from casewise.measure.metrics.harm import Harm, harm
 from casewise.measure.regions import Connectivity
 from casewise.render.ink import MUTED, OURS, Picture, canvas, inked
-from casewise.render.tables import NOT_RUN, Cell, Column, Table, rows_of, table
-from casewise.study.finding import Finding, Section, notes_of, rows
+from casewise.render.tables import Cell, Column, Table
+from casewise.study.finding import Finding, Section, not_run, notes_of, rows, show
 from casewise.study.study import Study
 from casewise.study.trajectories import mean_or_nan
 
+MIN_AREAS = (8, 16, 32, 64)
 FACTORS = (0.5, 1.0, 2.0, 4.0)  # of the deployed min_area: 8, 16, 32, 64 for the paper's 16 (N1)
+_KEYS = ["case", "step", "shrink"]
 
 
 def section(study: Study) -> Section:
@@ -31,139 +31,65 @@ def section(study: Study) -> Section:
     title = "The smallest region that counts"
     if not study.is_router:
         reason = f"the policy is a {study.controller.name}; the sweep compares a router with a budget"
-        return Section("min-area", title, missing={"sweep of min_area": reason})
-    swept = _swept(study)
-    ranks = rank_invariance(swept)
-    tables, found = [_min_area_table(study, swept), _rank_table(study, ranks)], [swept, ranks]
-    missing = {}
-    unspaced = sum(entry.spacing_mm is None for entry in study.evaluation.entries.values())
-    if study.extras.min_areas_mm and unspaced:
-        missing["sweep of min_area in mm"] = f"{unspaced} evaluation cases have no spacing; record them with one"
-    elif study.extras.min_areas_mm:
-        found.append(_swept_mm(study))
-        tables.append(_min_area_table(study, found[-1], unit="mm"))
-    pictures = (_min_area_picture(study, swept),)
-    notes = notes_of(swept, ranks)
-    return Section("min-area", title, _lead(study, swept), tuple(tables), pictures, tuple(found), notes, missing)
-
-
-def _lead(study: Study, swept: Finding) -> str:
-    own = swept.table[(swept.table["connectivity"] == "face") & (swept.table["method"] == study.ours)]
-    below = int((own["difference"] < 0).sum())
-    return (
-        f"Under face connectivity the {study.title(study.ours)} has less HA than {study.retrospective} at {below} of "
-        f"{len(own)} minimum areas."
-    )
-
-
-def _swept(study: Study) -> Finding:
-    least = study.measure["min_area"]
-    areas = tuple(sorted({max(1, round(least * factor)) for factor in FACTORS}))
+        return not_run("min-area", title, "sweep of min_area", reason)
+    areas = tuple(sorted({max(1, round(study.measure["min_area"] * factor)) for factor in FACTORS}))
     sweep = sweep_outcomes(study.evaluation, min_areas=areas, connectivities=("face", "full"))
-    return min_area_sweep(sweep, study.methods, router=study.ours, reference=study.retrospective)
+    swept = min_area_sweep(sweep, study.methods, router=study.ours, reference=study.retrospective)
+    ranks = rank_invariance(swept)
+    tables = (
+        _min_area_table(study, swept),
+        show("rank-invariance", "Rank of each method over the sweep", ranks, collapsed=True),
+    )
+    frame = swept.table[swept.table["connectivity"] == "face"]
+    own = frame[frame["method"] == study.ours]
+    lead = (
+        f"Under face connectivity the {study.title(study.ours)} has less HA than {study.retrospective} at "
+        f"{int((own['difference'] < 0).sum())} of {len(own)} minimum areas."
+    )
+    shown = frame[frame["method"].isin([study.ours, study.reference, study.retrospective, FRAG_STOP])]
+    figure = draw_min_area(shown.assign(method=shown["method"].map(study.title)), ours=study.title(study.ours))
+    pictures = (Picture("min-area", title, figure, f"n = {swept.n}; face connectivity."),)
+    return Section("min-area", title, lead, tables, pictures, (swept, ranks), notes_of(swept, ranks))
 
 
-def _swept_mm(study: Study) -> Finding:
-    areas = tuple(sorted(set(study.extras.min_areas_mm)))
-    sweep = sweep_outcomes(study.evaluation, min_areas=areas, connectivities=("face", "full"), unit="mm")
-    found = min_area_sweep(sweep, study.methods, router=study.ours, reference=study.retrospective)
-    return replace(found, name="sweep.min_area_mm")
-
-
-def _min_area_table(study: Study, swept: Finding, *, unit: Literal["voxels", "mm"] = "voxels") -> Table:
+def _min_area_table(study: Study, swept: Finding) -> Table:
     methods = [name for name in swept.table["method"].unique() if name in study.budgets or name == study.ours]
-    columns = [Column("connectivity", "Connectivity", text=True), Column("min_area", f"min_area ({unit})", 2)]
-    columns += [Column(str(name), study.title(str(name))) for name in methods]
-    columns += [
-        Column("difference", f"router − {study.retrospective}", signed=True),
-        Column("scored", "cases with regions"),
-    ]
-    rows: list[dict[str, Cell]] = []
+    cells: list[dict[str, Cell]] = []
     for (connectivity, least), part in swept.table.groupby(["connectivity", "min_area"], sort=False):
         by_method = part.set_index("method")
-        row: dict[str, Cell] = {
-            "connectivity": str(connectivity),
-            "min_area": int(least) if unit == "voxels" else float(least),
-        }
-        row |= {str(name): float(by_method.loc[name, "ha"]) if name in by_method.index else NOT_RUN for name in methods}
         ours = by_method.loc[study.ours]
-        rows.append({**row, "difference": float(ours["difference"]), "scored": int(ours["scored"])})
-    caption = (
-        "HA recomputed from the stored masks. HA can only fall as min_area grows: |D| stays, the numerator shrinks."
-    )
-    if unit == "mm":
-        caption += " Minima are mm² (2-D) or mm³ (3-D) and become voxels by each case's spacing."
-        return table("min-area-mm", "The smallest region that counts, in mm", columns, rows, caption=caption)
-    return table("min-area", "The smallest region that counts", columns, rows, caption=caption, paper="tab:app-tau")
-
-
-def _rank_table(study: Study, ranks: Finding) -> Table:
-    columns = (
-        Column("connectivity", "Connectivity", text=True),
-        Column("method", "Method", text=True),
-        Column("ranks", "ranks over the sweep", text=True),
-        Column("invariant", "invariant"),
-    )
-    named = ranks.table.assign(method=[study.title(name) for name in ranks.table["method"]])
-    caption = "Does the order of the methods by HA depend on min_area?"
-    return table(
-        "rank-invariance", "Order of the methods", columns, rows_of(named, columns), caption=caption, collapsed=True
-    )
-
-
-def _min_area_picture(study: Study, swept: Finding) -> Picture:
-    frame = swept.table[swept.table["connectivity"] == "face"]
-    kept = frame["method"].isin([study.ours, study.reference, study.retrospective, FragStop.name])
-    shown = frame[kept].assign(method=[study.title(name) for name in frame.loc[kept, "method"]])
-    caption = f"n = {swept.n}; face connectivity."
-    return Picture(
-        "min-area", "The smallest region that counts", draw_min_area(shown, ours=study.title(study.ours)), caption
-    )
-
-
-MIN_AREAS = (8, 16, 32, 64)
-
-
-_KEYS = ["case", "step", "shrink"]
+        row: dict[str, Cell] = {"connectivity": str(connectivity), "min_area": int(least)}
+        row |= {str(name): float(by_method.loc[name, "ha"]) for name in methods}
+        cells.append({**row, "difference": float(ours["difference"]), "scored": int(ours["scored"])})
+    heads: dict[str, str | Column] = {str(name): study.title(str(name)) for name in methods}
+    heads |= {
+        "connectivity": Column("connectivity", "Connectivity", text=True),
+        "min_area": "smallest region (voxels)",
+        "difference": Column("difference", f"router − {study.retrospective}", signed=True),
+    }
+    caption = "HA recomputed from the stored masks. It can only fall as the minimum grows: fewer regions count."
+    return show("min-area", "The smallest region that counts", cells, heads=heads, caption=caption, paper="tab:app-tau")
 
 
 def sweep_outcomes(
     archive: Archive,
     *,
-    min_areas: Sequence[float] = MIN_AREAS,
+    min_areas: Sequence[int] = MIN_AREAS,
     connectivities: Iterable[Connectivity] = ("face",),
-    unit: Literal["voxels", "mm"] = "voxels",
 ) -> pd.DataFrame:
-    """HA, BA and region count of every labelled candidate under every setting; one labelling for each connectivity.
-
-    With ``unit="mm"`` the minima are mm2 (2-D) or mm3 (3-D) and become voxels by each case's spacing (S26).
-    """
-    if unit not in ("voxels", "mm"):
-        raise BadInput(f"the unit of a minimum area is 'voxels' or 'mm', got {unit!r}")
+    """HA, BA and region count of every labelled candidate under every setting."""
     options = {
         "foreground": bool(archive.configuration.get("foreground", True)),
         "ignore": archive.configuration.get("ignore"),
     }
     kinds = list(connectivities)
-    records = [
-        record
-        for case in archive.ids
-        for record in _case(archive, case, _minima(archive, case, min_areas, unit), kinds, options)
-    ]
+    records = [record for case in archive.ids for record in _case(archive, case, min_areas, kinds, options)]
     columns = (*_KEYS, "connectivity", "min_area", "ha", "ba", "regions", "delta", "area")
     return rows(records, columns)
 
 
-def _minima(archive: Archive, case: str, min_areas: Sequence[float], unit: str) -> dict[float, int]:
-    """The fewest voxels that each minimum means for this case."""
-    entry = archive.entries[case]
-    if unit == "voxels":
-        return {area: least_voxels(int(area), axes=len(entry.shape)) for area in min_areas}
-    return {area: least_voxels(1, area, entry.spacing_mm, axes=len(entry.shape)) for area in min_areas}
-
-
 def _case(
-    archive: Archive, case: str, minima: Mapping[float, int], kinds: Sequence[Connectivity], options: Mapping[str, Any]
+    archive: Archive, case: str, min_areas: Sequence[int], kinds: Sequence[Connectivity], options: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     if not archive.entries[case].labelled:
         return
@@ -171,12 +97,9 @@ def _case(
     for state, mask in masks.items():
         for kind in kinds:
             found = harm(masks[SOURCE], mask, label, min_area=1, connectivity=kind, **options)
-            for area, least in minima.items():
-                yield {**_key(case, state), "connectivity": kind, "min_area": area, **_thresholded(found, least)}
-
-
-def _key(case: str, state: State) -> dict[str, Any]:
-    return {"case": case, "step": state.step, "shrink": state.shrink}
+            for area in min_areas:
+                key = {"case": case, "step": state.step, "shrink": state.shrink}
+                yield {**key, "connectivity": kind, "min_area": area, **_thresholded(found, area)}
 
 
 def _thresholded(found: Harm, min_area: int) -> dict[str, float]:
@@ -193,9 +116,8 @@ def _thresholded(found: Harm, min_area: int) -> dict[str, float]:
 def min_area_sweep(sweep: pd.DataFrame, methods: Mapping[str, pd.DataFrame], *, router: str, reference: str) -> Finding:
     """Cohort HA of every method under every setting, its rank among them, and router minus reference (N1, N3).
 
-    Decisions are those that were deployed: the setting changes how an edit is scored, not what was done. Where the
-    router reads the region count, refit and replay it on the sweep's counts for the other question. Region gates deploy
-    masks that no recorded state holds, so they are left out and named.
+    The setting changes how an edit is scored, not the decisions. Region gates deploy masks that were not recorded, so
+    they are left out and named.
     """
     for name in (router, reference):
         if name not in methods:
@@ -239,7 +161,7 @@ def rank_invariance(found: Finding) -> Finding:
 
 
 def draw_min_area(frame: pd.DataFrame, *, ours: str) -> Figure:
-    """``frame``: min_area, method, ha; one line per method, ours colored, the others told apart by their dashes."""
+    """Draw HA by smallest region, one line per method: ours colored, the others dashed differently."""
     dashes = iter(((0, ()), (0, (5, 2)), (0, (1, 2)), (0, (5, 1, 1, 1))) * 4)
     with inked():
         figure, axes = canvas(6.4, 3.0)

@@ -1,4 +1,4 @@
-"""What the conclusions survive when another objective makes the trajectories."""
+"""The criteria of the paper for every objective that made trajectories of the same cases."""
 
 from __future__ import annotations
 
@@ -11,51 +11,50 @@ from typing import Any
 import pandas as pd
 
 from casewise.archive.store import Archive
-from casewise.core.brief import counted
 from casewise.core.errors import CasewiseError, DegenerateTertiles
 from casewise.core.records import Policy
-from casewise.judge.calibration.fit import calibrate
+from casewise.core.text import pluralize
+from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.outcomes import outcomes
-from casewise.render.tables import DASH, Cell, Column, Estimate, NotRun, Table, rows_of, table
-from casewise.study.analyses.criteria import NEEDS, router_facts, tent_outcomes, trajectory_facts
-from casewise.study.finding import Finding, Section, rows
-from casewise.study.preregistration import PAPER_CRITERIA, Declaration, Fact, reconcile
+from casewise.render.tables import DASH, Cell, Column, Estimate, NotRun, Table
+from casewise.study.analyses.criteria import Fact, reconcile, router_facts, tent_outcomes, trajectory_facts
+from casewise.study.finding import Finding, Section, notes_of, rows, show
 from casewise.study.statistics.resample import Interval
 from casewise.study.study import Study
 from casewise.study.trajectories import by_step, mean_or_nan
 
 _NO_HOLDOUT = "its router needs its own calibration archive: --other NAME=EVALUATION,CALIBRATION"
-
-
-_PARTS = {"V0": "ab", "V1": "ab", "V2": "ab", "V3": "ab"}
+_ROUTED = ("budget", "budget_ha", "router_metric", "router_ha", "rolled_back")
 
 
 def section(study: Study) -> Section:
     """tab:newobj, and the ladder of each objective."""
-    title = "Other objectives"
     checked = gradient_checks({label_of(study.configuration): study.evaluation, **study.extras.others})
-    tables = [_checks_table(checked)] if len(checked.table) else []
-    more = [checked] if len(checked.table) else []
-    if not study.is_router:
-        reason = {"criteria by objective": f"the policy is a {study.controller.name}; the criteria are about a router"}
-        return Section("objectives", title, "", tuple(tables), (), tuple(more), checked.notes, reason)
-    compared, found, notes = objectives(study)
+    tables, found = [], []
+    if len(checked.table):
+        caption = " ".join(f"{note}." for note in checked.notes)
+        tables.append(show("grata-checks", "Checks of GraTa's rule", checked, caption=caption))
+        found.append(checked)
     missing = {}
-    if not study.extras.others:
+    if not study.is_router:
+        missing["criteria by objective"] = f"the policy is a {study.controller.name}; the criteria are about a router"
+    elif not study.extras.others:
         missing["other objectives (tab:newobj)"] = "need --other NAME=EVALUATION[,CALIBRATION] for each"
-    lead = "Do the conclusions depend on the objective that made the trajectories? One row for each that was given."
-    notes = (*notes, *checked.notes)
-    return Section("objectives", title, lead, (*compared, *tables), (), (found, *more), notes, missing)
+    if study.is_router:
+        compared, one = objectives(study)
+        tables, found = [*compared, *tables], [one, *found]
+    lead = "One row for each objective that was given: do the conclusions depend on it?" if study.is_router else ""
+    return Section("objectives", "Other objectives", lead, tuple(tables), (), tuple(found), notes_of(*found), missing)
 
 
 SPAN = (0.2, 0.9)
-"""What the multiplier of GraTa's rate must reach on either side for the rule to choose at all (the paper's check)."""
+"""Range that the multiplier of GraTa's rate must reach (the paper's check)."""
 STILL = 0.01
 """A cosine whose standard deviation over all updates is below this does not react to the case."""
 
 
 def gradient_checks(archives: Mapping[str, Archive]) -> Finding:
-    r"""Does GraTa's rule do anything? Five checks over every update of every case, where a multiplier was recorded.
+    r"""Five checks of GraTa's rule over every update of every case that recorded a multiplier.
 
     The rate is :math:`\tfrac14 (1 + \cos)^2` of its base. The paper makes five checks and names one, the span of the
     multiplier; the other four here are ours: losses above zero, gradients that do not vanish, a cosine that differs
@@ -70,7 +69,7 @@ def gradient_checks(archives: Mapping[str, Archive]) -> Finding:
         records += [{"objective": name, "n": len(made), **check} for check in _checks(updates)]
         mean, spread = made["cosine"].mean(), made["cosine"].std(ddof=0)
         notes.append(
-            f"{name}: cosine {mean:+.3f} (s.d. {spread:.3f}, {counted(len(made), 'update')}), so the mean rate is "
+            f"{name}: cosine {mean:+.3f} (s.d. {spread:.3f}, {pluralize(len(made), 'update')}), so the mean rate is "
             f"{made['multiplier'].mean():.3f} of its base"
         )
     columns = ("objective", "check", "wanted", "observed", "holds", "n")
@@ -97,23 +96,9 @@ def _check(what: str, wanted: str, observed: str, holds: bool) -> dict[str, Any]
     return {"check": what, "wanted": wanted, "observed": observed, "holds": holds}
 
 
-def _checks_table(checked: Finding) -> Table:
-    columns = (
-        Column("objective", "Objective", text=True),
-        Column("check", "Check", text=True),
-        Column("wanted", "wanted", text=True),
-        Column("observed", "observed", text=True),
-        Column("holds", "holds"),
-        Column("n", "updates"),
-    )
-    rows = rows_of(checked.table, columns)
-    caption = f"{' '.join(f'{note}.' for note in checked.notes)} A check that fails says that the rule hardly chooses."
-    return table("grata-checks", "Is the gradient rule degenerate?", columns, rows, caption=caption)
-
-
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """One objective on the studied cases: its ladders, and its own router where its holdout was given."""
+    """One objective on the studied cases: its ladders, and its own router if its holdout was given."""
 
     name: str
     archive: Archive
@@ -163,52 +148,42 @@ def recalibrated(study: Study, archive: Archive, holdout: Archive) -> tuple[Poli
     return policy, (*notes, *(["mid bucket at its full depth: no shrunk state was recorded"] if unshrunk else []))
 
 
-def objectives(study: Study) -> tuple[tuple[Table, Table], Finding, tuple[str, ...]]:
-    """The two tables about objectives, the finding behind them, and remarks."""
+def objectives(study: Study) -> tuple[tuple[Table, Table], Finding]:
+    """The two tables about objectives, and the finding behind them."""
     found = arms(study)
     records = [_record(study, arm) for arm in found]
-    cases = max(int(record["n"]) for record in records)
-    made = study.bootstrap
     notes = tuple(f"{arm.name}: {note}" for arm in found for note in (arm.reason, *arm.notes) if note)
-    finding = Finding("objectives", pd.DataFrame([_flat(record) for record in records]), cases, "O6-O11", made, notes)
-    return (_criteria_table(records), _ladder_table(study, records)), finding, notes
+    table, n = pd.DataFrame([_flat(record) for record in records]), max(int(record["n"]) for record in records)
+    finding = Finding("objectives", table, n, "O6-O11", study.bootstrap, notes)
+    return (_criteria_table(records), _ladder_table(study, records)), finding
 
 
 def _record(study: Study, arm: Arm) -> dict[str, Any]:
     facts = trajectory_facts(arm.outcomes, tent_outcomes(study, arm.archive), study)
     if arm.routed is not None:
         facts |= router_facts(arm.routed)
-    judged = reconcile(Declaration(PAPER_CRITERIA, "1970-01-01T00:00:00+00:00"), facts, needs=NEEDS).table
+    judged = reconcile(facts).table
     verdicts = dict(zip(judged["id"], judged["verdict"], strict=True))
     missing = NotRun(arm.reason)
     ha, metric = by_step(arm.outcomes, "ha"), by_step(arm.outcomes, "metric")
-    steps = range(1, arm.archive.steps + 1)
+    routed: dict[str, Any] = dict.fromkeys(_ROUTED, missing)
+    if arm.routed is not None:
+        ours, budget = arm.routed.router, arm.routed.deployable
+        routed = {"budget": budget, "budget_ha": mean_or_nan(arm.routed.methods[budget]["ha"])}
+        routed |= {"router_metric": mean_or_nan(ours["metric"]), "router_ha": mean_or_nan(ours["ha"])}
+        routed["rolled_back"] = int(ours["rolled_back"].sum())
     return {
         "objective": arm.name,
         "dataset": str(arm.archive.configuration.get("dataset", "this archive")),
         "n": int(ha[1].notna().sum()),
         "delta": _estimate(facts.get("rho.delta")),
         "regions": _estimate(facts.get("rho.regions")),
-        **{name: _whole([verdicts[f"{name}{part}"] for part in parts]) for name, parts in _PARTS.items()},
+        **{name: _whole([verdicts[f"{name}{part}"] for part in "ab"]) for name in ("V0", "V1", "V2", "V3")},
         "share": facts.get("share.random", missing),
         "m0": mean_or_nan(metric[0]),
         "last": mean_or_nan(metric[arm.archive.steps]),
-        **{f"ha_{step}": mean_or_nan(ha[step]) for step in steps},
-        **(_routed(arm.routed) if arm.routed is not None else dict.fromkeys(_ROUTED, missing)),
-    }
-
-
-_ROUTED = ("budget", "budget_ha", "router_metric", "router_ha", "rolled_back")
-
-
-def _routed(routed: Study) -> dict[str, Cell]:
-    ours, budget = routed.router, routed.methods[routed.deployable]
-    return {
-        "budget": routed.deployable,
-        "budget_ha": mean_or_nan(budget["ha"]),
-        "router_metric": mean_or_nan(ours["metric"]),
-        "router_ha": mean_or_nan(ours["ha"]),
-        "rolled_back": int(ours["rolled_back"].sum()),
+        **{f"ha_{step}": mean_or_nan(ha[step]) for step in range(1, arm.archive.steps + 1)},
+        **routed,
     }
 
 
@@ -219,12 +194,12 @@ def _estimate(fact: Fact | None) -> Cell:
 
 
 def _whole(parts: list[str]) -> str:
-    """A criterion of several parts holds when all do; V0a without TENT leaves V0 not run."""
+    """A criterion of several parts holds if all parts hold; V0 is not run without TENT."""
     return next((word for word in ("not run", "failed", "unresolved") if word in parts), "held")
 
 
 def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record with intervals in columns of their own and None for what was not run."""
+    """Put the bounds of intervals into columns, and None for what was not run."""
     flat: dict[str, Any] = {}
     for key, cell in record.items():
         flat[key] = cell.value if isinstance(cell, Estimate) else None if isinstance(cell, NotRun) else cell
@@ -234,43 +209,33 @@ def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _criteria_table(records: list[dict[str, Any]]) -> Table:
-    columns = (
-        Column("objective", "Objective", text=True),
-        Column("dataset", "Benchmark", text=True),
-        Column("delta", "ρ(δ) [95 %]"),
-        Column("regions", "ρ(regions) [95 %]"),
-        *(Column(name, name, text=True) for name in ("V1", "V2", "V3")),
-        Column("share", "V4 random"),
-        Column("n", "n"),
-    )
     caption = (
         "One row for each objective that made trajectories of these cases; cut-points are refitted on its own holdout, "
         "actions stay. V1: both ρ with HA in [0.4, 0.6]. V2: HA is non-monotone in the budget and ends above its "
         "minimum. V3: the router lowers HA and costs at most 0.005 (upper end of the interval). V4: share of the "
-        "router's HA cut that random assignment at the same quota makes; reported, not tested."
+        "router's HA reduction that random assignment at the same quota makes; reported, not tested."
     )
-    return table("objectives", "Criteria by objective", columns, records, caption=caption, paper="tab:newobj")
+    heads: dict[str, str | Column] = {"delta": "ρ(δ) [95 %]", "regions": "ρ(regions) [95 %]", "share": "V4 random"}
+    heads |= {name: Column(name, name, text=True) for name in ("V1", "V2", "V3")}
+    heads["dataset"] = Column("dataset", "Benchmark", text=True)
+    keys = "objective dataset delta regions V1 V2 V3 share n"
+    return show("objectives", "Criteria by objective", records, keys, heads=heads, caption=caption, paper="tab:newobj")
 
 
 def _ladder_table(study: Study, records: list[dict[str, Any]]) -> Table:
     deepest = max(int(key.removeprefix("ha_")) for record in records for key in record if key.startswith("ha_"))
-    steps = [f"ha_{step}" for step in range(1, deepest + 1)]
-    columns = (
-        Column("objective", "Objective", text=True),
-        Column("m0", f"M0 {study.metric}"),
-        Column("last", f"fixed-K {study.metric}"),
-        *(Column(key, f"HA, k = {key.removeprefix('ha_')}") for key in steps),
-        Column("budget", "deployable", text=True),
-        Column("budget_ha", "its HA"),
-        Column("router_metric", f"router {study.metric}"),
-        Column("router_ha", "router HA"),
-        Column("rolled_back", "rolled back"),
-        Column("V0", "V0", text=True),
-        Column("n", "n"),
-    )
-    rows = [{**dict.fromkeys(steps, DASH), **record} for record in records]
+    steps = {f"ha_{step}": f"HA, k = {step}" for step in range(1, deepest + 1)}
+    heads: dict[str, str | Column] = {
+        "m0": f"{study.metric} of M0", "last": f"{study.metric} of fixed-K", **steps,
+        "budget": Column("budget", "deployable", text=True), "budget_ha": "its HA",
+        "router_metric": f"{study.metric} of the router", "router_ha": "HA of the router",
+        "V0": Column("V0", "V0", text=True),
+    }  # fmt: skip
     caption = (
         "The ladder of each objective, the budget that its holdout chooses, and its router. V0: the first update is at "
         "least as good as TENT's first update, and at most 0.01 below M0. A dash is a step that was not recorded."
     )
-    return table("objective-ladders", "Ladders by objective", columns, rows, caption=caption, collapsed=True)
+    cells = [{**dict.fromkeys(steps, DASH), **record} for record in records]
+    keys = f"objective m0 last {' '.join(steps)} {' '.join(_ROUTED)} V0 n"
+    title = "Ladders by objective"
+    return show("objective-ladders", title, cells, keys, heads=heads, caption=caption, collapsed=True)

@@ -1,4 +1,4 @@
-"""Pictures chosen by a rule that was fixed before looking, with the number of slices that met each part of it."""
+"""Pictures of slices that a fixed rule chooses, and how many slices meet each part of the rule."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from casewise.data.nifti import read_volume
 from casewise.data.pictures import ENDINGS, read_picture
 from casewise.judge.controllers.depth import TauStop
 from casewise.render.ink import Picture
-from casewise.render.masks import Edits, Pixels, View, draw_masks, edits, painted, photographed, view_of
-from casewise.render.tables import Cell, Column, Table, table
-from casewise.study.finding import Finding, Section
-from casewise.study.inventory import INPUT_COLUMN
+from casewise.render.mask_pictures import Edits, Pixels, SliceView, draw_masks, edits, painted, photographed, view_of
+from casewise.render.tables import Table
+from casewise.study.finding import Finding, Section, not_run, show
 from casewise.study.study import CaseMasks, Study, case_masks
 
+SIDE = 320
+Titled = tuple[str, Pixels]
+Images = Mapping[str, CaseFiles]
 DESIDERATA = {
     "harmful": "(i) HA of the slice ≥ 0.5 under the full horizon",
     "flat": "(ii) the slice's metric moves by at most 0.02",
@@ -36,7 +38,7 @@ def section(study: Study) -> Section:
         list(_slices(study)), columns=["case", "slice", "ha", "change", "source", "worse", "better", "area"]
     )
     if slices.empty:
-        return Section("qualitative", "Pictures", missing={"qualitative panels": "no slice has a change that counts"})
+        return not_run("qualitative", "Pictures", "qualitative panels", "no slice has a change that counts")
     judged = slices.assign(**wanted(slices))
     picks = chosen(judged)
     drawn = [_picture(study, row, at) for at, row in enumerate(picks)]
@@ -48,18 +50,18 @@ def section(study: Study) -> Section:
         {"slices": len(slices), **{name: int(judged[name].sum()) for name in DESIDERATA}, "all": _all(judged)},
     )
     lead = (
-        f"Of {len(slices)} slices with a change, {_all(judged)} meet all four desiderata; (i) and (ii) have priority, "
+        f"Of {len(slices)} slices with a change, {_all(judged)} have all four properties; (i) and (ii) have priority, "
         "then (iii), then (iv), then the larger HA. The second picture is the best slice of another case, one with a "
         "good M0 where there is one."
     )
     problems = dict.fromkeys(problem for _, problem in drawn if problem)
-    missing = {INPUT_COLUMN: "; ".join(problems)} if problems else {}
+    missing = {"input column of the pictures": "; ".join(problems)} if problems else {}
     pictures = tuple(picture for picture, _ in drawn)
     return Section("qualitative", "Pictures", lead, (_table(judged),), pictures, (finding,), missing=missing)
 
 
 def wanted(slices: pd.DataFrame) -> dict[str, pd.Series]:
-    """Which slices meet which desideratum (sec:supp-qual-select)."""
+    """Which slices have which property (sec:supp-qual-select)."""
     return {
         "harmful": slices["ha"] >= 0.5,
         "flat": slices["change"].abs() <= 0.02,
@@ -107,22 +109,23 @@ def _indices(change: Edits) -> list[int | None]:
 
 
 def _table(judged: pd.DataFrame) -> Table:
-    columns = (Column("what", "Desideratum", text=True), Column("met", "slices"), Column("cases", "cases"))
-    rows: list[dict[str, Cell]] = [
-        {"what": words, "met": int(judged[name].sum()), "cases": int(judged.loc[judged[name], "case"].nunique())}
-        for name, words in DESIDERATA.items()
-    ]
-    both = judged["harmful"] & judged["flat"]
-    rows.append({"what": "(i) and (ii)", "met": int(both.sum()), "cases": int(judged.loc[both, "case"].nunique())})
-    every = judged[list(DESIDERATA)].all(axis=1)
-    rows.append({"what": "all four", "met": int(every.sum()), "cases": int(judged.loc[every, "case"].nunique())})
+    asked = {words: judged[name] for name, words in DESIDERATA.items()}
+    asked["(i) and (ii)"] = judged["harmful"] & judged["flat"]
+    asked["all four"] = judged[list(DESIDERATA)].all(axis=1)
+    found = pd.DataFrame(
+        [
+            {"what": words, "met": int(flags.sum()), "cases": int(judged.loc[flags, "case"].nunique())}
+            for words, flags in asked.items()
+        ]
+    )
     caption = (
         f"Of {len(judged)} slices of {judged['case'].nunique()} cases. The thresholds are part of the rule, not tuned."
     )
-    return table("qualitative", "How many slices met the rule", columns, rows, caption=caption, rules={len(DESIDERATA)})
+    heads, title = {"what": "Property", "met": "slices"}, "How many slices met the rule"
+    return show("qualitative", title, found, heads=heads, caption=caption, rules={len(DESIDERATA)})
 
 
-def _input(study: Study, case: str, view: View, shape: tuple[int, ...]) -> tuple[Pixels | None, str]:
+def _input(study: Study, case: str, view: SliceView, shape: tuple[int, ...]) -> tuple[Pixels | None, str]:
     """The image of a case, or None and why it is not shown."""
     if study.extras.images is None:
         return None, "needs the images that were recorded; give --images DIR"
@@ -158,13 +161,7 @@ def _picture(study: Study, row: Mapping[str, Any], at: int) -> tuple[Picture, st
     return Picture(id, title, figure, caption, paper), problem
 
 
-SIDE = 320
-
-
-Titled = tuple[str, Pixels]
-
-
-def mask_columns(study: Study, found: CaseMasks, view: View, image: Pixels | None) -> Iterator[Titled]:
+def mask_columns(study: Study, found: CaseMasks, view: SliceView, image: Pixels | None) -> Iterator[Titled]:
     """label | M0 | full horizon | deployed (fig:med-qual), after the input where there is one.
 
     Of driving scenes with their image: input | M0 | full horizon with boxes | τ-stop | others (fig:acdc-qual-supp).
@@ -183,7 +180,7 @@ def mask_columns(study: Study, found: CaseMasks, view: View, image: Pixels | Non
         yield _judged(study, found, view, study.title(study.ours), found.source, found.deployed)
 
 
-def _rivals(study: Study, found: CaseMasks, view: View) -> Iterator[Titled]:
+def _rivals(study: Study, found: CaseMasks, view: SliceView) -> Iterator[Titled]:
     """τ-stop where it was run, and the full horizon of every other objective."""
     for decision in study.decisions.get(TauStop.name, ()):
         if decision.case_id == found.case_id:
@@ -195,7 +192,7 @@ def _rivals(study: Study, found: CaseMasks, view: View) -> Iterator[Titled]:
 
 
 def _judged(
-    study: Study, found: CaseMasks, view: View, name: str, source: Mask, mask: Mask, *, boxes: bool = False
+    study: Study, found: CaseMasks, view: SliceView, name: str, source: Mask, mask: Mask, *, boxes: bool = False
 ) -> Titled:
     change, everything = edits(source, mask, found.label, measure=study.measure), whole(found.label, view.index)
     value = _number(metric_of(study, everything, mask, found.label))
@@ -203,12 +200,12 @@ def _judged(
     return words, painted(mask, view, change=change, side=SIDE, boxes=boxes, classes=study.classes)
 
 
-def whole(mask: Any, index: int | None) -> View:
+def whole(mask: Any, index: int | None) -> SliceView:
     """A slice without cropping."""
-    return View(index, slice(0, mask.shape[-2]), slice(0, mask.shape[-1]))
+    return SliceView(index, slice(0, mask.shape[-2]), slice(0, mask.shape[-1]))
 
 
-def metric_of(study: Study, view: View, mask: Any, label: Any) -> float:
+def metric_of(study: Study, view: SliceView, mask: Any, label: Any) -> float:
     """The archive's metric on what is in view; NaN when the label has nothing there."""
     shown, truth = view.of(mask), view.of(label)
     return float(study.scored_by.of(shown, truth, ignore=study.measure["ignore"], spacing_mm=None))
@@ -216,9 +213,6 @@ def metric_of(study: Study, view: View, mask: Any, label: Any) -> float:
 
 def _number(value: float) -> str:
     return "undefined" if value != value else f"{value:.2f}"
-
-
-Images = Mapping[str, CaseFiles]
 
 
 def input_plane(images: Images, case_id: str, shape: tuple[int, ...], index: int | None) -> Pixels:

@@ -1,8 +1,7 @@
-"""Is a rerun the same run? Layers of agreement between two archives, and why HA moved where it did."""
+"""Agreement of two recordings of the same cases, layer by layer, and why HA moved."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,59 +9,54 @@ import pandas as pd
 
 from casewise.core.errors import BadInput
 from casewise.judge.outcomes import outcomes
-from casewise.study.finding import Finding, Section, plain_table, rows
+from casewise.study.finding import Finding, Section, not_run, rows, show
 from casewise.study.statistics.ranks import spearman
 from casewise.study.study import Study
-from casewise.study.trajectories import signals_in, unshrunk
+from casewise.study.trajectories import adapted_rows, signals_in, unshrunk
+
+GRADIENT_LIMIT = 1e-6  # step-1 gradient norm, largest absolute difference
+METRIC_LIMIT = 5e-4  # cohort metric at every step
+HARM_LIMIT = 0.002  # cohort HA at every step; also between shared correlations (N6)
+MOVED = 0.05  # a case whose HA moved by more is listed (N5)
 
 
 def section(study: Study) -> Section:
     """Does a second recording of the same cases give the same numbers? (N4-N7)"""
     if study.extras.rerun is None:
-        return Section(
-            "rerun", "Rerun", missing={"alignment of a rerun": "needs a second archive of the same cases; give --rerun"}
-        )
+        return not_run("rerun", "Rerun", "alignment of a rerun", "needs a second archive of the same cases: --rerun")
     second = outcomes(study.extras.rerun)
-    aligned = alignment(study.outcomes, second, runs=("this", "rerun"))
-    moved, shared = harm_moves(study.outcomes, second), shared_signals(study.outcomes, second)
+    aligned, moved = alignment(study.outcomes, second), harm_moves(study.outcomes, second)
+    shared = shared_signals(study.outcomes, second)
     tables = (
-        plain_table("alignment", "Layer by layer", aligned, caption="Only gated layers must pass."),
-        plain_table("harm-moves", "Cases whose HA moved", moved),
-        plain_table("shared-signals", "Correlations in both runs", shared),
+        show("alignment", "Layer by layer", aligned, caption="Only gated layers must pass."),
+        show("harm-moves", "Cases whose HA moved", moved),
+        show("shared-signals", "Correlations in both runs", shared),
     )
-    passed = bool(aligned.table.loc[aligned.table["gated"].astype(bool), "passed"].all())
-    lead = "The rerun passes every gated layer." if passed else "The rerun does not pass every gated layer."
-    return Section("rerun", "Rerun", lead, tables, (), (aligned, moved, shared), (*aligned.notes, *moved.notes))
+    lead = f"The rerun {'passes' if aligned.made['aligned'] else 'does not pass'} every gated layer."
+    return Section("rerun", "Rerun", lead, tables, (), (aligned, moved, shared), (*aligned.notes, *shared.notes))
 
 
-GRADIENT_LIMIT = 1e-6  # step-1 gradient norm, largest absolute difference
-
-
-METRIC_LIMIT = 5e-4  # cohort metric at every step
-
-
-HARM_LIMIT = 0.002  # cohort HA at every step; also between shared correlations (N6)
-
-
-MOVED = 0.05  # a case whose HA moved by more is listed (N5)
-
-
-def alignment(first: pd.DataFrame, second: pd.DataFrame, *, runs: Sequence[str] = ("first", "second")) -> Finding:
-    """Layer by layer: step-1 gradient norm, cohort metric, cohort HA; per-case metric is shown, not gated (N4)."""
+def alignment(first: pd.DataFrame, second: pd.DataFrame) -> Finding:
+    """Step-1 gradient norm, cohort metric and cohort HA of two runs; the metric of cases is shown, not gated (N4)."""
     joined, cases = _joined(first, second)
-    records = list(_gradients(joined))
+    records = []
+    if "gradient_norm_1" in joined.columns:
+        part = joined[joined["step"] == 1].dropna(subset=["gradient_norm_1", "gradient_norm_2"])
+        if len(part):
+            gap = float((part["gradient_norm_1"] - part["gradient_norm_2"]).abs().max())
+            scale = float(part["gradient_norm_1"].abs().max())
+            records.append(_layer("step-1 gradient norm", 1, gap, scale, GRADIENT_LIMIT, len(part)))
     for step, part in joined.groupby("step"):
         for name, limit in (("metric", METRIC_LIMIT), ("ha", HARM_LIMIT)):
             left, right = (float(part[f"{name}_{side}"].mean()) for side in ("1", "2"))
             records.append(_layer(f"cohort {name}", int(step), abs(left - right), left, limit, len(part)))
         worst = float((part["metric_1"] - part["metric_2"]).abs().max())
         records.append(_layer("case metric", int(step), worst, float(part["metric_1"].abs().max()), None, len(part)))
-    columns = ("layer", "step", "difference", "relative", "limit", "passed", "gated", "n")
-    table = rows(records, columns)
+    table = rows(records, "layer step difference relative limit passed gated n")
     gated = table[table["gated"]]
-    passed = bool(gated["passed"].all())
-    note = f"{runs[0]} and {runs[1]}: {int(gated['passed'].sum())} of {len(gated)} gated layers agree, n = {cases}"
-    made = {"runs": list(runs), "aligned": passed, **_unshared(first, second)}
+    own, other = set(first["case"]), set(second["case"])
+    made = {"aligned": bool(gated["passed"].all()), "only_first": len(own - other), "only_second": len(other - own)}
+    note = f"{int(gated['passed'].sum())} of {len(gated)} gated layers agree, n = {cases}"
     return Finding("alignment", table, cases, "N4, N7", made, (note,))
 
 
@@ -71,22 +65,6 @@ def _joined(first: pd.DataFrame, second: pd.DataFrame) -> tuple[pd.DataFrame, in
     if joined.empty:
         raise BadInput("the two archives share no (case, step); align two runs of the same cases")
     return joined, int(joined["case"].nunique())
-
-
-def _unshared(first: pd.DataFrame, second: pd.DataFrame) -> dict[str, int]:
-    left, right = set(first["case"]), set(second["case"])
-    return {"only_first": len(left - right), "only_second": len(right - left)}
-
-
-def _gradients(joined: pd.DataFrame) -> list[dict[str, Any]]:
-    if "gradient_norm_1" not in joined.columns:
-        return []
-    part = joined[(joined["step"] == 1) & joined["gradient_norm_1"].notna() & joined["gradient_norm_2"].notna()]
-    if part.empty:
-        return []
-    gap = (part["gradient_norm_1"] - part["gradient_norm_2"]).abs()
-    scale = float(part["gradient_norm_1"].abs().max())
-    return [_layer("step-1 gradient norm", 1, float(gap.max()), scale, GRADIENT_LIMIT, len(part))]
 
 
 def _layer(name: str, step: int, difference: float, scale: float, limit: float | None, n: int) -> dict[str, Any]:
@@ -102,50 +80,34 @@ def _layer(name: str, step: int, difference: float, scale: float, limit: float |
     }
 
 
-def harm_moves(first: pd.DataFrame, second: pd.DataFrame, *, moved: float = MOVED) -> Finding:
-    """Cases whose HA moved by more than ``moved``: a region came or changed sides? And the cohort without them (N5)."""
+def harm_moves(first: pd.DataFrame, second: pd.DataFrame) -> Finding:
+    """Cases whose HA moved by more than 0.05, why, and the difference of the cohort without them (N5)."""
     joined, cases = _joined(first, second)
     change = joined["ha_2"] - joined["ha_1"]
-    large = joined[change.abs() > moved]
-    records = [
-        {
-            "case": row["case"],
-            "step": int(row["step"]),
-            "change": float(row["ha_2"] - row["ha_1"]),
-            "cause": "region count changed" if row["regions_1"] != row["regions_2"] else "region changed side",
-        }
-        for _, row in large.iterrows()
-    ]
+    large = joined.assign(change=change)[change.abs() > MOVED]
+    came = large["regions_1"] != large["regions_2"]
+    cause = np.where(came, "region count changed", "region changed side")
+    table = large[["case", "step", "change"]].assign(cause=cause)
     rest = change[~joined["case"].isin(large["case"])]
     made = {
         "difference": float(change.mean()),
         "difference_without": float(rest.mean()) if len(rest) else float("nan"),
         "moved_cases": int(large["case"].nunique()),
     }
-    return Finding("alignment.moves", rows(records, ("case", "step", "change", "cause")), cases, "N5", made)
+    return Finding("alignment.moves", table.reset_index(drop=True), cases, "N5", made)
 
 
-def shared_signals(
-    first: pd.DataFrame, second: pd.DataFrame, *, runs: Sequence[str] = ("first", "second"), target: str = "ha"
-) -> Finding:
+def shared_signals(first: pd.DataFrame, second: pd.DataFrame) -> Finding:
     """Pooled Spearman of every shared signal with HA in both runs; they agree within 0.002 (N6, N7)."""
-    names = [name for name in signals_in(first) if name in signals_in(second)]
     records = []
-    for name in names:
-        rho = [_pooled(frame, name, target) for frame in (first, second)]
-        gap = abs(rho[0] - rho[1])
+    for name in (one for one in signals_in(first) if one in signals_in(second)):
+        pairs = [adapted_rows(frame)[[name, "ha"]].dropna().to_numpy(float) for frame in (first, second)]
+        left, right = (spearman(pair[:, 0], pair[:, 1]) for pair in pairs)
+        gap = abs(left - right)
         records.append(
-            {"signal": name, "rho_first": rho[0], "rho_second": rho[1], "difference": gap, "agrees": gap <= HARM_LIMIT}
+            {"signal": name, "rho_first": left, "rho_second": right, "difference": gap, "agrees": gap <= HARM_LIMIT}
         )
-    table = rows(records, ("signal", "rho_first", "rho_second", "difference", "agrees"))
-    n = len(set(first["case"]) & set(second["case"]))
-    flagged = tuple(
-        f"{row.signal} differs between {runs[0]} and {runs[1]}" for row in table.itertuples() if not row.agrees
-    )
-    return Finding("alignment.signals", table, n, "N6, N7", {"runs": list(runs)}, flagged)
-
-
-def _pooled(frame: pd.DataFrame, name: str, target: str) -> float:
-    ladder = unshrunk(frame)
-    both = ladder.loc[ladder["step"] >= 1, [name, target]].dropna()
-    return spearman(*(np.asarray(both[column], dtype=np.float64) for column in (name, target)))
+    table = rows(records, "signal rho_first rho_second difference agrees")
+    apart = table.loc[~table["agrees"].astype(bool), "signal"]
+    notes = tuple(f"the correlation of {name} differs between the runs" for name in apart)
+    return Finding("alignment.signals", table, len(set(first["case"]) & set(second["case"])), "N6, N7", notes=notes)

@@ -1,4 +1,4 @@
-"""The router itself: coordinate and actions, where the cases fall, how stable the cut-points are."""
+"""The router: its coordinate and actions, the bucket of every case, and the stability of its cut-points."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from casewise.core.brief import UNIT
 from casewise.core.seeds import RESAMPLING_SEED
+from casewise.core.text import UNIT
 from casewise.judge.calibration.cuts import resampled
-from casewise.judge.monitors.exchangeability import quota_drift, quota_of, quota_p
+from casewise.judge.monitors.quota import quota_drift, quota_of, quota_p
 from casewise.render.ink import HARM, HELP, INK, MUTED, Picture, canvas, inked
-from casewise.render.tables import Cell, Column, Table, number, rows_of, table
+from casewise.render.tables import Cell, Column, Table, number
 from casewise.study.assignment import MEDICAL, buckets_at
-from casewise.study.finding import Finding, Section, notes_of
+from casewise.study.finding import INTERVAL, Finding, Section, not_run, notes_of, show
 from casewise.study.statistics.resample import RESAMPLES, clusters_of, draws
 from casewise.study.study import Study, once
 from casewise.study.trajectories import step_one
 
+BUCKETS = ("low", "mid", "hard")
 ALGORITHM = (
     "reset to M0 and predict ŷ₀",
     "take one adaptation step and predict ŷ₁",
@@ -37,19 +38,22 @@ def section(study: Study) -> Section:
     """tab:supp-routing-coord, tab:supp-depth-var, tab:app-algorithm."""
     if not study.is_router:
         reason = f"the policy is a {study.controller.name}, not a router"
-        return Section("routing", "The router", missing={"routing tables": reason})
-    depth = depth_dispersion(study.router)
-    stability = stability_of(study)
-    tables = (_coordinates(study), _depths(depth), _cuts(study, stability), _algorithm())
-    notes = notes_of(depth, stability)
-    return Section(
-        "routing", "The router", _lead(study, stability), tables, (_picture(study),),
-        (depth, stability, quota_found(study)), notes,
-    )  # fmt: skip
+        return not_run("routing", "The router", "routing tables", reason)
+    depth, stability = depth_dispersion(study.router), stability_of(study)
+    lines = pd.DataFrame({"line": range(1, len(ALGORITHM) + 1), "what": ALGORITHM})
+    heads = {"what": "Algorithm 1: routing one case, without labels"}
+    tables = (
+        _coordinates(study),
+        show("depth-variation", "Deployed depth by bucket", depth, paper="tab:supp-depth-var"),
+        _cuts(study, stability),
+        show("algorithm", "The algorithm", lines, heads=heads, paper="tab:app-algorithm", collapsed=True),
+    )
+    found, notes = (depth, stability, quota_found(study)), notes_of(depth, stability)
+    return Section("routing", "The router", _lead(study, stability), tables, (_picture(study),), found, notes)
 
 
 def stability_of(study: Study) -> Finding:
-    """Cut-points from redrawn calibration patients: one pair for all, or each group's own where there are such."""
+    """Cut-points from redrawn calibration patients: one pair for all cases, or one for each group."""
     options: dict[str, Any] = {"percentiles": study.percentiles, **study.bootstrap}
     pool, values = (step_one(frame, study.coordinate) for frame in (study.holdout, study.outcomes))
     first = study.holdout[(study.holdout["step"] == 1) & (study.holdout["shrink"] == 0)].sort_values("case")
@@ -73,25 +77,18 @@ def stability_of(study: Study) -> Finding:
 
 def _lead(study: Study, stability: Finding) -> str:
     counts = study.router["bucket"].value_counts()
-    low, mid, hard = (int(counts.get(name, 0)) for name in ("low", "mid", "hard"))
-    changed = stability.made.get("changed_median")
-    moved = (
-        ""
-        if changed is None
-        else f" Redrawing the calibration cases moves {100 * float(changed):.1f} % of cases (median)."
-    )
-    drift = quota_found(study).notes
-    travelled = f" {drift[0]}." if drift else ""
+    low, mid, hard = (int(counts.get(name, 0)) for name in BUCKETS)
+    moved, drift = 100 * float(stability.made["changed_median"]), quota_found(study).notes
     return (
-        f"Of {len(study.router)} cases {low} fall low, {mid} mid and {hard} hard, read off "
-        f"{study.coordinate} after one update and cut-points fitted on {study.calibration_size} calibration "
-        f"cases.{moved}{travelled}"
+        f"Of {len(study.router)} cases {low} fall low, {mid} mid and {hard} hard, by {study.coordinate} after one "
+        f"update and cut-points fitted on {study.calibration_size} calibration cases. Redrawing the calibration "
+        f"{UNIT[1]} moves {moved:.1f} % of the cases to another bucket (median).{f' {drift[0]}.' if drift else ''}"
     )
 
 
 @once
 def quota_found(study: Study) -> Finding:
-    """Patients in each bucket at calibration and here; its note says where the two evidently differ."""
+    """Patients in each bucket at calibration and here; a note says if the two differ."""
     deployed = quota_of(study.decisions[study.ours])
     calibrated = study.policy.preflight.get("quota")
     if not calibrated:
@@ -106,60 +103,29 @@ def quota_found(study: Study) -> Finding:
 
 
 def _coordinates(study: Study) -> Table:
-    columns = (
-        Column("group", "Domain", text=True),
-        Column("coordinate", "Coordinate", text=True),
-        Column("low", "Low", text=True),
-        Column("mid", "Mid", text=True),
-        Column("hard", "Hard", text=True),
-        Column("cut_low", "cut_low", 6),
-        Column("cut_high", "cut_high", 6),
-        Column("n", "calibration cases"),
-    )
-    rows: list[dict[str, Cell]] = []
+    cells: list[dict[str, Cell]] = []
     for group, router in study.routers.items():
-        row: dict[str, Cell] = {"group": group, "coordinate": study.coordinate, "n": study.calibration_size}
-        row |= {
-            name: str(getattr(router, name)) if hasattr(router, name) else "stop rule"
-            for name in ("low", "mid", "hard")
-        }
-        rows.append({**row, "cut_low": float(router.cut_low), "cut_high": float(router.cut_high)})
+        row: dict[str, Cell] = {"group": group, "coordinate": study.coordinate}
+        row |= {name: str(getattr(router, name)) if hasattr(router, name) else "stop rule" for name in BUCKETS}
+        cuts = {"cut_low": float(router.cut_low), "cut_high": float(router.cut_high)}
+        cells.append({**row, **cuts, "n": study.calibration_size})
+    heads: dict[str, str | Column] = {name: Column(name, name, text=True) for name in ("coordinate", *BUCKETS)}
     caption = f"Policy “{study.policy.name}”: value ≥ cut_high rolls back, value > cut_low is mid."
-    return table("routing", "Coordinate and actions", columns, rows, caption=caption, paper="tab:supp-routing-coord")
-
-
-def _depths(depth: Finding) -> Table:
-    columns = (
-        Column("bucket", "Bucket", text=True),
-        Column("n", "n"),
-        Column("std", "std of depth", 2),
-        Column("low", "least", 0),
-        Column("high", "most", 0),
-    )
-    caption = "How much the deployed depth varies inside a bucket (population standard deviation)."
-    rows = rows_of(depth.table, columns)
-    return table("depth-variation", "Depth by bucket", columns, rows, caption=caption, paper="tab:supp-depth-var")
+    paper = "tab:supp-routing-coord"
+    heads["n"] = "calibration cases"
+    return show("routing", "Coordinate and actions", cells, heads=heads, caption=caption, paper=paper)
 
 
 def _cuts(study: Study, stability: Finding) -> Table:
-    columns = (
-        *((Column("group", "Group", text=True),) if "group" in stability.table else ()),
-        Column("cut", "Cut-point", text=True),
-        Column("estimate", "value [95 %]", 6, interval=("low", "high")),
-        Column("n", "calibration cases"),
+    tail = number(100 * float(stability.made["changed_high"]), 1)
+    caption = (
+        f"Calibration {UNIT[1]} drawn with replacement, B = {study.resamples}, seed {study.seed}. In the upper tail "
+        f"{tail} % of the cases change bucket."
     )
-    high = stability.made.get("changed_high")
-    tail = "" if high is None else f" In the upper tail {number(100 * float(high), 1)} % of cases change bucket."
-    caption = f"Calibration {UNIT[1]} drawn with replacement, B = {study.resamples}, seed {study.seed}.{tail}"
-    return table(
-        "cut-stability", "Stability of the cut-points", columns, rows_of(stability.table, columns), caption=caption
-    )
-
-
-def _algorithm() -> Table:
-    columns = (Column("line", "Line"), Column("what", "Algorithm 1: routing one case, without labels", text=True))
-    rows: list[dict[str, Cell]] = [{"line": at + 1, "what": line} for at, line in enumerate(ALGORITHM)]
-    return table("algorithm", "The algorithm", columns, rows, paper="tab:app-algorithm", collapsed=True)
+    heads: dict[str, str | Column] = {"n": "calibration cases"}
+    heads["estimate"] = Column("estimate", "value [95 %]", 6, interval=INTERVAL)
+    keys = f"{'group ' if 'group' in stability.table else ''}cut estimate n"
+    return show("cut-stability", "Stability of the cut-points", stability, keys, heads=heads, caption=caption)
 
 
 def _picture(study: Study) -> Picture:
@@ -167,13 +133,8 @@ def _picture(study: Study) -> Picture:
     frame = study.router[["case", "value"]].join(reference[["ha", "change"]], on="case").dropna()
     cuts = [(float(router.cut_low), float(router.cut_high)) for router in study.routers.values()]
     figure = draw_buckets(frame, coordinate=study.coordinate, cuts=cuts, reference=study.reference)
-    caption = (
-        f"One dot per case, n = {len(frame)}; dashed: the cut-points. What lies right of the second is rolled back."
-    )
-    return Picture("buckets", f"What the router reads, and what {study.reference} would have done", figure, caption)
-
-
-BUCKETS = ("low", "mid", "hard")
+    caption = f"One dot per case, n = {len(frame)}; dashed: the cut-points. Cases right of the second are rolled back."
+    return Picture("buckets", f"The coordinate of the router, and HA under {study.reference}", figure, caption)
 
 
 def depth_dispersion(router: pd.DataFrame) -> Finding:

@@ -1,4 +1,4 @@
-"""How much hangs on how cut-points were fitted: again on the same cases, on fewer of them, by group in every mode."""
+"""Sensitivity of the cut-points: fitted again on the same calibration cases, and on fewer of them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
-from casewise.core.brief import UNIT, counted
-from casewise.core.errors import BadInput, CasewiseError, DegenerateTertiles, TooFewCases
+from casewise.core.errors import BadInput, DegenerateTertiles, TooFewCases
 from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
-from casewise.judge.calibration.cuts import MODES
-from casewise.judge.calibration.fit import calibrate
-from casewise.judge.outcomes import deployed, judged_share
+from casewise.core.text import UNIT
+from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.policy import controller_of
 from casewise.render.ink import HARM, OURS, Picture, canvas, inked
-from casewise.render.tables import Column, Table, number, rows_of, table
+from casewise.render.tables import Column, number
 from casewise.replay import replay
 from casewise.study.assignment import BUCKETS, MEDICAL, Arms, buckets_at
-from casewise.study.finding import Finding, Section, notes_of, rows, sentences
+from casewise.study.finding import Finding, Section, not_run, notes_of, sentences, show
 from casewise.study.statistics.resample import clusters_of
 from casewise.study.study import Study, once
 from casewise.study.trajectories import mean_or_nan, step_one
+
+Floats = NDArray[np.float64]
 
 
 def section(study: Study) -> Section:
@@ -35,19 +35,33 @@ def section(study: Study) -> Section:
     title = "How much depends on the calibration cases"
     if not study.is_router:
         reason = f"the policy is a {study.controller.name}; refitting cut-points needs a router"
-        return Section("sensitivity", title, missing={"sensitivity": reason})
+        return not_run("sensitivity", title, "sensitivity", reason)
     refit, again = refit_of(study), reproduced(study)
-    tables, found, missing = [_refit_table(study, refit), _again_table(again)], [refit, again], {}
-    if study.groups:
-        try:
-            modes = modes_of(study)
-            tables.append(_modes_table(study, modes))
-            found.append(modes)
-        except CasewiseError as error:
-            missing["cut-point modes by group"] = str(error)
-    pictures = (_refit_picture(study, refit),)
-    lead = f"{_lead(study, refit)} {sentences(again)}"
-    return Section("sensitivity", title, lead, tuple(tables), pictures, tuple(found), notes_of(*found), missing=missing)
+    caption = (
+        f"Cut-points refitted on some of the calibration {UNIT[1]}, drawn without replacement; brackets hold 95 % of "
+        "the draws. Last row: all."
+    )
+    heads: dict[str, str | Column] = {
+        "cases": f"calibration {UNIT[1]}",
+        "metric": Column("metric", "{metric} [95 %]", 4, interval=("metric_low", "metric_high")),
+        "ha": Column("ha", "HA [95 %]", interval=("ha_low", "ha_high")),
+        "ha_worst": "worst draw",
+        "beats_reference": Column("beats_reference", f"below {study.retrospective} (%)", 0, percent=True),
+    }
+    frame = refit.table.sort_values("cases")
+    tables = (
+        show(
+            "calibration-sensitivity", "Fewer calibration cases", frame,
+            "cases metric ha ha_worst beats_reference draws n", heads=heads, caption=caption, paper="tab:app-calibsens",
+        ),
+        show("refit-check", "Fitted again on the same cases", again, caption=sentences(again), collapsed=True),
+    )  # fmt: skip
+    reference = float(study.methods[study.retrospective]["ha"].mean())
+    figure = draw_sensitivity(frame, reference=reference, reference_name=study.retrospective)
+    caption = f"Deployed HA if the cut-points come from fewer calibration {UNIT[1]}; n = {refit.n} evaluation cases."
+    pictures = (Picture("calibration-sensitivity", "Fewer calibration cases", figure, caption),)
+    found, lead = (refit, again), f"{_lead(study, refit)} {sentences(again)}"
+    return Section("sensitivity", title, lead, tables, pictures, found, notes_of(*found))
 
 
 @once
@@ -94,88 +108,15 @@ def _fitted(study: Study, mode: str) -> Policy:
 
 
 @once
-def modes_of(study: Study) -> Finding:
-    """Every way to fit cut-points where cases come from several groups, side by side for each group (S2)."""
-    records = []
-    for mode in MODES:
-        try:
-            decisions = replay(study.evaluation, controller_of(_fitted(study, mode)))
-            frame = deployed(study.outcomes, decisions)
-        except CasewiseError as error:
-            records += [{"group": group, "mode": mode, "n": 0, "reason": str(error)} for group in study.groups]
-            continue
-        records += [_mode_row(group, mode, frame[frame["group"] == group]) for group in study.groups]
-    order = {mode: number for number, mode in enumerate(MODES)}
-    columns = ("group", "mode", "n", "clusters", "rolled_back", "metric", "ha", "judged", "worse_voxels", "reason")
-    frame = rows(sorted(records, key=lambda one: (one["group"], order[one["mode"]])), columns)
-    own = str(study.policy.preflight.get("mode", "union"))
-    return Finding("sensitivity.modes", frame, len(study.router), "S2", {"deployed_mode": own})
-
-
-def _mode_row(group: str, mode: str, frame: pd.DataFrame) -> dict[str, Any]:
-    share = judged_share(frame)
-    return {
-        "group": group,
-        "mode": mode,
-        "n": len(frame),
-        "clusters": len(set(clusters_of(frame))),
-        "rolled_back": float(frame["rolled_back"].mean()),
-        "metric": mean_or_nan(frame["metric"]),
-        "ha": mean_or_nan(frame["ha"]),
-        "judged": float("nan") if share is None else share,
-        "worse_voxels": mean_or_nan(frame["worse_voxels"]),
-        "reason": "",
-    }
-
-
-def _again_table(again: Finding) -> Table:
-    columns = (
-        Column("group", "Cut-points of", text=True),
-        Column("cut", "Cut-point", text=True),
-        Column("deployed", "deployed", 6),
-        Column("refitted", "fitted again", 6),
-        Column("difference", "difference", 8),
-    )
-    rows = rows_of(again.table, columns)
-    caption = f"{sentences(again)} The bits of a cut-point may differ; the buckets must not."
-    return table("refit-check", "Fitted again on the same cases", columns, rows, caption=caption, collapsed=True)
-
-
-def _modes_table(study: Study, modes: Finding) -> Table:
-    columns = (
-        Column("group", "Group", text=True),
-        Column("mode", "Mode", text=True),
-        Column("n", "n"),
-        Column("clusters", "clusters"),
-        Column("rolled_back", "rolled back (%)", 0, percent=True),
-        Column("metric", study.metric, 4),
-        Column("ha", "HA", 4),
-        Column("judged", "judged by HA (%)", 0, percent=True),
-        Column("worse_voxels", "worse voxels", 4),
-        Column("reason", "Remark", text=True),
-    )
-    said = "; ".join(f"{mode}: {meaning}" for mode, meaning in MODES.items())
-    caption = f"Deployed: {modes.made['deployed_mode']}. {said}. Evaluation cases, by their true group."
-    rows = rows_of(modes.table, columns)
-    return table("cut-modes", "Cut-point modes by group", columns, rows, caption=caption)
-
-
-@once
 def refit_of(study: Study) -> Finding:
     """The router with cut-points from fewer calibration cases."""
     pool, values = (step_one(frame, study.coordinate) for frame in (study.holdout, study.outcomes))
     first = study.holdout[(study.holdout["step"] == 1) & (study.holdout["shrink"] == 0)].sort_values("case")
     units = clusters_of(first)
     found = calibration_sensitivity(
-        pool,
-        values,
-        study.arms,
-        reference=study.methods[study.retrospective],
-        sizes=tuple(size for size in (5, 10, 15) if size < len(set(units))),
-        percentiles=study.percentiles,
-        seed=study.seed,
-        clusters=units,
-    )
+        pool, values, study.arms, reference=study.methods[study.retrospective], percentiles=study.percentiles,
+        sizes=tuple(size for size in (5, 10, 15) if size < len(set(units))), seed=study.seed, clusters=units,
+    )  # fmt: skip
     refitted, deployed = float(found.table["ha"].iloc[0]), mean_or_nan(study.router["ha"])
     if np.isclose(refitted, deployed, rtol=0, atol=1e-12):
         return found
@@ -196,38 +137,6 @@ def _lead(study: Study, refit: Finding) -> str:
         f"{100 * float(worst['beats_reference']):.0f} % of {int(worst['draws'])} draws stay below "
         f"{study.retrospective} in HA; the worst draw has HA {number(worst['ha_worst'])}."
     )
-
-
-def _refit_table(study: Study, refit: Finding) -> Table:
-    columns = (
-        Column("cases", "calibration clusters"),
-        Column("metric", f"{study.metric} [95 %]", 4, interval=("metric_low", "metric_high")),
-        Column("ha", "HA [95 %]", interval=("ha_low", "ha_high")),
-        Column("ha_worst", "worst draw"),
-        Column("beats_reference", f"below {study.retrospective} (%)", 0, percent=True),
-        Column("draws", "draws"),
-        Column("n", "n"),
-    )
-    caption = (
-        f"Cut-points refitted on some of the calibration {UNIT[1]}, drawn without replacement; brackets hold 95 % of "
-        "the draws. Last row: all."
-    )
-    rows = rows_of(refit.table.sort_values("cases"), columns)
-    paper = "tab:app-calibsens"
-    return table("calibration-sensitivity", "Fewer calibration cases", columns, rows, caption=caption, paper=paper)
-
-
-def _refit_picture(study: Study, refit: Finding) -> Picture:
-    frame = refit.table.sort_values("cases").fillna({"ha_low": refit.table["ha"], "ha_high": refit.table["ha"]})
-    reference = float(study.methods[study.retrospective]["ha"].mean())
-    figure = draw_sensitivity(frame, reference=reference, reference_name=study.retrospective)
-    caption = (
-        f"Deployed HA when the cut-points come from fewer calibration cases; n = {counted(refit.n, 'evaluation case')}."
-    )
-    return Picture("calibration-sensitivity", "Fewer calibration cases", figure, caption)
-
-
-Floats = NDArray[np.float64]
 
 
 def calibration_sensitivity(
@@ -271,14 +180,9 @@ def calibration_sensitivity(
             low, high = np.array([np.percentile(pool[np.isin(units, row)], percentiles) for row in chosen]).T
         low = np.full(draws, fitted[0]) if vary == "high" else low
         records.append(_row(size, _replayed(u, np.minimum(low, high), high, harm, metric), to_beat, len(u)))
-    made = {
-        "draws": draws,
-        "seed": seed,
-        "percentiles": list(percentiles),
-        "vary": vary,
-        "cuts": [float(c) for c in fitted],
-    }
-    return Finding("sensitivity.calibration", pd.DataFrame(records), len(u), "K1-K5", {**made, "to_beat": to_beat})
+    made = {"draws": draws, "seed": seed, "percentiles": list(percentiles), "vary": vary, "to_beat": to_beat}
+    made["cuts"] = [float(cut) for cut in fitted]
+    return Finding("sensitivity.calibration", pd.DataFrame(records), len(u), "K1-K5", made)
 
 
 def _arm_values(arms: Arms, cases: pd.Index, column: str) -> Floats:

@@ -1,1 +1,1 @@
-"""Statistics that analyses share: resampling by cluster, ranks, paired tests, chance at a quota, folds, models."""
+"""Statistics that the analyses share: resampling by cluster, ranks, paired tests, chance at a quota."""

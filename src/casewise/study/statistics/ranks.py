@@ -112,16 +112,6 @@ def _exchanges(units: NDArray[np.int64], shuffles: int, rng: np.random.Generator
     return places
 
 
-def auroc(scores: Floats, positive: NDArray[np.bool_]) -> float:
-    r"""P(score of a positive > score of a negative), ties one half; NaN when one class is missing."""
-    positives = int(positive.sum())
-    negatives = len(positive) - positives
-    if not positives or not negatives:
-        return float("nan")
-    ranks = stats.rankdata(scores)
-    return float((ranks[positive].sum() - positives * (positives + 1) / 2) / (positives * negatives))
-
-
 def auroc_draws(
     scores: Floats, positive: NDArray[np.bool_], units: NDArray[np.int64], counts: NDArray[np.int32]
 ) -> Floats:

@@ -1,0 +1,296 @@
+"""An episode without updates: M0, then one forward pass after the other, then the consensus of all of them.
+
+It has the interface of the gradient loop (:class:`~casewise.adapt.episode.Episode`), so a judge sees no difference. A
+state is the mask of a forward pass: of a view, of another model, or of tuned weights.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from casewise.adapt.adaptation import Adaptation
+from casewise.adapt.backbones import OwnPrediction, Pipeline
+from casewise.adapt.consensus import Ballots, Mean, balanced_entropy, intent_weights, medoid, vote
+from casewise.adapt.recording import Prediction, Recording
+from casewise.adapt.snapshot import restored
+from casewise.core.errors import BadInput, Mismatch, NotFinite
+from casewise.core.records import Mask, Signals, Trajectory
+from casewise.measure.masks import weighted_labels
+from casewise.measure.signals.agreement import agreement
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardPass:
+    """One forward pass: its name, a function that returns probabilities (n, classes, *space), its weight in a mean."""
+
+    name: str
+    run: Callable[[], Tensor]
+    weight: float = 1.0
+
+
+class ForwardEpisode:
+    """A frozen network on loan for one case; ``advance`` makes the next forward pass, and at the end the consensus.
+
+    With ``running`` a state is the consensus of all passes so far, so that a stop rule can end the case as soon as the
+    mask no longer changes. A pass that cannot be used (NaN, constant image) is left out and reported; its state repeats
+    M0. The network comes back bit-identical.
+
+    Args:
+        network: The network on loan.
+        pipeline: The way from the prepared case to probabilities and masks.
+        passes: The forward passes, in order.
+        how: Options; ``how.steps`` is the number of states after M0.
+        case_id: Id of the case, for messages.
+        head: "softmax" or "sigmoid".
+        running: Every state is the consensus so far.
+        source: M0 and its probabilities, where they were predicted already.
+        source_weight: Weight of M0 in a mean: the number of passes that it averages itself.
+        changing: Names of the parameters that may move meanwhile; None for all.
+        before_forward: Called before every forward pass; may raise to stop the case.
+    """
+
+    shrinks: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        network: nn.Module,
+        pipeline: Pipeline,
+        passes: Sequence[ForwardPass],
+        how: Adaptation,
+        *,
+        case_id: str,
+        head: str,
+        running: bool = False,
+        source: Callable[[], tuple[Mask, Tensor]] | None = None,
+        source_weight: float = 1.0,
+        changing: Collection[str] | None = (),
+        before_forward: Callable[[], None] | None = None,
+    ) -> None:
+        self.network, self.pipeline, self.passes = network, pipeline, tuple(passes)
+        self.case_id, self.head = case_id, head
+        self.how, self.consensus, self.running = how, how.consensus, running
+        self._changing = changing
+        self.record = Recording(how.min_area, how.foreground)
+        self.left_out: dict[str, str] = {}
+        self._source, self._source_weight = source or pipeline.source, source_weight
+        self._look = before_forward or (lambda: None)
+        self._mean = Mean()
+        self._ballots = Ballots(head) if how.save_probabilities or how.consensus == "intent" else None
+        self._entropies: list[float] = []
+        self._loan: ExitStack | None = None
+
+    @property
+    def rungs(self) -> tuple[str, ...]:
+        """Names of the states after M0."""
+        names = tuple(one.name for one in self.passes)
+        return names if self.running else (*names, self.consensus)
+
+    # ---- the loan ----
+
+    def __enter__(self) -> ForwardEpisode:
+        with ExitStack() as stack:
+            stack.enter_context(restored(self.network, self._changing))
+            self.network.eval()
+            self._look()
+            began = time.perf_counter()
+            mask, shares = self._source()
+            if not torch.isfinite(shares.sum()):  # finite only where every term is, and cheap
+                raise NotFinite(f"the probabilities of M0 of case {self.case_id} are not finite; look at the image")
+            self._shape = shares.shape
+            self._keep(mask, shares, began, {})
+            self._take(mask, shares, self._source_weight)
+            self._loan = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        loan, self._loan = self._loan, None
+        self._mean = Mean()
+        if loan is not None:
+            loan.__exit__(kind, error, trace)
+
+    # ---- one step ----
+
+    @property
+    def step(self) -> int:
+        """Number of states made so far, M0 excluded."""
+        return len(self.record.masks) - 1
+
+    updates = step
+
+    def advance(self, *, last: bool = False) -> Signals:
+        """Make the next forward pass, or the consensus after the last one, and return its signals."""
+        if self._loan is None:
+            raise BadInput("the network is not on loan; advance() works inside 'with proposer.propose(...) as states:'")
+        began = time.perf_counter()
+        if self.step == len(self.passes):
+            if self.running:
+                raise BadInput(f"case {self.case_id} has {len(self.passes)} candidates, one more was asked for")
+            return self._form_consensus(began)
+        self._look()
+        one = self.passes[self.step]
+        try:
+            shares = one.run()
+            if not torch.isfinite(shares.sum()):  # finite only where every term is, and cheap
+                raise NotFinite(f"its probabilities are not finite for case {self.case_id}")
+            if shares.shape != self._shape:
+                got, own = tuple(shares.shape), tuple(self._shape)
+                raise Mismatch(
+                    f"{one.name} gave probabilities of shape {got} for case {self.case_id}, M0's are {own}; "
+                    "leave it out"
+                )
+            mask = self.pipeline.mask(shares)
+        except (BadInput, NotFinite) as error:
+            return self._leave_out(one, str(error), began)
+        return self._use(one, mask, shares, began)
+
+    def _use(self, one: ForwardPass, mask: Mask, shares: Tensor, began: float) -> Signals:
+        if not self.running:
+            self._keep(mask, shares, began, {"left_out": 0.0})
+            self._take(mask, shares, one.weight)
+            return self.record.signals[-1]
+        before = self.record.masks[-1]
+        self._take(mask, shares, one.weight)
+        mean = self._mean.value
+        settled = self.pipeline.mask(mean)
+        self._keep(settled, mean, began, {"left_out": 0.0, "settled": agreement(before, settled)})
+        return self.record.signals[-1]
+
+    def _leave_out(self, one: ForwardPass, reason: str, began: float) -> Signals:
+        self.left_out[one.name] = reason
+        place = self.step if self.running else 0  # a running consensus stays what it was
+        settled = {"settled": 1.0} if self.running else {}
+        self.record.masks.append(self.record.masks[place])
+        self.record.signals.append({**self.record.signals[place], "left_out": 1.0, **settled})
+        self.record.seconds.append(time.perf_counter() - began)
+        self.record.diagnostics.append({"left_out": 1.0})
+        return self.record.signals[-1]
+
+    def _take(self, mask: Mask, shares: Tensor, weight: float) -> None:
+        """Count a forward pass for the consensus."""
+        if self._ballots is not None:
+            self._ballots.add(shares, mask)
+        if self.consensus == "intent":
+            self._entropies.append(balanced_entropy(_entropy(shares, self.head).reshape(mask.shape), mask))
+        if self.consensus in ("mean", "weighted"):
+            self._mean.add(shares, weight)
+
+    def _keep(self, mask: Mask, shares: Tensor, began: float, more: Mapping[str, float]) -> None:
+        signals = {**self.record.measured(self._seen(mask, shares)), **more}
+        self.record.masks.append(mask)
+        self.record.signals.append(signals)
+        if len(self.record.masks) > 1:
+            self.record.diagnostics.append(dict(more))
+        self.record.seconds.append(time.perf_counter() - began)
+
+    def _seen(self, mask: Mask, shares: Tensor) -> Prediction:
+        entropy = _entropy(shares, self.head)
+        surest = shares.amax(1) if self.head == "softmax" else torch.maximum(shares, 1 - shares).prod(1)
+        return Prediction(mask, entropy.reshape(mask.shape), float(surest.mean()))
+
+    # ---- the consensus ----
+
+    def _form_consensus(self, began: float) -> Signals:
+        used = [0, *(k + 1 for k, one in enumerate(self.passes) if one.name not in self.left_out)]
+        masks, count = [self.record.masks[place] for place in used], {"readings": float(len(used))}
+        if len(used) == 1:  # nothing but M0 was left
+            return self._keep_mask(masks[0], began, count)
+        if self.consensus in ("mean", "weighted"):
+            mean = self._mean.value
+            self._keep(self.pipeline.mask(mean), mean, began, count)
+            return self.record.signals[-1]
+        if self.consensus == "vote":
+            return self._keep_mask(vote(masks), began, count)
+        if self.consensus == "medoid":
+            place = medoid(masks)
+            return self._keep_mask(masks[place], began, {**count, "medoid": float(used[place])})
+        return self._keep_mask(self._intent(masks), began, count)
+
+    def _keep_mask(self, mask: Mask, began: float, more: Mapping[str, float]) -> Signals:
+        """Record a mask without probabilities: entropy and confidence are not computable."""
+        nothing = Prediction(mask, np.zeros(mask.shape, np.float32), 0.0)
+        signals = {**self.record.measured(nothing), "entropy": None, "msp": None, "entropy_on_d": None, **more}
+        self.record.masks.append(mask)
+        self.record.signals.append(signals)
+        self.record.diagnostics.append(dict(more))
+        self.record.seconds.append(time.perf_counter() - began)
+        return signals
+
+    def _intent(self, masks: Sequence[Mask]) -> Mask:
+        assert self._ballots is not None
+        voxels = _disputed(masks)
+        weights = intent_weights(self._entropies)
+        made = masks[0].copy()
+        made.reshape(-1)[voxels] = weighted_labels(self._ballots.on(voxels), weights, self.head)
+        return made
+
+    # ---- result ----
+
+    def shrink(self, step: int, alpha: float) -> Mask:
+        """Refuse: no weights move, so there is nothing to interpolate."""
+        raise BadInput(
+            f"{self.how.objective} moves no weights, so state {step} cannot be shrunk by {alpha:g}; deploy it as it is"
+        )
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """Everything so far."""
+        made_by = f"{self.how.objective} consensus={self.consensus}"
+        found = self.record.trajectory(self.case_id, made_by, self.how.seed, with_entropies=False)
+        whole = self.step >= len(self.passes) and not self.left_out
+        keeps = self.how.save_probabilities and self._ballots is not None and whole
+        return replace(
+            found,
+            ballots=self._ballots.on(_disputed(found.masks)) if keeps and self._ballots else None,
+            rungs=self.rungs[: self.step],
+            left_out=dict(self.left_out),
+        )
+
+
+def _disputed(masks: Sequence[Mask]) -> np.ndarray:
+    """Return the flat positions at which any mask differs from the first."""
+    source = masks[0]
+    return np.flatnonzero(np.any([mask != source for mask in masks[1:]], axis=0))
+
+
+def _entropy(shares: Tensor, head: str) -> np.ndarray:
+    """Entropy of each voxel of probabilities, nats."""
+    parts = _plain_entropy(shares)
+    if head != "softmax":
+        parts += _plain_entropy(1 - shares)
+    return np.asarray(parts.cpu().numpy())
+
+
+def _plain_entropy(shares: Tensor) -> Tensor:
+    """Sum over classes of -p log p; 0 where p is 0. On CPU much faster than torch.special.entr."""
+    return shares.clamp_min(torch.finfo(shares.dtype).tiny).log_().mul_(shares).sum(1).neg_()
+
+
+class SharedSource:
+    """M0, predicted once for all proposers of a case; each gets a copy of the probabilities."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._found: tuple[Mask, Tensor] | None = None
+
+    def __call__(self) -> tuple[Mask, Tensor]:
+        """M0 and its probabilities."""
+        if self._found is None:
+            self._found = self._pipeline.source()
+        mask, shares = self._found
+        return mask, shares.clone()
+
+    def first(self, predict: Callable[[], Mask]) -> OwnPrediction:
+        """Return a prediction function whose first call, that of M0, returns the known mask."""
+        known = [self()[0]]
+        return OwnPrediction.instead(predict, lambda: known.pop() if known else predict())

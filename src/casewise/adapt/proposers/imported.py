@@ -1,0 +1,191 @@
+"""Masks that somebody else made: files in a folder, or what a function of the user's own returns.
+
+``imported:FOLDER`` takes FOLDER/CASE.* as the one candidate of a case, or FOLDER/CASE/step_1.* to step_K.*, on the grid
+of the model's masks. A function ``(network, image) -> list of masks`` is called with the network (which it may change;
+it is given back as it was) and the prepared image, a tensor of shape (n, channel, *space).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from casewise.adapt.adaptation import Adaptation, address_of
+from casewise.adapt.backbones import Backbone, pipeline_of
+from casewise.adapt.backbones.module import as_backbone
+from casewise.adapt.forward_episode import ForwardEpisode
+from casewise.adapt.objective import Objective, required_arguments
+from casewise.adapt.proposers import FORWARD_ONLY, PreparedCase, bind
+from casewise.adapt.snapshot import seed_generators
+from casewise.core.errors import BadInput
+from casewise.core.records import Binding, Mask, Signals
+from casewise.core.registry import from_address
+from casewise.core.seeds import seed_of
+
+AnyMethod = Callable[[nn.Module, Tensor], Sequence[Any]]
+"""A function of the user's own: (network, image) -> list of masks."""
+
+_STEP = re.compile(r"step_([1-9]\d*)\..+")
+
+
+@dataclass(frozen=True)
+class Imported:
+    """Masks of a folder as candidates.
+
+    Args:
+        how: Options.
+        folder: Where the masks lie.
+    """
+
+    how: Adaptation
+    folder: str
+
+    def __post_init__(self) -> None:
+        if not Path(self.folder).is_dir():
+            raise BadInput(f"imported:{self.folder} names no folder with masks")
+
+    @property
+    def name(self) -> str:
+        """Name of the proposer."""
+        return "imported"
+
+    def states(self, network: Backbone | nn.Module) -> int:
+        """Return the number of masks of the first case in the folder."""
+        first = next((self._files(path.name) for path in sorted(Path(self.folder).iterdir()) if path.is_dir()), None)
+        return len(first) if first else 1
+
+    def binding(self, network: Backbone | nn.Module) -> Binding:
+        """Bind a policy to the name of the folder and the number of its masks."""
+        return bind(self, self.how, network, {"masks": Path(self.folder).name, "steps": self.states(network)})
+
+    def propose(self, case: PreparedCase, network: Backbone | nn.Module) -> MaskEpisode:
+        """Lend the network to one case; M0 is predicted, the other masks are read."""
+        backbone = as_backbone(network)
+        files, steps = self._files(case.case.id), self.states(network)
+        if len(files) != steps:
+            raise BadInput(
+                f"{self.folder} holds {len(files)} masks of case {case.case.id} and {steps} of its first case; name "
+                f"them {case.case.id}.nii.gz, or {case.case.id}/step_1.nii.gz and so on"
+            )
+        return _mask_episode(case, network, replace(self.how, steps=steps), lambda: map(backbone.read_label, files))
+
+    def _files(self, case_id: str) -> list[Path]:
+        folder = Path(self.folder)
+        if (folder / case_id).is_dir():
+            found = [(found, path) for path in (folder / case_id).iterdir() if (found := _STEP.fullmatch(path.name))]
+            return [path for _, path in sorted((int(match[1]), path) for match, path in found)]
+        return sorted(path for path in folder.glob("*.*") if path.is_file() and path.name.split(".")[0] == case_id)
+
+
+@dataclass(frozen=True)
+class MethodMasks:
+    """A function of the user's own that returns masks.
+
+    Args:
+        how: Options; ``how.steps`` masks must come back.
+        function: ``(network, image) -> list of masks``.
+    """
+
+    how: Adaptation
+    function: AnyMethod
+
+    @property
+    def name(self) -> str:
+        """Address of the function."""
+        return address_of(self.function)
+
+    def states(self, network: Backbone | nn.Module) -> int:
+        """Return the number of masks that the function must return."""
+        return self.how.steps
+
+    def binding(self, network: Backbone | nn.Module) -> Binding:
+        """Bind a policy to the address of the function."""
+        return bind(self, self.how, network, {})
+
+    def propose(self, case: PreparedCase, network: Backbone | nn.Module) -> MaskEpisode:
+        """Lend the network to one case; the function is called once, after M0 was predicted."""
+
+        def masks() -> Sequence[Any]:
+            return self._masks(case, episode.network, episode.pipeline.whole)
+
+        episode = _mask_episode(case, network, self.how, masks, changing=None)
+        return episode
+
+    def _masks(self, case: PreparedCase, network: nn.Module, whole: Tensor) -> Sequence[Any]:
+        seed_generators(seed_of(self.how.seed, case.case.id))
+        with torch.inference_mode(False), torch.enable_grad():
+            made = self.function(network, whole.clone())
+        if not isinstance(made, Sequence) or len(made) != self.how.steps:
+            got = f"{len(made)} masks" if isinstance(made, Sequence) else type(made).__name__
+            raise BadInput(
+                f"{self.name} returned {got} for case {case.case.id}, expected a list of {self.how.steps}; return the "
+                "same number of masks for every case, and set steps to it"
+            )
+        return made
+
+
+class MaskEpisode(ForwardEpisode):
+    """M0, then masks that are there already."""
+
+    masks: Callable[[], Any]
+    _rest: Any = None
+
+    @property
+    def rungs(self) -> tuple[str, ...]:
+        """The masks have numbers, no names."""
+        return ()
+
+    def advance(self, *, last: bool = False) -> Signals:
+        """Take the next mask; the first call makes them all."""
+        began = time.perf_counter()
+        if self._rest is None:
+            self._look()
+        self._rest = iter(self.masks()) if self._rest is None else self._rest
+        return self._keep_mask(self._checked(next(self._rest)), began, {})
+
+    def _checked(self, made: Any) -> Mask:
+        """Return a mask as whole numbers in the shape of M0; a batch axis of one may be there or not."""
+        source = self.record.masks[0]
+        found = np.asarray(made.detach().cpu().numpy() if isinstance(made, Tensor) else made)
+        if found.dtype.kind not in "biu" or found.squeeze().shape != source.squeeze().shape or found.min() < 0:
+            raise BadInput(
+                f"candidates of case {self.case_id} must be integer masks of shape {source.shape}, got {found.dtype} "
+                f"of shape {found.shape}"
+            )
+        return found.reshape(source.shape).astype(source.dtype)
+
+
+def _mask_episode(
+    case: PreparedCase, network: Backbone | nn.Module, how: Adaptation, masks: Callable[[], Any], **more: Any
+) -> MaskEpisode:
+    backbone = as_backbone(network)
+    episode = MaskEpisode(
+        backbone.network, pipeline_of(case.prepared, backbone), (), how, case_id=case.case.id, head=backbone.head,
+        source=case.source, before_forward=case.before_forward, **more,
+    )  # fmt: skip
+    episode.masks = masks
+    return episode
+
+
+def method_of(objective: Any) -> AnyMethod | None:
+    """Return the function that an objective is, where it takes (network, image); None for every other objective."""
+    found = objective
+    if isinstance(objective, str):
+        if ":" not in objective or objective.partition(":")[0] in FORWARD_ONLY:
+            return None
+        found = from_address(objective, "objective")
+    if inspect.isclass(found) or not callable(found) or isinstance(found, Objective):
+        return None
+    try:
+        return found if len(required_arguments(found)) == 2 else None
+    except (TypeError, ValueError):  # callables without a signature
+        return None

@@ -1,0 +1,227 @@
+"""The views proposer: forward passes of the frozen network under transformed inputs, and their consensus."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from casewise.adapt.adaptation import Adaptation
+from casewise.adapt.backbones import Backbone, Pipeline, Prepared, pipeline_of
+from casewise.adapt.backbones.module import as_backbone
+from casewise.adapt.consensus import checked_weights
+from casewise.adapt.forward_episode import ForwardEpisode, ForwardPass
+from casewise.adapt.parameters import fast_norms
+from casewise.adapt.proposers import PreparedCase, bind
+from casewise.adapt.views import Drawn, View, count, drawn, inverted, lent, renormalizes, unmirrored, views_of
+from casewise.adapt.views.source import SourceStatistics, read_source_statistics
+from casewise.core.errors import BadInput, NotFinite
+from casewise.core.records import Binding, Case
+
+
+@dataclass(frozen=True)
+class Views:
+    """Forward passes of the frozen network under a list of views, and their consensus as the last candidate.
+
+    Args:
+        how: Options.
+        views: The views, as :func:`casewise.adapt.views.views_of` reads them.
+        running: Every state is the consensus of the views so far.
+    """
+
+    how: Adaptation
+    views: str
+    running: bool = False
+
+    def __post_init__(self) -> None:
+        if self.running and self.how.consensus not in ("mean", "weighted"):
+            raise BadInput(f"a running consensus is a mean, got {self.how.consensus!r}")
+        made = views_of(self.views, statistics=self._statistics)
+        checked_weights(self.how.consensus, dict(self.how.weights), [str(view) for view in made])
+
+    @property
+    def _statistics(self) -> SourceStatistics | None:
+        file = self.how.source_statistics
+        return None if file is None else read_source_statistics(file)
+
+    def on(self, backbone: Backbone) -> tuple[View | Drawn, ...]:
+        """Return the views for a backbone, without mirrors over which every forward pass averages anyway."""
+        known = self._statistics
+        if known is not None:
+            known.check(backbone.fingerprint, backbone.loader)
+        made = views_of(self.views, statistics=known)
+        _check_absolute(made, backbone)
+        fixed = unmirrored([view for view in made if not isinstance(view, Drawn)], self._averaged(backbone))
+        found: tuple[View | Drawn, ...] = (*fixed, *(view for view in made if isinstance(view, Drawn)))
+        if not found:
+            raise BadInput(
+                f"views:{self.views} are mirrors, and with mirrored-views every forward pass averages mirror "
+                "images; name others, or leave mirrored-views out"
+            )
+        return found
+
+    def _averaged(self, backbone: Backbone) -> tuple[int, ...]:
+        """Return the axes, counted from the end, over which every forward pass averages mirror images."""
+        return _mirrored(backbone) if self.how.mirrored_views else ()
+
+    def source_weight(self, backbone: Backbone) -> int:
+        """Return the weight of M0 in a mean: the number of mirror images that M0 averages and the views do not."""
+        return 1 if self.how.mirrored_views else 2 ** len(_mirrored(backbone))
+
+    @property
+    def name(self) -> str:
+        """Name of the proposer."""
+        return "running" if self.running else "views"
+
+    def states(self, network: Backbone | nn.Module) -> int:
+        """Return the number of states after M0: one per view, and the consensus."""
+        views = count(self.on(as_backbone(network)))
+        return views if self.running else views + 1
+
+    def binding(self, network: Backbone | nn.Module) -> Binding:
+        """Bind a policy to the views, their consensus, and the statistics of source images where views use them."""
+        return bind(self, self.how, network, self.options(network))
+
+    def options(self, network: Backbone | nn.Module) -> dict[str, Any]:
+        """Return what the candidates depend on beside the model, by name."""
+        backbone, how = as_backbone(network), self.how
+        views = self.on(backbone)
+        return {
+            "views": [str(view) for view in views],
+            "consensus": how.consensus,
+            "weights": dict(sorted(how.weights)),
+            "seed": how.seed if any(isinstance(view, Drawn) for view in views) else None,
+            "mirrored_views": how.mirrored_views and bool(_mirrored(backbone)),
+            "source_weight": self.source_weight(backbone),
+            "source_images": None if self._statistics is None else self._statistics.images,
+        }
+
+    def pipeline(self, prepared: Prepared, backbone: Backbone) -> Pipeline:
+        """Return the pipeline of a prepared case, without the model's mirroring unless the options ask for it."""
+        found = pipeline_of(prepared, backbone)
+        unmirrored = not self.how.mirrored_views and _mirrored(backbone)
+        return _without_mirroring(found, backbone) if unmirrored else found
+
+    def drawn(self, backbone: Backbone, case: Case) -> tuple[View, ...]:
+        """Return the views of one case, with random views drawn."""
+        return unmirrored(drawn(self.on(backbone), case.id, self.how.seed), self._averaged(backbone))
+
+    def propose(self, case: PreparedCase, network: Backbone | nn.Module) -> ForwardEpisode:
+        """Lend the network to one case."""
+        backbone, how = as_backbone(network), self.how
+        pipeline, views = self.pipeline(case.prepared, backbone), self.drawn(backbone, case.case)
+        weights = checked_weights(how.consensus, dict(how.weights), list(dict.fromkeys(map(str, views))))
+        read = ViewReader(pipeline, views, how.max_slices, batched=not self.running)  # running: may stop at any view
+        passes = [ForwardPass(str(view), partial(read, place), weights[str(view)]) for place, view in enumerate(views)]
+        return ForwardEpisode(
+            backbone.network, pipeline, passes, replace(how, steps=len(passes) + (not self.running)),
+            case_id=case.case.id, head=backbone.head, running=self.running, source=case.source,
+            source_weight=self.source_weight(backbone), before_forward=case.before_forward,
+        )  # fmt: skip
+
+
+def _without_mirroring(pipeline: Pipeline, backbone: Backbone) -> Pipeline:
+    """Return the pipeline with unmirrored forward passes for views; M0 does not change."""
+    if pipeline.unmirrored is None:
+        raise BadInput(
+            f"{backbone.name} averages mirror images and cannot read views without; say --set mirrored-views=true, or "
+            "return Prepared(..., pipeline=Pipeline(..., unmirrored=...))"
+        )
+    return replace(pipeline, read=pipeline.unmirrored)
+
+
+BATCHED = 1 << 17
+"""Largest number of voxels of several views in one batch; it saves time for small pictures only."""
+
+
+class ViewReader:
+    """Predicts the views of one case: transform, whole pipeline, inverse transform.
+
+    Several views of a small case share one batch. Which views share a batch depends on the case and the list of views
+    alone, so that the numbers do not depend on how many views are asked for.
+    """
+
+    def __init__(self, pipeline: Pipeline, views: Sequence[View], max_slices: int | None, *, batched: bool) -> None:
+        self.pipeline, self.views, self.max_slices = pipeline, tuple(views), max_slices
+        rows, most = len(pipeline.whole), BATCHED // max(pipeline.whole[:, 0].numel(), 1)
+        most = min(most, max_slices // rows) if max_slices else most
+        self.together = most if batched and pipeline.rows_alone else 1
+        self._ahead: dict[int, Tensor] = {}
+
+    def __call__(self, place: int) -> Tensor:
+        """Return the probabilities under one of the views."""
+        if place in self._ahead:
+            return self._ahead.pop(place)
+        view = self.views[place]
+        seen = self._seen(view)
+        batch = {place: seen} if self.together > 1 and self._alike(view, seen) else {}
+        for other in range(place + 1, min(place + self.together, len(self.views))) if batch else ():
+            with suppress(BadInput, NotFinite):  # reported when its turn comes
+                transformed = self._seen(self.views[other])
+                if self._alike(self.views[other], transformed):
+                    batch[other] = transformed
+        if len(batch) > 1:
+            with suppress(BadInput, NotFinite):  # whichever it was, it is found when each is read alone
+                self._ahead |= self._read_batch(batch)
+                return self._ahead.pop(place)
+        return self._read(view, seen)
+
+    def _seen(self, view: View) -> Tensor:
+        seen = view.apply(self.pipeline.whole)
+        _check_usable(view, self.pipeline.whole, seen)
+        return seen
+
+    def _alike(self, view: View, seen: Tensor) -> bool:
+        """True if a view can share a batch: it keeps the grid of the case and does not change the network."""
+        parts: tuple[View, ...] = getattr(view, "views", (view,))
+        return seen.shape == self.pipeline.whole.shape and not any(hasattr(part, "lent") for part in parts)
+
+    def _read_batch(self, batch: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        def invert(maps: Tensor) -> Tensor:
+            each = zip(batch, maps.chunk(len(batch)), strict=True)
+            parts = [inverted(self.views[place], part) for place, part in each]
+            if len({part.shape for part in parts}) > 1:
+                raise BadInput("the inverses of these views have different shapes")
+            return torch.cat(parts)
+
+        with fast_norms(self.pipeline.network):
+            shares = self.pipeline.read(torch.cat(list(batch.values())), invert)
+        return dict(zip(batch, shares.chunk(len(batch)), strict=True))
+
+    def _read(self, view: View, seen: Tensor) -> Tensor:
+        size = self.max_slices if self.pipeline.rows_alone and self.max_slices else len(seen)
+        with lent(view, self.pipeline.network), fast_norms(self.pipeline.network):
+            parts = [
+                self.pipeline.read(seen[first : first + size], lambda maps: inverted(view, maps))
+                for first in range(0, len(seen), size)
+            ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _check_usable(view: View, whole: Tensor, seen: Tensor) -> None:
+    if not torch.isfinite(seen.sum()):
+        raise NotFinite(f"view {view} gave NaN or infinite values")
+    if seen is not whole and seen.min() == seen.max() and whole.min() < whole.max():
+        raise BadInput(f"view {view} gave a constant image")
+
+
+def _mirrored(backbone: Backbone) -> tuple[int, ...]:
+    axes: tuple[int, ...] = getattr(backbone, "mirrored", ())
+    return axes
+
+
+def _check_absolute(views: tuple[View | Drawn, ...], backbone: Backbone) -> None:
+    """Refuse views that renormalize an image where intensities have a fixed meaning (CT)."""
+    if not any(backbone.expects.absolute):
+        return
+    wrong = [str(view) for view in views if renormalizes(view)]
+    if wrong:
+        raise BadInput(
+            f"{backbone.name} reads absolute intensities, and {', '.join(wrong[:3])} would renormalize them; use "
+            f"views:ct, views:photo, or views that keep the range, such as gamma(1.2,range)"
+        )

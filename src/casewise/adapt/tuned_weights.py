@@ -1,0 +1,201 @@
+"""Weights that were tuned on labelled cases: a small file with what changed, and a folder with one file for each fold.
+
+    FOLDER/
+      folds.json            which patients each fold leaves out and which ones train it, the tuning, the model's hash
+      fold-0.safetensors    what changed, float32; the metadata name the model, the tuning and the patients
+      fold-3.failed.json    a fold whose training failed, with the reason; its patients keep M0
+
+Files of this kind are written by ``casewise.learn``; nothing here sees a label.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from casewise.core.durable import file_sha256, json_sha256, replacing
+from casewise.core.errors import BadInput, Mismatch
+from casewise.core.formats import json_text
+
+FOLDS, FAILED, ENDING = "folds.json", ".failed.json", ".safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class TunedWeights:
+    """The tensors of a network that tuning changed.
+
+    Args:
+        values: The tuned tensors by name, float32 on the CPU.
+        model: Fingerprint of the model that they belong to.
+        trained_on: Patients whose labels were used.
+        left_out: Patients of the fold; empty where nobody was left out.
+        tuning: The fields of the ``Tuning``.
+        facts: What training measured: losses, seconds.
+        fold: What the fold is called; "mean" for a mean of several.
+    """
+
+    values: Mapping[str, Tensor]
+    model: str
+    trained_on: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    tuning: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    fold: str = ""
+
+    def check(self, fingerprint: str) -> None:
+        """Refuse a model other than the one that was tuned.
+
+        Raises:
+            Mismatch: The fingerprint is that of another model.
+        """
+        if self.model != fingerprint:
+            raise Mismatch(
+                f"the tuned weights belong to model {self.model[:12]}, this one is {fingerprint[:12]}; load the model "
+                "that was tuned, or fit again"
+            )
+
+    def write(self, path: Path) -> None:
+        """Write one safetensors file, whole or not at all."""
+        from safetensors.torch import save_file
+
+        said = {"model": self.model, "trained_on": self.trained_on, "left_out": self.left_out, "fold": self.fold}
+        metadata = {"casewise": json_text({**said, "tuning": dict(self.tuning), "facts": dict(self.facts)})}
+        tensors = {name: value.detach().float().cpu().contiguous() for name, value in self.values.items()}
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, metadata=metadata)
+
+    @classmethod
+    def read(cls, path: Path) -> TunedWeights:
+        """Read what :meth:`write` wrote; nothing in the file is run.
+
+        Raises:
+            BadInput: The file is damaged, or holds something else.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="pt") as file:
+                said = json.loads((file.metadata() or {})["casewise"])
+                values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            for name in ("trained_on", "left_out"):
+                said[name] = tuple(map(str, said[name]))
+            return cls(values, **said)
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"{path.name} holds no tuned weights ({error}); fit again, or restore the file") from error
+
+
+def mean_weights(folds: Sequence[TunedWeights]) -> TunedWeights:
+    """The mean of several tuned weights of one model (a model soup): (1/K) sum_k w_k.
+
+    Args:
+        folds: At least one; all of the same model and with the same tensors.
+
+    Returns:
+        The mean; it was trained on every patient that trained one of them.
+
+    Raises:
+        Mismatch: They belong to different models or hold different tensors.
+    """
+    if not folds:
+        raise BadInput("a mean needs at least one set of tuned weights")
+    first = folds[0]
+    for other in folds[1:]:
+        other.check(first.model)
+        if {n: v.shape for n, v in other.values.items()} != {n: v.shape for n, v in first.values.items()}:
+            raise Mismatch("the tuned weights hold different tensors; tune every fold in the same way")
+    values = {name: torch.stack([one.values[name].double() for one in folds]).mean(0).float() for name in first.values}
+    patients = tuple(sorted({patient for one in folds for patient in one.trained_on}))
+    return TunedWeights(values, first.model, patients, (), first.tuning, {}, "mean")
+
+
+@contextmanager
+def lent_weights(network: nn.Module, tuned: TunedWeights, share: float = 1.0) -> Iterator[None]:
+    """Inside, the network has the weights M0 + share (tuned - M0); afterwards its own memory again.
+
+    Args:
+        network: The network of the model that was tuned.
+        tuned: What changed.
+        share: 1 for the tuned weights, 0 for M0.
+    """
+    tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    if lost := [name for name in tuned.values if name not in tensors]:
+        raise Mismatch(f"the network has no {lost[0]}, which was tuned; load the model that was tuned")
+    own = {name: tensors[name].data for name in tuned.values}
+    with torch.inference_mode(False), torch.no_grad():
+        moved = {
+            name: torch.lerp(own[name].float(), value.to(own[name].device), share).to(own[name].dtype)
+            for name, value in tuned.values.items()
+        }
+    try:
+        for name, value in moved.items():
+            tensors[name].data = value
+        yield
+    finally:
+        for name, value in own.items():
+            tensors[name].data = value
+
+
+@dataclass(frozen=True, eq=False)
+class TunedFolder:
+    """The tuned weights of every fold, and which patients each of them never saw."""
+
+    folds: tuple[TunedWeights, ...]
+    failed: Mapping[str, str]  # patients whose fold failed, and why
+    sha256: str  # of all files with weights
+
+    @property
+    def model(self) -> str:
+        """Fingerprint of the model that was tuned."""
+        return self.folds[0].model
+
+    @functools.cached_property
+    def mean(self) -> TunedWeights:
+        """What a new case gets."""
+        return mean_weights(self.folds)
+
+    def without(self, patient: str) -> TunedWeights | None:
+        """The weights of the fold that left a patient out; None where its training failed.
+
+        A patient that no fold knows gets the mean, which never saw it either.
+        """
+        for one in self.folds:
+            if patient in one.left_out:
+                return one
+        return None if patient in self.failed else self.mean
+
+
+def read_tuned_folder(folder: str | Path) -> TunedFolder:
+    """Read a folder of ``cross_fit``, or one with a single file of tuned weights.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        Its weights; kept in memory until a file changes.
+
+    Raises:
+        BadInput: No fold was finished, or a file is damaged.
+    """
+    place = Path(folder)
+    files = tuple(sorted([*place.glob(f"*{ENDING}"), *place.glob(f"*{FAILED}")]))
+    return _read(files, tuple(file.stat().st_mtime_ns for file in files), place)
+
+
+@functools.lru_cache(maxsize=2)
+def _read(files: tuple[Path, ...], changed: tuple[int, ...], place: Path) -> TunedFolder:
+    weights = [file for file in files if file.name.endswith(ENDING)]
+    reasons = [json.loads(file.read_text()) for file in files if file.name.endswith(FAILED)]
+    if not weights:
+        why = f": {reasons[0]['reason']}" if reasons else ""
+        raise BadInput(f"{place.name} holds no tuned weights{why}; tune the model first (casewise fit)")
+    failed = {patient: str(one["reason"]) for one in reasons for patient in one["left_out"]}
+    sha256 = json_sha256({file.name: file_sha256(file) for file in weights})
+    return TunedFolder(tuple(map(TunedWeights.read, weights)), failed, sha256)

@@ -1,0 +1,378 @@
+"""Compare test-time methods and policies on labelled cases, from Python and from the command line."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from casewise.adapt.adaptation import Adaptation
+from casewise.adapt.backbones import Backbone
+from casewise.adapt.model import Model, as_model
+from casewise.adapt.proposers import named_proposal
+from casewise.adapt.proposers.imported import AnyMethod, method_of
+from casewise.adapt.proposers.live import prepare
+from casewise.adapt.snapshot import restored
+from casewise.archive.store import Archive, open_archive
+from casewise.core.durable import write_durably, write_json
+from casewise.core.errors import BadInput
+from casewise.core.records import CALIBRATION, EVALUATION, Case, Policy
+from casewise.core.text import UNIT, pluralize
+from casewise.data.splits import Member
+from casewise.fit import Labelled, OnProgress, labelled_cases
+from casewise.judge.certificates.certify_router import Promise
+from casewise.judge.policy import design_of, write_policy
+from casewise.render.tables import Table, csv_text, markdown, tex
+from casewise.report.bench_page import bench_page
+from casewise.run.local import Engine, LocalEngine
+from casewise.run.record_folder import RecordCase, record_folder
+from casewise.study.benchmark import (
+    RESULT,
+    Method,
+    check_cases,
+    decide_all,
+    draw_split,
+    result_table,
+    score,
+    seal,
+    seen_before,
+    split_archive,
+    split_cohort,
+)
+
+PAGE, TABLE_CSV, TABLE_TEX, POLICIES = "bench.html", "tables/bench.csv", "tables/bench.tex", "policies"
+METHODS, DESIGNS = ("views:light",), ("default",)  # what is compared if nothing is named
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, eq=False)
+class BenchResult:
+    """Scores of every method on the evaluation cases.
+
+    Attributes:
+        result: Everything as plain data, as ``result.json`` has it.
+        policies: The fitted policies by the name of their row.
+        folder: Folder of the recordings.
+
+    Example:
+        >>> found = casewise.bench(network, images, labels, methods=["tent"], policies=["frag-stop"])  # doctest: +SKIP
+        >>> found.table[["method", "gain", "hurt"]]  # doctest: +SKIP
+    """
+
+    result: Mapping[str, Any]
+    policies: Mapping[str, Policy]
+    folder: Path
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row for each method, with its name, scores and promise."""
+        return pd.DataFrame(
+            {
+                "method": one["name"],
+                "policy": one["took"],
+                **one["scores"],
+                "promised": None if one["promise"] is None else one["promise"]["alpha"],
+                "realized": None if one["promise"] is None else one["promise"]["realized"],
+                "missed": None if one["promise"] is None else one["promise"]["missed"],
+            }
+            for one in self.result["methods"]
+        )
+
+    @property
+    def cases(self) -> pd.DataFrame:
+        """One row for each method and evaluation case."""
+        return pd.DataFrame({"method": one["name"], **row} for one in self.result["methods"] for row in one["cases"])
+
+    @property
+    def _table(self) -> Table:
+        return result_table(self.result)
+
+    def latex(self) -> str:
+        """Return the table as a LaTeX ``tabular`` (booktabs)."""
+        return tex(self._table)
+
+    def csv(self) -> str:
+        """Return the table as CSV at full precision."""
+        return csv_text(self._table)
+
+    def summary(self) -> str:
+        """Return the table as Markdown, followed by what a reader must know."""
+        return "\n".join([markdown(self._table), "", *self.notes()])
+
+    def notes(self) -> list[str]:
+        """Return what a reader of the table must know, one sentence each."""
+        result = self.result
+        lines = [f"Policies were fitted on {len(result['calibration'])} calibration cases."]
+        if result["methods"][0]["scores"]["low"] is None:
+            lines.append(f"There are fewer than five {UNIT[1]}, so no interval is given.")
+        if result["oracle"] is not None:
+            lines.append(f"Best recorded candidate of each case (needs labels): {result['oracle']:+.4f}.")
+        lines += [
+            f"{one['name']}: default took {one['took']}."
+            for one in result["methods"]
+            if one["design"] == "default" and one["promise"] is None
+        ]
+        lines += [f"! {reason}" for reason in result["refused"]]
+        lines += [f"! {note}" for method in result["methods"] for note in method["notes"]]
+        if result["labels_seen_before_decisions"]:
+            lines.append("! Evaluation labels were read in this folder before these decisions were taken.")
+        for one in result["methods"]:
+            if (made := one["promise"]) and made["missed"]:
+                lines.append(
+                    f"! {one['name']}: the promise was missed on the evaluation cases ({made['loss']} is "
+                    f"{made['realized']:.3f}, promised was {made['alpha']:g})."
+                )
+        return lines
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the page, the tables, ``result.json`` and the fitted policies.
+
+        Args:
+            folder: Folder to write to; it is made if needed.
+
+        Returns:
+            Path of the page, ``bench.html``.
+        """
+        place = Path(folder)
+        for part in ("tables", POLICIES):
+            (place / part).mkdir(parents=True, exist_ok=True)
+        write_json(place / RESULT, self.result)
+        write_durably(place / TABLE_CSV, self.csv().encode())
+        write_durably(place / TABLE_TEX, self.latex().encode())
+        for name, policy in self.policies.items():
+            write_policy(place / POLICIES / policy_file(name), policy)
+        write_durably(place / PAGE, bench_page(self.result, self._table, self.notes()).encode())
+        return place / PAGE
+
+
+def policy_file(name: str) -> str:
+    """Name the file of a policy after its row.
+
+    >>> policy_file("two + tent: default")
+    'two+tent-default.json'
+    """
+    return re.sub(r"[^\w+.-]+", "-", name.replace(" + ", "+")).strip("-") + ".json"
+
+
+def bench(
+    network: Any,
+    cases: str | Path | Archive | Sequence[Any],
+    labels: str | Path | Sequence[Any] | None = None,
+    *,
+    methods: Sequence[Any] | Mapping[str, Any] = METHODS,
+    policies: Sequence[str] = DESIGNS,
+    patients: Mapping[str, str] | Sequence[str] | str | Path | None = None,
+    calibration: str | Path | Archive | Collection[str] | None = None,
+    share: float = 0.3,
+    metric: str = "dice",
+    loss: str | None = "ha",
+    alpha: float = 0.2,
+    delta: float | None = None,
+    margin: float = 0.0,
+    adaptation: Adaptation | None = None,
+    out: str | Path | None = None,
+    name: str = "",
+    engine: Engine | None = None,
+    on_progress: OnProgress | None = None,
+    on_warning: Callable[[str], None] | None = None,
+) -> BenchResult:
+    """Compare test-time methods and policies on labelled cases.
+
+    Every method makes candidate masks for every case. Each policy is fitted on the calibration patients and decides
+    the evaluation cases; their labels are read only after all decisions were written down.
+
+    Args:
+        network: The frozen model: an ``nn.Module`` that returns logits, a model folder, a hub id or a ``Model``.
+            None if ``cases`` is an archive.
+        cases: Images as arrays ``(channel, *space)``, files or ``Case`` objects; a folder of images; a dataset folder
+            (``images/``, ``labels/``, ``cases.csv``); or an archive that was recorded before.
+        labels: Labels in the order of the images, or a folder. None for a dataset folder and for an archive.
+        methods: What makes candidates, as a list or by name: ``"tent"``, ``"views:photo"``, an objective, or a function
+            ``(network, image) -> list of masks``, where ``image`` is the prepared batch ``(n, channel, *space)`` and
+            the masks have the shape of the label. Of an archive: names of ladders; default: all.
+        policies: Policies to fit, as ``casewise.calibrate`` takes them.
+        patients: Patient of each case, as in ``casewise.fit``.
+        calibration: Calibration cases: names of patients for images that are given as lists or as a folder, a folder
+            for a dataset folder, an archive for an archive. Default: the column ``split`` of the cases, else a draw.
+        share: Share of the patients drawn for calibration.
+        metric: ``"dice"`` or ``"miou"``.
+        loss: Loss of the promises: ``"ha"``, ``"harmed"``, ``"dice"``, ``"worse-voxels"``, or None for no promise.
+        alpha: Promised risk.
+        delta: Chance that a promise may fail; None for a promise about the mean.
+        margin: With ``loss="harmed"``: a case is harmed if its metric falls by more than this.
+        adaptation: Options of the methods, such as ``Adaptation(steps=2)``.
+        out: Folder for recordings, tables and the page. The same call resumes an interrupted run. Default: a temporary
+            folder for the recordings; call ``save`` for the rest.
+        name: Title of the table. Default: the name of the model.
+        engine: Where cases run. Default: this process.
+        on_progress: Called with the name of a step, the parts that are done, and all parts.
+        on_warning: Called with sentences about single cases.
+
+    Returns:
+        Tables of all methods.
+
+    Raises:
+        BadInput: If cases and labels do not fit together, or a case cannot be recorded.
+        Mismatch: If ``out`` holds recordings of other cases or options.
+        UnknownName: If a method or policy does not exist.
+
+    Example:
+        >>> found = casewise.bench(
+        ...     network, images, labels, methods=[my_method, "tent"], patients=patients, out="bench"
+        ... )  # doctest: +SKIP
+        >>> print(found.latex())  # doctest: +SKIP
+    """
+    for design in policies:
+        design_of(design)  # a wrong name is an error before anything is recorded
+    promise = None if loss is None else Promise((loss,), (alpha,), delta, margin=margin)
+    folder = Path(tempfile.mkdtemp(prefix="casewise-bench-")) if out is None else Path(out)
+    if _is_archive(cases):
+        known, judged, how = _of_archive(cases, calibration, share, methods)
+    else:
+        if network is None:
+            raise BadInput("cases are images, so a network is needed; without one give an archive of casewise record")
+        model = as_model(network)
+        backbone = model.load() if isinstance(model, Model) else model
+        sides, how, facts = _sides(backbone, cases, labels, patients, calibration, share, folder)
+        proposers = _proposers(methods, adaptation or Adaptation(), backbone, sides[CALIBRATION][0])
+        known, judged = (
+            _recorded(model, proposers, sides[side], folder / side, metric, facts, engine, on_progress, on_warning)
+            for side in (CALIBRATION, EVALUATION)
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    decided, refused = decide_all(known, judged, policies, promise=promise)
+    sha256 = seal(folder, decided, judged)
+    result = {
+        "name": name or str(judged.ladder(judged.ladders[0]).configuration.get("model", "")),
+        "metric": str(judged.ladder(judged.ladders[0]).configuration.get("metric", metric)),
+        "split": how,
+        "calibration": list(known.ids),
+        "evaluation": list(judged.ids),
+        "decisions_sha256": sha256,
+        "labels_seen_before_decisions": seen_before(judged, sha256),
+        **score(decided, judged, sha256),
+        "refused": list(refused),
+    }
+    found = BenchResult(result, _fitted(decided), folder)
+    if out is not None:
+        found.save(folder)
+    return found
+
+
+def _fitted(methods: Sequence[Method]) -> dict[str, Policy]:
+    return {one.name: one.policy for one in methods if one.design}
+
+
+def _is_archive(cases: Any) -> bool:
+    return isinstance(cases, Archive) or (isinstance(cases, (str, Path)) and (Path(cases) / MANIFEST).is_file())
+
+
+def _of_archive(cases: Any, calibration: Any, share: float, methods: Any) -> tuple[Archive, Archive, dict[str, Any]]:
+    """Split an archive, or take two, with the ladders that ``methods`` names."""
+    archive = cases if isinstance(cases, Archive) else open_archive(cases)
+    other = calibration if calibration is None or isinstance(calibration, Archive) else open_archive(calibration)
+    wanted = archive.ladders if methods is METHODS or not methods else tuple(map(str, methods))
+    known, judged, how = split_archive(archive, other, share=share)
+    return check_cases(known, known.ids, wanted), check_cases(judged, judged.ids, wanted), how
+
+
+def _sides(
+    backbone: Backbone, cases: Any, labels: Any, patients: Any, calibration: Any, share: float, folder: Path
+) -> tuple[dict[str, list[Labelled]], dict[str, Any], dict[str, str]]:
+    """Return calibration and evaluation cases, how they were split, and what the recordings say of the data."""
+    if labels is None:
+        if not isinstance(cases, (str, Path)):
+            raise BadInput("labels are needed for images that are given as a list")
+        split = split_cohort(Path(cases), None if calibration is None else Path(calibration), share=share)
+        files = {side: split.files(side, folder / "data") for side in (CALIBRATION, EVALUATION)}
+        sides = {
+            side: [Labelled(one.id, one.cluster or one.id, one, one.label) for one in found if one.label is not None]
+            for side, found in files.items()
+        }
+        facts = {"dataset": split.evaluation.name, "notice": split.evaluation.notice}
+        return sides, dict(split.how), facts
+    found, _ = labelled_cases(backbone, cases, labels, patients, keep=folder / "images")
+    if calibration is not None:
+        chosen, how = {*map(str, calibration)}, {"by": "patients that were named"}
+        named = {one.id for one in found if one.patient in chosen}
+    else:
+        members = {one.id: Member(one.id, one.case.group, one.patient) for one in found}
+        drawn, facts = draw_split(members, share, seed=1000)
+        named, how = {*drawn.calibration}, {"by": "draw of clusters", **facts}
+    sides = {CALIBRATION: [], EVALUATION: []}
+    for one in found:
+        side = CALIBRATION if one.id in named else EVALUATION
+        sides[side].append(replace(one, case=replace(one.case, cluster=one.patient, split=side)))
+    if empty := [side for side, part in sides.items() if not part]:
+        raise BadInput(f"no {empty[0]} case is left; name {UNIT[1]} for both sides, or choose another share")
+    return sides, how, {}
+
+
+def _proposers(methods: Any, plain: Adaptation, backbone: Backbone, first: Labelled) -> dict[str, Adaptation]:
+    """Return every method as a proposer, by the name of its ladder."""
+    named = list(methods.items()) if isinstance(methods, Mapping) else [_named(one) for one in methods]
+    found: dict[str, Adaptation] = {}
+    for name, method in named:
+        if name in found:
+            raise BadInput(f"two methods are called {name}; give them names: methods={{'first': ..., 'second': ...}}")
+        function = method_of(method)
+        found[name] = replace(plain, objective=method)
+        if function is not None:
+            found[name] = replace(found[name], steps=_masks_of(function, backbone, first))
+        elif not isinstance(method, str):
+            found[name].built()  # a wrong object is an error before anything is recorded
+    return found
+
+
+def _named(method: Any) -> tuple[str, Any]:
+    if isinstance(method, str):
+        return named_proposal(method)
+    return named_proposal(getattr(method, "__name__", type(method).__name__))[0], method
+
+
+def _masks_of(method: AnyMethod, backbone: Backbone, first: Labelled) -> int:
+    """Run a function on the first case to learn how many masks it returns."""
+    case = first.case if isinstance(first.case, Case) else backbone.read(first.case.checked()).case
+    prepared = prepare(case, backbone)
+    with restored(backbone.network):
+        whole = prepared.inputs if prepared.pipeline is None else prepared.pipeline.whole
+        masks = list(method(backbone.network, whole))
+    if not masks:
+        raise BadInput(f"{method!r} returned no mask for case {case.id}; return a list with at least one")
+    return len(masks)
+
+
+def _recorded(
+    model: Model | Backbone,
+    proposers: Mapping[str, Adaptation],
+    cases: Sequence[Labelled],
+    path: Path,
+    metric: str,
+    facts: Mapping[str, str],
+    engine: Engine | None,
+    on_progress: OnProgress | None,
+    on_warning: Callable[[str], None] | None,
+) -> Archive:
+    """Record one side of the split, or resume it."""
+    labels = {one.id: one.label for one in cases if not isinstance(one.label, Path)}
+    work = RecordCase(model, proposers, {one.id: one.case for one in cases}, labels=labels)
+    archive, results = record_folder(
+        work, engine or LocalEngine(jobs=1), path, metric=metric, on_warning=on_warning, **facts
+    )
+    done, failed = sum(one.id in archive.entries for one in cases), []
+    for result in results:
+        done += 1
+        failed += [] if result.error is None else [f"{result.case_id}: {result.error}"]
+        if on_progress is not None:
+            on_progress(f"record {path.name}", done, len(cases))
+    if failed:
+        raise BadInput(
+            f"{pluralize(len(failed), f'{path.name} case')} could not be recorded, so there is no result "
+            f"({'; '.join(failed[:3])}); correct or remove them and run the same again"
+        )
+    return check_cases(open_archive(path), [one.id for one in cases], tuple(proposers))

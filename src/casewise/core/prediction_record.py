@@ -1,0 +1,126 @@
+"""The record of one predicted case: what was decided and why, and the hashes that let a later run trust the files.
+
+``OUT/casewise/CASE.json`` is this, in the one JSON dialect of :mod:`casewise.core.formats`: an infinite cut is the
+word "inf".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from casewise.core.errors import BadInput, Mismatch
+from casewise.core.formats import numbered
+from casewise.core.records import DONE, FAILED, FALLBACK, Decision, Signals, check_case_id
+
+SCHEMA = 2
+STATUSES = (DONE, FALLBACK, FAILED)
+REVIEW = "review"  # event of reviews.jsonl: a person's decision on a case
+CALIBRATED, OUTSIDE, NO_GO = "calibration case", "outside the certificate", "NO-GO"
+"""Words in the notes of a case that no certificate covers."""
+
+
+@dataclass(frozen=True)
+class ContractFinding:
+    """One thing about an image that does not fit the model's training."""
+
+    level: str  # "warning" or "refusal"
+    what: str  # "spacing", "axes", "intensity", "orientation"
+    message: str
+
+
+@dataclass(frozen=True)
+class PredictedCase:
+    """One case of a prediction folder."""
+
+    case: str
+    status: str  # done, fallback (M0 replaced a failure) or failed (there is no output)
+    decision: Decision | None = None  # None where there is no output
+    candidate: str = ""  # what the deployed state is called: "M0", "step 2", "mean"; of several ladders "tent: step 2"
+    names: Mapping[str, str] = field(default_factory=dict)  # of every candidate, by state: "13" is the "mean"
+    name: str = ""  # as the file has it, in any language; the id is made of it
+    error: str | None = None
+    error_kind: str | None = None  # class name of the error
+    group: str | None = None
+    outputs: Mapping[str, str] = field(default_factory=dict)  # sha256 of each file, by its path in the folder
+    inputs: Mapping[str, str] = field(default_factory=dict)  # sha256 of each image file, by name
+    contract: tuple[ContractFinding, ...] = ()
+    notes: tuple[str, ...] = ()  # what no promise covers: a calibration case, a forced no-go, a void certificate
+    certificate: Mapping[str, Any] | None = None  # the promise in short, and whether an alarm made it void
+    signals: Mapping[str, Signals] = field(default_factory=dict)  # by state: "0", "1", "2~0.5"
+    diagnostics: tuple[Mapping[str, float], ...] = ()
+    appearance: Mapping[str, float] = field(default_factory=dict)  # what the image looks like to the model
+    regions: tuple[Mapping[str, Any], ...] = ()  # the largest ones of the deployed edit
+    volumes: Mapping[str, float] = field(default_factory=dict)  # by label number: ml, or voxels without a spacing
+    measures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # declared measures: value, low, high, why
+    no_interval: str = ""  # why measures of this case have no interval
+    timing: Mapping[str, Any] = field(default_factory=dict)
+    key: str = ""  # sha256 of all that the output depends on besides the image
+    model: str = ""  # sha256 of the source weights
+    policy: Mapping[str, Any] = field(default_factory=dict)  # name, calibration_id, no_go (a sentence or null)
+    seed: int = 0
+    device: str = ""
+    trusted_checkpoint: bool = False
+    versions: Mapping[str, str] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    def __post_init__(self) -> None:
+        check_case_id(self.case)
+        if self.status not in STATUSES:
+            raise BadInput(f"a case is {', '.join(STATUSES)}, got status {self.status!r}")
+        for name in self.outputs:
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts:
+                raise BadInput(f"case {self.case} names an output outside its folder: {name!r}")
+
+    @property
+    def is_done(self) -> bool:
+        """True if the case was decided by the policy."""
+        return self.status == DONE
+
+    @property
+    def has_output(self) -> bool:
+        """True if the case has a mask."""
+        return self.status != FAILED
+
+    @property
+    def action(self) -> str | None:
+        """What was done with the adaptation; None where there is no output."""
+        return None if self.decision is None else self.decision.action.value
+
+    @property
+    def uncovered(self) -> str | None:
+        """First reason why no certificate covers this case; None if there is none."""
+        return next((note for sign in (CALIBRATED, OUTSIDE) for note in self.noted(sign)), None)
+
+    def noted(self, sign: str) -> tuple[str, ...]:
+        """The notes with this sign about the case itself."""
+        return tuple(note for note in self.notes if sign in note and not note.startswith(NO_GO))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Findings of the input contract, and reasons why no promise covers the case."""
+        return (*(finding.message for finding in self.contract), *self.notes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {**asdict(self), "decision": None if self.decision is None else self.decision.as_dict()}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> PredictedCase:
+        """The inverse of :meth:`as_dict`; another schema, or something else, is refused with a sentence."""
+        if plain.get("schema") != SCHEMA:
+            raise Mismatch(f"the entry has schema {plain.get('schema')!r}, this casewise reads {SCHEMA}; predict again")
+        try:
+            values = dict(plain)
+            values["decision"] = None if not plain.get("decision") else Decision.from_dict(plain["decision"])
+            values["contract"] = tuple(ContractFinding(**finding) for finding in plain.get("contract") or ())
+            values["notes"] = tuple(plain.get("notes") or ())
+            for name in ("diagnostics", "regions"):
+                values[name] = tuple(numbered(plain.get(name) or []))
+            values["signals"] = numbered(plain.get("signals") or {})
+            return cls(**values)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise BadInput(f"this is not the entry of a predicted case ({error}); predict the case again") from error

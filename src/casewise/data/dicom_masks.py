@@ -1,0 +1,378 @@
+"""Masks in DICOM objects: segmentations (SEG: BINARY, FRACTIONAL, LABELMAP) and contours (RTSTRUCT).
+
+Masks of one image series are one case, whatever their files are called. :func:`nifti_folders` writes them once as NIfTI
+on one grid, with the same label number for the same name in every folder, so that ``compare``, ``import`` and ``qc``
+read them as any other folder. The grid is that of the images where they are given, else the one of the segmentations;
+contours alone have none.
+
+highdicom reads segmentations. Contours are filled here (decision 0019): a voxel belongs to a structure if its center
+lies inside an odd number of the structure's contours on its slice, so a contour within a contour is a hole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from casewise.core.durable import replacing, write_durably
+from casewise.core.errors import BadInput, UnsafeInput
+from casewise.core.formats import json_text
+from casewise.core.records import Mask, made_case_id
+from casewise.data.dicom_objects import LABEL
+from casewise.data.dicom_series import (
+    Series,
+    is_dicom,
+    is_dicom_folder,
+    plain_files,
+    pydicom_module,
+    read_series,
+    survey_series,
+)
+from casewise.data.nifti import MAX_BYTES, placed_volume, write_volume
+
+Affine = NDArray[np.float64]
+IMAGES = "images"  # where the images of the cases are written beside their masks
+FRACTION = 0.5  # of a FRACTIONAL segmentation, from which on a voxel belongs to a segment
+_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # DICOM counts toward left and posterior, NIfTI toward right and anterior
+_REVERSED = [2, 1, 0, 3]  # (slice, row, column) of DICOM masks, (x, y, z) of NIfTI
+
+
+@dataclass(frozen=True)
+class MaskObject:
+    """One SEG or RTSTRUCT file: its image series and its structures."""
+
+    path: Path
+    kind: str  # SEG or RTSTRUCT
+    series_uid: str
+    patient: str  # a hash of the PatientID
+    names: Mapping[int, str]  # of segments or ROIs by their own numbers
+    values: Mapping[str, int]  # label numbers that the file states for names
+
+
+@dataclass(frozen=True)
+class MaskGrid:
+    """Geometry of a voxel grid: (slice, row, column) to millimetres in DICOM's LPS."""
+
+    affine: Affine
+    shape: tuple[int, int, int]
+
+
+def is_mask_folder(folder: Path) -> bool:
+    """Return True if a folder has DICOM segmentations or contours."""
+    return folder.is_dir() and any(_modality(path) in ("SEG", "RTSTRUCT") for path in _few_dicom(folder))
+
+
+def _few_dicom(folder: Path) -> Iterable[Path]:
+    for seen, path in enumerate(plain_files(folder, links=True)):
+        if seen == 50:
+            return
+        if not path.is_symlink() and is_dicom(path):
+            yield path
+
+
+def _modality(path: Path) -> str:
+    pydicom = pydicom_module()
+    try:
+        return str(pydicom.dcmread(path, stop_before_pixels=True, specific_tags=["Modality"]).get("Modality", ""))
+    except Exception:  # pydicom raises many kinds on damaged files
+        return ""
+
+
+def nifti_folders(
+    folders: Sequence[Path | None], keep: Path, *, images: Path | None = None
+) -> tuple[list[Path | None], Path | None]:
+    """Convert folders with DICOM masks to NIfTI; other folders are returned unchanged.
+
+    Args:
+        folders: Folders with masks; None stays None.
+        keep: Where the NIfTI files are written: ``keep/0``, ``keep/1``, ... in the order of the folders.
+        images: Folder with the image series, which gives every mask the grid of its series.
+
+    Returns:
+        The folders to read instead, and a table with the patient (a hash) of each case; None where nothing was DICOM.
+
+    Raises:
+        BadInput: A file cannot be read, its contours have no grid, or a structure does not fit the grid.
+    """
+    ours = {at: folder for at, folder in enumerate(folders) if folder is not None and is_mask_folder(folder)}
+    if not ours:
+        return list(folders), None
+    found = {at: find_mask_objects(folder) for at, folder in ours.items()}
+    every = [one for objects in found.values() for one in objects]
+    numbers = label_numbers(every)
+    ids = _case_ids(every)
+    shown = {} if images is None or not is_dicom_folder(images) else {one.uid: one for one in survey_series(images)[0]}
+    for series_uid in dict.fromkeys(one.series_uid for one in every):
+        members = {at: [one for one in objects if one.series_uid == series_uid] for at, objects in found.items()}
+        series = shown.get(series_uid)
+        masks = read_masks(members, numbers, None if series is None else _grid_of(series))
+        if series is not None:
+            with replacing(keep / IMAGES / f"{ids[series_uid]}.nii.gz") as temporary:
+                write_volume(temporary, read_series(series))
+        for at, (mask, grid) in masks.items():
+            volume = placed_volume(mask, _TO_RAS @ grid.affine[:, _REVERSED])
+            path = keep / str(at) / f"{ids[series_uid]}.nii.gz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as temporary:
+                write_volume(temporary, volume)
+    for at in ours:
+        names = {"background": 0, **numbers}
+        write_durably(keep / str(at) / "dataset.json", json_text({"labels": names}, indent=1).encode())
+    patients = {ids[one.series_uid]: one.patient for one in every}
+    rows = ["case,cluster", *(f"{case_id},{patient}" for case_id, patient in sorted(patients.items()))]
+    write_durably(keep / "cases.csv", ("\n".join(rows) + "\n").encode())
+    return [keep / str(at) if at in ours else folder for at, folder in enumerate(folders)], keep / "cases.csv"
+
+
+def find_mask_objects(folder: Path) -> list[MaskObject]:
+    """Find every SEG and RTSTRUCT below a folder; other DICOM files are ignored."""
+    found = []
+    for path in plain_files(folder):
+        if is_dicom(path) and _modality(path) in ("SEG", "RTSTRUCT"):
+            found.append(_object(path))
+    return found
+
+
+def _object(path: Path) -> MaskObject:
+    try:
+        header = pydicom_module().dcmread(path, stop_before_pixels=True)
+        kind = str(header.Modality)
+        series_uid = _segmented_series(header) if kind == "SEG" else _contoured_series(header)
+        names, values = _segments(header) if kind == "SEG" else _structures(header)
+    except (AttributeError, KeyError, IndexError, ValueError) as error:
+        raise BadInput(f"{path.name} does not say what it is about ({error}); export it again") from error
+    patient = hashlib.sha256(str(header.get("PatientID", "") or series_uid).encode()).hexdigest()[:12]
+    return MaskObject(path, kind, series_uid, f"patient-{patient}", names, values)
+
+
+def _segmented_series(header: Any) -> str:
+    return str(header.ReferencedSeriesSequence[0].SeriesInstanceUID)
+
+
+def _contoured_series(header: Any) -> str:
+    study = header.ReferencedFrameOfReferenceSequence[0].RTReferencedStudySequence[0]
+    return str(study.RTReferencedSeriesSequence[0].SeriesInstanceUID)
+
+
+def _segments(header: Any) -> tuple[dict[int, str], dict[str, int]]:
+    names, values = {}, {}
+    for segment in header.SegmentSequence:
+        number, name = int(segment.SegmentNumber), str(segment.SegmentLabel).strip()
+        if number == 0:  # the background of a LABELMAP
+            continue
+        names[number] = name
+        said = str(segment.get("SegmentDescription", ""))
+        if said.startswith(LABEL) and said[len(LABEL) :].isdecimal():
+            values[name] = int(said[len(LABEL) :])
+    return names, values
+
+
+def _structures(header: Any) -> tuple[dict[int, str], dict[str, int]]:
+    return {int(one.ROINumber): str(one.ROIName).strip() for one in header.StructureSetROISequence}, {}
+
+
+def label_numbers(objects: Iterable[MaskObject]) -> dict[str, int]:
+    """One number for each name over all files: the one that a file states, else the next one in the order of names."""
+    numbers: dict[str, int] = {}
+    given = list(objects)
+    for one in given:
+        for name, value in one.values.items():
+            if numbers.setdefault(name, value) != value:
+                raise BadInput(f"{one.path.name} calls {name!r} label {value}, another file label {numbers[name]}")
+    following = max(numbers.values(), default=0) + 1
+    for name in sorted({name for one in given for name in one.names.values()} - set(numbers)):
+        numbers[name] = following
+        following += 1
+    return numbers
+
+
+def _case_ids(objects: Sequence[MaskObject]) -> dict[str, str]:
+    """A case for each series, called after its first file; a piece of the UID's hash keeps equal names apart."""
+    stems: dict[str, str] = {}
+    for one in objects:
+        name = one.path.name.removesuffix(".dcm").removesuffix(".seg").removesuffix(".rtstruct")
+        stems.setdefault(one.series_uid, made_case_id(name))
+    twice = Counter(stems.values())
+    return {
+        uid: f"{stem}-{hashlib.sha256(uid.encode()).hexdigest()[:12]}" if twice[stem] > 1 else stem
+        for uid, stem in stems.items()
+    }
+
+
+def _grid_of(series: Series) -> MaskGrid:
+    return MaskGrid(_TO_RAS @ series.affine[:, _REVERSED], series.shape)
+
+
+def read_masks(
+    members: Mapping[int, Sequence[MaskObject]], numbers: Mapping[str, int], grid: MaskGrid | None
+) -> dict[int, tuple[Mask, MaskGrid]]:
+    """The masks of one series by folder, on its grid, or on one that holds all of its segmentations."""
+    read = {one.path: _Segmentation(one) for objects in members.values() for one in objects if one.kind == "SEG"}
+    if grid is None:
+        grid = _common_grid([one.grid for one in read.values()])
+    if grid is None:
+        names = ", ".join(one.path.name for objects in members.values() for one in objects)
+        raise BadInput(f"{names}: contours have no grid of their own; give the image series with -i IMAGES")
+    found = {}
+    for at, objects in members.items():
+        if not objects:
+            continue
+        mask = np.zeros(grid.shape, np.uint16 if max(numbers.values(), default=0) > 255 else np.uint8)
+        for one in objects:
+            if one.kind == "SEG":
+                _place(mask, grid, read[one.path], numbers)
+            else:
+                _fill(mask, grid, one, numbers)
+        found[at] = (mask, grid)
+    return found
+
+
+class _Segmentation:
+    """The voxels of a SEG on its own grid, which may leave out empty slices at both ends."""
+
+    def __init__(self, about: MaskObject) -> None:
+        self.about = about
+
+    @cached_property
+    def _stored(self) -> Any:
+        try:
+            from highdicom.seg import segread
+        except ImportError as error:
+            from casewise.core.errors import MissingExtra
+
+            raise MissingExtra("DICOM segmentations need highdicom; pip install 'casewise[dicom]'") from error
+        try:
+            return segread(self.about.path)
+        except Exception as error:  # highdicom raises many kinds on damaged files
+            raise BadInput(f"{self.about.path.name} cannot be read ({' '.join(str(error).split())})") from error
+
+    @cached_property
+    def grid(self) -> MaskGrid:
+        geometry = self._stored.get_volume_geometry()
+        if geometry is None:
+            raise BadInput(f"{self.about.path.name}: its frames are not slices at even distances; resample it first")
+        shape = tuple(int(side) for side in geometry.spatial_shape)
+        if int(np.prod(shape)) > MAX_BYTES:
+            raise UnsafeInput(f"{self.about.path.name} asks for {int(np.prod(shape)):,} voxels; crop it")
+        return MaskGrid(np.asarray(geometry.affine, float), (shape[0], shape[1], shape[2]))
+
+    def segment(self, number: int) -> NDArray[np.bool_]:
+        volume = self._stored.get_volume(segment_numbers=[number], combine_segments=False, allow_missing_positions=True)
+        return np.asarray(volume.array)[..., 0] >= FRACTION
+
+    def labelmap(self) -> NDArray[Any] | None:
+        """All segments at once where they cannot overlap."""
+        if str(self._stored.SegmentationType) == "FRACTIONAL":
+            return None
+        volume = self._stored.get_volume(combine_segments=True, skip_overlap_checks=True, allow_missing_positions=True)
+        return np.asarray(volume.array)
+
+
+def _common_grid(grids: Sequence[MaskGrid]) -> MaskGrid | None:
+    """The smallest grid that holds all of them, where they are parts of one; else the first."""
+    if not grids:
+        return None
+    base = grids[0]
+    low, high = np.zeros(3), np.array(base.shape, float)
+    for other in grids[1:]:
+        turned = np.linalg.inv(base.affine) @ other.affine
+        if not _is_shift(turned):
+            continue
+        ends = np.stack([turned[:3, 3], turned[:3, 3] + np.diag(turned)[:3] * (np.array(other.shape) - 1)])
+        low, high = np.minimum(low, ends.min(axis=0)), np.maximum(high, ends.max(axis=0) + 1)
+    low, high = np.rint(low), np.rint(high)
+    shift = np.eye(4)
+    shift[:3, 3] = low
+    shape = (high - low).astype(int).tolist()
+    return MaskGrid(base.affine @ shift, (shape[0], shape[1], shape[2]))
+
+
+def _is_shift(turned: Affine, tolerance: float = 0.02) -> bool:
+    """Return True if one grid is the other, moved by whole voxels and perhaps counted backward along an axis."""
+    straight = np.allclose(np.abs(turned[:3, :3]), np.eye(3), atol=1e-3)
+    return bool(straight and np.allclose(turned[:3, 3], np.rint(turned[:3, 3]), atol=tolerance))
+
+
+def _place(mask: Mask, grid: MaskGrid, segmentation: _Segmentation, numbers: Mapping[str, int]) -> None:
+    """Write a segmentation into a mask on another grid of the same voxels."""
+    own, about = segmentation.grid, segmentation.about
+    turned = np.linalg.inv(grid.affine) @ own.affine
+    if not _is_shift(turned):
+        raise BadInput(
+            f"{about.path.name} does not lie on the grid of its series or of the other masks; resample it first"
+        )
+    begin = np.rint(turned[:3, 3]).astype(int)
+    flips = tuple(axis for axis in range(3) if turned[axis, axis] < 0)
+    for axis in flips:
+        begin[axis] -= own.shape[axis] - 1
+    inside, into = [], []
+    for axis in range(3):
+        first, last = max(0, -begin[axis]), min(own.shape[axis], grid.shape[axis] - begin[axis])
+        inside.append(slice(first, max(first, last)))
+        into.append(slice(begin[axis] + first, begin[axis] + max(first, last)))
+    whole = segmentation.labelmap()
+    for number, name in about.names.items():
+        held = segmentation.segment(number) if whole is None else whole == number
+        part = np.flip(held, flips)[tuple(inside)]
+        if int(np.count_nonzero(part)) < int(np.count_nonzero(held)):
+            raise BadInput(f"{about.path.name}: {name} reaches beyond the images of its series")
+        mask[tuple(into)][part] = numbers[name]
+
+
+def _fill(mask: Mask, grid: MaskGrid, about: MaskObject, numbers: Mapping[str, int]) -> None:
+    """Fill the contours of an RTSTRUCT into a mask."""
+    stored = pydicom_module().dcmread(about.path)
+    inverse = np.linalg.inv(grid.affine)
+    for structure in stored.get("ROIContourSequence", []):
+        name = about.names.get(int(structure.ReferencedROINumber))
+        if name is None:
+            continue
+        planes: dict[int, NDArray[np.bool_]] = {}
+        for contour in structure.get("ContourSequence", []):
+            if str(contour.get("ContourGeometricType", "")) not in (
+                "CLOSED_PLANAR",
+                "CLOSED_PLANAR_XOR",
+                "CLOSEDPLANAR_XOR",
+            ):
+                continue
+            points = np.asarray([float(value) for value in contour.ContourData]).reshape(-1, 3)
+            index = (inverse[:3, :3] @ points.T + inverse[:3, 3:]).T
+            at = round(float(index[:, 0].mean()))
+            if float(np.abs(index[:, 0] - at).max()) > 0.5 or not 0 <= at < grid.shape[0]:
+                raise BadInput(
+                    f"{about.path.name}: a contour of {name} lies on no slice of its series; give its images with -i"
+                )
+            plane = planes.setdefault(at, np.zeros(grid.shape[1:], bool))
+            plane ^= filled_polygon(index[:, 1:], grid.shape[1:])
+        for at, plane in planes.items():
+            mask[at][plane] = numbers[name]
+
+
+def filled_polygon(points: NDArray[np.float64], shape: Sequence[int]) -> NDArray[np.bool_]:
+    """The pixels whose centers lie inside a polygon of (row, column) points, by the even-odd rule.
+
+    Example:
+        >>> square = np.array([[0.5, 0.5], [0.5, 2.5], [2.5, 2.5], [2.5, 0.5]])
+        >>> filled_polygon(square, (4, 4)).sum()
+        np.int64(4)
+    """
+    rows, columns = shape
+    inside = np.zeros((rows, columns + 1), bool)
+    following = np.roll(points, -1, axis=0)
+    for (row, column), (next_row, next_column) in zip(points.tolist(), following.tolist(), strict=True):
+        low, high = sorted((row, next_row))
+        hit = np.arange(max(0, int(np.ceil(low))), min(rows, int(np.ceil(high))))  # centers with low <= row < high
+        if not hit.size:
+            continue
+        crossing = column + (hit - row) / (next_row - row) * (next_column - column)
+        first = np.clip(np.ceil(crossing), 0, columns).astype(int)  # the first center right of the edge
+        np.logical_xor.at(inside, (hit, first), True)
+    return np.logical_xor.accumulate(inside, axis=1)[:, :columns]

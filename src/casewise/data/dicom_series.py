@@ -1,0 +1,424 @@
+"""Read DICOM: one series is one case, with slices sorted by position and values rescaled.
+
+Only pydicom reads here, headers before pixels, behind a size gate. A DICOMDIR is never followed: the files of a folder
+are read one by one. A series that is not one complete volume is refused, with the names of the files: mixed
+geometries, a missing slice, two slices at one place, a tilted gantry, colour, several frames in one file.
+
+A model of several channels gets the series of one study, each found by a pattern of its SeriesDescription.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from casewise.core.errors import BadInput, MissingExtra, UnsafeInput, in_one_line
+from casewise.core.records import check_case_id
+from casewise.data.nifti import MAX_BYTES, Volume, placed_volume
+
+TOLERANCE_MM = 1e-2
+"""How far positions may lie from an even grid; scanners round, a missing slice is a millimetre."""
+
+_HEADER_TAGS = (
+    "SOPClassUID", "SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID", "PatientID", "Modality", "SeriesNumber",
+    "SeriesDescription", "InstanceNumber", "ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing",
+    "SliceThickness", "Rows", "Columns", "BitsAllocated", "SamplesPerPixel", "NumberOfFrames", "RescaleSlope",
+    "RescaleIntercept", "NumberOfSeriesRelatedInstances",
+)  # fmt: skip
+_NOT_IMAGES = frozenset({"SEG", "SR", "PR", "KO", "RTSTRUCT", "RTDOSE", "RTPLAN", "REG", "RWV", "AU", "DOC"})
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The header of one file of a series, before its pixels are read."""
+
+    path: Path
+    instance_uid: str
+    position_mm: tuple[float, float, float]
+    orientation: tuple[float, ...]  # direction cosines of a row, then of a column
+    shape: tuple[int, int]  # rows, columns
+    pixel_mm: tuple[float, float]  # between rows, between columns
+    thickness_mm: float | None
+
+    @property
+    def normal(self) -> NDArray[np.float64]:
+        """Normal of the slice, by the right-hand rule."""
+        return np.cross(self.orientation[:3], self.orientation[3:])
+
+    @property
+    def height_mm(self) -> float:
+        """Position of the slice along its normal."""
+        return float(self.normal @ np.asarray(self.position_mm))
+
+
+@dataclass(frozen=True)
+class Series:
+    """The files of one volume in the order of their positions, and what the case is called."""
+
+    case_id: str
+    uid: str
+    study_uid: str
+    modality: str
+    cluster: str  # a hash of the PatientID: cases of one patient stay together, and the number itself goes nowhere
+    slices: tuple[Slice, ...]
+    description: str = ""
+    more: tuple[Series, ...] = ()  # further channels of the same study, on the same grid
+
+    def __post_init__(self) -> None:
+        check_case_id(self.case_id)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Slices, rows, columns."""
+        return (len(self.slices), *self.slices[0].shape)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files in the order of the slices."""
+        return tuple(one.path for one in self.slices)
+
+    @property
+    def affine(self) -> NDArray[np.float64]:
+        """From (column, row, slice) to millimetres in NIfTI's RAS; DICOM itself counts toward left and posterior."""
+        first, last = self.slices[0], self.slices[-1]
+        step = np.asarray(last.position_mm) - np.asarray(first.position_mm)
+        step = step / (len(self.slices) - 1) if len(self.slices) > 1 else first.normal * (first.thickness_mm or 1.0)
+        columns = np.asarray(first.orientation[:3]) * first.pixel_mm[1]
+        rows = np.asarray(first.orientation[3:]) * first.pixel_mm[0]
+        lps = np.eye(4)
+        lps[:3, :] = np.stack([columns, rows, step, np.asarray(first.position_mm)], axis=1)
+        return np.asarray(np.diag([-1.0, -1.0, 1.0, 1.0]) @ lps)
+
+
+def is_dicom(path: Path) -> bool:
+    """Return True if a file carries DICOM's mark: "DICM" after a preamble of 128 bytes."""
+    with path.open("rb") as file:
+        return file.read(132)[128:] == b"DICM"
+
+
+def is_dicom_folder(folder: Path) -> bool:
+    """Return True if the first few files under a folder are DICOM; a DICOMDIR is ignored."""
+    if not folder.is_dir():
+        return False
+    for seen, path in enumerate(plain_files(folder, links=True)):
+        if not path.is_symlink() and is_dicom(path):
+            return True
+        if seen == 20:
+            break
+    return False
+
+
+def plain_files(folder: Path, *, links: bool = False) -> Iterable[Path]:
+    """Every file that could be a slice; a link out of the folder is refused, or listed for who opens no links."""
+    root = folder.resolve()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != "DICOMDIR" and not path.name.startswith("."):
+            if not links and root not in path.resolve().parents:
+                raise UnsafeInput(f"{path.name} is a link that leaves {folder}; copy the file into the folder")
+            yield path
+
+
+def survey_series(
+    folder: Path, *, channels: Sequence[str] = (), max_bytes: int = MAX_BYTES
+) -> tuple[tuple[Series, ...], dict[str, BadInput | UnsafeInput]]:
+    """The series that can be read, and by case why the others cannot: one bad series costs no other its mask.
+
+    With ``channels``, patterns of series descriptions in the model's order, one study is one case.
+    """
+    by_series: dict[str, list[tuple[Path, Any]]] = {}
+    refused: dict[str, BadInput | UnsafeInput] = {}
+    for path in plain_files(folder):
+        try:
+            header = _header(path)
+        except BadInput as error:
+            refused[_safe("_".join(path.relative_to(folder).parts))] = error
+            continue
+        if header is not None:
+            by_series.setdefault(str(header.SeriesInstanceUID), []).append((path, header))
+    if not by_series:
+        for problem in refused.values():
+            raise problem
+        raise BadInput(f"{folder} holds no DICOM image; give the folder that holds the series")
+    names = _names(folder, by_series)
+    found = []
+    for uid, headers in sorted(by_series.items(), key=lambda item: names[item[0]]):
+        try:
+            found.append(_series(names[uid], headers, max_bytes))
+        except (BadInput, UnsafeInput) as error:
+            refused[names[uid]] = error
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # pydicom's own kinds
+            refused[names[uid]] = BadInput(
+                f"series {names[uid]}: its headers cannot be used ({in_one_line(error)}); export it again"
+            )
+    return _studies(folder, found, refused, channels) if channels else (tuple(found), refused)
+
+
+def _studies(
+    folder: Path, found: Sequence[Series], refused: dict[str, BadInput | UnsafeInput], channels: Sequence[str]
+) -> tuple[tuple[Series, ...], dict[str, BadInput | UnsafeInput]]:
+    """One case per study, called after the folder that holds its channels; series that no pattern wants are left."""
+    by_study: dict[str, list[Series]] = {}
+    for series in found:
+        by_study.setdefault(series.study_uid, []).append(series)
+    files = {study: [path for one in group for path in one.files] for study, group in by_study.items()}
+    places = {study: _common_parent(paths).relative_to(folder).parts for study, paths in files.items()}
+    stems = {study: _safe("_".join(parts) or folder.name) for study, parts in places.items()}
+    shared, cases = Counter(stems.values()), []
+    for study, group in by_study.items():
+        case_id = f"{stems[study]}_{_short(study)}" if shared[stems[study]] > 1 else stems[study]
+        try:
+            cases.append(_with_channels(case_id, group, channels))
+        except BadInput as error:
+            refused[case_id] = error
+    return tuple(sorted(cases, key=lambda case: case.case_id)), refused
+
+
+def _with_channels(case_id: str, group: Sequence[Series], channels: Sequence[str]) -> Series:
+    """The series of a study that the patterns name, one each, on one grid."""
+    chosen = []
+    for pattern in channels:
+        fitting = [one for one in group if fnmatchcase(one.description.lower(), pattern.lower())]
+        if len(fitting) != 1:
+            there = ", ".join(f"{one.description!r} ({one.case_id})" for one in fitting or group)
+            raise BadInput(
+                f"study {case_id}: {len(fitting)} series are called {pattern!r}, one is expected; "
+                f"{'they are' if fitting else 'there are'} {there}; give channels patterns that fit one series each"
+            )
+        chosen.append(fitting[0])
+    first, *others = chosen
+    for other in others:
+        if other.shape != first.shape or not np.allclose(other.affine, first.affine, atol=TOLERANCE_MM):
+            raise BadInput(
+                f"study {case_id}: series {first.description!r} ({_said(first.shape)}) and {other.description!r} "
+                f"({_said(other.shape)}) do not lie on one grid; register and resample them before"
+            )
+    return replace(first, case_id=case_id, more=tuple(others))
+
+
+def channel_patterns(text: str) -> tuple[str, ...]:
+    """The patterns of the setting ``channels``.
+
+    >>> channel_patterns("T1*, FLAIR*")
+    ('T1*', 'FLAIR*')
+    """
+    patterns = tuple(word.strip() for word in text.split(",")) if text else ()
+    if not all(patterns):
+        raise BadInput(f"channels names a series description for each channel, such as 'T1*,FLAIR*', got {text!r}")
+    return patterns
+
+
+def check_channels(series: Sequence[Series], channels: Sequence[str], wanted: int | None) -> None:
+    """Refuse a model of several channels if the setting ``channels`` is missing."""
+    if wanted in (None, len(channels) or 1):
+        return
+    study = [one for one in series if one.study_uid == series[0].study_uid]
+    there = ", ".join(repr(one.description) for one in (*study, *(more for one in study for more in one.more)))
+    given = f"{len(channels)} series per case are" if channels else "1 series per case is"
+    raise BadInput(
+        f"the model takes {wanted} channels, and {given} given; "
+        f"name a series for each by its description, in the model's order: --set channels='T1*,FLAIR*'. "
+        f"A study here holds {there}"
+    )
+
+
+def _header(path: Path) -> Any:
+    """The header of an image file; None for what is no DICOM, or DICOM but no picture (reports, plans, masks)."""
+    pydicom = pydicom_module()
+    if not is_dicom(path):
+        return None
+    try:
+        header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=list(_HEADER_TAGS))
+    except Exception as error:  # pydicom raises many kinds on damaged files
+        raise BadInput(f"{path.name} cannot be read as DICOM ({error}); export it again") from error
+    if str(header.get("Modality", "")) in _NOT_IMAGES or "Rows" not in header:
+        return None
+    if "SeriesInstanceUID" not in header:
+        raise BadInput(f"{path.name} names no series (SeriesInstanceUID); export it again")
+    return header
+
+
+def pydicom_module() -> Any:
+    """pydicom, or what to install."""
+    try:
+        import pydicom
+    except ImportError as error:
+        raise MissingExtra("DICOM needs pydicom and highdicom; pip install 'casewise[dicom]'") from error
+    return pydicom
+
+
+def _names(folder: Path, by_series: dict[str, list[tuple[Path, Any]]]) -> dict[str, str]:
+    """A name for each series: the folder of its files, then the series number, then a piece of its UID's hash."""
+    places = {uid: _common_parent([path for path, _ in headers]) for uid, headers in by_series.items()}
+    stems = {uid: _safe("_".join(place.relative_to(folder).parts) or folder.name) for uid, place in places.items()}
+    shared = Counter(stems.values())
+    numbered = {
+        uid: f"{stem}_{by_series[uid][0][1].get('SeriesNumber', 0) or 0}" if shared[stem] > 1 else stem
+        for uid, stem in stems.items()
+    }
+    twice = Counter(numbered.values())
+    return {uid: f"{name}_{_short(uid)}" if twice[name] > 1 else name for uid, name in numbered.items()}
+
+
+def _common_parent(paths: Sequence[Path]) -> Path:
+    parents = [{path.parent, *path.parent.parents} for path in paths]
+    return max(set.intersection(*parents), key=lambda place: len(place.parts))
+
+
+def _safe(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".-")[:96] or "case"
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _series(case_id: str, headers: Sequence[tuple[Path, Any]], max_bytes: int) -> Series:
+    slices = [_slice(case_id, path, header) for path, header in headers]
+    first = headers[0][1]
+    _check_alike(case_id, slices)
+    _check_size(case_id, slices, [header for _, header in headers], max_bytes)
+    slices.sort(key=lambda one: one.height_mm)
+    _check_even(case_id, slices)
+    promised = int(first.get("NumberOfSeriesRelatedInstances", 0) or 0)
+    if promised > len(slices):
+        raise BadInput(f"series {case_id}: {promised} images are promised, {len(slices)} are here; send it again")
+    cluster = f"patient-{_short(str(first.get('PatientID', '') or first.SeriesInstanceUID))}"
+    study, modality = str(first.get("StudyInstanceUID", "")), str(first.get("Modality", ""))
+    description = str(first.get("SeriesDescription", "") or "")
+    return Series(case_id, str(first.SeriesInstanceUID), study, modality, cluster, tuple(slices), description)
+
+
+def _slice(case_id: str, path: Path, header: Any) -> Slice:
+    if int(header.get("NumberOfFrames", 1) or 1) > 1:
+        raise BadInput(f"series {case_id}: {path.name} holds several frames; export it as one file per slice")
+    if int(header.get("SamplesPerPixel", 1)) != 1:
+        raise BadInput(f"series {case_id}: {path.name} is in colour; a series of grey slices is expected")
+    needed = ("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing")
+    missing = ", ".join(tag for tag in needed if not header.get(tag))
+    if missing:
+        raise BadInput(f"series {case_id}: {path.name} does not say {missing}, so it has no place; export it again")
+    pixel_mm = (float(header.PixelSpacing[0]), float(header.PixelSpacing[1]))
+    if not all(np.isfinite(size) and size > 0 for size in pixel_mm):
+        raise BadInput(f"series {case_id}: {path.name} has PixelSpacing {_said(pixel_mm)}; it must be positive")
+    thickness = header.get("SliceThickness")
+    return Slice(
+        path,
+        str(header.SOPInstanceUID),
+        _three(header.ImagePositionPatient),
+        tuple(float(value) for value in header.ImageOrientationPatient),
+        (int(header.Rows), int(header.Columns)),
+        pixel_mm,
+        None if thickness in (None, "") else float(thickness),
+    )
+
+
+def _three(values: Any) -> tuple[float, float, float]:
+    x, y, z = (float(value) for value in values)
+    return x, y, z
+
+
+def _check_alike(case_id: str, slices: Sequence[Slice]) -> None:
+    first = slices[0]
+    for other in slices[1:]:
+        for what, one, two, close in (
+            ("size", first.shape, other.shape, 0.0),
+            ("orientation", first.orientation, other.orientation, 1e-4),
+            ("pixel spacing", first.pixel_mm, other.pixel_mm, 1e-4),
+        ):
+            if not np.allclose(one, two, rtol=0, atol=close):
+                raise BadInput(
+                    f"series {case_id} mixes slices: {first.path.name} has {what} {_said(one)}, "
+                    f"{other.path.name} has {_said(two)}; one series must be one volume, split it"
+                )
+
+
+def _said(values: Sequence[float]) -> str:
+    return " x ".join(f"{value:.4g}" for value in values)
+
+
+def _check_size(case_id: str, slices: Sequence[Slice], headers: Sequence[Any], max_bytes: int) -> None:
+    rows, columns = slices[0].shape
+    asked = rows * columns * len(slices) * 4
+    if min(rows, columns) < 1 or asked > max_bytes:
+        raise UnsafeInput(
+            f"series {case_id} asks for {asked / 2**30:.1f} GiB ({len(slices)} slices of {rows} x {columns}), "
+            f"at most {max_bytes / 2**30:.1f} GiB are allowed; crop it or raise the limit"
+        )
+    for one, header in zip(slices, headers, strict=True):
+        packed = one.path.stat().st_size
+        if not _is_packed(header) and packed < rows * columns * int(header.get("BitsAllocated", 16)) // 8:
+            raise BadInput(
+                f"series {case_id}: {one.path.name} is {packed} bytes long, less than its pixels; it is truncated"
+            )
+
+
+def _is_packed(header: Any) -> bool:
+    return bool(header.file_meta.TransferSyntaxUID.is_compressed)
+
+
+def _check_even(case_id: str, slices: Sequence[Slice]) -> None:
+    """Refuse slices that are unevenly spaced, shifted, missing or duplicated."""
+    if len(slices) == 1:
+        return
+    heights = np.array([one.height_mm for one in slices])
+    gaps = np.diff(heights)
+    for place in np.flatnonzero(gaps < TOLERANCE_MM).tolist():
+        raise BadInput(
+            f"series {case_id}: {slices[place].path.name} and {slices[place + 1].path.name} lie at the same place; "
+            f"phases, echoes or time points must be series of their own"
+        )
+    usual = float(np.quantile(gaps, 0.5, method="lower"))
+    for place in np.flatnonzero(np.abs(gaps - usual) > max(TOLERANCE_MM, 0.02 * usual)).tolist():
+        missing = round(gaps[place] / usual) - 1
+        what = f"{missing} slice{'s are' if missing > 1 else ' is'} missing" if missing > 0 else "slices are uneven"
+        raise BadInput(
+            f"series {case_id}: {what} between {slices[place].path.name} and {slices[place + 1].path.name} "
+            f"({gaps[place]:.2f} mm apart, others {usual:.2f} mm); send the series again"
+        )
+    drift = np.asarray(slices[-1].position_mm) - np.asarray(slices[0].position_mm)
+    aside = drift - (drift @ slices[0].normal) * slices[0].normal
+    if np.linalg.norm(aside) > max(0.1, 0.01 * float(heights[-1] - heights[0])):
+        raise BadInput(
+            f"series {case_id}: its slices are not straight above each other (a tilted gantry, "
+            f"{np.linalg.norm(aside):.1f} mm aside); resample it to a straight grid first"
+        )
+
+
+def read_series(series: Series) -> Volume:
+    """The voxels of a series as (slices, rows, columns), rescaled slice by slice, and where they lie.
+
+    Whole numbers stay whole; a rescale slope that is no whole number gives float32.
+    """
+    planes = [_pixels(series, one) for one in series.slices]
+    whole = all(np.issubdtype(plane.dtype, np.integer) for plane in planes)
+    voxels = np.stack(planes).astype(_whole_type(planes) if whole else np.float32)
+    return placed_volume(voxels, series.affine)
+
+
+def _pixels(series: Series, one: Slice) -> NDArray[Any]:
+    try:
+        stored = pydicom_module().dcmread(one.path)
+        pixels = np.asarray(stored.pixel_array)
+    except Exception as error:  # a decoder that is not there, or a damaged stream: pydicom raises many kinds
+        raise BadInput(
+            f"series {series.case_id}: the pixels of {one.path.name} cannot be read "
+            f"({' '.join(str(error).split())}); export the series uncompressed"
+        ) from error
+    slope, intercept = float(stored.get("RescaleSlope", 1) or 1), float(stored.get("RescaleIntercept", 0) or 0)
+    if slope.is_integer() and intercept.is_integer():
+        return np.asarray(pixels.astype(np.int64) * int(slope) + int(intercept))
+    return np.asarray(pixels * slope + intercept)
+
+
+def _whole_type(planes: Sequence[NDArray[Any]]) -> Any:
+    low, high = min(int(plane.min()) for plane in planes), max(int(plane.max()) for plane in planes)
+    return np.int16 if low >= -(2**15) and high < 2**15 else np.int32

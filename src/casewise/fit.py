@@ -1,0 +1,604 @@
+"""From a frozen model and a few labelled cases to a deployment: propose, learn, compare, calibrate, certify.
+
+:func:`fit` runs the whole chain with defaults for every step. After an interruption the same call resumes at the
+last finished part.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from casewise.adapt.adaptation import Adaptation
+from casewise.adapt.backbones import Backbone
+from casewise.adapt.model import Model, as_model
+from casewise.adapt.proposers import named_proposal
+from casewise.adapt.tuned_weights import read_tuned_folder
+from casewise.archive.store import Archive, open_archive
+from casewise.core.durable import file_lock, sweep, write_durably, write_json
+from casewise.core.errors import BadInput, Mismatch, TooFewCases
+from casewise.core.formats import json_text
+from casewise.core.records import CALIBRATION, Case, Mask, Policy
+from casewise.core.text import pluralize
+from casewise.data.folders import CaseFiles
+from casewise.deployment import SUMMARY, Deployment
+from casewise.deployment.saved import TUNED, with_tuned_at
+from casewise.judge.calibration.calibrate import calibrate
+from casewise.judge.calibration.cuts import FEWEST
+from casewise.judge.calibration.designs import Deployed
+from casewise.judge.certificates.certificate import Certificate
+from casewise.judge.certificates.split import PromiseSplit, certify_held_out, split_for_promise
+from casewise.judge.controllers.metadata import metadata_of
+from casewise.judge.outcomes import outcomes
+from casewise.judge.policy import controller_kind
+from casewise.learn.folds import CrossFit, cores, cross_fit, deal
+from casewise.learn.tuning import Tuning
+from casewise.measure.measures import Measure, check_names
+from casewise.render.mask_pictures import Classes
+from casewise.report.fit_page import fit_page, labelled_pictures
+from casewise.run.gather import gathered_cases
+from casewise.run.local import LocalEngine
+from casewise.run.record_folder import RecordCase, record_folder
+from casewise.study.deployed_measures import SET_ASIDE, DeployedMeasures, design_cases, fit_report, policy_cases
+from casewise.study.plan import read_measures
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+ARCHIVE, HELD_OUT, PLAN, PAGE = "archive", "held-out", "plan.json", "fit.html"
+HALF_TUNED, HALF_ARCHIVE = "tuned-half", "archive-half"  # for the learning curve
+POOR = {"dice": 0.7, "miou": 0.5}  # below these a mask is worth a look
+TUNED_LADDER = "tuned"
+TUNED_STATES = "tuned=tuned:1,average"  # one forward pass more than M0
+
+OnProgress = Callable[[str, int, int], None]
+"""Called with the name of a step, the number of finished parts, and the number of all parts."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """One labelled case, in memory or as files that are read where they are needed."""
+
+    id: str
+    patient: str
+    case: Case | CaseFiles
+    label: Mask | Path
+
+
+def fit(
+    model: Any,
+    images: str | Path | Sequence[NDArray[Any] | Case | str | Path],
+    labels: str | Path | Sequence[NDArray[Any] | str | Path],
+    *,
+    patients: Mapping[str, str] | Sequence[str] | str | Path | None = None,
+    out: str | Path | None = None,
+    views: str | None = None,
+    learn: bool = True,
+    tuning: Tuning | None = None,
+    propose: Sequence[str] = (),
+    metric: str | None = None,
+    flag_below: float | None = None,
+    allowed_hurt: float = 0.1,
+    promise: float | None = None,
+    loss: str = "harmed",
+    margin: float = 0.01,
+    measures: str | Path | Sequence[Measure] = (),
+    learning_curve: bool = False,
+    jobs: int | None = None,
+    copy_model: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Deployment:
+    """Fit a deployment to labelled cases.
+
+    The chain: candidates are proposed for every labelled case (views of the frozen model, and weights that were tuned
+    on the other patients), ways to choose among them are compared on patients left out, the best one that passes the
+    tests is fitted on all patients, flags are calibrated, and, where a promise is asked for, it is certified on others
+    who took no part in the rest. Where nothing passes, the deployment keeps M0.
+
+    Args:
+        model: The frozen model: an ``nn.Module`` that returns logits, a model folder, a hub id, or a ``Model``.
+        images: Folder of images, or a list of files, arrays ``(channel, *space)`` or cases.
+        labels: Folder of labels, or a list in the order of the images.
+        patients: Patient of each case: a list in the order of the images, a mapping from case id, or a table with the
+            columns ``case`` and ``cluster``. Default: ``cases.csv`` beside the images, else every case is a patient.
+        out: Folder of the deployment. Default: a temporary folder; ``save`` copies it.
+        views: Set of views such as ``"mri"``; ``""`` for none. Default: chosen from the model and the images.
+        learn: Tune the model on the labels and judge the result.
+        tuning: How the model is tuned.
+        propose: Further proposers, such as ``"members:folds"`` or ``"tuned+views:mri"``.
+        metric: ``"dice"`` or ``"miou"``. Default: chosen from the classes of the model.
+        flag_below: Flag a case whose metric may be below this. Default: 0.7 for Dice, 0.5 for mIoU; 0 for no flags.
+        allowed_hurt: Largest share of patients that may lose more than a point.
+        promise: Alpha of a promise; patients are set aside for it. Default: no promise, estimates only.
+        loss: What is promised to be at most alpha: ``"harmed"``, ``"ha"`` or ``"dice"``.
+        margin: A case is harmed if its metric falls by more than this.
+        measures: ``measures.toml``, or measures: clinical numbers that every design is compared on and that ``predict``
+            reports with an interval.
+        learning_curve: Also tune with half of the patients, and say what that would gain. Doubles the time of tuning.
+        jobs: Processes. Default: one for each core.
+        copy_model: Put a copy of the model folder into the deployment.
+        on_progress: Called with the name of a step, the parts that are done, and all parts.
+
+    Returns:
+        The deployment, written to ``out``.
+
+    Raises:
+        BadInput: If images and labels do not fit together.
+        TooFewCases: If there are too few patients.
+        Mismatch: If ``out`` holds a deployment of other options.
+
+    Example:
+        >>> deployment = casewise.fit("MODEL", "images/", "labels/", out="deployment/")  # doctest: +SKIP
+        >>> print(deployment.summary())  # doctest: +SKIP
+    """
+    began = time.monotonic()
+    loaded = as_model(model)
+    backbone = loaded.load() if isinstance(loaded, Model) else loaded
+    folder = Path(tempfile.mkdtemp(prefix="casewise-fit-")) if out is None else Path(out)
+    cases, notes = labelled_cases(backbone, images, labels, patients, keep=folder / "images")
+    chosen = _choices(backbone, cases, views, metric)
+    declared = read_measures(Path(measures)) if isinstance(measures, (str, Path)) else tuple(measures)
+    check_names(declared, {value: str(name) for value, name in backbone.labels.items() if value})
+    options = {
+        "model": backbone.fingerprint, "cases": [[one.id, one.patient] for one in cases], "views": chosen.views,
+        "metric": chosen.metric, "learn": learn, "tuning": asdict(tuning or Tuning()), "propose": list(propose),
+        "promise": promise, "learning_curve": learning_curve,
+    }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    with file_lock(folder / "lock", wait=False):
+        sweep(folder)  # what a killed run left half-written
+        _check_plan(folder, options)
+        work = _Fit(loaded, backbone, folder, chosen, jobs, on_progress or (lambda step, done, total: None))
+        return work.run(
+            cases, learn=learn, tuning=tuning or Tuning(), propose=propose, flag_below=flag_below,
+            allowed_hurt=allowed_hurt, promise=None if promise is None else (promise, loss, margin),
+            measures=declared, learning_curve=learning_curve, copy_model=copy_model, notes=[*notes, *chosen.notes],
+            began=began,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Defaults that depend on the model and the images, and why they were taken."""
+
+    views: str
+    metric: str
+    notes: tuple[str, ...] = ()
+
+
+def _choices(backbone: Backbone, cases: Sequence[Labelled], views: str | None, metric: str | None) -> Choices:
+    """Choose the set of views and the metric where the user did not."""
+    notes = []
+    if metric is None:
+        named = str(backbone.labels.get(0, "background")).lower()
+        streets = backbone.classes >= 8 and named != "background"
+        metric = "miou" if streets else "dice"
+        if streets:
+            notes.append(f"metric: mIoU, because the model has {backbone.classes} classes and no background")
+    if views is None:
+        first = cases[0].case
+        case = first if isinstance(first, Case) else backbone.read(first.checked()).case
+        views, why = _views_for(backbone, case, metric)
+        notes.append(f"views: {views}, because {why}")
+    return Choices(views, metric, tuple(notes))
+
+
+def _views_for(backbone: Backbone, case: Case, metric: str) -> tuple[str, str]:
+    """Return the set of views that suits the images, and why."""
+    if any(backbone.expects.absolute):
+        return "ct", "the model normalizes with absolute intensities, as for CT"
+    if case.image.shape[0] == 3 and case.image.ndim == 3:
+        if metric == "miou":
+            return "driving", "the images are color pictures of scenes"
+        return "photo", "the images are color photographs"
+    return "mri", "the intensities of the images have no fixed scale, as in MRI"
+
+
+@dataclass
+class _Fit:
+    """The steps of :func:`fit` in one folder."""
+
+    model: Model | Backbone
+    backbone: Backbone
+    folder: Path
+    chosen: Choices
+    jobs: int | None
+    on_progress: OnProgress
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def run(
+        self,
+        cases: Sequence[Labelled],
+        *,
+        learn: bool,
+        tuning: Tuning,
+        propose: Sequence[str],
+        flag_below: float | None,
+        allowed_hurt: float,
+        promise: tuple[float, str, float] | None,
+        measures: tuple[Measure, ...],
+        learning_curve: bool,
+        copy_model: bool,
+        notes: list[str],
+        began: float,
+    ) -> Deployment:
+        split = None if promise is None else split_for_promise([one.patient for one in cases], promise[0])
+        aside: tuple[str, ...] = () if split is None else split.certifying
+        notes += [] if split is None else [split.sentence()]
+        learners = [one for one in cases if one.patient not in aside]
+        if len(learners) < FEWEST:
+            raise TooFewCases(
+                f"fit compares designs on at least {FEWEST} labelled cases, "
+                f"{f'{len(learners)} remain beside those of the promise' if aside else f'there are {len(learners)}'}; "
+                "label more cases"
+            )
+        tuned = self._tuned(learners, tuning, notes) if learn else None
+        proposers = self._proposers(propose, None if tuned is None else tuned.folder)
+        archive = self._recorded(learners, proposers, self.folder / ARCHIVE)
+        curve = self._curve(learners, tuning, archive) if learning_curve and tuned is not None else {}
+        with self._timed("compare"):
+            policy, deployed = self._calibrated(archive, flag_below, allowed_hurt, notes)
+        certificate, held_out = None, None
+        if promise is not None and split is not None:
+            held_out = self._recorded(
+                [one for one in cases if one.patient in aside],
+                {name: replace(how, crossfit=False) for name, how in proposers.items()},
+                self.folder / HELD_OUT,
+            )
+            certificate, policy = self._certified(held_out, policy, split, promise, notes)
+        for name, how in proposers.items():
+            if how.tuned is not None and (name == policy.ladder or name in policy.ladders):
+                policy = with_tuned_at(policy, name, TUNED)
+        fitted, measured = None, None
+        if measures:
+            fitted, measured = self._measured(archive, deployed, policy, measures, held_out if certificate else None)
+        deployment = Deployment(self.model, policy, certificate=certificate, measures=fitted, folder=self.folder)
+        deployment.save(self.folder, copy_model=copy_model)
+        facts = self._facts(archive, policy, certificate, tuned, notes, time.monotonic() - began)
+        facts |= {"measures": measured, "learning_curve": curve}
+        facts["case_s"] = self._seconds_per_case(deployment, cases[0])
+        write_json(self.folder / SUMMARY, facts)
+        rows = policy.preflight.get("out_of_fold", ())
+        known, classes = {one.id: one for one in learners}, Classes(self.backbone.labels, self.chosen.metric != "miou")
+        pictures = labelled_pictures(archive, policy.cleanup, rows, lambda name: self._read(known[name]).image, classes)
+        write_durably(self.folder / PAGE, fit_page(facts, rows, pictures).encode())
+        return deployment
+
+    # ---- steps ----
+
+    def _tuned(
+        self, cases: Sequence[Labelled], tuning: Tuning, notes: list[str], *, folder: str = TUNED, share: float = 1.0
+    ) -> CrossFit | None:
+        """Tune the model once for each fold of the patients; None if that is not possible."""
+        done: dict[int, int] = {}
+
+        def progress(fold: int, update: int, loss: float) -> None:
+            done[fold] = update
+            self.on_progress("learn", sum(done.values()), tuning.updates * len(deal(one.patient for one in cases)))
+
+        with self._timed("learn"):
+            try:
+                found = cross_fit(
+                    self.model if isinstance(self.model, Model) else _InMemory(self.model),
+                    [one.case for one in cases],
+                    [one.label for one in cases],
+                    [one.patient for one in cases],
+                    tuning,
+                    folder=self.folder / folder,
+                    share=share,
+                    workers=self.jobs,
+                    on_progress=progress,
+                )
+            except TooFewCases as error:
+                notes.append(f"nothing was learned: {error}")
+                return None
+        notes += [f"fold {number} was not learned: {why}" for number, why in found.failed.items()]
+        notes += found.notes
+        return None if len(found.failed) == len(found.folds) else found
+
+    def _curve(self, cases: Sequence[Labelled], tuning: Tuning, archive: Archive) -> dict[str, Any]:
+        """Return the mean gain of the tuned states over patients left out, learned from half of the others and all.
+
+        Each patient counts once, however many cases it has.
+        """
+        half = self._tuned(cases, tuning, [], folder=HALF_TUNED, share=0.5)
+        if half is None:
+            return {}
+        proposers = {TUNED_LADDER: self._proposers((), half.folder)[TUNED_LADDER]}
+        fewer = self._recorded(cases, proposers, self.folder / HALF_ARCHIVE)
+        trained = max(len(one.trained_on) for one in half.read().folds)
+        all_of_them = max(len(one.trained_on) for one in read_tuned_folder(self.folder / TUNED).folds)
+        return {str(trained): _gains(fewer), str(all_of_them): _gains(archive)}
+
+    def _proposers(self, further: Sequence[str], tuned: Path | None) -> dict[str, Adaptation]:
+        """Return every proposer by the name of its ladder."""
+        foreground = self.chosen.metric != "miou"
+        texts = [f"views:{self.chosen.views}"] if self.chosen.views else []
+        texts += [TUNED_STATES] if tuned is not None else []
+        proposers = {}
+        for text in (*texts, *further):
+            name, objective = named_proposal(text)
+            learned = objective.startswith(TUNED_LADDER)
+            if learned and tuned is None:
+                raise BadInput(f"--propose {text} needs tuned weights, and nothing was learned; leave it out")
+            proposers[name] = Adaptation(
+                objective, foreground=foreground, tuned=str(tuned) if learned else None, crossfit=learned
+            )
+        if not proposers:
+            raise BadInput("nothing is proposed: views, learning and --propose are all left out; allow one of them")
+        return proposers
+
+    def _recorded(self, cases: Sequence[Labelled], proposers: Mapping[str, Adaptation], path: Path) -> Archive:
+        """Make every candidate of every case; resume an archive that lacks some."""
+        files = {one.id: one.case for one in cases}
+        known = {one.id: one.label for one in cases if not isinstance(one.label, Path)}
+        in_memory = not isinstance(self.model, Model)
+        engine = LocalEngine(jobs=1 if in_memory else self.jobs or cores())
+        with self._timed("propose"):
+            archive, results = record_folder(
+                RecordCase(self.model, proposers, files, labels=known), engine, path, metric=self.chosen.metric
+            )
+            done, failed = len(archive.entries), []
+            for result in results:
+                done += 1
+                failed += [] if result.error is None else [f"{result.case_id}: {result.error}"]
+                self.on_progress("propose", done, len(cases))
+        if failed:
+            raise BadInput(f"{pluralize(len(failed), 'case')} could not be used: {'; '.join(failed[:3])}")
+        return open_archive(path)
+
+    def _calibrated(
+        self, archive: Archive, flag_below: float | None, allowed_hurt: float, notes: list[str]
+    ) -> tuple[Policy, dict[str, Sequence[Deployed]]]:
+        """Compare the designs on patients left out and fit the chosen one; with a flag where labels allow it."""
+        below = POOR[self.chosen.metric] if flag_below is None else flag_below
+        read = archive.join(archive.ladders) if len(archive.ladders) > 1 else archive.only_ladder(archive.ladders[0])
+        fixed = ["tuned/1", "tuned/average"] if TUNED_LADDER in archive.ladders else []
+        deployed: dict[str, Sequence[Deployed]] = {}
+        policy = calibrate(
+            read, "default", allowed_hurt=allowed_hurt, flag_below=below or None, fixed=fixed,
+            progress=lambda step, done, total: self.on_progress("compare", done, total), on_compared=deployed.update,
+        )  # fmt: skip
+        if below and not policy.flag:
+            notes += [one for one in policy.preflight.get("concerns", ()) if one.startswith("no case is flagged")]
+        return policy, deployed
+
+    def _measured(
+        self,
+        archive: Archive,
+        deployed: Mapping[str, Sequence[Deployed]],
+        policy: Policy,
+        measures: tuple[Measure, ...],
+        held_out: Archive | None,
+    ) -> tuple[DeployedMeasures, dict[str, Any]]:
+        """Compare the designs on the declared measures, and calibrate the intervals that ``predict`` prints."""
+        names = {value: str(name) for value, name in self.backbone.labels.items() if value}
+        compared = policy.preflight["comparison"]
+        several = archive.ladders if len(archive.ladders) > 1 else ()
+        cases = design_cases(archive if several else archive.only_ladder(), deployed, names, several)
+        if held_out is None:
+            fitted = DeployedMeasures.fitted(measures, cases[compared["chosen"]], policy)
+        else:
+            joined = held_out.join(held_out.ladders) if len(held_out.ladders) > 1 else held_out.only_ladder()
+            fitted = DeployedMeasures.fitted(measures, policy_cases(joined, policy, names), policy, SET_ASIDE)
+        gains = {row["design"]: row["gain"] for row in compared["rows"]}
+        return fitted, fit_report(cases, gains, compared["chosen"], fitted)
+
+    def _certified(
+        self,
+        held_out: Archive,
+        policy: Policy,
+        split: PromiseSplit,
+        promise: tuple[float, str, float],
+        notes: list[str],
+    ) -> tuple[Certificate | None, Policy]:
+        """Certify the policy on patients who took no part in learning or choosing."""
+        if not metadata_of(controller_kind(policy)).adapts:
+            after = f" after cleanup {policy.cleanup}, which no promise covers" if policy.cleanup else ""
+            notes.append(f"nothing is promised: every case gets M0{after}")
+            return None, policy
+        read = held_out.join(held_out.ladders) if len(held_out.ladders) > 1 else held_out.only_ladder()
+        with self._timed("certify"):
+            certificate, certified = certify_held_out(read, policy, split, loss=promise[1], margin=promise[2])
+        if not certificate.feasible:
+            notes.append(f"nothing is promised: {certificate.advice}")
+            return None, policy
+        return certificate, certified
+
+    # ---- the summary ----
+
+    def _facts(
+        self,
+        archive: Archive,
+        policy: Policy,
+        certificate: Certificate | None,
+        tuned: CrossFit | None,
+        notes: Sequence[str],
+        seconds: float,
+    ) -> dict[str, Any]:
+        entries = archive.entries.values() if archive.entries else ()
+        return {
+            "model": self.backbone.name,
+            "cases": len(archive.ids),
+            "patients": len({one.cluster or one.id for one in entries}),
+            "ladders": list(archive.ladders),
+            "metric": self.chosen.metric,
+            "policy": policy.name,
+            "design": policy.controller,
+            "cleanup": policy.cleanup,
+            "preflight": dict(policy.preflight),
+            "flagged": bool(policy.flag),
+            "promise": None if certificate is None else certificate.statement,
+            "certified": None if certificate is None else _certified_facts(certificate),
+            "learned": None if tuned is None else {"folds": len(tuned.folds), "cpu_seconds": tuned.cpu_seconds},
+            "notes": list(notes),
+            "seconds": round(seconds, 1),
+            "steps_s": {name: round(value, 1) for name, value in self.seconds.items()},
+            "next": f"casewise predict -i IN -o OUT -m {self.folder}",
+        }
+
+    def _seconds_per_case(self, deployment: Deployment, one: Labelled) -> float:
+        """Measure how long a new case takes; of its label nothing is read."""
+        return round(deployment.predict(self._read(one)).seconds, 2)
+
+    def _read(self, one: Labelled) -> Case:
+        return one.case if isinstance(one.case, Case) else self.backbone.read(one.case.checked()).case
+
+    @contextmanager
+    def _timed(self, step: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[step] = self.seconds.get(step, 0.0) + time.monotonic() - began
+
+
+def _gains(archive: Archive) -> dict[str, float]:
+    """Return the mean change of the metric by tuned state, averaged within patients first."""
+    view = archive.ladder(TUNED_LADDER)
+    rungs = next(iter(view.entries.values())).rungs
+    rows = outcomes(view)
+    rows = rows[rows["shrink"] == 0].assign(patient=rows["cluster"].fillna(rows["case"]))
+    means = rows.groupby(["step", "patient"])["metric"].mean().groupby("step").mean()
+    return {rung: round(float(means[step] - means[0]), 4) for step, rung in enumerate(rungs, start=1)}
+
+
+def _certified_facts(certificate: Certificate) -> dict[str, Any]:
+    """What the promise costs on the cases that were set aside: how many keep the new mask, and the mean change."""
+    before, after = certificate.deployed["before"], certificate.deployed["certified"]
+    return {"cases": certificate.cases, "kept": certificate.kept, "gain": after["gain"], "gain_before": before["gain"]}
+
+
+@dataclass(frozen=True)
+class _InMemory:
+    """A loaded model where a ``Model`` is expected."""
+
+    backbone: Backbone
+
+    def load(self) -> Backbone:
+        """Return the model."""
+        return self.backbone
+
+
+def _check_plan(folder: Path, options: Mapping[str, Any]) -> None:
+    """Write the options of a new fit, or refuse a folder that was begun with others."""
+    file = folder / PLAN
+    plain = json.loads(json_text(dict(options)))
+    if file.is_file():
+        there = json.loads(file.read_text(encoding="utf-8"))
+        wrong = [name for name in plain if there.get(name) != plain[name]]
+        if wrong:
+            raise Mismatch(
+                f"{folder} was begun with another {', '.join(wrong)}; repeat the first options to go on, or choose "
+                "another folder"
+            )
+        return
+    strange = [path.name for path in folder.iterdir() if path.name not in ("lock", "images")]
+    if strange:
+        raise BadInput(f"{folder} holds {', '.join(sorted(strange)[:3])} and is no deployment; choose another folder")
+    write_json(file, plain)
+
+
+# ---- the labelled cases ----
+
+
+def labelled_cases(
+    backbone: Backbone,
+    images: str | Path | Sequence[Any],
+    labels: str | Path | Sequence[Any],
+    patients: Mapping[str, str] | Sequence[str] | str | Path | None,
+    *,
+    keep: Path,
+) -> tuple[list[Labelled], list[str]]:
+    """Pair images with labels and patients.
+
+    Args:
+        backbone: The model, which says how files are named and read.
+        images: Folder, files, arrays or cases.
+        labels: Folder, files or arrays.
+        patients: Patient of each case; see :func:`fit`.
+        keep: Folder for DICOM series that are written as NIfTI.
+
+    Returns:
+        The labelled cases, and notes for a person.
+
+    Raises:
+        BadInput: If a label is missing, or the numbers differ.
+    """
+    notes: list[str] = []
+    if isinstance(images, (str, Path)):
+        if not isinstance(labels, (str, Path)):
+            raise BadInput("images is a folder, so labels must be a folder too")
+        table = Path(patients) if isinstance(patients, (str, Path)) else None
+        files = gathered_cases(
+            backbone, Path(images), labels=Path(labels), groups=table, parts=(1, 0), keep=keep, notes=notes
+        )
+        if any(one.split == CALIBRATION for one in files):
+            files = tuple(one for one in files if one.split == CALIBRATION)
+            notes.append(f"the table marks {pluralize(len(files), 'case')} for calibration; only these are used")
+        found = [Labelled(one.id, one.cluster or one.id, one, one.label) for one in files if one.label is not None]
+        if unlabelled := len(files) - len(found):
+            notes.append(f"{pluralize(unlabelled, 'image')} without a label were left out")
+    else:
+        found = list(_given(images, labels))
+    found = _with_patients(found, patients)
+    if not found:
+        raise BadInput("there is no labelled case; every image needs a label with the same name")
+    if (
+        len({one.patient for one in found}) == len(found) > 1
+        and patients is None
+        and not any(isinstance(one.case, CaseFiles) and one.case.cluster for one in found)
+    ):
+        notes.append(
+            "no patient is named, so every case counts as one; where several belong together, name them with a table "
+            "of the columns case and cluster (cases.csv beside the images, or --groups)"
+        )
+    return found, notes
+
+
+def _given(images: Sequence[Any], labels: Any) -> Iterator[Labelled]:
+    """Pair images and labels that are given as lists."""
+    if isinstance(labels, (str, Path)) or len(images) != len(labels):
+        count = "a folder" if isinstance(labels, (str, Path)) else f"{len(labels)} labels"
+        raise BadInput(f"a list of images needs a list of as many labels, got {len(images)} images and {count}")
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        if isinstance(image, (str, Path)):
+            path = Path(image)
+            name = path.name.removesuffix(".gz").rpartition(".")[0] or path.name
+            yield Labelled(name, name, CaseFiles(name, (path,), label=Path(label)), Path(label))
+            continue
+        case = image if isinstance(image, Case) else Case(f"case-{number:04d}", np.asarray(image))
+        mask = np.asarray(label)
+        if mask.shape != case.image.shape[1:]:
+            raise BadInput(
+                f"the label of image {number} has shape {mask.shape}, its image {case.image.shape}; a label has the "
+                "shape of the image without channels"
+            )
+        yield Labelled(case.id, case.cluster or case.id, case, mask)
+
+
+def _with_patients(
+    cases: Sequence[Labelled], patients: Mapping[str, str] | Sequence[str] | str | Path | None
+) -> list[Labelled]:
+    """Return the cases with the patients that were given."""
+    if patients is None or isinstance(patients, (str, Path)):
+        return list(cases)
+    if isinstance(patients, Mapping):
+        if lost := [one.id for one in cases if one.id not in patients]:
+            raise BadInput(f"no patient is given for {', '.join(lost[:3])}")
+        named = [str(patients[one.id]) for one in cases]
+    else:
+        if len(patients) != len(cases):
+            raise BadInput(f"every case needs a patient, got {len(cases)} cases and {len(patients)} patients")
+        named = [str(name) for name in patients]
+    return [
+        replace(one, patient=name, case=replace(one.case, cluster=name)) for one, name in zip(cases, named, strict=True)
+    ]

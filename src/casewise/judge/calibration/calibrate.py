@@ -1,0 +1,467 @@
+"""Calibrate: from a design and a holdout archive to a policy that carries everything its decisions need."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from casewise.archive.store import Archive, as_archive
+from casewise.core.durable import text_sha256
+from casewise.core.errors import BadInput, CasewiseWarning, Overlap, TooFewCases
+from casewise.core.records import CALIBRATION, EVALUATION, Policy
+from casewise.core.text import pluralize
+from casewise.data.splits import check_disjoint, cluster_of, clusters_of
+from casewise.judge.appearance import Appearance, known_appearance
+from casewise.judge.calibration.cuts import (
+    DELTA,
+    FEWEST,
+    WARM_UP,
+    Floats,
+    bucket_counts,
+    checked,
+    cut_points,
+    fitted_cuts,
+    recommended,
+    stability,
+    stability_by_group,
+    statistics,
+    warn_if_degenerate,
+)
+from casewise.judge.calibration.design_comparison import OnCompared, fitted_choice
+from casewise.judge.calibration.designs import DESIGNS, Progress
+from casewise.judge.calibration.fixed_budget import budget, tau
+from casewise.judge.calibration.preflight import EVIDENT, concerns, preflight
+from casewise.judge.calibration.quality import fitted_flag, too_few_for_flags
+from casewise.judge.controllers import takes
+from casewise.judge.controllers.metadata import RISK, metadata_of
+from casewise.judge.controllers.router import bucket_of
+from casewise.judge.decide import has_consensus, replay_case, unshrunk_hint
+from casewise.judge.ledger import OURS, PAPER, note_comparison
+from casewise.judge.monitors.quota import BUCKETS, quota_drift, quota_of
+from casewise.judge.outcomes import outcomes
+from casewise.judge.policy import (
+    READY,
+    among_candidates,
+    check_held_out,
+    check_modulated,
+    controller_kind,
+    controller_of,
+    design_of,
+    fitted_on,
+)
+from casewise.measure.signals import SIGNALS
+from casewise.measure.signals.risk import RiskStatistics
+
+UNEVEN = 0.1
+"""A third that holds more or less than this beside a third of the cases is none; the fallback coordinate is taken."""
+
+
+def calibrate(
+    archive: str | Path | Archive,
+    design: str | Policy = "default",
+    *,
+    mode: str = "union",
+    percentiles: str | None = None,
+    coordinate: str | None = None,
+    budget_rule: str = "ha",
+    tau_quantile: float = 0.5,
+    hybrid: bool = False,
+    window: int | None = None,
+    unshrunk: bool = False,
+    reviews: Mapping[str, float] | None = None,
+    evaluation: str | Path | Archive | None = None,
+    source_metric: float | None = None,
+    consensus: str | None = None,
+    allowed_hurt: float = 0.1,
+    fixed: Sequence[str] = (),
+    flag_below: float | None = None,
+    confidence: float = 0.9,
+    ladders: Sequence[str] = (),
+    progress: Progress | None = None,
+    on_compared: OnCompared | None = None,
+) -> Policy:
+    """Fit the numbers of a design on labelled cases and examine it (F1-F9).
+
+    Cut-points and z-statistics use no label. A design that chooses among candidates needs labels; ``default`` compares
+    all such designs if the archive has a consensus.
+
+    Args:
+        archive: The holdout, or its folder.
+        design: Name of a design (``default``, ``cardiac``, ``choose``, ...) or a policy.
+        mode: Cut-points when groups differ: ``union``, ``pooled``, ``per-group``, ``robust`` or ``inferred``.
+        percentiles: Convention of the cut-points; default: the design's (driving 33/66, others 33.33/66.67).
+        coordinate: Signal to route on; default: the design's.
+        budget_rule: How ``fixed-k`` chooses its step from labels.
+        tau_quantile: Quantile of the risk at the best step, for ``tau-stop``.
+        hybrid: Let the calibration pool grow with the stream (E10).
+        window: For hybrid policies: refit on this many latest cases.
+        unshrunk: Keep the mid bucket at its full depth, for archives without shrunk states.
+        reviews: Decisions of reviewers by case, in place of labels.
+        evaluation: Archive to be evaluated; only its ids and label-free signals are read.
+        source_metric: The model's metric on its own domain.
+        consensus: Candidate that is the consensus of the others, if none is called so.
+        allowed_hurt: Share of patients that may lose more than a point.
+        fixed: Candidates that are compared as designs, such as ``"tuned/average"``.
+        flag_below: Flag cases whose metric may be below this value.
+        confidence: Chance that the lower bound behind a flag holds.
+        ladders: Ladders of the archive; default: the only one.
+        progress: Called with the step, the finished parts, and all parts.
+        on_compared: Called with what every compared design deploys.
+
+    Returns:
+        The policy, with what it was fitted on and what the holdout showed.
+
+    Raises:
+        BadInput: If an option does not suit the design.
+        TooFewCases: If there are fewer than five cases.
+        Mismatch: If the archive lacks the steps or states that the design needs.
+
+    Example:
+        >>> import numpy as np, tempfile
+        >>> from casewise import Case, Trajectory, create_archive
+        >>> from casewise.core.records import Binding
+        >>> binding = Binding("model", "tent", "npy", "min_area=16, foreground=True, connectivity=face")
+        >>> holdout = create_archive(tempfile.mkdtemp(), binding=binding, steps=1)
+        >>> masks = np.zeros((4, 4), np.uint8), np.eye(4, dtype=np.uint8)
+        >>> for n in range(6):
+        ...     signals = {"regions": 0.0, "delta": 0.0}, {"regions": float(n), "delta": n / 100}
+        ...     holdout = holdout.add(Case(f"heart_{n}", np.zeros((1, 4, 4))), Trajectory(f"heart_{n}", masks, signals))
+        >>> round(calibrate(holdout, "prostate").options["cut_high"], 2)
+        3.33
+    """
+    design = design_of(design) if isinstance(design, str) else design
+    holdout = _holdout(as_archive(archive, ladders))
+    unfitted = replace(design, calibration_cases=(), calibration_clusters=(), calibration_inputs=())
+    design = fitted_on(replace(unfitted, appearance=_appearance(holdout)), holdout.entries.values())
+    if evaluation is not None:
+        evaluation = as_archive(evaluation, ladders)
+        check_held_out(design, evaluation.entries.values())
+        evaluation = evaluation.locked()
+    unflagged = None if flag_below is None else too_few_for_flags(holdout, confidence)
+    flag_below = None if unflagged else flag_below
+    if among_candidates(design) or (design.name == "default" and has_consensus(holdout, consensus)):
+        unread = {
+            "mode": mode != "union", "percentiles": percentiles, "coordinate": coordinate, "hybrid": hybrid,
+            "budget-rule": budget_rule != "ha", "window": window, "--reviews": reviews is not None,
+            "source-metric": source_metric is not None,
+        }  # fmt: skip
+        if any(unread.values()):
+            raise BadInput(
+                f"policy {design.name!r} chooses among candidates by their labels here and reads no "
+                f"{', '.join(name for name, given in unread.items() if given)}; leave it out"
+            )
+        return _among_candidates(
+            holdout,
+            design,
+            consensus=consensus,
+            allowed_hurt=allowed_hurt,
+            fixed=fixed,
+            flag_below=flag_below,
+            at=confidence,
+            progress=progress,
+            on_compared=on_compared,
+            unflagged=unflagged,
+        )
+    able = ", ".join(name for name, one in READY.items() if among_candidates(one))
+    if holdout.joined:
+        raise BadInput(
+            f"policy {design.name!r} reads one ladder step by step, {len(holdout.joined)} were named "
+            f"({', '.join(holdout.joined)}); name one, or choose a policy that reads several: default, where one of "
+            f"them ends in a consensus, {able}"
+        )
+    convention = percentiles or ("driving" if design.name == "driving" else "medical")
+    frame = outcomes(holdout)
+    options = _design_options(holdout, design, coordinate=coordinate, unshrunk=unshrunk)
+    guarded = bool(options.pop("guard", False))
+    fitted: dict[str, Any] = {"options": options, "groups": {}}
+    examined: dict[str, Any] = {}
+    kind = metadata_of(controller_kind(design))
+    if flag_below is not None and (kind.gates or hybrid):
+        why = (
+            "composes masks that no state of the ladder holds; flag merge on an archive of views or members"
+            if kind.gates
+            else "cannot be flagged while its cut-points move with the stream; leave out hybrid or --flag-below"
+        )
+        raise BadInput(f"policy {design.name!r} {why}")
+    if kind.fitted_by == "cuts":
+        fitted, examined = _routed(holdout, options, mode, convention, evaluation)
+    elif kind.fitted_by == "budget":
+        fitted["options"] = {"step": budget(frame, budget_rule)}
+        examined = {"budget_rule": budget_rule}
+    elif kind.fitted_by == "tau":
+        fitted["options"] = {**tau(frame, quantile=tau_quantile), "cap": holdout.steps}
+    policy = replace(
+        design,
+        options=fitted["options"],
+        groups=fitted["groups"],
+        steps=holdout.steps,
+        binding=holdout.binding,
+        ladder=holdout.ladder_name or "",
+        adaptation=holdout.configuration.get("adaptation") or {},
+        calibration_id=calibration_id(holdout),
+        exposures=tuple(line for line in (*PAPER, *OURS) if line["design"] == design.name),
+    )
+    found = {
+        **examined,
+        **preflight(holdout, controller_of(policy), frame, reviews=reviews, source_metric=source_metric),
+    }
+    if kind.is_router:
+        found |= _bucketed(holdout, policy)
+        found["degenerate"] = found["degenerate"] or not all(row["cases"] for row in found["buckets"].values())
+    if guarded and found["retained"]["hurt_p"] <= EVIDENT:
+        policy, found["guard"] = _closed(policy), "closed"
+        found["quota"] = {"low": 0, "mid": 0, "hard": sum(found["quota"].values())}
+    if evaluation is not None and kind.is_router:
+        decided = [replay_case(evaluation, controller_of(policy), case_id) for case_id in evaluation.ids]
+        found["evaluation_buckets"] = {name: sum(one.bucket == name for one in decided) for name in BUCKETS}
+        found["quota_drift"] = quota_drift(replace(policy, preflight=found), quota_of(decided))
+    found["concerns"] = concerns(found)
+    if flag_below is not None:
+        try:
+            flag, found["quality"], doubts = fitted_flag(
+                holdout, controller_of(policy), below=flag_below, at=confidence, consensus=consensus
+            )
+            found["concerns"] += doubts
+            policy = replace(policy, flag=flag)
+        except TooFewCases as error:
+            found["concerns"].append(f"no case is flagged: {error}")
+    found["concerns"] += [unflagged] if unflagged else []
+    if hybrid:
+        policy = _hybrid(policy, holdout, convention, window)
+    return replace(policy, preflight=found)
+
+
+def _bucketed(holdout: Archive, policy: Policy) -> dict[str, Any]:
+    """Where the policy itself, cut-points of all groups included, puts the calibration cases; patients counted once."""
+    decided = [replay_case(holdout, controller_of(policy), case_id) for case_id in holdout.ids]
+    counts = {name: sum(one.bucket == name for one in decided) for name in BUCKETS}
+    buckets = {name: {"cases": count, "share": count / len(decided)} for name, count in counts.items()}
+    return {"buckets": buckets, "quota": quota_of(decided)}
+
+
+def _among_candidates(holdout: Archive, design: Policy, unflagged: str | None, **options: Any) -> Policy:
+    """A policy that chooses among all candidates of a case, fitted on the labels of the holdout."""
+    if design.name == "default":  # before any label is read
+        note_comparison(holdout, [*DESIGNS, *options.get("fixed", ())])
+    name, fitted, found = fitted_choice(holdout, design.name, ladders=holdout.joined, **options)
+    found["concerns"] += [unflagged] if unflagged else []
+    flag, cleanup = fitted.pop("flag", {}), fitted.pop("cleanup", "")
+    ladders = {one: holdout.ladder(one).configuration.get("adaptation") or {} for one in holdout.joined}
+    return replace(
+        design,
+        controller=name,
+        options=fitted,
+        steps=holdout.steps,
+        binding=holdout.binding,
+        ladder=holdout.ladder_name or "",
+        adaptation={} if ladders else holdout.configuration.get("adaptation") or {},
+        ladders=ladders,
+        flag=flag,
+        cleanup=cleanup,
+        calibration_id=calibration_id(holdout),
+        preflight=found,
+    )
+
+
+def _appearance(holdout: Archive) -> dict[str, Any]:
+    """What the calibration images look like, where recording measured all of them and there are two patients."""
+    looks = [Appearance(entry.id, entry.appearance, entry.cluster) for entry in holdout.entries.values()]
+    known = all(one.numbers for one in looks) and len({one.patient for one in looks}) > 1
+    return known_appearance(looks).as_plain() if known else {}
+
+
+def calibration_id(archive: Archive) -> str:
+    """sha256 over the calibration case ids and everything that they hold."""
+    return text_sha256("\n".join((archive.digest, *archive.ids)))
+
+
+def _holdout(archive: Archive) -> Archive:
+    """The calibration cases: those marked so, or all when none is marked; never evaluation cases (A3)."""
+    holdout = archive.marked(CALIBRATION)
+    wrong = [name for name, entry in holdout.entries.items() if entry.split == EVALUATION]
+    if wrong:
+        raise Overlap(
+            f"{len(wrong)} of {len(holdout.ids)} cases are marked as evaluation ({', '.join(wrong[:3])}, ...) and "
+            f"none as calibration; calibrate on a holdout that evaluation never sees"
+        )
+    unmarked = [name for name in archive.ids if archive.entries[name].split is None and name not in holdout.entries]
+    if unmarked:
+        warnings.warn(
+            f"{archive.path} holds {pluralize(len(unmarked), 'case')} of no split ({', '.join(unmarked[:3])}"
+            f"{', ...' if len(unmarked) > 3 else ''}), while others are marked: left out. Recorded again with a split, "
+            "or in an archive without splits, they take part",
+            CasewiseWarning,
+            stacklevel=2,
+        )
+    rest = archive.select(split=EVALUATION)
+    check_disjoint(clusters_of(holdout.entries.values()), clusters_of(rest.entries.values()))
+    if len(holdout.ids) < FEWEST:
+        raise TooFewCases(
+            f"calibration needs at least {FEWEST} cases, {archive.path} has {len(holdout.ids)}; record {FEWEST} or "
+            f"more (alpha 0.10 is certifiable from 9 labelled cases on)"
+        )
+    return holdout
+
+
+def _design_options(archive: Archive, design: Policy, *, coordinate: str | None, unshrunk: bool) -> dict[str, Any]:
+    """The design's options, checked against what the archive holds."""
+    options = dict(design.options)
+    check_modulated(design, archive.binding)
+    if takes(controller_kind(design), "cap"):
+        options["cap"] = archive.steps
+    if takes(controller_kind(design), "min_area"):
+        options["min_area"] = int(archive.configuration.get("min_area", 16))
+    if coordinate is not None:
+        if not takes(controller_kind(design), "coordinate"):
+            raise BadInput(f"coordinate is for policies that route, such as cardiac; {design.name!r} has none")
+        options["coordinate"] = coordinate
+        options.pop("fallback", None)
+    if metadata_of(controller_kind(design)).fitted_by == "cuts" and not ("coordinate" in options and design.options):
+        routers = ", ".join(name for name, one in READY.items() if "coordinate" in one.options)
+        raise BadInput(f"{design.name!r} does not say what it routes on and what each bucket does; these do: {routers}")
+    for name in ("low", "mid", "hard"):
+        if name in options:
+            options[name] = _bucket(archive, design, dict(options[name]), unshrunk)
+    if unshrunk and "mid_shrink" in options:
+        options["mid_shrink"] = 0.0
+    return options
+
+
+def _bucket(archive: Archive, design: Policy, plain: dict[str, Any], unshrunk: bool) -> dict[str, Any]:
+    if unshrunk:
+        plain.pop("shrink", None)
+    bucket = bucket_of(plain)
+    if bucket.depth > archive.steps:
+        raise BadInput(
+            f"design {design.name!r} needs {bucket.depth} steps per case, the archive holds {archive.steps}; "
+            f"record with steps={bucket.depth} or choose another design"
+            f"{' (update is the one for a single candidate)' if archive.steps == 1 else ''}"
+        )
+    lost = [state for state in bucket.states if state not in archive.states]
+    if lost:
+        raise BadInput(
+            f"design {design.name!r} deploys state {lost[0]}, which this archive does not hold for every case; "
+            f"{unshrunk_hint(archive, lost[0])}"
+        )
+    return plain
+
+
+def _routed(
+    archive: Archive, options: dict[str, Any], mode: str, convention: str, evaluation: Archive | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Cut-points of a router and what the calibration values say about them."""
+    first = _step(archive, 1)
+    asked, options = options["coordinate"], _settled(first, options, convention)
+    coordinate = options["coordinate"]
+    if coordinate == RISK:
+        options = {**options, "statistics": vars(statistics(_column(first, "regions"), _column(first, "delta")))}
+    values = coordinate_values(first, coordinate, options)
+    best, table = recommended(first, convention)
+    fitted = fitted_cuts(first, values, mode=mode, convention=convention)
+    low, high = fitted["options"]["cut_low"], fitted["options"]["cut_high"]
+    for name, own in fitted["groups"].items() or {"": fitted["options"]}.items():
+        mine = values[first["group"].to_numpy() == name] if name else values
+        what = f"{coordinate} of group {name}" if name else coordinate
+        warn_if_degenerate(what, mine, own["cut_low"], own["cut_high"], best if best != coordinate else None)
+    judged = None if evaluation is None else _step(evaluation, 1)
+    if judged is not None:
+        judged = judged.assign(u=coordinate_values(judged, coordinate, options, fewest=1))
+    examined = {
+        "coordinate": coordinate,
+        "convention": convention,
+        "mode": mode,
+        "degenerate": low == high,
+        "stability": _stability(first, values, fitted["groups"], convention, judged),
+        "coordinates": table,
+        "recommended_coordinate": best,
+    }
+    if coordinate != asked:
+        examined["instead_of"] = asked
+    return {"options": {**options, **fitted["options"]}, "groups": fitted["groups"]}, examined
+
+
+def _settled(first: pd.DataFrame, options: Mapping[str, Any], convention: str) -> dict[str, Any]:
+    """The design with its own coordinate, or with its fallback where ties leave thirds that are no thirds (S11)."""
+    settled = {name: value for name, value in options.items() if name != "fallback"}
+    if "fallback" in options:
+        values = coordinate_values(first, settled["coordinate"])
+        low, high = cut_points(values, convention)
+        shares = [count / len(values) for count in bucket_counts(values, low, high).values()]
+        uneven = max(abs(share - 1 / 3) for share in shares)
+        if low == high or uneven > max(UNEVEN, 1 / len(values)) + 1e-9:
+            settled["coordinate"] = options["fallback"]
+    return settled
+
+
+def _closed(policy: Policy) -> Policy:
+    """The same policy with cut-points that every case is above: all roll back, and policy.json says why."""
+    shut = {"cut_low": -np.inf, "cut_high": -np.inf}
+    groups = {name: {**own, **shut} for name, own in policy.groups.items()}
+    return replace(policy, options={**policy.options, **shut}, groups=groups)
+
+
+def coordinate_values(
+    first: pd.DataFrame, coordinate: str, options: Mapping[str, Any] | None = None, *, fewest: int = FEWEST
+) -> Floats:
+    """The coordinate of each calibration case, higher being riskier; refuses one that is turned the wrong way (C12)."""
+    if coordinate == RISK:
+        known = (options or {})["statistics"]
+        regions, delta = _column(first, "regions", fewest), _column(first, "delta", fewest)
+        return np.asarray(RiskStatistics(**known).risk(regions, delta))
+    name = coordinate.removeprefix("-")
+    if name in SIGNALS and SIGNALS[name].higher_is_riskier == coordinate.startswith("-"):
+        turned = name if coordinate.startswith("-") else f"-{name}"
+        raise BadInput(
+            f"coordinate {coordinate!r} falls when risk rises, so a router on it would roll back the safe "
+            f"cases; route on {turned!r}"
+        )
+    return _column(first, name, fewest) * (-1 if coordinate.startswith("-") else 1)
+
+
+def _column(rows: pd.DataFrame, name: str, fewest: int = FEWEST) -> Floats:
+    if name not in rows:
+        SIGNALS[name]
+        raise BadInput(f"this archive has no signal {name!r}; record with it, or choose another coordinate")
+    values = rows[name].to_numpy(dtype=np.float64)
+    missing = rows.loc[~np.isfinite(values), "case"].tolist()
+    if missing:
+        raise BadInput(
+            f"signal {name!r} is not computable at step 1 for {len(missing)} of {len(rows)} calibration cases "
+            f"({', '.join(missing[:3])}); choose another coordinate or leave those cases out"
+        )
+    return checked(values, fewest=fewest)
+
+
+def _stability(
+    first: pd.DataFrame, values: Floats, groups: Mapping[str, Any], convention: str, judged: pd.DataFrame | None
+) -> dict[str, Any]:
+    """How much the deployed cut-points hang on who was drawn: one pair for all, or the own pair of each group."""
+    seen = first.assign(u=values) if judged is None else judged
+    if not groups:
+        return stability(values, convention, judged=seen["u"].to_numpy(float), clusters=first["cluster"].tolist())
+    by_group = {str(name): part["u"].to_numpy(float) for name, part in seen.groupby("group")}
+    return stability_by_group(first, values, by_group, convention)
+
+
+def _step(archive: Archive, step: int) -> pd.DataFrame:
+    """The recorded signals of one step, which are what a controller sees, with group and cluster of each case."""
+    signals = archive.signals()
+    rows = signals.loc[(signals["step"] == step) & (signals["shrink"] == 0)].copy()
+    rows["group"] = [archive.entries[case_id].group for case_id in rows["case"]]
+    rows["cluster"] = [cluster_of(archive.entries[case_id]) for case_id in rows["case"]]
+    return rows
+
+
+def _hybrid(policy: Policy, archive: Archive, convention: str, window: int | None) -> Policy:
+    if not {"low", "mid", "hard"} <= set(policy.options) or policy.groups:
+        raise BadInput("hybrid calibration is for a router with one pair of cut-points; use mode union or robust")
+    first = _step(archive, 1).drop_duplicates("cluster")  # the alarm counts a patient once, by its first case
+    pool = coordinate_values(first, policy.options["coordinate"], policy.options).tolist()
+    hybrid = {"pool": pool, "convention": convention, "window": window, "warm_up": WARM_UP, "delta": DELTA}
+    return replace(policy, options={**policy.options, "hybrid": hybrid})

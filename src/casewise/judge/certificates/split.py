@@ -1,0 +1,123 @@
+r"""A promise where weights were learned from labels: learn and choose on some patients, certify on the others.
+
+Out-of-fold candidates are good enough to choose and to estimate with. They carry no theorem: the weights of one fold
+have seen the patients of all others. A promise therefore comes from patients B that took no part in training, fitting
+or choosing. Everything is frozen after A, and the cut is
+
+.. math:: \hat c = \max\Big\{c : \frac{1 + \sum_{p \in B} L_p(c)}{n_B + 1} \le \alpha\Big\}, \qquad
+          L_p(c) = \mathrm{mean\ or\ max}_{i \in p}\ \ell_i\, 1[u_i < c],
+
+which is conformal risk control with patients as units, so the expected loss of a new patient is at most alpha. A case
+is rolled back to M0 where its coordinate u (the size of the edit) reaches the cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from casewise.archive.store import Archive
+from casewise.core.errors import TooFewCases
+from casewise.core.records import Policy
+from casewise.core.seeds import RESAMPLING_SEED
+from casewise.core.text import UNIT
+from casewise.data.splits import cluster_of
+from casewise.judge.certificates.certificate import Certificate
+from casewise.judge.certificates.certify_router import Promise, certify_router
+from casewise.judge.certificates.risk_control import patients_needed
+
+FEWEST_LEARNING = 4  # patients that must remain for learning and choosing
+
+
+@dataclass(frozen=True)
+class PromiseSplit:
+    """Which patients learn and choose, and which certify."""
+
+    learning: tuple[str, ...]
+    certifying: tuple[str, ...]
+    alpha: float
+
+    @property
+    def tolerated(self) -> float:
+        """The summed loss of the certifying patients that still certifies: alpha (n + 1) - 1."""
+        return max(0.0, self.alpha * (len(self.certifying) + 1) - 1)
+
+    def sentence(self) -> str:
+        """What the promise costs, for a person."""
+        return (
+            f"{len(self.learning)} {UNIT[1]} learn and choose, {len(self.certifying)} others certify a risk of at most "
+            f"{self.alpha:g} and teach nothing; they may lose {self.tolerated:.2g} in total before cases must be "
+            "rolled back to M0. Without a promise all of them would learn, and only estimates would be printed"
+        )
+
+
+def split_for_promise(
+    patients: Iterable[str], alpha: float, *, seed: int = RESAMPLING_SEED, fewest: int = FEWEST_LEARNING
+) -> PromiseSplit:
+    """Set aside the patients that a promise needs; the others learn and choose.
+
+    1/alpha - 1 patients certify with no harm among them, and 1/alpha more for each whole patient that may be harmed.
+    As many are set aside as that takes, up to half of all. They are drawn at random, without any label.
+
+    Args:
+        patients: Names of the labelled patients; repeated names count once.
+        alpha: The risk that is to be promised.
+        seed: Of the draw.
+        fewest: Patients that must remain for learning.
+
+    Returns:
+        Who learns and who certifies.
+
+    Raises:
+        TooFewCases: Fewer than ``fewest`` patients would remain for learning.
+
+    Example:
+        >>> split = split_for_promise([f"p{k}" for k in range(20)], 0.1)
+        >>> len(split.learning), len(split.certifying)
+        (11, 9)
+    """
+    names = sorted({str(name) for name in patients})
+    needed = patients_needed(alpha)
+    if len(names) - needed < fewest:
+        raise TooFewCases(
+            f"a promise of at most {alpha:g} needs {needed} {UNIT[1]} that take no part in learning, and learning "
+            f"needs {fewest}: {needed + fewest} in all, got {len(names)}. Label more, promise less (a larger alpha), "
+            "or leave the promise out: then all of them learn and the gain is estimated"
+        )
+    more = round(1 / alpha)
+    while needed + more <= len(names) // 2:
+        needed += more
+    aside = np.random.default_rng(seed).permutation(len(names))[:needed]
+    return PromiseSplit(
+        tuple(name for k, name in enumerate(names) if k not in aside), tuple(names[k] for k in sorted(aside)), alpha
+    )
+
+
+def cases_of(archive: Archive, patients: Sequence[str]) -> Archive:
+    """The cases of some patients, as a view of the archive."""
+    wanted = set(patients)
+    return archive.select(ids=[name for name, entry in archive.entries.items() if cluster_of(entry) in wanted])
+
+
+def certify_held_out(
+    archive: Archive, policy: Policy, split: PromiseSplit, *, loss: str = "harmed", margin: float = 0.01
+) -> tuple[Certificate, Policy]:
+    """Certify a policy that was learned on ``split.learning`` with the patients of ``split.certifying``.
+
+    Args:
+        archive: The recorded cases of both; only those of the certifying patients are read.
+        policy: What was learned and chosen, frozen.
+        split: Who learned and who certifies.
+        loss: ``"harmed"``, ``"ha"``, ``"dice"`` or ``"worse-voxels"``.
+        margin: For ``"harmed"``: the loss of the metric from which a case counts as harmed.
+
+    Returns:
+        The certificate and the policy that it holds for. The loss of a patient is the mean over the patient's cases.
+
+    Raises:
+        Overlap: A certifying patient took part in learning.
+    """
+    asked = Promise((loss,), (split.alpha,), margin=margin if loss == "harmed" else 0.0)
+    return certify_router(cases_of(archive, split.certifying), policy, asked)

@@ -1,0 +1,333 @@
+"""Cross-fitting by patient: tune the weights of each fold without the patients of that fold, in parallel processes.
+
+Each fold runs in a separate process with one torch thread and writes one file atomically. An interrupted run resumes
+with the folds that have no file.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from casewise.adapt.backbones import Backbone
+from casewise.adapt.tuned_weights import ENDING, FAILED, FOLDS, TunedFolder, read_tuned_folder
+from casewise.archive.layout import image_sha256, mask_sha256
+from casewise.core.durable import file_sha256, json_sha256, sweep, write_json
+from casewise.core.errors import BadInput, CasewiseError, Mismatch, NotFinite, TooFewCases, in_one_line
+from casewise.core.formats import json_text
+from casewise.core.records import Case, Mask
+from casewise.core.seeds import seed_of
+from casewise.core.text import pluralize
+from casewise.data.folders import CaseFiles
+from casewise.learn.tuning import Tuning, tune
+
+FEWEST, MANY = 4, 10  # patients: fewer than the first are refused, from the second on there are five folds
+
+OnFold = Callable[[int, int, float], None]
+"""Called after every update with the fold, the number of its updates and the loss."""
+
+
+class Loadable(Protocol):
+    """Loads a model in any process; picklable, such as ``casewise.deployment.Model``."""
+
+    def load(self) -> Backbone:
+        """The model."""
+
+
+@dataclass(frozen=True)
+class CrossFit:
+    """Result of :func:`cross_fit`."""
+
+    folder: Path
+    folds: tuple[tuple[str, ...], ...]  # the patients that each fold leaves out
+    failed: Mapping[int, str]  # folds whose training failed, and why; their patients keep M0
+    notes: tuple[str, ...] = ()  # sentences about labels that may be mistakes
+    cpu_seconds: float = 0.0  # of training, summed over the folds
+
+    def read(self) -> TunedFolder:
+        """The tuned weights."""
+        return read_tuned_folder(self.folder)
+
+
+def deal(patients: Iterable[str], folds: int | None = None, *, seed: int = 0) -> tuple[tuple[str, ...], ...]:
+    """Divide patients into folds of nearly equal size.
+
+    Args:
+        patients: Names; each counts once.
+        folds: How many; None for 5 where there are ten patients or more, else one for every two patients.
+        seed: Of the order in which they are dealt.
+
+    Returns:
+        The patients of each fold.
+
+    Raises:
+        TooFewCases: There are fewer than four patients.
+
+    Example:
+        >>> [len(fold) for fold in deal(["a", "b", "c", "d", "e"])]
+        [3, 2]
+    """
+    names = sorted(set(patients))
+    if len(names) < FEWEST:
+        raise TooFewCases(
+            f"learning from labels needs at least {FEWEST} patients, so that some can be left out; there "
+            f"{'is' if len(names) == 1 else 'are'} {pluralize(len(names), 'patient')}: label more patients, or use "
+            "views, which learn nothing"
+        )
+    count = (5 if len(names) >= MANY else len(names) // 2) if folds is None else folds
+    if not 2 <= count <= len(names):
+        raise BadInput(f"the number of folds must be between 2 and the number of patients, {len(names)}; got {count}")
+    order = np.random.default_rng(seed).permutation(len(names))
+    return tuple(tuple(sorted(names[place] for place in order[first::count])) for first in range(count))
+
+
+def cross_fit(
+    model: Loadable,
+    cases: Sequence[Case | CaseFiles],
+    labels: Sequence[Mask | Path],
+    patients: Sequence[str],
+    tuning: Tuning | None = None,
+    *,
+    folder: Path,
+    folds: int | None = None,
+    share: float = 1.0,
+    unlabelled: Sequence[Case | CaseFiles] = (),
+    workers: int | None = None,
+    on_progress: OnFold | None = None,
+) -> CrossFit:
+    """Tune a model once for each fold, without the patients of that fold.
+
+    Args:
+        model: Loads the model in every process.
+        cases: The labelled cases, or their files, which are then read where they are needed.
+        labels: Their labels, or the files of them.
+        patients: The patient of each case: its cluster, or its id where it has none. A patient is left out with all
+            cases.
+        tuning: How.
+        folder: Where the files go. A run that was killed goes on here.
+        folds: Number of folds; see :func:`deal`.
+        share: Part of the patients of each training set that are used, for a learning curve.
+        unlabelled: Cases for ``Tuning.keep_close``.
+        workers: Processes; None for one per core, 1 for none beside this one.
+        on_progress: Called after every update with the fold, the number of its updates and the loss.
+
+    Returns:
+        Which patients each fold left out, and which folds failed.
+
+    Raises:
+        TooFewCases: There are fewer than four patients.
+        Mismatch: The folder holds folds of another model, tuning, set of patients, or of other images or labels.
+        BadInput: A label cannot be used, or a case is of another patient.
+    """
+    tuning = tuning or Tuning()
+    if not len(cases) == len(labels) == len(patients):
+        raise BadInput(
+            f"every case needs a label and a patient, got {len(cases)} cases, {len(labels)} labels and "
+            f"{len(patients)} patients"
+        )
+    for case, patient in zip(cases, patients, strict=True):
+        if (known := case.cluster or case.id) != patient:
+            raise BadInput(
+                f"case {case.id} is of patient {known}, got {patient}; give the cluster of a case, or its id where it "
+                "has none, so that the fold that left it out is found again"
+            )
+    dealt = deal(patients, folds, seed=tuning.seed)
+    trained = [_trained_on(dealt, number, share, tuning.seed) for number in range(len(dealt))]
+    plan = {
+        "model": model.load().fingerprint, "tuning": asdict(tuning), "share": share,
+        "data": json_sha256([_digest(one) for one in (*cases, *labels, *unlabelled)]),
+        "folds": [{"left_out": out, "trained_on": used} for out, used in zip(dealt, trained, strict=True)],
+    }  # fmt: skip
+    _keep_plan(folder, plan)
+    told = on_progress or (lambda fold, update, loss: None)
+    jobs = []
+    for number, (out, used) in enumerate(zip(dealt, trained, strict=True)):
+        if _is_done(folder, number):
+            told(number, tuning.updates, float("nan"))
+            continue
+        mine = [place for place, patient in enumerate(patients) if patient in set(used)]
+        own = replace(tuning, seed=seed_of(tuning.seed, f"fold-{number}") % 2**32)
+        jobs.append(
+            _Job(model, [cases[i] for i in mine], [labels[i] for i in mine], own, unlabelled, folder, number, out, used)
+        )
+    count = min(workers or cores(), max(1, len(jobs)))
+    if count == 1:
+        for job in jobs:
+            with _one_thread():
+                job(told)
+    else:
+        _run(jobs, count, told)
+    return _result(folder, dealt)
+
+
+def _trained_on(dealt: Sequence[Sequence[str]], number: int, share: float, seed: int) -> tuple[str, ...]:
+    """Return the patients that train a fold: those of all other folds, or a part of them."""
+    if not 0 < share <= 1:
+        raise BadInput(f"share must be above 0 and at most 1, got {share}")
+    others = sorted(patient for place, fold in enumerate(dealt) if place != number for patient in fold)
+    few = max(1, round(share * len(others)))
+    order = np.random.default_rng((seed, number)).permutation(len(others))[:few]
+    return tuple(sorted(others[place] for place in order))
+
+
+def _keep_plan(folder: Path, plan: Mapping[str, Any]) -> None:
+    """Write which patients train which fold; refuse a folder with another plan."""
+    file = folder / FOLDS
+    if file.is_file():
+        sweep(folder)
+        there, asked = json.loads(file.read_text()), json.loads(json_text(dict(plan), default=list))
+        if wrong := [name for name in asked if there.get(name) != asked[name]]:
+            raise Mismatch(
+                f"{folder.name} holds folds with another {', '.join(wrong)}; repeat the first run's options to go on "
+                "with it, or choose another folder"
+            )
+        return
+    write_json(file, dict(plan))
+
+
+def _is_done(folder: Path, number: int) -> bool:
+    return any((folder / f"fold-{number}{ending}").is_file() for ending in (ENDING, FAILED))
+
+
+def _result(folder: Path, dealt: tuple[tuple[str, ...], ...]) -> CrossFit:
+    failed = {
+        number: str(json.loads(file.read_text())["reason"])
+        for number in range(len(dealt))
+        if (file := folder / f"fold-{number}{FAILED}").is_file()
+    }
+    if len(failed) == len(dealt):
+        return CrossFit(folder, dealt, failed)
+    facts = [one.facts for one in read_tuned_folder(folder).folds]
+    notes = tuple(dict.fromkeys(note for one in facts for note in one.get("notes", ())))
+    return CrossFit(folder, dealt, failed, notes, sum(float(one.get("cpu_seconds", 0.0)) for one in facts))
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """Trains one fold: reads the cases, tunes, writes the file."""
+
+    model: Loadable
+    cases: Sequence[Case | CaseFiles]
+    labels: Sequence[Mask | Path]
+    tuning: Tuning
+    unlabelled: Sequence[Case | CaseFiles]
+    folder: Path
+    number: int
+    left_out: tuple[str, ...]
+    trained_on: tuple[str, ...] = field(default=())
+
+    def __call__(self, told: OnFold) -> None:
+        backbone = self.model.load()
+        cases = [_read(backbone, case) for case in self.cases]
+        labels = [backbone.read_label(label) if isinstance(label, Path) else label for label in self.labels]
+        new = [_read(backbone, case) for case in self.unlabelled]
+        name = f"fold-{self.number}"
+        try:
+            tuned = tune(
+                backbone, cases, labels, self.tuning, unlabelled=new,
+                on_progress=lambda update, loss: told(self.number, update, loss),
+            )  # fmt: skip
+        except NotFinite as error:
+            write_json(self.folder / f"{name}{FAILED}", {"left_out": self.left_out, "reason": in_one_line(error)})
+            return
+        replace(tuned, trained_on=self.trained_on, left_out=self.left_out, fold=name).write(
+            self.folder / f"{name}{ENDING}"
+        )
+
+
+def _digest(one: Case | CaseFiles | Mask | Path) -> Any:
+    """Return a hash of an image or a label, so that a corrected label is noticed."""
+    if isinstance(one, CaseFiles):
+        return [file_sha256(image) for image in one.images]
+    if isinstance(one, Case):
+        return image_sha256(one.image)
+    return file_sha256(one) if isinstance(one, Path) else mask_sha256(one)
+
+
+def _read(backbone: Backbone, case: Case | CaseFiles) -> Case:
+    return case if isinstance(case, Case) else backbone.read(case.checked()).case
+
+
+def _run(jobs: Sequence[_Job], count: int, told: OnFold) -> None:
+    """Run every job in its own process, ``count`` at a time; the first error ends all of them."""
+    context = multiprocessing.get_context("spawn")
+    waiting, running = list(jobs), dict[Connection, Any]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < count:
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=_serve, args=(theirs, waiting.pop(0)), daemon=True)
+                process.start()
+                theirs.close()
+                running[ours] = process
+            for pipe in wait(list(running)):
+                assert isinstance(pipe, Connection)
+                _listen(pipe, running, told)
+    finally:
+        for pipe, process in running.items():
+            process.kill()
+            process.join()
+            pipe.close()
+
+
+def _listen(pipe: Connection, running: dict[Connection, Any], told: OnFold) -> None:
+    try:
+        said = pipe.recv()
+    except EOFError:
+        process = running.pop(pipe)
+        process.join()
+        pipe.close()
+        if process.exitcode:
+            raise CasewiseError(
+                f"a process that trained a fold died with exit code {process.exitcode}, probably out of memory; "
+                "run it again to go on with the folds that are finished, with fewer workers or a smaller batch"
+            ) from None
+        return
+    if isinstance(said, CasewiseError):
+        raise said
+    told(*said)
+
+
+def _serve(pipe: Connection, job: _Job) -> None:
+    """Main function of a worker process: train one fold; exit when the parent process ends."""
+    threading.Thread(target=_end_with_the_run, daemon=True).start()
+    torch.set_num_threads(1)
+    try:
+        job(lambda *said: pipe.send(said))
+    except CasewiseError as error:
+        pipe.send(error)
+    pipe.close()
+
+
+def _end_with_the_run() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Use one torch thread, so that the weights equal those of a worker process."""
+    found = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(found)
+
+
+def cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,244 @@
+"""One update after the other. The loss, with patches x, their labels y and unlabelled patches u:
+
+    L = loss(f(x), y) + keep_close * KL(M0(u) || f(u))
+
+AdamW with the learning rate * (1 - update / updates)^0.9; the norm of the gradient is clipped at 12, as in nnU-Net.
+Only what is selected requires a gradient, so autograd stops below the first selected layer. Dropout stays off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from casewise.adapt.backbones.nnunet import Ensemble
+from casewise.adapt.forwards import FrozenPrefix
+from casewise.adapt.logits import cross_entropy, entropy, probabilities
+from casewise.adapt.parameters import norm_layers, select, statistics
+from casewise.adapt.tuned_weights import TunedWeights, lent_weights
+from casewise.core.errors import NotFinite, NothingToAdapt
+from casewise.learn.tuning import Progress, Tuning
+
+CLIP = 12.0  # largest norm of a gradient, nnU-Net's
+POWER = 0.9  # of the decay of the learning rate, nnU-Net's
+
+
+class Task(Protocol):
+    """Draws patches and labels, and computes the loss."""
+
+    @property
+    def head(self) -> str:
+        """ "softmax" or "sigmoid"."""
+
+    def start(self, member: nn.Module) -> None:
+        """Set a network up for training, such as its deep supervision; the caller restores it."""
+
+    def draw(self) -> tuple[Tensor, Any]:
+        """Draw patches (n, channel, *space) and their labels in the form that the loss takes."""
+
+    def draw_unlabelled(self) -> Tensor:
+        """Draw patches of cases without labels."""
+
+    def outputs(self, member: nn.Module, inputs: Tensor) -> Sequence[Tensor]:
+        """Logits, finest first; several with deep supervision."""
+
+    def loss(self, outputs: Sequence[Tensor], target: Any) -> Tensor:
+        """Return the loss."""
+
+
+class Loop:
+    """Trains a network; the caller restores it afterwards.
+
+    Args:
+        network: One network, or an ``Ensemble`` whose members are trained on the same patches.
+        task: What is learned.
+        tuning: How.
+    """
+
+    def __init__(self, network: nn.Module, task: Task, tuning: Tuning) -> None:
+        self.network, self.task, self.tuning, self.made = network, task, tuning, 0
+        self.members = list(network.members) if isinstance(network, Ensemble) else [network]
+        network.eval()
+        network.requires_grad_(False)
+        for member in self.members:
+            task.start(member)
+        self.parameters = self._selected(task.draw()[0][:1])
+        for parameter in self.parameters.values():
+            parameter.requires_grad_(True)
+        self.moving: dict[str, Tensor] = {**self.parameters, **self._statistics()}
+        self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=tuning.learning_rate)
+        self.schedule = torch.optim.lr_scheduler.PolynomialLR(self.optimizer, tuning.updates, POWER)
+        self.source = TunedWeights({name: t.detach().float().clone() for name, t in self.moving.items()}, "")
+        self._pool = min(tuning.batches or tuning.updates, tuning.updates)
+        self._drawn: dict[int, tuple[Tensor, Any]] = {}
+        known = self._pool < tuning.updates and tuning.batch_statistics == "source"
+        self._prefixes = [FrozenPrefix(member, [*self.moving.values()]) for member in self.members] if known else []
+
+    def update(self, on_progress: Progress | None = None) -> float:
+        """Draw a batch and make one update; returns its loss.
+
+        Raises:
+            NotFinite: The loss or the gradient is NaN or infinite.
+        """
+        loss = self.step(*self._batch())
+        if on_progress is not None:
+            on_progress(self.made, loss)
+        return loss
+
+    def step(self, inputs: Tensor, target: Any) -> float:
+        """Forward, backward and optimizer on one batch."""
+        self.optimizer.zero_grad(set_to_none=True)
+        total = 0.0
+        for place, member in enumerate(self.members):
+            with self._prefixes[place](self.made % self._pool) if self._prefixes else nullcontext():
+                outputs = self.task.outputs(member, inputs)
+            loss = self.task.loss(outputs, target)
+            torch.autograd.backward(loss)
+            total += float(loss.detach()) / len(self.members)
+        if self.tuning.keep_close:
+            total += self._keep_close()
+        norm = float(nn.utils.clip_grad_norm_(self.parameters.values(), CLIP))
+        if not (math.isfinite(total) and math.isfinite(norm)):
+            raise NotFinite(
+                f"the loss of update {self.made + 1} is {total:g} and the norm of its gradient {norm:g}; lower the "
+                f"learning rate, now {self.tuning.learning_rate:g}, or look at the images"
+            )
+        self.optimizer.step()
+        self.schedule.step()
+        self.made += 1
+        return total
+
+    def values(self) -> dict[str, Tensor]:
+        """Return the tuned tensors, float32 on the CPU.
+
+        Raises:
+            NotFinite: The last update left NaN or infinite weights.
+        """
+        found = {name: tensor.detach().float().cpu().clone() for name, tensor in self.moving.items()}
+        if wrong := [name for name, value in found.items() if not torch.isfinite(value).all()]:
+            raise NotFinite(f"the tuned {wrong[0]} is NaN or infinite; lower the learning rate or look at the images")
+        return found
+
+    def _batch(self) -> tuple[Tensor, Any]:
+        number = self.made % self._pool
+        if number not in self._drawn:
+            drawn = self.task.draw()
+            if self._pool == self.tuning.updates:
+                return drawn
+            self._drawn[number] = drawn
+        return self._drawn[number]
+
+    def _keep_close(self) -> float:
+        """Add the gradient of keep_close * KL(M0(u) || f(u)); returns that term."""
+        inputs, total = self.task.draw_unlabelled(), 0.0
+        with torch.no_grad(), lent_weights(self.network, self.source):
+            known = [self.task.outputs(member, inputs)[0] for member in self.members]
+        for member, before in zip(self.members, known, strict=True):
+            loss = self.tuning.keep_close * divergence(before, self.task.outputs(member, inputs)[0], self.task.head)
+            torch.autograd.backward(loss)
+            total += float(loss.detach()) / len(self.members)
+        return total
+
+    def _selected(self, inputs: Tensor) -> dict[str, nn.Parameter]:
+        """The parameters that are trained, by their name in the whole network."""
+        asked = self.tuning.parameters
+        if asked not in ("norm", "norm+head"):
+            return select(self.network, asked)
+        norms = [layer for _, layer in norm_layers(self.network)]
+        chosen = {id(parameter) for layer in norms for parameter in layer.parameters(recurse=False)}
+        if not chosen:
+            raise NothingToAdapt(
+                f"{type(self.network).__name__} has no normalization layer with a scale and a shift, so {asked!r} "
+                "cannot be tuned; use parameters='all', or patterns of parameter names"
+            )
+        if asked == "norm+head":
+            heads = [layer for member in self.members for layer in self._heads(member, inputs)]
+            chosen |= {id(parameter) for layer in heads for parameter in layer.parameters(recurse=False)}
+        return {name: parameter for name, parameter in self.network.named_parameters() if id(parameter) in chosen}
+
+    def _heads(self, member: nn.Module, inputs: Tensor) -> list[nn.Module]:
+        """The layers whose outputs the network returns; else the layer with weights that ran last."""
+        ran: list[tuple[nn.Module, Any]] = []
+        layers = [m for m in member.modules() if any(True for _ in m.parameters(recurse=False))]
+        hooks = [layer.register_forward_hook(lambda m, _, output: ran.append((m, output))) for layer in layers]
+        try:
+            with torch.no_grad():
+                outputs = self.task.outputs(member, inputs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        returned = [layer for layer, output in ran if any(output is one for one in outputs)]
+        return returned or [layer for layer, _ in ran[-1:]]
+
+    def _statistics(self) -> dict[str, Tensor]:
+        """Return the running statistics that are updated too, if the options ask for it."""
+        if self.tuning.batch_statistics == "source":
+            return {}
+        for layer in self.network.modules():
+            if isinstance(layer, _BatchNorm):
+                layer.train()
+        return statistics(self.network)
+
+
+def divergence(before: Tensor, after: Tensor, head: str) -> Tensor:
+    r"""Mean over voxels of :math:`KL(p \| q) = H(p, q) - H(p)`, p of the logits ``before`` and q of ``after``.
+
+    Args:
+        before: Logits (n, classes, *space) of M0; no gradient passes them.
+        after: Logits of the tuned network.
+        head: "softmax" or "sigmoid" (the sum over channels).
+
+    Returns:
+        A number from 0 on.
+    """
+    return (cross_entropy(after, probabilities(before, head), head) - entropy(before, head)).mean()
+
+
+def soft_dice(shares: Tensor, truth: Tensor, valid: Tensor, smooth: float = 1e-5) -> Tensor:
+    r"""Mean over the channels that occur of :math:`1 - 2 \sum p t / (\sum p + \sum t)`, summed over the batch.
+
+    Args:
+        shares: Probabilities (n, channels, *space).
+        truth: 0 or 1, of the same shape.
+        valid: 0 where a voxel is ignored, (n, 1, *space).
+        smooth: Added to numerator and denominator.
+
+    Returns:
+        0 for a perfect prediction; 0 too where no channel occurs.
+    """
+    axes = [axis for axis in range(shares.ndim) if axis != 1]
+    both, either = (shares * truth * valid).sum(axes), ((shares + truth) * valid).sum(axes)
+    occurs = (truth * valid).sum(axes) > 0
+    loss = 1 - (2 * both + smooth) / (either + smooth)
+    return loss[occurs].mean() if bool(occurs.any()) else shares.sum() * 0
+
+
+def segmentation_loss(logits: Tensor, target: Tensor, head: str) -> Tensor:
+    """Cross-entropy + soft Dice.
+
+    Args:
+        logits: (n, classes, *space).
+        target: Labels (n, *space), -1 where a voxel is ignored. For a sigmoid head a label v turns the channels
+            0..v-1 on, as masks are read from it (regions from the outermost to the innermost).
+        head: "softmax" (Dice over classes from 1 on) or "sigmoid" (binary cross-entropy, Dice over all channels).
+
+    Returns:
+        The loss.
+    """
+    valid = (target >= 0).unsqueeze(1).to(logits.dtype)
+    known = target.clamp_min(0)
+    if head == "softmax":
+        each = functional.cross_entropy(logits, target, ignore_index=-1, reduction="sum")
+        truth = functional.one_hot(known, logits.shape[1]).movedim(-1, 1).to(logits.dtype)
+        return each / valid.sum().clamp_min(1) + soft_dice(logits.softmax(1)[:, 1:], truth[:, 1:], valid)
+    numbers = torch.arange(logits.shape[1], device=logits.device).view(1, -1, *[1] * (logits.ndim - 2))
+    truth = (known.unsqueeze(1) > numbers).to(logits.dtype)
+    each = functional.binary_cross_entropy_with_logits(logits, truth, reduction="none") * valid
+    return each.sum() / (valid.sum() * logits.shape[1]).clamp_min(1) + soft_dice(logits.sigmoid(), truth, valid)

@@ -1,0 +1,208 @@
+"""Continue the training of a frozen network on a few labelled cases, for a short schedule."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from casewise.adapt.backbones import Backbone
+from casewise.adapt.backbones.merged import unmerged
+from casewise.adapt.backbones.nnunet import NnUNet
+from casewise.adapt.parameters import fast_norms
+from casewise.adapt.snapshot import restored, seed_generators
+from casewise.adapt.tuned_weights import TunedWeights
+from casewise.core.errors import BadInput
+from casewise.core.records import Case, Mask
+
+if TYPE_CHECKING:
+    from casewise.learn.loop import Task
+
+AUGMENTATIONS = ("default", "upright", "none")
+
+Progress = Callable[[int, float], None]
+"""Called after every update with the number of updates made and the loss."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a network is tuned.
+
+    Args:
+        parameters: "norm+head" (scales and shifts of normalization layers, and the output layers), "norm", "all", or
+            patterns of parameter names.
+        optimizer: "adamw".
+        learning_rate: Of the first update; it decays to 0.
+        updates: Number of updates.
+        batch: Patches in an update; None for the batch size of an nnU-Net's plans, else 8.
+        patch: Size of a patch; None for the one of nnU-Net's plans, the network's window, or the whole image. Ignored
+            for nnU-Net models.
+        augmentation: "default" (nnU-Net's own transforms; mirrors, rotations and intensities for other networks),
+            "upright" (only left-right mirrors and small rotations) or "none".
+        keep_close: Weight of KL(M0 || tuned) on unlabelled images; 0 for none.
+        batch_statistics: "source" keeps the running statistics of BatchNorm layers, "batch" trains them along.
+        batches: Different batches that are drawn; None for a new one in every update. Where they are fewer than
+            ``updates`` they are used in turn, and the features of frozen layers are computed once for each.
+        seed: Of every draw.
+    """
+
+    parameters: str | tuple[str, ...] = "norm+head"
+    optimizer: str = "adamw"
+    learning_rate: float = 3e-3
+    updates: int = 80
+    batch: int | None = None
+    patch: tuple[int, ...] | None = None
+    augmentation: str = "default"
+    keep_close: float = 0.0
+    batch_statistics: str = "source"
+    batches: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("parameters", "patch"):
+            if isinstance(value := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(value))
+        choices = {
+            "optimizer": ("adamw",), "augmentation": AUGMENTATIONS, "batch_statistics": ("source", "batch"),
+        }  # fmt: skip
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise BadInput(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        for name in ("updates", "batch", "batches"):
+            if (number := getattr(self, name)) is not None and number < 1:
+                raise BadInput(f"{name} must be at least 1, got {number}")
+        if not (0 < self.learning_rate < math.inf and 0 <= self.keep_close < math.inf):
+            raise BadInput(
+                f"learning_rate must be above 0 and keep_close at least 0, "
+                f"got {self.learning_rate} and {self.keep_close}"
+            )
+
+
+def tune(
+    backbone: Backbone,
+    cases: Sequence[Case],
+    labels: Sequence[Mask],
+    tuning: Tuning | None = None,
+    *,
+    unlabelled: Sequence[Case] = (),
+    on_progress: Progress | None = None,
+) -> TunedWeights:
+    """Continue the training of a model on labelled cases; the model itself is restored bit for bit.
+
+    nnU-Net models are trained with nnU-Net's preprocessing, patches, augmentation and loss; every other model with
+    cross-entropy and Dice (:mod:`casewise.learn.generic`). Of an ensemble of folds every network is tuned.
+
+    Args:
+        backbone: The model.
+        cases: The labelled cases.
+        labels: Their labels, in the numbers and on the grid of the model's masks.
+        tuning: How; default :class:`Tuning`.
+        unlabelled: Cases for ``keep_close``.
+        on_progress: Called after every update with the number of updates and the loss.
+
+    Returns:
+        What changed. ``trained_on`` are the clusters of the cases, or their ids where they have none.
+
+    Raises:
+        BadInput: A label cannot be used (see :func:`check_labels`), or ``keep_close`` has no images.
+        NothingToAdapt: ``parameters`` selects nothing.
+        NotFinite: The loss or a gradient became NaN or infinite.
+
+    Example:
+        >>> from casewise.adapt.networks import phantom_cardiac
+        >>> from casewise.data.phantom import cardiac_cohort
+        >>> hearts = cardiac_cohort("B", 2, split="target")
+        >>> cases, labels = [hearts.case(one) for one in hearts.ids], [hearts.label(one) for one in hearts.ids]
+        >>> tuned = tune(phantom_cardiac(), cases, labels, Tuning(updates=1, batch=1))
+        >>> len(tuned.values), tuned.fold
+        (30, '')
+    """
+    from casewise.learn.loop import Loop
+
+    tuning = tuning or Tuning()
+    notes = check_labels(backbone, cases, labels)
+    if tuning.keep_close and not unlabelled:
+        raise BadInput(
+            "keep_close compares with M0 on unlabelled images, and there are none; give some, or set it to 0"
+        )
+    began, cpu = time.perf_counter(), time.process_time()
+    network = backbone.network
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(restored(network))
+        seed_generators(tuning.seed)
+        task = task_of(backbone, cases, labels, tuning, unlabelled)
+        stack.enter_context(fast_norms(network))
+        loop = Loop(network, task, tuning)
+        losses = [loop.update(on_progress) for _ in range(tuning.updates)]
+        values = loop.values()
+    facts = {
+        "seconds": round(time.perf_counter() - began, 2), "cpu_seconds": round(time.process_time() - cpu, 2),
+        "losses": [round(loss, 5) for loss in losses], "notes": notes,
+    }  # fmt: skip
+    patients = tuple(sorted({case.cluster or case.id for case in cases}))
+    return TunedWeights(values, backbone.fingerprint, patients, (), asdict(tuning), facts)
+
+
+def task_of(
+    backbone: Backbone, cases: Sequence[Case], labels: Sequence[Mask], tuning: Tuning, unlabelled: Sequence[Case]
+) -> Task:
+    """Return nnU-Net's training task for nnU-Net models, and the generic task for all others."""
+    if isinstance(plain := unmerged(backbone), NnUNet):
+        if plain is not backbone:
+            raise BadInput("an nnU-Net is tuned with its own labels; tune it without merge")
+        from casewise.learn.nnunet_task import NnUNetTask
+
+        return NnUNetTask(plain, cases, labels, tuning, unlabelled)
+    from casewise.learn.generic import GenericTask
+
+    return GenericTask(backbone, cases, labels, tuning, unlabelled)
+
+
+def check_labels(backbone: Backbone, cases: Sequence[Case], labels: Sequence[Mask]) -> list[str]:
+    """Refuse labels that this model cannot be trained on.
+
+    Args:
+        backbone: The model.
+        cases: The labelled cases.
+        labels: Their labels.
+
+    Returns:
+        Sentences about single labels without foreground; they are used, and may be mistakes.
+
+    Raises:
+        BadInput: A shape or a value does not fit, or no label has any foreground.
+    """
+    if not cases or len(cases) != len(labels):
+        raise BadInput(f"tuning needs one label for each case, got {len(cases)} cases and {len(labels)} labels")
+    known, notes = known_values(backbone), []
+    for case, label in zip(cases, labels, strict=True):
+        if label.shape != case.image.shape[1:]:
+            raise BadInput(
+                f"the label of case {case.id} has shape {label.shape}, its image {case.image.shape[1:]}; resample it"
+            )
+        values = {int(value) for value in np.unique(label)}
+        if foreign := sorted(values - known - {backbone.ignore}):
+            raise BadInput(
+                f"the label of case {case.id} holds {foreign[0]}, which is no label of the model "
+                f"({', '.join(map(str, sorted(known)))}); correct the label or leave the case out"
+            )
+        if not values - {0, backbone.ignore}:
+            notes.append(f"the label of case {case.id} is all background")
+    if len(notes) == len(cases):
+        raise BadInput(f"all {len(cases)} labels are background, so there is nothing to learn; check the label files")
+    return notes
+
+
+def known_values(backbone: Backbone) -> set[int]:
+    """Return the values that a label of the model may hold, without the ignored one."""
+    if isinstance(backbone, NnUNet):
+        return {0, *map(int, backbone.predictor.label_manager.all_labels)}
+    return {0, *backbone.labels} if backbone.labels else set(range(backbone.classes + (backbone.head == "sigmoid")))

@@ -1,0 +1,426 @@
+"""Clinical measures of a mask: volumes per label, and formulas over them that a user declares.
+
+    [measures]
+    total_kidney = "volume(left_kidney) + volume(right_kidney)"
+
+    [measures.ef]
+    formula = "100 * (volume(LV, ED) - volume(LV, ES)) / volume(LV, ED)"
+    unit = "%"
+    decision = "< 40"
+
+A formula holds numbers, label names, ``volume(label)``, ``volume(label, scan)``, ``+ - * /``, ``max``, ``min`` and
+parentheses. It is parsed by the grammar below and never run as Python:
+
+    sum     = product (("+" | "-") product)*
+    product = factor (("*" | "/") factor)*
+    factor  = number | "-" factor | "(" sum ")" | ("max" | "min") "(" sum ("," sum)* ")"
+            | "volume" "(" label ["," scan] ")" | label
+
+A label name alone means its volume. ``scan`` names one of a patient's scans, such as ED or ES; a measure that names
+scans has one value per patient, any other has one value per case. A division by zero, or a scan that is missing, gives
+None: not computable.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from casewise.core.errors import BadInput
+from casewise.measure.masks import checked_spacing
+
+Volumes = Mapping[str, float]
+"""Volume by label name: millilitres where the spacing is known, voxels (pixels) otherwise."""
+
+LONGEST, DEEPEST = 1000, 40  # characters and nested parentheses of a formula
+_TOKEN = re.compile(r"\s*(?:(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)|([^\W\d][\w.]*)|\"([^\"]+)\"|([-+*/(),]))")
+_DECISION = re.compile(r"\s*(<=|>=|<|>)\s*(-?\d+\.?\d*(?:[eE][+-]?\d+)?)\s*")
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LabelVolume:
+    """The volume of a label, in one named scan of the patient or in the case itself."""
+
+    label: str
+    scan: str | None = None
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One of ``+ - * / max min``, or ``neg``, on two or more parts (one for ``neg``)."""
+
+    sign: str
+    parts: tuple[Expression, ...]
+
+
+Expression = float | LabelVolume | Operation
+
+
+@dataclass(frozen=True)
+class DecisionRule:
+    """A clinical decision by a threshold: ``< 40``."""
+
+    sign: str
+    threshold: float
+
+    def __str__(self) -> str:
+        return f"{self.sign} {self.threshold:g}"
+
+    def holds(self, value: float) -> bool:
+        """Whether a value is on the side that the sign names."""
+        return _COMPARE[self.sign](value, self.threshold)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measure that a user declared."""
+
+    name: str
+    formula: str
+    expression: Expression
+    unit: str = ""
+    decisions: tuple[DecisionRule, ...] = ()
+
+    @property
+    def volumes(self) -> tuple[LabelVolume, ...]:
+        """The volumes that the formula reads."""
+        return tuple(_volumes(self.expression))
+
+    @property
+    def per_patient(self) -> bool:
+        """Whether the formula names scans, so that a patient has one value."""
+        return any(one.scan is not None for one in self.volumes)
+
+    @property
+    def scans(self) -> frozenset[str]:
+        """The scans that the formula names."""
+        return frozenset(one.scan for one in self.volumes if one.scan is not None)
+
+    def value(self, volumes: Mapping[Any, Volumes]) -> float | None:
+        """The value from volumes by scan and label; None is the scan of a measure that names none.
+
+        Example:
+            >>> ef = measure("ef", "100 * (volume(LV, ED) - volume(LV, ES)) / volume(LV, ED)")
+            >>> ef.value({"ED": {"lv": 120.0}, "ES": {"lv": 60.0}})
+            50.0
+        """
+
+        def looked_up(one: LabelVolume) -> float | None:
+            there = volumes.get(one.scan)
+            return None if there is None else there.get(plain_name(one.label), 0.0)
+
+        found = _evaluated(self.expression, looked_up)
+        return found if found is not None and math.isfinite(found) else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        decisions = [str(one) for one in self.decisions]
+        return {"name": self.name, "formula": self.formula, "unit": self.unit, "decisions": decisions}
+
+
+def plain_name(label: str) -> str:
+    """A label's name as formulas compare it: small letters, underscores for spaces and dashes.
+
+    >>> plain_name("Left Kidney")
+    'left_kidney'
+    """
+    return re.sub(r"[\s-]+", "_", label.strip()).lower()
+
+
+def measure(name: str, formula: Any, *, unit: str = "", decision: Any = ()) -> Measure:
+    """A measure from its name and formula.
+
+    Args:
+        name: What the measure is called, such as ``ef``.
+        formula: The formula, by the grammar of this module.
+        unit: What values are counted in; only printed.
+        decision: A threshold such as ``"< 40"``, or several.
+
+    Returns:
+        The parsed measure.
+
+    Raises:
+        BadInput: The formula, the decision or the name is not one; the message says where.
+
+    Example:
+        >>> measure("cdr", "cup / (cup + rim)", decision="> 0.5").volumes[0]
+        LabelVolume(label='cup', scan=None)
+    """
+    if not re.fullmatch(r"[A-Za-z]\w{0,39}", name):
+        raise BadInput(f"a measure is called by letters, digits and underscores, such as ef; got {name!r}")
+    if not isinstance(formula, str):
+        raise BadInput(f"measure {name}: the formula is a text such as 'volume(LV) / volume(RV)', got {formula!r}")
+    texts = [decision] if isinstance(decision, str) else decision
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise BadInput(f"measure {name}: a decision is a text such as '< 40', got {decision!r}")
+    decisions = tuple(_decision(name, text) for text in texts)
+    return Measure(name, formula, _Parser(name, formula).parsed(), str(unit), decisions)
+
+
+def declared_measures(plain: Any) -> tuple[Measure, ...]:
+    """Measures from the ``[measures]`` table of a plan or of ``measures.toml``: a formula or a table for each name.
+
+    Raises:
+        BadInput: The table is not one of measures; the message names the measure.
+    """
+    if not isinstance(plain, Mapping):
+        raise BadInput(f"[measures] holds a formula for each name, got {plain!r}")
+    found = []
+    for name, given in plain.items():
+        parts = dict(given) if isinstance(given, Mapping) else {"formula": given}
+        unknown = sorted(set(parts) - {"formula", "unit", "decision"})
+        if unknown or "formula" not in parts:
+            raise BadInput(f"measure {name} takes formula, unit and decision; got {', '.join(map(str, parts)) or '{}'}")
+        found.append(
+            measure(str(name), parts["formula"], unit=parts.get("unit", ""), decision=parts.get("decision", ()))
+        )
+    return tuple(found)
+
+
+def check_names(declared: Iterable[Measure], labels: Mapping[int, str]) -> None:
+    """Refuse measures of unknown label names; ``volume(3)`` needs no name."""
+    known = {plain_name(name) for name in labels.values()}
+    for one in declared:
+        for volume in one.volumes:
+            if plain_name(volume.label) not in known and not volume.label.isdecimal():
+                raise BadInput(
+                    f"measure {one.name}: no label is called {volume.label!r}; known: "
+                    f"{', '.join(sorted(known)) or 'none (name them: --label-names 1=LV,2=MYO)'}"
+                )
+
+
+def named_volumes(volumes: Mapping[int, float], labels: Mapping[int, str]) -> dict[str, float]:
+    """Volumes by label number as formulas read them: by name, and by the number as a text."""
+    by_number = {str(label): volume for label, volume in volumes.items()}
+    return by_number | {plain_name(name): float(volumes.get(label, 0.0)) for label, name in labels.items()}
+
+
+def label_volumes(mask: ArrayLike, spacing_mm: Sequence[float] | None) -> dict[int, float]:
+    """Volume of every label of a mask: millilitres for a volume with a spacing, else voxels (pixels).
+
+    Args:
+        mask: Label numbers, (slices, rows, columns) or (rows, columns).
+        spacing_mm: One number per axis of the mask; None where the header does not say it.
+
+    Returns:
+        Volume by label number, without the background.
+
+    Example:
+        >>> label_volumes(np.ones((1, 10, 10), np.uint8), (10, 1, 1))
+        {1: 1.0}
+    """
+    voxels = np.asarray(mask)
+    unit = 1.0
+    if spacing_mm is not None and voxels.ndim == 3:
+        unit = float(np.prod(checked_spacing(spacing_mm, 3))) / 1000
+    labels, counts = np.unique(voxels, return_counts=True)
+    return {
+        int(label): int(count) * unit for label, count in zip(labels.tolist(), counts.tolist(), strict=True) if label
+    }
+
+
+def scan_of(case_id: str, scans: Iterable[str]) -> str | None:
+    """The scan that a case is by its name: ``A0S9V9_ED`` is ED where a formula names ED.
+
+    >>> scan_of("A0S9V9_ED", ["ED", "ES"]), scan_of("A0S9V9", ["ED", "ES"])
+    ('ED', None)
+    """
+    return next((scan for scan in scans if re.search(rf"[_.-]{re.escape(scan)}$", case_id)), None)
+
+
+def conformal_interval(
+    values_pred: ArrayLike, values_true: ArrayLike, patients: Sequence[str], level: float = 0.9
+) -> float | None:
+    r"""Half the width of an interval around a predicted value that holds the true one with chance ``level``.
+
+    Split conformal with the patient as the unit: a patient's score is the largest error of the patient's scans,
+    :math:`s_p = \max_i |y_i - \hat y_i|`, and the half-width is the
+    :math:`\lceil (n + 1) \cdot \mathrm{level} \rceil`-th smallest of the n scores.
+
+    Args:
+        values_pred: Values from the masks of labelled cases.
+        values_true: Values from their labels.
+        patients: The patient of each value.
+        level: The chance, over new patients, that the interval holds the true value.
+
+    Returns:
+        The half-width; None where there are too few patients (fewer than 9 at level 0.9).
+
+    Raises:
+        BadInput: The three sequences differ in length, or the level is not between 0 and 1.
+
+    Example:
+        >>> conformal_interval(range(9), [value + 1 for value in range(9)], [f"p{i}" for i in range(9)])
+        1.0
+    """
+    pred, true = np.asarray(values_pred, float), np.asarray(values_true, float)
+    if pred.shape != true.shape or len(patients) != pred.size or not 0 < level < 1:
+        raise BadInput(
+            f"an interval needs as many predicted values, true values and patients, and a level between 0 and 1; got "
+            f"{pred.size}, {true.size}, {len(patients)} and {level}"
+        )
+    scores: dict[str, float] = {}
+    for patient, error in zip(patients, np.abs(true - pred).tolist(), strict=True):
+        if not math.isnan(error):
+            scores[patient] = max(error, scores.get(patient, 0.0))
+    rank = math.ceil((len(scores) + 1) * level - 1e-9)
+    return sorted(scores.values())[rank - 1] if 0 < rank <= len(scores) else None
+
+
+def _decision(name: str, text: str) -> DecisionRule:
+    found = _DECISION.fullmatch(text.strip().removeprefix(name))
+    if found is None:
+        raise BadInput(f"measure {name}: a decision is a sign and a number such as '< 40', got {text!r}")
+    return DecisionRule(found[1], float(found[2]))
+
+
+def _volumes(expression: Expression) -> Iterable[LabelVolume]:
+    if isinstance(expression, LabelVolume):
+        yield expression
+    elif isinstance(expression, Operation):
+        for part in expression.parts:
+            yield from _volumes(part)
+
+
+def _evaluated(expression: Expression, looked_up: Callable[[LabelVolume], float | None]) -> float | None:
+    if isinstance(expression, LabelVolume):
+        return looked_up(expression)
+    if not isinstance(expression, Operation):
+        return expression
+    parts = [_evaluated(part, looked_up) for part in expression.parts]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    if expression.sign in ("max", "min"):
+        return max(known) if expression.sign == "max" else min(known)
+    if expression.sign == "neg":
+        return -known[0]
+    first, second = known
+    if expression.sign == "/":
+        return first / second if second else None
+    return first + second if expression.sign == "+" else first - second if expression.sign == "-" else first * second
+
+
+class _Parser:
+    """Recursive descent over the grammar of this module."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name, self.text, self.depth = name, text, 0
+        if len(text) > LONGEST:
+            raise BadInput(f"measure {name}: a formula has at most {LONGEST} characters, got {len(text):,}")
+        self.tokens = list(self._tokens())
+        self.at = 0
+
+    def _tokens(self) -> Iterable[tuple[str, str]]:
+        at, end = 0, len(self.text.rstrip())
+        while at < end:
+            found = _TOKEN.match(self.text, at)
+            if found is None:
+                raise self._wrong(f"{self.text[at:].strip()[:20]!r} is not part of a formula")
+            number, word, quoted, sign = found.groups()
+            if number is not None:
+                yield "number", number
+            elif word is not None or quoted is not None:
+                yield "name", word or quoted
+            else:
+                yield "sign", sign
+            at = found.end()
+
+    def _wrong(self, what: str) -> BadInput:
+        return BadInput(
+            f"measure {self.name}: {what}; a formula holds numbers, label names, volume(label, scan), + - * /, max, "
+            f"min and parentheses"
+        )
+
+    def parsed(self) -> Expression:
+        found = self._sum()
+        if self.at < len(self.tokens):
+            raise self._wrong(f"{self.tokens[self.at][1]!r} is not expected there")
+        if not any(True for _ in _volumes(found)):
+            raise self._wrong("no label is named")
+        return found
+
+    def _next(self) -> tuple[str, str]:
+        return self.tokens[self.at] if self.at < len(self.tokens) else ("end", "")
+
+    def _take(self, *signs: str) -> str | None:
+        kind, text = self._next()
+        if kind != "sign" or text not in signs:
+            return None
+        self.at += 1
+        return text
+
+    def _need(self, sign: str) -> None:
+        if self._take(sign) is None:
+            raise self._wrong(f"{sign!r} is missing before {self._next()[1]!r}")
+
+    def _sum(self) -> Expression:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise self._wrong(f"more than {DEEPEST} nested parentheses")
+        found = self._chained(self._product, "+", "-")
+        self.depth -= 1
+        return found
+
+    def _product(self) -> Expression:
+        return self._chained(self._factor, "*", "/")
+
+    def _chained(self, part: Callable[[], Expression], *signs: str) -> Expression:
+        found = part()
+        while (sign := self._take(*signs)) is not None:
+            found = Operation(sign, (found, part()))
+        return found
+
+    def _factor(self) -> Expression:
+        if self._take("("):
+            found = self._sum()
+            self._need(")")
+            return found
+        if self._take("-"):
+            self.depth += 1
+            if self.depth > DEEPEST:
+                raise self._wrong(f"more than {DEEPEST} signs in a row")
+            negated = Operation("neg", (self._factor(),))
+            self.depth -= 1
+            return negated
+        kind, text = self._next()
+        self.at += 1
+        if kind == "number":
+            return float(text)
+        if kind != "name":
+            raise self._wrong(f"{text!r} is not expected there" if text else "the formula ends too early")
+        if self._next() != ("sign", "("):
+            return LabelVolume(text)
+        self.at += 1
+        return self._called(text)
+
+    def _called(self, function: str) -> Expression:
+        if function == "volume":
+            label = self._name()
+            scan = self._name() if self._take(",") else None
+            self._need(")")
+            return LabelVolume(label, scan)
+        if function not in ("max", "min"):
+            raise self._wrong(f"there is no function {function!r}")
+        parts = [self._sum()]
+        while self._take(","):
+            parts.append(self._sum())
+        self._need(")")
+        return Operation(function, tuple(parts)) if len(parts) > 1 else parts[0]
+
+    def _name(self) -> str:
+        kind, text = self._next()
+        if kind not in ("name", "number"):
+            raise self._wrong(f"volume() takes the name of a label, got {text!r}")
+        self.at += 1
+        return text

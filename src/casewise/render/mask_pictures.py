@@ -1,0 +1,466 @@
+"""Pictures of masks: the slice with most harm for reports, and the PNG of one case for prediction folders.
+
+Edits made worse are outlined in red, edits made better in blue.
+"""
+
+from __future__ import annotations
+
+import base64
+import colorsys
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+from scipy import ndimage
+
+from casewise.core.records import Mask
+from casewise.measure.metrics.harm import Harm, harm
+from casewise.render.ink import canvas, inked
+
+WORSE = (255, 90, 60)
+BETTER = (90, 169, 255)
+_GROUND = (13, 15, 17)
+_VOID = (44, 48, 52)
+
+Pixels = NDArray[np.uint8]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class SliceView:
+    """Which part of a case is shown: a slice (None in 2-D) and a window of it."""
+
+    index: int | None
+    rows: slice
+    columns: slice
+
+    def of(self, mask: Any) -> Any:
+        """That part of an array over the case's space."""
+        plane = mask if self.index is None else mask[self.index]
+        return plane[self.rows, self.columns]
+
+    def words(self, shape: tuple[int, ...]) -> str:
+        """Where the reader is looking."""
+        where = "" if self.index is None else f"slice {self.index + 1} of {shape[0]}, "
+        rows, columns = (f"{part.start}–{part.stop}" for part in (self.rows, self.columns))
+        return f"{where}rows {rows} of {shape[-2]}, columns {columns} of {shape[-1]}"
+
+
+@dataclass(frozen=True, eq=False)
+class Edits:
+    """The change from M0 to one mask: where it was made worse and better, over the case's space."""
+
+    worse: Flags
+    better: Flags
+    changed: Flags
+    found: Harm
+
+    def ha_of(self, view: SliceView) -> float:
+        """Slice-level HA: the share of the change in view that lies in regions made worse."""
+        changed = int(view.of(self.changed).sum())
+        return float(view.of(self.worse).sum() / changed) if changed else 0.0
+
+
+def edits(source: Mask, adapted: Mask, label: Mask, *, measure: Mapping[str, Any]) -> Edits:
+    """The regions of the change, judged by the label (B5), painted back into space."""
+    found = harm(source, adapted, label, **measure)
+    flat = {sign: np.zeros(source.size, bool) for sign in (-1, 1)}
+    side = np.where(found.found.kept, np.sign(found.worse), 0)[found.found.number]
+    for sign, plane in flat.items():
+        plane[found.found.voxels[side == sign]] = True
+    changed = np.zeros(source.size, bool)
+    changed[found.found.voxels] = True
+    worse, better, everything = (plane.reshape(source.shape) for plane in (flat[1], flat[-1], changed))
+    return Edits(worse, better, everything, found)
+
+
+def view_of(change: Edits, *masks: Mask, index: int | None = None, margin: int = 6) -> SliceView:
+    """The given slice, or the one with the most worse voxels (then changed, then mask), cropped to what is in it."""
+    present = np.logical_or.reduce([(mask > 0) & (mask != 255) for mask in masks])
+    if present.ndim == 2:
+        return SliceView(None, *_window(present | change.changed, margin))
+    if index is None:
+        shown = next((planes for planes in (change.worse, change.changed, present) if planes.any()), present)
+        index = int(np.argmax(shown.sum(axis=(1, 2))))
+    return SliceView(index, *_window(present[index] | change.changed[index], margin))
+
+
+def _window(present: Flags, margin: int) -> tuple[slice, slice]:
+    """A square that holds everything; the whole plane when there is nothing, or when it holds most of the plane."""
+    rows, columns = (np.flatnonzero(present.any(axis=axis)) for axis in (1, 0))
+    whole = slice(0, present.shape[0]), slice(0, present.shape[1])
+    if not rows.size:
+        return whole
+    side = max(rows[-1] - rows[0], columns[-1] - columns[0]) + 1 + 2 * margin
+    if side > 0.8 * max(present.shape):
+        return whole
+    low = [_start(where, side, length) for where, length in zip((rows, columns), present.shape, strict=True)]
+    return tuple(slice(at, min(at + side, length)) for at, length in zip(low, present.shape, strict=True))  # type: ignore[return-value]
+
+
+def _start(where: NDArray[Any], side: int, length: int) -> int:
+    middle = (int(where[0]) + int(where[-1]) + 1) // 2
+    return max(0, min(middle - side // 2, length - side))
+
+
+def painted(
+    mask: Mask,
+    view: SliceView,
+    *,
+    change: Edits | None = None,
+    side: int = 176,
+    boxes: bool = False,
+    classes: Classes | None = None,
+) -> Pixels:
+    """A mask in its classes' colors, (rows, columns, 3), with the outlines of the change when there is one.
+
+    ``boxes`` adds a rectangle around each region made worse, for scenes in which outlines are small. Without
+    ``classes`` label 0 is background, and nothing has a name.
+    """
+    picture = (classes or Classes({})).quiet[_fitted(np.asarray(view.of(mask)).astype(np.int64) % 256, side)]
+    if change is not None:
+        for flags, color in ((change.better, BETTER), (change.worse, WORSE)):
+            inside = _fitted(view.of(flags), side)
+            picture[ndimage.binary_dilation(inside, iterations=2) & ~inside] = color
+        if boxes:
+            _box(picture, _fitted(view.of(change.worse), side))
+    return np.asarray(picture)
+
+
+def photographed(plane: Pixels, view: SliceView, *, side: int = 176) -> Pixels:
+    """The image of the slice in view, (rows, columns) or with colors, cropped and scaled as the masks are."""
+    shown = _fitted(plane[view.rows, view.columns], side)
+    return np.asarray(shown if shown.ndim == 3 else np.repeat(shown[..., None], 3, axis=-1))
+
+
+def _box(picture: Pixels, inside: Flags, *, margin: int = 4, line: int = 2) -> None:
+    """Draw a rectangle around each connected part of the flags."""
+    for rows, columns in ndimage.find_objects(ndimage.label(inside, np.ones((3, 3)))[0]):
+        top, left = max(0, rows.start - margin), max(0, columns.start - margin)
+        frame = picture[top : rows.stop + margin, left : columns.stop + margin]
+        for edge in (frame[:line], frame[-line:], frame[:, :line], frame[:, -line:]):
+            edge[:] = WORSE
+
+
+def _fitted(plane: NDArray[Any], side: int) -> NDArray[Any]:
+    """Enlarged by a whole factor, or thinned by a whole stride (flags keep every hit), to about ``side`` pixels."""
+    longest = max(plane.shape[:2])
+    if longest <= side:
+        factor = max(1, side // longest)
+        return plane.repeat(factor, axis=0).repeat(factor, axis=1)
+    stride = -(-longest // side)
+    if plane.dtype != bool:
+        return plane[::stride, ::stride]
+    rows, columns = (-(-length // stride) * stride for length in plane.shape)
+    padded = np.zeros((rows, columns), bool)
+    padded[: plane.shape[0], : plane.shape[1]] = plane
+    return np.asarray(padded.reshape(rows // stride, stride, columns // stride, stride).any(axis=(1, 3)))
+
+
+@dataclass(frozen=True)
+class Classes:
+    """What the classes of masks are called, and whether label 0 is background or a class like any other."""
+
+    names: Mapping[int, str]
+    background: bool = True
+
+    @property
+    def quiet(self) -> Pixels:
+        """A color for each label 0 to 255: the street's own where a class is called so, else quiet ones."""
+        table = _colors()
+        if not self.background:
+            table[0] = table[254]
+        for value, name in self.names.items():
+            if 0 <= value < 255 and str(name).lower() in STREET and (value or not self.background):
+                table[value] = STREET[str(name).lower()]
+        return table
+
+    @property
+    def legend(self) -> list[tuple[str, str]]:
+        """(class name, color as #rrggbb) as :func:`painted` paints them, in the order of their numbers."""
+        table = self.quiet
+        shown = [value for value in sorted(self.names) if 0 <= value < 255 and (value or not self.background)]
+        return [(self.names[value], "#{:02x}{:02x}{:02x}".format(*table[value])) for value in shown]
+
+
+def _colors() -> Pixels:
+    """Quiet colors, far from the outlines' red and blue: sand, sage, slate for three classes, then a wheel of hues."""
+    table = np.zeros((256, 3), np.uint8)
+    table[0], table[255] = _GROUND, _VOID
+    table[1:4] = (214, 200, 166), (134, 168, 142), (150, 140, 178)
+    for label in range(4, 255):
+        red, green, blue = colorsys.hls_to_rgb((label * 0.381966) % 1.0, 0.45 + 0.12 * (label % 3), 0.22)
+        table[label] = round(255 * red), round(255 * green), round(255 * blue)
+    return table
+
+
+def data_uri(picture: Pixels) -> str:
+    """The picture as a palette PNG inside a data URI: one or two kilobytes."""
+    buffer = io.BytesIO()
+    Image.fromarray(picture).quantize(64, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def draw_masks(panels: Sequence[tuple[str, Any]], *, rows: int = 1) -> Figure:
+    """``panels``: (title, picture of (rows, columns, 3)), row by row; drawn without smoothing."""
+    tall = max(picture.shape[0] / picture.shape[1] for _, picture in panels)
+    columns = len(panels) // rows
+    with inked():
+        figure, axes = canvas(9.2, (9.2 / columns * tall + 0.5) * rows, columns=columns, rows=rows)
+        for axis, (title, picture) in zip(axes.flat, panels, strict=True):
+            axis.imshow(picture, interpolation="nearest")
+            axis.set_title(title, fontsize=8.5, fontweight="normal")
+            axis.set_axis_off()
+    return figure
+
+
+PALETTE = np.array(
+    [
+        [0, 0, 0],
+        [230, 159, 0],
+        [86, 180, 233],
+        [0, 158, 115],
+        [240, 228, 66],
+        [0, 114, 178],
+        [213, 94, 0],
+        [204, 121, 167],
+    ],
+    np.uint8,
+)  # Okabe and Ito: distinguishable without red and green
+STREET = {
+    "road": (128, 64, 128), "sidewalk": (244, 35, 232), "building": (70, 70, 70), "wall": (102, 102, 156),
+    "fence": (190, 153, 153), "pole": (153, 153, 153), "traffic light": (250, 170, 30), "traffic sign": (220, 220, 0),
+    "vegetation": (107, 142, 35), "terrain": (152, 251, 152), "sky": (70, 130, 180), "person": (220, 20, 60),
+    "rider": (255, 0, 0), "car": (0, 0, 142), "truck": (0, 0, 70), "bus": (0, 60, 100), "train": (0, 80, 100),
+    "motorcycle": (0, 0, 230), "bicycle": (119, 11, 32),
+}  # fmt: skip
+"""The colors that people who know Cityscapes expect, by class name."""
+ADDED = np.array([43, 108, 176], np.uint8)  # in the deployed mask, not in M0
+REMOVED = np.array([196, 61, 27], np.uint8)  # in M0, not in the deployed mask
+RELABELED = np.array([204, 121, 167], np.uint8)
+REJECTED = np.array([150, 150, 150], np.uint8)  # changed by the adaptation, not deployed
+LARGEST_PANEL = 720  # pixels of its longer side; a street at full size would make sheets of many megabytes
+SHOWN_WIDTH = 832  # pixels of a page that a sheet fills at most
+TITLE_SIZE = 12  # of a title there, in pixels
+
+
+@dataclass(frozen=True, eq=False)
+class Preview:
+    """An image slice in 8 bits and the masks of the case on it."""
+
+    image: Pixels  # (rows, columns) or (rows, columns, 3)
+    source: Mask
+    adapted: Mask
+    deployed: Mask
+    slice: int | None  # number of the slice in a volume
+    names: Mapping[int, str] = field(default_factory=dict)  # of the classes
+    background: bool = True  # False where label 0 is a class, as in street scenes
+    candidates: tuple[tuple[str, Mask], ...] = ()  # by name, M0 first, on this slice
+    last: str = "adapted"  # name of the mask beside M0
+    more: tuple[Preview, ...] = ()  # further slices of the volume
+
+
+def grey_levels(image: NDArray[Any]) -> Pixels:
+    """(channel, rows, columns) to 8 bits: three byte channels are colors, else the first, 1st to 99th percentile."""
+    if image.shape[0] == 3 and image.dtype == np.uint8:
+        return np.ascontiguousarray(np.moveaxis(image, 0, -1))
+    first = np.asarray(image[0], np.float32)
+    low, high = np.percentile(first, (1, 99))
+    return np.asarray(np.clip((first - low) / max(high - low, 1e-6), 0, 1) * 255, np.uint8)
+
+
+def before_after(
+    image: NDArray[Any], masks: Sequence[Mask], label: Mask, classes: Classes, *, side: int = 264
+) -> list[Pixels]:
+    """Paint several masks of one case over one slice of its image, each with the outline of the label in white.
+
+    Args:
+        image: The image, ``(channel, *space)``.
+        masks: Masks of the case. The slice is the one where the first and the last differ most.
+        label: The true mask.
+        classes: Names of the classes; they give the colors.
+        side: Longest side of a picture in pixels.
+
+    Returns:
+        One picture for each mask.
+    """
+    differ = next((one for one in (masks[0] != masks[-1], masks[0] != label, label > 0) if one.any()), label == 0)
+    index = None if label.ndim == 2 else int(differ.sum(axis=(1, 2)).argmax())
+    image = image if index is None or image.ndim == 3 else image[:, index]
+    present = np.logical_or.reduce([(mask if index is None else mask[index]) > 0 for mask in (*masks, label)])
+    view = SliceView(index, *_window(present, 8))
+    base = _rgb(_fitted(grey_levels(image)[view.rows, view.columns], side))
+    truth = _fitted(view.of(label), side)
+    edge = (ndimage.grey_dilation(truth, 3) != truth) & (truth != 255)
+    made = []
+    for mask in masks:
+        picture = _painted(base, _fitted(view.of(mask), side), classes.names, classes.background)
+        picture[edge] = 255
+        made.append(picture)
+    return made
+
+
+def overlay_png(preview: Preview) -> bytes:
+    """Four panels in a row; below them the candidates where they differ, enlarged, then further slices of a volume.
+
+    Frames that are much wider than tall stand two in a row. The same masks give the same bytes.
+    """
+    rows = [_four(preview), _zoomed(preview), *(_four(other) for other in preview.more)]
+    return sheet_png(rows, side=min(max(192, *preview.image.shape[:2]), LARGEST_PANEL))
+
+
+def sheet_png(rows: Sequence[list[tuple[str, Pixels]]], *, side: int) -> bytes:
+    """Put rows of titled panels on one white sheet; ``side`` is the longest side of a panel in pixels."""
+    sheets = [_row(part, side=side) for row in rows if row for part in _in_lines(row)]
+    sheet = Image.new("RGB", (max(one.width for one in sheets), sum(one.height for one in sheets)), "white")
+    top = 0
+    for one in sheets:
+        sheet.paste(one, (0, top))
+        top += one.height
+    buffer = io.BytesIO()
+    sheet.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def _four(preview: Preview) -> list[tuple[str, Pixels]]:
+    """M0, the last candidate, the edits, and what was deployed."""
+    base = _rgb(preview.image)
+
+    def painted(mask: Mask) -> Pixels:
+        return _painted(base, mask, preview.names, preview.background)
+
+    where = "" if preview.slice is None else f", slice {preview.slice + 1}"
+    return [
+        (f"original (M0){where}", painted(preview.source)),
+        (f"candidate: {preview.last}", painted(preview.adapted)),
+        ("what changed", _edits(base, preview)),
+        ("written mask", painted(preview.deployed)),
+    ]
+
+
+ZOOMED = 4  # candidates side by side
+
+
+def _zoomed(preview: Preview) -> list[tuple[str, Pixels]]:
+    """Up to four candidates that differ, where they differ: M0, then each time the one farthest from those shown."""
+    if len(preview.candidates) < 2:
+        return []
+    masks = np.stack([mask for _, mask in preview.candidates])
+    differ = (masks != masks[0]).any(axis=0)
+    if not differ.any():
+        return []
+    rows, columns = _busiest(differ)
+    masks = masks[:, rows, columns]
+    shown = [0]
+    while len(shown) < ZOOMED:
+        apart = [min(int((mask != masks[other]).sum()) for other in shown) for mask in masks]
+        if max(apart) == 0:
+            break
+        shown.append(int(np.argmax(apart)))
+    base = _rgb(preview.image)[rows, columns]
+    painted = [_painted(base, masks[at], preview.names, preview.background) for at in shown]
+    return [(f"{preview.candidates[at][0]}, enlarged", one) for at, one in zip(shown, painted, strict=True)]
+
+
+def _busiest(flags: Flags) -> tuple[slice, slice]:
+    """A window around all flags; where that is the whole plane, the half of each side that holds most of them."""
+    rows, columns = _window(flags, 8)
+    if (rows.stop - rows.start, columns.stop - columns.start) != flags.shape or min(flags.shape) < 64:
+        return rows, columns
+    tall, wide = (length // 2 for length in flags.shape)
+    total = np.pad(flags.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
+    inside = total[tall:, wide:] - total[:-tall, wide:] - total[tall:, :-wide] + total[:-tall, :-wide]
+    top, left = np.unravel_index(int(inside.argmax()), inside.shape)
+    return slice(int(top), int(top) + tall), slice(int(left), int(left) + wide)
+
+
+def _rgb(image: NDArray[Any]) -> Pixels:
+    return np.ascontiguousarray(np.repeat(image[..., None], 3, axis=-1) if image.ndim == 2 else image, np.uint8)
+
+
+def legend(names: Mapping[int, str], *, background: bool) -> list[tuple[str, str]]:
+    """(class name, color as #rrggbb) of every class that a panel paints, in the order of their numbers."""
+    shown = [value for value in sorted(names) if value or not background]
+    return [(names[value], "#{:02x}{:02x}{:02x}".format(*color_of(value, names))) for value in shown]
+
+
+def color_of(value: int, names: Mapping[int, str]) -> tuple[int, ...]:
+    """(red, green, blue) of a class on overlays: the street's own where its name is one of them, else the palette's."""
+    known = STREET.get(str(names.get(value, "")).lower())
+    return known if known is not None else tuple(int(part) for part in PALETTE[(value - 1) % (len(PALETTE) - 1) + 1])
+
+
+def _painted(base: Pixels, mask: NDArray[Any], names: Mapping[int, str], background: bool) -> Pixels:
+    """Paint the classes of a mask over the image; label 0 is left free where it is background."""
+    values = np.unique(mask)
+    colors = np.array([color_of(int(value), names) for value in values], np.uint8)
+    painted = colors[np.searchsorted(values, mask)]
+    return _tinted(base, painted, mask > 0 if background else np.ones(mask.shape, bool))
+
+
+def _tinted(base: Pixels, color: Pixels, where: NDArray[np.bool_], *, weight: float = 0.5) -> Pixels:
+    mixed = base * (1 - weight) + color * weight
+    return np.where(where[..., None], mixed, base).astype(np.uint8)
+
+
+def _edits(base: Pixels, preview: Preview) -> Pixels:
+    source, deployed, adapted = preview.source, preview.deployed, preview.adapted
+    rejected = (REJECTED, (adapted != source) & (deployed == source))
+    changed = deployed != source
+    kinds: Sequence[tuple[Pixels, NDArray[np.bool_]]] = (
+        (rejected, (RELABELED, changed & (deployed > 0) & (source > 0)), (ADDED, changed & (source == 0)),
+         (REMOVED, changed & (deployed == 0)))
+        if preview.background
+        else (rejected, (RELABELED, changed))
+    )  # fmt: skip
+    drawn = base
+    for color, where in kinds:
+        drawn = _tinted(drawn, np.broadcast_to(color, base.shape), where, weight=0.8)
+    return drawn
+
+
+def _in_lines(panels: list[tuple[str, Pixels]]) -> list[list[tuple[str, Pixels]]]:
+    """All in one line, or two in a line where a panel is much wider than tall."""
+    tall, wide = panels[0][1].shape[:2]
+    most = 2 if wide > 1.5 * tall else len(panels)
+    return [panels[at : at + most] for at in range(0, len(panels), most)]
+
+
+def _row(panels: Sequence[tuple[str, Pixels]], *, side: int) -> Image.Image:
+    """Panels side by side under their titles, which are as large as a page needs and wrapped, never cut."""
+    tall, wide = panels[0][1].shape[:2]
+    width, height = round(wide * side / max(tall, wide)), round(tall * side / max(tall, wide))
+    near = Image.Resampling.NEAREST
+    large = [(title, Image.fromarray(panel).resize((width, height), near)) for title, panel in panels]
+    step = width + 4
+    across = (2 if wide > 1.5 * tall else ZOOMED) * step - 4  # of the sheet that this line will be a part of
+    size = max(TITLE_SIZE - 1, round(TITLE_SIZE * across / SHOWN_WIDTH))
+    font, line = ImageFont.load_default(size), size + 3
+    titles = [_wrapped(title, font, width - 4) for title, _ in large]
+    top = line * max(len(lines) for lines in titles)
+    sheet = Image.new("RGB", (step * (len(large) - 1) + width, height + top), "white")
+    draw = ImageDraw.Draw(sheet)
+    for index, (lines, (_, picture)) in enumerate(zip(titles, large, strict=True)):
+        for number, text in enumerate(lines):
+            draw.text((index * step + 2, number * line), text, fill="black", font=font)
+        sheet.paste(picture, (index * step, top))
+    return sheet
+
+
+def _wrapped(text: str, font: Any, width: int) -> list[str]:
+    """The text in lines that fit, broken after a space or comma where there is one, else anywhere."""
+    lines = [""]
+    for word in re.findall(r"[^ ,]*[ ,]*", text):
+        if lines[-1] and font.getlength(lines[-1] + word.rstrip()) > width:
+            lines.append("")
+        for letter in word:
+            if lines[-1] and font.getlength((lines[-1] + letter).rstrip()) > width:
+                lines.append("")
+            lines[-1] += letter
+    return [line.rstrip() for line in lines]

@@ -1,0 +1,192 @@
+"""demo.html: what fit and predict did with the phantom hearts, in four sentences, a table and pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from markupsafe import Markup
+
+from casewise.core.durable import write_durably
+from casewise.core.prediction_record import PredictedCase
+from casewise.core.text import pluralize
+from casewise.data import nifti
+from casewise.data.splits import Cohort
+from casewise.measure.metrics.overlap import dice
+from casewise.render.ink import POINT, change_svg
+from casewise.render.mask_pictures import Classes, before_after, data_uri, legend, sheet_png
+from casewise.report.page import render_page
+
+PAGE, PICTURE = "demo.html", "masks.png"
+WAYS = {"views": "mean of the views", "tuned": "tuned weights"}
+
+
+@dataclass(frozen=True)
+class ScoredHeart:
+    """One new heart: the Dice of every mask that was made, and what was decided."""
+
+    case: str
+    dice: dict[str, float]  # by way: m0, deployed, and those of WAYS that were made
+    rolled_back: bool
+    flagged: bool
+    other: bool  # of the third scanner
+
+    def change(self, way: str = "deployed") -> float:
+        """Return the change of Dice against M0."""
+        return self.dice[way] - self.dice["m0"]
+
+
+@dataclass(frozen=True)
+class DemoFacts:
+    """Everything that the demo says."""
+
+    hearts: tuple[ScoredHeart, ...]
+    home: float  # Dice of the model on its own scanner
+    fit: dict[str, Any]  # fit.json
+    certificate: dict[str, Any] | None
+
+    @property
+    def same(self) -> tuple[ScoredHeart, ...]:
+        """The hearts of the scanner that the labels come from."""
+        return tuple(one for one in self.hearts if not one.other)
+
+    def row(self, way: str) -> dict[str, Any]:
+        """Summarize one way over the hearts of the labelled scanner."""
+        changes = [one.change(way) for one in self.same]
+        return {
+            "dice": fmean(one.dice[way] for one in self.same), "gain": fmean(changes),
+            "better": sum(one > 0 for one in changes), "worse": sum(one < 0 for one in changes),
+            "lost": sum(one < -POINT for one in changes), "worst": min(changes),
+        }  # fmt: skip
+
+    @property
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """One row per way, by its name for a person."""
+        chosen = self.fit["preflight"]["comparison"]["chosen"]
+        named = {"m0": "original model (M0)", **WAYS, "deployed": f"casewise: {chosen}, with the judge"}
+        return {said: self.row(way) for way, said in named.items() if way in self.same[0].dice}
+
+    @property
+    def sentences(self) -> list[str]:
+        """Say in four sentences what happened."""
+        m0, ours, n = self.row("m0"), self.row("deployed"), len(self.same)
+        ways = [
+            f"the {said} would reach {_words(self.row(way))}" for way, said in WAYS.items() if way in self.same[0].dice
+        ]
+        compared, learners = self.fit["preflight"]["comparison"], self.fit["patients"]
+        back, flagged = (sum(getattr(one, name) for one in self.same) for name in ("rolled_back", "flagged"))
+        third = [one for one in self.hearts if one.other]
+        held = sum(one.rolled_back and one.flagged for one in third)
+        return [
+            f"The model has a mean Dice of {self.home:.3f} on the scanner that it was trained on and {m0['dice']:.3f} "
+            f"on another scanner ({n} new hearts).",
+            f"Used for every heart, {' and '.join(ways)}; the weights were tuned on {learners} labelled hearts.",
+            f"casewise fit compared {len(compared['rows'])} ways on these {learners} hearts and deploys "
+            f"{compared['chosen']}: {_words(ours)}; {pluralize(back, 'mask')} rolled back to the original, {flagged} "
+            f"of {n} hearts flagged for a person, and {held} of {pluralize(len(third), 'heart')} of a third scanner "
+            "recognized, left with the original mask and flagged.",
+            self._promise(ours["lost"], n),
+        ]
+
+    def _promise(self, lost: int, n: int) -> str:
+        if self.certificate is None:
+            return "Nothing is promised: the labelled hearts that were set aside do not support it."
+        alpha, units = self.certificate["alpha"], self.certificate["units"]
+        kept = "the promise was kept" if lost <= alpha * n else "more than promised; the promise is an average"
+        return (
+            f"With {units} other labelled hearts it promised that at most {alpha:.0%} of new hearts lose more than a "
+            f"point of Dice (0.01); {lost} of {n} did: {kept}."
+        )
+
+    def as_plain(self) -> dict[str, Any]:
+        """Return the facts as JSON types."""
+        hearts = [asdict(one) for one in self.hearts]
+        return {"sentences": self.sentences, "home": self.home, "rows": self.rows, "hearts": hearts}
+
+
+def _words(row: dict[str, Any]) -> str:
+    lost = f"{row['lost']} by more than a point" if row["lost"] else "none by more than a point"
+    return f"{row['dice']:.3f} ({row['better']} better, {row['worse']} worse, {lost})"
+
+
+def demo_facts(cohort: Cohort, entries: Sequence[PredictedCase], out: Path, *, home: float) -> DemoFacts:
+    """Score every mask that predict wrote for the new hearts.
+
+    Args:
+        cohort: The new hearts, with labels.
+        entries: What predict recorded.
+        out: Folder of the demo.
+        home: Dice of the model on its own scanner.
+    """
+    folder, certificate = out / "deployment", out / "deployment" / "certificate.json"
+    hearts = []
+    for entry in entries:
+        label, made = cohort.label(entry.case), _masks(out / "masks", entry)
+        decision = entry.decision
+        hearts.append(
+            ScoredHeart(
+                entry.case, {way: dice(nifti.read_label(path), label) for way, path in made.items()},
+                decision is not None and decision.rolled_back, decision is not None and decision.flagged,
+                "_C_" in entry.case,
+            )
+        )  # fmt: skip
+    promised = json.loads(certificate.read_text(encoding="utf-8")) if certificate.is_file() else None
+    return DemoFacts(tuple(hearts), home, json.loads((folder / "fit.json").read_text(encoding="utf-8")), promised)
+
+
+def _masks(masks: Path, entry: PredictedCase) -> dict[str, Path]:
+    """Return the mask files of a case: M0, what is deployed, the mean of the views and the tuned prediction."""
+    own, ending = f"casewise/candidates/{entry.case}/", ".nii.gz"
+    ladders: dict[str, dict[int, str]] = {}
+    for name in entry.outputs:
+        if name.startswith(own):
+            ladder, _, step = name.removeprefix(own).removesuffix(ending).rpartition("/")
+            ladders.setdefault(ladder, {})[int(step)] = name
+    unnamed = next((name for name in entry.policy.get("ladders", ()) if name not in ladders), "")
+    ladders = {ladder or unnamed: steps for ladder, steps in ladders.items()}
+    source, mask = f"casewise/source/{entry.case}{ending}", f"{entry.case}{ending}"
+    found = {"m0": source if source in entry.outputs else mask, "deployed": mask}
+    for ladder, steps in ladders.items():
+        if ladder.startswith("views"):
+            found["views"] = steps[max(steps)]
+        elif ladder == "tuned" and 1 in steps:
+            found["tuned"] = steps[1]
+    return {way: masks / name for way, name in found.items()}
+
+
+def write_demo(facts: DemoFacts, cohort: Cohort, out: Path) -> Path:
+    """Write demo.html and masks.png into the folder of the demo; return the page."""
+    classes = Classes(dict(enumerate(cohort.classes)))
+    good = sorted(facts.same, key=lambda one: one.dice["deployed"])[len(facts.same) // 2 :]
+    gained = max(good, key=ScoredHeart.change)
+    undone = [one for one in facts.hearts if one.rolled_back and "tuned" in one.dice]
+    undone = sorted(undone, key=lambda one: one.change("tuned"))[:1]
+    rows = []
+    for heart, ways in [(gained, ("m0", "deployed")), *((one, ("tuned", "deployed")) for one in undone)]:
+        label, image = cohort.label(heart.case), cohort.case(heart.case).image
+        entry = PredictedCase.from_dict(json.loads((out / "masks" / "casewise" / f"{heart.case}.json").read_text()))
+        files = _masks(out / "masks", entry)
+        pictures = before_after(image, [nifti.read_label(files[way]) for way in ways], label, classes)
+        said = {
+            "m0": "original mask", "tuned": "new mask, rolled back",
+            "deployed": "original mask stays" if heart.rolled_back else "new mask",
+        }  # fmt: skip
+        rows.append(
+            [(f"{said[way]}, Dice {heart.dice[way]:.2f}", one) for way, one in zip(ways, pictures, strict=True)]
+        )
+    write_durably(out / PICTURE, sheet_png([[panel for row in rows for panel in row]], side=264))
+    changes = [(one.case, one.dice["m0"], one.dice["deployed"]) for one in facts.hearts]
+    text = render_page(
+        "demo.html.j2",
+        facts=facts,
+        notice=cohort.notice,
+        changes=Markup(change_svg(changes, metric="Dice")),
+        pictures=[[(said, data_uri(picture)) for said, picture in row] for row in rows],
+        legend=legend(classes.names, background=True),
+    )
+    write_durably(out / PAGE, text.encode())
+    return out / PAGE

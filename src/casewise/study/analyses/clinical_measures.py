@@ -1,0 +1,86 @@
+"""Clinical measures of the deployed masks: volumes and declared formulas beside those of M0 and of the labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from casewise.core.records import SOURCE
+from casewise.judge.decide import deployed_mask
+from casewise.measure.measures import check_names
+from casewise.study.clinical import MeasuredCase, MeasureResult, mask_measures, volume_measures, worsened_sentence
+from casewise.study.finding import Finding, Section, rows, sentences, show
+from casewise.study.study import Study, once
+
+COLUMNS = (
+    "measure", "unit", "patients", "n", "change", "change_low", "change_high", "error_m0", "error_deployed",
+    "limit_low", "limit_high", "closer", "farther", "crossed", "crossed_wrong",
+)  # fmt: skip
+
+
+def section(study: Study) -> Section:
+    """Volumes and declared measures, by patient."""
+    found = clinical(study)
+    shown = show(
+        "measures",
+        "Clinical measures",
+        found,
+        caption="Deployed against M0 and against the label, one value per patient; limits of agreement of the error of "
+        "the deployed masks. Closer, farther: patients. Crossed: decisions that differ from those of M0.",
+    )
+    missing = {"clinical measures": found.reason} if found.reason else {}
+    return Section("measures", "Clinical measures", sentences(found), (shown,), (), (found,), missing=missing)
+
+
+@once
+def clinical(study: Study) -> Finding:
+    """One row per measure; volumes of every class first."""
+    archive = study.evaluation
+    names = label_names(study)
+    labels = [int(number) for number in archive.configuration.get("classes") or names if int(number)]
+    spaced = all(entry.spacing_mm is not None for entry in archive.entries.values())
+    volumes = volume_measures(labels, names, "ml" if spaced else "voxels")
+    check_names(study.extras.measures, names)
+    results = mask_measures(_cases(study, names), [*volumes, *study.extras.measures])
+    table = rows((_row(result) for result in results), COLUMNS)
+    notes = tuple(said for result in results if (said := worsened_sentence(result)) is not None)
+    reason = "" if results else "the archive does not name its classes, and no measure is declared (--measures)"
+    return Finding("measures", table, len(archive.ids), "", notes=notes, reason=reason)
+
+
+def label_names(study: Study) -> dict[int, str]:
+    """What the archive calls its labels; empty where it does not say."""
+    return {int(number): str(name) for number, name in (study.evaluation.configuration.get("names") or {}).items()}
+
+
+def _cases(study: Study, names: Mapping[int, str]) -> Iterator[MeasuredCase]:
+    archive = study.evaluation
+    for decision in study.decisions[study.ours]:
+        entry = archive.entries[decision.case_id]
+        masks = {
+            "old": archive.mask(decision.case_id, SOURCE),
+            "new": deployed_mask(archive, study.controller, decision),
+        }
+        if entry.labelled:
+            masks["label"] = archive.label(decision.case_id)
+        yield MeasuredCase.of(entry.id, masks, spacing_mm=entry.spacing_mm, patient=entry.cluster, names=names)
+
+
+def _row(result: MeasureResult) -> dict[str, object]:
+    change, before, after = result.change, result.error_old, result.error_new
+    return {
+        "measure": result.name,
+        "unit": result.unit,
+        "patients": 0 if change is None else change.patients,
+        "n": result.units,
+        "change": None if change is None else change.bias,
+        "change_low": None if change is None else change.bias_low,
+        "change_high": None if change is None else change.bias_high,
+        "error_m0": None if before is None else before.bias,
+        "error_deployed": None if after is None else after.bias,
+        "limit_low": None if after is None else after.limit_low,
+        "limit_high": None if after is None else after.limit_high,
+        "closer": result.closer,
+        "farther": result.farther,
+        "crossed": len(result.crossings),
+        "crossed_wrong": sum(one.right == "old" for one in result.crossings),
+    }

@@ -1,0 +1,467 @@
+"""New against old on one case or on many: helped and hurt with intervals by patient, label by label, group by group."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from casewise.core.text import brief
+from casewise.judge.certificates.risk_control import share_bound
+from casewise.measure.changes import NAN, Comparison, LabelChange, Regression
+from casewise.measure.masks import Floats, Integers
+from casewise.study.statistics.resample import (
+    Interval,
+    draws,
+    interval_of,
+    mean_interval,
+    undefined_interval,
+)
+
+MANY = 200  # clusters from which on intervals are Student's t: as good there, and memory does not grow with the cohort
+GOOD = 0.7  # a case at or above this metric is good, unless told otherwise; good before and not now is a flip
+
+
+@dataclass(frozen=True)
+class ComparedCase:
+    """One case of a comparison, with the patient or sequence that it belongs to."""
+
+    id: str
+    found: Comparison
+    group: str | None = None
+    cluster: str | None = None
+    scan: str | None = None  # which scan of the patient: ED, ES, a date
+
+    @property
+    def size(self) -> float:
+        """Foreground of the label, or of the old mask where there is no label: ml, or voxels without a spacing."""
+        side = "voxels_label" if self.found.labelled else "voxels_old"
+        return sum(getattr(row, side) or 0 for row in self.found.labels) * (self.found.voxel_ml or 1.0)
+
+
+SIZES = ("small", "medium", "large")
+
+
+def size_cuts(sizes: Floats) -> tuple[float, float] | None:
+    """The terciles of the sizes of all cases; None where there are fewer than six cases or no spread."""
+    if sizes.size < 6:
+        return None
+    low, high = (float(cut) for cut in np.quantile(sizes, (1 / 3, 2 / 3)))
+    return (low, high) if float(sizes.min()) < low < high < float(sizes.max()) else None
+
+
+def size_class(size: float, cuts: tuple[float, float]) -> str:
+    """small, medium or large."""
+    return SIZES[(size > cuts[0]) + (size > cuts[1])]
+
+
+@dataclass(frozen=True)
+class Comparisons:
+    """Many cases, new against old. The cases may lie in a file: they are read one after the other, and once more where
+    a row is asked for; what stays in memory is a few numbers of each (:class:`ComparedCohort`)."""
+
+    cases: Sequence[ComparedCase]
+    good: float = GOOD
+
+    __repr__ = brief
+
+    @cached_property
+    def cohort(self) -> ComparedCohort:
+        """The numbers that the summary and the order of the cases are made of."""
+        found = ComparedCohort()
+        for case in self.cases:
+            found.add(case)
+        return found
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The cohort, its labels and its groups in plain JSON types; estimates with 95 % intervals by cluster."""
+        cohort = self.cohort
+        return {
+            **cohort_row(cohort, good=self.good),
+            "labels": [{"label": number, **label_row(cohort, number, good=self.good)} for number in self.label_numbers],
+            "groups": [
+                {"group": name, **cohort_row(cohort, cohort.of_group(name), good=self.good)} for name in cohort.groups
+            ],
+            "sizes": [
+                {"size": name, "from": low, "to": high, **cohort_row(cohort, which, good=self.good)}
+                for name, low, high, which in cohort.size_classes
+            ],
+        }
+
+    @property
+    def label_numbers(self) -> tuple[int, ...]:
+        """Every foreground label of any case."""
+        return tuple(sorted(self.cohort.labels))
+
+    @property
+    def worst_first(self) -> CasesInOrder:
+        """The most suspicious first: with labels by the fall of the metric; then, and without, by the share of a label
+        that was gained or lost in one piece (see :attr:`Comparison.suspicion`); then by the share that changed."""
+        return CasesInOrder(self.cases.__getitem__, self.cohort.worst_first)
+
+    @property
+    def worst_first_ids(self) -> list[str]:
+        """Their ids alone; no case is read for them."""
+        return [self.cohort.ids[at] for at in self.cohort.worst_first.tolist()]
+
+
+class CasesInOrder(Sequence[ComparedCase]):
+    """Cases in some order, each made when it is asked for and kept by nobody."""
+
+    def __init__(self, at: Callable[[int], ComparedCase], order: Integers) -> None:
+        self._at, self._order = at, order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @overload
+    def __getitem__(self, which: int) -> ComparedCase: ...
+
+    @overload
+    def __getitem__(self, which: slice) -> CasesInOrder: ...
+
+    def __getitem__(self, which: int | slice) -> ComparedCase | CasesInOrder:
+        if isinstance(which, slice):
+            return CasesInOrder(self._at, self._order[which])
+        return self._at(int(self._order[which]))
+
+
+_OF_CASE = ("changed_share", "suspicion", "metric_old", "metric_new", "ha", "ba", "worse_voxels", "unscored", "changed")
+_OF_LABEL = ("drift_ml", "agreement", "shift_hd95", "ha", "ba", "dice_old", "dice_new", "hd95_old", "hd95_new")
+_COUNTED = ("components_gained", "components_lost", "holes_gained", "holes_lost")
+
+
+class _Columns:
+    """Numbers by name, 8 bytes each; a name that no row has a number for takes no room, and None is NaN."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._held: dict[str, array[float]] = {}
+
+    def add(self, row: Any, names: Sequence[str]) -> None:
+        for name in names:
+            value = getattr(row, name)
+            if value is None and name not in self._held:
+                continue
+            column = self._held.setdefault(name, array("d"))
+            column.extend([NAN] * (self.rows - len(column)))
+            column.append(NAN if value is None else value)
+        self.rows += 1
+
+    def __getitem__(self, name: str) -> Floats:
+        held = self._held.get(name, array("d"))
+        return np.concatenate([np.array(held, float), np.full(self.rows - len(held), NAN)])
+
+
+class _LabelNumbers(_Columns):
+    """One label over the cases that hold it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at = array("q")  # positions of the cases
+        self.voxels_old, self.voxels_new, self.voxels_label = array("q"), array("q"), array("q")  # -1: no label
+        self.counts: Counter[str] = Counter()
+
+    def add_label(self, at: int, row: LabelChange) -> None:
+        self.add(row, _OF_LABEL)
+        self.at.append(at)
+        self.voxels_old.append(row.voxels_old)
+        self.voxels_new.append(row.voxels_new)
+        self.voxels_label.append(-1 if row.voxels_label is None else row.voxels_label)
+        self.counts.update({name: getattr(row, name) for name in _COUNTED})
+        self.counts["changed"] += row.changed > 0
+        self.counts["cases_with_new_holes"] += row.holes_gained > 0
+        self.counts["cases_with_lost_components"] += row.components_lost > 0
+
+
+class ComparedCohort:
+    """What a summary needs of the cases: an id, some ten numbers per case and per label, and sums; nothing else."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.labels: dict[int, _LabelNumbers] = {}
+        self.metric = ""  # of the first case with a label
+        self.of_case = _Columns()
+        self._unit, self._group = array("q"), array("q")
+        self._made_wrong, self._made_right = array("q"), array("q")
+        self._labelled = array("b")
+        self._size = array("d")
+        self._voxel_ml = array("d")
+        self.in_ml = True
+        self._clusters: dict[str, int] = {}
+        self._groups: dict[str, int] = {}
+
+    def add(self, case: ComparedCase) -> None:
+        """Take one more case."""
+        at, found = len(self.ids), case.found
+        self.ids.append(case.id)
+        # A case without a cluster is one of its own; it needs a number, but no name.
+        alone = case.cluster is None
+        self._unit.append(-1 - at if alone else self._clusters.setdefault(str(case.cluster), len(self._clusters)))
+        self._group.append(-1 if case.group is None else self._groups.setdefault(case.group, len(self._groups)))
+        self._labelled.append(found.labelled)
+        self._size.append(case.size)
+        self.in_ml &= found.voxel_ml is not None
+        self._voxel_ml.append(found.voxel_ml or 1.0)
+        self._made_wrong.append(found.made_wrong or 0)
+        self._made_right.append(found.made_right or 0)
+        self.of_case.add(found, _OF_CASE)
+        self.metric = self.metric or (found.metric if found.labelled else "")
+        for row in found.labels:
+            self.labels.setdefault(row.label, _LabelNumbers()).add_label(at, row)
+
+    @property
+    def all(self) -> Integers:
+        """The positions of all cases."""
+        return np.arange(len(self.ids), dtype=np.int64)
+
+    @property
+    def groups(self) -> list[str]:
+        """The names of the groups."""
+        return sorted(self._groups)
+
+    def of_group(self, name: str) -> Integers:
+        """The positions of its cases."""
+        return np.flatnonzero(np.array(self._group) == self._groups[name])
+
+    def volumes(self, number: int) -> tuple[Integers, dict[str, Floats]]:
+        """Clusters of the cases that hold a label in any mask, and its volumes there; NaN without a label."""
+        held = self.labels[number]
+        at = np.array(held.at)
+        ml = np.array(self._voxel_ml)[at]
+        truth = np.array(held.voxels_label, float)
+        sides = {"old": np.array(held.voxels_old) * ml, "new": np.array(held.voxels_new) * ml}
+        return self.units(at), {**sides, "label": np.where(truth < 0, NAN, truth * ml)}
+
+    @property
+    def held(self) -> list[tuple[str, list[int], list[int]]]:
+        """(case, labels of the old mask, labels of the new one) of every case."""
+        found: list[tuple[str, list[int], list[int]]] = [(case_id, [], []) for case_id in self.ids]
+        for number, rows in self.labels.items():
+            for at, old, new in zip(rows.at, rows.voxels_old, rows.voxels_new, strict=True):
+                if old:
+                    found[at][1].append(number)
+                if new:
+                    found[at][2].append(number)
+        return found
+
+    @property
+    def size_classes(self) -> list[tuple[str, float, float, Integers]]:
+        """(name, smallest, largest, positions) of small, medium and large cases, where their sizes differ."""
+        sizes = np.array(self._size)
+        cuts = size_cuts(sizes)
+        if cuts is None:
+            return []
+        classes = np.array([size_class(size, cuts) for size in sizes.tolist()])
+        members = {name: np.flatnonzero(classes == name) for name in SIZES}
+        return [(name, float(sizes[at].min()), float(sizes[at].max()), at) for name, at in members.items()]
+
+    @property
+    def labelled(self) -> NDArray[np.bool_]:
+        """Which cases have a label."""
+        return np.array(self._labelled, bool)
+
+    def made(self, which: Integers) -> tuple[int, int]:
+        """Voxels made wrong and made right in some cases."""
+        return int(np.array(self._made_wrong)[which].sum()), int(np.array(self._made_right)[which].sum())
+
+    def named(self, which: Integers) -> int:
+        """How many of these cases have a cluster with a name; the others count as one of their own."""
+        return int((np.array(self._unit)[which] >= 0).sum())
+
+    def units(self, which: Integers) -> Integers:
+        """The number of each of these cases' cluster, in order of appearance."""
+        _, first, of = np.unique(np.array(self._unit)[which], return_index=True, return_inverse=True)
+        return np.argsort(np.argsort(first)).astype(np.int64)[of]
+
+    @property
+    def worst_first(self) -> Integers:
+        """Positions, the most suspicious first; of equal ones the earlier first."""
+        fall = np.nan_to_num(self.of_case["metric_old"] - self.of_case["metric_new"], nan=0.0)
+        rounded = np.fromiter((round(value, 12) for value in fall.tolist()), float, fall.size)
+        keys = (rounded, self.of_case["suspicion"], self.of_case["changed_share"])
+        return np.lexsort([-key for key in reversed(keys)]).astype(np.int64)
+
+
+def cohort_row(cohort: ComparedCohort, which: Integers | None = None, *, good: float = GOOD) -> dict[str, Any]:
+    """Counts, and with labels metric, harm, helped and hurt of some cases, or of all."""
+    which, of_case = cohort.all if which is None else which, cohort.of_case
+    row: dict[str, Any] = {
+        "cases": len(which),
+        "clusters": len(np.unique(cohort.units(which))),
+        "named": cohort.named(which),
+        "changed": int((of_case["changed"][which] > 0).sum()),
+        "warned": int((of_case["suspicion"][which] > 0).sum()),
+        "changed_share": _interval(cohort, which, of_case["changed_share"][which]),
+    }
+    labelled = which[cohort.labelled[which]]
+    if not labelled.size:
+        return row
+    made_wrong, made_right = cohort.made(labelled)
+    return {
+        **row,
+        "labelled": len(labelled),
+        "labelled_clusters": len(np.unique(cohort.units(labelled))),
+        "metric": cohort.metric,
+        "ha": _interval(cohort, labelled, of_case["ha"][labelled]),
+        "judged": _judged(of_case["changed"][labelled], of_case["unscored"][labelled]),
+        "ba": _interval(cohort, labelled, of_case["ba"][labelled]),
+        "worse_voxels": _interval(cohort, labelled, of_case["worse_voxels"][labelled]),
+        "made_wrong": made_wrong,
+        "made_right": made_right,
+        **_sides(cohort, labelled, of_case["metric_old"][labelled], of_case["metric_new"][labelled], good),
+    }
+
+
+def _judged(changed: Floats, unscored: Floats) -> float | None:
+    """The share of all changed voxels that HA judged: those in regions; None where nothing changed."""
+    known = ~np.isnan(unscored) & (changed > 0)
+    whole = changed[known].sum()
+    return sum(((1 - unscored[known]) * changed[known]).tolist()) / float(whole) if whole else None
+
+
+def label_row(cohort: ComparedCohort, number: int, *, good: float = GOOD) -> dict[str, Any]:
+    """One label over the cases that hold it."""
+    held = cohort.labels[number]
+    at = np.array(held.at)
+    order = np.argsort(~cohort.labelled[at], kind="stable")  # labelled ones first; the order changes no mean
+    those = at[order]
+
+    def mean(name: str) -> dict[str, Any] | None:
+        return _interval(cohort, those, held[name][order])
+
+    shifts = held["shift_hd95"]
+    shifts = shifts[~np.isnan(shifts)]
+    found: dict[str, Any] = {
+        "cases": len(those),
+        "changed": held.counts["changed"],
+        "drift": _total_drift(cohort.units(those), np.array(held.voxels_old)[order], np.array(held.voxels_new)[order]),
+        "drift_ml": mean("drift_ml"),
+        "agreement": mean("agreement"),
+        "shift_hd95_median": float(np.median(shifts)) if shifts.size else None,
+        "shift_hd95_max": float(shifts.max()) if shifts.size else None,
+        **{name: held.counts[name] for name in _COUNTED},
+        **{name: held.counts[name] for name in ("cases_with_new_holes", "cases_with_lost_components")},
+    }
+    if cohort.labelled[those[0]]:
+        found["ha"] = mean("ha")
+        found["ba"] = mean("ba")
+        found |= _sides(cohort, those, held["dice_old"][order], held["dice_new"][order], good)
+        found["hd95_old"] = mean("hd95_old")
+        found["hd95_new"] = mean("hd95_new")
+    return found
+
+
+def _total_drift(of: Integers, voxels_old: Integers, voxels_new: Integers) -> dict[str, Any] | None:
+    """(all new - all old) / all old voxels, with an interval by cluster; a mean of ratios would be that of crumbs."""
+    old, new = (np.bincount(of, voxels) for voxels in (voxels_old, voxels_new))
+    if not old.sum():
+        return None
+    if len(old) >= MANY:
+        found = _ratio(new, old, n=len(of))
+        return as_plain(replace(found, estimate=found.estimate - 1, low=found.low - 1, high=found.high - 1))
+    index = draws(len(old)).index
+    with np.errstate(divide="ignore", invalid="ignore"):
+        drawn = new[index].sum(axis=1) / old[index].sum(axis=1) - 1
+    drift = float(new.sum() / old.sum() - 1)
+    return as_plain(interval_of(drift, drawn, n=len(of), clusters=len(old)))
+
+
+def _sides(cohort: ComparedCohort, which: Integers, before: Floats, after: Floats, good: float) -> dict[str, Any]:
+    """Old, new and their difference; who was helped, who was hurt, and who was good before and is not now."""
+    defined = np.isfinite(before) & np.isfinite(after)
+    kept, old, new = which[defined], before[defined], after[defined]
+    change = np.round(new - old, 12)
+    flips = (old >= good) & (new < good)
+    of = cohort.units(kept)
+    return {
+        "undefined": int((~defined).sum()),
+        "metric_old": float(old.mean()) if old.size else None,
+        "metric_new": float(new.mean()) if new.size else None,
+        "change": as_plain(_mean(change, of) if old.size else undefined_interval(0, "no case")),
+        "helped": int((change > 0).sum()),
+        "hurt": int((change < 0).sum()),
+        "unchanged": int((change == 0).sum()),
+        "helped_share": _share(change > 0, of),
+        "hurt_share": _share(change < 0, of),
+        "good": good,
+        "flips": int(flips.sum()),
+        "flipped": [cohort.ids[at] for at in kept[flips].tolist()],
+    }
+
+
+def _share(flags: NDArray[np.bool_], of: NDArray[np.int64]) -> dict[str, Any] | None:
+    """A share of cases with a 95 % interval by cluster that is valid for few clusters and for 0 and 1."""
+    if not flags.size:
+        return None
+    found = as_plain(_mean(flags.astype(float), of))
+    if 1 < found["clusters"] < MANY:
+        means = np.bincount(of, flags) / np.bincount(of)
+        alone = len(means) == flags.size
+        low, high = 1 - share_bound(1 - means, 0.975, binary=alone), share_bound(means, 0.975, binary=alone)
+        found |= {"low": min(low, found["estimate"]), "high": max(high, found["estimate"]), "shown": low > 0}
+    return found
+
+
+def _mean(values: NDArray[np.float64], of: NDArray[np.int64]) -> Interval:
+    """The mean with its interval by cluster."""
+    if int(of.max()) + 1 < MANY:
+        return mean_interval(values, clusters=of)
+    return _ratio(np.bincount(of, values), np.bincount(of), n=values.size)
+
+
+def _ratio(sums: NDArray[Any], sizes: NDArray[Any], *, n: int) -> Interval:
+    r"""One sum by another over many clusters, with Student's t interval.
+
+    .. math:: r = \frac{\sum_c S_c}{\sum_c m_c}, \qquad
+              \mathrm{se}^2 = \frac{C}{C - 1} \cdot \frac{\sum_c (S_c - r m_c)^2}{(\sum_c m_c)^2}
+    """
+    whole, clusters = float(sizes.sum()), len(sums)
+    ratio = float(sums.sum()) / whole
+    error = float(np.sqrt(clusters / (clusters - 1) * np.square(sums - ratio * sizes).sum())) / whole
+    reach = float(stats.t.ppf(0.975, clusters - 1)) * error
+    below = float(stats.t.cdf(-ratio / error, clusters - 1)) if error else float(ratio < 0)
+    p = 2 * min(below, 1 - below) if error else float(ratio == 0)
+    return Interval(ratio, ratio - reach, ratio + reach, below, n, clusters, 0, method="t", p_flip=p)
+
+
+def _interval(cohort: ComparedCohort, which: Integers, values: Floats) -> dict[str, Any] | None:
+    """The mean over cases with its 95 % interval by cluster; undefined values are left out and counted."""
+    defined = ~np.isnan(values)
+    if not defined.any():
+        return None
+    found = _mean(values[defined], cohort.units(which[defined]))
+    return {**as_plain(found), "undefined": int((~defined).sum())}
+
+
+def as_plain(found: Interval) -> dict[str, Any]:
+    """An interval in plain JSON types; one cluster has an estimate and no interval."""
+    several = found.clusters > 1
+    return {
+        "estimate": found.estimate,
+        "low": found.low if several else None,
+        "high": found.high if several else None,
+        "cases": found.n,
+        "clusters": found.clusters,
+        "shown": bool(several and found.shown),
+    }
+
+
+def comparison_of(plain: Mapping[str, Any]) -> Comparison:
+    """The inverse of :meth:`Comparison.as_dict`; an undefined number is None then."""
+    labels = tuple(
+        LabelChange(**{name: row[name] for name in LabelChange.__dataclass_fields__}) for row in plain["labels"]
+    )
+    fields = {name: plain[name] for name in Comparison.__dataclass_fields__}
+    regressions = tuple(
+        Regression(**{**row, "low": tuple(row["low"]), "high": tuple(row["high"])}) for row in plain["regressions"]
+    )
+    return Comparison(**{**fields, "labels": labels, "regressions": regressions})

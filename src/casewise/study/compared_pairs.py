@@ -1,0 +1,225 @@
+"""Compare the pairs of two folders, on any engine: one line of results for each pair.
+
+With a folder for the results, the lines are in its cases.jsonl, and a pair whose files and settings did not change is
+not compared again. One process writes the file, so a killed run loses only the pairs that it was busy with. Statistics
+are not imported here: a worker process compares masks and starts without them.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from casewise import __version__
+from casewise.core.durable import file_lock, file_sha256, json_sha256, replacing, sweep
+from casewise.core.errors import BadPair, Refused, in_one_line
+from casewise.core.formats import json_text
+from casewise.data.pairs import Pair, read_pair
+from casewise.measure.comparison import comparison
+
+if TYPE_CHECKING:
+    from casewise.run.local import Engine
+
+LOG = "cases.jsonl"
+LOCK = ".compare.lock"
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """The folder for this process: a second one would take the first one's lines away, or count them twice."""
+    with file_lock(out / LOCK, wait=False) as own:
+        if own is None:
+            raise Refused(f"another casewise compare writes into {out}; wait until it ends, or choose another -o")
+        yield
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How every pair is compared; the same settings and files give the same line."""
+
+    spacing_mm: tuple[float, ...] | None = None  # for files that do not say it; None: from the header, or voxels
+    min_area: int = 16
+    foreground: bool = False
+    ignore: int | None = None
+    classes: tuple[int, ...] | None = None
+    metric: str = "dice"
+    surfaces: str = "moved"
+    holes: str = "volume"
+    zero_is_label: bool = False
+    resample: str | None = None
+    labels_given: bool = False
+    hashed: bool = False  # whether each line holds the sha256 of its files
+
+    @property
+    def measure(self) -> dict[str, Any]:
+        """The options of a comparison of two masks, but for the spacing."""
+        left = ("spacing_mm", "resample", "labels_given", "hashed")
+        return {name: value for name, value in asdict(self).items() if name not in left}
+
+
+@dataclass(frozen=True)
+class CompareCase:
+    """The work for an engine: one case id in, one line out."""
+
+    pairs: Mapping[str, Pair]
+    settings: Settings
+
+    def __call__(self, case_id: str) -> dict[str, Any]:
+        """Compare one pair; what cannot be compared is a line with its problems."""
+        pair = self.pairs[case_id]
+        key = self.key(pair)  # before they are read: files that change meanwhile are compared again by the next run
+        try:
+            old, new, label = read_pair(pair, resample=self.settings.resample)
+        except BadPair as error:
+            return self.line(pair, key, problems=[(error.kind, str(error))])
+        found = comparison(
+            old.mask,
+            new.mask,
+            None if label is None else label.mask,
+            spacing_mm=self.settings.spacing_mm or old.spacing_mm,
+            **self.settings.measure,
+        )
+        problems = []
+        if label is None and self.settings.labels_given:
+            problems.append(("unlabelled", f"{pair.id} has no label; it was compared without"))
+        empty = [name for name in ("old", "new") if not any(getattr(row, f"voxels_{name}") for row in found.labels)]
+        if empty and (label is None or label.mask.any()):
+            problems += [("empty", f"{pair.id}: the {name} mask has no foreground") for name in empty]
+        return self.line(pair, key, problems=problems, found=found.as_dict())
+
+    def line(
+        self, pair: Pair, key: str, *, problems: Sequence[tuple[str, str]] = (), found: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """What cases.jsonl keeps of a pair; without a key it is compared again."""
+        return {
+            "case": pair.id,
+            "group": pair.group,
+            "cluster": pair.cluster,
+            "scan": pair.scan,
+            "status": "failed" if found is None else "compared",
+            "problems": [{"kind": kind, "message": message} for kind, message in problems],
+            "comparison": found,
+            "sha256": self.hashes(pair),
+            "key": key,
+        }
+
+    def hashes(self, pair: Pair) -> dict[str, str] | None:
+        """sha256 of the files of a pair, where the settings ask for it."""
+        if not self.settings.hashed:
+            return None
+        files = {name: getattr(pair, name) for name in ("old", "new", "label")}
+        return {name: file_sha256(path) for name, path in files.items() if path is not None and path.is_file()}
+
+    def key(self, pair: Pair) -> str:
+        """Changes with the settings, the version, and the size or time of any of the pair's files."""
+        files = [_stamp(path) for path in (pair.old, pair.new, pair.label)]
+        return json_sha256([self._how, files, pair.group, pair.cluster, pair.scan])[:16]
+
+    @cached_property
+    def _how(self) -> str:
+        return json_sha256([__version__, asdict(self.settings)])
+
+
+def _stamp(path: Path | None) -> tuple[str, int, int] | None:
+    if path is None:
+        return None
+    try:
+        about = path.stat()
+    except OSError:  # it was there when the folder was listed
+        return path.name, -1, -1
+    return path.name, about.st_size, about.st_mtime_ns
+
+
+def compare_pairs(
+    work: CompareCase, engine: Engine | None, out: Path, *, fresh: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Compare every pair and stream the lines: those that an earlier run left first, unless ``fresh``."""
+    out.mkdir(parents=True, exist_ok=True)
+    sweep(out)
+    log = out / LOG
+    if fresh:
+        log.unlink(missing_ok=True)
+    kept = set()
+    with replacing(log) as tidied, tidied.open("w", encoding="utf-8") as file:
+        for line in _finished_lines(log):
+            pair = work.pairs.get(line["case"])
+            if pair is not None and pair.id not in kept and line.get("key") == work.key(pair):
+                kept.add(pair.id)
+                file.write(f"{json_text(line)}\n")
+    yield from _finished_lines(log)
+    with log.open("a", encoding="utf-8") as file:
+        for line in compared_lines(work, engine, [case_id for case_id in work.pairs if case_id not in kept]):
+            file.write(f"{json_text(line)}\n")
+            file.flush()
+            yield line
+
+
+def compared_lines(work: CompareCase, engine: Engine | None, case_ids: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The lines of some pairs; without an engine they are compared one after the other in this process."""
+    if engine is None:
+        for case_id in case_ids:
+            try:
+                yield work(case_id)
+            except Exception as error:  # one case costs no other, as with an engine
+                yield _broken_line(work, case_id, in_one_line(error))
+        return
+    for result in engine.map(work, case_ids):
+        if result.value is None:
+            yield _broken_line(work, result.case_id, str(result.error))
+        else:
+            yield result.value
+
+
+def _broken_line(work: CompareCase, case_id: str, why: str) -> dict[str, Any]:
+    """A line without a key, so that the next run compares the pair again."""
+    return work.line(work.pairs[case_id], "", problems=[("broke", f"{case_id}: {why}")])
+
+
+def _finished_lines(log: Path) -> Iterator[dict[str, Any]]:
+    """The finished lines of an earlier run; a torn line is no line."""
+    if not log.is_file():
+        return
+    with log.open(encoding="utf-8", errors="replace") as file:
+        for text in file:
+            try:
+                line = json.loads(text)
+                if line["case"]:
+                    yield line
+            except (ValueError, TypeError, KeyError):
+                continue
+
+
+class CaseLog(Sequence[Mapping[str, Any]]):
+    """The lines of a finished run, read from OUT/cases.jsonl each time they are asked for; only places are kept."""
+
+    def __init__(self, out: Path) -> None:
+        self._log = out / LOG
+        self._begins = array("q", [0])
+        with self._log.open("rb") as file:
+            for text in file:
+                self._begins.append(self._begins[-1] + len(text))
+
+    def __len__(self) -> int:
+        return len(self._begins) - 1
+
+    @overload
+    def __getitem__(self, at: int) -> Mapping[str, Any]: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Mapping[str, Any]]: ...
+
+    def __getitem__(self, at: int | slice) -> Mapping[str, Any] | Sequence[Mapping[str, Any]]:
+        if isinstance(at, slice):
+            return [self[one] for one in range(*at.indices(len(self)))]
+        if not 0 <= at < len(self):
+            raise IndexError(at)
+        with self._log.open("rb") as file:
+            file.seek(self._begins[at])
+            line: Mapping[str, Any] = json.loads(file.readline())
+            return line

@@ -1,0 +1,480 @@
+"""A plan that fixes, before the new masks are opened, what they must satisfy: ``casewise compare --plan plan.toml``.
+
+The file has the three parts of a predetermined change control plan (FDA guidance, December 2024): the description of
+the modifications, the modification protocol and the impact assessment. :data:`TEMPLATE` is a commented example.
+
+A plan is sealed before the new masks are opened: its sha256 and the date go into a hash-chained log beside it
+(``plan.log.jsonl``). A plan that was changed or sealed later is used all the same, and :attr:`Seal.notes` says so.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from casewise.core.chain import Chain
+from casewise.core.durable import json_sha256, text_sha256
+from casewise.core.errors import BadInput
+from casewise.judge.certificates.risk_control import clopper_pearson_upper, hoeffding_bentkus
+from casewise.measure.measures import Measure, declared_measures
+from casewise.study.acceptance import CONFIDENCE, FEWEST, QUANTITIES, Acceptance, Criterion, acceptance_of
+
+LARGEST = 256 * 1024  # bytes of a plan
+POWER = 0.8
+MOST_PATIENTS = 20_000
+SEALED, OPENED, JUDGED = "plan-sealed", "new-opened", "judged"
+
+TEMPLATE = """\
+# A plan for one change of a model. Write it before you look at the new masks.
+# Its three parts are those of a predetermined change control plan (FDA guidance, December 2024).
+# casewise compare --plan plan.toml --how-many                    says how many labelled patients it needs
+# casewise compare OLD NEW --plan plan.toml -l LABELS -o OUT      seals it, then compares
+
+[description]  # 1. Description of modifications
+change = "What changes, and why: retrained on 200 more scans of scanner B."
+old_version = "model 1.0"   # name, version, sha256 of the weights
+new_version = "model 1.1"
+written_by = ""
+
+[protocol]  # 2. Modification protocol
+confidence = 0.95           # of each criterion; all must hold, so their number needs no correction. Or "observed"
+patients = 40               # labelled patients that the verdict needs
+scans = 1                   # scans per patient; used by --how-many
+subgroups = []              # groups such as ["site B"] in which each criterion must hold by itself
+
+[protocol.criteria]
+# limit: what is allowed. expected and sd (between patients) are your guess, and are used by --how-many alone.
+max_mean_drop = { limit = 0.01, expected = 0.0, sd = 0.02 }             # the mean Dice may fall by this much
+max_harmed_share = { limit = 0.20, margin = 0.05, expected = 0.02 }     # so many patients may lose more than 0.05
+# min_mean_gain = { limit = 0.0, expected = 0.01, sd = 0.02 }           # superiority: the mean Dice must rise
+# and max_flipped_share, max_ha, max_changed_share, max_drifted_share, max_holed_share, max_lost_share
+
+# [protocol.criteria.each_label]            # also each_group, each_size, labels.RV, groups."site B"
+# max_mean_drop = 0.02
+
+# [protocol.criteria.measures.ef]
+# max_error_rise = { limit = 3, sd = 4 }    # the mean error of the ejection fraction may grow by 3 points
+# max_crossed_share = 0.2                   # so many patients may change from the right decision to the wrong one
+
+# [protocol.data]                           # sha256 of the folders, as the page prints them
+# labels = ""
+
+# [measures.ef]                             # volume(label, scan); + - * / max min and parentheses
+# formula = "100 * (volume(LV, ED) - volume(LV, ES)) / volume(LV, ED)"
+# unit = "%"
+# decision = "< 40"
+
+[impact]  # 3. Impact assessment
+benefits = "Who gains, and how it is shown."
+risks = "What may become worse, for whom."
+mitigation = "What is done about it: monitoring, the way back to the old version."
+"""
+
+_PARTS: dict[str, tuple[str, ...] | None] = {
+    "description": ("change", "old_version", "new_version", "written_by"),
+    "protocol": ("confidence", "patients", "scans", "subgroups", "criteria", "data"),
+    "impact": ("benefits", "risks", "mitigation"),
+    "measures": None,
+}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the author of a plan expects of a criterion; only the number of patients is computed from it."""
+
+    value: float = 0.0
+    sd: float | None = None
+
+
+@dataclass(frozen=True)
+class ChangePlan:
+    """A plan that was read and checked."""
+
+    path: Path
+    sha256: str
+    acceptance: Acceptance
+    patients: int | None = None
+    scans: int = 1
+    subgroups: tuple[str, ...] = ()
+    measures: tuple[Measure, ...] = ()
+    measure_criteria: Mapping[str, Acceptance] = field(default_factory=dict)  # by the name of the measure
+    expected: Mapping[tuple[str, str], Expected] = field(default_factory=dict)  # by (criterion, scope)
+    data: Mapping[str, str] = field(default_factory=dict)  # sha256 of old, new, labels
+    description: Mapping[str, str] = field(default_factory=dict)
+    impact: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def criteria(self) -> tuple[Criterion, ...]:
+        """Every criterion, those on measures too."""
+        return (*self.acceptance.criteria, *(one for each in self.measure_criteria.values() for one in each.criteria))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "file": self.path.name,
+            "sha256": self.sha256,
+            "description": dict(self.description),
+            "impact": dict(self.impact),
+            "confidence": self.acceptance.confidence,
+            "patients": self.patients,
+            "subgroups": list(self.subgroups),
+            "measures": [one.as_dict() for one in self.measures],
+            "data": dict(self.data),
+            "criteria": [vars(one) for one in self.criteria],
+        }
+
+
+def read_plan(path: Path) -> ChangePlan:
+    """Read and check a plan.
+
+    Args:
+        path: A TOML file.
+
+    Returns:
+        The plan.
+
+    Raises:
+        BadInput: It is no plan; one line says what is wrong and where.
+    """
+    plain, sha256 = read_toml(path, "a plan")
+    try:
+        return _plan(path, plain, sha256)
+    except BadInput as error:
+        raise BadInput(f"{path.name}: {error}") from None
+
+
+def read_measures(path: Path) -> tuple[Measure, ...]:
+    """The measures of ``measures.toml``: its ``[measures]`` table, or the whole file."""
+    plain, _ = read_toml(path, "a file of measures")
+    try:
+        return declared_measures(plain.get("measures", plain))
+    except BadInput as error:
+        raise BadInput(f"{path.name}: {error}") from None
+
+
+def read_toml(path: Path, what: str) -> tuple[dict[str, Any], str]:
+    """The tables of a small TOML file that a person wrote, and its sha256."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        size = path.stat().st_size
+        if size > LARGEST:
+            raise BadInput(f"{path.name} is {size / 2**20:.1f} MB; {what} has at most {LARGEST // 1024} kB")
+        content = path.read_text(encoding="utf-8")
+        return tomllib.loads(content), text_sha256(content)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} cannot be read ({error}); casewise compare --new-plan plan.toml writes one") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise BadInput(f"{path.name} is no TOML ({str(error)[:200]})") from None
+
+
+def _plan(path: Path, plain: Mapping[str, Any], sha256: str) -> ChangePlan:
+    tables = {name: _table(name, plain.get(name, {})) for name in _PARTS}
+    unknown = sorted(set(plain) - set(_PARTS))
+    for name, keys in _PARTS.items():
+        unknown += [f"{name}.{key}" for key in tables[name] if keys is not None and key not in keys]
+    if unknown:
+        raise BadInput(f"a plan has no {unknown[0]!r}; it has {', '.join(_PARTS)}")
+    protocol = tables["protocol"]
+    measures = declared_measures(tables["measures"])
+    criteria = _table("protocol.criteria", protocol.get("criteria", {}))
+    on_measures = _table("protocol.criteria.measures", criteria.pop("measures", {}))
+    expected: dict[tuple[str, str], Expected] = {}
+    wanted = _without_expected(criteria, "all", expected)
+    subgroups = _names("protocol.subgroups", protocol.get("subgroups", []))
+    everywhere = {name: given for name, given in wanted.items() if name in QUANTITIES}
+    groups = dict(_table("protocol.criteria.groups", wanted.get("groups", {})))
+    for name in subgroups:
+        groups[name] = {**everywhere, **_table(f"groups.{name}", groups.get(name, {}))}
+    if groups:
+        wanted["groups"] = groups
+    given_confidence = protocol.get("confidence", CONFIDENCE)
+    confidence = {"confidence": None if given_confidence == "observed" else given_confidence}
+    if not wanted and not on_measures:
+        raise BadInput(f"[protocol.criteria] has no criterion; name at least one of {', '.join(QUANTITIES)}")
+    of_measures = {}
+    for name, given in on_measures.items():
+        if name not in {one.name for one in measures}:
+            known = ", ".join(one.name for one in measures) or "none; declare it under [measures]"
+            raise BadInput(f"criteria on the measure {name!r}, which the plan does not declare; declared: {known}")
+        inner = _without_expected(_table(f"measures.{name}", given), f"measure {name}", expected)
+        for key in inner:
+            if not QUANTITIES[key].of_measure:
+                allowed = ", ".join(one for one, quantity in QUANTITIES.items() if quantity.of_measure)
+                raise BadInput(f"{key} is no criterion on a measure; those are {allowed}")
+        of_measures[name] = acceptance_of({**confidence, **inner}, scope=f"measure {name}")
+    acceptance = acceptance_of({**confidence, **wanted}) if wanted else Acceptance((), _confidence(of_measures))
+    wrong = next((one.name for one in acceptance.criteria if QUANTITIES[one.name].of_measure), None)
+    if wrong is not None:
+        raise BadInput(f"{wrong} is a criterion on a measure; put it under [protocol.criteria.measures.NAME]")
+    plan = ChangePlan(
+        path,
+        sha256,
+        acceptance,
+        _count("protocol.patients", protocol.get("patients")),
+        _count("protocol.scans", protocol.get("scans")) or 1,
+        subgroups,
+        measures,
+        of_measures,
+        expected,
+        _texts("protocol.data", protocol.get("data", {}), ("old", "new", "labels")),
+        _texts("description", tables["description"]),
+        _texts("impact", tables["impact"]),
+    )
+    _check_consistent(plan)
+    return plan
+
+
+def _confidence(of_measures: Mapping[str, Acceptance]) -> float | None:
+    return next(iter(of_measures.values())).confidence
+
+
+def _table(name: str, given: Any) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise BadInput(f"[{name}] is a table, got {str(given)[:60]!r}")
+    return dict(given)
+
+
+def _names(name: str, given: Any) -> tuple[str, ...]:
+    if not isinstance(given, list) or not all(isinstance(one, str) and one for one in given):
+        raise BadInput(f'{name} is a list of names such as ["site B"], got {str(given)[:60]!r}')
+    return tuple(given)
+
+
+def _texts(name: str, given: Any, known: Iterable[str] | None = None) -> dict[str, str]:
+    table = _table(name, given)
+    for key, value in table.items():
+        if not isinstance(value, str) or (known is not None and key not in known):
+            raise BadInput(f"{name}.{key} is not known here, or no text; got {str(value)[:60]!r}")
+    return {key: value for key, value in table.items() if value}
+
+
+def _count(name: str, given: Any) -> int | None:
+    if given is None:
+        return None
+    if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= 10**6:
+        raise BadInput(f"{name} is a whole number of at least 1, got {str(given)[:60]!r}")
+    return given
+
+
+def _without_expected(
+    plain: Mapping[str, Any], scope: str, found: dict[tuple[str, str], Expected], depth: int = 0
+) -> dict[str, Any]:
+    """The criteria without what is expected of them, which goes into ``found`` by criterion and scope."""
+    kept: dict[str, Any] = {}
+    for name, given in plain.items():
+        if not isinstance(given, Mapping):
+            kept[name] = given
+        elif name in QUANTITIES:
+            numbers = {key: given[key] for key in ("expected", "sd") if key in given}
+            if not all(isinstance(one, int | float) and np.isfinite(one) for one in numbers.values()):
+                raise BadInput(f"{name}: expected and sd are numbers, got {numbers}")
+            if numbers.get("sd", 1) <= 0:
+                raise BadInput(f"{name}: sd is the spread between patients and above 0, got {numbers['sd']}")
+            found[name, scope] = Expected(float(numbers.get("expected", 0.0)), numbers.get("sd"))
+            kept[name] = {key: value for key, value in given.items() if key not in numbers}
+        elif depth < 2 and name != "measures":
+            inner = {"labels": "label", "groups": "group"}.get(scope)
+            kept[name] = _without_expected(given, name if inner is None else f"{inner} {name}", found, depth + 1)
+        else:
+            raise BadInput(f"{name} is nested too deep; see casewise compare --new-plan")
+    return kept
+
+
+def _check_consistent(plan: ChangePlan) -> None:
+    """Refuse criteria that cannot hold together, or with so few patients as the plan asks for."""
+    by_scope: dict[str, dict[str, Criterion]] = {}
+    for one in plan.criteria:
+        held = by_scope.setdefault(one.scope, {})
+        if one.name in held:
+            raise BadInput(f"{one.name} on {one.scope} is there twice")
+        held[one.name] = one
+    for scope, held in by_scope.items():
+        gain, still = held.get("min_mean_gain"), held.get("max_changed_share")
+        if gain is not None and gain.limit <= 0 and still is not None and still.limit == still.margin == 0:
+            raise BadInput(f"on {scope}, min_mean_gain asks for a gain and max_changed_share lets no case change")
+        drop = held.get("max_mean_drop")
+        if gain is not None and drop is not None and drop.limit < gain.limit:  # both bound the fall
+            raise BadInput(
+                f"on {scope}, max_mean_drop = {drop.limit:g} asks for more than min_mean_gain = {-gain.limit:g} does"
+            )
+    if plan.patients is None or plan.acceptance.confidence is None:
+        return
+    for one in plan.criteria:
+        if QUANTITIES[one.name].is_share and one.limit < 1:
+            fewest = _fewest(one.limit, plan.acceptance.confidence, 1)
+            if plan.patients < fewest:
+                raise BadInput(
+                    f"{plan.patients} patients can never show {one.name} <= {one.limit:g} at confidence "
+                    f"{plan.acceptance.confidence:g}: {fewest} are needed, all without harm"
+                )
+
+
+# How many patients
+
+
+@dataclass(frozen=True)
+class Needed:
+    """Patients that one criterion needs."""
+
+    criterion: str
+    scope: str
+    patients: int | None
+    why: str = ""
+
+
+def how_many(plan: ChangePlan, *, power: float = POWER) -> tuple[Needed, ...]:
+    """Labelled patients that each criterion needs, so that all hold together with this chance if the guesses are right.
+
+    Shares: exact binomial, with Clopper-Pearson's bound for one scan per patient and that of Hoeffding and Bentkus for
+    several. Means: Student's t. The allowed chance to miss is divided by the number of criteria.
+
+    Args:
+        plan: A plan whose criteria say what is ``expected`` and, for means, ``sd``.
+        power: The wanted chance that a version as good as expected is accepted.
+
+    Returns:
+        One row per criterion; ``patients`` is None where no number is enough or a guess is missing.
+    """
+    target = 1 - (1 - power) / len(plan.criteria)
+    return tuple(_needed(plan, one, target) for one in plan.criteria)
+
+
+def _needed(plan: ChangePlan, criterion: Criterion, power: float) -> Needed:
+    name, scope, limit = criterion.name, criterion.scope, criterion.limit
+    guess = plan.expected.get((name, scope)) or plan.expected.get((name, "all")) or Expected()
+    confidence, quantity = plan.acceptance.confidence, QUANTITIES[name]
+    if confidence is None:
+        return Needed(name, scope, plan.patients or 1, "observed values decide")
+    if quantity.is_share:
+        if guess.value >= limit:
+            return Needed(name, scope, None, f"the expected share {guess.value:g} is not below the limit {limit:g}")
+        found = _share_patients(limit, guess.value, confidence, power, plan.scans)
+        return Needed(name, scope, found, "" if found else f"more than {MOST_PATIENTS:,}")
+    room = limit - (-guess.value if name == "min_mean_gain" else guess.value)
+    if room <= 0:
+        return Needed(name, scope, None, f"expected {guess.value:g} leaves no room to the limit {limit:g}")
+    if guess.sd is None:
+        return Needed(
+            name, scope, None, f"say sd, the spread between patients: {name} = {{limit = {limit:g}, sd = ...}}"
+        )
+    count = next((n for n in _counts(FEWEST) if _t_power(n, room / float(guess.sd), confidence) >= power), None)
+    return Needed(name, scope, count, "" if count else f"more than {MOST_PATIENTS:,}")
+
+
+def _counts(first: int) -> Iterable[int]:
+    """Every number up to 500, then larger steps."""
+    n = first
+    while n <= MOST_PATIENTS:
+        yield n
+        n += 1 if n < 500 else n // 100
+
+
+def _t_power(n: int, effect: float, confidence: float) -> float:
+    """Chance that Student's one-sided bound of n patients stays within the limit."""
+    return float(stats.nct.sf(stats.t.ppf(confidence, n - 1), n - 1, effect * np.sqrt(n)))
+
+
+def _fewest(limit: float, confidence: float, scans: int) -> int:
+    """Patients without any harm that show a share of at most ``limit``."""
+    if limit <= 0:
+        return MOST_PATIENTS
+    return next((n for n in _counts(1) if _most_harmed(n, limit, confidence, scans) >= 0), MOST_PATIENTS)
+
+
+def _most_harmed(n: int, limit: float, confidence: float, scans: int) -> int:
+    """The most harmed patients of n with which the criterion still holds; -1 where it never does."""
+
+    def holds(harmed: int) -> bool:
+        if scans == 1:
+            return clopper_pearson_upper(harmed, n, confidence) <= limit
+        return harmed / n < limit and float(hoeffding_bentkus(harmed / n, n, limit)) <= 1 - confidence
+
+    low, high = -1, n
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    return low
+
+
+def _share_patients(limit: float, expected: float, confidence: float, power: float, scans: int) -> int | None:
+    for n in _counts(1):
+        most = _most_harmed(n, limit, confidence, scans)
+        if most >= 0 and stats.binom.cdf(most, n, expected) >= power:
+            return n
+    return None
+
+
+# The seal
+
+
+@dataclass(frozen=True)
+class Seal:
+    """When a plan was sealed, and what must be said about it before anything else."""
+
+    sha256: str
+    time: str
+    log: str  # name of the file
+    lines: int
+    tip: str  # last hash of the log
+    notes: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {**vars(self), "notes": list(self.notes)}
+
+
+def log_of(plan: Path) -> Path:
+    """The log of a plan: plan.log.jsonl beside plan.toml."""
+    return plan.with_suffix(".log.jsonl")
+
+
+def listing_sha256(files: Iterable[Path | None]) -> str:
+    """What identifies a folder of masks before it is opened: the names and sizes of its files."""
+    there = [path for path in files if path is not None]
+    return json_sha256(sorted((path.name, path.stat().st_size if path.is_file() else -1) for path in there))
+
+
+def seal_plan(plan: ChangePlan, new: Sequence[Path | None], *, compared_before: bool = False) -> Seal:
+    """Seal a plan before the new masks are opened, and write down that they are opened now.
+
+    Args:
+        plan: The plan.
+        new: The files with the new masks; only their names and sizes are read.
+        compared_before: Whether the output folder already holds a comparison of these masks.
+
+    Returns:
+        The seal; its notes say whether the plan was changed or sealed after the masks were first opened.
+    """
+    chain = Chain(log_of(plan.path))
+    lines = chain.lines()
+    notes = [f"the log of the plan was edited ({problem})" for problem in chain.problems[:1]]
+    listing = listing_sha256(new)
+    first_look = next(
+        (at for at, line in enumerate(lines) if line.get("event") == OPENED and line.get("new") == listing), None
+    )
+    sealed = next(
+        (at for at, line in enumerate(lines) if line.get("event") == SEALED and line.get("sha256") == plan.sha256), None
+    )
+    when = str((lines[sealed] if sealed is not None else chain.append(SEALED, {"sha256": plan.sha256}))["time"])
+    if first_look is not None and (sealed is None or sealed > first_look):
+        opened = str(lines[first_look].get("time"))
+        notes.append(f"the plan was changed after the new masks were first opened ({opened}); sealed again {when}")
+    elif first_look is None and compared_before:
+        notes.append(f"the new masks were compared before the plan was sealed ({when})")
+    chain.append(OPENED, {"new": listing, "sha256": plan.sha256})
+    count, tip = chain.tip
+    return Seal(plan.sha256, when, chain.path.name, count, tip, tuple(notes))
+
+
+def log_verdict(plan: ChangePlan, verdict: str, hashes: Mapping[str, str]) -> None:
+    """Write the verdict and the hashes of what was compared into the log of the plan."""
+    Chain(log_of(plan.path)).append(JUDGED, {"sha256": plan.sha256, "verdict": verdict, "data": dict(hashes)})

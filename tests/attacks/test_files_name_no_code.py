@@ -1,0 +1,182 @@
+"""A record from a file names registered things only: an address planted in any field of any record runs nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from casewise.adapt.adaptation import Adaptation, proposers_of
+from casewise.adapt.probes import probes_of
+from casewise.archive.store import create_archive, open_archive
+from casewise.archive.verify import verify
+from casewise.core.durable import json_sha256
+from casewise.core.errors import BadInput, CasewiseError, UnsafeInput
+from casewise.core.formats import json_text
+from casewise.core.records import Binding, Policy
+from casewise.core.registry import addresses_in, check_names_no_code
+from casewise.judge.certificates.certificate import Certificate, read_certificate, write_certificate
+from casewise.judge.monitors.audits import Audit
+from casewise.judge.monitors.watch import Watch, read_watch, write_watch
+from casewise.judge.policy import READY, _hashed, judge_of, read_policy, write_policy
+
+BINDING = Binding("m", "tent", "array", "min_area=16")
+ADAPTATION = json.loads(
+    json_text(Adaptation("views:mri", consensus="weighted", weights=(("bias(30)", 2.0),)).as_plain())
+)
+POLICY = Policy(
+    "mine", "router", {**READY["cardiac"].options, "cut_low": 0.1, "cut_high": 0.2}, 2, BINDING,
+    ADAPTATION, "id", ("a",), ("p1",), ("0",), {"site": {"cut_low": 0.2}}, {"retained": {"go": True}},
+    ({"reason": "a look"},), "views", {"views": ADAPTATION, "tent": Adaptation("tent").as_plain()},
+    flag={"quality": {"middle": 1.0, "ratio": 2.0, "level": 0.9}, "below": 0.5, "steps": 2}, cleanup="largest(1)",
+)  # fmt: skip
+CERTIFICATE = Certificate(
+    "T1", "a promise", "ha", "crc", 0.1, None, "patients like these", 10, 20, 0.05, 9, 0.3, 0.09, 0.5,
+    {"before": {"kept": 0.5}}, binding=BINDING, policy="d", curve=({"setting": 0.1},), groups=("site",),
+    details={"population": "scored", "more": {"deep": ["x"]}}, warnings=("a sentence",),
+)  # fmt: skip
+WATCH = Watch("id", {"audit": Audit(0.1)}, ("a",), ("a",), ("p1",), ("p1",), ("p2", (0.1,)))
+FREE = ("binding", "calibration_clusters", "cohort", "exposures", "decided_patients", "audited_patients", "waiting")
+"""Fields that hold names of patients or sentences, and a binding, which is compared and never looked up."""
+
+
+@pytest.fixture(autouse=True)
+def proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module that can be imported from here and leaves a proof when it is."""
+    (tmp_path / "evil.py").write_text(f"import os\nos.makedirs({str(tmp_path / 'proof')!r})\ndef sig(*_): ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path / "proof"
+    sys.modules.pop("evil", None)
+
+
+def planted(plain: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """The record with an address instead of each leaf, beside each item and as each key; and where it was planted."""
+    items = plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list) else ()
+    for key, value in items:
+        for place, changed in planted(value, (*at, key)):
+            copy = dict(plain) if isinstance(plain, dict) else list(plain)
+            copy[key] = changed
+            yield place, copy
+    if isinstance(plain, list):
+        yield at, [*plain, "evil:sig"]
+    elif isinstance(plain, dict) and at:
+        yield at, {**plain, "evil:sig": 1}
+        yield at, {**plain, "signals": ["evil:sig"]}
+    elif not isinstance(plain, dict):
+        yield at, "evil:sig"
+        yield at, ["evil:sig"]
+
+
+def used(policy: Policy) -> None:
+    """Whatever a run looks up in a policy."""
+    proposers_of(policy)
+    judge_of(policy)
+    for plain in policy.ladders.values():
+        how = Adaptation.from_plain(plain)
+        probes_of(how.signals)
+        assert not how.is_gradient or how.built() is not None
+
+
+def policy_file(plain: dict[str, Any]) -> None:
+    Path("policy.json").write_text(json.dumps({**plain, "sha256": _hashed(plain)}))
+    used(read_policy("policy.json"))
+
+
+def certificate_file(plain: dict[str, Any]) -> None:
+    Path("certificate.json").write_text(json.dumps({**plain, "seal": json_sha256(plain)}))
+    read_certificate("certificate.json")
+
+
+def watch_file(plain: dict[str, Any]) -> None:
+    Path("watch.json").write_text(json.dumps(plain))
+    read_watch("watch.json")
+
+
+def plain_watch() -> dict[str, Any]:
+    return dict(json.loads(write_watch("watch.json", WATCH).read_text()))
+
+
+def plain_certificate() -> dict[str, Any]:
+    plain = dict(json.loads(write_certificate("certificate.json", CERTIFICATE).read_text()))
+    plain.pop("seal")
+    return plain
+
+
+RECORDS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], None]]] = {
+    "policy": (lambda: json.loads(json_text(asdict(POLICY), default=dict)), policy_file),
+    "certificate": (plain_certificate, certificate_file),
+    "watch": (plain_watch, watch_file),
+    "adaptation": (lambda: {**ADAPTATION, "source_statistics": "s.json"}, Adaptation.from_plain),
+}
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_an_address_in_any_field_of_a_record_is_refused_and_imports_nothing(record: str, proof: Path) -> None:
+    make, use = RECORDS[record]
+    use(make())
+    places = set()
+    for place, plain in planted(make()):
+        places.add(place)
+        if place[0] in FREE or place in (("groups",), ("groups", 0)):  # the names of groups are free
+            continue
+        with pytest.raises(CasewiseError):
+            use(plain)
+        assert not proof.exists(), place
+        assert "evil" not in sys.modules, place
+    assert len(places) > 5
+
+
+def test_what_casewise_writes_itself_is_read(proof: Path) -> None:
+    assert read_policy(write_policy("policy.json", POLICY)) == POLICY
+    assert read_certificate(write_certificate("certificate.json", CERTIFICATE)) == CERTIFICATE
+    assert read_watch(write_watch("watch.json", WATCH)) == WATCH
+
+
+@pytest.mark.parametrize("objective", ["evil:sig", "views:evil:sig", "members:evil:sig", "running:mri,evil:sig"])
+def test_a_proposer_cannot_hide_an_address(objective: str, proof: Path) -> None:
+    with pytest.raises(UnsafeInput, match="evil:sig"):
+        Adaptation.from_plain({**ADAPTATION, "objective": objective})
+    assert not proof.exists()
+
+
+def test_an_archive_with_a_planted_signal_is_neither_whole_nor_deployed(tmp_path: Path, proof: Path) -> None:
+    configuration = {"adaptation": {**Adaptation("tent").as_plain(), "signals": ["evil:sig"]}}
+    create_archive(tmp_path / "a", binding=BINDING, steps=1, configuration=configuration)
+    assert any("evil:sig" in problem for problem in verify(tmp_path / "a"))
+    with pytest.raises(UnsafeInput, match="evil:sig"):
+        Adaptation.from_plain(open_archive(tmp_path / "a").configuration["adaptation"])
+    assert not proof.exists()
+
+
+def test_addresses_are_found_in_every_spelling() -> None:
+    spellings = [
+        "evil:Obj",
+        "x=evil:Obj",
+        "dropout_disagreement, evil:Obj",
+        "views:evil:Obj",
+        "members:evil:Obj",
+        "évil:Obj",
+        "a.b:C",
+    ]
+    assert all(list(addresses_in([[{"key": text}]])) for text in spellings)
+    assert list(addresses_in(["views:Net", "members:Net"], proposers=False)) == ["views:Net", "members:Net"]
+    assert not list(addresses_in(["views:mri", "members:folds", "a sentence: with a colon", "12:30", "views-mri:3"]))
+
+
+def test_names_of_patients_and_groups_are_free() -> None:
+    free = {"calibration_clusters": ["site:Anna"], "groups": {"site:Anna": {"cut_low": 1.0}}, "exposures": ["a:b"]}
+    check_names_no_code(free, where="the file")
+    with pytest.raises(UnsafeInput, match="the file names code in groups: 'evil:sig'"):
+        check_names_no_code({"groups": {"site": {"signal": "evil:sig"}}}, where="the file")
+
+
+def test_what_was_typed_may_stand_in_a_file() -> None:
+    check_names_no_code({"controller": "mine:Own"}, where="the file", typed=("mine:Own",))
+    with pytest.raises((UnsafeInput, BadInput)):
+        check_names_no_code({"controller": "mine:Own"}, where="the file", typed=("mine:Other",))

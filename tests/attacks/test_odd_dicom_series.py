@@ -1,0 +1,110 @@
+"""One odd DICOM series fails alone, and attributes that may be absent may be absent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pydicom
+import pytest
+from worlds.dicom_series import find_series, read_segmentation, write_series
+
+from casewise.core.errors import BadInput
+from casewise.core.prediction_record import PredictedCase
+from casewise.core.records import Action, Decision, State
+from casewise.data.dicom_objects import write_segmentation
+from casewise.data.dicom_series import read_series, survey_series
+from casewise.data.nifti import write_mask
+from casewise.run import dicom
+from casewise.run.dicom import write_objects
+
+VALUES = np.zeros((3, 6, 5))
+TYPE_2 = ("PatientBirthDate", "PatientSex", "PatientName", "PatientID", "StudyDate", "StudyTime", "StudyID",
+          "AccessionNumber", "ReferringPhysicianName", "PositionReferenceIndicator", "Manufacturer")  # fmt: skip
+
+
+def edited(path: Path, **tags: object) -> None:
+    data = pydicom.dcmread(path)
+    for tag, value in tags.items():
+        if value is None:
+            delattr(data, tag)
+        else:
+            setattr(data, tag, value)
+    data.save_as(path)
+
+
+@pytest.mark.parametrize("tag", TYPE_2)
+def test_a_series_without_an_optional_attribute_gets_its_segmentation(tag: str, tmp_path: Path) -> None:
+    for path in write_series(tmp_path / "s", VALUES):
+        edited(path, **{tag: None})
+    (series,) = find_series(tmp_path / "s")
+    mask = np.zeros(VALUES.shape, np.uint8)
+    mask[1, 2:4, 2:4] = 1
+    write_segmentation(tmp_path / "seg.dcm", mask, series, classes={1: "heart"})
+    assert np.array_equal(read_segmentation(tmp_path / "seg.dcm", series), mask)
+
+
+@pytest.mark.parametrize(
+    ("tags", "says"),
+    [
+        ({"PixelSpacing": [0.0, 0.0]}, "PixelSpacing 0 x 0; it must be positive"),
+        ({"PixelSpacing": [-1.0, 1.0]}, "must be positive"),
+        ({"PixelSpacing": [1.0]}, "bad"),
+        ({"ImageOrientationPatient": [1.0, 0.0, 0.0]}, "bad"),
+        ({"ImagePositionPatient": [1.0, 0.0]}, "bad"),
+        ({"SOPInstanceUID": None}, "bad"),
+        ({"Rows": 0}, "bad"),
+    ],
+)
+def test_one_bad_series_costs_no_other(tags: dict[str, object], says: str, tmp_path: Path) -> None:
+    write_series(tmp_path / "good", VALUES)
+    for path in write_series(tmp_path / "bad", VALUES):
+        edited(path, **tags)
+    found, refused = survey_series(tmp_path)
+    assert [one.case_id for one in found] == ["good"]
+    assert list(refused) == ["bad"]
+    assert says in str(refused["bad"])
+
+
+def test_one_damaged_file_costs_no_series(tmp_path: Path) -> None:
+    write_series(tmp_path / "good", VALUES)
+    (tmp_path / "torn.dcm").write_bytes(b"\0" * 128 + b"DICM" + b"\x02\x00\x10\x00UI\xff\xff")
+    data = pydicom.dcmread(write_series(tmp_path / "lone", VALUES[:1])[0])
+    del data.SeriesInstanceUID
+    data.save_as(tmp_path / "nameless.dcm")
+    found, refused = survey_series(tmp_path)
+    assert [one.case_id for one in found] == ["good", "lone"]
+    assert "nameless.dcm" in refused
+
+
+def test_a_folder_of_damaged_files_only_says_what_is_wrong(tmp_path: Path) -> None:
+    data = pydicom.dcmread(write_series(tmp_path / "x", VALUES[:1])[0])
+    del data.SeriesInstanceUID
+    data.save_as(tmp_path / "x" / "000.dcm")
+    with pytest.raises(BadInput, match="SeriesInstanceUID"):
+        survey_series(tmp_path)
+
+
+def test_a_segmentation_that_cannot_be_written_costs_no_other_case_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        write_series(tmp_path / "in" / name, VALUES)
+    masks, entries = {}, []
+    for series in find_series(tmp_path / "in"):
+        masks[series.case_id] = tmp_path / f"{series.case_id}.nii.gz"
+        write_mask(masks[series.case_id], np.ones(VALUES.shape, np.uint8), read_series(series).geometry)
+        decision = Decision(series.case_id, Action.ROLLBACK, State(0), 0, "m0")
+        entries.append(PredictedCase(series.case_id, "done", decision))
+
+    write = dicom.write_segmentation
+
+    def odd(path: Path, mask: object, series: object, **more: object) -> str:
+        if getattr(series, "case_id", "") == "a":
+            raise AttributeError("no attribute that highdicom wants")
+        return write(path, mask, series, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(dicom, "write_segmentation", odd)
+    failed = write_objects(tmp_path / "in", tmp_path / "out", masks, entries, classes={1: "heart"})
+    assert list(failed) == ["a"]
+    assert (tmp_path / "out" / "dicom" / "b.seg.dcm").is_file()

@@ -1,0 +1,75 @@
+"""A policy is bound to what its calibration images look like: others get M0, a flag and no promise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+
+from casewise.adapt.adaptation import Adaptation
+from casewise.adapt.model import Model
+from casewise.archive.store import open_archive
+from casewise.archive.verify import verify
+from casewise.core.records import Policy
+from casewise.deployment import Deployment
+from casewise.judge.calibration.calibrate import calibrate
+from casewise.judge.policy import read_policy, write_policy
+from casewise.run.gather import gathered_cases
+from casewise.run.local import LocalEngine
+from casewise.run.predict_all import UNLIKE
+from casewise.run.record_folder import RecordCase, record_folder
+
+HOW = Adaptation(objective="tent", learning_rate=0.05, steps=1, min_area=4)
+
+
+@pytest.fixture
+def policy(model: Model, five_images: Path, tmp_path: Path) -> Policy:
+    """Calibrated on five scans, written and read again."""
+    cases = gathered_cases(model.load(), five_images)
+    work = RecordCase(model, {"tent": HOW}, {files.id: files for files in cases})
+    assert not [one.error for one in record_folder(work, LocalEngine(), tmp_path / "archive")[1] if one.error]
+    assert verify(tmp_path / "archive") == []
+    made = calibrate(open_archive(tmp_path / "archive", ladder="tent"), "prostate", coordinate="delta")
+    return read_policy(write_policy(tmp_path / "policy.json", made))
+
+
+def other_kind(folder: Path, count: int) -> Path:
+    """Flat noise with thin slices."""
+    folder.mkdir()
+    for seed in range(count):
+        image = np.random.default_rng(90 + seed).normal(size=(24, 24, 2)).astype(np.float32)
+        nibabel.save(nibabel.Nifti1Image(image, np.diag([0.3, 0.3, 0.5, 1.0])), folder / f"late_{seed}_0000.nii.gz")
+    return folder
+
+
+def test_calibrate_binds_a_policy_to_the_look_of_its_images(policy: Policy, five_images: Path, model: Model) -> None:
+    assert len(policy.appearance["patients"]) == 5
+    assert {"spacing of axis 0", "intensity mean of channel 0"} <= set(policy.appearance["names"])
+    found = Deployment(model, policy).predict(five_images / "case_0_0000.nii.gz")
+    assert found.appearance is not None
+    assert not any("unlike" in note for note in found.notes)
+
+
+def test_an_image_of_another_kind_gets_m0_a_flag_and_the_reason(policy: Policy, model: Model, tmp_path: Path) -> None:
+    path = other_kind(tmp_path / "late", 1) / "late_0_0000.nii.gz"
+    found = Deployment(model, policy).predict(path)
+    np.testing.assert_array_equal(found.mask, found.source_mask)
+    assert found.flagged
+    assert "this image is unlike the labelled ones: " in found.decision.reason
+    unbound = Deployment(model, replace(policy, appearance={})).predict(path)
+    assert not unbound.flagged
+
+
+def test_a_folder_of_another_kind_is_said_and_no_promise_covers_it(
+    policy: Policy, model: Model, five_images: Path, tmp_path: Path
+) -> None:
+    done = Deployment(model, policy).predict_folder(other_kind(tmp_path / "late", 2), tmp_path / "out", overlays=False)
+    assert done.warnings[0].startswith(UNLIKE)
+    assert "2 of 2 images were flagged" in done.warnings[0]
+    assert len(done.flagged) == 2
+    assert done.promise is None
+    same = Deployment(model, policy).predict_folder(five_images, tmp_path / "same", overlays=False)
+    assert not [one for one in same.warnings if one.startswith(UNLIKE)]

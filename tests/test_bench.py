@@ -1,0 +1,152 @@
+"""``casewise.bench``: methods of every kind in a few lines of Python."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+
+import casewise
+from casewise.adapt.networks import PlainUNet
+from casewise.adapt.snapshot import fingerprint
+from casewise.archive.store import open_archive
+from casewise.core.errors import BadInput
+from casewise.core.records import State
+
+pytestmark = pytest.mark.filterwarnings("ignore::casewise.core.errors.CasewiseWarning")
+TWO_STEPS = casewise.Adaptation(steps=2, min_area=1)
+VIEWS = "two=views:mirror(x),gamma(1.4)"
+
+
+def cases(count: int = 20) -> tuple[list[Any], list[Any], list[str]]:
+    """Discs with noise, two pictures of each patient."""
+    rng, (y, x) = np.random.default_rng(0), np.mgrid[:24, :24]
+    labels = [((y - 10) ** 2 + (x - 9 - at % 3) ** 2 < 30).astype(np.uint8) for at in range(count)]
+    images = [(label + 0.3 * rng.standard_normal(label.shape)).astype(np.float32)[None] for label in labels]
+    return images, labels, [f"p{at // 2}" for at in range(count)]
+
+
+@pytest.fixture(scope="module")
+def network() -> nn.Module:
+    torch.manual_seed(3)
+    return PlainUNet()
+
+
+def brighter(network: nn.Module, image: Tensor) -> list[Tensor]:
+    """A method of one's own: it moves a weight, which must come back, and returns two masks."""
+    with torch.no_grad():
+        next(network.parameters()).add_(0.1)
+        return [network(image * scale).argmax(1) for scale in (1.2, 1.5)]
+
+
+@pytest.fixture(scope="module")
+def found(network: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    before = fingerprint(network)
+    images, labels, patients = cases()
+    made = casewise.bench(
+        network, images, labels, methods=[brighter, "tent", VIEWS], policies=["default", "frag-stop"],
+        patients=patients, share=0.5, alpha=0.5, adaptation=TWO_STEPS, out=tmp_path_factory.mktemp("bench") / "out",
+    )  # fmt: skip
+    assert fingerprint(network) == before
+    return made
+
+
+def test_the_table_has_every_method(found: Any) -> None:
+    assert isinstance(found.table, pd.DataFrame)
+    names = set(found.table["method"])
+    assert {"M0", "brighter: step 2 for everyone", "tent: frag-stop", "two: mean for everyone"} <= names
+    assert any(name.startswith("brighter + tent + two: default") for name in names)
+    rows = found.table.set_index("method")
+    assert rows.loc["M0", "gain"] == 0
+    assert rows.loc["brighter: step 2 for everyone", "cases"] == 10
+    assert set(found.cases["case"]) == set(found.result["evaluation"])
+
+
+def test_a_function_is_measured_by_its_own_masks(found: Any, network: nn.Module) -> None:
+    images, labels, _ = cases()
+    case_id = found.result["evaluation"][0]
+    at = int(case_id.rpartition("-")[2])
+    archive = open_archive(found.folder / "evaluation", ladder="brighter")
+    with torch.no_grad():
+        weight = next(network.parameters())
+        weight.add_(0.1)
+        wanted = network(torch.from_numpy(images[at])[None] * 1.5).argmax(1)[0].numpy()
+        weight.sub_(0.1)
+    assert np.array_equal(archive.mask(case_id, State(2)), wanted)
+    rows = found.cases[found.cases["method"] == "brighter: step 2 for everyone"].set_index("case")
+    assert rows.loc[case_id, "metric"] == pytest.approx(casewise.dice(wanted, labels[at]))
+
+
+def test_tables_and_page_are_written(found: Any, tmp_path: Path) -> None:
+    page = found.save(tmp_path / "copy")
+    text = page.read_text()
+    assert "brighter: step 2 for everyone" in text
+    assert "http" not in re.sub(r"http://www\.w3\.org\S*|http-equiv", "", text)  # loads nothing
+    assert (tmp_path / "copy" / "tables" / "bench.tex").read_text() == found.latex()
+    assert (tmp_path / "copy" / "tables" / "bench.csv").read_bytes().decode() == found.csv()
+    assert len(list((tmp_path / "copy" / "policies").glob("*.json"))) == len(found.policies)
+
+
+def test_a_recording_is_read_again_without_a_network(found: Any) -> None:
+    again = casewise.bench(
+        None, found.folder / "evaluation", calibration=found.folder / "calibration", methods=["tent"],
+        policies=["frag-stop"], alpha=0.5,
+    )  # fmt: skip
+    pair = [one.table.set_index("method").loc["tent: frag-stop", "gain"] for one in (found, again)]
+    assert pair[0] == pair[1]
+
+
+def test_patients_can_be_named_for_calibration(network: nn.Module) -> None:
+    images, labels, patients = cases(8)
+    made = casewise.bench(
+        network, images, labels, methods={"mine": brighter}, policies=["frag-stop"], patients=patients, loss=None,
+        calibration=["p0", "p1"], adaptation=TWO_STEPS,
+    )  # fmt: skip
+    assert made.result["calibration"] == ["case-0000", "case-0001", "case-0002", "case-0003"]
+    assert all(one["promise"] is None for one in made.result["methods"])
+
+
+def _float_masks(network: nn.Module, image: Tensor) -> list[Tensor]:
+    return [network(image)]
+
+
+def _changing_number(network: nn.Module, image: Tensor) -> list[Tensor]:
+    return [torch.zeros(image.shape[2:], dtype=torch.long)] * (1 + int(abs(float(image[0, 0, 0, 0])) * 1e6) % 7)
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [(_float_masks, "integer masks"), (_changing_number, "masks for case"), ("tnt", "'tent'"), (3, "a method is")],
+)
+def test_a_method_that_cannot_be_used_is_refused_in_a_sentence(network: nn.Module, method: Any, words: str) -> None:
+    images, labels, patients = cases(8)
+    with pytest.raises(BadInput, match=words):
+        casewise.bench(network, images, labels, methods=[method], patients=patients, share=0.5, adaptation=TWO_STEPS)
+
+
+def test_images_need_a_network_and_labels(network: nn.Module) -> None:
+    images, labels, _ = cases(4)
+    with pytest.raises(BadInput, match="network"):
+        casewise.bench(None, images, labels)
+    with pytest.raises(BadInput, match="labels"):
+        casewise.bench(network, images)
+
+
+def test_the_example_of_the_documentation_runs_as_printed(
+    network: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ten lines of Python for a researcher with a network of their own (issue 35)."""
+    page = (Path(__file__).parents[1] / "docs" / "how-to" / "bench.md").read_text(encoding="utf-8")
+    code = page.partition("```python\n")[2].partition("```")[0]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    monkeypatch.chdir(tmp_path)
+    images, labels, patients = cases(16)
+    exec(code, {"network": network, "images": images, "labels": labels, "patients": patients})
+    assert "mine: step 2 for everyone" in capsys.readouterr().out
+    assert (tmp_path / "bench" / "bench.html").exists()

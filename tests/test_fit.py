@@ -1,0 +1,309 @@
+"""The front door: fit, predict, save and load, in Python and on the command line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+from miniature_nnunet import write_model, write_scans
+from worlds.commands import typed
+from worlds.discs import disc, eroding_model
+
+import casewise
+from casewise.adapt.networks import phantom_cardiac
+from casewise.adapt.snapshot import fingerprint
+from casewise.core.errors import BadInput, Mismatch, TooFewCases
+from casewise.data.phantom import cardiac_cohort
+from casewise.deployment.saved import DEPLOYMENT, is_deployment
+from casewise.fit import labelled_cases
+from casewise.judge.policy import judge_of
+from casewise.learn.tuning import Tuning
+from casewise.measure.measures import measure
+from casewise.measure.metrics.overlap import dice
+from casewise.run.prediction_folder import verify_predictions
+
+torch.set_num_threads(1)
+SHORT = Tuning(updates=3, batch=2)
+
+
+def hearts(count: int, split: str = "calibration") -> tuple[list[np.ndarray], list[np.ndarray]]:
+    cohort = cardiac_cohort("B", count, split=split)
+    return [cohort.case(one).image for one in cohort.ids], [cohort.label(one) for one in cohort.ids]
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    images, labels = hearts(6)
+    model = phantom_cardiac()
+    out = tmp_path_factory.mktemp("fit") / "deployment"
+    steps: list[str] = []
+    deployment = casewise.fit(
+        model, images, labels, patients=[f"p{number // 1}" for number in range(6)], out=out, views="light",
+        tuning=SHORT, jobs=1, on_progress=lambda step, done, total: steps.append(step),
+        measures=[measure("lv", "volume(left_ventricle)")],
+    )  # fmt: skip
+    return model, deployment, out, steps
+
+
+def test_fit_leaves_one_folder_with_a_page(fitted):
+    _, deployment, out, steps = fitted
+    assert is_deployment(out)
+    assert set(steps) >= {"learn", "propose"}
+    names = {path.name for path in out.iterdir()}
+    assert {"deployment.json", "policy.json", "fit.html", "fit.json", "tuned", "archive"} <= names
+    text = deployment.summary()
+    assert "6 labelled cases of 6 patients" in text
+    assert f"casewise predict -i IN -o OUT -m {out}" in text
+    assert len(text.splitlines()) <= 16
+    assert "<script" not in (out / "fit.html").read_text()
+
+
+def test_a_result_says_what_was_decided(fitted):
+    model, deployment, _, _ = fitted
+    image = hearts(1, "new")[0][0]
+    before = fingerprint(model.network)
+    result = deployment.predict(image)
+    assert result.mask.shape == result.source_mask.shape == image.shape[1:]
+    assert result.reason == result.decision.reason != ""
+    assert result.flagged in (True, False)
+    assert result.status == "done"
+    assert fingerprint(model.network) == before
+
+
+def test_a_deployment_is_saved_and_loaded(fitted, tmp_path):
+    model, deployment, _, _ = fitted
+    image = hearts(1, "new")[0][0]
+    deployment.save(tmp_path / "copy")
+    loaded = casewise.load(tmp_path / "copy", model=model)
+    assert np.array_equal(loaded.predict(image).mask, deployment.predict(image).mask)
+    assert loaded.predict(image).decision == deployment.predict(image).decision
+    with pytest.raises(BadInput, match="network in memory"):
+        casewise.load(tmp_path / "copy")
+    other = phantom_cardiac()
+    with torch.no_grad():
+        next(other.network.parameters()).add_(1)
+    with pytest.raises(Mismatch, match="fitted on model"):
+        casewise.load(tmp_path / "copy", model=replace(other))
+    (tmp_path / "copy" / "policy.json").write_text("{}")
+    with pytest.raises(Mismatch, match=r"policy\.json"):
+        casewise.load(tmp_path / "copy", model=model)
+
+
+def test_the_same_call_goes_on_and_another_is_refused(fitted):
+    model, deployment, out, _ = fitted
+    images, labels = hearts(6)
+    patients = [f"p{number}" for number in range(6)]
+    again = casewise.fit(model, images, labels, patients=patients, out=out, views="light", tuning=SHORT, jobs=1)
+    assert again.policy == deployment.policy
+    with pytest.raises(Mismatch, match="another views"):
+        casewise.fit(model, images, labels, patients=patients, out=out, views="mri", tuning=SHORT, jobs=1)
+
+
+def test_a_deployment_remembers_its_measures(fitted, tmp_path):
+    model, deployment, _, _ = fitted
+    assert deployment.measures.patients == {"lv": 6}
+    image = hearts(1, "new")[0][0]
+    deployment.save(tmp_path / "copy")
+    for one in (deployment, casewise.load(tmp_path / "copy", model=model)):
+        found = one.predict(image)
+        lv = found.measures["lv"]
+        number = next(value for value, name in model.labels.items() if name == "left ventricle")
+        assert lv["value"] == found.volumes.get(number, 0) == (found.mask == number).sum()
+        assert lv["low"] is None
+        assert "6 labelled patients" in lv["why"]
+    with pytest.raises(BadInput, match="no label is called 'spleen'"):
+        casewise.fit(model, *hearts(2), measures=[measure("s", "volume(spleen)")])
+
+
+def test_three_patients_are_too_few_to_learn_and_that_is_said():
+    images, labels = hearts(5)
+    deployment = casewise.fit(
+        phantom_cardiac(), images, labels, patients=["a", "a", "b", "b", "c"], views="light", jobs=1
+    )
+    assert "nothing was learned" in deployment.summary()
+
+
+def test_a_promise_that_needs_more_patients_is_refused_at_once():
+    images, labels = hearts(6)
+    with pytest.raises(TooFewCases, match="promise"):
+        casewise.fit(phantom_cardiac(), images, labels, patients=list("abcdef"), promise=0.1, jobs=1)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "patients", "said"),
+    [
+        ([np.zeros((1, 2, 8, 8))], [np.zeros((2, 8, 9))], None, "has shape"),
+        ([np.zeros((1, 2, 8, 8))], [], None, "1 images and 0 labels"),
+        ([np.zeros((1, 2, 8, 8))], [np.zeros((2, 8, 8))], ["a", "b"], "1 cases and 2 patients"),
+        ([np.zeros((1, 2, 8, 8))], [np.zeros((2, 8, 8))], {"x": "a"}, "no patient is given for case-0000"),
+    ],
+)
+def test_images_labels_and_patients_must_fit_together(images, labels, patients, said, tmp_path):
+    with pytest.raises(BadInput, match=said):
+        labelled_cases(phantom_cardiac(), images, labels, patients, keep=tmp_path)
+
+
+def test_two_commands_from_labelled_scans_to_masks(tmp_path):
+    """casewise fit, then casewise predict, on a miniature nnU-Net."""
+    write_model(tmp_path / "model")
+    names = write_scans(tmp_path / "holdout", range(6), shift=0.4)
+    write_scans(tmp_path / "new", range(20, 22), shift=0.4)
+    table = "case,cluster\n" + "".join(f"{name},p{k // 1}\n" for k, name in enumerate(names))
+    (tmp_path / "holdout" / "cases.csv").write_text(table)
+    holdout, out = tmp_path / "holdout", tmp_path / "deployment"
+    measures = tmp_path / "measures.toml"
+    measures.write_text('[measures]\nall = "volume(1) + volume(2)"\nef = "1 - volume(1, ES) / volume(1, ED)"\n')
+    said = _run(
+        "fit", "-m", tmp_path / "model", "-i", holdout / "images", "-l", holdout / "labels", "-o", out, "-j", "1",
+        "--measures", measures,
+    )  # fmt: skip
+    assert "Next: casewise predict" in said
+    assert "all: no interval, because 6 patients had a value" in said
+    assert "Clinical measures" in (out / "fit.html").read_text()
+    for old, new in (("case_020", "q_ED"), ("case_021", "q_ES")):
+        (tmp_path / "new" / "images" / f"{old}_0000.nii.gz").rename(tmp_path / "new" / "images" / f"{new}_0000.nii.gz")
+    masks = tmp_path / "masks"
+    said = _run("predict", "-i", tmp_path / "new" / "images", "-o", masks, "-m", out)
+    assert "2 masks" in said
+    assert sorted(path.name for path in masks.glob("*.nii.gz")) == ["q_ED.nii.gz", "q_ES.nii.gz"]
+    ed, es = (json.loads((masks / "casewise" / f"q_{scan}.json").read_text()) for scan in ("ED", "ES"))
+    assert ed["measures"]["ef"] == es["measures"]["ef"]  # one value for the patient, at both scans
+    assert ed["measures"]["ef"]["value"] == pytest.approx(1 - es["volumes"]["1"] / ed["volumes"]["1"], abs=1e-3)
+    assert ed["measures"]["all"]["value"] == pytest.approx(sum(ed["volumes"].values()), abs=1e-3)
+    assert "ef 0." in (masks / "report.html").read_text() or "ef -" in (masks / "report.html").read_text()
+    assert not verify_predictions(masks)  # the log knows that the entries were completed
+    assert json.loads((out / DEPLOYMENT).read_text())["model"]["spec"] == str((tmp_path / "model").resolve())
+
+
+def _run(*words: object) -> str:
+    found = typed(*words)
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+def test_a_moved_model_is_found_where_it_is_said_to_be(tmp_path):
+    write_model(tmp_path / "model")
+    casewise.Deployment(tmp_path / "model").save(tmp_path / "plain")
+    Path(tmp_path / "model").rename(tmp_path / "moved")
+    with pytest.raises(BadInput, match="--model-at"):
+        casewise.load(tmp_path / "plain")
+    assert casewise.load(tmp_path / "plain", model=tmp_path / "moved").backbone.classes == 3
+
+
+DISCS = [disc(number, 2, 24) for number in range(14)]
+QUICK = Tuning(updates=12, batch=4, learning_rate=0.1, augmentation="none")
+
+
+@pytest.fixture(scope="module")
+def promised(tmp_path_factory):
+    """A deployment with a promise: tuning helps every disc, so the patients set aside certify it."""
+    images, labels = [image for image, _ in DISCS], [label for _, label in DISCS]
+    return casewise.fit(
+        eroding_model(), images, labels, patients=[f"p{number:02d}" for number in range(14)], views="", tuning=QUICK,
+        promise=0.2, out=tmp_path_factory.mktemp("promise") / "deployment", jobs=1,
+    )  # fmt: skip
+
+
+def test_a_promise_is_issued_on_patients_who_taught_nothing(promised):
+    folder = promised.folder
+    learned, aside = (set(json.loads((folder / name / "manifest.json").read_text())["cases"]) for name in FOLDERS)
+    assert (len(learned), len(aside)) == (10, 4)
+    assert not learned & aside
+    tuned = json.loads((folder / "tuned" / "folds.json").read_text())
+    taught = {patient for fold in tuned["folds"] for patient in (*fold["trained_on"], *fold["left_out"])}
+    assert not taught & {f"p{int(name[-4:]):02d}" for name in aside}
+    assert promised.certificate is not None
+    assert promised.certificate.alpha == 0.2
+    assert f"Promised: {promised.certificate.statement}" in promised.summary()
+    assert promised.certificate.statement in unescape((folder / "fit.html").read_text())
+    again = casewise.load(folder, model=eroding_model())
+    assert again.certificate == promised.certificate
+
+
+FOLDERS = ("archive", "held-out")
+
+
+def test_a_promise_is_printed_only_where_it_holds(promised, tmp_path):
+    """A new disc is covered; one that certified or taught is not, and neither is a folder unlike the labelled one."""
+    image, label = disc(99, 2, 24)
+    new = promised.predict(image)
+    assert not new.notes
+    assert dice(new.mask, label) > dice(new.source_mask, label) + 0.1
+    for number in range(14):
+        assert any("no certificate covers it" in note for note in promised.predict(DISCS[number][0]).notes)
+    folders = {
+        "new": [disc(number, 2, 24)[0] for number in (50, 51, 52)],
+        "mixed": [disc(60, 2, 24)[0], DISCS[0][0]],
+        "known": [DISCS[0][0], DISCS[1][0]],
+        "unlike": [np.random.default_rng(number).normal(size=(1, 24, 24)).astype(np.float32) for number in (1, 2, 3)],
+    }
+    said = {}
+    for name, images in folders.items():
+        for number, image in enumerate(images):
+            write_image(tmp_path / name / f"{name}{number}.nii.gz", image)
+        found = promised.predict_folder(tmp_path / name, tmp_path / f"{name}-masks", overlays=False)
+        page = unescape(found.page.read_text())
+        said[name] = found.promise
+        assert (promised.certificate.statement in page) == (found.promise is not None), name
+        entries = [json.loads(file.read_text()) for file in sorted((found.page.parent / "casewise").glob("*.json"))]
+        covered = [not entry["certificate"]["void"] for entry in entries]
+        assert covered == {"new": [True] * 3, "mixed": [True, False], "known": [False] * 2, "unlike": [False] * 3}[name]
+    assert [name for name, promise in said.items() if promise] == ["new", "mixed"]
+    assert any("1 of 2 cases" in line for line in promised.predict_folder(
+        tmp_path / "mixed", tmp_path / "mixed-masks", resume=True, overlays=False).warnings)  # fmt: skip
+
+
+def test_a_labelled_patient_among_new_cases_is_outside_every_promise(promised, tmp_path):
+    for number in range(2):
+        write_image(tmp_path / "later" / f"later{number}.nii.gz", disc(70 + number, 2, 24)[0])
+    (tmp_path / "cases.csv").write_text("case,cluster\nlater0,p00\nlater1,p99\n")
+    found = promised.predict_folder(
+        tmp_path / "later", tmp_path / "masks", groups=tmp_path / "cases.csv", overlays=False
+    )
+    entries = [json.loads((tmp_path / "masks" / "casewise" / f"later{number}.json").read_text()) for number in range(2)]
+    assert [entry["certificate"]["void"] for entry in entries] == [True, False]
+    assert any("p00" in note for note in entries[0]["notes"])
+    assert any(line.startswith("1 of 2 cases") for line in found.warnings)
+    assert "p00" in found.page.read_text()
+
+
+def test_a_promise_is_refused_where_fewer_than_four_would_learn():
+    images, labels = [image for image, _ in DISCS[:7]], [label for _, label in DISCS[:7]]
+    with pytest.raises(TooFewCases, match="8 in all, got 7"):
+        casewise.fit(eroding_model(), images, labels, patients=list("abcdefg"), promise=0.2, jobs=1)
+    images, labels = [image for image, _ in DISCS[:8]], [label for _, label in DISCS[:8]]
+    with pytest.raises(TooFewCases, match="4 remain"):  # four patients of one case each
+        casewise.fit(eroding_model(), images, labels, patients=list("abcdefgh"), promise=0.2, jobs=1)
+
+
+def test_where_only_m0_is_unusual_the_chosen_mask_stays_and_is_flagged(promised):
+    """Going back to a mask because that mask looks wrong would help nobody."""
+    image, known = DISCS[-1][0], promised.policy.appearance
+    column = next(place for place, name in enumerate(known["names"]) if name.startswith("share of label"))
+    rows = [[*row[:column], row[column] + 50, *row[column + 1 :]] for row in known["patients"]]
+    unusual = replace(promised.policy, appearance={**known, "patients": rows})
+    plain = promised.predict(image)
+    found = replace(promised, policy=unusual, certificate=None).predict(image)
+    assert found.flagged
+    assert any("the model's own mask is unlike" in note for note in found.notes)
+    np.testing.assert_array_equal(found.mask, plain.mask)
+    assert found.decision.action is plain.decision.action
+
+
+def test_a_fixed_design_makes_only_its_own_candidates(promised):
+    """Views would cost forward passes that nothing reads, unless a flag compares them."""
+    labels = {**promised.policy.options, "ladders": ("tuned", "views"), "candidate": "tuned:2"}
+    policy = replace(promised.policy, options=labels, controller="fixed-candidate")
+    assert judge_of(replace(policy, flag={})).ladders == ("tuned",)
+    assert judge_of(policy).flag is None or "views" in judge_of(policy).ladders
+
+
+def write_image(path: Path, image: np.ndarray) -> None:
+    path.parent.mkdir(exist_ok=True)
+    nibabel.save(nibabel.Nifti1Image(image.transpose(2, 1, 0), np.eye(4)), path)

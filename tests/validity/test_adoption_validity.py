@@ -1,0 +1,112 @@
+"""Designs are adopted for nothing seldom, and the gain that is printed is not that of the luckiest design.
+
+Worlds without any gain, patients of two scans each, all designs compared. Stated: at most one calibration in ten adopts
+a design. In worlds with skewed losses or rare disasters this cannot be stated: their mean gain is 0, and no test with
+few patients can see that. There the limit on hurt patients has to help, and the page says which share of disasters the
+patients are compatible with.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+from worlds.gains import SETTING, cohort, noise
+
+from casewise.judge.calibration.adoption import hurt_share, unseen_sentence
+from casewise.judge.calibration.design_comparison import Fits, compare_designs, nested_gains
+from casewise.judge.calibration.designs import DESIGNS
+from casewise.judge.certificates.risk_control import clopper_pearson_upper
+
+RULES = {name: DESIGNS[name] for name in ("m0", "consensus", "highest-agreement", "medoid", "consensus-where-low")}
+
+
+def adopted(patients, repetitions, designs, *, icc=0.5, tails="normal", spread=0.005, allowed_hurt=1.0):
+    """Share of calibrations that adopt a design in a world without any gain; harm is not limited by default."""
+    rng = np.random.default_rng([patients, int(10 * icc), len(tails)])
+    taken = 0
+    for _ in range(repetitions):
+        known = cohort(rng, patients, icc=icc, tails=tails, spread=spread)
+        taken += compare_designs(known, SETTING, designs, nested=False, allowed_hurt=allowed_hurt).chosen != "m0"
+    return taken / repetitions
+
+
+def allowed(repetitions, share=0.1):
+    return share + 3 * np.sqrt(share * (1 - share) / repetitions)
+
+
+@pytest.mark.parametrize(("patients", "tails"), [(5, "normal"), (10, "heavy")])
+def test_nothing_is_adopted_where_nothing_gains(patients, tails):
+    assert adopted(patients, 40, RULES, tails=tails) <= allowed(40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("icc", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("tails", ["normal", "heavy"])
+@pytest.mark.parametrize("patients", [5, 10, 20, 40])
+def test_all_designs_together_are_adopted_for_nothing_in_one_of_ten(patients, tails, icc):
+    repetitions = {5: 300, 10: 150, 20: 60, 40: 30}[patients]
+    assert adopted(patients, repetitions, None, icc=icc, tails=tails) <= allowed(repetitions)
+
+
+def estimates(patients, gain, repetitions):
+    """(naive gain, nested gain, true gain) of every adopted choice."""
+    rng, found = np.random.default_rng([patients, int(1000 * gain)]), []
+    for _ in range(repetitions):
+        known = cohort(rng, patients, gain=gain)
+        made = compare_designs(known, SETTING, RULES, nested=False, allowed_hurt=1.0)
+        if made.chosen == "m0":
+            continue
+        nested = nested_gains(Fits(known, SETTING, RULES), 1.0, 0.05, 0.9)
+        true = {"consensus": gain, "highest-agreement": gain / 6}.get(made.chosen, 0.0)
+        found.append((made.row(made.chosen).gain, nested.gain, true))
+    return np.array(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("patients", "gain"), [(6, 0.01), (10, 0.004), (10, 0.01), (20, 0.004), (20, 0.01)])
+def test_the_nested_gain_is_not_that_of_the_winner(patients, gain):
+    found = estimates(patients, gain, 200)
+    naive, nested, true = found.mean(axis=0)
+    error = found[:, 1].std(ddof=1) / np.sqrt(len(found))
+    assert nested <= 1.25 * true + 3 * error
+    assert nested < naive
+
+
+@pytest.mark.parametrize("icc", [0.0, 0.9])
+def test_the_share_of_hurt_patients_is_below_its_bound_as_often_as_stated(icc):
+    rng, missed = np.random.default_rng(3), 0
+    threshold = stats.norm.ppf(0.15) * np.sqrt((1 + icc) / 2)  # fifteen of a hundred patients are hurt
+    for _ in range(300):
+        shared, own = rng.normal(size=(10, 1)), rng.normal(size=(10, 2))
+        change = (np.sqrt(icc) * shared + np.sqrt(1 - icc) * own) - threshold - 0.01
+        missed += hurt_share(change.ravel(), np.repeat(np.arange(10), 2).tolist()).upper < 0.15
+    assert missed / 300 <= allowed(300)
+
+
+def test_the_limit_on_hurt_patients_keeps_skewed_losses_out():
+    assert adopted(10, 60, RULES, tails="skewed", spread=0.03, allowed_hurt=0.1) <= allowed(60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("icc", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("patients", [5, 10, 20, 40])
+def test_the_limit_on_hurt_patients_keeps_skewed_losses_out_everywhere(patients, icc):
+    share = adopted(patients, 100, RULES, icc=icc, tails="skewed", spread=0.03, allowed_hurt=0.1)
+    assert share <= allowed(100)
+
+
+def test_rare_disasters_are_not_seen_by_any_test_so_nothing_is_promised_about_them():
+    assert adopted(10, 40, RULES, tails="disasters", spread=0.03, allowed_hurt=0.1) > 0.2
+
+
+@pytest.mark.parametrize("patients", [5, 10, 40])
+def test_new_patients_lose_more_than_any_that_was_seen_as_seldom_as_is_said(patients):
+    """``unseen_sentence``: the share of new patients that lose more than the worst of these, confidence .9."""
+    stated = clopper_pearson_upper(0, patients, 0.9)
+    assert f"up to {stated:.0%} of new" in unseen_sentence(patients)
+    rng = np.random.default_rng(patients)
+    worst = np.sort(noise(rng, (2000, patients, 2), "disasters").mean(axis=2), axis=1)[:, 0]
+    fresh = np.sort(noise(rng, (100_000, 2), "disasters").mean(axis=1))
+    truth = np.searchsorted(fresh, worst) / len(fresh)
+    assert (truth > stated).mean() <= allowed(2000)
