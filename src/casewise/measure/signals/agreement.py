@@ -62,12 +62,14 @@ class Candidates:
         return np.where(known, self.dice, np.nan)
 
     @cached_property
-    def votes(self) -> tuple[Integers, Integers]:
+    def votes(self) -> tuple[Integers, NDArray[np.int32]]:
         """The labels that occur on the voxels, and how many voters hold each: (label,), (label, voxel)."""
         ballots = self.labels[list(self.voters)]
         names = _values(ballots)
-        counts = [(ballots == name).sum(axis=0, dtype=np.int32) for name in names]
-        return names, np.array(counts, np.int32).reshape(len(names), ballots.shape[1])  # no voxel: no name
+        counts = np.zeros((len(names), ballots.shape[1]), np.int32)
+        for row, name in enumerate(names):
+            counts[row] = (ballots == name).sum(axis=0)
+        return names, counts
 
     @cached_property
     def certainty(self) -> float:
