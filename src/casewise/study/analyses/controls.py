@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from casewise.core.errors import BadInput, Refused
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.render.ink import FAINT, HARM, MUTED, OURS, SOURCE, Picture, canvas, inked
-from casewise.render.tables import DASH, Cell, Estimate, Table, lowest, number
+from casewise.render.tables import DASH, Cell, Estimate, Table, best, number
 from casewise.study.assignment import BUCKETS, QUANTITIES, Arms, Assignment, buckets_at
 from casewise.study.finding import Finding, Section, not_run, rows, show
 from casewise.study.statistics.chance import Floats, chance_draws
@@ -337,7 +337,7 @@ def _matched_table(matched: Finding) -> Table:
     return show(
         "matched", "Selectors at the router's quota", cells,
         "selector metric ha steps p_random_corrected overlap_hard",
-        heads=heads, caption=caption, paper="tab:app-matched-mnm", bold=lowest(cells, "ha", among=real),
+        heads=heads, caption=caption, paper="tab:app-matched-mnm", bold=best(cells, "ha", real, min),
     )  # fmt: skip
 
 
