@@ -19,7 +19,7 @@ from casewise.core.records import SOURCE, Action, Decision, State
 from casewise.measure.signals import SIGNALS
 from casewise.study.statistics.chance import ChanceMoments, chance_moments
 from casewise.study.statistics.resample import clusters_of
-from casewise.study.trajectories import deployed_at, mean_or_nan, signals_in, unshrunk
+from casewise.study.trajectories import mean_or_nan, signals_in, unshrunk
 
 _NO_LABEL = "an oracle needs labels and no case has one; oracles are reference rows, never controllers"
 
@@ -86,14 +86,6 @@ def buckets_at(values: Floats, cut_low: ArrayLike, cut_high: ArrayLike) -> NDArr
     """
     low, high = (np.atleast_1d(np.asarray(cut, dtype=np.float64))[:, None] for cut in (cut_low, cut_high))
     return np.where(values >= high, 0, np.where(values > low, 1, 2))
-
-
-def arms_at(outcomes: pd.DataFrame, states: Mapping[str, State]) -> dict[str, pd.DataFrame]:
-    """Arms of a router whose buckets are fixed states: {"low": State(3), "mid": State(2, 0.5), "hard": State(0)}."""
-    return {
-        bucket: deployed_at(outcomes, state).assign(bucket=bucket, executed=max(state.step, 1))
-        for bucket, state in states.items()
-    }
 
 
 def arms_of(archive: Any, router: Any, outcomes: pd.DataFrame) -> dict[str, pd.DataFrame]:
