@@ -109,22 +109,20 @@ def _forced(router: Any, bucket: str) -> Any:
     return replace(router, cut_low=low, cut_high=high)
 
 
-def selector_scores(
-    outcomes: pd.DataFrame, *, coordinate: str = "delta", step: int = 1, budget: int | None = None
-) -> pd.DataFrame:
+def selector_scores(outcomes: pd.DataFrame, *, coordinate: str = "delta") -> pd.DataFrame:
     """Step-1 scores of every selector by case, high = risky (J3); selectors that are undefined for a case are left out.
 
     Label-free: every stored signal, turned so that high is risky (-MSP, C12). Oracles, which see labels: HA of step 1,
-    and the fall of the metric at the budget.
+    and the fall of the metric at the last step.
     """
     frame = unshrunk(outcomes)
-    first = frame[frame["step"] == step].set_index("case").sort_index()
+    first = frame[frame["step"] == 1].set_index("case").sort_index()
     scores = {f"router ({coordinate})": _oriented(first, coordinate)}
     for name in signals_in(first.reset_index()):
         if name != coordinate and first[name].notna().all():
             scores[name] = _oriented(first, name)
     scores["oracle HA"] = ha_oracle_scores(frame)
-    scores["oracle metric"] = change_oracle_scores(frame, step=budget)
+    scores["oracle metric"] = change_oracle_scores(frame)
     return pd.DataFrame(scores).dropna(axis="columns")
 
 
