@@ -129,10 +129,19 @@ def decide(judge: Judge | Controller, ladder: Ladder) -> Decision:
         Decision.of(seen, verdict, controller.name, calibration_id=judge.calibration_id, agreement=agreement),
         executed=ladder.executed,
     )
-    if decision.action is Action.GATE or _cleans(judge, decision):
-        return _composed(judge, ladder, decision)
-    decision = replace(decision, state_hash=ladder.sha256(decision.state))
-    return decision if ladder.name is None else replace(decision, state=decision.state.on(ladder.name))
+    # Cleanup follows every decision but a rollback to M0; M0 as a policy of its own is cleaned, too.
+    cleans = bool(judge.cleanup) and (not decision.rolled_back or controller.name == "m0")
+    if decision.action is Action.GATE or cleans:  # the mask may be no state of the ladder
+        mask = deployed(controller, ladder.mask, decision)
+        cleaned = Cleanup.parse(judge.cleanup if cleans else "").apply(mask)
+        if (cleaned != mask).any():
+            action = Action.KEEP if decision.rolled_back else decision.action
+            decision = replace(decision, cleanup=judge.cleanup, action=action)
+        state_hash = mask_sha256(cleaned)
+    else:
+        state_hash = ladder.sha256(decision.state)
+    state = decision.state if ladder.name is None else decision.state.on(ladder.name)
+    return replace(decision, state=state, state_hash=state_hash)
 
 
 def first_verdict(controller: Controller, ladder: Ladder | ComparedLadder) -> tuple[Verdict, Observation]:
@@ -157,23 +166,6 @@ def first_verdict(controller: Controller, ladder: Ladder | ComparedLadder) -> tu
         ladder.advance()
 
 
-def _composed(judge: Judge, ladder: Ladder, decision: Decision) -> Decision:
-    """Finish a decision whose mask is no state of the ladder: merged pieces, or a mask after cleanup."""
-    plain = deployed(judge.controller, ladder.mask, decision)
-    if _cleans(judge, decision):
-        cleaned = Cleanup.parse(judge.cleanup).apply(plain)
-        if (cleaned != plain).any():
-            action = Action.KEEP if decision.rolled_back else decision.action
-            decision, plain = replace(decision, cleanup=judge.cleanup, action=action), cleaned
-    decision = replace(decision, state_hash=mask_sha256(plain))
-    return decision if ladder.name is None else replace(decision, state=decision.state.on(ladder.name))
-
-
-def _cleans(judge: Judge, decision: Decision) -> bool:
-    """True if cleanup follows: always after M0 as a policy of its own, never after a rollback to M0."""
-    return bool(judge.cleanup) and (not decision.rolled_back or judge.controller.name == "m0")
-
-
 def mask_of(controller: Controller, mask: Callable[[State], Mask], decision: Decision) -> Mask:
     """Return the mask that a decision deploys: a state or merged pieces, after cleanup where there is one.
 
@@ -183,9 +175,7 @@ def mask_of(controller: Controller, mask: Callable[[State], Mask], decision: Dec
         decision: The decision.
     """
     plain = deployed(controller, mask, decision)
-    if not decision.cleanup:
-        return plain
-    return Cleanup.parse(decision.cleanup).apply(plain)
+    return Cleanup.parse(decision.cleanup).apply(plain) if decision.cleanup else plain
 
 
 def deployed_mask(archive: Archive, controller: Controller, decision: Decision) -> Mask:

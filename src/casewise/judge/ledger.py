@@ -24,30 +24,31 @@ from casewise.judge.policy import check_binding, check_held_out
 LEDGER = "exposures.jsonl"
 EVENT, CERTIFICATION = "exposure", "certification"
 
-PAPER: tuple[Mapping[str, Any], ...] = (
-    {
-        "choice": "coordinate delta instead of the two-term risk",
-        "seen": "cardiac evaluation labels",
-        "design": "cardiac",
-    },
-    {
-        "choice": "mid bucket shrinks, rather than halts or waits",
-        "seen": "cardiac evaluation labels",
-        "design": "cardiac",
-    },
-    {"choice": "depth 3 of the low bucket", "seen": "cardiac evaluation labels", "design": "cardiac"},
-    {"choice": "upper percentile 66 rather than 75", "seen": "driving evaluation labels", "design": "driving"},
-    {"choice": "shrink 0.5", "seen": "never varied", "design": "cardiac"},
-    {"choice": "cap 4 of the mid bucket", "seen": "never varied", "design": "driving"},
-    {"choice": "cap 8 of the low bucket", "seen": "never varied", "design": "driving"},
+
+def _choices(design: str, seen: str, *choices: str) -> tuple[Mapping[str, Any], ...]:
+    return tuple({"choice": choice, "seen": seen, "design": design} for choice in choices)
+
+
+PAPER = (
+    *_choices(
+        "cardiac",
+        "cardiac evaluation labels",
+        "coordinate delta instead of the two-term risk",
+        "mid bucket shrinks, rather than halts or waits",
+        "depth 3 of the low bucket",
+    ),
+    *_choices("driving", "driving evaluation labels", "upper percentile 66 rather than 75"),
+    *_choices("cardiac", "never varied", "shrink 0.5"),
+    *_choices("driving", "never varied", "cap 4 of the mid bucket", "cap 8 of the low bucket"),
 )
 """What the paper discloses of its own designs: four exposures and three unconsidered constants (F12)."""
 
-_SEARCHED = "development labels of M&Ms vendor B, Drishti-GS, ACDC fog and night"
-OURS: tuple[Mapping[str, Any], ...] = (
-    {"choice": "coordinate largest, of twelve", "seen": _SEARCHED, "design": "default"},
-    {"choice": "depths 2 and 1, of ten pairs", "seen": _SEARCHED, "design": "default"},
-    {"choice": "the guard, and delta as fallback", "seen": _SEARCHED, "design": "default"},
+OURS = _choices(
+    "default",
+    "development labels of M&Ms vendor B, Drishti-GS, ACDC fog and night",
+    "coordinate largest, of twelve",
+    "depths 2 and 1, of ten pairs",
+    "the guard, and delta as fallback",
 )
 """What was seen when the design ``default`` was searched (docs/decisions/0012)."""
 
@@ -77,7 +78,7 @@ def expose(folder: Path, *, choice: str, policy: Policy | None = None, labels_vi
         "calibration_id": "" if policy is None else policy.calibration_id,
         "labels_visible": labels_visible,
     }
-    return _with_time(Chain(folder / LEDGER).append(EVENT, facts))
+    return Chain(folder / LEDGER).append(EVENT, facts)
 
 
 def note_comparison(archive: Archive, designs: Sequence[str]) -> None:
@@ -151,12 +152,7 @@ def read_ledger(folder: Path) -> list[dict[str, Any]]:
         raise DamagedArchive(
             f"{log.path} was edited, cut or taken out of ({'; '.join(problems)}); the ledger cannot be trusted"
         )
-    return [_with_time(line) for line in log.lines() if line.get("event", EVENT) == EVENT]
-
-
-def _with_time(line: Mapping[str, Any]) -> dict[str, Any]:
-    """The line with its time under "when", which is what ledgers of casewise 0.1 call it."""
-    return {"when": line.get("time"), **line}
+    return [line for line in log.lines() if line["event"] == EVENT]
 
 
 def ledger_problems(folder: str | Path) -> list[str]:

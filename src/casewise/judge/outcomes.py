@@ -34,6 +34,7 @@ COLUMNS = [
     "worse_voxels", "better_voxels", "swapped",
 ]  # fmt: skip
 WHO = ["case", "group", "cluster", "split"]
+DECIDED = ["action", "bucket", "value", "deployed", "executed", "rolled_back"]
 _VERSION = 3  # of the table; raise it when a column changes its meaning
 
 
@@ -94,19 +95,7 @@ def deployed(
     source = frame.loc[frame["step"] == 0].set_index("case")["metric"]
     rows["metric_source"] = rows["case"].map(source)
     rows["change"] = rows["metric"] - rows["metric_source"]
-    order = [
-        *WHO,
-        "action",
-        "bucket",
-        "value",
-        "deployed",
-        "executed",
-        "rolled_back",
-        "metric",
-        "metric_source",
-        "change",
-    ]
-    return rows[[*order, *COLUMNS[1:], "shrink"]]
+    return rows[[*WHO, *DECIDED, "metric", "metric_source", "change", *COLUMNS[1:], "shrink"]]
 
 
 def deployed_rows(archive: Archive, decisions: Sequence[Decision], controller: Controller) -> pd.DataFrame:
@@ -222,19 +211,9 @@ def judged_sentence(share: float | None) -> str:
 
 
 def _chosen(decision: Decision) -> dict[str, Any]:
-    return {
-        "case": decision.case_id,
-        "group": decision.group,
-        "step": decision.state.step,
-        "shrink": decision.state.shrink,
-        "action": decision.action.value,
-        "bucket": decision.bucket,
-        "value": decision.value,
-        "deployed": decision.deployed,
-        "executed": decision.executed,
-        "rolled_back": decision.rolled_back,
-        "decision": decision,
-    }
+    state = {"case": decision.case_id, "step": decision.state.step, "shrink": decision.state.shrink}
+    facts = {name: getattr(decision, name) for name in ("group", *DECIDED)}
+    return {**state, **facts, "action": decision.action.value, "decision": decision}
 
 
 def _composed_row(archive: Archive | None, decision: Decision, controller: Controller | None) -> Sequence[float]:

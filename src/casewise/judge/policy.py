@@ -123,11 +123,6 @@ def among_candidates(policy: Policy) -> bool:
     return metadata_of(controller_kind(policy)).among_candidates
 
 
-def _fitted_by(policy: Policy) -> str:
-    """How calibration finds the numbers of a registered controller; a file's own code is not imported to ask it."""
-    return metadata_of(CONTROLLERS[policy.controller]).fitted_by if policy.controller in CONTROLLERS else ""
-
-
 def adapts(policy: Policy) -> bool:
     """True if a policy may deploy another mask than M0, or looks at candidates to flag M0."""
     return metadata_of(controller_kind(policy)).adapts or bool(policy.flag) or bool(policy.cleanup)
@@ -164,7 +159,8 @@ def read_policy(path: str | Path, *, typed: str | None = None) -> Policy:
         said = {name: value for name, value in plain.items() if name not in ("controller", "adaptation", "ladders")}
         check_names_no_code(said, where=str(file))  # the three others are checked where they are used
         policy = _from_plain({name: value for name, value in plain.items() if name != HASH})
-        _check_unedited(plain, file)
+        if plain.get(HASH) != _hashed(plain):
+            raise Mismatch(f"{file} was edited after it was written: hash mismatch; run casewise calibrate again")
         _check_sense(policy, file)
         if ":" in policy.controller and policy.controller != typed:
             raise UnsafeInput(
@@ -206,12 +202,6 @@ def _hashed(plain: Mapping[str, Any]) -> str:
     return json_sha256(said)
 
 
-def _check_unedited(plain: Mapping[str, Any], file: Path) -> None:
-    """Refuse a policy that was edited by hand."""
-    if plain.get(HASH) != _hashed(plain):
-        raise Mismatch(f"{file} was edited after it was written: hash mismatch; run casewise calibrate again")
-
-
 def _check_sense(policy: Policy, file: Path) -> None:
     """Refuse what no calibration writes, whoever wrote the file."""
     if type(policy.steps) is not int or not 0 <= policy.steps <= MOST_STEPS:
@@ -219,8 +209,9 @@ def _check_sense(policy: Policy, file: Path) -> None:
             f"{file} asks for {policy.steps!r} steps; a horizon is a whole number from 0 to {MOST_STEPS}; "
             "run casewise calibrate again"
         )
-    fitted = _fitted_by(policy) in ("cuts", "tau") or policy.groups or {"cut_low", "cut_high"} & set(policy.options)
-    if fitted and policy.binding is None:
+    kind = CONTROLLERS.get(policy.controller)  # a controller of the user's own is not imported to ask it
+    fitted = kind is not None and metadata_of(kind).fitted_by in ("cuts", "tau")
+    if (fitted or policy.groups or {"cut_low", "cut_high"} & set(policy.options)) and policy.binding is None:
         raise BadInput(
             f"{file} has cut-points, but its binding does not say which model they were fitted on; "
             "run casewise calibrate again"

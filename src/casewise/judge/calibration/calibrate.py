@@ -18,21 +18,8 @@ from casewise.core.records import CALIBRATION, EVALUATION, Policy
 from casewise.core.text import pluralize
 from casewise.data.splits import check_disjoint, cluster_of, clusters_of
 from casewise.judge.appearance import Appearance, known_appearance
-from casewise.judge.calibration.cuts import (
-    DELTA,
-    FEWEST,
-    WARM_UP,
-    Floats,
-    bucket_counts,
-    checked,
-    cut_points,
-    fitted_cuts,
-    recommended,
-    stability,
-    stability_by_group,
-    statistics,
-    warn_if_degenerate,
-)
+from casewise.judge.calibration import cuts
+from casewise.judge.calibration.cuts import FEWEST, Floats
 from casewise.judge.calibration.design_comparison import OnCompared, fitted_choice
 from casewise.judge.calibration.designs import DESIGNS, Progress
 from casewise.judge.calibration.fixed_budget import budget, tau
@@ -137,8 +124,19 @@ def calibrate(
     """
     design = design_of(design) if isinstance(design, str) else design
     holdout = _holdout(as_archive(archive, ladders))
-    unfitted = replace(design, calibration_cases=(), calibration_clusters=(), calibration_inputs=())
-    design = fitted_on(replace(unfitted, appearance=_appearance(holdout)), holdout.entries.values())
+    unfitted = replace(
+        design,
+        steps=holdout.steps,
+        binding=holdout.binding,
+        ladder=holdout.ladder_name or "",
+        adaptation={} if holdout.joined else holdout.configuration.get("adaptation") or {},
+        appearance=_appearance(holdout),
+        calibration_id=calibration_id(holdout),
+        calibration_cases=(),
+        calibration_clusters=(),
+        calibration_inputs=(),
+    )
+    design = fitted_on(unfitted, holdout.entries.values())
     if evaluation is not None:
         evaluation = as_archive(evaluation, ladders)
         check_held_out(design, evaluation.entries.values())
@@ -196,23 +194,13 @@ def calibrate(
         examined = {"budget_rule": budget_rule}
     elif kind.fitted_by == "tau":
         fitted["options"] = {**tau(frame, quantile=tau_quantile), "cap": holdout.steps}
-    policy = replace(
-        design,
-        options=fitted["options"],
-        groups=fitted["groups"],
-        steps=holdout.steps,
-        binding=holdout.binding,
-        ladder=holdout.ladder_name or "",
-        adaptation=holdout.configuration.get("adaptation") or {},
-        calibration_id=calibration_id(holdout),
-        exposures=tuple(line for line in (*PAPER, *OURS) if line["design"] == design.name),
-    )
+    exposures = tuple(line for line in (*PAPER, *OURS) if line["design"] == design.name)
+    policy = replace(design, **fitted, exposures=exposures)
     found = {
         **examined,
         **preflight(holdout, controller_of(policy), frame, reviews=reviews, source_metric=source_metric),
     }
     if kind.is_router:
-        found |= _bucketed(holdout, policy)
         found["degenerate"] = found["degenerate"] or not all(row["cases"] for row in found["buckets"].values())
     if guarded and found["retained"]["hurt_p"] <= EVIDENT:
         policy, found["guard"] = _closed(policy), "closed"
@@ -237,36 +225,15 @@ def calibrate(
     return replace(policy, preflight=found)
 
 
-def _bucketed(holdout: Archive, policy: Policy) -> dict[str, Any]:
-    """Where the policy itself, cut-points of all groups included, puts the calibration cases; patients counted once."""
-    decided = [replay_case(holdout, controller_of(policy), case_id) for case_id in holdout.ids]
-    counts = {name: sum(one.bucket == name for one in decided) for name in BUCKETS}
-    buckets = {name: {"cases": count, "share": count / len(decided)} for name, count in counts.items()}
-    return {"buckets": buckets, "quota": quota_of(decided)}
-
-
 def _among_candidates(holdout: Archive, design: Policy, unflagged: str | None, **options: Any) -> Policy:
     """A policy that chooses among all candidates of a case, fitted on the labels of the holdout."""
     if design.name == "default":  # before any label is read
         note_comparison(holdout, [*DESIGNS, *options.get("fixed", ())])
     name, fitted, found = fitted_choice(holdout, design.name, ladders=holdout.joined, **options)
     found["concerns"] += [unflagged] if unflagged else []
-    flag, cleanup = fitted.pop("flag", {}), fitted.pop("cleanup", "")
     ladders = {one: holdout.ladder(one).configuration.get("adaptation") or {} for one in holdout.joined}
-    return replace(
-        design,
-        controller=name,
-        options=fitted,
-        steps=holdout.steps,
-        binding=holdout.binding,
-        ladder=holdout.ladder_name or "",
-        adaptation={} if ladders else holdout.configuration.get("adaptation") or {},
-        ladders=ladders,
-        flag=flag,
-        cleanup=cleanup,
-        calibration_id=calibration_id(holdout),
-        preflight=found,
-    )
+    more = {"flag": fitted.pop("flag", {}), "cleanup": fitted.pop("cleanup", "")}
+    return replace(design, controller=name, options=fitted, ladders=ladders, preflight=found, **more)
 
 
 def _appearance(holdout: Archive) -> dict[str, Any]:
@@ -360,15 +327,15 @@ def _routed(
     asked, options = options["coordinate"], _settled(first, options, convention)
     coordinate = options["coordinate"]
     if coordinate == RISK:
-        options = {**options, "statistics": vars(statistics(_column(first, "regions"), _column(first, "delta")))}
+        options = {**options, "statistics": vars(cuts.statistics(_column(first, "regions"), _column(first, "delta")))}
     values = coordinate_values(first, coordinate, options)
-    best, table = recommended(first, convention)
-    fitted = fitted_cuts(first, values, mode=mode, convention=convention)
+    best, table = cuts.recommended(first, convention)
+    fitted = cuts.fitted_cuts(first, values, mode=mode, convention=convention)
     low, high = fitted["options"]["cut_low"], fitted["options"]["cut_high"]
     for name, own in fitted["groups"].items() or {"": fitted["options"]}.items():
         mine = values[first["group"].to_numpy() == name] if name else values
         what = f"{coordinate} of group {name}" if name else coordinate
-        warn_if_degenerate(what, mine, own["cut_low"], own["cut_high"], best if best != coordinate else None)
+        cuts.warn_if_degenerate(what, mine, own["cut_low"], own["cut_high"], best if best != coordinate else None)
     judged = None if evaluation is None else _step(evaluation, 1)
     if judged is not None:
         judged = judged.assign(u=coordinate_values(judged, coordinate, options, fewest=1))
@@ -391,8 +358,8 @@ def _settled(first: pd.DataFrame, options: Mapping[str, Any], convention: str) -
     settled = {name: value for name, value in options.items() if name != "fallback"}
     if "fallback" in options:
         values = coordinate_values(first, settled["coordinate"])
-        low, high = cut_points(values, convention)
-        shares = [count / len(values) for count in bucket_counts(values, low, high).values()]
+        low, high = cuts.cut_points(values, convention)
+        shares = [count / len(values) for count in cuts.bucket_counts(values, low, high).values()]
         uneven = max(abs(share - 1 / 3) for share in shares)
         if low == high or uneven > max(UNEVEN, 1 / len(values)) + 1e-9:
             settled["coordinate"] = options["fallback"]
@@ -435,7 +402,7 @@ def _column(rows: pd.DataFrame, name: str, fewest: int = FEWEST) -> Floats:
             f"signal {name!r} is not computable at step 1 for {len(missing)} of {len(rows)} calibration cases "
             f"({', '.join(missing[:3])}); choose another coordinate or leave those cases out"
         )
-    return checked(values, fewest=fewest)
+    return cuts.checked(values, fewest=fewest)
 
 
 def _stability(
@@ -444,9 +411,9 @@ def _stability(
     """How much the deployed cut-points hang on who was drawn: one pair for all, or the own pair of each group."""
     seen = first.assign(u=values) if judged is None else judged
     if not groups:
-        return stability(values, convention, judged=seen["u"].to_numpy(float), clusters=first["cluster"].tolist())
+        return cuts.stability(values, convention, judged=seen["u"].to_numpy(float), clusters=first["cluster"].tolist())
     by_group = {str(name): part["u"].to_numpy(float) for name, part in seen.groupby("group")}
-    return stability_by_group(first, values, by_group, convention)
+    return cuts.stability_by_group(first, values, by_group, convention)
 
 
 def _step(archive: Archive, step: int) -> pd.DataFrame:
@@ -463,5 +430,5 @@ def _hybrid(policy: Policy, archive: Archive, convention: str, window: int | Non
         raise BadInput("hybrid calibration is for a router with one pair of cut-points; use mode union or robust")
     first = _step(archive, 1).drop_duplicates("cluster")  # the alarm counts a patient once, by its first case
     pool = coordinate_values(first, policy.options["coordinate"], policy.options).tolist()
-    hybrid = {"pool": pool, "convention": convention, "window": window, "warm_up": WARM_UP, "delta": DELTA}
+    hybrid = {"pool": pool, "convention": convention, "window": window, "warm_up": cuts.WARM_UP, "delta": cuts.DELTA}
     return replace(policy, options={**policy.options, "hybrid": hybrid})

@@ -217,7 +217,8 @@ def judged(values: Floats, convention: str, clusters: Sequence[Hashable] | None 
     low, high = cut_points(values, convention)
     counts = bucket_counts(values, low, high)
     distinct = len(np.unique(values))
-    reasons = [f"{name} holds {count} of {len(values)}" for name, count in counts.items() if _small(count, values)]
+    fewest = SMALLEST_SHARE * len(values)
+    reasons = [f"{name} holds {count} of {len(values)}" for name, count in counts.items() if count < fewest]
     if low == high:
         reasons.insert(0, "cut-points coincide")
     if distinct < DISTINCT_SHARE * len(values):
@@ -235,10 +236,6 @@ def recommended(step_one: pd.DataFrame, convention: str) -> tuple[str | None, di
     return min(fit, key=lambda name: table[name]["changed_median"], default=None), table
 
 
-def _small(count: int, values: Floats) -> bool:
-    return count < SMALLEST_SHARE * len(values)
-
-
 MODES: Registry[str] = Registry(
     "mode",
     {
@@ -254,19 +251,14 @@ def fitted_cuts(step_one: pd.DataFrame, values: Floats, *, mode: str, convention
     MODES[mode]
     if mode == "union":
         return {"options": _named(cut_points(values, convention)), "groups": {}}
-    groups = _by_group(step_one, values)
-    cuts = {name: cut_points(part, convention) for name, part in groups.items()}
-    robust = _named((min(low for low, _ in cuts.values()), min(high for _, high in cuts.values())))
-    return {"options": robust, "groups": {} if mode == "robust" else {name: _named(cuts[name]) for name in cuts}}
-
-
-def _by_group(step_one: pd.DataFrame, values: Floats) -> dict[str, Floats]:
     if step_one["group"].isna().any():
         raise BadInput("some calibration cases have no group; give groups, or use mode union")
     groups = {str(name): values[step_one["group"].to_numpy() == name] for name in sorted(step_one["group"].unique())}
-    for name, part in groups.items():
-        checked(part, fewest=FEWEST, what=f"cut-points of group {name}")
-    return groups
+    cuts = {
+        name: cut_points(checked(part, what=f"cut-points of group {name}"), convention) for name, part in groups.items()
+    }
+    robust = _named((min(low for low, _ in cuts.values()), min(high for _, high in cuts.values())))
+    return {"options": robust, "groups": {} if mode == "robust" else {name: _named(cuts[name]) for name in cuts}}
 
 
 def _named(cuts: tuple[float, float]) -> dict[str, float]:

@@ -25,8 +25,10 @@ from casewise.judge.calibration.design_comparison import choice_sentences
 from casewise.judge.calibration.fixed_budget import budgets, shape
 from casewise.judge.calibration.quality import flag_sentences
 from casewise.judge.certificates.risk_control import PLANNED, conformal_floor, patients_needed
+from casewise.judge.controllers.metadata import metadata_of
 from casewise.judge.controllers.router import bucket_of
 from casewise.judge.decide import replay_case
+from casewise.judge.monitors.quota import BUCKETS, quota_of
 from casewise.judge.outcomes import LITTLE, deployed, judged_sentence, judged_share
 
 SWAPPED = 0.1
@@ -43,12 +45,24 @@ def preflight(
     reviews: Mapping[str, float] | None = None,
     source_metric: float | None = None,
 ) -> dict[str, Any]:
-    """Everything but the cut-points themselves: retained bucket, ladder, coherence, M0, floor, z-statistics."""
+    """Return what the holdout shows about a policy.
+
+    Args:
+        archive: The calibration cases.
+        controller: The controller of the policy, with its cut-points.
+        frame: Outcomes of the calibration cases.
+        reviews: Decisions of reviewers by case, in place of labels.
+        source_metric: The model's metric on its own domain.
+
+    Returns:
+        Helped and hurt among the kept cases, HA by step, budgets, coherence of the edit, M0, what can be certified,
+        z-statistics; for a router also its buckets.
+    """
     decisions = [replay_case(archive, controller, case_id) for case_id in archive.ids]
     known = frame.loc[frame["ha"].notna()]
     labelled = int(known["case"].nunique())
     patients = int(known["cluster"].where(known["cluster"].notna(), known["case"]).nunique())
-    return {
+    found = {
         "cases": len(archive.ids),
         "labelled": labelled,
         "patients": patients,
@@ -61,6 +75,11 @@ def preflight(
         "edit": edit(frame, archive),
         "statistics": _or_reason(lambda: vars(_statistics(archive))),
     }
+    if metadata_of(controller).is_router:
+        counts = {name: sum(one.bucket == name for one in decisions) for name in BUCKETS}
+        found["buckets"] = {name: {"cases": count, "share": count / len(decisions)} for name, count in counts.items()}
+        found["quota"] = quota_of(decisions)
+    return found
 
 
 def retained(
@@ -94,13 +113,9 @@ def coherence(frame: pd.DataFrame) -> dict[str, Any]:
     """Is the edit coherent? Its largest component and its share of single voxels, at the first and last step (O5)."""
     plain = frame.loc[frame["shrink"] == 0]
     steps = {"first": 1, "last": int(plain["step"].max())}
-    return {
-        name: {
-            signal: _median(plain.loc[plain["step"] == step, signal]) if signal in plain else None
-            for signal in ("largest", "largest_share", "singleton_share", "effective_regions")
-        }
-        for name, step in steps.items()
-    }
+    names = ["largest", "largest_share", "singleton_share", "effective_regions"]
+    found = {when: plain.loc[plain["step"] == step].reindex(columns=names).median() for when, step in steps.items()}
+    return {when: {name: _or_none(medians[name]) for name in names} for when, medians in found.items()}
 
 
 def usability(frame: pd.DataFrame, source_metric: float | None = None) -> dict[str, Any]:
@@ -187,6 +202,10 @@ def concerns(found: Mapping[str, Any]) -> list[str]:
     return said
 
 
+def _or_none(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
 def _statistics(archive: Archive) -> Any:
     signals = archive.signals()
     first = signals.loc[(signals["step"] == 1) & (signals["shrink"] == 0)]
@@ -199,11 +218,6 @@ def _or_reason(make: Any) -> dict[str, Any]:
         return dict(make())
     except (CasewiseError, KeyError) as error:
         return {"not_computed": str(error)}
-
-
-def _median(values: pd.Series) -> float | None:
-    known = values.dropna()
-    return float(np.median(known)) if len(known) else None
 
 
 EVIDENT = 0.05

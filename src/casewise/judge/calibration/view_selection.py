@@ -12,12 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from casewise.archive.layout import changed_anywhere
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import SOURCE, State
 from casewise.core.text import pluralize
 from casewise.judge.outcomes import POINT
 from casewise.measure.masks import labels_of
+from casewise.measure.metrics import METRICS
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -44,14 +46,13 @@ class ReadCase:
         keep = np.ones(len(labels), bool) if self.ignore is None else self.label != self.ignore
         size = self.outside.shape[1]
         mask, label = labels[keep], self.label[keep]
-        both = self.outside[0] + np.bincount(mask[mask == label], minlength=size)[:size]
-        in_mask = self.outside[1] + np.bincount(mask, minlength=size)[:size]
-        in_label = self.outside[2] + np.bincount(label, minlength=size)[:size]
-        if self.metric == "miou":
-            union = in_mask + in_label - both
-            return float(np.mean(both[union > 0] / union[union > 0]))
-        there = np.flatnonzero(in_label[1:]) + 1
-        return float(np.mean(2 * both[there] / (in_mask + in_label)[there])) if there.size else float("nan")
+        parts = (mask[mask == label], mask, label)
+        of_counts = METRICS[self.metric].of_counts
+        if of_counts is None:
+            raise BadInput(
+                f"views are chosen by a metric of voxel counts (dice, miou), the archive has {self.metric!r}"
+            )
+        return of_counts(*(self.outside + [np.bincount(part, minlength=size)[:size] for part in parts]))
 
     @property
     def source(self) -> float:
@@ -80,7 +81,7 @@ def read_case(archive: Archive, case_id: str) -> ReadCase:
     count = len(ballots) - 1
     masks = archive.masks(case_id)
     source, label = masks[SOURCE], archive.label(case_id)
-    changed = np.any([mask != source for mask in masks.values()], axis=0)
+    changed = changed_anywhere(masks)
     readings = [masks[State(step)] for step in range(count + 1)]
     configuration = archive.configuration
     ignore, metric = configuration.get("ignore"), str(configuration.get("metric", "dice"))

@@ -260,12 +260,9 @@ def active_policy(policy: Policy, watch: Watch) -> Policy:
         monitor = watch.monitors.get("exchangeability")
         if not isinstance(monitor, Exchangeability):
             raise Refused(f"policy {policy.name!r} is hybrid and this watch has no exchangeability alarm; start one")
-        return Stream(policy, monitor).policy if watch.suspension is None else _suspended(policy, watch)
-    return policy if watch.suspension is None else _suspended(policy, watch)
-
-
-def _suspended(policy: Policy, watch: Watch) -> Policy:
-    return suspended_policy(policy, watch.suspension or SUSPENDED)
+        if watch.suspension is None:
+            return Stream(policy, monitor).policy
+    return policy if watch.suspension is None else suspended_policy(policy, watch.suspension)
 
 
 def watch_lock(path: str | Path) -> AbstractContextManager[object]:
