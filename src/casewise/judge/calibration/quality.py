@@ -46,16 +46,11 @@ def too_few_for_flags(archive: Archive, level: float) -> str | None:
 
 
 def _too_few(level: float, amount: int) -> str:
+    possible = [one for one in (0.95, 0.9, 0.8, 0.7, 0.6, 0.5) if clusters_needed(one) <= amount]
     return (
-        f"a lower bound at level {level:g} needs at least {clusters_needed(level)} clusters (patients), "
-        f"got {amount}; label more, or ask for a lower level (--confidence){_within(amount)}"
+        f"a lower bound at level {level:g} needs at least {clusters_needed(level)} clusters (patients), got {amount}; "
+        f"label more, or ask for a lower level{f', such as --confidence {possible[0]:g}' if possible else ''}"
     )
-
-
-def _within(clusters: int) -> str:
-    """The round level that so many clusters carry, as a piece of a sentence."""
-    level = next((level for level in (0.95, 0.9, 0.8, 0.7, 0.6, 0.5) if clusters_needed(level) <= clusters), None)
-    return "" if level is None else f": {clusters} carry {level:g}"
 
 
 def cluster_quantile(scores: ArrayLike, clusters: Sequence[Any], level: float) -> float:
@@ -96,10 +91,6 @@ class QualityFit:
     clusters: int
     rho: float  # rank correlation of signal and metric over cases
     p: float  # that this is chance, one-sided, by exchanging clusters
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
 
 
 def fit_quality(
@@ -214,7 +205,7 @@ def fitted_flag(
         seen = with_agreement(
             whole_case(archive, case_id, setting),
             candidate_masks(archive, case_id),
-            silent=_voiceless(setting),
+            silent=_non_voting(setting),
             background=setting.background,
         )
         worth = {
@@ -229,13 +220,16 @@ def fitted_flag(
     if not found:
         raise TooFewCases(f"flags are calibrated on labelled cases, {archive.path} has none; record with labels")
     states = sorted(set().union(*(worth for _, worth in rows)), key=str)
-    truth = np.array([[_or_nan(worth.get(state)) for state in states] for _, worth in rows], np.float64)
+
+    def table(values: Sequence[Mapping[State, float | None]]) -> Floats:  # (case, state)
+        return np.array([[_or_nan(one.get(state)) for state in states] for one in values], np.float64)
+
     signals = {
-        name: np.array([[_or_nan(said.get(state, {}).get(name)) for state in states] for said, _ in rows], np.float64)
-        for name in QUALITY_SIGNALS
+        name: table([{state: of[name] for state, of in said.items()} for said, _ in rows]) for name in QUALITY_SIGNALS
     }
-    fit = quality_of(found, level=at, every=(signals, truth))
-    return flag_options(fit, below, setting), flag_report(found, fit, below, (signals, truth)), flag_concerns(fit)
+    every = signals, table([worth for _, worth in rows])
+    fit = quality_of(found, level=at, every=every)
+    return flag_options(fit, below, setting), flag_report(found, fit, below, every), flag_concerns(fit)
 
 
 def quality_of(found: Taken, *, level: float, every: Every | None = None) -> QualityFit:
@@ -248,15 +242,15 @@ def _or_nan(value: float | None) -> float:
     return np.nan if value is None else value
 
 
-def _voiceless(setting: Setting) -> tuple[str, ...]:
+def _non_voting(setting: Setting) -> tuple[str, ...]:
     return (*setting.silent, setting.consensus) if setting.consensus else setting.silent
 
 
 def flag_options(fit: QualityFit, below: float, setting: Setting) -> dict[str, Any]:
     """The flag of a policy, as plain options."""
-    flag = {"quality": asdict(fit.quality), "below": below, **asdict(setting)}
+    flag = {"quality": asdict(fit.quality), "below": below, **asdict(setting), "silent": _non_voting(setting)}
     flag.pop("consensus")
-    return {**flag, "silent": _voiceless(setting)}
+    return flag
 
 
 def flag_concerns(fit: QualityFit) -> list[str]:
@@ -281,7 +275,7 @@ def flag_report(found: Taken, fit: QualityFit, below: float, every: Every | None
             flags[i] = bound is None or bound[1] < below
     poor = np.array([metric < below for _, metric, _ in found])
     counts = {"flagged": int(flags.sum()), "poor": int(poor.sum()), "poor_flagged": int((flags & poor).sum())}
-    return {**fit.as_dict(), **counts}
+    return {**asdict(fit), **counts}
 
 
 def _without(found: Taken, rest: Any, fit: QualityFit, every: Every | None) -> Quality:
