@@ -54,10 +54,10 @@ OURS = _choices(
 
 
 def unlock(evaluation: Archive, *, purpose: str, policy: Policy | None = None) -> Archive:
-    """An evaluation archive whose labels can now be read; that it happened, why, and for which policy is written first.
+    """Write down why evaluation labels are read and for which policy; return the archive with readable labels.
 
     Refused when the policy was fitted on any of its cases or their patients, or on another model. An archive that is
-    unlocked already is given back as it is.
+    already unlocked is returned as it is.
     """
     if not purpose.strip():
         raise BadInput("say why the evaluation labels are read, e.g. purpose='study'; the ledger prints it")
@@ -70,7 +70,7 @@ def unlock(evaluation: Archive, *, purpose: str, policy: Policy | None = None) -
 
 
 def expose(folder: Path, *, choice: str, policy: Policy | None = None, labels_visible: bool = True) -> dict[str, Any]:
-    """Append one line to the ledger of an archive folder; a ledger that was edited is an error."""
+    """Append one line to the ledger of an archive folder; an edited ledger is an error."""
     read_ledger(folder)
     facts = {
         "choice": choice,
@@ -82,7 +82,7 @@ def expose(folder: Path, *, choice: str, policy: Policy | None = None, labels_vi
 
 
 def note_comparison(archive: Archive, designs: Sequence[str]) -> None:
-    """Write that designs were compared with the labels of an archive: whichever is certified next was chosen on them.
+    """Write down which designs were compared with the labels of an archive, because these labels cannot certify them.
 
     Args:
         archive: The calibration cases.
@@ -104,7 +104,7 @@ def note_comparison(archive: Archive, designs: Sequence[str]) -> None:
 
 
 def was_compared(archive: Archive, design: str) -> bool:
-    """Whether a comparison that shares a label with these cases included the design."""
+    """Return True if a comparison with any of these labels included the design."""
     labels = set(_labels(archive))
     lines = read_ledger(archive.path)
     return any(design in line.get("compared", ()) and not labels.isdisjoint(line["labels"]) for line in lines)
@@ -115,7 +115,7 @@ def _labels(archive: Archive) -> list[str]:
 
 
 def certification_attempt(archive: Archive, asked: Mapping[str, Any]) -> int:
-    """Write that a certificate is asked for with these labels; how many different ones were, this one included.
+    """Write down a request for a certificate; return how many different ones these labels have seen, with this one.
 
     ``asked`` names the policy (its digest), the losses, the alphas and the method. The same question again is no new
     attempt. Attempts count where they share a labelled case.
@@ -136,7 +136,7 @@ def certification_attempt(archive: Archive, asked: Mapping[str, Any]) -> int:
 
 
 def attempt_sentence(attempt: int) -> str:
-    """What a reader must know of a certificate that was not the first one asked of its labels."""
+    """Return the warning of a certificate that was not the first one requested with its labels."""
     return (
         f"This is certification attempt {attempt} on these labels. A promise holds for what was chosen before; the "
         f"best of several attempts is not covered. To choose validly, certify the designs together (casewise certify "
@@ -145,7 +145,7 @@ def attempt_sentence(attempt: int) -> str:
 
 
 def read_ledger(folder: Path) -> list[dict[str, Any]]:
-    """Every exposure of an archive, oldest first; an edited ledger is an error."""
+    """Return every exposure of an archive, oldest first; an edited ledger is an error."""
     log = Chain(Path(folder) / LEDGER)
     problems = log.problems
     if problems:
@@ -156,7 +156,7 @@ def read_ledger(folder: Path) -> list[dict[str, Any]]:
 
 
 def ledger_problems(folder: str | Path) -> list[str]:
-    """What is wrong with the ledger of a folder, if anything."""
+    """Return the problems of the ledger of a folder."""
     try:
         read_ledger(Path(folder))
     except DamagedArchive as error:

@@ -46,7 +46,7 @@ from casewise.measure.signals import SIGNALS
 from casewise.measure.signals.risk import RiskStatistics
 
 UNEVEN = 0.1
-"""A third that holds more or less than this beside a third of the cases is none; the fallback coordinate is taken."""
+"""Largest difference of a bucket's share from a third; beyond it the fallback coordinate is used."""
 
 
 def calibrate(
@@ -81,7 +81,7 @@ def calibrate(
     Args:
         archive: The holdout, or its folder.
         design: Name of a design (``default``, ``cardiac``, ``choose``, ...) or a policy.
-        mode: Cut-points when groups differ: ``union``, ``pooled``, ``per-group``, ``robust`` or ``inferred``.
+        mode: Cut-points when groups differ: ``union``, ``per-group`` or ``robust``.
         percentiles: Convention of the cut-points; default: the design's (driving 33/66, others 33.33/66.67).
         coordinate: Signal to route on; default: the design's.
         budget_rule: How ``fixed-k`` chooses its step from labels.
@@ -226,7 +226,7 @@ def calibrate(
 
 
 def _among_candidates(holdout: Archive, design: Policy, unflagged: str | None, **options: Any) -> Policy:
-    """A policy that chooses among all candidates of a case, fitted on the labels of the holdout."""
+    """Fit a policy that chooses among all candidates of a case on the labels of the holdout."""
     if design.name == "default":  # before any label is read
         note_comparison(holdout, [*DESIGNS, *options.get("fixed", ())])
     name, fitted, found = fitted_choice(holdout, design.name, ladders=holdout.joined, **options)
@@ -237,7 +237,7 @@ def _among_candidates(holdout: Archive, design: Policy, unflagged: str | None, *
 
 
 def _appearance(holdout: Archive) -> dict[str, Any]:
-    """What the calibration images look like, where recording measured all of them and there are two patients."""
+    """Return what the calibration images look like, if all were measured and there are two patients or more."""
     looks = [Appearance(entry.id, entry.appearance, entry.cluster) for entry in holdout.entries.values()]
     known = all(one.numbers for one in looks) and len({one.patient for one in looks}) > 1
     return known_appearance(looks).as_plain() if known else {}
@@ -249,7 +249,7 @@ def calibration_id(archive: Archive) -> str:
 
 
 def _holdout(archive: Archive) -> Archive:
-    """The calibration cases: those marked so, or all when none is marked; never evaluation cases (A3)."""
+    """Return the cases marked as calibration, or all if none is marked; never evaluation cases (A3)."""
     holdout = archive.marked(CALIBRATION)
     wrong = [name for name, entry in holdout.entries.items() if entry.split == EVALUATION]
     if wrong:
@@ -277,7 +277,7 @@ def _holdout(archive: Archive) -> Archive:
 
 
 def _design_options(archive: Archive, design: Policy, *, coordinate: str | None, unshrunk: bool) -> dict[str, Any]:
-    """The design's options, checked against what the archive holds."""
+    """Return the options of the design, checked against the archive."""
     options = dict(design.options)
     check_modulated(design, archive.binding)
     if takes(controller_kind(design), "cap"):
@@ -322,7 +322,7 @@ def _bucket(archive: Archive, design: Policy, plain: dict[str, Any], unshrunk: b
 def _routed(
     archive: Archive, options: dict[str, Any], mode: str, convention: str, evaluation: Archive | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Cut-points of a router and what the calibration values say about them."""
+    """Return the cut-points of a router and how stable they are."""
     first = _step(archive, 1)
     asked, options = options["coordinate"], _settled(first, options, convention)
     coordinate = options["coordinate"]
@@ -354,7 +354,7 @@ def _routed(
 
 
 def _settled(first: pd.DataFrame, options: Mapping[str, Any], convention: str) -> dict[str, Any]:
-    """The design with its own coordinate, or with its fallback where ties leave thirds that are no thirds (S11)."""
+    """Return the design's options with its coordinate, or with its fallback if ties make the buckets uneven (S11)."""
     settled = {name: value for name, value in options.items() if name != "fallback"}
     if "fallback" in options:
         values = coordinate_values(first, settled["coordinate"])
@@ -367,7 +367,7 @@ def _settled(first: pd.DataFrame, options: Mapping[str, Any], convention: str) -
 
 
 def _closed(policy: Policy) -> Policy:
-    """The same policy with cut-points that every case is above: all roll back, and policy.json says why."""
+    """Return the policy with cut-points at minus infinity, so that every case rolls back."""
     shut = {"cut_low": -np.inf, "cut_high": -np.inf}
     groups = {name: {**own, **shut} for name, own in policy.groups.items()}
     return replace(policy, options={**policy.options, **shut}, groups=groups)
@@ -376,7 +376,7 @@ def _closed(policy: Policy) -> Policy:
 def coordinate_values(
     first: pd.DataFrame, coordinate: str, options: Mapping[str, Any] | None = None, *, fewest: int = FEWEST
 ) -> Floats:
-    """The coordinate of each calibration case, higher being riskier; refuses one that is turned the wrong way (C12)."""
+    """Return the coordinate of each calibration case; refuse one that falls when risk rises (C12)."""
     if coordinate == RISK:
         known = (options or {})["statistics"]
         regions, delta = _column(first, "regions", fewest), _column(first, "delta", fewest)
@@ -408,7 +408,7 @@ def _column(rows: pd.DataFrame, name: str, fewest: int = FEWEST) -> Floats:
 def _stability(
     first: pd.DataFrame, values: Floats, groups: Mapping[str, Any], convention: str, judged: pd.DataFrame | None
 ) -> dict[str, Any]:
-    """How much the deployed cut-points hang on who was drawn: one pair for all, or the own pair of each group."""
+    """Return how much the cut-points vary under resampling: of one pair for all, or of each group's pair."""
     seen = first.assign(u=values) if judged is None else judged
     if not groups:
         return cuts.stability(values, convention, judged=seen["u"].to_numpy(float), clusters=first["cluster"].tolist())
@@ -417,7 +417,7 @@ def _stability(
 
 
 def _step(archive: Archive, step: int) -> pd.DataFrame:
-    """The recorded signals of one step, which are what a controller sees, with group and cluster of each case."""
+    """Return the recorded signals of one step, with group and cluster of each case."""
     signals = archive.signals()
     rows = signals.loc[(signals["step"] == step) & (signals["shrink"] == 0)].copy()
     rows["group"] = [archive.entries[case_id].group for case_id in rows["case"]]

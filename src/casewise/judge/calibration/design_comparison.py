@@ -1,6 +1,6 @@
-"""Which design helps here: each is fitted and scored by cross-fitting over patients, and one of them may be taken.
+"""Compare designs: each is fitted and scored by cross-fitting over patients, and at most one is adopted.
 
-A design is adopted if its gain passes a test that knows all designs that were compared (:func:`chance_of_best`), more
+A design is adopted if its gain passes a test that accounts for all compared designs (:func:`chance_of_best`), more
 cases are helped than hurt, and the shares of patients and of cases that lose more than a point are within the limit.
 Otherwise the next best that passes is taken, or M0. The gain that is reported comes from nested cross-fitting: for each
 fold of patients the whole comparison is repeated without them, and what it chooses is scored on them.
@@ -69,7 +69,7 @@ class DesignRow:
     fails: tuple[str, ...]  # what speaks against adopting it; nothing where it passes
 
     def sentence(self) -> str:
-        """For a person."""
+        """Return the line as text."""
         share = "" if self.captured is None else f", {self.captured:.0%} of the best possible"
         return (
             f"{self.design:22s} {self.gain:+.4f} [{self.low:+.4f}, {self.high:+.4f}]  {self.helped} : {self.hurt}, "
@@ -126,7 +126,7 @@ OnCompared = Callable[[Mapping[str, Sequence[Deployed]]], None]
 
 
 class Fits:
-    """Designs fitted on sets of folds of patients; each set is fitted once, whoever asks."""
+    """Designs fitted on sets of folds of patients; each fit is made once."""
 
     def __init__(self, known: Sequence[Known], setting: Setting, designs: Mapping[str, Design]) -> None:
         self.known, self.setting, self.designs = known, setting, designs
@@ -135,7 +135,7 @@ class Fits:
         self._made: dict[tuple[str, frozenset[int]], Controller] = {}
 
     def controller(self, name: str, out: frozenset[int]) -> Controller:
-        """The design, fitted on the cases of all folds but those ``out``."""
+        """Return the design, fitted on the cases of all folds but those ``out``."""
         key = name, out
         if key not in self._made:
             inside = [one for one, fold in zip(self.known, self.fold, strict=True) if int(fold) not in out]
@@ -259,7 +259,7 @@ def _why(rows: Sequence[DesignRow], chosen: str, allowed_hurt: float) -> str:
 
 
 def _at_more_harm(rows: Sequence[DesignRow]) -> str:
-    """Which design would be taken if more may be hurt: that is for a person to weigh."""
+    """Say which design would be adopted with a larger ``allowed_hurt``."""
     sure = [row for row in rows if len(row.fails) == 1 and row.fails[0].startswith(HARM)]
     if not sure:
         return ""
@@ -427,7 +427,7 @@ def named_rungs(archive: Archive, setting: Setting, names: Sequence[str]) -> dic
 
 
 def _signal_report(known: Sequence[Known]) -> dict[str, Any]:
-    """Does M0's agreement say how good M0 is, on these cases?"""
+    """Return the rank correlation of M0's agreement with M0's metric on these cases."""
     own = [candidate_signals(one.seen)[SOURCE].get("agreement") for one in known]
     pairs = [(a, one.source, one.cluster) for a, one in zip(own, known, strict=True) if a is not None]
     rho, p = quality.carries([a for a, _, _ in pairs], [m for _, m, _ in pairs], [c for _, _, c in pairs])
@@ -435,7 +435,7 @@ def _signal_report(known: Sequence[Known]) -> dict[str, Any]:
 
 
 def _retained(compared: DesignComparison, name: str) -> dict[str, Any]:
-    """Whether the cases that a design changes are helped more often than hurt: what ``check_go`` acts on."""
+    """Count the cases that a design helps and hurts; ``check_go`` reads the result."""
     row = compared.row(name)
     go = row.helped > row.hurt if row.helped + row.hurt else None
     return {"helped": row.helped, "hurt": row.hurt, "unchanged": row.unchanged, "go": go}
@@ -460,7 +460,7 @@ def _concerns(compared: DesignComparison, name: str, changed: int) -> list[str]:
 
 
 def choice_sentences(found: Mapping[str, Any]) -> list[str]:
-    """The table of designs and what was taken, for a terminal."""
+    """Return the table of designs and the choice, as lines for a terminal."""
     compared = found["comparison"]
     lines = [
         "each design, fitted without the patient that it is scored on: gain over M0 [bounds by Student's "
@@ -477,7 +477,7 @@ def choice_sentences(found: Mapping[str, Any]) -> list[str]:
     lines.append(found["deploys"])
     if len(compared["rows"]) > 2 and compared["chosen"] != "m0":
         lines.append(
-            f"promised is nothing: these {found['clusters']} {UNIT[1]} chose the design. A risk of at most 0.1 can be "
+            f"nothing is promised: these {found['clusters']} {UNIT[1]} chose the design. A risk of at most 0.1 can be "
             f"promised with {patients_needed(0.1)} others (casewise certify OTHERS), or with "
             f"{patients_needed(0.1, delta=0.1, binary=False, designs=TOGETHER, halved=True)} in all that choose and "
             "certify (certify --policy default --method ltt)"

@@ -1,7 +1,7 @@
-"""The preflight: what the holdout says about a policy before it is deployed. It is printed and stored in policy.json.
+"""The preflight: what the calibration cases show about a policy. It is printed and stored in policy.json.
 
-The guard of a design acts on evidence only: a one-sided sign test over patients, by labels or by reviews. A majority
-of a dozen cases is little more than a coin toss where adaptation changes little.
+The guard of a design closes it only if a one-sided sign test over patients is significant, because a small majority of
+a dozen cases may be luck.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def retained(
 
 
 def coherence(frame: pd.DataFrame) -> dict[str, Any]:
-    """Is the edit coherent? Its largest component and its share of single voxels, at the first and last step (O5)."""
+    """Return medians of the largest component and the share of single voxels, at the first and last step (O5)."""
     plain = frame.loc[frame["shrink"] == 0]
     steps = {"first": 1, "last": int(plain["step"].max())}
     names = ["largest", "largest_share", "singleton_share", "effective_regions"]
@@ -119,7 +119,7 @@ def coherence(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def usability(frame: pd.DataFrame, source_metric: float | None = None) -> dict[str, Any]:
-    """Is M0 usable? Its metric on the holdout, and how often it finds nothing at all (O4)."""
+    """Return the metric of M0 on the holdout, how often M0 is empty, and whether it is usable (O4)."""
     rows = frame.loc[frame["step"] == 0]
     metric = rows["metric"].dropna()
     found = {
@@ -134,7 +134,7 @@ def usability(frame: pd.DataFrame, source_metric: float | None = None) -> dict[s
 
 
 def edit(frame: pd.DataFrame, archive: Archive) -> dict[str, Any]:
-    """What HA sees of the edit at the last step: the share in large enough pieces, and swaps between classes."""
+    """Return the share of the last step's edit that HA judges, and the share that swaps foreground classes."""
     plain = frame.loc[(frame["shrink"] == 0) & (frame["step"] == frame["step"].max())]
     changed = plain.loc[plain["area"] > 0] if "swapped" in plain else plain.iloc[:0]
     return {
@@ -155,7 +155,7 @@ def reach_of(patients: int) -> dict[str, Any]:
 
 
 def concerns(found: Mapping[str, Any]) -> list[str]:
-    """What a person should read before deploying, as sentences; empty when nothing speaks against it."""
+    """Return what a person should know before deploying a policy, as sentences."""
     said = []
     kept = found["retained"]
     counted = f"of the retained cases {kept['helped']} were helped and {kept['hurt']} were hurt"
@@ -171,7 +171,7 @@ def concerns(found: Mapping[str, Any]) -> list[str]:
     if not kept["kept"]:
         said.append("every calibration case rolls back: this policy deploys M0 only")
     if "instead_of" in found:
-        said.append(f"the tertiles of {found['instead_of']} are no thirds here; routed on {found['coordinate']}")
+        said.append(f"the tertiles of {found['instead_of']} are uneven here; the router uses {found['coordinate']}")
     ladder = found["ladder"]
     if "ha" in ladder and not any(ladder["ha"]):
         said.append(
@@ -179,7 +179,7 @@ def concerns(found: Mapping[str, Any]) -> list[str]:
             "min_area, or adapt harder, before trusting this"
         )
     elif ladder.get("argmin") == 1 and not ladder["dips_before_it_rises"]:
-        said.append("HA is lowest at step 1 and only rises: more steps buy harm here")
+        said.append("HA is lowest at step 1 and only rises: more steps do more harm here")
     if found["source"]["usable"] is False:
         said.append(f"M0 is not usable here: metric below the line {found['source']['line']:.3f}")
     singles = found["coherence"]["first"]["singleton_share"]
@@ -213,7 +213,7 @@ def _statistics(archive: Archive) -> Any:
 
 
 def _or_reason(make: Any) -> dict[str, Any]:
-    """A result, or the reason why there is none; a missing label is no reason to refuse a label-free policy."""
+    """Return a result, or the reason why there is none; a policy without labels is not refused."""
     try:
         return dict(make())
     except (CasewiseError, KeyError) as error:
@@ -275,7 +275,7 @@ def _change(decision: str, number: int, path: str | Path) -> float:
 
 
 def in_words(policy: Policy) -> list[str]:
-    """What was fitted, on what, and what speaks for and against it."""
+    """Return a policy as lines of text: its numbers, the calibration cases, and the concerns."""
     found = policy.preflight
     if "comparison" in found:
         said = (
@@ -296,7 +296,7 @@ def in_words(policy: Policy) -> list[str]:
 
 
 def _design_lines(policy: Policy) -> Iterator[str]:
-    """What was chosen by hand, once for each thing that was looked at."""
+    """Yield the design choices that were made by hand, grouped by what was seen."""
     chosen: dict[str, list[str]] = {}
     for line in policy.exposures:
         chosen.setdefault(line["seen"], []).append(line["choice"])

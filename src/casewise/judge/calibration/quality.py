@@ -26,12 +26,12 @@ from casewise.judge.decide import Setting, candidate_masks, has_consensus, repla
 from casewise.judge.outcomes import outcomes
 
 Floats = NDArray[np.float64]
-FEWEST_CLUSTERS = 9  # with fewer, whether a signal carries is luck, and choosing it by that breaks the bound
-CARRIES = 0.1  # one-sided p of the rank correlation below which a signal is said to carry
+FEWEST_CLUSTERS = 9  # with fewer, a correlation is luck, and choosing a signal by it breaks the bound
+CARRIES = 0.1  # a signal is used if the one-sided p of its rank correlation is at most this
 
 
 def clusters_needed(level: float) -> int:
-    """Clusters from which a lower bound at this level exists: K / (K + 1) >= level.
+    """Return the number of clusters that a lower bound at this level needs: K / (K + 1) >= level.
 
     >>> clusters_needed(0.9), clusters_needed(0.8), clusters_needed(0.95)
     (9, 4, 19)
@@ -187,7 +187,7 @@ def _ranks(values: Floats) -> Floats:
 def fitted_flag(
     archive: Archive, controller: Controller, *, below: float, at: float, consensus: str | None = None
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """(flag, what it does here, concerns) for a controller that reads one ladder step by step.
+    """Return (flag, its effect on these cases, concerns) for a controller that reads one ladder step by step.
 
     The lower bound comes from the worst mask of each case's ladder, M0 and shrunk ones included, so it holds whichever
     is deployed: cut-points may be fitted on the same cases, move later, or differ by group.
@@ -254,7 +254,7 @@ def flag_options(fit: QualityFit, below: float, setting: Setting) -> dict[str, A
 
 
 def flag_concerns(fit: QualityFit) -> list[str]:
-    """What a person should know of the signal behind a flag."""
+    """Return what a person should know about the signal behind a flag."""
     if fit.quality.signal is not None:
         return []
     same = f"all cases get the same lower bound, so all are flagged or none; more labelled {UNIT[1]} may help"
@@ -265,7 +265,7 @@ def flag_concerns(fit: QualityFit) -> list[str]:
 
 
 def flag_report(found: Taken, fit: QualityFit, below: float, every: Every | None = None) -> dict[str, Any]:
-    """The fit, and what flags do to each calibration case when they are fitted without its patient."""
+    """Return the fit, and the flags of the calibration cases, each by a fit without its patient."""
     clusters = np.array([cluster for _, _, cluster in found])
     flags = np.zeros(len(found), bool)
     for out in np.unique(clusters):
@@ -279,7 +279,7 @@ def flag_report(found: Taken, fit: QualityFit, below: float, every: Every | None
 
 
 def _without(found: Taken, rest: Any, fit: QualityFit, every: Every | None) -> Quality:
-    """The quality model of the other patients; where they are one too few for the level, the highest they carry."""
+    """Fit the quality model of the other patients, at the highest level that they support."""
     amount = len({found[i][2] for i in np.flatnonzero(rest).tolist()})
     level = min(fit.quality.level, amount / (amount + 1))
     if amount < 1:
@@ -289,7 +289,7 @@ def _without(found: Taken, rest: Any, fit: QualityFit, every: Every | None) -> Q
 
 
 def flag_sentences(found: Mapping[str, Any]) -> list[str]:
-    """How many calibration cases are flagged, for a terminal; nothing without flags."""
+    """Return how many calibration cases are flagged, as lines for a terminal; none without flags."""
     if "quality" not in found:
         return []
     quality = found["quality"]

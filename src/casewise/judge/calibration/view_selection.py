@@ -1,4 +1,4 @@
-"""Which views enter the consensus: chosen on calibration labels, and what that choice is worth on clusters left out.
+"""Choose the views of a consensus on calibration labels, and estimate the gain on left-out clusters.
 
 Reads ladders of views that were recorded with their ballots (``record --propose views:mri --save-probabilities``).
 All readings agree outside the voxels that the ballots cover, so a consensus of any subset is known exactly there.
@@ -172,7 +172,7 @@ def _fixed(cases: Sequence[ReadCase]) -> tuple[int, ...]:
 
 
 class _Gains:
-    """Gains of sets of views on clusters; each set is scored once per case, whoever asks."""
+    """Gains of sets of views on clusters; each set is scored once per case."""
 
     def __init__(self, cases: Sequence[ReadCase], places: Sequence[int], most: int) -> None:
         self.most, self.views = most, places
@@ -207,7 +207,7 @@ class _Gains:
         return self._paths[clusters]
 
     def chosen(self, clusters: frozenset[str], slack: float) -> tuple[int, ...]:
-        """The rule of :func:`chosen_views` on some clusters."""
+        """Apply the rule of :func:`chosen_views` to some clusters."""
         order = sorted(clusters)
         paths = [self.path(clusters - {one}) for one in order]
         gains = np.array([  # (cluster, size)

@@ -306,9 +306,10 @@ def plan(alpha: float, delta: float = 0.1, cases: int | None = None) -> SampleSi
     needed = SampleSize(alpha, delta, patients_needed(alpha), patients_needed(alpha, delta=delta), together)
     if cases is None:
         return needed
-    budgets = {"crc_budget": crc_budget(cases, alpha), "ltt_budget": ltt_budget(cases, alpha, delta)}
-    reach = {"crc_alpha": conformal_floor(cases), "ltt_alpha": ltt_alpha(cases, delta)}
-    return replace(needed, cases=cases, **reach, **budgets)
+    return replace(
+        needed, cases=cases, crc_alpha=conformal_floor(cases), ltt_alpha=ltt_alpha(cases, delta),
+        crc_budget=crc_budget(cases, alpha), ltt_budget=ltt_budget(cases, alpha, delta),
+    )  # fmt: skip
 
 
 def ltt_cases(alpha: float, delta: float) -> int:

@@ -153,5 +153,5 @@ def certify_kept(
         "patients": m,
         "kept_in_batch": kept,
     }
-    told = {"statement": statement, "details": details, "kept": kept / m}
-    return replace(certificate, kind="T9", method="selection", **told), certified
+    among = replace(certificate, kind="T9", method="selection", statement=statement, details=details, kept=kept / m)
+    return among, certified

@@ -45,7 +45,7 @@ class RegionGate:
             raise BadInput("a gate's threshold is a number, or infinite to reject everything; got NaN")
 
     def decide(self, seen: Observation) -> Verdict | None:
-        """After the first step: the accepted regions, or a rollback where there are none."""
+        """Return the accepted regions, or a rollback if there are none; None before step 1."""
         if seen.step < 1:
             return None
         scores = region_scores(seen)
@@ -63,7 +63,7 @@ class RegionGate:
         )
 
     def output(self, mask: Callable[[State], Mask], decision: Decision) -> Mask:
-        """M0 with the regions of the step-1 edit that a decision accepted; the very M0 where it rolled back."""
+        """Return M0 with the regions of the step-1 edit that a decision accepted; M0 itself after a rollback."""
         source = mask(SOURCE)
         if decision.rolled_back:
             return source
@@ -72,7 +72,7 @@ class RegionGate:
 
 
 def region_scores(seen: Observation) -> list[float] | None:
-    """The scores of the regions of step 1, by number; None where the case has logits on another grid than its mask."""
+    """Return the region scores of step 1 by number; None if the logits lie on another grid than the mask."""
     found = {int(name[len(DROP) :]): value for name, value in seen.signals[1].items() if name.startswith(DROP)}
     known = {number: value for number, value in found.items() if value is not None}
     if sorted(known) != list(range(len(known))):
@@ -93,14 +93,14 @@ def region_scores(seen: Observation) -> list[float] | None:
 
 
 def gate_regions(source: Mask, adapted: Mask, *, min_area: int = 16) -> Regions:
-    """The regions that the gate judges: raw labels are compared, not binarized ones (L1)."""
+    """Return the regions that the gate judges: raw labels are compared, not binarized ones (L1)."""
     return regions_of(source, adapted, min_area=min_area, foreground=False)
 
 
 def gated(
     source: Mask, adapted: Mask, accepted: tuple[int, ...], *, min_area: int = 16, keep_small: bool = False
 ) -> Mask:
-    """M0 with the accepted regions of the edit (L3)."""
+    """Return M0 with the accepted regions of the edit (L3)."""
     found = gate_regions(source, adapted, min_area=min_area)
     passes = ~found.kept & keep_small
     passes[np.flatnonzero(found.kept)[list(accepted)]] = True

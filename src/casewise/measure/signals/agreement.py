@@ -261,7 +261,7 @@ def mean_agreement(table: NDArray[Any]) -> Floats:
 
 def _share(part: Floats, whole: Floats) -> Floats:
     """part / whole, NaN where the whole is 0."""
-    return np.divide(part, whole, out=np.full_like(part, np.nan), where=whole > 0)
+    return np.asarray(np.divide(part, whole, out=np.full_like(part, np.nan), where=whole > 0))
 
 
 def _mean_of_known(tables: list[Floats], shape: tuple[int, ...], *, empty: float) -> Floats:
@@ -270,7 +270,7 @@ def _mean_of_known(tables: list[Floats], shape: tuple[int, ...], *, empty: float
     for table in tables:
         total += np.nan_to_num(table)
         known += np.isfinite(table)
-    return np.divide(total, known, out=np.full(shape, empty), where=known > 0)
+    return np.asarray(np.divide(total, known, out=np.full(shape, empty), where=known > 0))
 
 
 def _or_none(value: float) -> float | None:
