@@ -45,7 +45,7 @@ from casewise.judge.certificates.evidence import (
     cluster_rows,
     router_evidence,
 )
-from casewise.judge.certificates.risk_control import patients_needed
+from casewise.judge.certificates.risk_control import conformal_floor, patients_needed
 from casewise.judge.decide import replay_case
 from casewise.judge.policy import among_candidates, check_go, check_held_out, controller_of, judge_of
 
@@ -139,7 +139,7 @@ def certify_kept(
     last = selected(scores, losses, stream, asked.alphas[0], below=own, binary=binary)
     cut = None if last is None else float(np.nextafter(last, np.inf))
     units, m = len(scores), len(stream)
-    reach = (1.0 / (units + 1), patients_needed(asked.alphas[0]))
+    reach = (conformal_floor(units), patients_needed(asked.alphas[0]))
     certificate, certified = issued(archive, policy, asked, evidence, cut, None, reach, (), said)
     kept = 0 if last is None else int((stream <= last).sum())
     several = m < len(cases) or units < len(evidence.ids)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from casewise.core.records import Mask
 from casewise.core.registry import Registry
-from casewise.measure.metrics.overlap import dice, dice_of_counts, miou, miou_of_counts
+from casewise.measure.metrics.overlap import dice, dice_of_counts, micro_miou, miou, miou_of_counts
 
 
 class ScoreFunction(Protocol):
@@ -31,6 +31,7 @@ class Metric:
 
     title: str  # as tables print it
     of: ScoreFunction
+    micro: Callable[..., float] | None = None  # the same over all voxels of many (mask, label) pairs, where it has one
     of_counts: Callable[[Any, Any, Any], float] | None = None  # from voxels of each class: shared, in mask, in label
 
 
@@ -45,7 +46,8 @@ METRICS: Registry[Metric] = Registry(
         "miou": Metric(
             "mIoU",
             lambda mask, label, *, ignore, spacing_mm: miou(mask, label, ignore=ignore),
-            of_counts=miou_of_counts,
+            micro_miou,
+            miou_of_counts,
         ),
     },
 )
