@@ -61,20 +61,16 @@ class ShownStates(Protocol):
     @property
     def complete(self) -> bool:
         """True when every state has been made."""
-        ...
 
     @property
     def executed(self) -> int:
         """Number of states made so far, M0 excluded."""
-        ...
 
     def advance(self) -> None:
         """Make the next state."""
-        ...
 
     def observation(self) -> Observation:
         """Signals of the states made so far."""
-        ...
 
 
 @runtime_checkable
@@ -83,7 +79,6 @@ class ComparedLadder(ShownStates, Protocol):
 
     def compared(self, controller: Controller) -> Observation:
         """Signals of all states, with those that the controller reads from the masks of all."""
-        ...
 
 
 class Ladder(ShownStates, Protocol):
@@ -92,19 +87,15 @@ class Ladder(ShownStates, Protocol):
     @property
     def name(self) -> str | None:
         """Name of the ladder; None where several named ladders are read together."""
-        ...
 
     def masks(self) -> Mapping[State, Mask]:
         """Masks of the states made so far, without shrunk ones."""
-        ...
 
     def mask(self, state: State) -> Mask:
         """Mask of one state, shrunk ones included."""
-        ...
 
     def sha256(self, state: State) -> str:
         """Hash of the mask of one state."""
-        ...
 
 
 def decide(judge: Judge | Controller, ladder: Ladder) -> Decision:

@@ -2,8 +2,6 @@
 
 Figures are drawn with named inks. On the page each ink becomes a CSS variable, so a figure is readable on a dark page
 without being drawn twice; in the files of ``figures/`` the inks keep their light colors on white.
-
-Estimates with their intervals, one line each; filled where the interval excludes zero.
 """
 
 from __future__ import annotations
@@ -151,8 +149,11 @@ def write_png(path: Path, figure: Figure, *, dots_per_inch: int = 160) -> None:
         figure.savefig(path, format="png", dpi=dots_per_inch, facecolor="white", metadata={"Software": None})
 
 
-def draw_forest(panels: Sequence[tuple[str, pd.DataFrame]], *, label: str = "") -> Figure:
-    """``panels``: (title, frame with name, estimate, low, high); one shared list of names, one panel per quantity."""
+def draw_forest(panels: Sequence[tuple[str, pd.DataFrame]]) -> Figure:
+    """Draw estimates with their intervals, one line each; filled where the interval excludes zero.
+
+    ``panels`` holds (title, frame with name, estimate, low, high): one panel for each quantity, with the same names.
+    """
     names = list(dict.fromkeys(name for _, frame in panels for name in frame["name"]))
     with inked():
         figure, axes = canvas(9.2, 0.9 + 0.29 * max(len(names), 3), columns=len(panels))
@@ -161,8 +162,6 @@ def draw_forest(panels: Sequence[tuple[str, pd.DataFrame]], *, label: str = "") 
             axes[0, at].set_title(title)
             if at:
                 axes[0, at].tick_params(labelleft=False)
-        if label:
-            figure.supxlabel(label, fontsize=9)
     return figure
 
 

@@ -84,14 +84,14 @@ def view_of(change: Edits, *masks: Mask, index: int | None = None, margin: int =
     """The given slice, or the one with the most worse voxels (then changed, then mask), cropped to what is in it."""
     present = np.logical_or.reduce([(mask > 0) & (mask != 255) for mask in masks])
     if present.ndim == 2:
-        return SliceView(None, *_window(present | change.changed, margin))
+        return SliceView(None, *window_of(present | change.changed, margin))
     if index is None:
         shown = next((planes for planes in (change.worse, change.changed, present) if planes.any()), present)
         index = int(np.argmax(shown.sum(axis=(1, 2))))
-    return SliceView(index, *_window(present[index] | change.changed[index], margin))
+    return SliceView(index, *window_of(present[index] | change.changed[index], margin))
 
 
-def _window(present: Flags, margin: int) -> tuple[slice, slice]:
+def window_of(present: Flags, margin: int) -> tuple[slice, slice]:
     """A square that holds everything; the whole plane when there is nothing, or when it holds most of the plane."""
     rows, columns = (np.flatnonzero(present.any(axis=axis)) for axis in (1, 0))
     whole = slice(0, present.shape[0]), slice(0, present.shape[1])
@@ -123,19 +123,19 @@ def painted(
     ``boxes`` adds a rectangle around each region made worse, for scenes in which outlines are small. Without
     ``classes`` label 0 is background, and nothing has a name.
     """
-    picture = (classes or Classes({})).quiet[_fitted(np.asarray(view.of(mask)).astype(np.int64) % 256, side)]
+    picture = (classes or Classes({})).quiet[fitted(np.asarray(view.of(mask)).astype(np.int64) % 256, side)]
     if change is not None:
         for flags, color in ((change.better, BETTER), (change.worse, WORSE)):
-            inside = _fitted(view.of(flags), side)
+            inside = fitted(view.of(flags), side)
             picture[ndimage.binary_dilation(inside, iterations=2) & ~inside] = color
         if boxes:
-            _box(picture, _fitted(view.of(change.worse), side))
+            _box(picture, fitted(view.of(change.worse), side))
     return np.asarray(picture)
 
 
 def photographed(plane: Pixels, view: SliceView, *, side: int = 176) -> Pixels:
     """The image of the slice in view, (rows, columns) or with colors, cropped and scaled as the masks are."""
-    shown = _fitted(plane[view.rows, view.columns], side)
+    shown = fitted(plane[view.rows, view.columns], side)
     return np.asarray(shown if shown.ndim == 3 else np.repeat(shown[..., None], 3, axis=-1))
 
 
@@ -148,8 +148,8 @@ def _box(picture: Pixels, inside: Flags, *, margin: int = 4, line: int = 2) -> N
             edge[:] = WORSE
 
 
-def _fitted(plane: NDArray[Any], side: int) -> NDArray[Any]:
-    """Enlarged by a whole factor, or thinned by a whole stride (flags keep every hit), to about ``side`` pixels."""
+def fitted(plane: NDArray[Any], side: int) -> NDArray[Any]:
+    """Enlarge by a whole factor, or thin by a whole stride (flags keep every hit), to about ``side`` pixels."""
     longest = max(plane.shape[:2])
     if longest <= side:
         factor = max(1, side // longest)
@@ -294,13 +294,13 @@ def before_after(
     index = None if label.ndim == 2 else int(differ.sum(axis=(1, 2)).argmax())
     image = image if index is None or image.ndim == 3 else image[:, index]
     present = np.logical_or.reduce([(mask if index is None else mask[index]) > 0 for mask in (*masks, label)])
-    view = SliceView(index, *_window(present, 8))
-    base = _rgb(_fitted(grey_levels(image)[view.rows, view.columns], side))
-    truth = _fitted(view.of(label), side)
+    view = SliceView(index, *window_of(present, 8))
+    base = as_rgb(fitted(grey_levels(image)[view.rows, view.columns], side))
+    truth = fitted(view.of(label), side)
     edge = (ndimage.grey_dilation(truth, 3) != truth) & (truth != 255)
     made = []
     for mask in masks:
-        picture = _painted(base, _fitted(view.of(mask), side), classes.names, classes.background)
+        picture = painted_over(base, fitted(view.of(mask), side), classes.names, classes.background)
         picture[edge] = 255
         made.append(picture)
     return made
@@ -330,16 +330,16 @@ def sheet_png(rows: Sequence[list[tuple[str, Pixels]]], *, side: int) -> bytes:
 
 def _four(preview: Preview) -> list[tuple[str, Pixels]]:
     """M0, the last candidate, the edits, and what was deployed."""
-    base = _rgb(preview.image)
+    base = as_rgb(preview.image)
 
     def painted(mask: Mask) -> Pixels:
-        return _painted(base, mask, preview.names, preview.background)
+        return painted_over(base, mask, preview.names, preview.background)
 
     where = "" if preview.slice is None else f", slice {preview.slice + 1}"
     return [
         (f"original (M0){where}", painted(preview.source)),
         (f"candidate: {preview.last}", painted(preview.adapted)),
-        ("what changed", _edits(base, preview)),
+        ("what changed", edits_over(base, preview)),
         ("written mask", painted(preview.deployed)),
     ]
 
@@ -363,14 +363,14 @@ def _zoomed(preview: Preview) -> list[tuple[str, Pixels]]:
         if max(apart) == 0:
             break
         shown.append(int(np.argmax(apart)))
-    base = _rgb(preview.image)[rows, columns]
-    painted = [_painted(base, masks[at], preview.names, preview.background) for at in shown]
+    base = as_rgb(preview.image)[rows, columns]
+    painted = [painted_over(base, masks[at], preview.names, preview.background) for at in shown]
     return [(f"{preview.candidates[at][0]}, enlarged", one) for at, one in zip(shown, painted, strict=True)]
 
 
 def _busiest(flags: Flags) -> tuple[slice, slice]:
     """A window around all flags; where that is the whole plane, the half of each side that holds most of them."""
-    rows, columns = _window(flags, 8)
+    rows, columns = window_of(flags, 8)
     if (rows.stop - rows.start, columns.stop - columns.start) != flags.shape or min(flags.shape) < 64:
         return rows, columns
     tall, wide = (length // 2 for length in flags.shape)
@@ -380,7 +380,8 @@ def _busiest(flags: Flags) -> tuple[slice, slice]:
     return slice(int(top), int(top) + tall), slice(int(left), int(left) + wide)
 
 
-def _rgb(image: NDArray[Any]) -> Pixels:
+def as_rgb(image: NDArray[Any]) -> Pixels:
+    """The image with three color channels."""
     return np.ascontiguousarray(np.repeat(image[..., None], 3, axis=-1) if image.ndim == 2 else image, np.uint8)
 
 
@@ -396,7 +397,7 @@ def color_of(value: int, names: Mapping[int, str]) -> tuple[int, ...]:
     return known if known is not None else tuple(int(part) for part in PALETTE[(value - 1) % (len(PALETTE) - 1) + 1])
 
 
-def _painted(base: Pixels, mask: NDArray[Any], names: Mapping[int, str], background: bool) -> Pixels:
+def painted_over(base: Pixels, mask: NDArray[Any], names: Mapping[int, str], background: bool) -> Pixels:
     """Paint the classes of a mask over the image; label 0 is left free where it is background."""
     values = np.unique(mask)
     colors = np.array([color_of(int(value), names) for value in values], np.uint8)
@@ -409,7 +410,8 @@ def _tinted(base: Pixels, color: Pixels, where: NDArray[np.bool_], *, weight: fl
     return np.where(where[..., None], mixed, base).astype(np.uint8)
 
 
-def _edits(base: Pixels, preview: Preview) -> Pixels:
+def edits_over(base: Pixels, preview: Preview) -> Pixels:
+    """Paint what was added, removed, relabeled, and proposed but not used, over the image."""
     source, deployed, adapted = preview.source, preview.deployed, preview.adapted
     rejected = (REJECTED, (adapted != source) & (deployed == source))
     changed = deployed != source

@@ -33,7 +33,7 @@ from casewise.judge.decide import CONSENSUS_NAMES, has_consensus
 from casewise.judge.ledger import expose, read_ledger, unlock
 from casewise.judge.outcomes import POINT, deployed_rows, judged_share, outcomes
 from casewise.judge.policy import READY, among_candidates, check_held_out, controller_of, design_of, no_go
-from casewise.render.tables import DASH, Cell, Column, Estimate, Table, table
+from casewise.render.tables import DASH, Cell, Column, Estimate, Table
 from casewise.replay import replay
 from casewise.study.statistics.resample import clusters_of as units_of
 from casewise.study.statistics.resample import hurt_share, mean_interval
@@ -454,7 +454,7 @@ def result_table(result: Mapping[str, Any]) -> Table:
         f"{pluralize(first['cases'], 'evaluation case')} of {pluralize(first['clusters'], *UNIT)}; {result['metric']}; "
         f"gains against M0, with 95 % intervals by {UNIT[0]}."
     )
-    return table("bench", result["name"], COLUMNS, [_row(method) for method in result["methods"]], caption=caption)
+    return Table("bench", result["name"], COLUMNS, [_row(method) for method in result["methods"]], caption=caption)
 
 
 def _row(method: Mapping[str, Any]) -> dict[str, Cell]:

@@ -24,12 +24,11 @@ from casewise.measure.measures import (
     plain_name,
     scan_of,
 )
-from casewise.study.acceptance import Acceptance, Check, check_values
+from casewise.study.acceptance import Acceptance, Check, check_values, patient_means
 from casewise.study.compared_cohort import ComparedCase, ComparedCohort
 
 SIDES = ("old", "new", "label")
 VOLUME = "volume "  # how the measure of a label's own volume begins
-MOST_NAMED = 50  # crossings that are listed with their numbers
 
 
 @dataclass(frozen=True)
@@ -237,7 +236,7 @@ def _result(values: MeasuredValues) -> MeasureResult:
     three = both & np.isfinite(label)
     closer = farther = None
     if three.any():
-        gain = _patient_means(np.abs(old - label)[three] - np.abs(new - label)[three], patients[three])
+        gain = patient_means(np.abs(old - label)[three] - np.abs(new - label)[three], patients[three])
         closer, farther = int((gain > 1e-12).sum()), int((gain < -1e-12).sum())
     measure = values.measure
     return MeasureResult(
@@ -256,11 +255,6 @@ def _result(values: MeasuredValues) -> MeasureResult:
     )
 
 
-def _patient_means(values: NDArray[np.float64], patients: NDArray[np.int64]) -> NDArray[np.float64]:
-    _, of = np.unique(patients, return_inverse=True)
-    return np.asarray(np.bincount(of, values) / np.bincount(of))
-
-
 def agreement(differences: NDArray[np.float64], patients: NDArray[np.int64]) -> Agreement | None:
     """Bland-Altman bias and limits with one value per patient; None without a value.
 
@@ -271,7 +265,7 @@ def agreement(differences: NDArray[np.float64], patients: NDArray[np.int64]) -> 
     """
     if not differences.size:
         return None
-    means = _patient_means(differences, patients)
+    means = patient_means(differences, patients)
     bias, n = float(means.mean()), len(means)
     if n < 2:
         return Agreement(bias, None, None, None, None, n, differences.size)
@@ -290,12 +284,8 @@ def _crossings(values: MeasuredValues) -> Iterable[Crossing]:
                 continue
             known = bool(np.isfinite(label[at]))
             right = ("new" if decision.holds(label[at]) == now else "old") if known else None
-            truth = float(label[at]) if known else None
-            found = Crossing(
-                values.measure.name, str(decision), values.units[at], values.cases[at], float(old[at]), float(new[at]),
-                truth, right,
-            )  # fmt: skip
-            yield found
+            sides = float(old[at]), float(new[at]), float(label[at]) if known else None
+            yield Crossing(values.measure.name, str(decision), values.units[at], values.cases[at], *sides, right)
 
 
 def measure_checks(values: Mapping[str, MeasuredValues], criteria: Mapping[str, Acceptance]) -> list[Check]:
@@ -312,13 +302,6 @@ def measure_checks(values: Mapping[str, MeasuredValues], criteria: Mapping[str, 
         crossed[~np.isfinite(old + new + label)] = np.nan
         quantities = {"max_error_rise": np.abs(new - label) - np.abs(old - label), "max_crossed_share": crossed}
         for criterion in acceptance.criteria:
-            found.append(
-                check_values(
-                    criterion,
-                    quantities[criterion.name].tolist(),
-                    list(given.patients),
-                    given.units,
-                    acceptance.confidence,
-                )
-            )
+            values_of = quantities[criterion.name].tolist()
+            found.append(check_values(criterion, values_of, given.patients, given.units, acceptance.confidence))
     return found

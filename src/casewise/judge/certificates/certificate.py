@@ -107,11 +107,37 @@ def check_certificate(certificate: Certificate, policy: Policy, binding: Binding
         )
 
 
-def origin_of(archive: Archive) -> dict[str, Any]:
-    """When, with which casewise, and from which cohort and sites a certificate is issued."""
-    groups = sorted({entry.group for entry in archive.entries.values() if entry.group})
-    today = datetime.now(timezone.utc).date().isoformat()
-    return {"issued": today, "version": __version__, "cohort": archive.path.name, "groups": tuple(groups)}
+def new_certificate(
+    archive: Archive, policy: Policy, certified: Policy, ids: Sequence[str], units: int, *, which: str = "", **own: Any
+) -> Certificate:
+    """Return a certificate with what every kind of it says about its policy and its calibration cases.
+
+    Args:
+        archive: The calibration cases.
+        policy: The policy that was to be certified.
+        certified: The policy that the certificate holds for.
+        ids: The labelled cases that were used.
+        units: How many patients they are of.
+        which: Which cases these are, where not all labelled ones were used.
+        own: The fields that depend on the kind of certificate.
+    """
+    patients = f" of {pluralize(units, *UNIT)}; the promise is per patient" if units < len(ids) else ""
+    return Certificate(
+        population=f"{pluralize(len(ids), 'labelled calibration case')}{which}{patients}",
+        units=units,
+        cases=len(ids),
+        binding=archive.binding,
+        policy=policy_digest(certified),
+        policy_before=policy_digest(policy),
+        policy_name=certified.name,
+        calibration_id=archive.digest,
+        exposures=(*policy.exposures, {"what": "labels used to certify", "cases": list(ids)}),
+        issued=datetime.now(timezone.utc).date().isoformat(),
+        version=__version__,
+        cohort=archive.path.name,
+        groups=tuple(sorted({entry.group for entry in archive.entries.values() if entry.group})),
+        **own,
+    )
 
 
 def outside_promise(certificate: Certificate, decision: Decision, input_sha256: str | None = None) -> str | None:
@@ -206,21 +232,12 @@ def _file(path: str | Path) -> Path:
 
 
 def certified_policy(policy: Policy, cut: float | None) -> Policy:
-    """cut_high = min(own, certified), for each group too; M0 where nothing was certified (2.1)."""
+    """Return the policy with cut_high = min(own, certified), for each group too; M0 where nothing was certified."""
     name = f"{policy.name}-certified"
     if cut is None:
         return replace(policy, name=name, controller="m0", options={}, groups={}, cleanup="")
     groups = {group: _tightened(more, cut) for group, more in policy.groups.items()}
     return replace(policy, name=name, options=_tightened(policy.options, cut), groups=groups)
-
-
-def certified_gate(policy: Policy, threshold: float | None, min_area: int, binding: Binding) -> Policy:
-    """The region gate with its certified threshold; M0 where nothing was certified."""
-    name = f"{policy.name}-certified"
-    if threshold is None:
-        return replace(policy, name=name, controller="m0", options={}, binding=binding)
-    options = {**policy.options, "threshold": threshold, "min_area": min_area}
-    return replace(policy, name=name, options=options, binding=binding)
 
 
 def _tightened(options: Mapping[str, Any], cut: float) -> dict[str, Any]:
@@ -298,12 +315,6 @@ def tightening(own: float, cut: float, kept: float) -> str:
     if cut < own:
         return f"The rollback cut was tightened from {own:.4g} to {cut:.4g}."
     return f"The calibrated rollback cut {own:.4g} is certified as it is."
-
-
-def population_of(cases: int, units: int, which: str = "") -> str:
-    """Whom the promise is about: all labelled cases, none left out, unless ``which`` says so."""
-    clustered = f" of {pluralize(units, *UNIT)}; the promise is per patient" if units < cases else ""
-    return f"{pluralize(cases, 'labelled calibration case')}{which}{clustered}"
 
 
 def unit_of(cases: int, units: int) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from casewise.archive.store import Archive
 from casewise.core.durable import text_sha256
 from casewise.core.errors import BadInput, Overlap, Refused, TooFewCases
-from casewise.core.records import Controller, Decision, Policy, State
+from casewise.core.records import Controller, Decision, Policy
 from casewise.core.text import UNIT, pluralize
 from casewise.judge.controllers.metadata import metadata_of
 from casewise.judge.decide import replay_case
@@ -123,11 +123,6 @@ def rollback_table(
     return LossTable(cluster_rows(h[:, None] * kept, clusters, within), cuts, kept.mean(axis=0))
 
 
-def policy_envelope(*losses: ArrayLike) -> Floats:
-    """The worst of the actions that a kept case may get (2.3 b): valid wherever the low/mid cut falls."""
-    return np.asarray(np.max(np.stack([check_losses(loss) for loss in losses]), axis=0))
-
-
 LOSSES = ("ha", "harmed", "dice", "worse-voxels")
 """What can be certified of a router; each is defined for every labelled case (docs/explanation/certificates.md)."""
 
@@ -144,8 +139,8 @@ class Evidence:
     own: Mapping[str, Floats]  # of the action that the policy's own low/mid cut (of the case's group) chooses
 
     def loss(self, name: str) -> Floats:
-        """The policy envelope (2.3 b): the worse of the two actions that a kept case may get."""
-        return policy_envelope(self.low[name], self.mid[name])
+        """Return the worse loss of the two actions that a kept case may get: valid wherever the low/mid cut falls."""
+        return np.maximum(self.low[name], self.mid[name])
 
 
 def router_evidence(
@@ -167,17 +162,16 @@ def router_evidence(
             "the coordinate 'risk' was standardized on these cases, so they are not exchangeable with new ones; "
             "certify on other labelled cases or calibrate with coordinate 'delta' or 'regions'"
         )
-    ids, costs = _scored(archive)
-    low, mid = (_forced(policy, cut) for cut in (np.inf, -np.inf))
-    own = controller_of(_keeping(policy))
-    verdicts = {case: replay_case(archive, low, case) for case in ids}
+    ids, costs = _labelled(archive), outcomes(archive).set_index(["case", "step", "shrink"])
+    low, mid, own = (
+        [replay_case(archive, router, case) for case in ids]
+        for router in (_forced(policy, np.inf), _forced(policy, -np.inf), _never_rolling_back(policy))
+    )
     return Evidence(
         ids,
         tuple(cluster_of(archive, case) for case in ids),
-        np.array([_value(case, verdicts[case]) for case in ids]),
-        _losses(costs, {case: one.state for case, one in verdicts.items()}, margin),
-        _losses(costs, {case: replay_case(archive, mid, case).state for case in ids}, margin),
-        _losses(costs, {case: replay_case(archive, own, case).state for case in ids}, margin),
+        np.array([_value(decision) for decision in low]),
+        *(_losses(costs, decisions, margin) for decisions in (low, mid, own)),
     )
 
 
@@ -261,13 +255,6 @@ def deployed_numbers(archive: Archive, policy: Policy, *, margin: float = 0.0) -
     return numbers if judged is None else {**numbers, "judged": judged}
 
 
-def _scored(archive: Archive) -> tuple[tuple[str, ...], pd.DataFrame]:
-    """The labelled cases, none left out, and what every state of them costs."""
-    labelled = _labelled(archive)
-    columns = ["metric", "ha", "unscored", "area", "worse_voxels", "better_voxels"]
-    return labelled, outcomes(archive).set_index(["case", "step", "shrink"])[columns]
-
-
 def _labelled(archive: Archive) -> tuple[str, ...]:
     labelled = tuple(case for case in archive.ids if archive.entry(case).labelled)
     if not labelled:
@@ -275,18 +262,19 @@ def _labelled(archive: Archive) -> tuple[str, ...]:
     return labelled
 
 
-def _losses(frame: pd.DataFrame, states: Mapping[str, State], margin: float = 0.0) -> dict[str, Floats]:
-    """Losses in [0, 1] of the given state of each case, defined for all of them.
-
-    A label without foreground has no Dice. Such a case is harmed, and loses 1, where more voxels became wrong than
-    right: adaptation drew something where nothing is.
-    """
-    rows = frame.loc[[(case, state.step, state.shrink) for case, state in states.items()]]
-    source = frame.loc[[(case, 0, 0.0) for case in states], "metric"].to_numpy(float)
+def _losses(frame: pd.DataFrame, decisions: Sequence[Decision], margin: float) -> dict[str, Floats]:
+    """Losses of the state that each decision deploys."""
+    rows = frame.loc[[(one.case_id, one.state.step, one.state.shrink) for one in decisions]]
+    source = frame.loc[[(one.case_id, 0, 0.0) for one in decisions], "metric"].to_numpy(float)
     return _row_losses(rows, rows["metric"].to_numpy(float) - source, margin)
 
 
 def _row_losses(rows: pd.DataFrame, change: Floats, margin: float) -> dict[str, Floats]:
+    """Losses in [0, 1] of each row, defined for all of them, and the change of the metric.
+
+    A label without foreground has no Dice. Such a case is harmed, and loses 1, where more voxels became wrong than
+    right: adaptation drew something where nothing is.
+    """
     worse = (rows["worse_voxels"] > rows["better_voxels"]).to_numpy(float)
     defined = np.isfinite(change)
     return {
@@ -304,13 +292,13 @@ def _forced(policy: Policy, cut_low: float) -> Controller:
     return controller_of(replace(policy, options=options, groups={}))
 
 
-def _keeping(policy: Policy) -> Policy:
-    """The policy with its own low/mid cuts, that never rolls back."""
+def _never_rolling_back(policy: Policy) -> Controller:
+    """The router with its own low/mid cuts that keeps every case."""
     groups = {name: {**more, "cut_high": np.inf} for name, more in policy.groups.items()}
-    return replace(policy, options={**policy.options, "cut_high": np.inf}, groups=groups)
+    return controller_of(replace(policy, options={**policy.options, "cut_high": np.inf}, groups=groups))
 
 
-def _value(case_id: str, decision: Decision) -> float:
+def _value(decision: Decision) -> float:
     if decision.value is None or not np.isfinite(decision.value):
-        raise BadInput(f"case {case_id} has no finite {decision.coordinate}; record it again")
+        raise BadInput(f"case {decision.case_id} has no finite {decision.coordinate}; record it again")
     return float(decision.value)

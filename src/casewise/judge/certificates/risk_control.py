@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -65,7 +65,9 @@ def hoeffding_bentkus(risk: ArrayLike, n: int, alpha: float) -> Floats:
     At :math:`\hat R = 0` the first term is :math:`(1 - \alpha)^n`, not NaN.
     """
     r = np.asarray(risk, dtype=float)
-    hoeffding = np.exp(-n * _divergence(np.minimum(r, alpha), check_level("alpha", alpha)))
+    low = np.minimum(r, check_level("alpha", alpha))
+    divergence = special.rel_entr(low, alpha) + special.rel_entr(1 - low, 1 - alpha)  # KL of two coins
+    hoeffding = np.exp(-n * divergence)
     bentkus = np.e * special.bdtr(np.ceil(n * r - _CEIL_GUARD), n, alpha)
     return np.asarray(np.minimum(1.0, np.minimum(hoeffding, bentkus)))
 
@@ -151,13 +153,6 @@ def loss_sum_bound(total: float, n: int, confidence: float, *, binary: bool) -> 
         refuted = 0 < middle < 1 and float(hoeffding_bentkus(total / n, n, middle)) <= 1 - confidence
         low, high = (low, middle) if refuted else (middle, high)
     return high
-
-
-def _divergence(r: Floats, alpha: float) -> Floats:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        low = np.where(r > 0, r * np.log(r / alpha), 0.0)
-        high = np.where(r < 1, (1 - r) * np.log((1 - r) / (1 - alpha)), 0.0)
-    return np.asarray(low + high)
 
 
 def _orders(n: int, orders: int) -> list[NDArray[np.intp]]:
@@ -311,11 +306,9 @@ def plan(alpha: float, delta: float = 0.1, cases: int | None = None) -> SampleSi
     needed = SampleSize(alpha, delta, patients_needed(alpha), patients_needed(alpha, delta=delta), together)
     if cases is None:
         return needed
-    return SampleSize(
-        alpha, delta, needed.crc_cases, needed.ltt_cases, together, cases,
-        crc_alpha=conformal_floor(cases), ltt_alpha=ltt_alpha(cases, delta),
-        crc_budget=crc_budget(cases, alpha), ltt_budget=ltt_budget(cases, alpha, delta),
-    )  # fmt: skip
+    budgets = {"crc_budget": crc_budget(cases, alpha), "ltt_budget": ltt_budget(cases, alpha, delta)}
+    reach = {"crc_alpha": conformal_floor(cases), "ltt_alpha": ltt_alpha(cases, delta)}
+    return replace(needed, cases=cases, **reach, **budgets)
 
 
 def ltt_cases(alpha: float, delta: float) -> int:

@@ -25,9 +25,8 @@ only, which is the rule above. Nothing is drawn at random.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -40,10 +39,10 @@ from casewise.judge.certificates.certificate import Certificate
 from casewise.judge.certificates.certify_router import Promise, chosen_p_value, issued, noted
 from casewise.judge.certificates.evidence import (
     ACCEPT,
-    Floats,
     check_level,
     check_losses,
     check_router,
+    cluster_rows,
     router_evidence,
 )
 from casewise.judge.certificates.risk_control import patients_needed
@@ -96,12 +95,6 @@ def selected(
     return float(stream[stream <= cuts[at]].max())
 
 
-def by_patient(values: Floats, clusters: Sequence[Hashable], join: Any) -> Floats:
-    """One value per patient: the worst score, the mean loss. A patient is kept where all of its cases are."""
-    names = np.asarray([str(name) for name in clusters])
-    return np.array([join(values[names == name]) for name in np.unique(names)])
-
-
 def kept_scores(archive: Archive, policy: Policy, cases: Sequence[str]) -> list[float | None]:
     """The coordinate by which each case is kept; infinite where a policy among candidates deploys M0 by itself."""
     if not among_candidates(policy):
@@ -128,7 +121,7 @@ def certify_kept(
     check_held_out(policy, deployed.entries.values())
     check_go(policy, force=force)
     evidence = router_evidence(archive, policy, margin=asked.margin)
-    said = noted(archive, policy, {"method": "among the kept", "batch": deployed.digest, **_plain(asked)}, force=force)
+    said = noted(archive, policy, {"method": "among the kept", "batch": deployed.digest, **asdict(asked)}, force=force)
     cases = list(deployed.ids)
     found = kept_scores(deployed, policy, cases)
     values = evidence.values
@@ -137,9 +130,10 @@ def certify_kept(
     if any(value is None for value in found) or not found:
         raise TooFewCases(f"{deployed.path} has no case with a coordinate; record the batch first")
     clusters = [deployed.entry(case).cluster or case for case in cases]
-    stream = by_patient(np.array(found, dtype=float), clusters, np.max)
-    scores = by_patient(values, evidence.clusters, np.max)
-    losses = by_patient(evidence.loss(asked.losses[0]), evidence.clusters, np.max if asked.within == "max" else np.mean)
+    # A patient is kept where all of its cases are, so its score is the largest one of its cases.
+    stream = cluster_rows(np.array(found, dtype=float), clusters, "max")
+    scores = cluster_rows(values, evidence.clusters, "max")
+    losses = cluster_rows(evidence.loss(asked.losses[0]), evidence.clusters, asked.within)
     own = float(policy.options["cut_high"])
     binary = chosen_p_value(asked, evidence) == "binomial"
     last = selected(scores, losses, stream, asked.alphas[0], below=own, binary=binary)
@@ -159,11 +153,5 @@ def certify_kept(
         "patients": m,
         "kept_in_batch": kept,
     }
-    among = replace(
-        certificate, details=details, kind="T9", statement=statement, method="selection", kept=kept / m
-    )  # fmt: skip
-    return among, certified
-
-
-def _plain(asked: Promise) -> dict[str, Any]:
-    return {"losses": list(asked.losses), "alphas": list(asked.alphas), "margin": asked.margin}
+    told = {"statement": statement, "details": details, "kept": kept / m}
+    return replace(certificate, kind="T9", method="selection", **told), certified

@@ -14,7 +14,7 @@ from casewise.core.errors import BadInput, UnknownName
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.judge.outcomes import judged_sentence, judged_share
 from casewise.render.ink import MUTED, OURS, SOURCE, Picture, canvas, draw_forest, inked
-from casewise.render.tables import DASH, Cell, Column, NotRun, PairCell, Table, highest, interval, lowest, number
+from casewise.render.tables import DASH, NOT_RUN, Cell, Column, PairCell, Table, best, interval, number
 from casewise.study.finding import Finding, Section, rows, show
 from casewise.study.statistics.resample import (
     RESAMPLES,
@@ -284,8 +284,8 @@ def methods_table(study: Study) -> Table:
             made |= dict.fromkeys(("steps", "executed", "rolled_back"), DASH)
         judged = DASH if np.isnan(row["judged"]) else row["judged"]
         cells.append({**made, "judged": judged, "method": study.title(row["method"]) + role(study, row["method"])})
-    for name, reason in study.skipped.items():
-        cells.append({"method": study.title(name), **dict.fromkeys(_KEYS.split(), NotRun(reason))})
+    for name in study.skipped:
+        cells.append({"method": study.title(name), **dict.fromkeys(_KEYS.split(), NOT_RUN)})
     plain = {study.source, *study.budgets}
     adaptive = [at for at, name in enumerate(frame["method"]) if name not in plain]
     caption = (
@@ -297,7 +297,7 @@ def methods_table(study: Study) -> Table:
     return show(
         "methods", "Methods", cells, f"method {_KEYS}", caption=caption, paper="tab:mnm",
         rules={1, sum(name in plain for name in frame["method"])},
-        bold=highest(cells, "metric", among=adaptive) | lowest(cells, "ha", among=adaptive),
+        bold=best(cells, "metric", adaptive, max) | best(cells, "ha", adaptive, min),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from casewise.core.records import Policy
 from casewise.core.text import pluralize
 from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.outcomes import outcomes
-from casewise.render.tables import DASH, Cell, Column, Estimate, NotRun, Table
+from casewise.render.tables import DASH, NOT_RUN, Cell, Column, Estimate, Table
 from casewise.study.analyses.criteria import Fact, reconcile, router_facts, tent_outcomes, trajectory_facts
 from casewise.study.finding import Finding, Section, notes_of, rows, show
 from casewise.study.statistics.resample import Interval
@@ -164,7 +164,7 @@ def _record(study: Study, arm: Arm) -> dict[str, Any]:
         facts |= router_facts(arm.routed)
     judged = reconcile(facts).table
     verdicts = dict(zip(judged["id"], judged["verdict"], strict=True))
-    missing = NotRun(arm.reason)
+    missing = NOT_RUN
     ha, metric = by_step(arm.outcomes, "ha"), by_step(arm.outcomes, "metric")
     routed: dict[str, Any] = dict.fromkeys(_ROUTED, missing)
     if arm.routed is not None:
@@ -202,7 +202,7 @@ def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
     """Put the bounds of intervals into columns, and None for what was not run."""
     flat: dict[str, Any] = {}
     for key, cell in record.items():
-        flat[key] = cell.value if isinstance(cell, Estimate) else None if isinstance(cell, NotRun) else cell
+        flat[key] = cell.value if isinstance(cell, Estimate) else None if cell == NOT_RUN else cell
         if isinstance(cell, Estimate):
             flat |= {f"{key}_low": cell.low, f"{key}_high": cell.high}
     return flat

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
 from casewise.core.errors import BadInput, DegenerateTertiles, TooFewCases
@@ -18,7 +17,6 @@ from casewise.core.seeds import RESAMPLING_SEED
 from casewise.core.text import UNIT
 from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.policy import controller_of
-from casewise.render.ink import HARM, OURS, Picture, canvas, inked
 from casewise.render.tables import Column, number
 from casewise.replay import replay
 from casewise.study.assignment import BUCKETS, MEDICAL, Arms, buckets_at
@@ -48,20 +46,15 @@ def section(study: Study) -> Section:
         "ha_worst": "worst draw",
         "beats_reference": Column("beats_reference", f"below {study.retrospective} (%)", 0, percent=True),
     }
-    frame = refit.table.sort_values("cases")
     tables = (
         show(
-            "calibration-sensitivity", "Fewer calibration cases", frame,
+            "calibration-sensitivity", "Fewer calibration cases", refit.table.sort_values("cases"),
             "cases metric ha ha_worst beats_reference draws n", heads=heads, caption=caption, paper="tab:app-calibsens",
         ),
         show("refit-check", "Fitted again on the same cases", again, caption=sentences(again), collapsed=True),
     )  # fmt: skip
-    reference = float(study.methods[study.retrospective]["ha"].mean())
-    figure = draw_sensitivity(frame, reference=reference, reference_name=study.retrospective)
-    caption = f"Deployed HA if the cut-points come from fewer calibration {UNIT[1]}; n = {refit.n} evaluation cases."
-    pictures = (Picture("calibration-sensitivity", "Fewer calibration cases", figure, caption),)
     found, lead = (refit, again), f"{_lead(study, refit)} {sentences(again)}"
-    return Section("sensitivity", title, lead, tables, pictures, found, notes_of(*found))
+    return Section("sensitivity", title, lead, tables, (), found, notes_of(*found))
 
 
 @once
@@ -150,19 +143,18 @@ def calibration_sensitivity(
     seed: int = RESAMPLING_SEED,
     percentiles: tuple[float, float] = MEDICAL,
     vary: str = "both",
-    cuts: tuple[float, float] | None = None,
     clusters: ArrayLike | None = None,
 ) -> Finding:
     """Refit the cut-points on subsamples of the calibration cases and replay the whole evaluation split (K1-K5).
 
     ``evaluation_values`` is the coordinate by case. ``reference`` is the deployed frame of the budget to beat.
-    ``vary="high"`` refits the rollback cut only (K5). The first row is the full calibration, or the given ``cuts``.
+    ``vary="high"`` refits the rollback cut only (K5). The first row is the full calibration.
     Where ``clusters`` numbers patients with several cases, patients are drawn, each with all of its cases.
     """
     pool = np.asarray(calibration_values, dtype=np.float64)
     if vary not in ("both", "high"):
         raise BadInput(f"vary is 'both' or 'high', got {vary!r}")
-    fitted = tuple(np.percentile(pool, percentiles)) if cuts is None else cuts
+    fitted = tuple(np.percentile(pool, percentiles))
     harm, metric = (_arm_values(arms, evaluation_values.index, name) for name in ("ha", "metric"))
     u, rng = evaluation_values.to_numpy(float), np.random.default_rng(seed)
     to_beat = mean_or_nan(reference["ha"])
@@ -205,20 +197,3 @@ def _row(size: int, drawn: dict[str, Floats], to_beat: float, n: int) -> dict[st
         low, high = np.percentile(values, [2.5, 97.5])
         record |= {name: float(values.mean()), f"{name}_low": float(low), f"{name}_high": float(high)}
     return {**record, "ha_worst": float(drawn["ha"].max()), "beats_reference": float((drawn["ha"] < to_beat).mean())}
-
-
-def draw_sensitivity(frame: pd.DataFrame, *, reference: float, reference_name: str) -> Figure:
-    """``frame``: cases, ha, ha_low, ha_high; deployed HA over refits of the cut-points on fewer calibration cases."""
-    with inked():
-        figure, axes = canvas(5.6, 3.0)
-        axis = axes[0, 0]
-        place = np.arange(len(frame))
-        axis.vlines(place, frame["ha_low"], frame["ha_high"], color=OURS, linewidth=2)
-        axis.plot(place, frame["ha"], "o", color=OURS, markersize=6)
-        axis.axhline(reference, color=HARM, linestyle=(0, (1, 2)), linewidth=1.3)
-        axis.annotate(reference_name, (len(frame) - 0.5, reference), ha="right", va="bottom", fontsize=8.5, color=HARM)
-        axis.set_xticks(place, [str(int(value)) for value in frame["cases"]])
-        axis.set(xlabel=f"calibration {UNIT[1]}", ylabel="deployed HA")
-        axis.set_ylim(bottom=0)
-        axis.set_xlim(-0.6, len(frame) - 0.4)
-    return figure

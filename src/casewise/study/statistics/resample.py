@@ -107,9 +107,7 @@ def undefined_interval(n: int, reason: str, estimate: float = np.nan) -> Interva
     return Interval(estimate, nan, nan, nan, n, 0, 0, reason=reason)
 
 
-def interval_of(
-    estimate: float, drawn: Floats, *, n: int, clusters: int, level: float = 0.95, method: str = "percentile"
-) -> Interval:
+def interval_of(estimate: float, drawn: Floats, *, n: int, clusters: int, level: float = 0.95) -> Interval:
     """Percentile interval of the draws; draws without a value are counted (H1, I3)."""
     kept = drawn[np.isfinite(drawn)]
     skipped = len(drawn) - len(kept)
@@ -117,7 +115,7 @@ def interval_of(
         return undefined_interval(n, "no bootstrap draw has a value", estimate)
     low, high = np.percentile(kept, [50 * (1 - level), 50 * (1 + level)])
     below = float(np.mean(kept < 0))
-    return Interval(float(estimate), float(low), float(high), below, n, clusters, len(drawn), skipped, method)
+    return Interval(float(estimate), float(low), float(high), below, n, clusters, len(drawn), skipped)
 
 
 def interval_of_row(row: Mapping[str, Any], *, estimate: str = "estimate") -> Interval:
