@@ -169,7 +169,7 @@ def gather(archive: Archive, setting: Setting, progress: Progress | None = None)
         scoring = (options["metric"], options["ignore"], entry.spacing_mm)
         edits = KnownEdits(archive, case_id, setting.ladders, silent, scoring, frozenset(masks) - {SOURCE})
         masks = {state: masks[state] for state in candidate_signals(whole)}  # in the order of ``held``
-        edits.read(masks, [state for state in first if state in edits], held)
+        edits.read(masks, [state for state in first if state in edits.states], held)
         found.append(
             Known(
                 case_id,
@@ -433,7 +433,7 @@ def fit_merge(
     taken, threshold = edits[best // len(THRESHOLDS)], THRESHOLDS[best % len(THRESHOLDS)]
     if chance_of_best(gains, clusters)[best] > 1 - level:
         threshold = float("inf")
-    return _merge(setting, taken, _fit_pieces([one.edits[taken] for one in known], ridge), threshold)
+    return _merge(setting, taken, _piece_model(tuple(known), taken, ridge), threshold)
 
 
 def _held_out_gains(known: Sequence[Known], edit: State, ridge: float) -> Floats:
@@ -441,7 +441,7 @@ def _held_out_gains(known: Sequence[Known], edit: State, ridge: float) -> Floats
     gains = np.zeros((len(known), len(THRESHOLDS)))
     edits = [one.edits[edit] for one in known]
     for inside, out in folds([one.cluster for one in known]):
-        model = _fit_pieces([edits[i] for i in inside], ridge)
+        model = _piece_model(tuple(known[i] for i in inside), edit, ridge)
         for i in out:
             rows, counts = edits[i]
             scores = piece_scores(rows, *model)
@@ -457,11 +457,19 @@ def _merge(setting: Setting, edit: State, model: tuple[Floats, Floats, Floats], 
     return Merge(**_plain(setting), edit=str(edit), weights=weights, center=center, scale=scale, threshold=threshold)
 
 
-def _fit_pieces(edits: Sequence[tuple[Floats, Counts]], ridge: float) -> tuple[Floats, Floats, Floats]:
+@lru_cache(maxsize=4096)
+def _pieces(one: Known, edit: State) -> tuple[Floats, Floats, Floats]:
+    """The features of a candidate's pieces, alike ones once, and the voxels that they make right and wrong."""
+    rows, counts = one.edits[edit]
+    alike, which = np.unique(rows, axis=0, return_inverse=True)
+    won, lost = (np.bincount(which.ravel(), part, minlength=len(alike)) for part in (counts.won, counts.lost))
+    return alike, won, lost
+
+
+@lru_cache(maxsize=4096)  # folds within folds ask for the same cases again
+def _piece_model(known: tuple[Known, ...], edit: State, ridge: float) -> tuple[Floats, Floats, Floats]:
     """Logistic regression of "made right" against "made wrong", weighted by voxels, by Newton's method."""
-    x = np.concatenate([rows for rows, _ in edits])
-    won = np.concatenate([counts.won for _, counts in edits])
-    lost = np.concatenate([counts.lost for _, counts in edits])
+    x, won, lost = (np.concatenate(part) for part in zip(*(_pieces(one, edit) for one in known), strict=True))
     total = won + lost
     width = len(PIECE_FEATURES)
     if not total.sum():
