@@ -84,15 +84,9 @@ def association(
     return Finding("association", table, outcomes["case"].nunique(), "I1-I3, I5, I6, I9", made, _boundary(table))
 
 
-def per_step(
-    outcomes: pd.DataFrame,
-    *,
-    signals: Sequence[str] | None = None,
-    resamples: int = RESAMPLES,
-    seed: int = RESAMPLING_SEED,
-) -> Finding:
+def per_step(outcomes: pd.DataFrame, *, resamples: int = RESAMPLES, seed: int = RESAMPLING_SEED) -> Finding:
     """Spearman at every step alone, where no case counts twice, and pooled (I4)."""
-    names, frame = signals_in(outcomes, signals), adapted_rows(outcomes)
+    names, frame = signals_in(outcomes), adapted_rows(outcomes)
     parts = [(str(step), part) for step, part in frame.groupby("step")] + [("pooled", frame)]
     records = [
         record
@@ -103,9 +97,9 @@ def per_step(
     return Finding("association.per_step", rows(records, COLUMNS), outcomes["case"].nunique(), "I4", made)
 
 
-def signal_signal(outcomes: pd.DataFrame, *, signals: Sequence[str] | None = None) -> Finding:
+def signal_signal(outcomes: pd.DataFrame) -> Finding:
     """Spearman between signals over (case, step) rows (I7)."""
-    names, frame, records = signals_in(outcomes, signals), adapted_rows(outcomes), []
+    names, frame, records = signals_in(outcomes), adapted_rows(outcomes), []
     for at, first in enumerate(names):
         for second in names[at + 1 :]:
             both = frame[[first, second, "case"]].dropna()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -152,7 +152,7 @@ def router_facts(study: Study) -> dict[str, Fact]:
     if (metric := interval_between(study, study.ours, study.reference, "metric")) is not None:
         own = interval_of_row(metric)
         turned = {"estimate": -own.estimate, "low": -own.high, "high": -own.low, "p_below": 1 - own.p_below}
-        found["metric.default_minus_router"] = Interval(**{**vars(own), **turned})
+        found["metric.default_minus_router"] = replace(own, **turned)
     return found
 
 

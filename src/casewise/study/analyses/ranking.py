@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -33,13 +33,7 @@ def ranking_of(study: Study) -> Finding:
     return auroc_table(study.outcomes, **study.bootstrap)
 
 
-def auroc_table(
-    outcomes: pd.DataFrame,
-    *,
-    signals: Sequence[str] | None = None,
-    resamples: int = RESAMPLES,
-    seed: int = RESAMPLING_SEED,
-) -> Finding:
+def auroc_table(outcomes: pd.DataFrame, *, resamples: int = RESAMPLES, seed: int = RESAMPLING_SEED) -> Finding:
     """AUROC of each step-1 signal for "worse" (metric falls at the budget) and "harm" (HA in the top tertile).
 
     Scores are used as they are, higher = positive; MSP therefore appears inverted (C12). Draws with one class are
@@ -50,7 +44,7 @@ def auroc_table(
     records = [
         _row(scores, name, target, positive, threshold, resamples, seed)
         for target, positive, threshold in _targets(outcomes, depth)
-        for name in signals_in(outcomes, signals)
+        for name in signals_in(outcomes)
     ]
     made = {"budget": depth, "resamples": resamples, "seed": seed}
     return Finding("ranking.auroc", rows(records, COLUMNS), len(scores), "I8", made)
