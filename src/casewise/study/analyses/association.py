@@ -16,7 +16,7 @@ from casewise.render.ink import Picture, draw_forest
 from casewise.render.tables import Cell, Column, Estimate, Table, number, undefined
 from casewise.study.finding import Finding, Section, notes_of, rows, show
 from casewise.study.statistics.ranks import shuffle_p, spearman, spearman_draws, spearman_p
-from casewise.study.statistics.resample import LEVEL, RESAMPLES, clusters_of, draws, interval_of
+from casewise.study.statistics.resample import LEVEL, RESAMPLES, cluster_numbers, draws, interval_of
 from casewise.study.study import Study, once
 from casewise.study.trajectories import adapted_rows, scopes_of, signals_in, unshrunk
 
@@ -168,7 +168,7 @@ def _correlations(
 def _together(part: pd.DataFrame, names: Sequence[str], resamples: int, seed: int) -> dict[str, dict[str, Any]]:
     sizes = {"rows": len(part), "n": part["case"].nunique()}
     harm, columns = part["ha"].to_numpy(float), part[list(names)].to_numpy(float)
-    units = clusters_of(part)
+    units = cluster_numbers(part)
     amount = int(units.max()) + 1 if len(part) else 0
     if len(part):
         drawn = spearman_draws(columns, harm, units, draws(amount, resamples, seed).counts)

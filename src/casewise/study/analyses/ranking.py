@@ -14,7 +14,7 @@ from casewise.measure.metrics.selective import auroc
 from casewise.render.tables import Cell, Estimate, Table, number, undefined
 from casewise.study.finding import Finding, Section, rows, show
 from casewise.study.statistics.ranks import auroc_draws, shuffle_p
-from casewise.study.statistics.resample import RESAMPLES, clusters_of, draws, interval_of
+from casewise.study.statistics.resample import RESAMPLES, cluster_numbers, draws, interval_of
 from casewise.study.study import Study, once
 from casewise.study.trajectories import horizon, signals_in, unshrunk
 
@@ -81,7 +81,7 @@ def _row(
     if flags.all() or not flags.any():
         nothing = dict.fromkeys(("auroc", "low", "high", "p_shuffled"), np.nan)
         return {**record, **nothing, "skipped": 0, "reason": f"all {len(part)} cases are on one side"}
-    point, units = auroc(values, flags), clusters_of(part)
+    point, units = auroc(values, flags), cluster_numbers(part)
     amount = int(units.max()) + 1
     drawn = auroc_draws(values, flags, units, draws(amount, resamples, seed).counts)
     found = interval_of(point, drawn, n=len(part), clusters=amount)
