@@ -20,11 +20,7 @@ from casewise.core.records import Signals
 from casewise.measure.signals.risk import RiskStatistics
 
 _ENTROPY = ("entropy-weight", "combo", "loss-switch")
-
-
 _ANCHORED = ("anchor-weight", "combo", "loss-switch")
-
-
 MODES = ("param-subset", "entropy-weight", "anchor-weight", "combo", "loss-switch")
 
 
@@ -39,7 +35,8 @@ class Modulated:
     - ``combo``: both weights.
     - ``loss-switch``: the entropy term alone where r <= threshold, the anchor alone above.
 
-    Adam is nearly blind to the scale of a loss, so a weight matters where two terms share it: use these with ``eata``.
+    Adam hardly depends on the scale of a loss. A weight matters only if the loss has two terms, so use the weights with
+    ``eata``.
     """
 
     objective: Any
@@ -58,13 +55,12 @@ class Modulated:
             raise BadInput(f"a modulation needs an objective with begin(subject), got {type(self.objective).__name__}")
         if self.moves == "input":
             raise BadInput(
-                f"{type(self.objective).__name__} moves a prompt of the input and no parameters; use it without a "
-                "modulation"
+                f"{type(self.objective).__name__} moves its input, no parameters; use it without a modulation"
             )
         if self.mode in _ENTROPY and not getattr(self.objective, "entropy_weighted", True):
             raise BadInput(
-                f"{self.mode} weighs an entropy term, and {type(self.objective).__name__} has none that a weight could "
-                "reach; use the objective eata, or the mode param-subset"
+                f"{self.mode} weighs an entropy term, which {type(self.objective).__name__} does not have; use the "
+                "objective eata, or the mode param-subset"
             )
         if self.mode in _ANCHORED and not hasattr(self.objective, "anchor_weight"):
             raise BadInput(

@@ -89,10 +89,10 @@ def find_pairs(
     if not pairs:
         raise BadInput(f"{old} and {new} hold no mask that ends in {', '.join(ENDINGS)}")
     if not any(pair.old and pair.new for pair in pairs):
-        first = {name: sorted(p.name for p in (pair.old or pair.new for pair in pairs) if p)[:2] for name in ("old",)}
+        few = sorted(path.name for path in (pair.old or pair.new for pair in pairs) if path)[:2]
         raise BadInput(
-            f"no file of {old} has a partner of the same name in {new} (such as {first['old']}); name the pairs in a "
-            f"table with the columns case, old, new: --names pairs.csv"
+            f"no file of {old} has a partner of the same name in {new} (such as {few}); name the pairs in a table with "
+            f"the columns case, old, new: --names pairs.csv"
         )
     return tuple(pairs if cases is None else _described(pairs, read_table(cases)))
 
@@ -292,14 +292,12 @@ def label_sets(
     found = []
     for side, other, done in (("old", "new", "lost it"), ("new", "old", "invents it")):
         for value in sorted(set(first[side]) - set(first[other])):
-            found.append(
-                (
-                    first[side][value],
-                    f"{called(value)} is in {masks[side][value]} {side} masks (such as {first[side][value]}) and in no "
-                    f"{other} one; the new version {done}, or its classes are others: name those to compare with "
-                    f"--classes",
-                )
+            case_id, count = first[side][value], masks[side][value]
+            sentence = (
+                f"{called(value)} is in {count} {side} masks (such as {case_id}) and in no {other} one; the new "
+                f"version {done}, or its classes are others: name those to compare with --classes"
             )
+            found.append((case_id, sentence))
     return found
 
 
@@ -315,9 +313,8 @@ def label_names(given: str | None, folders: Sequence[Path]) -> tuple[dict[int, s
     by: dict[int, Path | None] = {}
     said = []
     for folder in folders:
-        file = next(
-            (file for file in (folder / "dataset.json", folder.parent / "dataset.json") if file.is_file()), None
-        )
+        known = (place / "dataset.json" for place in (folder, folder.parent))
+        file = next((one for one in known if one.is_file()), None)
         for label, name in ({} if file is None else _names_of(_json(file))).items():
             if names.setdefault(label, name) != name:
                 said.append(
