@@ -70,23 +70,23 @@ class Modulated:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the objective itself."""
+        """Learning rate of the objective."""
         return float(self.objective.learning_rate)
 
     @property
     def moves(self) -> str:
-        """What the objective itself may change."""
+        """Kind of tensors that the objective may move."""
         return str(getattr(self.objective, "moves", "parameters"))
 
     def risk_after(self, signals: Signals) -> float:
-        """r of the step that has these signals."""
+        """Return r of a step from its signals."""
         regions, delta = signals["regions"], signals["delta"]
         if regions is None or delta is None:
             raise BadInput("risk needs the signals regions and delta, and one of them is not computable here")
         return float(self.statistics.risk(regions, delta))
 
     def entropy_weight_at(self, risk: float) -> float:
-        """w of r; 1 where the mode does not lower it."""
+        """Return the entropy weight w for a risk r; 1 if the mode does not change it."""
         if self.mode == "loss-switch":
             return 0.0 if risk > self.threshold else 1.0
         if self.mode not in ("entropy-weight", "combo"):
@@ -94,7 +94,7 @@ class Modulated:
         return min(1.0, max(self.least_weight, math.exp(min(50.0, -self.beta * risk))))
 
     def anchor_weight_at(self, risk: float) -> float | None:
-        """lambda of r; None where the objective keeps its own."""
+        """Return the anchor weight lambda for a risk r; None if the objective keeps its own."""
         if self.mode == "loss-switch":
             return self.anchor_weight if risk > self.threshold else 0.0
         if self.mode not in ("anchor-weight", "combo"):

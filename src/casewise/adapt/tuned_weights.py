@@ -146,10 +146,10 @@ def lent_weights(network: nn.Module, tuned: TunedWeights, share: float = 1.0) ->
 
 @dataclass(frozen=True, eq=False)
 class TunedFolder:
-    """The tuned weights of every fold, and which patients each of them never saw."""
+    """The tuned weights of every fold, and the reasons of folds that failed."""
 
     folds: tuple[TunedWeights, ...]
-    failed: Mapping[str, str]  # patients whose fold failed, and why
+    failed: Mapping[str, str]  # by patient: why the training of its fold failed
     sha256: str  # of all files with weights
 
     @property

@@ -65,7 +65,7 @@ class ImageGrid:
 
 
 def grid_of(path: Path) -> ImageGrid:
-    """The grid of an image file; only the header is read, behind the gate."""
+    """Return the grid of an image file from its header."""
     if not is_volume(path):
         return ImageGrid(check_picture(path))
     import nibabel
@@ -153,7 +153,7 @@ class Inspection:
 
 
 def inspect_cohort(cohort: Cohort, *, layout: str, sample: int | None = SAMPLE) -> Inspection:
-    """Look at every header, and at ``sample`` labels and images spread over the cases (None: at all of them)."""
+    """Read every header, and ``sample`` labels and images spread over the cases (None: all of them)."""
     found = files_of(cohort)
     grids, problems = _grids(found)
     seen, read, wrong = _labels(cohort, _spread([c for c, m in cohort.members.items() if m.labelled], sample))
@@ -186,7 +186,7 @@ def _counts(values: Any) -> dict[str, int]:
 
 
 def _spread(ids: Sequence[str], sample: int | None) -> list[str]:
-    """At most ``sample`` ids, evenly over the list."""
+    """Return at most ``sample`` ids, evenly spaced."""
     if sample is None or len(ids) <= sample:
         return list(ids)
     return [ids[i] for i in np.linspace(0, len(ids) - 1, sample).round().astype(int)] if sample else []

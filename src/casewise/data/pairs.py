@@ -113,7 +113,7 @@ def _by_name(folders: Mapping[str, Path | None]) -> list[Pair]:
 
 
 def _masks(folder: Path, images: bool) -> dict[str, Path]:
-    """The files of a folder by case; nnU-Net's channel 0 is the image of a case."""
+    """Return the files of a folder by case; the image of a case is nnU-Net's channel 0."""
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         ending = next((end for end in ENDINGS if path.name.lower().endswith(end)), None)
@@ -178,7 +178,7 @@ def read_pair(pair: Pair, *, resample: str | None = None) -> tuple[Placed, Place
 
 
 def read_placed(path: Path) -> Placed:
-    """A mask file with its spacing and place; anything but one whole number per voxel is refused."""
+    """Read a mask with its spacing and affine; it must have one whole number per voxel."""
     try:
         if path.name.lower().endswith(".npy"):
             placed = Placed(_whole_numbers(path, read_npy(path)))
@@ -250,7 +250,7 @@ def _same_place(one: Placed, other: Placed) -> bool:
 
 
 def _nearest(placed: Placed, grid: Placed) -> Mask:
-    """The label at the nearest voxel, background beyond; without affines both are taken to cover the same field."""
+    """Resample by nearest neighbour, background outside; without affines, both masks cover the same field of view."""
     from scipy import ndimage
 
     axes = grid.mask.ndim
@@ -267,7 +267,7 @@ def _nearest(placed: Placed, grid: Placed) -> Mask:
 
 
 def read_image(path: Path) -> NDArray[Any]:
-    """The picture behind a pair's masks: grey (slices, rows, columns) or (rows, columns), or (rows, columns, 3)."""
+    """Read the image of a pair: grey (slices, rows, columns) or (rows, columns), or (rows, columns, 3)."""
     if path.name.lower().endswith(".npy"):
         return read_npy(path)
     if path.name.lower().endswith(".png"):
@@ -278,9 +278,9 @@ def read_image(path: Path) -> NDArray[Any]:
 def label_sets(
     held: Iterable[tuple[str, Sequence[int], Sequence[int]]], called: Callable[[int], str] = "label {}".format
 ) -> list[tuple[str, str]]:
-    """Sentences on label values that only old, or only new, has in any case: (first case that shows it, sentence).
+    """Describe label values that occur only in old, or only in new, masks: (first case with the value, sentence).
 
-    ``held`` has (case, labels of old, labels of new) and is gone through once; ``called`` says what a label is called.
+    ``held`` yields (case, labels of old, labels of new); ``called`` returns the name of a label.
     """
     first: dict[str, dict[int, str]] = {"old": {}, "new": {}}
     masks: dict[str, Counter[int]] = {"old": Counter(), "new": Counter()}
@@ -302,7 +302,7 @@ def label_sets(
 
 
 def label_names(given: str | None, folders: Sequence[Path]) -> tuple[dict[int, str], list[str]]:
-    """What labels are called, and sentences on labels that two folders call differently.
+    """Return the names of labels, and a sentence for each label that two folders name differently.
 
     ``given`` is a JSON file such as nnU-Net's dataset.json, or words such as ``1=LV,2=MYO``. Without it, the
     dataset.json that nnU-Net writes into or above the ``folders`` is read; the first one that names a label counts.

@@ -35,7 +35,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Cohort:
-    """Members in a fixed order; ``case(id)`` reads an image, ``label(id)`` reads a truth. Nothing is read before."""
+    """Members in a fixed order; ``case(id)`` reads an image and ``label(id)`` a label when they are called."""
 
     name: str
     members: Mapping[str, Member]
@@ -103,7 +103,7 @@ class Clustered(Protocol):
 
 @dataclass(frozen=True)
 class Split:
-    """Which cases calibrate and which evaluate, by id, and how they were drawn."""
+    """Ids of the calibration and evaluation cases, and how they were drawn."""
 
     calibration: tuple[str, ...]
     evaluation: tuple[str, ...]
@@ -141,12 +141,12 @@ def holdout(cohort: Cohort, *, share: float = 0.2, seed: int = RESAMPLING_SEED, 
 
 
 def cluster_of(case: Clustered) -> str:
-    """The cluster of a case; a case without one is its own."""
+    """Return the cluster of a case; a case without a cluster is its own cluster."""
     return case.cluster or case.id
 
 
 def clusters_of(cases: Iterable[Clustered]) -> dict[str, str]:
-    """The cluster of each case by its id."""
+    """Return the cluster of each case by its id."""
     return {case.id: cluster_of(case) for case in cases}
 
 
