@@ -62,7 +62,7 @@ def columns(study: Study) -> list[Column]:
 
 
 def flags(study: Study) -> bool:
-    """Whether the policy may ask a person: it flagged a case, or estimated the quality of one."""
+    """True if the policy flagged a case or estimated the quality of one."""
     return any(one.flagged or one.quality is not None for one in study.decisions[study.ours])
 
 

@@ -60,7 +60,7 @@ def summarize(
     backbone: Backbone,
     adaptation: Adaptation,
 ) -> dict[str, Any]:
-    """Score every output that has a label; M0 beside it. A label that cannot be used costs no other case its score."""
+    """Score every output that has a label; M0 beside it. A case whose label cannot be used is left out."""
     scored = [
         files for files in cases if files.label is not None and files.id in entries and entries[files.id].has_output
     ]
