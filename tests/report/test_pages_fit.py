@@ -36,9 +36,8 @@ from casewise.report.demo_page import DemoFacts, ScoredHeart
 from casewise.report.fit_page import fit_page
 from casewise.report.page import render_page
 from casewise.report.prediction_page import prediction_page
-from casewise.serve import openapi
 from casewise.serve.access import ServiceSettings
-from casewise.serve.app import create_app
+from casewise.serve.app import create_app, service_page
 
 __all__ = ["browser"]
 pytestmark = [needs_chromium, pytest.mark.filterwarnings("ignore::casewise.core.errors.CasewiseWarning")]
@@ -141,7 +140,7 @@ def service(folder: Path) -> str:
         {"": Adaptation(steps=1)},
     )
     app = create_app(deployment, ServiceSettings())
-    return openapi.page(app, LONG, deployment, deployment.promise, deployment.warnings)
+    return service_page(app, LONG, deployment, deployment.promise, deployment.warnings)
 
 
 PAGES: dict[str, Callable[[Path], str]] = {

@@ -53,7 +53,7 @@ function item(row) {
   const button = made("button", { type: "button" },
     made("span", { className: `mark ${decision}`, textContent: MARK[decision] || "·" }),
     made("span", { className: "id", textContent: row.id }),
-    made("span", { className: "risk", textContent: (row.flagged ? "⚑ " : "") + (row.quality_low === null ? "" : `≥ ${row.quality_low.toFixed(2)}`), title: row.quality_low === null ? "" : `estimated ${state.metric}, lower bound` }),
+    made("span", { className: "risk", textContent: (row.flagged ? "⚑ " : "") + (row.quality_low === null ? "" : `${state.metric} ≥ ${row.quality_low.toFixed(2)}`), title: row.quality_low === null ? "" : `estimated ${state.metric}, lower bound` }),
     made("span", { className: "what", textContent: what.filter(Boolean).join(" · ") }));
   button.dataset.case = row.id;
   button.setAttribute("aria-current", row === state.current);
