@@ -91,4 +91,4 @@ def _exposures(study: Study) -> Iterator[tuple[str, str, str]]:
         yield str(line.get("choice", "")), str(line.get("seen", "not said")), "with the design"
     for line in read_ledger(study.evaluation.path):
         seen = "evaluation labels" if line.get("labels_visible", True) else "no label"
-        yield str(line.get("choice", "")), seen, str(line.get("when", "not said"))
+        yield str(line.get("choice", "")), seen, str(line.get("time", "not said"))

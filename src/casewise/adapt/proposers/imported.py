@@ -1,4 +1,4 @@
-"""Masks that somebody else made: files in a folder, or what a function of the user's own returns.
+"""Imported masks: files in a folder, or the result of a user's function.
 
 ``imported:FOLDER`` takes FOLDER/CASE.* as the one candidate of a case, or FOLDER/CASE/step_1.* to step_K.*, on the grid
 of the model's masks. A function ``(network, image) -> list of masks`` is called with the network (which it may change;
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -43,20 +43,16 @@ class Imported:
 
     Args:
         how: Options.
-        folder: Where the masks lie.
+        folder: Folder of the masks.
     """
 
     how: Adaptation
     folder: str
+    name: ClassVar[str] = "imported"
 
     def __post_init__(self) -> None:
         if not Path(self.folder).is_dir():
             raise BadInput(f"imported:{self.folder} names no folder with masks")
-
-    @property
-    def name(self) -> str:
-        """Name of the proposer."""
-        return "imported"
 
     def states(self, network: Backbone | nn.Module) -> int:
         """Return the number of masks of the first case in the folder."""
@@ -134,7 +130,7 @@ class MethodMasks:
 
 
 class MaskEpisode(ForwardEpisode):
-    """M0, then masks that are there already."""
+    """M0, then given masks."""
 
     masks: Callable[[], Any]
     _rest: Any = None
@@ -177,7 +173,7 @@ def _mask_episode(
 
 
 def method_of(objective: Any) -> AnyMethod | None:
-    """Return the function that an objective is, where it takes (network, image); None for every other objective."""
+    """Return the objective if it is a function (network, image); None for every other objective."""
     found = objective
     if isinstance(objective, str):
         if ":" not in objective or objective.partition(":")[0] in FORWARD_ONLY:

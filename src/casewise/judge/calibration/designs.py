@@ -1,7 +1,7 @@
 """Designs: ways of choosing among candidates, each fitted on labelled cases.
 
-All that labels say of a case is gathered once (:func:`gather`): the metric of every candidate, and for every piece of
-the consensus edit how many voxels it made right and wrong. A design is then a function from some cases to a controller.
+The labels are read once (:func:`gather`): the metric of every candidate, and for every piece of an edit how many voxels
+it made right and wrong. A design is then a function from some cases to a controller.
 """
 
 from __future__ import annotations
@@ -85,18 +85,18 @@ class Edit:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """One labelled case: what a controller sees of it, and what each of its answers is worth."""
+    """One labelled case: what a controller sees, and the metric of each of its candidates."""
 
     case_id: str
     cluster: str
-    seen: Observation  # with the signals of disagreement
+    seen: Observation  # with the agreement signals
     metric: Mapping[State, float]
     ha: Mapping[State, float]
     edits: KnownEdits  # of each candidate
 
     @property
     def source(self) -> float:
-        """The metric of M0."""
+        """Metric of M0."""
         return self.metric[SOURCE]
 
 
@@ -116,12 +116,12 @@ class Deployed:
 
     @property
     def gain(self) -> float:
-        """Against M0."""
+        """Change of the metric against M0."""
         return self.metric - self.source
 
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much is done, and how much there is."""
+"""Called with the name of the step, the number of finished parts and the number of all parts."""
 
 
 def gather(archive: Archive, setting: Setting, progress: Progress | None = None) -> list[Known]:
@@ -252,9 +252,9 @@ def fit_rule(rule: str, **options: Any) -> Design:
 
 
 def fit_low_agreement(known: Sequence[Known], setting: Setting, *, level: float = 0.975) -> Controller:
-    """The consensus below the agreement of M0 that gains most on these cases; nowhere if nothing surely gains."""
+    """Fit the agreement of M0 below which the consensus is deployed; M0 everywhere if the gain may be luck."""
     said = [candidate_signals(one.seen)[SOURCE]["agreement"] for one in known]
-    own = np.array([np.inf if value is None else value for value in said])  # nobody holds anything: M0
+    own = np.array([np.inf if value is None else value for value in said])  # all masks are empty: M0
     gain = np.array([one.metric[state_of(setting.consensus)] - one.source for one in known])
     cuts = [-np.inf, *np.unique(own[np.isfinite(own)])[1:].tolist(), np.inf]
     gains = np.where(own[:, None] < np.array(cuts), gain[:, None], 0.0)
@@ -271,12 +271,12 @@ def fit_choose(
     level: float = 0.9,
     allowed_hurt: float = ALLOWED_HURT,
 ) -> Controller:
-    """An anchor, and where another candidate is surely better than it.
+    """Fit ``choose``: the anchor, and a model of when another candidate is better.
 
-    The anchor is the fixed candidate with the largest lower bound of gain over clusters among those that hurt at most
-    ``allowed_hurt`` by more than a point, as ``default`` takes a design; M0 where none is above 0. It is left only if
-    leaving it was tried: with models fitted without a cluster, the departures must gain over the anchor on the
-    clusters left out (lower bound above 0). Where signals carry nothing, the anchor is all there is.
+    The anchor is the fixed candidate with the largest lower bound of gain over clusters, among those that hurt at most
+    ``allowed_hurt`` of the cases by more than a point; M0 if no bound is above 0. Other candidates are allowed only if
+    models fitted without a cluster gain over the anchor on that cluster (lower bound above 0). Otherwise the anchor is
+    deployed for every case.
     """
     clusters = [one.cluster for one in known]
     lows = {SOURCE: 0.0}
@@ -296,9 +296,9 @@ def fit_choose(
 
 
 def _departures(known: Sequence[Known], setting: Setting, anchor: State, ridge: float, level: float) -> Choose:
-    """Expected gain of a candidate by ridge regression, and the same without each cluster in turn.
+    """Fit the expected gain of a candidate by ridge regression, on all cases and without each cluster in turn.
 
-    What is particular to a candidate is shrunk by as much as its mean residual is noise (empirical Bayes).
+    The intercept of a candidate is shrunk by the noise of its mean residual (empirical Bayes).
     """
     rows = [_rows(one) for one in known]
     names = sorted({name for one in rows for name in one[2]})
@@ -369,10 +369,10 @@ THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 def fit_merge(
     known: Sequence[Known], setting: Setting, *, ridge: float = 0.01, rivals: int = 2, level: float = 0.975
 ) -> Controller:
-    """Which pieces of the edit of one candidate are right; which candidate and which threshold by leaving clusters out.
+    """Fit which pieces of one candidate's edit are right; candidate and threshold are chosen on left-out clusters.
 
-    The consensus is judged beside the ``rivals`` single candidates that gain most. The best of so many settings looks
-    better than it is, so everything is rejected (M0 is deployed) unless its gain passes a test that knows all of them.
+    The consensus is compared with the ``rivals`` single candidates that gain most. The best of many settings looks
+    better than it is, so M0 is deployed unless its gain passes a test that accounts for all of them.
     """
     consensus = state_of(setting.consensus)
     single = [state for state in candidate_signals(known[0].seen) if state not in (SOURCE, consensus)]
@@ -386,17 +386,16 @@ def fit_merge(
     taken, threshold = edits[best // len(THRESHOLDS)], THRESHOLDS[best % len(THRESHOLDS)]
     if chance_of_best(gains, clusters)[best] > 1 - level:
         threshold = float("inf")
-    model = _fit_pieces([one.edits[taken] for one in known], ridge)
-    weights, center, scale = (tuple(part.tolist()) for part in model)
+    weights, center, scale = (tuple(part.tolist()) for part in _piece_model(tuple(known), taken, ridge))
     return Merge(**asdict(setting), edit=str(taken), weights=weights, center=center, scale=scale, threshold=threshold)
 
 
 def _held_out_gains(known: Sequence[Known], edit: State, ridge: float) -> Floats:
-    """(case, threshold): the gain of a merge whose model had not seen the case's cluster."""
+    """Return the gain of each case and threshold, with a model that was fitted without the case's cluster."""
     gains = np.zeros((len(known), len(THRESHOLDS)))
     edits = [one.edits[edit] for one in known]
     for inside, out in folds([one.cluster for one in known]):
-        model = _fit_pieces([edits[i] for i in inside], ridge)
+        model = _piece_model(tuple(known[i] for i in inside), edit, ridge)
         for i in out:
             scores = piece_scores(edits[i].features, *model)
             accepted = scores[:, None] > np.array(THRESHOLDS)
@@ -408,11 +407,21 @@ def _held_out_gains(known: Sequence[Known], edit: State, ridge: float) -> Floats
     return gains
 
 
-def _fit_pieces(edits: Sequence[Edit], ridge: float) -> tuple[Floats, Floats, Floats]:
+@lru_cache(maxsize=4096)
+def _pieces(one: Known, edit: State) -> tuple[Floats, Floats, Floats]:
+    """The features of a candidate's pieces, alike ones once, and the voxels that they make right and wrong."""
+    pieces = one.edits[edit]
+    alike, which = np.unique(pieces.features, axis=0, return_inverse=True)
+    won, lost = (np.zeros(len(alike)) for _ in range(2))
+    np.add.at(won, which.ravel(), pieces.won)
+    np.add.at(lost, which.ravel(), pieces.lost)
+    return alike, won, lost
+
+
+@lru_cache(maxsize=4096)  # folds within folds ask for the same cases again
+def _piece_model(known: tuple[Known, ...], edit: State, ridge: float) -> tuple[Floats, Floats, Floats]:
     """Logistic regression of "made right" against "made wrong", weighted by voxels, by Newton's method."""
-    x = np.concatenate([edit.features for edit in edits])
-    won = np.concatenate([edit.won for edit in edits])
-    lost = np.concatenate([edit.lost for edit in edits])
+    x, won, lost = (np.concatenate(part) for part in zip(*(_pieces(one, edit) for one in known), strict=True))
     total = won + lost
     width = len(PIECE_FEATURES)
     if not total.sum():
@@ -455,7 +464,7 @@ def designs_for(
     allowed_hurt: float = ALLOWED_HURT,
     fixed: Mapping[str, str] | None = None,
 ) -> dict[str, Design]:
-    """All designs that suit what was recorded.
+    """Return all designs that can be fitted on these cases.
 
     Args:
         known: The labelled cases.
@@ -534,7 +543,7 @@ def _worth(one: Known, verdict: Verdict) -> Deployed:
 
 
 def folds(clusters: Sequence[str]) -> list[tuple[list[int], list[int]]]:
-    """(cases to fit on, cases to score), clusters never torn apart; each cluster alone where there are few."""
+    """Return (cases to fit on, cases to score) of each fold; cases of one cluster stay together."""
     number = fold_numbers(clusters)
     return [
         (np.flatnonzero(number != k).tolist(), np.flatnonzero(number == k).tolist())
@@ -543,7 +552,7 @@ def folds(clusters: Sequence[str]) -> list[tuple[list[int], list[int]]]:
 
 
 def fold_numbers(clusters: Sequence[str]) -> NDArray[np.int64]:
-    """The fold of each case: one for each cluster, :data:`FOLDS` at most."""
+    """Return the fold of each case: one fold for each cluster, at most :data:`FOLDS`."""
     amount = len(set(clusters))
     if amount < 2:
         raise TooFewCases(f"cross-fitting needs at least two clusters (patients), got {amount}")

@@ -31,7 +31,7 @@ ORDERS = 25  # fixed permutations over which betting averages the luck of the or
 
 @dataclass(frozen=True)
 class Promise:
-    """What is asked for: risks with their alphas, and how they are to be certified."""
+    """What is to be promised: risks with their alphas, and the method."""
 
     losses: tuple[str, ...] = ("ha",)
     alphas: tuple[float, ...] = (0.1,)
@@ -59,14 +59,14 @@ class Promise:
 
     @property
     def label(self) -> str:
-        """The losses in one word."""
+        """The losses, joined by ``+``."""
         return "+".join(self.losses)
 
 
 def certify_router(
     archive: Archive, policy: Policy, asked: Promise, *, evaluation: Archive | None = None, force: bool = False
 ) -> tuple[Certificate, Policy]:
-    """A certificate for the deployed harm of a router, and the router it holds for: cut_high = min(own, certified).
+    """Certify the deployed harm of a router; return the certificate and the router with cut_high = min(own, certified).
 
     Without a certified cut the policy is M0. Labels of ``evaluation`` are read through its exposure ledger, and the
     attempt is written into that of ``archive``. A policy that calibration advised against needs ``force``.
@@ -94,9 +94,9 @@ def certify_router(
 
 
 def noted(archive: Archive, policy: Policy, question: Mapping[str, Any], *, force: bool) -> dict[str, Any]:
-    """What stands beside a promise: a forced no-go, and how often these labels were asked.
+    """Write down the attempt and return its number with the warnings: a forced no-go, a repeated attempt.
 
-    Called once the labels can be read: a question that is refused is no attempt.
+    Call it when the labels can be read; a refused question is not an attempt.
     """
     warning = check_go(policy, force=force)
     attempt = certification_attempt(archive, {"policy": policy_digest(policy), "name": policy.name, **question})
@@ -118,12 +118,12 @@ def issued(
     designs: int = 1,
     halved: bool = False,
 ) -> tuple[Certificate, Policy]:
-    """The record of a search that found ``cut`` (or nothing) among ``designs``, and the policy that it holds for.
+    """Return the certificate of a search that found ``cut`` (or None) among ``designs``, and the certified policy.
 
     ``halved``: as many patients again fitted what these test.
     """
     certified = fitted_on(wording.certified_policy(policy, cut), archive.entries.values())
-    if "quota" in certified.preflight:  # the cut moved, and with it how many cases are to be expected in each bucket
+    if "quota" in certified.preflight:  # another cut changes how many cases each bucket gets
         decided = (replay_case(archive, judge_of(certified), case) for case in archive.ids)
         certified = replace(certified, preflight={**certified.preflight, "quota": quota_of(decided)})
     units = len(set(evidence.clusters))
@@ -166,7 +166,7 @@ def issued(
 
 
 def _flag_sentence(archive: Archive, policy: Policy, delta: float, designs: int) -> str:
-    """What is promised about the share of flagged cases; nothing where the flag was fitted on these very patients."""
+    """Return what is promised about the share of flagged cases; nothing if the flag was fitted on these patients."""
     if not policy.flag or policy.groups:
         return ""
     known = set(policy.calibration_clusters or policy.calibration_cases)
@@ -180,9 +180,9 @@ def _flag_sentence(archive: Archive, policy: Policy, delta: float, designs: int)
 
 
 def flagged_share(archive: Archive, policy: Policy, *, delta: float) -> tuple[float, float]:
-    """(share of cases flagged, upper bound of it over new patients at level 1 - delta), whichever cut is certified.
+    """Return the share of flagged cases, and its upper bound over new patients at level 1 - delta, for any cut.
 
-    A case counts as flagged where its candidate is, or M0 is: the cut, which labels chose, then has no part in it.
+    A case counts as flagged if its candidate or M0 is flagged, so the result does not depend on the cut.
     """
     flagged = np.zeros(len(archive.ids), bool)
     for cut in (np.inf, -np.inf):
@@ -193,7 +193,7 @@ def flagged_share(archive: Archive, policy: Policy, *, delta: float) -> tuple[fl
 
 
 def limits(asked: Promise, units: int, kind: str, delta: float | None = None) -> tuple[float, int]:
-    """The smallest alpha that n units support, and the n that the asked alpha needs."""
+    """Return the smallest alpha that n units support, and the n that the asked alpha needs."""
     smallest, level = min(asked.alphas), delta or asked.delta
     needed = risk_control.patients_needed(smallest, delta=level, binary=kind != "betting")
     if level is None:
@@ -203,19 +203,19 @@ def limits(asked: Promise, units: int, kind: str, delta: float | None = None) ->
 
 
 def loss_table(evidence: Evidence, asked: Promise, name: str) -> LossTable:
-    """The rollback table of one loss: by envelope, or with the policy's own low/mid cut."""
+    """Return the rollback table of one loss: by envelope, or with the policy's own low/mid cut."""
     losses = evidence.own[name] if asked.low_mid == "fixed" else evidence.loss(name)
     return labelled.rollback_table(evidence.values, losses, clusters=evidence.clusters, within=asked.within)
 
 
 def curve(table: LossTable, scores: Floats) -> tuple[dict[str, float], ...]:
-    """Every jump point with what it keeps and its bound or p-value."""
+    """Return every jump point with its kept share and its bound or p-value."""
     rows = zip(table.settings, table.kept, table.risks, scores, strict=True)
     return tuple({"setting": float(c), "kept": float(k), "risk": float(r), "bound": float(b)} for c, k, r, b in rows)
 
 
 def chosen_p_value(asked: Promise, evidence: Evidence) -> str:
-    """'auto' is the exact binomial test where units lose 0 or 1 by construction, else betting; no label is seen."""
+    """Return the kind of p-value; 'auto' is binomial if units lose 0 or 1 by construction, else betting."""
     if asked.p_value != "auto":
         return asked.p_value
     alone = len(set(evidence.clusters)) == len(evidence.ids) or asked.within == "max"

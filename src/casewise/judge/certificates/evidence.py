@@ -1,4 +1,4 @@
-"""What certificates read: the coordinate of each labelled case, and the loss of each action that a policy may take.
+"""Evidence for certificates: the coordinate of each labelled case, and the loss of each action of a policy.
 
 For a rollback cut the deployed harm grows with the cut, so conformal risk control certifies it directly.
 """
@@ -55,7 +55,7 @@ class LossTable:
 
     @property
     def units(self) -> int:
-        """The n of every bound: independent units, that is clusters (patients), not volumes."""
+        """The n of every bound: independent units, which are clusters (patients), not volumes."""
         return len(self.losses)
 
     @property
@@ -65,7 +65,7 @@ class LossTable:
 
     @property
     def is_monotone(self) -> bool:
-        """Whether no unit's loss falls as settings get more permissive: what CRC needs."""
+        """True if no unit's loss falls as settings get more permissive, which CRC needs."""
         return bool((np.diff(self.losses, axis=1) >= 0).all())
 
 
@@ -129,10 +129,10 @@ LOSSES = ("ha", "harmed", "dice", "worse-voxels")
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What calibration says about a router: the coordinate of each case, and what each action would cost it."""
+    """The coordinate of each labelled case, and the loss of each action of a router."""
 
     ids: tuple[str, ...]
-    clusters: tuple[str, ...]  # hashed, so that their order is fixed in advance and says nothing
+    clusters: tuple[str, ...]  # hashed, so that their order is fixed in advance and does not depend on the labels
     values: Floats  # the coordinate u of the probe step
     low: Mapping[str, Floats]  # loss name -> loss of the low action, in [0, 1]; also "gain", the metric's change
     mid: Mapping[str, Floats]
@@ -146,9 +146,9 @@ class Evidence:
 def router_evidence(
     archive: Archive, policy: Policy, *, overlap: bool = True, margin: float = 0.0, chosen: bool = True
 ) -> Evidence:
-    """Evidence for a router from all labelled cases; with ``overlap=False`` its own calibration cases are refused.
+    """Return the evidence for a router from all labelled cases; ``overlap=False`` refuses its calibration cases.
 
-    ``chosen=False`` says that no comparison picked this policy: all designs that were compared are tested together.
+    ``chosen=False`` means that all compared designs are tested together, so no comparison picked this policy.
     ``margin`` is the loss of the metric that a case may have before it counts as harmed.
     """
     check_router(policy)
@@ -176,7 +176,7 @@ def router_evidence(
 
 
 def check_router(policy: Policy) -> None:
-    """Only a policy that rolls back above a cut can be certified by its cut."""
+    """Refuse a policy that does not roll back above a cut."""
     if is_hybrid(policy):
         raise Refused(
             f"policy {policy.name!r} is hybrid: its cut-points are a function of the stream, so no calibration can "
@@ -193,7 +193,7 @@ def check_router(policy: Policy) -> None:
 
 
 def _check_kept_aside(policy: Policy, archive: Archive) -> None:
-    """Refuse labels that chose or fitted the policy, and say where others come from."""
+    """Refuse labels that chose or fitted the policy, and say what to do."""
     try:
         check_held_out(policy, archive.entries.values())
     except Overlap as error:
@@ -204,10 +204,10 @@ def _check_kept_aside(policy: Policy, archive: Archive) -> None:
 
 
 def _choice_evidence(archive: Archive, policy: Policy, margin: float, chosen: bool) -> Evidence:
-    """Of a policy that chooses among all candidates: what is deployed if kept, and the size of its edit.
+    """Return the evidence for a policy that chooses among all candidates: losses, and the size of the edit.
 
-    The cut is on the size of the edit: a larger one goes back to M0, so losses only grow with the cut. What labels
-    chose (a fitted design, or the best of several) is refused on the same cases or patients.
+    The cut is on the size of the edit: a larger edit goes back to M0, so losses only grow with the cut. A policy that
+    labels fitted or chose is refused on the same cases or patients.
     """
     own = controller_of(policy)
     plain = policy.name == own.name and not getattr(own, "learned", True)  # no label chose or fitted it
@@ -236,7 +236,7 @@ def _deployed_table(archive: Archive, policy: Policy) -> pd.DataFrame:
 
 
 def cluster_of(archive: Archive, case_id: str) -> str:
-    """The independent unit of a case (its patient or sequence, else itself), hashed."""
+    """Return the independent unit of a case (its patient or sequence, else itself), hashed."""
     return text_sha256(archive.entry(case_id).cluster or case_id)
 
 
