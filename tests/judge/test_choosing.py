@@ -704,3 +704,19 @@ def test_gains_without_any_residual_can_be_solved():
     shrink = _shrinkage(rows, ["moves", "stays"], 1.0)
     _, own = _fit_gain(rows, ["moves", "stays"], 1.0, shrink)
     assert dict(own) == pytest.approx({"moves": 0.1, "stays": 0.0}, abs=1e-4)
+
+
+def test_a_comparison_reads_every_edit_once_and_fits_no_model_of_pieces_twice(archive, monkeypatch):
+    """Street frames have thousands of pieces: what is read or fitted again is most of the time."""
+    reads, counted = [], designs.piece_features
+    monkeypatch.setattr(designs, "piece_features", lambda *of: reads.append(of[1]) or counted(*of))
+    few = archive.select(ids=archive.ids[:12])
+    setting = setting_of(few)
+    known = gather(few, setting)
+    assert len(reads) == len(known) * (1 + designs.RIVALS_READ)
+    before = designs._piece_model.cache_info()
+    compare_designs(known, setting, {name: DESIGNS[name] for name in ("m0", "merge")})
+    after = designs._piece_model.cache_info()
+    six_patients = 1 + 6 + 15 + 20  # all of them, and without one, two and three
+    assert after.misses - before.misses <= six_patients * len(set(reads))
+    assert after.hits > before.hits

@@ -196,7 +196,8 @@ def _cell(row: Mapping[str, Any], column: Column) -> Cell:
         n = row.get("n", 0)
         return undefined(0 if n is None or math.isnan(n) else int(n))
     if column.interval and not math.isnan(row[column.interval[0]]):
-        return Estimate(float(value), *(float(row[key]) for key in column.interval))
+        low, high = (float(row[key]) for key in column.interval)
+        return Estimate(float(value), low, high)
     return value if isinstance(value, int | float) else str(value)
 
 

@@ -348,11 +348,7 @@ def checks_of(
 
 
 def check_values(
-    criterion: Criterion,
-    values: Iterable[float],
-    patients: Iterable[int],
-    ids: Iterable[str],
-    confidence: float | None,
+    criterion: Criterion, values: Iterable[float], patients: Iterable[int], ids: Iterable[str], confidence: float | None
 ) -> Check:
     """A criterion on values that were computed elsewhere, such as those of a declared measure; NaN is undefined."""
     gathered = _Gathered(criterion, criterion.scope)

@@ -15,7 +15,6 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from casewise.core.errors import BadInput
-from casewise.core.records import SOURCE, Action, Decision, State
 from casewise.measure.signals import SIGNALS
 from casewise.study.statistics.chance import ChanceMoments, chance_moments
 from casewise.study.statistics.resample import clusters_of
@@ -24,12 +23,11 @@ from casewise.study.trajectories import mean_or_nan, signals_in, unshrunk
 _NO_LABEL = "an oracle needs labels and no case has one; oracles are reference rows, never controllers"
 
 
-def replay_oracle(frame: pd.DataFrame, *, include_source: bool = True) -> list[Decision]:
-    """For each case the step with the highest metric along its trajectory, ties to the smallest k (E12a)."""
+def oracle_steps(frame: pd.DataFrame, *, include_source: bool = True) -> pd.DataFrame:
+    """Return the row of each case with the highest metric along its trajectory, ties to the smallest k (E12a)."""
     steps = _labelled(frame)
     steps = steps.loc[(steps["shrink"] == 0) & (steps["step"] >= (0 if include_source else 1))]
-    best = steps.sort_values(["case", "step"]).groupby("case")["metric"].idxmax()
-    return [_decision(row, "replay-oracle") for row in steps.loc[best].to_dict("records")]
+    return steps.loc[steps.sort_values(["case", "step"]).groupby("case")["metric"].idxmax()]
 
 
 def ha_oracle_scores(frame: pd.DataFrame) -> pd.Series:
@@ -53,19 +51,6 @@ def _labelled(frame: pd.DataFrame) -> pd.DataFrame:
     if frame["metric"].isna().all():
         raise BadInput(_NO_LABEL)
     return frame.loc[frame["metric"].notna()]
-
-
-def _decision(row: dict[str, object], name: str) -> Decision:
-    step = int(str(row["step"]))
-    return Decision(
-        case_id=str(row["case"]),
-        action=Action.KEEP if step else Action.ROLLBACK,
-        state=State(step) if step else SOURCE,
-        executed=step,
-        controller=name,
-        group=None if row["group"] is None else str(row["group"]),
-        reason="needs labels: the step with the highest metric",
-    )
 
 
 Arms = Mapping[str, pd.DataFrame]

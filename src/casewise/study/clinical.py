@@ -1,6 +1,6 @@
-"""Clinical measures of old and new masks beside those of the labels: agreement by patient, and decisions that change.
+"""Clinical measures of old masks, new masks and labels: agreement by patient, and decisions that change.
 
-Every label's volume is a measure; formulas that a user declares are further ones (``measure/measures.py``).
+The volume of every label is a measure; a user can declare formulas over volumes (``measure/measures.py``).
 """
 
 from __future__ import annotations
@@ -16,19 +16,12 @@ from scipy import stats
 
 from casewise.core.text import pluralize
 from casewise.measure.changes import label_name
-from casewise.measure.measures import (
-    LabelVolume,
-    Measure,
-    label_volumes,
-    named_volumes,
-    plain_name,
-    scan_of,
-)
+from casewise.measure.measures import LabelVolume, Measure, label_volumes, named_volumes, plain_name, scan_of
 from casewise.study.acceptance import Acceptance, Check, check_values, patient_means
 from casewise.study.compared_cohort import ComparedCase, ComparedCohort
 
 SIDES = ("old", "new", "label")
-VOLUME = "volume "  # how the measure of a label's own volume begins
+VOLUME = "volume "  # beginning of the name of a label's volume as a measure
 
 
 @dataclass(frozen=True)
@@ -58,7 +51,7 @@ class Crossing:
     old: float
     new: float
     label: float | None
-    right: str | None  # old or new: who decides as the label does; None without a label
+    right: str | None  # old or new: the side with the decision of the label; None without a label
 
 
 @dataclass(frozen=True)
@@ -88,7 +81,7 @@ class MeasuredValues:
 
     def __init__(self, measure: Measure) -> None:
         self.measure = measure
-        self.declared = not measure.name.startswith(VOLUME)  # whose cases may have to be named
+        self.declared = not measure.name.startswith(VOLUME)  # only then are the names of the cases kept
         self.units: list[str] = []
         self.cases: list[tuple[str, ...]] = []
         self.patients = array("q")
@@ -133,7 +126,7 @@ class MeasuredCase:
 
 
 def measured_values(cases: Iterable[MeasuredCase], declared: Sequence[Measure]) -> dict[str, MeasuredValues]:
-    """Every declared measure of every case or patient; the cases are gone through once and none is kept."""
+    """Compute every declared measure of every case or patient; the cases are read once and not kept."""
     found = {one.name: MeasuredValues(one) for one in declared}
     scans = sorted({scan for one in declared for scan in one.scans})
     read = {plain_name(volume.label) for one in declared for volume in one.volumes if volume.scan is not None}
@@ -153,7 +146,7 @@ def measured_values(cases: Iterable[MeasuredCase], declared: Sequence[Measure]) 
             for side, volume in case.volumes.items():
                 kept = {name: value for name, value in volume.items() if name in read}
                 there = by_patient.setdefault(patient, {}).setdefault(side, {})
-                there[scan] = None if scan in there else kept  # two scans of one name: neither is meant
+                there[scan] = None if scan in there else kept  # two scans of one name: neither is used
     for patient, sides in by_patient.items():
         whole = {
             side: {name: volume for name, volume in of.items() if volume is not None} for side, of in sides.items()
@@ -185,7 +178,7 @@ def volume_measures(labels: Iterable[int], names: Mapping[int, str], unit: str) 
 def measure_results(
     cases: Iterable[ComparedCase], declared: Sequence[Measure], names: Mapping[int, str]
 ) -> tuple[dict[str, MeasuredValues], list[MeasureResult]]:
-    """The values of the declared measures, and what they say; without a measure no case is read."""
+    """Return the values of the declared measures and their results; without a measure no case is read."""
     if not declared:
         return {}, []
     values = measured_values((_measured(case, names) for case in cases), declared)
@@ -205,7 +198,7 @@ def volume_results(cohort: ComparedCohort, labels: Sequence[int], names: Mapping
 
 
 def mask_measures(cases: Iterable[MeasuredCase], declared: Sequence[Measure]) -> list[MeasureResult]:
-    """What the declared measures say of old masks, new masks and labels: agreement by patient, decisions that change.
+    """Compute the declared measures of old masks, new masks and labels: agreement by patient, decisions that change.
 
     Args:
         cases: One by one; see :meth:`MeasuredCase.of`.
@@ -218,7 +211,7 @@ def mask_measures(cases: Iterable[MeasuredCase], declared: Sequence[Measure]) ->
 
 
 def worsened_sentence(result: MeasureResult) -> str | None:
-    """A sentence where new masks move a measure away from the labels for more patients than toward them; else None."""
+    """Return a sentence if the new masks move a measure away from the labels for more patients than toward them."""
     if result.error_old is None or result.error_new is None or not (result.farther or 0) > (result.closer or 0):
         return None
     unit = f" {result.unit}" if result.unit else ""

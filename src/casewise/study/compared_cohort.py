@@ -17,13 +17,7 @@ from casewise.core.text import brief
 from casewise.judge.certificates.risk_control import share_bound
 from casewise.measure.changes import NAN, Comparison, LabelChange, Regression
 from casewise.measure.masks import Floats, Integers
-from casewise.study.statistics.resample import (
-    Interval,
-    draws,
-    interval_of,
-    mean_interval,
-    undefined_interval,
-)
+from casewise.study.statistics.resample import Interval, draws, interval_of, mean_interval, undefined_interval
 
 MANY = 200  # clusters from which intervals are Student's t: as good as the bootstrap there, with less memory
 GOOD = 0.7  # default metric from which a case is good; a case that was good and is not now is a flip

@@ -386,8 +386,7 @@ def fit_merge(
     taken, threshold = edits[best // len(THRESHOLDS)], THRESHOLDS[best % len(THRESHOLDS)]
     if chance_of_best(gains, clusters)[best] > 1 - level:
         threshold = float("inf")
-    model = _fit_pieces([one.edits[taken] for one in known], ridge)
-    weights, center, scale = (tuple(part.tolist()) for part in model)
+    weights, center, scale = (tuple(part.tolist()) for part in _piece_model(tuple(known), taken, ridge))
     return Merge(**asdict(setting), edit=str(taken), weights=weights, center=center, scale=scale, threshold=threshold)
 
 
@@ -396,7 +395,7 @@ def _held_out_gains(known: Sequence[Known], edit: State, ridge: float) -> Floats
     gains = np.zeros((len(known), len(THRESHOLDS)))
     edits = [one.edits[edit] for one in known]
     for inside, out in folds([one.cluster for one in known]):
-        model = _fit_pieces([edits[i] for i in inside], ridge)
+        model = _piece_model(tuple(known[i] for i in inside), edit, ridge)
         for i in out:
             scores = piece_scores(edits[i].features, *model)
             accepted = scores[:, None] > np.array(THRESHOLDS)
@@ -408,11 +407,19 @@ def _held_out_gains(known: Sequence[Known], edit: State, ridge: float) -> Floats
     return gains
 
 
-def _fit_pieces(edits: Sequence[Edit], ridge: float) -> tuple[Floats, Floats, Floats]:
+@lru_cache(maxsize=4096)
+def _pieces(one: Known, edit: State) -> tuple[Floats, Floats, Floats]:
+    """The features of a candidate's pieces, alike ones once, and the voxels that they make right and wrong."""
+    pieces = one.edits[edit]
+    alike, which = np.unique(pieces.features, axis=0, return_inverse=True)
+    won, lost = (np.bincount(which.ravel(), part, minlength=len(alike)) for part in (pieces.won, pieces.lost))
+    return alike, won, lost
+
+
+@lru_cache(maxsize=4096)  # folds within folds ask for the same cases again
+def _piece_model(known: tuple[Known, ...], edit: State, ridge: float) -> tuple[Floats, Floats, Floats]:
     """Logistic regression of "made right" against "made wrong", weighted by voxels, by Newton's method."""
-    x = np.concatenate([edit.features for edit in edits])
-    won = np.concatenate([edit.won for edit in edits])
-    lost = np.concatenate([edit.lost for edit in edits])
+    x, won, lost = (np.concatenate(part) for part in zip(*(_pieces(one, edit) for one in known), strict=True))
     total = won + lost
     width = len(PIECE_FEATURES)
     if not total.sum():

@@ -37,16 +37,15 @@ def auroc_table(
     outcomes: pd.DataFrame,
     *,
     signals: Sequence[str] | None = None,
-    budget: int | None = None,
     resamples: int = RESAMPLES,
     seed: int = RESAMPLING_SEED,
 ) -> Finding:
     """AUROC of each step-1 signal for "worse" (metric falls at the budget) and "harm" (HA in the top tertile).
 
     Scores are used as they are, higher = positive; MSP therefore appears inverted (C12). Draws with one class are
-    skipped and counted. The budget is the last step unless given.
+    skipped and counted. The budget is the last step.
     """
-    depth = horizon(outcomes) if budget is None else budget
+    depth = horizon(outcomes)
     scores = unshrunk(outcomes)[lambda frame: frame["step"] == 1].set_index("case")
     records = [
         _row(scores, name, target, positive, threshold, resamples, seed)

@@ -154,8 +154,7 @@ def cut_stability(
     pools, index = resampled(pool, clusters, resamples, seed)
     drawn = draws(index.shape[1], resamples, seed)  # the same stream, which is proven
     fitted = np.percentile(pool, percentiles)
-    cuts = np.array([np.percentile(one, percentiles) for one in pools]).T if isinstance(pools, list) else None
-    cuts = np.percentile(pools, percentiles, axis=1) if cuts is None else cuts
+    cuts = np.array([np.percentile(one, percentiles) for one in pools]).T  # (cut, draw)
     changed = (buckets_at(u, *cuts) != buckets_at(u, *fitted)).mean(axis=1)
     records = []
     for at, name in enumerate(("cut_low", "cut_high")):

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, DegenerateTertiles, TooFewCases
 from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
@@ -63,14 +64,14 @@ def reproduced(study: Study) -> Finding:
 
     Cut-points may differ in the last digit and still decide alike, so buckets are compared, not bits.
     """
-    fitted = _fitted(study, str(study.policy.preflight.get("mode", "union")))
+    fitted, _ = refitted(study, study.calibration)
     decided = {decision.case_id: decision.bucket for decision in replay(study.evaluation, controller_of(fitted))}
     own = {decision.case_id: decision.bucket for decision in study.decisions[study.ours]}
     same = sum(decided[case] == bucket for case, bucket in own.items())
     records = []
-    refitted = {name: {**fitted.options, **more} for name, more in (fitted.groups or {"all": {}}).items()}
+    options_of = {name: {**fitted.options, **more} for name, more in (fitted.groups or {"all": {}}).items()}
     for name, router in study.routers.items():
-        options = refitted[name if fitted.groups else "all"]
+        options = options_of[name if fitted.groups else "all"]
         for cut in ("cut_low", "cut_high"):
             before, after = float(getattr(router, cut)), float(options[cut])
             gap = 0.0 if before == after else abs(after - before)
@@ -92,12 +93,14 @@ def _again(study: Study, cuts: pd.DataFrame, same: int) -> str:
     return f"{again} only {same} of {n} cases into the same bucket: {why}"
 
 
-def _fitted(study: Study, mode: str) -> Policy:
-    """The studied design with its cut-points fitted in this mode on the calibration cases."""
-    convention = str(study.policy.preflight.get("convention", "medical"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DegenerateTertiles)
-        return calibrate(study.calibration, study.policy, mode=mode, percentiles=convention)
+def refitted(study: Study, calibration: Archive, *, unshrunk: bool = False) -> tuple[Policy, list[str]]:
+    """Fit the cut-points of the studied design on calibration cases; return the policy and the warnings."""
+    fitted_by = study.policy.preflight
+    mode, convention = str(fitted_by.get("mode", "union")), str(fitted_by.get("convention", "medical"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DegenerateTertiles)
+        policy = calibrate(calibration, study.policy, mode=mode, percentiles=convention, unshrunk=unshrunk)
+    return policy, [str(one.message) for one in caught]
 
 
 @once
@@ -166,10 +169,7 @@ def calibration_sensitivity(
         if size > patients:
             raise TooFewCases(f"a subsample of {size} needs at least as many calibration cases, got {patients}")
         chosen = rng.permuted(np.tile(np.arange(patients), (draws, 1)), axis=1)[:, :size]
-        if patients == len(pool):
-            low, high = np.percentile(pool[np.argsort(units)][chosen], percentiles, axis=1)
-        else:
-            low, high = np.array([np.percentile(pool[np.isin(units, row)], percentiles) for row in chosen]).T
+        low, high = np.array([np.percentile(pool[np.isin(units, row)], percentiles) for row in chosen]).T
         low = np.full(draws, fitted[0]) if vary == "high" else low
         records.append(_row(size, _replayed(u, np.minimum(low, high), high, harm, metric), to_beat, len(u)))
     made = {"draws": draws, "seed": seed, "percentiles": list(percentiles), "vary": vary, "to_beat": to_beat}
