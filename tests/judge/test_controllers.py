@@ -148,7 +148,7 @@ def test_the_two_term_risk_is_a_coordinate(seen, decided):
     ("signals", "error", "words"),
     [
         ({"delta": [0, None]}, BadInput, "is not there"),
-        ({"regions": [0, 1]}, BadInput, "it has regions"),
+        ({"regions": [0, 1]}, BadInput, "recorded are regions"),
         ({"delta": [0, float("nan")]}, NotFinite, "is nan"),
     ],
 )

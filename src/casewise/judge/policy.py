@@ -50,7 +50,7 @@ def _router(
     return Policy(name, "router", options, steps)
 
 
-GUARDED = {"fallback": "delta", "guard": True}
+GUARDED: dict[str, Any] = {"fallback": "delta", "guard": True}
 """The router uses the fallback where the tertiles of its coordinate coincide (S11), and rolls back every case where the
 retained calibration cases are evidently hurt (M3)."""
 

@@ -199,7 +199,7 @@ def _labels(pair: MaskPair, *, surfaces: Surfaces) -> tuple[LabelChange, ...]:
 
 
 def _piece_counts(pair: MaskPair) -> dict[str, Integers]:
-    """LabelPieces and holes of each label in old and new, and those that have no counterpart."""
+    """Count pieces and holes of each label in old and new, and those without a counterpart."""
     before, after = pair.pieces
     old, new = pair.old.reshape(-1), pair.new.reshape(-1)
 

@@ -400,9 +400,8 @@ def _held_out_gains(known: Sequence[Known], edit: State, ridge: float) -> Floats
             scores = piece_scores(edits[i].features, *model)
             accepted = scores[:, None] > np.array(THRESHOLDS)
             _, first, back = np.unique(accepted.sum(axis=0), return_index=True, return_inverse=True)
-            each = np.array(
-                [edits[i].metric_of(accepted[:, column]) for column in first]
-            )  # sets of equal size are equal
+            # Sets of accepted pieces of equal size are equal, so each size is scored once.
+            each = np.array([edits[i].metric_of(accepted[:, column]) for column in first])
             gains[i] = each[back] - known[i].source
     return gains
 
@@ -413,7 +412,7 @@ def _pieces(one: Known, edit: State) -> tuple[Floats, Floats, Floats]:
     pieces = one.edits[edit]
     alike, which = np.unique(pieces.features, axis=0, return_inverse=True)
     won, lost = (np.bincount(which.ravel(), part, minlength=len(alike)) for part in (pieces.won, pieces.lost))
-    return alike, won, lost
+    return alike, won.astype(np.float64), lost.astype(np.float64)
 
 
 @lru_cache(maxsize=4096)  # folds within folds ask for the same cases again
