@@ -22,6 +22,7 @@ from casewise.core.records import SOURCE, Action, Controller, Mask, Observation,
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.data.splits import cluster_of, fold_of
 from casewise.judge.calibration.adoption import ALLOWED_HURT, chance_of_best, mean_low
+from casewise.judge.controllers import merge
 from casewise.judge.controllers.choose import (
     FEATURES,
     AgreementRule,
@@ -35,15 +36,7 @@ from casewise.judge.controllers.choose import (
 )
 from casewise.judge.controllers.depth import Settled, Source
 from casewise.judge.controllers.flag import QUALITY_SIGNALS, deployed_signal
-from casewise.judge.controllers.merge import (
-    PIECE,
-    PIECE_FEATURES,
-    Merge,
-    merged,
-    opinions,
-    piece_features,
-    piece_scores,
-)
+from casewise.judge.controllers.merge import PIECE_FEATURES, Merge
 from casewise.judge.decide import Setting, candidate_masks, first_verdict, ladder_views, whole_case
 from casewise.judge.outcomes import POINT, outcomes, scoring_options
 from casewise.measure.metrics import METRICS
@@ -204,7 +197,7 @@ class KnownEdits:
         missing = [state for state in states if state not in self.known]
         if missing:
             masks = masks or candidate_masks(self.archive, self.case_id, self.ladders)
-            label, held = self.archive.label(self.case_id), held or opinions(masks, self.silent)
+            label, held = self.archive.label(self.case_id), held or merge.opinions(masks, self.silent)
             counts = self._counts(masks, label)
             self.known.update({state: self._edit(masks, state, held, label, counts) for state in missing})
 
@@ -218,7 +211,7 @@ class KnownEdits:
         return np.array([np.bincount(part, minlength=classes) for part in (old[old == truth], old, truth)], np.float64)
 
     def _edit(self, masks: Mapping[State, Mask], state: State, held: Candidates, label: Mask, counts: Floats) -> Edit:
-        pieces, features = piece_features(masks, state, self.silent, held)
+        pieces, features = merge.piece_features(masks, state, self.silent, held)
         truth = label.reshape(-1)[pieces.voxels]
         valid = np.ones(truth.size, bool) if self.ignore is None else truth != self.ignore
 
@@ -226,7 +219,7 @@ class KnownEdits:
             return np.bincount(pieces.number[voxels], minlength=len(pieces.sizes)).astype(np.float64)
 
         def scored(accepted: tuple[int, ...]) -> float:
-            mask = merged(masks[SOURCE], masks[state], accepted)
+            mask = merge.merged(masks[SOURCE], masks[state], accepted)
             return METRICS[self.metric].of(mask, label, ignore=self.ignore, spacing_mm=self.spacing_mm)
 
         return Edit(
@@ -397,7 +390,7 @@ def _held_out_gains(known: Sequence[Known], edit: State, ridge: float) -> Floats
     for inside, out in folds([one.cluster for one in known]):
         model = _piece_model(tuple(known[i] for i in inside), edit, ridge)
         for i in out:
-            scores = piece_scores(edits[i].features, *model)
+            scores = merge.piece_scores(edits[i].features, *model)
             accepted = scores[:, None] > np.array(THRESHOLDS)
             _, first, back = np.unique(accepted.sum(axis=0), return_index=True, return_inverse=True)
             # Sets of accepted pieces of equal size are equal, so each size is scored once.
@@ -505,7 +498,7 @@ class KnownLadder:
         if not isinstance(controller, Merge):
             return self.one.seen
         scores = controller.scores(self.one.edits[controller.edited].features)
-        named = {f"{PIECE}{number}": float(score) for number, score in enumerate(scores)}
+        named = {f"{merge.PIECE}{number}": float(score) for number, score in enumerate(scores)}
         return added(self.one.seen, {controller.edited: {"pieces": float(len(scores)), **named}})
 
 
