@@ -22,18 +22,8 @@ from casewise.core.records import SOURCE, Action, Controller, Mask, Observation,
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.data.splits import cluster_of, fold_of
 from casewise.judge.calibration.adoption import ALLOWED_HURT, chance_of_best, mean_low
-from casewise.judge.controllers import merge
-from casewise.judge.controllers.choose import (
-    FEATURES,
-    AgreementRule,
-    Choose,
-    added,
-    candidate_signals,
-    compared_masks,
-    features,
-    non_voting,
-    state_of,
-)
+from casewise.judge.controllers import choose, merge
+from casewise.judge.controllers.choose import AgreementRule, Choose, candidate_signals, state_of
 from casewise.judge.controllers.depth import Settled, Source
 from casewise.judge.controllers.flag import QUALITY_SIGNALS, deployed_signal
 from casewise.judge.controllers.merge import PIECE_FEATURES, Merge
@@ -138,9 +128,9 @@ def gather(archive: Archive, setting: Setting, progress: Progress | None = None)
         if not np.isfinite(worth[SOURCE][0]):
             continue
         whole = whole_case(archive, case_id, setting)
-        silent = non_voting(whole, (*setting.silent, setting.consensus))
-        held = compared_masks(whole, masks, silent=silent, background=setting.background)
-        seen = added(whole, dict(zip(candidate_signals(whole), held.signals(), strict=True)))
+        silent = choose.non_voting(whole, (*setting.silent, setting.consensus))
+        held = choose.compared_masks(whole, masks, silent=silent, background=setting.background)
+        seen = choose.added(whole, dict(zip(candidate_signals(whole), held.signals(), strict=True)))
         edits = KnownEdits(
             archive, case_id, setting.ladders, silent, options["metric"], options["ignore"], entry.spacing_mm
         )
@@ -318,9 +308,9 @@ def _rows(one: Known) -> tuple[Floats, Floats, list[str]]:
     found = [
         (x, one.metric[state] - one.source, str(state))
         for state, signals in candidates.items()
-        if state != SOURCE and (x := features(signals, candidates[SOURCE])) is not None
+        if state != SOURCE and (x := choose.features(signals, candidates[SOURCE])) is not None
     ]
-    rows = np.array([row[0] for row in found], np.float64).reshape(-1, len(FEATURES))
+    rows = np.array([row[0] for row in found], np.float64).reshape(-1, len(choose.FEATURES))
     return rows, np.array([row[1] for row in found]), [row[2] for row in found]
 
 
@@ -342,6 +332,11 @@ def _shrinkage(rows: Sequence[tuple[Floats, Floats, list[str]]], names: Sequence
 def _fit_gain(
     rows: Sequence[tuple[Floats, Floats, list[str]]], names: Sequence[str], ridge: float, shrink: float
 ) -> tuple[tuple[float, ...], tuple[tuple[str, float], ...]]:
+    r"""Fit the gain y of a candidate k: weights w of its features x, and an intercept b_k that counts where it edits.
+
+    .. math:: \min_{w, b} \sum (y - w \cdot x / s - b_k 1[\mathrm{edit} > 0])^2
+              + \mathrm{ridge}\, |w|^2 + \mathrm{shrink}\, |b|^2, \qquad s = \sqrt{\overline{x^2}}
+    """
     x, y = np.concatenate([row[0] for row in rows]), np.concatenate([row[1] for row in rows])
     place = {name: k for k, name in enumerate(names)}
     which = np.array([place[name] for row in rows for name in row[2]], np.intp)
@@ -410,7 +405,13 @@ def _pieces(one: Known, edit: State) -> tuple[Floats, Floats, Floats]:
 
 @lru_cache(maxsize=4096)  # folds within folds ask for the same cases again
 def _piece_model(known: tuple[Known, ...], edit: State, ridge: float) -> tuple[Floats, Floats, Floats]:
-    """Logistic regression of "made right" against "made wrong", weighted by voxels, by Newton's method."""
+    r"""Fit the chance p that a piece made its voxels right: weights, and mean and deviation of the features.
+
+    .. math:: \min_w \sum_j v_j \left(-t_j \ln p_j - (1 - t_j) \ln (1 - p_j)\right) + \mathrm{ridge}\, |w_{1:}|^2 / 2
+
+    with :math:`v_j` the piece's share of all voxels that changed between right and wrong, and :math:`t_j` the share of
+    them that became right; by Newton's method.
+    """
     x, won, lost = (np.concatenate(part) for part in zip(*(_pieces(one, edit) for one in known), strict=True))
     total = won + lost
     width = len(PIECE_FEATURES)
@@ -499,7 +500,7 @@ class KnownLadder:
             return self.one.seen
         scores = controller.scores(self.one.edits[controller.edited].features)
         named = {f"{merge.PIECE}{number}": float(score) for number, score in enumerate(scores)}
-        return added(self.one.seen, {controller.edited: {"pieces": float(len(scores)), **named}})
+        return choose.added(self.one.seen, {controller.edited: {"pieces": float(len(scores)), **named}})
 
 
 def answer(one: Known, controller: Controller) -> Deployed:
