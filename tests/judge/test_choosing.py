@@ -708,8 +708,8 @@ def test_gains_without_any_residual_can_be_solved():
 
 def test_a_comparison_reads_every_edit_once_and_fits_no_model_of_pieces_twice(archive, monkeypatch):
     """Street frames have thousands of pieces: what is read or fitted again is most of the time."""
-    reads, counted = [], designs.piece_features
-    monkeypatch.setattr(designs, "piece_features", lambda *of: reads.append(of[1]) or counted(*of))
+    reads, counted = [], designs.merge.piece_features
+    monkeypatch.setattr(designs.merge, "piece_features", lambda *of: reads.append(of[1]) or counted(*of))
     few = archive.select(ids=archive.ids[:12])
     setting = setting_of(few)
     known = gather(few, setting)
