@@ -433,6 +433,7 @@ def test_calibrate_compares_the_designs_and_the_policy_travels(tmp_path, archive
     assert all(decision.quality_low is not None for decision in first)
     assert 0 < sum(decision.flagged for decision in first) < len(first)
     said = "\n".join(in_words(made))
+    assert "if gains and losses of one size are equally likely" in said  # what p is worth
     assert f"taken: {made.controller}" in said
     assert "flags:" in said
 
@@ -720,3 +721,17 @@ def test_a_comparison_reads_every_edit_once_and_fits_no_model_of_pieces_twice(ar
     six_patients = 1 + 6 + 15 + 20  # all of them, and without one, two and three
     assert after.misses - before.misses <= six_patients * len(set(reads))
     assert after.hits > before.hits
+
+
+def test_candidates_that_agree_far_less_than_those_of_calibration_are_flagged_and_stay(tmp_path):
+    holdout = views_archive(tmp_path / "a", cases=20, looks=True)
+    policy = calibrate(holdout, "consensus")
+    assert "agreement" in policy.appearance["names"]
+    apart = {**policy.appearance, "patients": [[0.5, 0.98 + 0.001 * n] for n in range(10)]}
+    assert policy.appearance["names"] == ("intensity mean of channel 0", "agreement")
+    plain = casewise.replay(holdout, replace(policy, appearance={}))
+    bound = casewise.replay(holdout, replace(policy, appearance=apart))
+    low = [one.case_id for one in plain if one.agreement < 0.8]
+    assert low
+    assert {one.case_id for one in bound if one.flagged} >= set(low)
+    assert [one.state for one in bound] == [one.state for one in plain]

@@ -117,6 +117,7 @@ class CaseFiles:
     cluster: str | None = None
     split: str | None = None
     name: str | None = None  # what the files call the case, where that is no id and one was made from it
+    modality: str | None = None  # what the header of the image says (DICOM)
 
     def __post_init__(self) -> None:
         check_case_id(self.id)

@@ -140,7 +140,7 @@ def appearance_inputs(case: Case, prepared: Prepared, source: Mask, backbone: Ba
     """Return the arguments of :func:`casewise.judge.appearance.appearance_numbers`, the same in record and predict."""
     labels = sorted(value for value in backbone.labels if value > 0)
     seen = {"image": case.image, "source": source, "labels": labels, "spacing_mm": case.spacing_mm}
-    return {"inputs": prepared_array(prepared), **seen}
+    return {"inputs": prepared_array(prepared), "modality": case.modality, **seen}
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from casewise.core.errors import BadInput, CasewiseWarning, Overlap, TooFewCases
 from casewise.core.records import CALIBRATION, EVALUATION, Policy
 from casewise.core.text import pluralize
 from casewise.data.splits import check_disjoint, cluster_of, clusters_of
-from casewise.judge.appearance import Appearance, known_appearance
+from casewise.judge.appearance import AGREEMENT, Appearance, known_appearance
 from casewise.judge.calibration.cuts import (
     DELTA,
     FEWEST,
@@ -252,6 +253,7 @@ def _among_candidates(holdout: Archive, design: Policy, unflagged: str | None, *
     name, fitted, found = fitted_choice(holdout, design.name, ladders=holdout.joined, **options)
     found["concerns"] += [unflagged] if unflagged else []
     flag, cleanup = fitted.pop("flag", {}), fitted.pop("cleanup", "")
+    agreements = {one["case"]: one["signals"].get(AGREEMENT) for one in found["out_of_fold"]}
     ladders = {one: holdout.ladder(one).configuration.get("adaptation") or {} for one in holdout.joined}
     return replace(
         design,
@@ -264,15 +266,20 @@ def _among_candidates(holdout: Archive, design: Policy, unflagged: str | None, *
         ladders=ladders,
         flag=flag,
         cleanup=cleanup,
+        appearance=_appearance(holdout, agreements),
         calibration_id=calibration_id(holdout),
         preflight=found,
     )
 
 
-def _appearance(holdout: Archive) -> dict[str, Any]:
-    """What the calibration images look like, where recording measured all of them and there are two patients."""
-    looks = [Appearance(entry.id, entry.appearance, entry.cluster) for entry in holdout.entries.values()]
-    known = all(one.numbers for one in looks) and len({one.patient for one in looks}) > 1
+def _appearance(holdout: Archive, agreements: Mapping[str, float | None] = MappingProxyType({})) -> dict[str, Any]:
+    """What the calibration images look like, where recording measured all of them and there are two patients.
+
+    ``agreements`` are those of the deployed masks with the other candidates.
+    """
+    entries = holdout.entries.values()
+    looks = [Appearance(e.id, e.appearance, e.cluster).with_agreement(agreements.get(e.id)) for e in entries]
+    known = all(e.appearance for e in entries) and len({one.patient for one in looks}) > 1
     return known_appearance(looks).as_plain() if known else {}
 
 
