@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 from worlds.candidates import views_archive
 
 import casewise
+from casewise.cli import app
 from casewise.core.errors import BadInput, Refused, TooFewCases
 from casewise.core.records import SOURCE, Action, Decision, Observation, State
 from casewise.judge.calibration import designs
@@ -735,3 +737,14 @@ def test_candidates_that_agree_far_less_than_those_of_calibration_are_flagged_an
     assert low
     assert {one.case_id for one in bound if one.flagged} >= set(low)
     assert [one.state for one in bound] == [one.state for one in plain]
+
+
+def test_too_few_patients_for_flags_are_said_before_anything_is_computed(tmp_path, monkeypatch):
+    views_archive(tmp_path / "a", cases=8)
+    monkeypatch.setattr(
+        "casewise.judge.calibration.calibrate.fitted_choice", lambda *_, **options: 1 / options["flag_below"]
+    )
+    words = ["calibrate", str(tmp_path / "a"), "--flag-below", "0.7", "-o", str(tmp_path / "p.json")]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, TypeError)  # 1 / None: no flag is asked of the comparison
+    assert "needs at least 9 clusters (patients), got 4" in result.output
