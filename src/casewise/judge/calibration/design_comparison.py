@@ -455,8 +455,9 @@ def choice_sentences(found: Mapping[str, Any]) -> list[str]:
     lines = [
         "each design, fitted without the patient that it is scored on: gain over M0 [bounds by Student's "
         "t, which do not allow for the choice], helped : hurt",
-        "(a point is 0.01; p: chance that the best of all gains as surely by luck; the best possible takes the best "
-        "recorded candidate of every case)",
+        "(a point is 0.01; p: chance that the best of all gains as surely by luck, if gains and losses of one size are "
+        "equally likely; where losses are rare and large, designs that gain nothing pass more often; the best possible "
+        "takes the best recorded candidate of every case)",
     ]
     lines += [f"  {DesignRow(**row).sentence()}" for row in compared["rows"]]
     if len(compared["rows"]) > 2:
