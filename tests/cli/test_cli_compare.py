@@ -9,6 +9,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 from worlds.updates import heart, update, write
@@ -321,3 +322,22 @@ def test_a_plan_is_made_counted_and_never_overwritten(tmp_path, monkeypatch):
     assert counted.exit_code == 0
     assert "max_mean_drop on all: 36 patients" in counted.output
     assert "casewise compare OLD NEW -o OUT" in str(run("compare").exception)
+
+
+@pytest.mark.parametrize(("spacing_mm", "doubted"), [(1.0, True), (1.5, False)])
+def test_a_spacing_that_a_converter_may_have_made_up_is_said_once(tmp_path, spacing_mm, doubted):
+    for folder in ("old", "new"):
+        for case_id in ("a", "b"):
+            write(tmp_path / folder, case_id, heart(), np.diag([spacing_mm] * 3 + [1]))
+    result = run("compare", tmp_path / "old", tmp_path / "new", "-o", tmp_path / "out")
+    assert result.exit_code == 0
+    assert result.output.count("1 x 1 x 1") == doubted
+    assert (tmp_path / "out" / "report.html").read_text().count("1 x 1 x 1") == doubted
+
+
+def test_a_subgroup_without_a_case_is_named(tmp_path):
+    root = update(tmp_path, cases=6)
+    plan(root, 'max_ha = 0.9\ngroups."site Z".max_ha = 0.9')
+    words = ["compare", root / "old", root / "new", "-l", root / "labels", "--cases", root / "cases.csv"]
+    result = run(*words, "--plan", root / "plan.toml", "-o", root / "out")
+    assert "no case with a label in group site Z" in result.output

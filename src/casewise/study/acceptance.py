@@ -228,7 +228,7 @@ def acceptance_of(plain: Any, *, scope: str = "all") -> Acceptance:
         raise BadInput(f"criteria are a JSON object such as {{'max_mean_drop': 0.005}}, got {type(plain).__name__}")
     confidence = plain.get("confidence", CONFIDENCE)
     if confidence is not None and not (_is_number(confidence) and 0.5 <= confidence < 1):
-        raise BadInput(f"confidence is a number from 0.5 to below 1, or null for observed values, got {confidence!r}")
+        raise BadInput(f"confidence is a number from 0.5 to below 1, or 'observed' (no bounds), got {confidence!r}")
     criteria = tuple(_criteria(plain, scope))
     if not criteria:
         raise BadInput(f"there is no criterion; name at least one of {', '.join(QUANTITIES)}")
@@ -415,7 +415,8 @@ def _decided(gathered: _Gathered, means: Floats, confidence: float | None) -> _D
     criterion, quantity = gathered.criterion, gathered.quantity
     if not means.size:
         needs = " with a label" if quantity.needs_label else ""
-        nobody = _NOBODY.get(gathered.scope, f"no case{needs} to judge it on")
+        where = "" if gathered.scope == "all" else f" in {gathered.scope}"
+        nobody = _NOBODY.get(gathered.scope, f"no case{needs}{where}")
         return _Decided(UNDECIDED, f"{nobody}, so it is not shown")
     value, limit = float(means.mean()), criterion.limit + 1e-12
     if confidence is None:

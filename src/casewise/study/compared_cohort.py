@@ -196,6 +196,7 @@ class ComparedCohort:
         self._size = array("d")
         self._voxel_ml = array("d")
         self.in_ml = True
+        self.unit_spacing = True  # every voxel is 1 mm3
         self._clusters: dict[str, int] = {}
         self._groups: dict[str, int] = {}
 
@@ -210,6 +211,7 @@ class ComparedCohort:
         self._labelled.append(found.labelled)
         self._size.append(case.size)
         self.in_ml &= found.voxel_ml is not None
+        self.unit_spacing &= found.voxel_ml == 0.001
         self._voxel_ml.append(found.voxel_ml or 1.0)
         self._made_wrong.append(found.made_wrong or 0)
         self._made_right.append(found.made_right or 0)
