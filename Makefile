@@ -61,7 +61,7 @@ bench-question: $(VENV)/.dev  ## Its first half: what to do with a few labelled 
 	$(if $(SHIFTS),,$(BIN)/python benchmarks/real_curve.py $(REAL) --jobs $(JOBS) --picture "$(OUT)/learning-curve.svg" > "$(OUT)/pages/1-curve.md")
 	@echo "tables of the question: $(OUT)/pages"
 
-source-models: $(VENV)/.adapt  ## Train the embedded source models again (deterministic)
+source-models: $(VENV)/.adapt  ## Train the embedded source model again (deterministic)
 	$(BIN)/python benchmarks/source_models.py
 
 docs: $(VENV)/.dev  ## The documentation as a site, in site/index.html

@@ -20,7 +20,7 @@ from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.model import Model
 from casewise.core.records import State
 from casewise.data.datasets.plain import write_cohort
-from casewise.data.phantom.cardiac import cardiac_cohort
+from casewise.data.phantom import cardiac_cohort
 from casewise.run.gather import gathered_cases
 from casewise.run.local import LocalEngine
 from casewise.run.ray import RayEngine, connected

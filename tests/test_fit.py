@@ -309,3 +309,30 @@ def test_a_fixed_design_makes_only_its_own_candidates(promised):
 def write_image(path: Path, image: np.ndarray) -> None:
     path.parent.mkdir(exist_ok=True)
     nibabel.save(nibabel.Nifti1Image(image.transpose(2, 1, 0), np.eye(4)), path)
+
+
+def test_a_learning_curve_says_what_fewer_patients_gain(tmp_path):
+    images, labels = [image for image, _ in DISCS[:6]], [label for _, label in DISCS[:6]]
+    deployment = casewise.fit(
+        eroding_model(), images, labels, views="", tuning=QUICK, out=tmp_path / "fit", jobs=1, learning_curve=True
+    )
+    curve = json.loads((tmp_path / "fit" / "fit.json").read_text())["learning_curve"]
+    assert list(curve) == ["2", "4"]  # three folds of two patients: half of the other four train, or all of them
+    assert curve["2"].keys() == curve["4"].keys() == {"1", "average"}
+    assert all(curve[few]["1"] > 0 for few in curve)  # tuning helps every disc
+    said = f"with 2 and with 4 patients to learn from: 1 {curve['2']['1']:+.4f} and {curve['4']['1']:+.4f}"
+    assert said in deployment.summary()
+    assert said in unescape((tmp_path / "fit" / "fit.html").read_text())
+
+
+def test_training_that_ends_in_nan_leaves_views_and_m0_and_says_so(tmp_path):
+    images, labels = [image for image, _ in DISCS[:6]], [label for _, label in DISCS[:6]]
+    wild = replace(QUICK, learning_rate=1e30)
+    deployment = casewise.fit(
+        eroding_model(), images, labels, views="mirror(x)", tuning=wild, out=tmp_path / "fit", jobs=1
+    )
+    notes = json.loads((tmp_path / "fit" / "fit.json").read_text())["notes"]
+    assert [note for note in notes if "fold 0 was not learned" in note and "lower the learning rate" in note]
+    assert "tuned" not in deployment.policy.ladders
+    image, _ = DISCS[7]
+    assert deployment.predict(image).status == "done"

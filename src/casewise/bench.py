@@ -76,9 +76,8 @@ class BenchResult:
                 "method": one["name"],
                 "policy": one["took"],
                 **one["scores"],
-                "promised": None if one["promise"] is None else one["promise"]["alpha"],
-                "realized": None if one["promise"] is None else one["promise"]["realized"],
-                "missed": None if one["promise"] is None else one["promise"]["missed"],
+                "promised": (one["promise"] or {}).get("alpha"),
+                **{name: (one["promise"] or {}).get(name) for name in ("realized", "missed")},
             }
             for one in self.result["methods"]
         )

@@ -53,7 +53,7 @@ def test_a_found_file_names_no_code(line: str, table: str) -> None:
 
 
 OUTSIDE = [
-    'log-file = "/tmp/log"', 'log-file = "../log"', 'log-file = "~/.bashrc"', 'report = "/tmp/report.json"',
+    'report = "/tmp/log"', 'report = "../log"', 'report = "~/.bashrc"', 'report = "/tmp/report.json"',
     'model = "/models/heart"', 'propose = ["members:/models/heart"]', 'propose = ["x=members:a,../../heart"]',
 ]  # fmt: skip
 

@@ -56,8 +56,8 @@ def test_the_tables_of_compare_hold_no_formula(tmp_path: Path) -> None:
 
 
 def test_the_tables_of_a_study_hold_no_formula(tmp_path: Path) -> None:
-    from casewise.render.tables import Column, table, write_csv
+    from casewise.render.tables import Column, Table, write_csv
 
     columns = [Column("case", "case", text=True), Column("change", "change")]
-    write_csv(tmp_path / "a.csv", table("t", "T", columns, [{"case": "=1+1", "change": -0.5}]))
+    write_csv(tmp_path / "a.csv", Table("t", "T", columns, [{"case": "=1+1", "change": -0.5}]))
     assert (tmp_path / "a.csv").read_text().splitlines()[1] == "'=1+1,-0.5"

@@ -164,7 +164,7 @@ def test_a_missing_checkpoint_is_named(model: Any) -> None:
     with pytest.raises(BadInput, match=r"has checkpoint_best.pth; name another with -chk"):
         load_backbone(str(model()), checkpoint="checkpoint_best.pth")
     with pytest.raises(BadInput, match="fold_4"):
-        load_backbone(str(model()), fold=[4])
+        load_backbone(str(model()), folds=[4])
 
 
 @pytest.mark.parametrize("reader", ["NibabelIO", "SimpleITKIO", "NibabelIOWithReorient"])

@@ -276,7 +276,7 @@ def test_the_folds_of_an_nnunet_are_members_and_their_mean_is_near_m0(model: Any
     made = readings_of(backbone, backbone.prepare(case), case, Adaptation("members:folds"))
     assert made.rungs == ("fold-0", "fold-1", "mean")
     assert fingerprint(backbone.network) == before
-    alone = load_backbone(str(model(dimensions=3, folds=(0, 1))), fold=(1,), mirroring=False, step_size=1.0)
+    alone = load_backbone(str(model(dimensions=3, folds=(0, 1))), folds=(1,), mirroring=False, step_size=1.0)
     predict = alone.prepare(case).predict
     assert predict is not None
     assert np.array_equal(made.masks[2], predict())

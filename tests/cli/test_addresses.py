@@ -86,7 +86,7 @@ def test_a_wrong_view_beside_a_right_objective_leaves_no_archive_behind(tmp_path
     images = tmp_path / "images"
     images.mkdir()
     Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(images / "a.png")
-    model = ("-m", "casewise.adapt.networks:TinySegFormer", "-device", "cpu", "--set", "steps=1")
+    model = ("-m", "worlds.streets:street_network", "-device", "cpu", "--set", "steps=1")
     words = ("record", *model, "-i", images, "-o", tmp_path / "archive", "--propose", "tent", "--propose")
     with pytest.raises(BadInput, match="no view at 'own_controller:brightr'"):
         said(*words, "views:own_controller:brightr")

@@ -180,7 +180,7 @@ def test_names_of_labels_stand_on_the_page_in_tables_and_in_the_summary(tmp_path
     assert "LV (1): 4 of 12 changed" in result.output
     assert "FAIL max_holed_share on LV (1)" in result.output
     written = {path.name: path.read_text() for path in (root / "out").iterdir()}
-    assert "<td>LV (1)</td>" in written["report.html"]
+    assert ">LV (1)</td>" in written["report.html"]
     assert "LV (1): 1 hole, 1.7 % of it" in written["report.html"]
     assert "&lt;b&gt;RV (3)" in written["report.html"]
     assert "<b>RV" not in written["report.html"]

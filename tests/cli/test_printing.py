@@ -195,19 +195,6 @@ def test_quiet_says_only_what_went_wrong_and_verbose_says_everything(capsys: pyt
         assert capsys.readouterr().err.splitlines() == expected
 
 
-def test_the_log_file_gets_every_line_and_why_a_run_stopped(tmp_path: Path) -> None:
-    def stopped() -> None:
-        with Progress(2, quiet=True, log_file=tmp_path / "run" / "log.txt") as progress:
-            progress.step("a: done")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        stopped()
-    lines = (tmp_path / "run" / "log.txt").read_text().splitlines()
-    assert lines[0].endswith("+00:00 a: done")
-    assert "stopped: KeyboardInterrupt" in lines[1]
-
-
 FOREIGN: dict[str, tuple[str, Callable[[Path, Path], tuple[object, ...]]]] = {
     "demo": ("notes.txt", lambda home, out: ("-o", out)),
     "certify": ("certificate.html", lambda home, out: (home / "holdout", "--alpha", 0.6, "--out", out)),

@@ -57,7 +57,7 @@ def test_a_sigterm_finishes_what_was_let_in_and_exits_with_0(tmp_path: Path) -> 
         with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
             connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:-1])
             key = {"Authorization": "Bearer secret"}
-            while "casewise_places_taken 1" not in httpx.get(f"{url}/metrics", headers=key, trust_env=False).text:
+            while httpx.get(f"{url}/health/ready", headers=key, trust_env=False).json()["taken"] != 1:
                 time.sleep(0.02)
             process.send_signal(signal.SIGTERM)
             time.sleep(0.5)

@@ -83,7 +83,7 @@ def fractional(path, mask, series):
     """One FRACTIONAL segment, 0.8 inside and 0.3 in a halo that is no part of the mask."""
     shares = np.where(mask > 0, 0.8, 0.3 * (np.roll(mask, 1, axis=2) > 0)).astype(np.float32)
     description = highdicom.seg.SegmentDescription(
-        1, "LV", objects._code(objects._CATEGORIES["tissue"]), objects._code(objects._TISSUE), "MANUAL"
+        1, "LV", objects._code(objects._CATEGORIES["tissue"]), objects._code(objects._CATEGORIES["tissue"]), "MANUAL"
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     highdicom.seg.Segmentation(

@@ -6,10 +6,11 @@ import csv
 from pathlib import Path
 
 import numpy as np
+from worlds.streets import driving_cohort
 
 from casewise.data.datasets.plain import write_cohort
 from casewise.data.nifti import read_label, read_volume
-from casewise.data.phantom import cardiac_cohort, driving_cohort
+from casewise.data.phantom import cardiac_cohort
 from casewise.data.pictures import read_label_picture, read_picture
 
 

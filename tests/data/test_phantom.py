@@ -9,7 +9,7 @@ import pytest
 from scipy import ndimage
 
 from casewise.core.errors import BadInput, UnknownName
-from casewise.data.phantom import cardiac_cohort, driving_cohort
+from casewise.data.phantom import cardiac_cohort
 
 
 def test_a_case_is_the_same_each_time_and_does_not_depend_on_the_cohorts_size() -> None:
@@ -55,28 +55,6 @@ def test_images_are_normalized_and_finite() -> None:
         assert case.image.dtype == np.float32
         assert case.image.mean() == pytest.approx(0, abs=1e-4)
         assert case.image.std() == pytest.approx(1, abs=1e-4)
-
-
-def test_frames_of_one_street_share_a_cluster() -> None:
-    cohort = driving_cohort("fog", 8, split="calibration")
-    clusters = [member.cluster for member in cohort.members.values()]
-    assert clusters == ["calibration_fog_s00"] * 4 + ["calibration_fog_s01"] * 4
-
-
-def test_streets_show_many_classes_and_ignored_borders() -> None:
-    cohort = driving_cohort("clear", 24, split="classes")
-    seen = set().union(*(np.unique(cohort.label(case_id)).tolist() for case_id in cohort.ids))
-    assert seen >= {0, 1, 2, 8, 10, 13, 255}
-    assert len(seen - {255}) == 19
-
-
-def test_night_is_dark_and_fog_is_flat() -> None:
-    def pictures(weather: str) -> np.ndarray:
-        return np.stack([case.image for case in driving_cohort(weather, 4, split="look")]).astype(float)
-
-    clear, night, fog = pictures("clear"), pictures("night"), pictures("fog")
-    assert night.mean() < 0.6 * clear.mean()
-    assert fog.std() < 0.8 * clear.std()
 
 
 def test_an_unknown_vendor_is_named_when_a_case_is_asked_for() -> None:

@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from worlds.streets import driving_cohort
 
-from casewise.adapt.backbones import Pipeline, Prepared, prepared_array
+from casewise.adapt.backbones import Pipeline, Prepared, appearance_inputs
 from casewise.adapt.networks import phantom_cardiac
 from casewise.core.errors import BadInput
-from casewise.data.phantom import cardiac_cohort, driving_cohort
+from casewise.data.phantom import cardiac_cohort
 from casewise.data.splits import Cohort
 from casewise.judge.appearance import (
     Appearance,
@@ -88,14 +89,18 @@ def test_quantiles_do_not_depend_on_the_scale_of_an_image() -> None:
 
 def test_a_prepared_case_becomes_an_array_of_the_whole_case() -> None:
     inputs, whole = torch.zeros(4, 1, 2, 2), torch.ones(1, 1, 3, 3, dtype=torch.bfloat16)
-    assert prepared_array(Prepared(inputs)).shape == (4, 1, 2, 2)
-    pipeline = Pipeline(whole, None, None, None, torch.nn.Identity())  # type: ignore[arg-type]
-    found = prepared_array(Prepared(inputs, pipeline=pipeline))
-    assert found.dtype == np.float32
-    assert found.shape == (1, 1, 3, 3)
     backbone = phantom_cardiac()
     case = next(iter(cardiac_cohort("A", 1, split="calibration")))
-    assert prepared_array(backbone.prepare(case)).shape[1] == case.image.shape[0]
+
+    def array(prepared: Prepared) -> np.ndarray:
+        return np.asarray(appearance_inputs(case, prepared, np.zeros(1), backbone)["inputs"])
+
+    assert array(Prepared(inputs)).shape == (4, 1, 2, 2)
+    pipeline = Pipeline(whole, None, None, None, torch.nn.Identity())  # type: ignore[arg-type]
+    found = array(Prepared(inputs, pipeline=pipeline))
+    assert found.dtype == np.float32
+    assert found.shape == (1, 1, 3, 3)
+    assert array(backbone.prepare(case)).shape[1] == case.image.shape[0]
 
 
 def test_hearts_fit_hearts_and_photographs_do_not() -> None:

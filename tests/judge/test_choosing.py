@@ -199,12 +199,12 @@ def test_what_a_merge_is_worth_said_twice(archive, setting, known):
     rng = np.random.default_rng(0)
     for one in known[:6]:
         masks, label = candidate_masks(archive, one.case_id), archive.label(one.case_id)
-        edit = masks[state_of(setting.consensus)]
+        consensus = masks[state_of(setting.consensus)]
         for share in (0.0, 0.3, 1.0):
-            rows, counts = one.edits[state_of(setting.consensus)]
-            accepted = rng.random(len(rows)) < share
-            mask = merged(masks[SOURCE], edit, tuple(np.flatnonzero(accepted).tolist()))
-            assert counts.of(accepted) == pytest.approx(dice(mask, label))
+            edit = one.edits[state_of(setting.consensus)]
+            accepted = rng.random(len(edit.features)) < share
+            mask = merged(masks[SOURCE], consensus, tuple(np.flatnonzero(accepted).tolist()))
+            assert edit.metric_of(accepted) == pytest.approx(dice(mask, label))
 
 
 @pytest.mark.parametrize("design", list(DESIGNS))
@@ -292,7 +292,7 @@ def test_a_design_that_hurts_more_than_it_helps_is_not_taken():
     row = found.rows[1]
     assert row.low > 0
     assert row.hurt_by_a_point == 0
-    assert (row.helped, row.hurt, row.helps) == (4, 6, False)
+    assert (row.helped, row.hurt) == (4, 6)
     assert found.chosen == "m0"
     assert "it helps 4 cases and hurts 6" in found.why
     assert compare_designs(gains_known([0.1] * 6 + [-0.002] * 4), Setting(1, "1"), some).chosen == "update"
@@ -619,13 +619,13 @@ def test_designs_are_scored_by_the_metric_of_the_archive(tmp_path, monkeypatch):
         known = gather(made, own)
         controller = DESIGNS["merge"](known, own)
         for one in known:
-            label, (rows, counts) = made.label(one.case_id), one.edits[state_of(own.consensus)]
+            label, edit = made.label(one.case_id), one.edits[state_of(own.consensus)]
             masks = candidate_masks(made, one.case_id)
-            everything = np.ones(len(rows), bool)
+            everything = np.ones(len(edit.features), bool)
             score = METRICS[metric].of
             for accepted, mask in ((~everything, masks[SOURCE]), (everything, masks[state_of(own.consensus)])):
                 wanted = score(mask, label, ignore=None, spacing_mm=None)
-                assert counts.of(accepted) == pytest.approx(wanted)
+                assert edit.metric_of(accepted) == pytest.approx(wanted)
             assert answer(one, controller).source == pytest.approx(
                 score(masks[SOURCE], label, ignore=None, spacing_mm=None)
             )
@@ -636,9 +636,9 @@ def test_what_a_label_leaves_open_is_left_open_by_default_in_driving_scenes(tmp_
     made = views_archive(tmp_path / "void", cases=4, metric="miou", void=6)
     own = setting_of(made)
     for one in gather(made, own):
-        rows, counts = one.edits[state_of(own.consensus)]
-        assert counts.in_label.size < 255
-        assert counts.of(np.ones(len(rows), bool)) == pytest.approx(one.metric[state_of(own.consensus)])
+        edit = one.edits[state_of(own.consensus)]
+        assert edit.counts.shape[1] < 255
+        assert edit.metric_of(np.ones(len(edit.features), bool)) == pytest.approx(one.metric[state_of(own.consensus)])
 
 
 def test_the_best_of_many_settings_pays_for_having_been_picked():
@@ -704,3 +704,19 @@ def test_gains_without_any_residual_can_be_solved():
     shrink = _shrinkage(rows, ["moves", "stays"], 1.0)
     _, own = _fit_gain(rows, ["moves", "stays"], 1.0, shrink)
     assert dict(own) == pytest.approx({"moves": 0.1, "stays": 0.0}, abs=1e-4)
+
+
+def test_a_comparison_reads_every_edit_once_and_fits_no_model_of_pieces_twice(archive, monkeypatch):
+    """Street frames have thousands of pieces: what is read or fitted again is most of the time."""
+    reads, counted = [], designs.piece_features
+    monkeypatch.setattr(designs, "piece_features", lambda *of: reads.append(of[1]) or counted(*of))
+    few = archive.select(ids=archive.ids[:12])
+    setting = setting_of(few)
+    known = gather(few, setting)
+    assert len(reads) == len(known) * (1 + designs.RIVALS_READ)
+    before = designs._piece_model.cache_info()
+    compare_designs(known, setting, {name: DESIGNS[name] for name in ("m0", "merge")})
+    after = designs._piece_model.cache_info()
+    six_patients = 1 + 6 + 15 + 20  # all of them, and without one, two and three
+    assert after.misses - before.misses <= six_patients * len(set(reads))
+    assert after.hits > before.hits

@@ -72,7 +72,7 @@ def test_where_thirds_are_no_thirds_the_fallback_is_routed_on(tmp_path):
     archive = hurting(tmp_path / "a", largest=lambda number: 1 + (number == 7), worse=False)
     policy = calibrate(archive)
     assert policy.options["coordinate"] == "delta"
-    assert any("largest are no thirds here; routed on delta" in line for line in policy.preflight["concerns"])
+    assert any("largest are uneven here; the router uses delta" in line for line in policy.preflight["concerns"])
 
 
 def test_a_coordinate_that_the_user_names_has_no_fallback(tmp_path):

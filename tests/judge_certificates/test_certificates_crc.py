@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from casewise.core.errors import BadInput
-from casewise.judge.certificates.evidence import LossTable, cluster_rows, policy_envelope, rollback_table
+from casewise.judge.certificates.evidence import Evidence, LossTable, cluster_rows, rollback_table
 from casewise.judge.certificates.risk_control import (
     conformal_bounds,
     conformal_cases,
@@ -120,7 +120,8 @@ def test_a_cluster_join_that_nobody_knows_is_refused():
 
 
 def test_the_envelope_is_the_worse_action():
-    assert policy_envelope([0.1, 0.5], [0.3, 0.2]).tolist() == [0.3, 0.5]
+    low, mid = {"ha": np.array([0.1, 0.5])}, {"ha": np.array([0.3, 0.2])}
+    assert Evidence(("a", "b"), ("a", "b"), np.zeros(2), low, mid, low).loss("ha").tolist() == [0.3, 0.5]
 
 
 def test_leaving_a_case_out_asks_the_others():

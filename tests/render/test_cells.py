@@ -12,12 +12,12 @@ from casewise.render.tables import (
     NOT_RUN,
     Estimate,
     PairCell,
-    Undefined,
     in_percent,
     number,
     sort_key,
     tex_of,
     text_of,
+    undefined,
 )
 
 
@@ -31,7 +31,7 @@ def test_small_numbers_are_not_hidden_behind_zeros():
     [
         (None, "not run"),
         (NOT_RUN, "not run"),
-        (Undefined(3), "undefined (n=3)"),
+        (undefined(3), "undefined (n=3)"),
         (DASH, "—"),
         (True, "yes"),
         (np.bool_(False), "no"),
@@ -46,7 +46,7 @@ def test_no_cell_is_ever_blank(cell, text):
 
 
 def test_what_has_no_value_sorts_last():
-    assert sort_key(Undefined(0)) is None
+    assert sort_key(undefined(0)) is None
     assert sort_key(NOT_RUN) is None
     assert sort_key(float("nan")) is None
     assert sort_key(Estimate(0.5, 0.0, 1.0)) == 0.5

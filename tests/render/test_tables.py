@@ -6,7 +6,7 @@ import csv
 
 import pandas as pd
 
-from casewise.render.tables import Column, Estimate, NotRun, Undefined, highest, lowest, rows_of, table, tex, write_csv
+from casewise.render.tables import NOT_RUN, Column, Estimate, Table, best, rows_of, tex, undefined, write_csv
 
 COLUMNS = (
     Column("method", "Method", text=True),
@@ -29,17 +29,17 @@ FRAME = pd.DataFrame(
 def test_a_frame_becomes_rows_with_intervals_and_undefined_cells():
     rows = rows_of(FRAME, COLUMNS)
     assert rows[0]["ha"] == Estimate(1 / 3, 0.1, 0.5)
-    assert rows[1]["ha"] == Undefined(0)
+    assert rows[1]["ha"] == undefined(0)
 
 
 def test_a_column_that_is_not_there_is_not_run():
     rows = rows_of(FRAME, [Column("ba", "BA")])
     assert rows[0]["ba"] is None
-    assert table("t", "T", [Column("ba", "BA")], rows).text(0, Column("ba", "BA")) == "not run"
+    assert Table("t", "T", [Column("ba", "BA")], rows).text(0, Column("ba", "BA")) == "not run"
 
 
 def test_csv_keeps_full_precision_and_spreads_intervals(tmp_path):
-    made = table("t", "T", COLUMNS, rows_of(FRAME, COLUMNS))
+    made = Table("t", "T", COLUMNS, rows_of(FRAME, COLUMNS))
     write_csv(tmp_path / "t.csv", made)
     rows = list(csv.DictReader((tmp_path / "t.csv").read_text().splitlines()))
     assert float(rows[0]["ha"]) == 1 / 3
@@ -50,7 +50,7 @@ def test_csv_keeps_full_precision_and_spreads_intervals(tmp_path):
 
 
 def test_latex_is_booktabs_with_rules_and_bold():
-    made = table("t", "T", COLUMNS, rows_of(FRAME, COLUMNS), rules={1}, bold={(0, "share")})
+    made = Table("t", "T", COLUMNS, rows_of(FRAME, COLUMNS), rules={1}, bold={(0, "share")})
     text = tex(made)
     assert text.count(r"\toprule") == text.count(r"\bottomrule") == 1
     assert text.count(r"\midrule") == 2
@@ -59,6 +59,6 @@ def test_latex_is_booktabs_with_rules_and_bold():
 
 
 def test_best_values_are_those_that_print_the_same():
-    rows = [{"ha": 0.1301}, {"ha": 0.1304}, {"ha": 0.2}, {"ha": NotRun("signal missing")}]
-    assert lowest(rows, "ha", among=range(4)) == {(0, "ha"), (1, "ha")}
-    assert highest(rows, "ha", among=[0, 3]) == {(0, "ha")}
+    rows = [{"ha": 0.1301}, {"ha": 0.1304}, {"ha": 0.2}, {"ha": NOT_RUN}]
+    assert best(rows, "ha", range(4), min) == {(0, "ha"), (1, "ha")}
+    assert best(rows, "ha", [0, 3], max) == {(0, "ha")}

@@ -13,8 +13,7 @@ from worlds.browsers import CHROMIUM, FLAGS, needs_chromium
 from worlds.updates import heart, planted
 
 from casewise.measure.comparison import comparison
-from casewise.report.comparison_page import comparison_page
-from casewise.report.comparison_pictures import case_pictures
+from casewise.report.comparison_page import case_pictures, comparison_page
 from casewise.report.comparison_text import check_lines, headline, junit_xml, markdown_summary
 from casewise.study.compared_cohort import ComparedCase, Comparisons
 
@@ -142,8 +141,8 @@ def test_the_page_says_which_color_is_which_label_and_where_a_region_lies():
         {"old": "v1", "new": "v2", "unit": "mm", "hd95": False, "min_area": 16, "notable": 0.01, "many": 200},
     )
     assert f"rows {low[1] + 1} to {high[1]}, columns {low[2] + 1} to {high[2]}</dd>" in text  # slice 1 is the first
-    for label, color in ((1, (230, 175, 60)), (2, (110, 190, 160))):
-        assert f'background: rgb{color}"></span>label {label}<' in text
+    for label, color in ((1, (230, 159, 0)), (2, (86, 180, 233))):
+        assert f'background:#{bytes(color).hex()}"></i>label {label}<' in text
         drawn = pixels(dict(case_pictures(np.full((9, 9), label), np.eye(9, dtype=int) * label))["old"])
         assert drawn[drawn.shape[0] // 2, drawn.shape[1] // 2].argmax() == np.argmax(color)
     assert "a region has at least 16 voxels" in text
@@ -158,7 +157,7 @@ def test_pictures_show_what_was_removed_and_what_is_wrong_now():
     assert [title.split(",")[0] for title in shown] == ["image", "old", "new", "change", "label", "judgement"]
     for title in ("change", "judgement"):
         red = pixels(shown[title])
-        assert ((red[..., 0] > 200) & (red[..., 1] < 110) & (red[..., 2] < 80)).any(), title
+        assert ((red[..., 0] > 140) & (red[..., 1] < 110) & (red[..., 2] < 80)).any(), title
 
 
 @pytest.mark.parametrize("image", [None, np.zeros((3, 3)), np.zeros((28, 32, 3), np.uint8)])
@@ -182,13 +181,13 @@ def test_a_street_has_its_own_colors_and_nothing_is_removed_from_the_road():
     purple, blank = drawn[True]["new"][inside].mean(axis=(0, 1)), drawn[False]["new"][inside].mean(axis=(0, 1))
     assert purple[0] > purple[1] + 15  # half of (128, 64, 128)
     assert blank.tolist() == [22, 22, 22]
-    assert drawn[True]["change"][inside].mean(axis=(0, 1)).round().tolist() == pytest.approx([214, 120, 190], abs=3)
-    assert drawn[False]["change"][inside].mean(axis=(0, 1)).round().tolist() == pytest.approx([226, 84, 48], abs=3)
+    assert drawn[True]["change"][inside].mean(axis=(0, 1)).round().tolist() == pytest.approx([166, 100, 137], abs=8)
+    assert drawn[False]["change"][inside].mean(axis=(0, 1)).round().tolist() == pytest.approx([160, 52, 25], abs=8)
     facts = {"old": "a", "new": "b", "unit": "mm", "hd95": True, "min_area": 16, "notable": 0.01, "many": 200}
     named = {**summary(), "names": {"1": "car", "2": "Road"}}
     text = comparison_page(named, [], {**facts, "zero_is_label": True})
     assert "pink is another class" in text
-    assert 'background: rgb(0, 0, 142)"></span>' in text
+    assert 'background:#00008e"></i>' in text
     assert "red removed" in comparison_page(named, [], facts)
 
 

@@ -29,7 +29,7 @@ from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.certificates.certify_router import Promise, certify_router
 from casewise.render.ink import change_svg
 from casewise.render.mask_pictures import STREET, Preview, data_uri, overlay_png
-from casewise.render.tables import Column, table
+from casewise.render.tables import Column, Table
 from casewise.report.bench_page import bench_page
 from casewise.report.certificate_page import certificate_page
 from casewise.report.demo_page import DemoFacts, ScoredHeart
@@ -129,7 +129,7 @@ def benchmark(folder: Path) -> str:
     result = {"name": LONG, "metric": "dice", "evaluation": [LONG], "calibration": [],
               "labels_seen_before_decisions": 0,
               "methods": [{"name": "views:mri", "scores": scores, "cases": cases}]}  # fmt: skip
-    made = table("bench", "Benchmark", [Column("method", "Method", text=True), Column("gain", "Gain")],
+    made = Table("bench", "Benchmark", [Column("method", "Method", text=True), Column("gain", "Gain")],
                  [{"method": LONG, "gain": 0.01}])  # fmt: skip
     return bench_page(result, made, [SENTENCE])
 

@@ -23,7 +23,7 @@ from casewise.core.errors import BadInput
 from casewise.core.records import Case, Mask, Policy, State
 from casewise.data.datasets.plain import write_cohort
 from casewise.data.folders import with_labels
-from casewise.data.phantom.cardiac import cardiac_cohort
+from casewise.data.phantom import cardiac_cohort
 from casewise.data.splits import Cohort, Member
 from casewise.deployment import Deployment
 from casewise.render.mask_pictures import Preview

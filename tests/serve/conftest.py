@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -46,27 +45,22 @@ class Running:
         return httpx.Client(base_url=self.url, headers=headers, timeout=120, trust_env=False)
 
 
-def _weights(folder: Path, kind: str) -> Path:
-    from casewise.adapt import networks
-
-    torch.manual_seed(3)
-    path = folder / f"{kind}.safetensors"
-    write_safetensors(path, getattr(networks, kind)().state_dict())
-    return path
-
-
 @pytest.fixture(scope="session")
 def volumes_model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """One channel, slices as a batch."""
+    from casewise.adapt.networks import PlainUNet
+
     torch.set_num_threads(1)
-    return Model("casewise.adapt.networks:PlainUNet", weights=_weights(tmp_path_factory.mktemp("w"), "PlainUNet"))
+    torch.manual_seed(3)
+    path = tmp_path_factory.mktemp("w") / "PlainUNet.safetensors"
+    write_safetensors(path, PlainUNet().state_dict())
+    return Model("casewise.adapt.networks:PlainUNet", weights=path)
 
 
 @pytest.fixture(scope="session")
-def pictures_model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def pictures_model() -> Model:
     """Three channels."""
-    folder = tmp_path_factory.mktemp("w")
-    return Model("casewise.adapt.networks:TinySegFormer", weights=_weights(folder, "TinySegFormer"))
+    return Model("worlds.streets:street_network")
 
 
 @contextmanager

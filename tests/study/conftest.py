@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from worlds.arms import arms_at, deployed_at
 from worlds.studies import sources, study
 
 from casewise.core.records import State
-from casewise.study.assignment import arms_at
-from casewise.study.trajectories import deployed_at
 
 __all__ = ["sources", "study"]
 

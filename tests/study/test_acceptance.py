@@ -117,7 +117,7 @@ def test_undefined_values_are_left_out_and_counted():
 @pytest.mark.parametrize(
     ("plain", "sentence"),
     [
-        ([], "criteria are a JSON object"),
+        ([], "criteria are a table"),
         ({}, "there is no criterion"),
         ({"confidence": 2, "max_ha": 0.1}, "confidence is a number from 0.5 to below 1"),
         ({"max_ha": "low"}, r"max_ha is a number or \{'limit'"),

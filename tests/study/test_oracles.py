@@ -7,10 +7,9 @@ import pytest
 from worlds.cohorts import synthetic_archive
 
 from casewise.core.errors import BadInput
-from casewise.core.records import Action
 from casewise.judge.controllers import CONTROLLERS
-from casewise.judge.outcomes import deployed, outcomes
-from casewise.study.assignment import change_oracle_scores, ha_oracle_scores, replay_oracle
+from casewise.judge.outcomes import outcomes
+from casewise.study.assignment import change_oracle_scores, ha_oracle_scores, oracle_steps
 
 
 def frame_of(**metrics):
@@ -22,13 +21,11 @@ def frame_of(**metrics):
     return pd.DataFrame(rows)
 
 
-def test_the_replay_oracle_takes_the_highest_metric_and_the_smallest_step_of_a_tie():
+def test_the_oracle_steps_takes_the_highest_metric_and_the_smallest_step_of_a_tie():
     frame = frame_of(a=[0.5, 0.7, 0.7], b=[0.9, 0.1, 0.2], c=[0.5, 0.5, 0.5])
-    decisions = replay_oracle(frame)
-    assert [(one.case_id, one.deployed) for one in decisions] == [("a", 1), ("b", 0), ("c", 0)]
-    assert decisions[1].action is Action.ROLLBACK
-    assert all("needs labels" in one.reason for one in decisions)
-    assert [one.deployed for one in replay_oracle(frame, include_source=False)] == [1, 2, 1]
+    best = oracle_steps(frame)
+    assert list(zip(best["case"], best["step"], strict=True)) == [("a", 1), ("b", 0), ("c", 0)]
+    assert oracle_steps(frame, include_source=False)["step"].tolist() == [1, 2, 1]
 
 
 def test_oracle_scores_rank_the_worst_first():
@@ -40,13 +37,13 @@ def test_oracle_scores_rank_the_worst_first():
 
 def test_no_fixed_budget_beats_the_oracle_in_what_it_optimizes(tmp_path):
     frame = outcomes(synthetic_archive(tmp_path, cases=10))
-    best = deployed(frame, replay_oracle(frame))["metric"].mean()
+    best = oracle_steps(frame)["metric"].mean()
     assert all(best >= rows["metric"].mean() for _, rows in frame.loc[frame["shrink"] == 0].groupby("step"))
 
 
 def test_without_labels_there_is_no_oracle(tmp_path):
     frame = outcomes(synthetic_archive(tmp_path, cases=2, labelled=False))
-    for oracle in (replay_oracle, ha_oracle_scores, change_oracle_scores):
+    for oracle in (oracle_steps, ha_oracle_scores, change_oracle_scores):
         with pytest.raises(BadInput, match="needs labels"):
             oracle(frame)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from worlds.arms import arms_at
 from worlds.identities import audit
 
 from casewise.core.records import State
@@ -16,7 +17,7 @@ from casewise.study.analyses.deployed_methods import bucket_decomposition, metho
 from casewise.study.analyses.frozen import frozen_design
 from casewise.study.analyses.helphurt import help_hurt
 from casewise.study.analyses.region_shapes import cliff_d
-from casewise.study.assignment import arms_at, buckets_at
+from casewise.study.assignment import buckets_at
 from casewise.study.statistics.chance import chance_moments
 from casewise.study.statistics.ranks import spearman_p
 from casewise.study.statistics.resample import holm

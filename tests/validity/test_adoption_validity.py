@@ -57,7 +57,7 @@ def estimates(patients, gain, repetitions):
         made = compare_designs(known, SETTING, RULES, nested=False, allowed_hurt=1.0)
         if made.chosen == "m0":
             continue
-        nested = nested_gains(Fits(known, SETTING, RULES), 1.0, 0.05, 0.9)
+        nested = nested_gains(Fits(known, SETTING, RULES), 1.0)
         true = {"consensus": gain, "highest-agreement": gain / 6}.get(made.chosen, 0.0)
         found.append((made.row(made.chosen).gain, nested.gain, true))
     return np.array(found)

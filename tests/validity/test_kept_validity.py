@@ -13,7 +13,8 @@ from casewise.core.records import Action, Decision, State
 from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.certificates.certificate import outside_promise
 from casewise.judge.certificates.certify_router import Promise
-from casewise.judge.certificates.selective_risk import by_patient, certify_kept, selected
+from casewise.judge.certificates.evidence import cluster_rows
+from casewise.judge.certificates.selective_risk import certify_kept, selected
 from casewise.report.certificate_page import certificate_page
 
 
@@ -123,7 +124,7 @@ def test_an_average_over_all_is_no_promise_about_the_kept():
 
 
 def test_patients_are_kept_whole():
-    assert by_patient(np.array([1.0, 3.0, 2.0]), ["a", "a", "b"], np.max).tolist() == [3.0, 2.0]
+    assert cluster_rows(np.array([1.0, 3.0, 2.0]), ["a", "a", "b"], "max").tolist() == [3.0, 2.0]
 
 
 def test_a_batch_is_certified_and_its_policy_keeps_no_more(tmp_path):

@@ -7,15 +7,14 @@ from math import sqrt
 import numpy as np
 import pandas as pd
 import pytest
+from worlds.arms import arms_at, deployed_at
 
 from casewise.core.records import State
 from casewise.study.analyses.controls import attribution, random_control
 from casewise.study.analyses.deployed_methods import MethodPair, intervals
-from casewise.study.assignment import arms_at
 from casewise.study.statistics.chance import chance_draws
 from casewise.study.statistics.ranks import shuffle_p, spearman, spearman_draws
 from casewise.study.statistics.resample import draws, mean_interval, wilcoxon
-from casewise.study.trajectories import deployed_at
 
 STATES = {"low": State(3), "mid": State(2), "hard": State(0)}
 

@@ -22,8 +22,9 @@ TAILS = ("normal", "heavy", "skewed", "disasters")
 
 @dataclass(frozen=True, eq=False)
 class Summed:
-    """Stands for ``Counts``: pieces whose worth adds up."""
+    """Stands for ``Edit``: pieces whose worth adds up."""
 
+    features: np.ndarray
     base: float
     worth: np.ndarray
 
@@ -35,8 +36,15 @@ class Summed:
     def lost(self) -> np.ndarray:
         return np.maximum(-self.worth, 0)
 
-    def of(self, accepted: np.ndarray) -> float:
+    def metric_of(self, accepted: np.ndarray) -> float:
         return self.base + float(self.worth[accepted].sum())
+
+
+class SummedEdits(dict[State, Summed]):
+    """Stands for ``KnownEdits``: every edit is there from the start."""
+
+    def need(self, states: object) -> None:
+        pass
 
 
 def noise(rng: np.random.Generator, shape: tuple[int, ...], tails: str) -> np.ndarray:
@@ -84,9 +92,9 @@ def _case(rng: np.random.Generator, case_id: str, cluster: str, change: np.ndarr
         for step in range(VIEWS + 2)
     ]
     metric = {SOURCE: 0.7} | {State(step): 0.7 + float(change[step - 1]) for step in range(1, VIEWS + 2)}
-    edits = {}
+    edits = SummedEdits()
     for step in range(1, VIEWS + 2):
         parts = rng.normal(size=PIECES) * 0.01
         worth = parts - parts.mean() + change[step - 1] / PIECES
-        edits[State(step)] = (rng.normal(size=(PIECES, len(PIECE_FEATURES))), Summed(0.7, worth))
+        edits[State(step)] = Summed(rng.normal(size=(PIECES, len(PIECE_FEATURES))), 0.7, worth)
     return Known(case_id, cluster, Observation(case_id, None, signals), metric, dict.fromkeys(metric, 0.0), edits)

@@ -17,7 +17,7 @@ from casewise.core.formats import json_bytes
 from casewise.core.prediction_record import SCHEMA
 from casewise.core.records import SOURCE, Action, Decision, Mask, State
 from casewise.data import nifti, pictures
-from casewise.data.phantom.cardiac import cardiac_cohort
+from casewise.data.phantom import cardiac_cohort
 from casewise.measure.signals.fragmentation import fragmentation
 from casewise.run.prediction_folder import Layout
 from casewise.serve.review_server import ReviewServer, review_server

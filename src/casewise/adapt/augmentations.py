@@ -1,8 +1,8 @@
-"""Views: sampled parameters plus a deterministic, invertible transform.
+"""Light random views of gradient methods and agreement signals: flips, quarter turns, brightness and noise.
 
-A view is data. Sampling draws its numbers once, from a generator that the caller owns; applying it to the same inputs
-gives the same tensor every time, and ``invert`` takes logits back to the geometry of the case. The identity view hands
-back the very tensor it was given, so agreement under it is exactly 1 (C10).
+The parameters of a view are drawn once, so applying it to the same inputs gives the same tensor every time. ``invert``
+maps logits back to the geometry of the case. The identity view returns its input itself, so agreement under it is
+exactly 1 (C10).
 
 Inputs are (n, channel, rows, columns) for slices or (n, channel, slices, rows, columns) for windows. Flips and quarter
 turns act in the plane of the last two axes; the through-plane axis of a window is never turned.
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from casewise.adapt.logits import at_resolution
 from casewise.core.errors import BadInput
 
 _ROWS, _COLUMNS = -2, -1
@@ -40,25 +40,19 @@ class LightView:
 
     def apply(self, inputs: Tensor) -> Tensor:
         """The inputs under this view."""
-        return self._turned(self._recolored(inputs))
+        if self.brightness != 1.0:
+            inputs = inputs * self.brightness
+        if self.noise:
+            inputs = inputs + self.noise * gaussian_field(inputs, self.seed)
+        if self.flips:
+            inputs = inputs.flip(self.flips)
+        return torch.rot90(inputs, self.quarter_turns, (_ROWS, _COLUMNS)) if self.quarter_turns % 4 else inputs
 
     def invert(self, maps: Tensor) -> Tensor:
         """Maps predicted on ``apply(inputs)`` (logits, probabilities, labels), back in the geometry of the case."""
         if self.quarter_turns % 4:
             maps = torch.rot90(maps, -self.quarter_turns, (_ROWS, _COLUMNS))
         return maps.flip(self.flips) if self.flips else maps
-
-    def _recolored(self, inputs: Tensor) -> Tensor:
-        if self.brightness != 1.0:
-            inputs = inputs * self.brightness
-        if self.noise:
-            inputs = inputs + self.noise * gaussian_field(inputs, self.seed)
-        return inputs
-
-    def _turned(self, inputs: Tensor) -> Tensor:
-        if self.flips:
-            inputs = inputs.flip(self.flips)
-        return torch.rot90(inputs, self.quarter_turns, (_ROWS, _COLUMNS)) if self.quarter_turns % 4 else inputs
 
 
 IDENTITY = LightView()
@@ -109,8 +103,8 @@ def block_shuffle(inputs: Tensor, generator: torch.Generator, *, blocks: int = 4
     space = inputs.shape[2:]
     cuts = [blocks if side >= blocks else 1 for side in space]
     fitted = [side // cut * cut for side, cut in zip(space, cuts, strict=True)]
-    shuffled = torch.stack([_permuted(sample, cuts, generator) for sample in _resized(inputs, fitted)])
-    return _resized(shuffled, list(space))
+    shuffled = torch.stack([_permuted(sample, cuts, generator) for sample in at_resolution(inputs, fitted)])
+    return at_resolution(shuffled, space)
 
 
 def _permuted(sample: Tensor, cuts: list[int], generator: torch.Generator) -> Tensor:
@@ -124,10 +118,3 @@ def _permuted(sample: Tensor, cuts: list[int], generator: torch.Generator) -> Te
     order = torch.rand(len(tiles), generator=generator).argsort().to(sample.device)
     back = [axes] + [place for axis in range(axes) for place in (axis, axes + 1 + axis)]
     return tiles[order].reshape(pieces.shape).permute(back).reshape(sample.shape)
-
-
-def _resized(inputs: Tensor, space: list[int]) -> Tensor:
-    if list(inputs.shape[2:]) == space:
-        return inputs
-    mode = "bilinear" if len(space) == 2 else "trilinear"
-    return functional.interpolate(inputs, size=space, mode=mode, align_corners=False)

@@ -12,10 +12,8 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from casewise.adapt.backbones import Backbone, Expectation
 from casewise.core.errors import BadInput, CasewiseError
@@ -25,7 +23,7 @@ from casewise.data import nifti, pictures
 from casewise.data.folders import CaseFiles
 
 CONTRACTS = ("refuse", "warn", "off")
-"""What may happen to a case that does not fit."""
+"""What happens to a case that breaks the contract."""
 
 WARN_RATIO = 2.5  # a spacing this many times larger or smaller than the median is worth a warning
 REFUSE_RATIO = 10.0
@@ -46,25 +44,27 @@ def _spacing(case: Case, expects: Expectation) -> Iterator[ContractFinding]:
     if any(size <= 0 or not np.isfinite(size) for size in have):
         yield ContractFinding("refusal", "spacing", f"the spacing {_mm(have)} is not positive: {HINT}")
         return
-    ratios = [max(a / b, b / a) for a, b in zip(have, want, strict=True)]
+    ratio = _largest_ratio(have, want)
     if _permuted(have, want):
         text = f"the axes seem to be swapped: spacing {_mm(have)}, in training {_mm(want)}: {HINT}"
         yield ContractFinding("refusal", "axes", text)
-    elif max(ratios) >= REFUSE_RATIO:
-        text = f"the spacing {_mm(have)} is {max(ratios):.0f} times off the training median {_mm(want)}: {HINT}"
+    elif ratio >= REFUSE_RATIO:
+        text = f"the spacing {_mm(have)} is {ratio:.0f} times off the training median {_mm(want)}: {HINT}"
         yield ContractFinding("refusal", "spacing", text)
-    elif max(ratios) >= WARN_RATIO:
-        text = f"the spacing {_mm(have)} is {max(ratios):.1f} times off the training median {_mm(want)}"
+    elif ratio >= WARN_RATIO:
+        text = f"the spacing {_mm(have)} is {ratio:.1f} times off the training median {_mm(want)}"
         yield ContractFinding("warning", "spacing", text)
+
+
+def _largest_ratio(one: Sequence[float], other: Sequence[float]) -> float:
+    return max(max(a / b, b / a) for a, b in zip(one, other, strict=True))
 
 
 def unlike_spacings(one: Sequence[float] | None, other: Sequence[float] | None) -> bool:
     """True if two spacings differ in their axes or by a large factor; an unknown spacing is never unlike."""
     if one is None or other is None:
         return False
-    if len(one) != len(other) or _permuted(one, other):
-        return True
-    return max(max(a / b, b / a) for a, b in zip(one, other, strict=True)) >= WARN_RATIO
+    return len(one) != len(other) or _permuted(one, other) or _largest_ratio(one, other) >= WARN_RATIO
 
 
 def _permuted(have: Sequence[float], want: Sequence[float]) -> bool:
@@ -80,11 +80,10 @@ def _mm(sizes: Sequence[float]) -> str:
 
 def _intensity(case: Case, expects: Expectation) -> Iterator[ContractFinding]:
     for channel, image in enumerate(case.image):
-        values = _sample(image)
+        values = image.ravel()[:: max(1, image.size // _SAMPLES)]
         if values.min() == values.max():
-            yield ContractFinding(
-                "refusal", "intensity", f"channel {channel} holds one value everywhere ({values[0]:g})"
-            )
+            text = f"channel {channel} holds one value everywhere ({values[0]:g})"
+            yield ContractFinding("refusal", "intensity", text)
             continue
         facts = expects.intensity.get(channel)
         absolute = channel < len(expects.absolute) and expects.absolute[channel]
@@ -92,18 +91,11 @@ def _intensity(case: Case, expects: Expectation) -> Iterator[ContractFinding]:
             continue
         low, high = np.percentile(values, (0.5, 99.5))
         if high < facts["percentile_00_5"] or low > facts["percentile_99_5"]:
-            yield ContractFinding(
-                "refusal",
-                "intensity",
-                f"channel {channel} lies in {low:.3g}..{high:.3g}, the training foreground in "
-                f"{facts['percentile_00_5']:.3g}..{facts['percentile_99_5']:.3g}, and the model relies on absolute "
-                f"values: {HINT}",
+            trained = f"{facts['percentile_00_5']:.3g}..{facts['percentile_99_5']:.3g}"
+            text = (
+                f"channel {channel} lies in {low:.3g}..{high:.3g}, the training foreground in {trained}, and the model "
             )
-
-
-def _sample(image: NDArray[Any]) -> NDArray[Any]:
-    flat = image.ravel()
-    return flat[:: max(1, flat.size // _SAMPLES)]
+            yield ContractFinding("refusal", "intensity", f"{text}relies on absolute values: {HINT}")
 
 
 def check_orientations(orientations: dict[str, str]) -> dict[str, ContractFinding]:
@@ -119,9 +111,7 @@ def check_orientations(orientations: dict[str, str]) -> dict[str, ContractFindin
     }
 
 
-BYTES_PER_FEATURE = (
-    106  # a voxel's peak in forward and backward over the features of the first layer: 1686 / 16 measured
-)
+BYTES_PER_FEATURE = 106  # peak per voxel and feature of the first layer, forward and backward: 1686 / 16 measured
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 

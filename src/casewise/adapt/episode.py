@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -110,13 +109,11 @@ class Episode:
             self._loan = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         loan, self._loan, self._update = self._loan, None, None
         self._forwards.forget()
         if loan is not None:
-            loan.__exit__(kind, error, trace)
+            loan.__exit__(*error)
 
     def _borrow(self) -> None:
         self._found_modes = {module: module.training for module in self.network.modules()}

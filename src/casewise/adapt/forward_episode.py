@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -106,18 +105,16 @@ class ForwardEpisode:
             if not torch.isfinite(shares.sum()):  # finite only where every term is, and cheap
                 raise NotFinite(f"the probabilities of M0 of case {self.case_id} are not finite; look at the image")
             self._shape = shares.shape
-            self._keep(mask, shares, began, {})
+            self._keep(mask, shares, began, None)
             self._take(mask, shares, self._source_weight)
             self._loan = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         loan, self._loan = self._loan, None
         self._mean = Mean()
         if loan is not None:
-            loan.__exit__(kind, error, trace)
+            loan.__exit__(*error)
 
     # ---- one step ----
 
@@ -144,37 +141,30 @@ class ForwardEpisode:
             if not torch.isfinite(shares.sum()):  # finite only where every term is, and cheap
                 raise NotFinite(f"its probabilities are not finite for case {self.case_id}")
             if shares.shape != self._shape:
-                got, own = tuple(shares.shape), tuple(self._shape)
                 raise Mismatch(
-                    f"{one.name} gave probabilities of shape {got} for case {self.case_id}, M0's are {own}; "
-                    "leave it out"
+                    f"{one.name} gave probabilities of shape {tuple(shares.shape)} for case {self.case_id}, M0's have "
+                    f"shape {tuple(self._shape)}; leave it out"
                 )
             mask = self.pipeline.mask(shares)
         except (BadInput, NotFinite) as error:
             return self._leave_out(one, str(error), began)
-        return self._use(one, mask, shares, began)
-
-    def _use(self, one: ForwardPass, mask: Mask, shares: Tensor, began: float) -> Signals:
         if not self.running:
-            self._keep(mask, shares, began, {"left_out": 0.0})
+            signals = self._keep(mask, shares, began, {"left_out": 0.0})
             self._take(mask, shares, one.weight)
-            return self.record.signals[-1]
+            return signals
         before = self.record.masks[-1]
         self._take(mask, shares, one.weight)
         mean = self._mean.value
         settled = self.pipeline.mask(mean)
-        self._keep(settled, mean, began, {"left_out": 0.0, "settled": agreement(before, settled)})
-        return self.record.signals[-1]
+        return self._keep(settled, mean, began, {"left_out": 0.0, "settled": agreement(before, settled)})
 
     def _leave_out(self, one: ForwardPass, reason: str, began: float) -> Signals:
+        """Repeat M0 (of a running consensus: the mask so far) instead of a pass that cannot be used."""
         self.left_out[one.name] = reason
-        place = self.step if self.running else 0  # a running consensus stays what it was
+        place = self.step if self.running else 0
         settled = {"settled": 1.0} if self.running else {}
-        self.record.masks.append(self.record.masks[place])
-        self.record.signals.append({**self.record.signals[place], "left_out": 1.0, **settled})
-        self.record.seconds.append(time.perf_counter() - began)
-        self.record.diagnostics.append({"left_out": 1.0})
-        return self.record.signals[-1]
+        signals = {**self.record.signals[place], "left_out": 1.0, **settled}
+        return self.record.add(self.record.masks[place], signals, began, {"left_out": 1.0})
 
     def _take(self, mask: Mask, shares: Tensor, weight: float) -> None:
         """Count a forward pass for the consensus."""
@@ -185,13 +175,10 @@ class ForwardEpisode:
         if self.consensus in ("mean", "weighted"):
             self._mean.add(shares, weight)
 
-    def _keep(self, mask: Mask, shares: Tensor, began: float, more: Mapping[str, float]) -> None:
-        signals = {**self.record.measured(self._seen(mask, shares)), **more}
-        self.record.masks.append(mask)
-        self.record.signals.append(signals)
-        if len(self.record.masks) > 1:
-            self.record.diagnostics.append(dict(more))
-        self.record.seconds.append(time.perf_counter() - began)
+    def _keep(self, mask: Mask, shares: Tensor, began: float, more: Mapping[str, float] | None) -> Signals:
+        """Record a mask with its probabilities; ``more`` are further signals, None for M0."""
+        signals = {**self.record.measured(self._seen(mask, shares)), **(more or {})}
+        return self.record.add(mask, signals, began, more)
 
     def _seen(self, mask: Mask, shares: Tensor) -> Prediction:
         entropy = _entropy(shares, self.head)
@@ -207,8 +194,7 @@ class ForwardEpisode:
             return self._keep_mask(masks[0], began, count)
         if self.consensus in ("mean", "weighted"):
             mean = self._mean.value
-            self._keep(self.pipeline.mask(mean), mean, began, count)
-            return self.record.signals[-1]
+            return self._keep(self.pipeline.mask(mean), mean, began, count)
         if self.consensus == "vote":
             return self._keep_mask(vote(masks), began, count)
         if self.consensus == "medoid":
@@ -220,11 +206,7 @@ class ForwardEpisode:
         """Record a mask without probabilities: entropy and confidence are not computable."""
         nothing = Prediction(mask, np.zeros(mask.shape, np.float32), 0.0)
         signals = {**self.record.measured(nothing), "entropy": None, "msp": None, "entropy_on_d": None, **more}
-        self.record.masks.append(mask)
-        self.record.signals.append(signals)
-        self.record.diagnostics.append(dict(more))
-        self.record.seconds.append(time.perf_counter() - began)
-        return signals
+        return self.record.add(mask, signals, began, more)
 
     def _intent(self, masks: Sequence[Mask]) -> Mask:
         assert self._ballots is not None

@@ -1,19 +1,16 @@
-"""One way to run the network on a case: resolution, precision, micro-batches, and one forward for two purposes.
+"""Run the network on a case: resolution, precision, micro-batches, and forward passes that are used twice.
 
-The forward that predicts a mask keeps its graph, and ``with_graph`` hands it to the next update as long as no parameter
-moved in between. With micro-batches only the last one keeps its graph, so that memory stays bounded.
-
-What runs before anything that moves is computed once per case: the encoder, when only the decoder adapts.
-
-Found by watching one forward: a module none of whose parameters move, entered before any module that owns a moving
-parameter, gives the same output each time it sees the same input. Its output is kept and handed out again; exact, and
-about three times faster for ``decoder-norm``. The kept features cost memory, so it is an option.
+- The forward pass that predicts a mask keeps its graph, and the next update uses it if no parameter moved in between.
+  With micro-batches only the last one keeps its graph, so that memory stays bounded.
+- :class:`FrozenPrefix` computes the layers before everything that moves once per case, such as the encoder if only the
+  decoder adapts. The result is exact and about three times faster for ``decoder-norm``. The stored features cost
+  memory, so this is an option.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -31,7 +28,11 @@ Outputs = dict[nn.Module, list[Any]]
 
 
 class FrozenPrefix:
-    """Outputs of the frozen modules at the front of a network, by a key of the caller's for the inputs."""
+    """Stores the outputs of frozen modules at the front of a network, for each batch under a key of the caller.
+
+    The first forward pass under a key is observed: a module without moving parameters that runs before every module
+    with moving parameters returns the same output for the same input. Later passes use the stored output.
+    """
 
     def __init__(self, network: nn.Module, moving: Collection[Tensor]) -> None:
         ids = {id(tensor) for tensor in moving}
@@ -42,12 +43,12 @@ class FrozenPrefix:
         self._known: dict[Hashable, Outputs] = {}
 
     def clear(self) -> None:
-        """Forget everything; after the network changed in another way than by its moving parameters."""
+        """Forget everything; needed if the network changed in another way than by its moving parameters."""
         self._known.clear()
 
     @contextmanager
     def __call__(self, key: Hashable) -> Iterator[None]:
-        """Inside, a forward on the inputs called ``key`` skips what is known, or is watched where nothing is."""
+        """Return a context for one forward pass on the inputs ``key``, which uses or fills the store."""
         known = self._known.get(key)
         if known is not None and all(_intact(output) for outputs in known.values() for output in outputs):
             with _replayed(known):
@@ -89,7 +90,7 @@ class FrozenPrefix:
 
 @contextmanager
 def _replayed(known: Outputs) -> Iterator[None]:
-    """Each module hands out what it returned, call by call."""
+    """Return a context in which each module returns its stored outputs, call by call."""
     for module, outputs in known.items():
         rest = iter([output for output, _ in outputs])
         module.forward = lambda *_, rest=rest, **__: next(rest)
@@ -118,7 +119,7 @@ def _with_versions(output: Any) -> tuple[Any, list[int]]:
 
 
 def _intact(kept: tuple[Any, list[int]]) -> bool:
-    """Whether nothing later changed the output in place."""
+    """True if nothing changed the output in place after it was stored."""
     output, versions = kept
     return [leaf._version for leaf in _leaves(output)] == versions
 
@@ -129,7 +130,7 @@ HEADS = ("softmax", "sigmoid")
 
 
 class Forwards:
-    """Logits (n, classes, *space), in float32, of inputs (n, channel, *space); and the mask of the case."""
+    """Computes logits (n, classes, *space) in float32 from inputs (n, channel, *space), and the mask of the case."""
 
     def __init__(
         self,
@@ -147,7 +148,7 @@ class Forwards:
             raise BadInput(f"head is 'softmax', 'sigmoid' or None, got '{head}'")
         self.inputs, self.head, self.classes = inputs, head or "", 0
         self._moving = moving
-        self._run: Forward = forward or _resized(network)
+        self._run: Forward = forward or (lambda given: at_resolution(logits_of(network(given)), given.shape[2:]))
         self.padded: Forward = getattr(forward, "pad", lambda given: given)  # inputs as the network itself sees them
         self._own_predict = predict
         self._on_grid: bool = getattr(predict, "on_grid", True)  # whether its mask has the voxels of the inputs
@@ -162,7 +163,7 @@ class Forwards:
         return [slice(first, min(first + size, len(batch))) for first in range(0, len(batch), size)]
 
     def logits(self, inputs: Tensor, *, where: str, rows: slice | None = None) -> Tensor:
-        """One forward; ``rows`` says that these are the case's own, whose frozen features may be known."""
+        """Return the logits of inputs; ``rows`` are their rows in the case, whose frozen features may be stored."""
         self._before()
         known = nullcontext() if self._prefix is None or rows is None else self._prefix((rows.start, rows.stop))
         with known:
@@ -170,7 +171,7 @@ class Forwards:
         return check_finite(logits.float(), where)
 
     def prediction(self, *, where: str, keep_graph: bool) -> Prediction:
-        """The current weights' mask; the last micro-batch keeps its graph for the next update."""
+        """Predict with the current weights; the last micro-batch keeps its graph for the next update."""
         self.drop_graph()
         masks, entropies, surest = [], [], 0.0
         chunks = self.chunks(self.inputs)
@@ -207,7 +208,7 @@ class Forwards:
 
     @contextmanager
     def holding(self, values: Mapping[str, Tensor]) -> Iterator[None]:
-        """Inside, the network has other weights, swapped through ``.data`` so that the kept graph stays valid."""
+        """Return a context in which the network has other weights; they are swapped, so the kept graph stays valid."""
         kept, current = self._kept, {name: tensor.data for name, tensor in self._moving.items()}
         try:
             for name, tensor in self._moving.items():
@@ -219,7 +220,7 @@ class Forwards:
             self._kept = kept
 
     def with_graph(self, batch: Tensor, *, where: str) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """(rows, inputs, logits) of each micro-batch; on the case itself the forward of its mask is used again."""
+        """Yield (rows, inputs, logits) of each micro-batch; for the case itself, the forward of its mask is reused."""
         own = batch is self.inputs
         chunks = self.chunks(batch)
         kept, self._kept = self._kept, None
@@ -241,33 +242,24 @@ class Forwards:
             self._prefix.clear()
 
     def _stamp(self) -> list[int]:
-        """Counts every in-place change of what may move, so that a stale graph is never used."""
+        """Return the version of every tensor that may move; an in-place change raises it and makes the graph stale."""
         return [tensor._version for tensor in self._moving.values()]
 
-    @contextmanager
-    def _quiet(self) -> Iterator[None]:
-        """No graph. Inference mode, except where features are kept that a later graph will need."""
-        with torch.inference_mode() if self._prefix is None else torch.no_grad():
-            yield
-
-
-def _resized(network: Callable[[Tensor], object]) -> Forward:
-    def forward(inputs: Tensor) -> Tensor:
-        return at_resolution(logits_of(network(inputs)), inputs.shape[2:])
-
-    return forward
+    def _quiet(self) -> AbstractContextManager[Any]:
+        """Return a context without a graph: inference mode, unless stored features are needed by a later graph."""
+        return torch.inference_mode() if self._prefix is None else torch.no_grad()
 
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    """Chunks of (n, *space) as one array; a batch axis of one is dropped."""
+    """Join chunks of (n, *space); a batch axis of one is dropped."""
     whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return whole[0] if len(whole) == 1 else whole
 
 
 def _on_grid(mask: Mask, voxels: NDArray[Any], same: bool) -> NDArray[Any]:
-    """Values in the mask's shape where a pipeline of its own (nnU-Net's) kept the axis of a volume of one slice.
+    """Give values the shape of the mask, if the backbone's pipeline (nnU-Net's) kept the axis of a single slice.
 
-    Where their voxels are not those of the mask they get an axis more than it, so that no accident matches them.
+    Values on another grid get one axis more than the mask, so that the shapes cannot be equal by chance.
     """
     if not same:
         return voxels[(None,) * max(0, mask.ndim + 1 - voxels.ndim)]

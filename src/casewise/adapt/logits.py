@@ -1,9 +1,7 @@
-"""Whatever a network returns, as logits at the resolution of the mask.
+"""Logits: find them in the output of a network, resize them, and compute labels, probabilities and losses.
 
-Entropies and distances, numerically safe, for softmax and sigmoid heads.
-
-Logits are (n, classes, *space). A sigmoid head is a set of independent yes/no questions: its entropy is the sum over
-channels, its largest probability the product.
+Logits are (n, classes, *space). The channels of a sigmoid head are independent: its entropy is the sum over channels,
+its largest probability the product.
 """
 
 from __future__ import annotations
@@ -26,10 +24,10 @@ _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
 def logits_of(output: Any, *, classes: int | None = None) -> Tensor:
-    """The logits in a tensor, a tuple or list (deep supervision: the finest), a dict, or an object with ``.logits``.
+    """Find the logits in a tensor, tuple or list (deep supervision: the finest), dict, or object with ``.logits``.
 
-    Where the tensors of a tuple differ in channels, the logits are those with ``classes`` channels; where that does not
-    say it, the tuple is refused: the finest of them may be a map of features.
+    If the tensors of a tuple differ in channels, the logits are those with ``classes`` channels. If no tensor has that
+    number, the tuple is refused, because the finest tensor may be a feature map.
     """
     if isinstance(output, Tensor):
         return output
@@ -62,7 +60,7 @@ def logits_of(output: Any, *, classes: int | None = None) -> Tensor:
 
 
 def at_resolution(logits: Tensor, space: Sequence[int]) -> Tensor:
-    """Low-resolution logits (n, classes, *small) resized to ``space``: (bi-, tri-)linear, align_corners=False."""
+    """Resize logits (n, classes, *small) to ``space``: (bi-, tri-)linear, align_corners=False."""
     if tuple(logits.shape[2:]) == tuple(space):
         return logits
     if logits.ndim - 2 != len(space):
@@ -73,7 +71,7 @@ def at_resolution(logits: Tensor, space: Sequence[int]) -> Tensor:
 
 
 def check_finite(logits: Tensor, where: str) -> Tensor:
-    """The logits, or NotFinite. The sum is the cheap test: it is finite only where every term is."""
+    """Return the logits; raise NotFinite if one is NaN or infinite (the sum is then not finite, a cheap first test)."""
     if not torch.isfinite(logits.detach().sum()) and not torch.isfinite(logits).all():
         bad = int((~torch.isfinite(logits)).sum())
         raise NotFinite(
@@ -84,7 +82,7 @@ def check_finite(logits: Tensor, where: str) -> Tensor:
 
 
 def labels(logits: Tensor, head: str) -> NDArray[Any]:
-    """Labels (n, *space) from logits (n, classes, *space).
+    """Return labels (n, *space) of logits (n, classes, *space).
 
     Softmax: argmax. Sigmoid: 0 where no channel is above 0, else 1 + the last channel that is (regions listed from the
     outermost to the innermost, as nnU-Net orders them).
@@ -105,10 +103,10 @@ def mask_of(logits: Tensor, head: str) -> Mask:
 
 
 def _largest(logits: Tensor) -> Tensor:
-    """The place of the largest channel, of equal ones the first: argmax(1).
+    """Return the index of the largest channel, the first of equal ones: argmax(1).
 
-    On CPU one class after the other in bytes is four times faster than ``max`` with its eight-byte indices, which in
-    turn is many times faster than ``argmax``.
+    On the CPU, comparing one class after the other with one-byte indices is four times faster than ``max``, which is
+    many times faster than ``argmax``.
     """
     if logits.is_cuda or logits.shape[1] > 255:
         return logits.max(1).indices
@@ -140,28 +138,26 @@ def entropy(logits: Tensor, head: str = "softmax") -> Tensor:
 
 
 def largest_entropy(classes: int, head: str = "softmax") -> float:
-    """ln C for a softmax over C classes, C ln 2 for C sigmoids: thresholds are shares of it."""
+    """Return the largest possible entropy: ln C for a softmax over C classes, C ln 2 for C sigmoids."""
     return math.log(classes) if head == "softmax" else classes * math.log(2)
 
 
 @torch.no_grad()
 def confidence(logits: Tensor, head: str = "softmax") -> tuple[Tensor, Tensor]:
-    """(entropy, largest probability) of each voxel, both (n, *space), from one softmax (C7)."""
+    """Return (entropy, largest probability) of each voxel, both (n, *space), from one softmax (C7)."""
     if head == "softmax":
         logs = logits.log_softmax(1)
-        surest = logs.amax(1).exp_()
-        return -(logs.exp() * logs).sum(1), surest
-    surest = functional.logsigmoid(logits.abs()).sum(1).exp_()
-    return entropy(logits, head), surest
+        return -(logs.exp() * logs).sum(1), logs.amax(1).exp_()
+    return entropy(logits, head), functional.logsigmoid(logits.abs()).sum(1).exp_()
 
 
 def slice_means(voxels: Tensor) -> Tensor:
-    """Mean over each slice: (n, rows, columns) -> (n,), and (n, slices, rows, columns) -> (n * slices,)."""
+    """Return the mean over each slice: (n, rows, columns) -> (n,), and (n, slices, rows, columns) -> (n * slices,)."""
     return voxels.flatten(-2).mean(-1).flatten()
 
 
 def cross_entropy(logits: Tensor, target: Tensor, head: str = "softmax") -> Tensor:
-    """Cross-entropy of each voxel with soft targets of the logits' shape, (n, *space)."""
+    r"""Return :math:`-\sum_c q_c \log p_c` of each voxel with soft targets q of the logits' shape, (n, *space)."""
     if head == "softmax":
         return -(target * logits.log_softmax(1)).sum(1)
     return functional.binary_cross_entropy_with_logits(logits, target, reduction="none").sum(1)

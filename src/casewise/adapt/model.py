@@ -1,10 +1,10 @@
-"""What to load: a model folder, a hub id, a factory, or a network that is in memory already."""
+"""Name the model to load: a model folder, a hub id, a factory, or a network that is in memory already."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -67,23 +67,12 @@ class Model:
 
 @functools.lru_cache(maxsize=1)
 def _loaded(model: Model) -> Backbone:
-    plain = load_backbone(
-        model.spec,
-        weights=model.weights,
-        fold=model.folds,
-        checkpoint=model.checkpoint,
-        device=model.device,
-        step_size=model.step_size,
-        mirroring=model.mirroring,
-        trust=model.trust,
-        trust_bundle=model.trust_bundle,
-        trust_architectures=model.trust_architectures,
-    )
-    return merged(plain, model.merge)
+    options = {one.name: getattr(model, one.name) for one in fields(model) if one.name not in ("spec", "merge")}
+    return merged(load_backbone(model.spec, **options), model.merge)
 
 
 def forget_loaded() -> None:
-    """Load every model again when it is needed next."""
+    """Forget the loaded model, so that the next call of :meth:`Model.load` loads it again."""
     _loaded.cache_clear()
 
 
@@ -112,12 +101,10 @@ def as_model(model: Any) -> Model | Backbone:
 
 
 def device_of(asked: str | None) -> str:
-    """Return the device that was asked for, else the GPU where there is one."""
-    if asked is not None:
-        return asked
+    """Return the given device; without one, the GPU if there is one, else the CPU."""
     import torch
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return asked or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def nnunet_folder(dataset: str, configuration: str, plans: str, trainer: str, environment: Mapping[str, str]) -> Path:

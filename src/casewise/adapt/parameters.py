@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from casewise.adapt.adaptation import PRIOR
+from casewise.adapt.snapshot import tensors_of
 from casewise.core.errors import BadInput, NothingToAdapt
 
 Selection = str | Sequence[str]
@@ -82,7 +83,7 @@ def movable(network: nn.Module, selection: Selection, moves: str) -> dict[str, T
     if moves == "statistics":
         return statistics(network)
     if moves == "anything":
-        return {**dict(network.named_parameters()), **dict(network.named_buffers())}
+        return tensors_of(network)
     return dict(select(network, selection))
 
 

@@ -56,6 +56,15 @@ class Recording:
     shrunk: dict[State, Mask] = field(default_factory=dict)
     shrunk_signals: dict[State, Signals] = field(default_factory=dict)
 
+    def add(self, mask: Mask, signals: Signals, began: float, diagnostics: Mapping[str, float] | None) -> Signals:
+        """Record a state that was begun at ``began``, and return its signals; M0 has no diagnostics."""
+        self.masks.append(mask)
+        self.signals.append(signals)
+        if diagnostics is not None:
+            self.diagnostics.append(dict(diagnostics))
+        self.seconds.append(time.perf_counter() - began)
+        return signals
+
     @contextmanager
     def metered(self, signal: str) -> Iterator[None]:
         """Record how long a signal took, and by how much it raised the peak of memory."""
@@ -67,19 +76,16 @@ class Recording:
     def measured(self, seen: Prediction) -> dict[str, float | None]:
         """Return fragmentation against M0 and the confidence of the prediction; D is computed once for both."""
         with self.metered(FROM_MASKS):
-            return self._read(seen)
-
-    def _read(self, seen: Prediction) -> dict[str, float | None]:
-        source = self.masks[0] if self.masks else seen.mask
-        found = regions_of(source, seen.mask, min_area=self.min_area, foreground=self.foreground)
-        edit = summary(found, foreground_voxels=count_foreground(source))
-        return {
-            **edit.as_signals(),
-            **of_masks(source, seen.mask),
-            "entropy": float(seen.entropy.mean(dtype=np.float64)),
-            "msp": seen.msp,
-            "entropy_on_d": _mean_at(seen, found.voxels),
-        }
+            source = self.masks[0] if self.masks else seen.mask
+            found = regions_of(source, seen.mask, min_area=self.min_area, foreground=self.foreground)
+            edit = summary(found, foreground_voxels=count_foreground(source))
+            return {
+                **edit.as_signals(),
+                **of_masks(source, seen.mask),
+                "entropy": float(seen.entropy.mean(dtype=np.float64)),
+                "msp": seen.msp,
+                "entropy_on_d": _mean_at(seen, found.voxels),
+            }
 
     def trajectory(self, case_id: str, made_by: str, seed: int, *, with_entropies: bool) -> Trajectory:
         """Return everything so far."""

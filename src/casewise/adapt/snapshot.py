@@ -25,7 +25,7 @@ from casewise.core.errors import BadInput, MovedUnselected
 def fingerprint(network: nn.Module) -> str:
     """sha256 over the names, types, shapes and bytes of every unique parameter and buffer."""
     digest = hashlib.sha256()
-    tensors = _tensors(network)
+    tensors = tensors_of(network)
     check_loadable({name: tensor for name, tensor in tensors.items() if nn.parameter.is_lazy(tensor)})
     for name, tensor in tensors.items():
         plain = tensor.detach().cpu().contiguous().reshape(-1)
@@ -60,7 +60,7 @@ def restored(network: nn.Module, changing: Collection[str] | None = None) -> Ite
             of a layer (such as ``eps`` of a normalization) changed. Everything is given back first; what the network
             predicted meanwhile is not what was asked for.
     """
-    tensors = _tensors(network)
+    tensors = tensors_of(network)
     check_loadable(tensors)
     allowed = {*tensors} if changing is None else {*changing, *(name for name, _ in network.named_buffers())}
     found = {name: _Held(tensor) for name, tensor in tensors.items()}
@@ -100,7 +100,8 @@ def check_loadable(tensors: Mapping[str, Tensor]) -> None:
         )
 
 
-def _tensors(network: nn.Module) -> dict[str, Tensor]:
+def tensors_of(network: nn.Module) -> dict[str, Tensor]:
+    """Return every parameter and buffer by name, each once."""
     return {**dict(network.named_parameters()), **dict(network.named_buffers())}
 
 

@@ -6,7 +6,7 @@ stream itself goes on as its paper describes; a rollback changes the mask that i
 
 from __future__ import annotations
 
-from types import TracebackType
+from typing import Any
 
 from torch import nn
 
@@ -57,7 +57,5 @@ class CaseStream:
     def __enter__(self) -> CaseStream:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self.restart()

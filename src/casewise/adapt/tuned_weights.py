@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from casewise.adapt.snapshot import tensors_of
 from casewise.core.durable import file_sha256, json_sha256, replacing
 from casewise.core.errors import BadInput, Mismatch
 from casewise.core.formats import json_text
@@ -125,7 +126,7 @@ def lent_weights(network: nn.Module, tuned: TunedWeights, share: float = 1.0) ->
         tuned: What changed.
         share: 1 for the tuned weights, 0 for M0.
     """
-    tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    tensors = tensors_of(network)
     if lost := [name for name in tuned.values if name not in tensors]:
         raise Mismatch(f"the network has no {lost[0]}, which was tuned; load the model that was tuned")
     own = {name: tensors[name].data for name in tuned.values}

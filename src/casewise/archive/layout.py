@@ -37,7 +37,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from casewise.archive import layout
 from casewise.core.durable import json_sha256, replacing
 from casewise.core.errors import BadInput, DamagedArchive, UnsafeInput
 from casewise.core.formats import npy_array, numbered
@@ -213,12 +212,8 @@ def encode_extras(extras: Mapping[str, NDArray[Any]], masks: Mapping[Any, Mask])
     """Arrays over space are kept where any state differs from M0, which is where a decision can need them."""
     where = changed_anywhere(masks)
     arrays = {name: np.asarray(values) for name, values in extras.items()}
-    return {
-        (f"{ON_D}{name}" if values.shape == where.shape else name): values[where]
-        if values.shape == where.shape
-        else values
-        for name, values in arrays.items()
-    }
+    over_space = {f"{ON_D}{name}": values[where] for name, values in arrays.items() if values.shape == where.shape}
+    return over_space | {name: values for name, values in arrays.items() if values.shape != where.shape}
 
 
 def decode_extras(arrays: Mapping[str, NDArray[Any]], masks: Mapping[Any, Mask]) -> dict[str, NDArray[Any]]:
@@ -318,7 +313,7 @@ def signal_table(path: Path, entries: Mapping[str, Entry], digest: str) -> pd.Da
 
 def cached_table(path: Path, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
     """Return a derived table, computed once and cached if the folder is writable."""
-    file = path / layout.CACHE / f"{name}.parquet"
+    file = path / CACHE / f"{name}.parquet"
     if file.exists():
         try:
             return pd.read_parquet(file)
@@ -347,7 +342,7 @@ def ladders(table: pd.DataFrame) -> dict[str, dict[State, Signals]]:
 def _collected(path: Path, entries: Mapping[str, Entry]) -> pd.DataFrame:
     if not entries:
         return pd.DataFrame(columns=KEYS)
-    tables = [case_table(path / layout.CASES / entry.place / layout.SIGNALS, entry.id) for entry in entries.values()]
+    tables = [case_table(path / CASES / entry.place / SIGNALS, entry.id) for entry in entries.values()]
     return pa.concat_tables(tables, promote_options="default").to_pandas()
 
 

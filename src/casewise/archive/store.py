@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -41,7 +41,7 @@ from casewise.core.text import brief, pluralize
 
 @dataclass(eq=False, repr=False)
 class Archive:
-    """Recorded trajectories of a cohort. A view (:meth:`select`, :meth:`on`) shares the folder and shows part of it."""
+    """Recorded trajectories of a cohort. A view (:meth:`select`, :meth:`ladder`) shows part of the same folder."""
 
     __repr__ = brief
 
@@ -340,15 +340,11 @@ class Archive:
 
     @cached_property
     def _signals(self) -> pd.DataFrame:
-        from casewise.archive.layout import signal_table
-
-        return signal_table(self.path, self.entries, self.digest)
+        return layout.signal_table(self.path, self.entries, self.digest)
 
     @cached_property
     def _ladders(self) -> dict[str, dict[State, Signals]]:
-        from casewise.archive.layout import ladders
-
-        return ladders(self._signals)
+        return layout.ladders(self._signals)
 
     @cached_property
     def _steps(self) -> dict[str, tuple[Signals, ...]]:
@@ -446,38 +442,14 @@ def _created(path: Path, facts: dict[str, Any], ladder: str) -> Archive:
     return open_archive(path).ladder(ladder)
 
 
-class Described(Protocol):
-    """A case of an input folder, with what a table says of it."""
-
-    @property
-    def id(self) -> str:
-        """Name of the case."""
-        ...
-
-    @property
-    def group(self) -> str | None:
-        """Site, vendor or condition."""
-        ...
-
-    @property
-    def cluster(self) -> str | None:
-        """Patient or sequence."""
-        ...
-
-    @property
-    def split(self) -> str | None:
-        """Calibration, evaluation or another name."""
-        ...
-
-
-def describe_cases(path: str | Path, cases: Iterable[Described]) -> tuple[str, ...]:
+def describe_cases(path: str | Path, cases: Iterable[Any]) -> tuple[str, ...]:
     """Fill in group, cluster and split of recorded cases, where the archive does not know them yet.
 
     A person may add ``cases.csv`` after the first recording. What the archive knows already is never changed.
 
     Args:
         path: An archive; nothing happens where there is none yet.
-        cases: Cases with what is known of them now. None says nothing.
+        cases: Objects with ``id``, ``group``, ``cluster`` and ``split``; None where a fact is not known.
 
     Returns:
         The ids of the cases that were updated.
@@ -596,13 +568,14 @@ def _read_parts(path: Path, cases: Mapping[str, Entry], manifest: Mapping[str, A
                 raise DamagedArchive(
                     f"{files[name]} contradicts its case on {', '.join(wrong)}; the archive was edited"
                 )
-        found[ladder] = MappingProxyType({name: _of_case(entry, cases[name]) for name, entry in entries.items()})
+        told = ("group", "cluster", "split")  # a table may have filled these in after the ladder was recorded
+        found[ladder] = MappingProxyType(
+            {
+                name: replace(entry, **{fact: getattr(cases[name], fact) for fact in told})
+                for name, entry in entries.items()
+            }
+        )
     return found
-
-
-def _of_case(entry: Entry, case: Entry) -> Entry:
-    """Return the entry of a ladder with the group, cluster and split of its case."""
-    return replace(entry, group=case.group, cluster=case.cluster, split=case.split)
 
 
 def _read_entries(path: Path) -> Iterable[Entry]:

@@ -73,8 +73,8 @@ def compare(
     method: str = setting("imported", help="With --take-over: what produced NEW, as named at casewise import."),
     model: str = setting("imported", help="With --take-over: what produced OLD, as named at casewise import."),
     force: bool = setting(False, help="With --take-over: follow a policy that calibration called NO-GO."),
-    engine: str = setting("local", help="local or ray."),
-    address: str = setting(None, help="Address of a Ray cluster."),
+    engine: str = setting("local", help="Where cases run: local or ray."),
+    address: str = setting(None, help="Address of a Ray cluster; default: start Ray on this machine."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Compare two folders of masks, case by case, with or without labels.

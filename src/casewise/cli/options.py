@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from casewise.adapt.backbones import Backbone
     from casewise.adapt.model import Model
     from casewise.data.folders import CaseFiles
-
+    from casewise.deployment import Deployment
 
 SETTINGS = "settings"
 """Marks a setting: given in casewise.toml or after --set, not as an option."""
@@ -119,6 +119,49 @@ class NnUNetModelOptions(ModelOptions):
         float,
         typer.Option("-step_size", hidden=True, help="Step of nnU-Net's sliding window, as a share of the window."),
     ] = 0.5
+
+
+@dataclass(frozen=True)
+class DeploymentOptions:
+    """Which policy decides, for a deployment or a plain model."""
+
+    policy: Annotated[
+        str | None, typer.Option(help="Only if -m is a model: policy.json, its archive, or m0 (no change).")
+    ] = None
+    model_at: Annotated[
+        str | None, typer.Option("--model-at", help="Where the model of the deployment is now, if it was moved.")
+    ] = None
+    objective: Annotated[
+        str | None, setting(help="Your own method (package.module:Name) or model files, if the policy names them.")
+    ] = None
+    controller: Annotated[
+        str | None, setting(help="Your own controller (package.module:Name), if the policy names one.")
+    ] = None
+    certificate: Annotated[Path | None, setting(help="Certificate of this policy; another certificate is refused.")] = (
+        None
+    )
+    watch: Annotated[
+        Path | None,
+        setting(help="watch.json of casewise monitor: decisions are added; original masks while it is suspended."),
+    ] = None
+    force: Annotated[bool, setting(help="Deploy a policy that calibration advised against.")] = False
+    contract: Annotated[
+        str | None, setting(help="What to do with images unlike the training data: refuse, warn or off.")
+    ] = None
+    max_ram: Annotated[
+        str | None, setting(help="Refuse images that need more memory, such as 16G; serve: 80 % of the free memory.")
+    ] = None
+
+    def opened(self, model: Model, **more: Any) -> Deployment:
+        """Open and check the deployment; ``more`` are further options of ``open_deployment``."""
+        from casewise.adapt.contract import parse_size
+        from casewise.deployment.saved import open_deployment
+        from casewise.judge.monitors.watch import Watching
+
+        given = {name: value for name, value in vars(self).items() if value and name != "policy"}
+        given |= {"watch": Watching(self.watch)} if self.watch else {}
+        given |= {"max_ram": parse_size(self.max_ram)} if self.max_ram else {}
+        return open_deployment(model, self.policy, **{**more, **given})
 
 
 @dataclass(frozen=True)
@@ -309,21 +352,20 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class PrintingOptions:
-    """Progress output and log file."""
+    """Progress output."""
 
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", "--disable_progress_bar", help="Print no progress, only problems.")
     ] = False
     verbose: Annotated[bool, setting(help="Print a line for each case.")] = False
-    log_file: Annotated[Path | None, setting(help="Also write a dated line for each case to this file.")] = None
 
     def progress(self, total: int, *, done: int = 0, unit: str = "case") -> Progress:
         """The progress of a run over so many cases."""
-        return Progress(total, done=done, unit=unit, quiet=self.quiet, verbose=self.verbose, log_file=self.log_file)
+        return Progress(total, done=done, unit=unit, quiet=self.quiet, verbose=self.verbose)
 
     def steps(self) -> StepProgress:
         """Return the progress of a command that has several steps."""
-        return StepProgress(quiet=self.quiet, verbose=self.verbose, log_file=self.log_file)
+        return StepProgress(quiet=self.quiet, verbose=self.verbose)
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

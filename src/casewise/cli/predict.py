@@ -12,6 +12,7 @@ import typer
 
 from casewise.cli.options import (
     CaseOptions,
+    DeploymentOptions,
     EngineOptions,
     NnUNetModelOptions,
     NnUNetStyle,
@@ -37,34 +38,21 @@ NOT_ALL_DONE = 3
 @grouped
 def predict(
     source: NnUNetModelOptions,
+    decides: DeploymentOptions,
     which: CaseOptions,
     where: EngineOptions,
     telling: PrintingOptions,
     out: Path = typer.Option(..., "-o", help="Folder for the masks; created if needed."),
-    policy: str = typer.Option(None, help="Only if -m is a model: policy.json, its archive, or m0 (no change)."),
-    model_at: str = typer.Option(None, "--model-at", help="Where the model of the deployment is now, if it was moved."),
     resume: bool = typer.Option(
         False, "--continue_prediction", "--c", help="Skip cases that are finished (checked by hash)."
     ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print what would be done; write nothing."),
-    objective: str = setting(
-        None, help="Your own method (package.module:Name) or model files, if the policy names them."
-    ),
-    controller: str = setting(None, help="Your own controller (package.module:Name), if the policy names one."),
-    certificate: Path = setting(None, help="Certificate of this policy; another certificate is refused."),
-    watch: Path = setting(
-        None,
-        help="watch.json of casewise monitor: decisions are added; while it is suspended, original masks are written.",
-    ),
-    force: bool = setting(False, help="Deploy a policy that calibration advised against."),
     overwrite: bool = setting(False, help="Replace masks in -o that casewise did not write."),
     save_candidates: bool = setting(False, help="Keep the mask of every candidate."),
     keep_header: bool = setting(False, help="Copy the geometry of the image's NIfTI header to the mask."),
-    max_ram: str = setting(None, help="Refuse cases that need more memory, such as 16G."),
     max_slices: int = setting(
         None, help="Slices or patches in one batch: fewer need less memory; the result is the same."
     ),
-    contract: str = setting(None, help="What to do with images unlike the training data: refuse, warn or off."),
     codes: Path = setting(None, help="JSON with codes of the classes, for DICOM SEG."),
     segmentation: str = setting("binary", help="Kind of DICOM SEG: binary (every viewer) or labelmap (smaller)."),
     report: Path = setting(None, help="Write a machine-readable report of the run."),
@@ -84,27 +72,13 @@ def predict(
     Exit codes: 0 every case is done, 1 a bug, 2 wrong arguments or inputs, 3 finished, but some cases failed or got the
     model's original mask after an error (listed on the page and in OUT/casewise).
     """
-    from casewise.adapt.contract import parse_size
-    from casewise.deployment.saved import open_deployment
-    from casewise.judge.monitors.watch import Watching
     from casewise.run import summary
     from casewise.run.local import keep_freed_memory
     from casewise.run.predict_all import predict_all
     from casewise.run.predict_folder import plan_folder, prediction_work
 
     keep_freed_memory()
-    asked = {
-        "model_at": model_at,
-        "controller": controller,
-        "objective": objective,
-        "certificate": certificate,
-        "watch": None if watch is None else Watching(watch),
-        "max_ram": parse_size(max_ram) if max_ram else None,
-        "max_slices": max_slices,
-        "contract": contract,
-        "force": force or None,
-    }
-    deployment = open_deployment(source.chosen(), policy, **{k: v for k, v in asked.items() if v is not None})
+    deployment = decides.opened(source.chosen(), max_slices=max_slices)
     if dry_run:
         with TemporaryDirectory(prefix="casewise-") as folder:  # DICOM series are read here, and gone afterwards
             cases = which.gathered(deployment.backbone, keep=Path(folder))

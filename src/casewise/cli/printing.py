@@ -7,10 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from datetime import datetime, timezone
-from pathlib import Path
-from types import TracebackType
-from typing import Any, TextIO
+from typing import Any
 
 import typer
 
@@ -37,28 +34,19 @@ def answer(words: str, content: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 class Progress(AbstractContextManager["Progress"]):
-    """A bar on a terminal; elsewhere a line now and then: how many, how many not done, how long it will take.
+    """Progress of a run: a bar on a terminal; elsewhere a line every 15 seconds with the time that is left.
 
-    ``quiet`` says nothing but what went wrong, ``verbose`` a line for each case; ``log_file`` gets every line, dated.
+    ``quiet`` prints problems only; ``verbose`` prints a line for each case.
     """
 
     def __init__(
-        self,
-        total: int,
-        *,
-        done: int = 0,
-        unit: str = "case",
-        title: str = "",
-        quiet: bool = False,
-        verbose: bool = False,
-        log_file: Path | None = None,
-        every_s: float = EVERY_S,
-    ) -> None:
+        self, total: int, *, done: int = 0, unit: str = "case", title: str = "", quiet: bool = False,
+        verbose: bool = False, every_s: float = EVERY_S,
+    ) -> None:  # fmt: skip
         self.total, self.done, self.unit, self.title = total, done, unit, title
         self.quiet, self.verbose, self.every_s = quiet, verbose, every_s
         self._first = done
         self._began = self._said = self._first_at = time.monotonic()
-        self._log: TextIO | None = None if log_file is None else _opened(log_file)
         self._bar: Any = None
         if sys.stderr.isatty() and not quiet and not verbose:
             from tqdm import tqdm
@@ -68,7 +56,6 @@ class Progress(AbstractContextManager["Progress"]):
     def step(self, line: str, *, bad: bool = False) -> None:
         """Count one more; ``line`` is its result and is always printed if something went wrong."""
         self.done += 1
-        self._write_log(line)
         if self._bar is not None:
             self._bar.update()
         if bad or (self.verbose and not self.quiet):
@@ -95,34 +82,23 @@ class Progress(AbstractContextManager["Progress"]):
         else:
             typer.echo(line, err=True)
 
-    def _write_log(self, line: str) -> None:
-        if self._log is not None:
-            self._log.write(f"{datetime.now(timezone.utc).isoformat(timespec='seconds')} {line}\n")
-            self._log.flush()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self._write_log(f"stopped: {type(error).__name__}: {error}")
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.close()
-        if self._log is not None:
-            self._log.close()
 
 
 class StepProgress(AbstractContextManager["StepProgress"]):
     """One progress bar for each step of a command that has several; call it with (step, done, total)."""
 
-    def __init__(self, *, quiet: bool = False, verbose: bool = False, log_file: Path | None = None) -> None:
-        self._options: dict[str, Any] = {"quiet": quiet, "verbose": verbose, "log_file": log_file}
+    def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
+        self._options: dict[str, Any] = {"quiet": quiet, "verbose": verbose}
         self._step = ""
         self._shown: Progress | None = None
 
     def __call__(self, step: str, done: int, total: int) -> None:
         """Show that so many parts of a step are done."""
         if step != self._step or self._shown is None:
-            self.__exit__(None, None, None)
+            self.__exit__()
             self._step = step
             self._shown = Progress(
                 total, done=max(done - 1, 0), unit=UNITS.get(step, "part"), title=step, **self._options
@@ -131,17 +107,10 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         for _ in range(done - self._shown.done):
             self._shown.step(f"{step}: {done} of {total}")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._shown is not None:
-            self._shown.__exit__(kind, error, trace)
+            self._shown.__exit__()
             self._shown = None
-
-
-def _opened(path: Path) -> TextIO:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.open("a", encoding="utf-8")
 
 
 def in_words(seconds: float) -> str:

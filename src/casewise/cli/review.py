@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import typer
@@ -138,7 +139,7 @@ def qc(
     for name, table in (("signals.csv", result.worth), ("qc.csv", result.cases)):
         write_durably(out / name, table.map(csv_cell).to_csv(index=False).encode())
     if result.fit is not None:
-        write_durably(out / "quality.json", f"{json_text(result.fit.as_dict(), indent=1)}\n".encode())
+        write_durably(out / "quality.json", f"{json_text(asdict(result.fit), indent=1)}\n".encode())
     sentences = list(result.sentences())
     if result.fit is not None and len(opinions) > 1 and cases is None and known is None:
         sentences.append(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import typer
 
-from casewise.cli.options import ModelOptions, NnUNetStyle, grouped, setting
+from casewise.cli.options import DeploymentOptions, ModelOptions, NnUNetStyle, grouped, setting
 
 app = typer.Typer()
 
@@ -17,26 +16,13 @@ app = typer.Typer()
 @grouped
 def serve(
     source: ModelOptions,
-    policy: str = typer.Option(None, help="Only if -m is a model: policy.json, its archive, or m0 (no change)."),
+    decides: DeploymentOptions,
     host: str = typer.Option("127.0.0.1", help="Address to listen on; requests from other machines need a token."),
     port: int = typer.Option(8000, min=0, max=65535, help="Port."),
-    model_at: str = typer.Option(None, "--model-at", help="Where the model of the deployment is now, if it was moved."),
-    objective: str = setting(
-        None, help="Your own method (package.module:Name) or model files, if the policy names them."
-    ),
-    controller: str = setting(None, help="Your own controller (package.module:Name), if the policy names one."),
-    certificate: Path = setting(None, help="Certificate of this policy; another certificate is refused."),
-    watch: Path = setting(
-        None,
-        help="watch.json of casewise monitor: decisions are added; while it is suspended, original masks are written.",
-    ),
-    force: bool = setting(False, help="Deploy a policy that calibration advised against."),
     allow_host: list[str] = setting([], help="Another allowed name in the Host header; repeat for several."),
     places: int = setting(8, min=1, help="Largest number of requests at a time; others get status 429."),
     timeout: float = setting(60.0, help="Seconds per request; after that the original mask is returned. 0: no limit."),
     max_body: str = setting("256M", help="Largest body of a request."),
-    max_ram: str = setting(None, help="Refuse images that need more memory; default: 80 % of the free memory."),
-    contract: str = setting(None, help="What to do with images unlike the training data: refuse, warn or off."),
 ) -> None:
     """Segment images over HTTP, one image per request: POST /segment, /model, /health.
 
@@ -48,23 +34,11 @@ def serve(
     Authorization: Bearer TOKEN.
     """
     from casewise.adapt.contract import available_bytes, parse_size
-    from casewise.deployment.saved import open_deployment
-    from casewise.judge.monitors.watch import Watching
     from casewise.run.local import keep_freed_memory
 
     keep_freed_memory()
     service = _service()
-    options = {
-        "model_at": model_at,
-        "controller": controller,
-        "objective": objective,
-        "certificate": certificate,
-        "watch": None if watch is None else Watching(watch),
-        "contract": contract,
-        "force": force or None,
-        "max_ram": parse_size(max_ram) if max_ram else int(0.8 * (available_bytes() or 0)) or None,
-    }
-    deployment = open_deployment(source.chosen(), policy, **{k: v for k, v in options.items() if v is not None})
+    deployment = decides.opened(source.chosen(), max_ram=int(0.8 * (available_bytes() or 0)) or None)
     token, fresh = service.token_for(host, os.environ)
     settings = service.ServiceSettings(
         host=host, port=port, token=token, hosts=tuple(allow_host), places=places, max_bytes=parse_size(max_body),

@@ -5,99 +5,62 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from casewise.cli.options import NnUNetStyle, grouped, setting
-from casewise.cli.printing import answer
+from casewise.cli.printing import AS_JSON, answer
 
 if TYPE_CHECKING:
     from casewise.archive.store import Archive
     from casewise.core.records import Policy
 
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer()
 
 
 @app.command(cls=NnUNetStyle)
 @grouped
 def study(
-    evaluation: Annotated[Path, typer.Argument(help="Archive of the evaluation cases, with labels.")],
-    calibration: Annotated[
-        Path,
-        typer.Option("--calibration", "-c", help="Archive of the calibration cases that the policy was fitted on."),
-    ],
-    policy: Annotated[
-        Path | None,
-        typer.Option("--policy", "-p", help="policy.json, or the folder that holds it.  [default: CALIBRATION]"),
-    ] = None,
-    controller: Annotated[
-        str | None, setting(help="Your own controller (package.module:Name), if the policy names one.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for the report.  [default: EVALUATION/report]")
-    ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option("--only", help="Run this analysis only; repeat for more. A wrong name lists them all."),
-    ] = None,
-    other: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--other",
-            help="NAME=EVALUATION[,CALIBRATION]: another method on the same cases; of archives with several methods, "
-            "method NAME is used. Repeat for several.",
-        ),
-    ] = None,
-    rerun: Annotated[
-        Path | None, typer.Option("--rerun", help="Archive of a second recording of the same cases, to compare.")
-    ] = None,
-    sweep: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--sweep", help="RATE=EVALUATION[,CALIBRATION]: archives at another learning rate; repeat for several."
-        ),
-    ] = None,
-    backbone: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--backbone", help="NAME=ARCHIVE: archive of another model on the same cases; repeat for several."
-        ),
-    ] = None,
-    other_modality: Annotated[
-        Path | None, typer.Option("--other-modality", help="Archive of another modality, for the analysis scale.")
-    ] = None,
-    frozen: Annotated[
-        Path | None, typer.Option("--frozen", help="An earlier policy whose design was fixed before this one.")
-    ] = None,
-    images: Annotated[
-        Path | None, typer.Option("--images", help="Images of the evaluation cases, for the pictures.")
-    ] = None,
-    include_first_step: Annotated[bool, setting(help="Association of differences: begin with M0 to step 1.")] = False,
-    substitute: Annotated[
-        str,
-        setting(
-            help="Matched controls also with what this method (fixed-4, tau-stop) deployed for every kept case.",
-        ),
-    ] = "",
-    pictures: Annotated[int, setting(min=0, help="Largest number of cases with pictures, worst first.")] = 150,
-    resamples: Annotated[int, setting(min=100, help="Number of bootstrap samples.")] = 5000,
-    seed: Annotated[int, setting(help="Seed of the bootstrap and of the random controls.")] = 1000,
-    quiet: Annotated[bool, typer.Option("--disable_progress_bar", help="No progress bar.")] = False,
-    engine: Annotated[str, setting(help="Measures the cases: local or ray.")] = "local",
-    address: Annotated[str | None, setting(help="Ray cluster to join, with engine ray.")] = None,
-    measures: Annotated[
-        Path | None, setting(help="measures.toml: formulas over volumes, such as the ejection fraction.")
-    ] = None,
-    jobs: Annotated[int, typer.Option("-j", min=1, help="Processes or workers that measure the cases.")] = 1,
-    ladder: Annotated[
-        str | None,
-        typer.Option(
-            "--ladder",
-            help="Which method, if the archives hold several; default: the (first) method of the policy.",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    evaluation: Path = typer.Argument(..., help="Archive of the evaluation cases, with labels."),
+    calibration: Path = typer.Option(
+        ..., "--calibration", "-c", help="Archive of the calibration cases that the policy was fitted on."
+    ),
+    policy: Path = typer.Option(None, "-p", "--policy", help="policy.json or its folder; default: CALIBRATION."),
+    controller: str = setting(None, help="Your own controller (package.module:Name), if the policy names one."),
+    out: Path = typer.Option(None, "--out", "-o", help="Folder for the report; default: EVALUATION/report."),
+    only: list[str] = typer.Option([], help="Run this analysis only; repeat for more. A wrong name lists them all."),
+    other: list[str] = typer.Option(
+        [],
+        help="NAME=EVALUATION[,CALIBRATION]: another method on the same cases; of archives with several methods, "
+        "method NAME is used. Repeat for several.",
+    ),
+    rerun: Path = typer.Option(None, help="Archive of a second recording of the same cases, to compare."),
+    sweep: list[str] = typer.Option(
+        [], help="RATE=EVALUATION[,CALIBRATION]: archives at another learning rate; repeat for several."
+    ),
+    backbone: list[str] = typer.Option(
+        [], help="NAME=ARCHIVE: archive of another model on the same cases; repeat for several."
+    ),
+    other_modality: Path = typer.Option(None, help="Archive of another modality, for the analysis scale."),
+    frozen: Path = typer.Option(None, help="An earlier policy whose design was fixed before this one."),
+    images: Path = typer.Option(None, help="Images of the evaluation cases, for the pictures."),
+    include_first_step: bool = setting(False, help="Association of differences: begin with M0 to step 1."),
+    substitute: str = setting(
+        "", help="Matched controls also with what this method (fixed-4, tau-stop) deployed for every kept case."
+    ),
+    pictures: int = setting(150, min=0, help="Largest number of cases with pictures, worst first."),
+    resamples: int = setting(5000, min=100, help="Number of bootstrap samples."),
+    seed: int = setting(1000, help="Seed of the bootstrap and of the random controls."),
+    quiet: bool = typer.Option(False, "--disable_progress_bar", help="No progress bar."),
+    engine: str = setting("local", help="Where cases run: local or ray."),
+    address: str = setting(None, help="Address of a Ray cluster; default: start Ray on this machine."),
+    measures: Path = setting(None, help="measures.toml: formulas over volumes, such as the ejection fraction."),
+    jobs: int = typer.Option(1, "-j", min=1, help="Number of processes."),
+    ladder: str = typer.Option(
+        None, help="Which method, if the archives hold several; default: the (first) method of the policy."
+    ),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Make the tables and figures of the paper from your own archive.
 

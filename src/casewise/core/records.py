@@ -300,21 +300,17 @@ class Controller(Protocol):
     @property
     def name(self) -> str:
         """Name in the registry of controllers."""
-        ...
 
     @property
     def needs(self) -> frozenset[str]:
         """Signal names that must be present in every observation."""
-        ...
 
     @property
     def states(self) -> frozenset[State]:
         """Shrunk states that it may ask for, so that they can be materialized (D15)."""
-        ...
 
     def decide(self, seen: Observation) -> Verdict | None:
         """The verdict after the steps so far, or None for one more step."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -416,20 +412,14 @@ class Decision:
         return cls(**values)
 
 
-@runtime_checkable
-class Composer(Protocol):
-    """A controller that makes its output from several candidates, such as a gate, rather than choosing one."""
-
-    def output(self, mask: Callable[[State], Mask], decision: Decision) -> Mask:
-        """The mask of a decision; ``mask`` gives that of any state of the case."""
-        ...
-
-
 def deployed(controller: Controller, mask: Callable[[State], Mask], decision: Decision) -> Mask:
-    """Return the mask that a decision deploys: composed by the controller, or the mask of the named state."""
-    if isinstance(controller, Composer):
-        return controller.output(mask, decision)
-    return mask(decision.state)
+    """Return the mask that a decision deploys.
+
+    A controller that composes its mask from several candidates, such as a gate, has ``output(mask, decision)``;
+    otherwise it is the mask of the deployed state. ``mask`` gives the mask of any state of the case.
+    """
+    output: Callable[..., Mask] | None = getattr(controller, "output", None)
+    return mask(decision.state) if output is None else output(mask, decision)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,6 @@ lies inside an odd number of the structure's contours on its slice, so a contour
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,23 +21,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from casewise.core.durable import replacing, write_durably
-from casewise.core.errors import BadInput, UnsafeInput
+from casewise.core.errors import BadInput, MissingExtra, UnsafeInput
 from casewise.core.formats import json_text
 from casewise.core.records import Mask, made_case_id
 from casewise.data.dicom_objects import LABEL
 from casewise.data.dicom_series import (
-    Series,
+    first_dicom_files,
     is_dicom,
     is_dicom_folder,
     plain_files,
     pydicom_module,
     read_series,
+    short_hash,
     survey_series,
-)
+    told_apart,
+)  # fmt: skip
 from casewise.data.nifti import MAX_BYTES, placed_volume, write_volume
 
 Affine = NDArray[np.float64]
+KINDS = ("SEG", "RTSTRUCT")
 IMAGES = "images"  # where the images of the cases are written beside their masks
+CLOSED = ("CLOSED_PLANAR", "CLOSED_PLANAR_XOR", "CLOSEDPLANAR_XOR")  # contours that bound an area
 FRACTION = 0.5  # of a FRACTIONAL segmentation, from which on a voxel belongs to a segment
 _TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # DICOM counts toward left and posterior, NIfTI toward right and anterior
 _REVERSED = [2, 1, 0, 3]  # (slice, row, column) of DICOM masks, (x, y, z) of NIfTI
@@ -66,16 +68,8 @@ class MaskGrid:
 
 
 def is_mask_folder(folder: Path) -> bool:
-    """Return True if a folder has DICOM segmentations or contours."""
-    return folder.is_dir() and any(_modality(path) in ("SEG", "RTSTRUCT") for path in _few_dicom(folder))
-
-
-def _few_dicom(folder: Path) -> Iterable[Path]:
-    for seen, path in enumerate(plain_files(folder, links=True)):
-        if seen == 50:
-            return
-        if not path.is_symlink() and is_dicom(path):
-            yield path
+    """Return True if one of the first 50 files of a folder is a DICOM segmentation or contour."""
+    return folder.is_dir() and any(_modality(path) in KINDS for path in first_dicom_files(folder, 50))
 
 
 def _modality(path: Path) -> str:
@@ -113,7 +107,8 @@ def nifti_folders(
     for series_uid in dict.fromkeys(one.series_uid for one in every):
         members = {at: [one for one in objects if one.series_uid == series_uid] for at, objects in found.items()}
         series = shown.get(series_uid)
-        masks = read_masks(members, numbers, None if series is None else _grid_of(series))
+        grid = None if series is None else MaskGrid(_TO_RAS @ series.affine[:, _REVERSED], series.shape)
+        masks = read_masks(members, numbers, grid)
         if series is not None:
             with replacing(keep / IMAGES / f"{ids[series_uid]}.nii.gz") as temporary:
                 write_volume(temporary, read_series(series))
@@ -134,32 +129,24 @@ def nifti_folders(
 
 def find_mask_objects(folder: Path) -> list[MaskObject]:
     """Find every SEG and RTSTRUCT below a folder; other DICOM files are ignored."""
-    found = []
-    for path in plain_files(folder):
-        if is_dicom(path) and _modality(path) in ("SEG", "RTSTRUCT"):
-            found.append(_object(path))
-    return found
+    return [_object(path) for path in plain_files(folder) if is_dicom(path) and _modality(path) in KINDS]
 
 
 def _object(path: Path) -> MaskObject:
     try:
         header = pydicom_module().dcmread(path, stop_before_pixels=True)
         kind = str(header.Modality)
-        series_uid = _segmented_series(header) if kind == "SEG" else _contoured_series(header)
-        names, values = _segments(header) if kind == "SEG" else _structures(header)
+        if kind == "SEG":
+            series_uid = str(header.ReferencedSeriesSequence[0].SeriesInstanceUID)
+            names, values = _segments(header)
+        else:
+            study = header.ReferencedFrameOfReferenceSequence[0].RTReferencedStudySequence[0]
+            series_uid = str(study.RTReferencedSeriesSequence[0].SeriesInstanceUID)
+            names, values = {int(one.ROINumber): str(one.ROIName).strip() for one in header.StructureSetROISequence}, {}
     except (AttributeError, KeyError, IndexError, ValueError) as error:
         raise BadInput(f"{path.name} does not say what it is about ({error}); export it again") from error
-    patient = hashlib.sha256(str(header.get("PatientID", "") or series_uid).encode()).hexdigest()[:12]
-    return MaskObject(path, kind, series_uid, f"patient-{patient}", names, values)
-
-
-def _segmented_series(header: Any) -> str:
-    return str(header.ReferencedSeriesSequence[0].SeriesInstanceUID)
-
-
-def _contoured_series(header: Any) -> str:
-    study = header.ReferencedFrameOfReferenceSequence[0].RTReferencedStudySequence[0]
-    return str(study.RTReferencedSeriesSequence[0].SeriesInstanceUID)
+    patient = f"patient-{short_hash(str(header.get('PatientID', '') or series_uid))}"
+    return MaskObject(path, kind, series_uid, patient, names, values)
 
 
 def _segments(header: Any) -> tuple[dict[int, str], dict[str, int]]:
@@ -175,12 +162,8 @@ def _segments(header: Any) -> tuple[dict[int, str], dict[str, int]]:
     return names, values
 
 
-def _structures(header: Any) -> tuple[dict[int, str], dict[str, int]]:
-    return {int(one.ROINumber): str(one.ROIName).strip() for one in header.StructureSetROISequence}, {}
-
-
 def label_numbers(objects: Iterable[MaskObject]) -> dict[str, int]:
-    """One number for each name over all files: the one that a file states, else the next one in the order of names."""
+    """Return one number for each name over all files: the stated one, else the next free one in the order of names."""
     numbers: dict[str, int] = {}
     given = list(objects)
     for one in given:
@@ -195,26 +178,18 @@ def label_numbers(objects: Iterable[MaskObject]) -> dict[str, int]:
 
 
 def _case_ids(objects: Sequence[MaskObject]) -> dict[str, str]:
-    """A case for each series, called after its first file; a piece of the UID's hash keeps equal names apart."""
+    """Name the case of each series after its first file; equal names get a part of the hash of the UID."""
     stems: dict[str, str] = {}
     for one in objects:
         name = one.path.name.removesuffix(".dcm").removesuffix(".seg").removesuffix(".rtstruct")
         stems.setdefault(one.series_uid, made_case_id(name))
-    twice = Counter(stems.values())
-    return {
-        uid: f"{stem}-{hashlib.sha256(uid.encode()).hexdigest()[:12]}" if twice[stem] > 1 else stem
-        for uid, stem in stems.items()
-    }
-
-
-def _grid_of(series: Series) -> MaskGrid:
-    return MaskGrid(_TO_RAS @ series.affine[:, _REVERSED], series.shape)
+    return told_apart(stems, "-")
 
 
 def read_masks(
     members: Mapping[int, Sequence[MaskObject]], numbers: Mapping[str, int], grid: MaskGrid | None
 ) -> dict[int, tuple[Mask, MaskGrid]]:
-    """The masks of one series by folder, on its grid, or on one that holds all of its segmentations."""
+    """Read the masks of one series by folder, on the given grid, or on one that contains all segmentations."""
     read = {one.path: _Segmentation(one) for objects in members.values() for one in objects if one.kind == "SEG"}
     if grid is None:
         grid = _common_grid([one.grid for one in read.values()])
@@ -246,8 +221,6 @@ class _Segmentation:
         try:
             from highdicom.seg import segread
         except ImportError as error:
-            from casewise.core.errors import MissingExtra
-
             raise MissingExtra("DICOM segmentations need highdicom; pip install 'casewise[dicom]'") from error
         try:
             return segread(self.about.path)
@@ -277,7 +250,7 @@ class _Segmentation:
 
 
 def _common_grid(grids: Sequence[MaskGrid]) -> MaskGrid | None:
-    """The smallest grid that holds all of them, where they are parts of one; else the first."""
+    """Return the smallest grid that contains all grids that are parts of one; others are ignored."""
     if not grids:
         return None
     base = grids[0]
@@ -306,9 +279,7 @@ def _place(mask: Mask, grid: MaskGrid, segmentation: _Segmentation, numbers: Map
     own, about = segmentation.grid, segmentation.about
     turned = np.linalg.inv(grid.affine) @ own.affine
     if not _is_shift(turned):
-        raise BadInput(
-            f"{about.path.name} does not lie on the grid of its series or of the other masks; resample it first"
-        )
+        raise BadInput(f"{about.path.name} is not on the grid of its series or of the other masks; resample it first")
     begin = np.rint(turned[:3, 3]).astype(int)
     flips = tuple(axis for axis in range(3) if turned[axis, axis] < 0)
     for axis in flips:
@@ -337,11 +308,7 @@ def _fill(mask: Mask, grid: MaskGrid, about: MaskObject, numbers: Mapping[str, i
             continue
         planes: dict[int, NDArray[np.bool_]] = {}
         for contour in structure.get("ContourSequence", []):
-            if str(contour.get("ContourGeometricType", "")) not in (
-                "CLOSED_PLANAR",
-                "CLOSED_PLANAR_XOR",
-                "CLOSEDPLANAR_XOR",
-            ):
+            if str(contour.get("ContourGeometricType", "")) not in CLOSED:
                 continue
             points = np.asarray([float(value) for value in contour.ContourData]).reshape(-1, 3)
             index = (inverse[:3, :3] @ points.T + inverse[:3, 3:]).T

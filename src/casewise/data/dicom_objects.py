@@ -27,7 +27,6 @@ _CATEGORIES = {
     "abnormal": ("49755003", "SCT", "Morphologically Abnormal Structure"),
     "tissue": ("85756007", "SCT", "Tissue"),
 }
-_TISSUE = ("85756007", "SCT", "Tissue")
 _SCHEME = "99CASEWISE"  # a private scheme, as DICOM wants it to be called
 
 
@@ -43,14 +42,13 @@ class Statement:
 
 
 def read_codes(path: Path | None = None) -> dict[str, Mapping[str, Any]]:
-    """Class names in small letters to codes; those of ``path`` go before the built-in ones."""
+    """Return codes by class name in lower case; those of ``path`` replace built-in ones."""
     built_in = resources.files("casewise.data").joinpath("dicom_codes.json").read_text(encoding="utf-8")
-    return {**_parsed_codes(built_in, "dicom_codes.json"), **(_own_codes(path) if path is not None else {})}
-
-
-def _own_codes(path: Path) -> dict[str, Mapping[str, Any]]:
+    codes = _parsed_codes(built_in, "dicom_codes.json")
+    if path is None:
+        return codes
     try:
-        return _parsed_codes(path.read_text(encoding="utf-8"), path.name)
+        return codes | _parsed_codes(path.read_text(encoding="utf-8"), path.name)
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} cannot be read ({error}); give a JSON file of codes") from error
 
@@ -171,7 +169,7 @@ def _segments(
     )
     segments = []
     for number, (value, name) in enumerate(named.items(), 1):
-        row = codes.get(name.lower().replace("_", " "), {"category": "tissue", "type": _TISSUE})
+        row = codes.get(name.lower().replace("_", " "), {"category": "tissue", "type": _CATEGORIES["tissue"]})
         segment = highdicom.seg.SegmentDescription(
             segment_number=number,
             segment_label=name[:64],
@@ -223,13 +221,17 @@ def _content(highdicom: Any, masks: Any, said: Statement) -> Any:
     title = _code(("18748-4", "LN", "Diagnostic imaging report"))
     root = sr.ContainerContentItem(name=title, is_content_continuous=False)
     device = _code(("121007", "DCM", "Device"))
+
+    def section(code: str, meaning: str, text: str) -> Any:
+        return sr.TextContentItem(_code((code, _SCHEME, meaning)), text, relationship_type=contains)
+
     items = [
         sr.CodeContentItem(_code(("121005", "DCM", "Observer Type")), device, relationship_type=context),
         sr.TextContentItem(_code(("121013", "DCM", "Device Observer Name")), said.software, relationship_type=context),
-        _section(sr, ("decision", "Decision about the adaptation"), said.decision, contains),
-        _section(sr, ("flag", "For a person to look at"), said.flag or "nothing was flagged", contains),
-        _section(sr, ("certificate", "Certificate"), said.certificate or "no certificate was given", contains),
-        *([_section(sr, ("measures", "Measures"), said.measures, contains)] if said.measures else []),
+        section("decision", "Decision about the adaptation", said.decision),
+        section("flag", "For a person to look at", said.flag or "nothing was flagged"),
+        section("certificate", "Certificate", said.certificate or "no certificate was given"),
+        *([section("measures", "Measures", said.measures)] if said.measures else []),
         sr.ImageContentItem(
             _code(("segmentation", _SCHEME, "Segmentation")), masks.SOPClassUID, masks.SOPInstanceUID,
             relationship_type=contains,
@@ -237,7 +239,3 @@ def _content(highdicom: Any, masks: Any, said: Statement) -> Any:
     ]  # fmt: skip
     root.ContentSequence = sr.ContentSequence(items, is_root=False)
     return root
-
-
-def _section(sr: Any, concept: tuple[str, str], text: str, relationship: Any) -> Any:
-    return sr.TextContentItem(_code((concept[0], _SCHEME, concept[1])), text, relationship_type=relationship)

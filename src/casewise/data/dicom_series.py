@@ -10,9 +10,10 @@ A model of several channels gets the series of one study, each found by a patter
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -26,7 +27,7 @@ from casewise.core.records import check_case_id
 from casewise.data.nifti import MAX_BYTES, Volume, placed_volume
 
 TOLERANCE_MM = 1e-2
-"""How far positions may lie from an even grid; scanners round, a missing slice is a millimetre."""
+"""Largest distance of a slice from an even grid: scanners round positions, a missing slice is at least a millimetre."""
 
 _HEADER_TAGS = (
     "SOPClassUID", "SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID", "PatientID", "Modality", "SeriesNumber",
@@ -107,18 +108,17 @@ def is_dicom(path: Path) -> bool:
 
 def is_dicom_folder(folder: Path) -> bool:
     """Return True if the first few files under a folder are DICOM; a DICOMDIR is ignored."""
-    if not folder.is_dir():
-        return False
-    for seen, path in enumerate(plain_files(folder, links=True)):
-        if not path.is_symlink() and is_dicom(path):
-            return True
-        if seen == 20:
-            break
-    return False
+    return folder.is_dir() and any(True for _ in first_dicom_files(folder, 21))
+
+
+def first_dicom_files(folder: Path, count: int) -> Iterable[Path]:
+    """Yield the DICOM files among the first ``count`` files of a folder; links are not opened."""
+    few = itertools.islice(plain_files(folder, links=True), count)
+    return (path for path in few if not path.is_symlink() and is_dicom(path))
 
 
 def plain_files(folder: Path, *, links: bool = False) -> Iterable[Path]:
-    """Every file that could be a slice; a link out of the folder is refused, or listed for who opens no links."""
+    """Yield every file that could be a slice; a link out of the folder is refused, or yielded with ``links``."""
     root = folder.resolve()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != "DICOMDIR" and not path.name.startswith("."):
@@ -130,7 +130,7 @@ def plain_files(folder: Path, *, links: bool = False) -> Iterable[Path]:
 def survey_series(
     folder: Path, *, channels: Sequence[str] = (), max_bytes: int = MAX_BYTES
 ) -> tuple[tuple[Series, ...], dict[str, BadInput | UnsafeInput]]:
-    """The series that can be read, and by case why the others cannot: one bad series costs no other its mask.
+    """Return the series that can be read, and by case the reason why another cannot; only that series fails.
 
     With ``channels``, patterns of series descriptions in the model's order, one study is one case.
     """
@@ -165,18 +165,17 @@ def survey_series(
 def _studies(
     folder: Path, found: Sequence[Series], refused: dict[str, BadInput | UnsafeInput], channels: Sequence[str]
 ) -> tuple[tuple[Series, ...], dict[str, BadInput | UnsafeInput]]:
-    """One case per study, called after the folder that holds its channels; series that no pattern wants are left."""
+    """Return one case per study, named after the folder of its channels; series that match no pattern are ignored."""
     by_study: dict[str, list[Series]] = {}
     for series in found:
         by_study.setdefault(series.study_uid, []).append(series)
     files = {study: [path for one in group for path in one.files] for study, group in by_study.items()}
     places = {study: _common_parent(paths).relative_to(folder).parts for study, paths in files.items()}
     stems = {study: _safe("_".join(parts) or folder.name) for study, parts in places.items()}
-    shared, cases = Counter(stems.values()), []
-    for study, group in by_study.items():
-        case_id = f"{stems[study]}_{_short(study)}" if shared[stems[study]] > 1 else stems[study]
+    cases = []
+    for study, case_id in told_apart(stems).items():
         try:
-            cases.append(_with_channels(case_id, group, channels))
+            cases.append(_with_channels(case_id, by_study[study], channels))
         except BadInput as error:
             refused[case_id] = error
     return tuple(sorted(cases, key=lambda case: case.case_id)), refused
@@ -231,7 +230,7 @@ def check_channels(series: Sequence[Series], channels: Sequence[str], wanted: in
 
 
 def _header(path: Path) -> Any:
-    """The header of an image file; None for what is no DICOM, or DICOM but no picture (reports, plans, masks)."""
+    """Return the header of an image file; None if it is not DICOM or no image (a report, plan or mask)."""
     pydicom = pydicom_module()
     if not is_dicom(path):
         return None
@@ -247,7 +246,7 @@ def _header(path: Path) -> Any:
 
 
 def pydicom_module() -> Any:
-    """pydicom, or what to install."""
+    """Return the module pydicom, or say what to install."""
     try:
         import pydicom
     except ImportError as error:
@@ -256,7 +255,7 @@ def pydicom_module() -> Any:
 
 
 def _names(folder: Path, by_series: dict[str, list[tuple[Path, Any]]]) -> dict[str, str]:
-    """A name for each series: the folder of its files, then the series number, then a piece of its UID's hash."""
+    """Name each series after the folder of its files; equal names get the series number, then a part of a hash."""
     places = {uid: _common_parent([path for path, _ in headers]) for uid, headers in by_series.items()}
     stems = {uid: _safe("_".join(place.relative_to(folder).parts) or folder.name) for uid, place in places.items()}
     shared = Counter(stems.values())
@@ -264,8 +263,13 @@ def _names(folder: Path, by_series: dict[str, list[tuple[Path, Any]]]) -> dict[s
         uid: f"{stem}_{by_series[uid][0][1].get('SeriesNumber', 0) or 0}" if shared[stem] > 1 else stem
         for uid, stem in stems.items()
     }
-    twice = Counter(numbered.values())
-    return {uid: f"{name}_{_short(uid)}" if twice[name] > 1 else name for uid, name in numbered.items()}
+    return told_apart(numbered)
+
+
+def told_apart(names: Mapping[str, str], joint: str = "_") -> dict[str, str]:
+    """Return the names by UID; a name that occurs twice gets a part of the hash of its UID."""
+    count = Counter(names.values())
+    return {uid: f"{name}{joint}{short_hash(uid)}" if count[name] > 1 else name for uid, name in names.items()}
 
 
 def _common_parent(paths: Sequence[Path]) -> Path:
@@ -277,7 +281,8 @@ def _safe(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".-")[:96] or "case"
 
 
-def _short(text: str) -> str:
+def short_hash(text: str) -> str:
+    """Return the first 12 digits of the sha256 of a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -291,7 +296,7 @@ def _series(case_id: str, headers: Sequence[tuple[Path, Any]], max_bytes: int) -
     promised = int(first.get("NumberOfSeriesRelatedInstances", 0) or 0)
     if promised > len(slices):
         raise BadInput(f"series {case_id}: {promised} images are promised, {len(slices)} are here; send it again")
-    cluster = f"patient-{_short(str(first.get('PatientID', '') or first.SeriesInstanceUID))}"
+    cluster = f"patient-{short_hash(str(first.get('PatientID', '') or first.SeriesInstanceUID))}"
     study, modality = str(first.get("StudyInstanceUID", "")), str(first.get("Modality", ""))
     description = str(first.get("SeriesDescription", "") or "")
     return Series(case_id, str(first.SeriesInstanceUID), study, modality, cluster, tuple(slices), description)
@@ -310,20 +315,16 @@ def _slice(case_id: str, path: Path, header: Any) -> Slice:
     if not all(np.isfinite(size) and size > 0 for size in pixel_mm):
         raise BadInput(f"series {case_id}: {path.name} has PixelSpacing {_said(pixel_mm)}; it must be positive")
     thickness = header.get("SliceThickness")
+    x, y, z = (float(value) for value in header.ImagePositionPatient)
     return Slice(
         path,
         str(header.SOPInstanceUID),
-        _three(header.ImagePositionPatient),
+        (x, y, z),
         tuple(float(value) for value in header.ImageOrientationPatient),
         (int(header.Rows), int(header.Columns)),
         pixel_mm,
         None if thickness in (None, "") else float(thickness),
     )
-
-
-def _three(values: Any) -> tuple[float, float, float]:
-    x, y, z = (float(value) for value in values)
-    return x, y, z
 
 
 def _check_alike(case_id: str, slices: Sequence[Slice]) -> None:
@@ -355,14 +356,11 @@ def _check_size(case_id: str, slices: Sequence[Slice], headers: Sequence[Any], m
         )
     for one, header in zip(slices, headers, strict=True):
         packed = one.path.stat().st_size
-        if not _is_packed(header) and packed < rows * columns * int(header.get("BitsAllocated", 16)) // 8:
+        compressed = header.file_meta.TransferSyntaxUID.is_compressed
+        if not compressed and packed < rows * columns * int(header.get("BitsAllocated", 16)) // 8:
             raise BadInput(
                 f"series {case_id}: {one.path.name} is {packed} bytes long, less than its pixels; it is truncated"
             )
-
-
-def _is_packed(header: Any) -> bool:
-    return bool(header.file_meta.TransferSyntaxUID.is_compressed)
 
 
 def _check_even(case_id: str, slices: Sequence[Slice]) -> None:
@@ -394,14 +392,15 @@ def _check_even(case_id: str, slices: Sequence[Slice]) -> None:
 
 
 def read_series(series: Series) -> Volume:
-    """The voxels of a series as (slices, rows, columns), rescaled slice by slice, and where they lie.
+    """Read the voxels of a series as (slices, rows, columns), rescaled slice by slice, with their geometry.
 
-    Whole numbers stay whole; a rescale slope that is no whole number gives float32.
+    Integers stay integers; a rescale slope or intercept that is no whole number gives float32.
     """
     planes = [_pixels(series, one) for one in series.slices]
     whole = all(np.issubdtype(plane.dtype, np.integer) for plane in planes)
-    voxels = np.stack(planes).astype(_whole_type(planes) if whole else np.float32)
-    return placed_volume(voxels, series.affine)
+    low, high = min(plane.min() for plane in planes), max(plane.max() for plane in planes)
+    integer = np.int16 if low >= -(2**15) and high < 2**15 else np.int32
+    return placed_volume(np.stack(planes).astype(integer if whole else np.float32), series.affine)
 
 
 def _pixels(series: Series, one: Slice) -> NDArray[Any]:
@@ -417,8 +416,3 @@ def _pixels(series: Series, one: Slice) -> NDArray[Any]:
     if slope.is_integer() and intercept.is_integer():
         return np.asarray(pixels.astype(np.int64) * int(slope) + int(intercept))
     return np.asarray(pixels * slope + intercept)
-
-
-def _whole_type(planes: Sequence[NDArray[Any]]) -> Any:
-    low, high = min(int(plane.min()) for plane in planes), max(int(plane.max()) for plane in planes)
-    return np.int16 if low >= -(2**15) and high < 2**15 else np.int32

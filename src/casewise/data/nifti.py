@@ -59,13 +59,6 @@ class Geometry:
     affine: NDArray[np.float64]
     fields: dict[str, Any]  # raw values of the geometry fields
 
-    @property
-    def orientation(self) -> str:
-        """Anatomical directions of the axes, such as "RAS"."""
-        import nibabel
-
-        return "".join(str(code) for code in nibabel.aff2axcodes(self.affine))
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Volume:
@@ -85,8 +78,9 @@ def check_header(path: Path, *, max_bytes: int = MAX_BYTES) -> Header:
 
 def _judged(path: Path, start: bytes, size: int, *, packed: bool, max_bytes: int) -> Header:
     """Return the header of a file of this size; refuse it if it cannot be true."""
-    header = _parse(path, start)
-    _check_place(path, start)
+    fields = _fields(path, start)
+    header = _header(path, fields)
+    _check_place(path, fields)
     if any(size <= 0 for size in header.shape):
         raise UnsafeInput(f"{path.name}: dimensions must be positive, the header says {header.shape}; export it again")
     if not math.isfinite(header.offset) or header.offset < 0 or header.offset > 2**31:
@@ -122,19 +116,18 @@ def _first_bytes(path: Path, count: int) -> bytes:
         raise BadInput(f"{path.name} cannot be unpacked ({error}); it is truncated or damaged") from error
 
 
-def _parse(path: Path, start: bytes) -> Header:
+def _fields(path: Path, start: bytes) -> Any:
+    """Return the fields of a NIfTI-1 or NIfTI-2 header by name, in either byte order; no value is believed."""
+    from nibabel import Nifti1Header, Nifti2Header
+
     if len(start) < _NIFTI1:
         raise BadInput(f"{path.name} is {len(start)} bytes long; a NIfTI header alone has {_NIFTI1}")
     for order in "<>":
         size = struct.unpack(f"{order}i", start[:4])[0]
         if size == _NIFTI1 and start[344:347] in (b"n+1", b"ni1"):
-            dims = struct.unpack(f"{order}8h", start[40:56])
-            kind, zooms = struct.unpack(f"{order}h", start[70:72])[0], struct.unpack(f"{order}8f", start[76:108])
-            return _header(path, dims, kind, struct.unpack(f"{order}f", start[108:112])[0], zooms)
+            return np.frombuffer(start[:_NIFTI1], Nifti1Header.template_dtype.newbyteorder(order))[0]
         if size == _NIFTI2 and len(start) >= _NIFTI2 and start[4:7] in (b"n+2", b"ni2"):
-            dims = struct.unpack(f"{order}8q", start[16:80])
-            kind, zooms = struct.unpack(f"{order}h", start[12:14])[0], struct.unpack(f"{order}8d", start[104:168])
-            return _header(path, dims, kind, float(struct.unpack(f"{order}q", start[168:176])[0]), zooms)
+            return np.frombuffer(start[:_NIFTI2], Nifti2Header.template_dtype.newbyteorder(order))[0]
     raise BadInput(f"{path.name} is not a NIfTI file; its first bytes are {start[:8]!r}")
 
 
@@ -147,7 +140,8 @@ _UNUSABLE = {
 }  # fmt: skip
 
 
-def _header(path: Path, dims: tuple[int, ...], kind: int, offset: float, zooms: tuple[float, ...]) -> Header:
+def _header(path: Path, fields: Any) -> Header:
+    dims, kind = fields["dim"].tolist(), int(fields["datatype"])
     axes = dims[0]
     if not 1 <= axes <= 7:
         raise UnsafeInput(f"{path.name}: a NIfTI file has 1 to 7 axes, the header says {axes}")
@@ -155,19 +149,15 @@ def _header(path: Path, dims: tuple[int, ...], kind: int, offset: float, zooms: 
         raise BadInput(f"{path.name} holds {_UNUSABLE[kind]}; write one number for each voxel, one file per channel")
     if kind not in _BITS:
         raise UnsafeInput(f"{path.name}: {kind} is no datatype of NIfTI; export the file again")
-    return Header(dims[1 : axes + 1], _BITS[kind], offset, tuple(float(zoom) for zoom in zooms[1 : axes + 1]))
+    zooms = tuple(fields["pixdim"].tolist()[1 : axes + 1])
+    return Header(tuple(dims[1 : axes + 1]), _BITS[kind], float(fields["vox_offset"]), zooms)
 
 
-def _check_place(path: Path, start: bytes) -> None:
-    """Refuse a header that puts the volume nowhere: NaN, flat axes, a quaternion that turns nothing.
+def _check_place(path: Path, fields: Any) -> None:
+    """Refuse a header without a valid geometry: NaN, flat axes, a quaternion longer than 1.
 
     Fields that the header says are not used (their code is 0) may hold anything.
     """
-    from nibabel import Nifti1Header, Nifti2Header
-
-    order = "<" if struct.unpack("<i", start[:4])[0] in (_NIFTI1, _NIFTI2) else ">"
-    kind, length = (Nifti1Header, _NIFTI1) if start[344:347] in (b"n+1", b"ni1") else (Nifti2Header, _NIFTI2)
-    fields = np.frombuffer(start[:length], kind.template_dtype.newbyteorder(order))[0]
     zooms, turn = fields["pixdim"][1:4], [float(fields[f"quatern_{axis}"]) for axis in "bcd"]
     wrong = ""
     if not np.isfinite(zooms).all():

@@ -215,10 +215,7 @@ def with_split(cohort: Cohort, split: Split) -> Cohort:
 
 
 def check_disjoint(
-    calibration: Mapping[str, str],
-    evaluation: Mapping[str, str],
-    *,
-    names: tuple[str, str] = (CALIBRATION, EVALUATION),
+    calibration: Mapping[str, str], evaluation: Mapping[str, str], *, names: tuple[str, str] = (CALIBRATION, EVALUATION)
 ) -> None:
     """Refuse when a case, or cases of one patient or sequence, would both calibrate and evaluate (A3).
 

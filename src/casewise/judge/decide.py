@@ -1,7 +1,7 @@
-"""The only place where a controller is asked: the same loop decides live, in replay and on a pair of masks.
+"""The decision loop: the same code decides live, in replay and on a pair of masks.
 
-:func:`decide` shows a controller the states of one case, one after the other, until it answers. What follows the answer
-stands here too: cleanup of the chosen mask, then the flag. A :class:`Ladder` is where the states come from.
+:func:`decide` shows a controller the states of one case, one after the other, until it answers. Then it cleans the
+chosen mask and flags the case. A :class:`Ladder` provides the states.
 """
 
 from __future__ import annotations
@@ -61,20 +61,16 @@ class ShownStates(Protocol):
     @property
     def complete(self) -> bool:
         """True when every state has been made."""
-        ...
 
     @property
     def executed(self) -> int:
         """Number of states made so far, M0 excluded."""
-        ...
 
     def advance(self) -> None:
         """Make the next state."""
-        ...
 
     def observation(self) -> Observation:
         """Signals of the states made so far."""
-        ...
 
 
 @runtime_checkable
@@ -83,7 +79,6 @@ class ComparedLadder(ShownStates, Protocol):
 
     def compared(self, controller: Controller) -> Observation:
         """Signals of all states, with those that the controller reads from the masks of all."""
-        ...
 
 
 class Ladder(ShownStates, Protocol):
@@ -92,19 +87,15 @@ class Ladder(ShownStates, Protocol):
     @property
     def name(self) -> str | None:
         """Name of the ladder; None where several named ladders are read together."""
-        ...
 
     def masks(self) -> Mapping[State, Mask]:
         """Masks of the states made so far, without shrunk ones."""
-        ...
 
     def mask(self, state: State) -> Mask:
         """Mask of one state, shrunk ones included."""
-        ...
 
     def sha256(self, state: State) -> str:
         """Hash of the mask of one state."""
-        ...
 
 
 def decide(judge: Judge | Controller, ladder: Ladder) -> Decision:
@@ -138,10 +129,19 @@ def decide(judge: Judge | Controller, ladder: Ladder) -> Decision:
         Decision.of(seen, verdict, controller.name, calibration_id=judge.calibration_id, agreement=agreement),
         executed=ladder.executed,
     )
-    if decision.action is Action.GATE or _cleans(judge, decision):
-        return _composed(judge, ladder, decision)
-    decision = replace(decision, state_hash=ladder.sha256(decision.state))
-    return decision if ladder.name is None else replace(decision, state=decision.state.on(ladder.name))
+    # Cleanup follows every decision but a rollback to M0; M0 as a policy of its own is cleaned, too.
+    cleans = bool(judge.cleanup) and (not decision.rolled_back or controller.name == "m0")
+    if decision.action is Action.GATE or cleans:  # the mask may be no state of the ladder
+        mask = deployed(controller, ladder.mask, decision)
+        cleaned = Cleanup.parse(judge.cleanup if cleans else "").apply(mask)
+        if (cleaned != mask).any():
+            action = Action.KEEP if decision.rolled_back else decision.action
+            decision = replace(decision, cleanup=judge.cleanup, action=action)
+        state_hash = mask_sha256(cleaned)
+    else:
+        state_hash = ladder.sha256(decision.state)
+    state = decision.state if ladder.name is None else decision.state.on(ladder.name)
+    return replace(decision, state=state, state_hash=state_hash)
 
 
 def first_verdict(controller: Controller, ladder: Ladder | ComparedLadder) -> tuple[Verdict, Observation]:
@@ -166,23 +166,6 @@ def first_verdict(controller: Controller, ladder: Ladder | ComparedLadder) -> tu
         ladder.advance()
 
 
-def _composed(judge: Judge, ladder: Ladder, decision: Decision) -> Decision:
-    """Finish a decision whose mask is no state of the ladder: merged pieces, or a mask after cleanup."""
-    plain = deployed(judge.controller, ladder.mask, decision)
-    if _cleans(judge, decision):
-        cleaned = Cleanup.parse(judge.cleanup).apply(plain)
-        if (cleaned != plain).any():
-            action = Action.KEEP if decision.rolled_back else decision.action
-            decision, plain = replace(decision, cleanup=judge.cleanup, action=action), cleaned
-    decision = replace(decision, state_hash=mask_sha256(plain))
-    return decision if ladder.name is None else replace(decision, state=decision.state.on(ladder.name))
-
-
-def _cleans(judge: Judge, decision: Decision) -> bool:
-    """True if cleanup follows: always after M0 as a policy of its own, never after a rollback to M0."""
-    return bool(judge.cleanup) and (not decision.rolled_back or judge.controller.name == "m0")
-
-
 def mask_of(controller: Controller, mask: Callable[[State], Mask], decision: Decision) -> Mask:
     """Return the mask that a decision deploys: a state or merged pieces, after cleanup where there is one.
 
@@ -192,9 +175,7 @@ def mask_of(controller: Controller, mask: Callable[[State], Mask], decision: Dec
         decision: The decision.
     """
     plain = deployed(controller, mask, decision)
-    if not decision.cleanup:
-        return plain
-    return Cleanup.parse(decision.cleanup).apply(plain)
+    return Cleanup.parse(decision.cleanup).apply(plain) if decision.cleanup else plain
 
 
 def deployed_mask(archive: Archive, controller: Controller, decision: Decision) -> Mask:
@@ -267,7 +248,7 @@ class RecordedLadders:
         return sum(len(signals) - 1 for signals in self._observation.ladders.values())
 
     def advance(self) -> None:
-        """Nothing is left to show."""
+        """Raise an error: all states were shown at once."""
         raise BadInput(f"every candidate of case {self.case_id} was shown, one more was asked for")
 
     def observation(self) -> Observation:
@@ -339,7 +320,7 @@ def unshrunk_hint(archive: Archive, state: State) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all designs share: the candidates, the consensus among them, and who has a vote."""
+    """What all designs share: the candidates, which one is the consensus, and which ones have a vote."""
 
     steps: int
     consensus: str
@@ -349,7 +330,7 @@ class Setting:
 
 
 def has_consensus(archive: Archive, consensus: str | None) -> bool:
-    """Whether an archive holds a candidate that was made of the others, or one is named."""
+    """Return True if an archive holds a consensus of the other candidates, or one is named."""
     views = [archive.ladder(name) for name in archive.joined] or [archive]
     rungs = [rung for view in views for rung in next(iter(view.entries.values())).rungs]
     return consensus is not None or any(rung.split("(")[0] in CONSENSUS_NAMES for rung in rungs)
@@ -358,7 +339,7 @@ def has_consensus(archive: Archive, consensus: str | None) -> bool:
 def setting_of(
     archive: Archive, *, consensus: str | None = None, silent: Sequence[str] = (), ladders: Sequence[str] = ()
 ) -> Setting:
-    """The candidates of an archive; the consensus is found by the name of its rung unless it is given."""
+    """Describe the candidates of an archive; the consensus is found by its name unless it is given."""
     views = ladder_views(archive, ladders)
     rungs: dict[State, str] = {}
     for name, view in views.items():
@@ -385,12 +366,12 @@ def setting_of(
 
 
 def ladder_views(archive: Archive, ladders: Sequence[str]) -> dict[str, Archive]:
-    """The ladders that are read, by name; the one in view has no name in states."""
+    """Return the ladders to read by name; a single ladder has the name ""."""
     return {name: archive.ladder(name) for name in ladders} if ladders else {"": archive.only_ladder()}
 
 
 def whole_case(archive: Archive, case_id: str, setting: Setting) -> Observation:
-    """All candidates of a case, as a controller that chooses among them is shown it."""
+    """Return the observation of all candidates of a case."""
     if setting.ladders:
         return archive.whole_observation(case_id, setting.ladders)
     return archive.observation(case_id, archive.steps)

@@ -24,39 +24,40 @@ from casewise.judge.policy import check_binding, check_held_out
 LEDGER = "exposures.jsonl"
 EVENT, CERTIFICATION = "exposure", "certification"
 
-PAPER: tuple[Mapping[str, Any], ...] = (
-    {
-        "choice": "coordinate delta instead of the two-term risk",
-        "seen": "cardiac evaluation labels",
-        "design": "cardiac",
-    },
-    {
-        "choice": "mid bucket shrinks, rather than halts or waits",
-        "seen": "cardiac evaluation labels",
-        "design": "cardiac",
-    },
-    {"choice": "depth 3 of the low bucket", "seen": "cardiac evaluation labels", "design": "cardiac"},
-    {"choice": "upper percentile 66 rather than 75", "seen": "driving evaluation labels", "design": "driving"},
-    {"choice": "shrink 0.5", "seen": "never varied", "design": "cardiac"},
-    {"choice": "cap 4 of the mid bucket", "seen": "never varied", "design": "driving"},
-    {"choice": "cap 8 of the low bucket", "seen": "never varied", "design": "driving"},
+
+def _choices(design: str, seen: str, *choices: str) -> tuple[Mapping[str, Any], ...]:
+    return tuple({"choice": choice, "seen": seen, "design": design} for choice in choices)
+
+
+PAPER = (
+    *_choices(
+        "cardiac",
+        "cardiac evaluation labels",
+        "coordinate delta instead of the two-term risk",
+        "mid bucket shrinks, rather than halts or waits",
+        "depth 3 of the low bucket",
+    ),
+    *_choices("driving", "driving evaluation labels", "upper percentile 66 rather than 75"),
+    *_choices("cardiac", "never varied", "shrink 0.5"),
+    *_choices("driving", "never varied", "cap 4 of the mid bucket", "cap 8 of the low bucket"),
 )
 """What the paper discloses of its own designs: four exposures and three unconsidered constants (F12)."""
 
-_SEARCHED = "development labels of M&Ms vendor B, Drishti-GS, ACDC fog and night"
-OURS: tuple[Mapping[str, Any], ...] = (
-    {"choice": "coordinate largest, of twelve", "seen": _SEARCHED, "design": "default"},
-    {"choice": "depths 2 and 1, of ten pairs", "seen": _SEARCHED, "design": "default"},
-    {"choice": "the guard, and delta as fallback", "seen": _SEARCHED, "design": "default"},
+OURS = _choices(
+    "default",
+    "development labels of M&Ms vendor B, Drishti-GS, ACDC fog and night",
+    "coordinate largest, of twelve",
+    "depths 2 and 1, of ten pairs",
+    "the guard, and delta as fallback",
 )
 """What was seen when the design ``default`` was searched (docs/decisions/0012)."""
 
 
 def unlock(evaluation: Archive, *, purpose: str, policy: Policy | None = None) -> Archive:
-    """An evaluation archive whose labels can now be read; that it happened, why, and for which policy is written first.
+    """Write down why evaluation labels are read and for which policy; return the archive with readable labels.
 
     Refused when the policy was fitted on any of its cases or their patients, or on another model. An archive that is
-    unlocked already is given back as it is.
+    already unlocked is returned as it is.
     """
     if not purpose.strip():
         raise BadInput("say why the evaluation labels are read, e.g. purpose='study'; the ledger prints it")
@@ -69,7 +70,7 @@ def unlock(evaluation: Archive, *, purpose: str, policy: Policy | None = None) -
 
 
 def expose(folder: Path, *, choice: str, policy: Policy | None = None, labels_visible: bool = True) -> dict[str, Any]:
-    """Append one line to the ledger of an archive folder; a ledger that was edited is an error."""
+    """Append one line to the ledger of an archive folder; an edited ledger is an error."""
     read_ledger(folder)
     facts = {
         "choice": choice,
@@ -77,11 +78,11 @@ def expose(folder: Path, *, choice: str, policy: Policy | None = None, labels_vi
         "calibration_id": "" if policy is None else policy.calibration_id,
         "labels_visible": labels_visible,
     }
-    return _with_time(Chain(folder / LEDGER).append(EVENT, facts))
+    return Chain(folder / LEDGER).append(EVENT, facts)
 
 
 def note_comparison(archive: Archive, designs: Sequence[str]) -> None:
-    """Write that designs were compared with the labels of an archive: whichever is certified next was chosen on them.
+    """Write down which designs were compared with the labels of an archive, because these labels cannot certify them.
 
     Args:
         archive: The calibration cases.
@@ -103,7 +104,7 @@ def note_comparison(archive: Archive, designs: Sequence[str]) -> None:
 
 
 def was_compared(archive: Archive, design: str) -> bool:
-    """Whether a comparison that shares a label with these cases included the design."""
+    """Return True if a comparison with any of these labels included the design."""
     labels = set(_labels(archive))
     lines = read_ledger(archive.path)
     return any(design in line.get("compared", ()) and not labels.isdisjoint(line["labels"]) for line in lines)
@@ -114,7 +115,7 @@ def _labels(archive: Archive) -> list[str]:
 
 
 def certification_attempt(archive: Archive, asked: Mapping[str, Any]) -> int:
-    """Write that a certificate is asked for with these labels; how many different ones were, this one included.
+    """Write down a request for a certificate; return how many different ones these labels have seen, with this one.
 
     ``asked`` names the policy (its digest), the losses, the alphas and the method. The same question again is no new
     attempt. Attempts count where they share a labelled case.
@@ -135,7 +136,7 @@ def certification_attempt(archive: Archive, asked: Mapping[str, Any]) -> int:
 
 
 def attempt_sentence(attempt: int) -> str:
-    """What a reader must know of a certificate that was not the first one asked of its labels."""
+    """Return the warning of a certificate that was not the first one requested with its labels."""
     return (
         f"This is certification attempt {attempt} on these labels. A promise holds for what was chosen before; the "
         f"best of several attempts is not covered. To choose validly, certify the designs together (casewise certify "
@@ -144,23 +145,18 @@ def attempt_sentence(attempt: int) -> str:
 
 
 def read_ledger(folder: Path) -> list[dict[str, Any]]:
-    """Every exposure of an archive, oldest first; an edited ledger is an error."""
+    """Return every exposure of an archive, oldest first; an edited ledger is an error."""
     log = Chain(Path(folder) / LEDGER)
     problems = log.problems
     if problems:
         raise DamagedArchive(
             f"{log.path} was edited, cut or taken out of ({'; '.join(problems)}); the ledger cannot be trusted"
         )
-    return [_with_time(line) for line in log.lines() if line.get("event", EVENT) == EVENT]
-
-
-def _with_time(line: Mapping[str, Any]) -> dict[str, Any]:
-    """The line with its time under "when", which is what ledgers of casewise 0.1 call it."""
-    return {"when": line.get("time"), **line}
+    return [line for line in log.lines() if line["event"] == EVENT]
 
 
 def ledger_problems(folder: str | Path) -> list[str]:
-    """What is wrong with the ledger of a folder, if anything."""
+    """Return the problems of the ledger of a folder."""
     try:
         read_ledger(Path(folder))
     except DamagedArchive as error:

@@ -1,4 +1,4 @@
-"""What each candidate would have cost: the one table in which signals and labels meet. Controllers may not import it.
+"""The table of outcomes: metric and harm of every candidate, with its signals. Controllers may not import this file.
 
 One row for each (case, step, shrink): metric (Dice or mIoU), harmful and beneficial area, and every stored signal. It
 is derived from the masks once for each choice of min_area, foreground and ignore, and kept beside the archive.
@@ -34,6 +34,7 @@ COLUMNS = [
     "worse_voxels", "better_voxels", "swapped",
 ]  # fmt: skip
 WHO = ["case", "group", "cluster", "split"]
+DECIDED = ["action", "bucket", "value", "deployed", "executed", "rolled_back"]
 _VERSION = 3  # of the table; raise it when a column changes its meaning
 
 
@@ -43,7 +44,7 @@ Measured = Callable[[Archive, dict[str, Any]], Iterable[Rows]]
 
 
 def case_by_case(archive: Archive, options: dict[str, Any]) -> Iterable[Rows]:
-    """The rows of every case, one after the other."""
+    """Measure the cases one after the other."""
     return (case_outcomes(archive, options, case_id) for case_id in archive.ids)
 
 
@@ -76,7 +77,7 @@ def deployed(
     archive: Archive | None = None,
     controller: Controller | None = None,
 ) -> pd.DataFrame:
-    """One row for each decision: what was deployed and what it cost against M0.
+    """Return one row for each decision: the deployed state, its metric and its harm against M0.
 
     A mask that is composed of several is no recorded state: it needs ``archive`` to be measured, and the ``controller``
     that decided, which says how it is composed.
@@ -94,19 +95,7 @@ def deployed(
     source = frame.loc[frame["step"] == 0].set_index("case")["metric"]
     rows["metric_source"] = rows["case"].map(source)
     rows["change"] = rows["metric"] - rows["metric_source"]
-    order = [
-        *WHO,
-        "action",
-        "bucket",
-        "value",
-        "deployed",
-        "executed",
-        "rolled_back",
-        "metric",
-        "metric_source",
-        "change",
-    ]
-    return rows[[*order, *COLUMNS[1:], "shrink"]]
+    return rows[[*WHO, *DECIDED, "metric", "metric_source", "change", *COLUMNS[1:], "shrink"]]
 
 
 def deployed_rows(archive: Archive, decisions: Sequence[Decision], controller: Controller) -> pd.DataFrame:
@@ -130,7 +119,7 @@ def deployed_rows(archive: Archive, decisions: Sequence[Decision], controller: C
 
 
 def scoring_options(archive: Archive) -> dict[str, Any]:
-    """How the cases of an archive are scored: its configuration, with what it leaves open filled in."""
+    """Return how the cases of an archive are scored: its configuration, with defaults filled in."""
     configuration = archive.configuration
     return {
         "min_area": int(configuration.get("min_area", 16)),
@@ -150,7 +139,7 @@ def _table(archive: Archive, options: dict[str, Any], measured: Measured) -> pd.
 
 
 def case_outcomes(archive: Archive, options: dict[str, Any], case_id: str) -> Rows:
-    """The rows of one case."""
+    """Return the rows of one case."""
     entry, masks = archive.entry(case_id), archive.masks(case_id)
     label = archive.label(case_id) if entry.labelled else None
     who = {"case": case_id, "group": entry.group, "cluster": entry.cluster, "split": entry.split}
@@ -168,7 +157,7 @@ def case_outcomes(archive: Archive, options: dict[str, Any], case_id: str) -> Ro
 def _measured(
     source: Mask, mask: Mask, label: Mask | None, options: dict[str, Any], spacing_mm: tuple[float, ...] | None
 ) -> dict[str, float]:
-    """One candidate against the source and the label."""
+    """Measure one candidate against M0 and the label."""
     area = {"min_area": options["min_area"], "foreground": options["foreground"]}
     if label is None:
         found = fragmentation(source, mask, **area)
@@ -213,7 +202,7 @@ LITTLE = 0.5
 
 
 def judged_sentence(share: float | None) -> str:
-    """How much of the edit HA judged, for wherever HA is printed; below one half it says which measure to read."""
+    """Say how much of the edit HA judged; below one half, name the measure to read instead."""
     if share is None:
         return "nothing was changed, so HA judged nothing"
     if share >= LITTLE:
@@ -222,19 +211,9 @@ def judged_sentence(share: float | None) -> str:
 
 
 def _chosen(decision: Decision) -> dict[str, Any]:
-    return {
-        "case": decision.case_id,
-        "group": decision.group,
-        "step": decision.state.step,
-        "shrink": decision.state.shrink,
-        "action": decision.action.value,
-        "bucket": decision.bucket,
-        "value": decision.value,
-        "deployed": decision.deployed,
-        "executed": decision.executed,
-        "rolled_back": decision.rolled_back,
-        "decision": decision,
-    }
+    state = {"case": decision.case_id, "step": decision.state.step, "shrink": decision.state.shrink}
+    facts = {name: getattr(decision, name) for name in ("group", *DECIDED)}
+    return {**state, **facts, "action": decision.action.value, "decision": decision}
 
 
 def _composed_row(archive: Archive | None, decision: Decision, controller: Controller | None) -> Sequence[float]:

@@ -1,4 +1,4 @@
-"""Policies: calibrated controllers as data. policy.json holds all of a policy, and it is refused for another model."""
+"""Policies: calibrated controllers as data. A policy is stored in policy.json and is refused for another model."""
 
 from __future__ import annotations
 
@@ -101,9 +101,9 @@ READY: Registry[Policy] = Registry(
 
 
 def design_of(text: str) -> Policy:
-    """A design by name, or a controller of your own by its address ``package.module:Name``, uncalibrated.
+    """Return a design by name, or your own controller by its address ``package.module:Name``; both uncalibrated.
 
-    Any registered controller is a design too, with the options that it has by itself.
+    Any registered controller is a design too, with its default options.
     """
     if ":" not in text:
         return READY[text] if text in READY or text not in CONTROLLERS else Policy(text, text, {}, 4)
@@ -113,19 +113,14 @@ def design_of(text: str) -> Policy:
 
 
 def controller_kind(policy: Policy) -> Any:
-    """The class of a policy's controller, which says what calibration and reports must know without building one."""
+    """Return the class of a policy's controller, whose metadata can be read without building one."""
     own = ":" in policy.controller
     return from_address(policy.controller, "controller") if own else CONTROLLERS[policy.controller]
 
 
 def among_candidates(policy: Policy) -> bool:
-    """Whether a policy chooses among all candidates of a case: views, members, steps, masks from elsewhere."""
+    """Return True if a policy chooses among all candidates of a case: views, members, steps, imported masks."""
     return metadata_of(controller_kind(policy)).among_candidates
-
-
-def _fitted_by(policy: Policy) -> str:
-    """How calibration finds the numbers of a registered controller; a file's own code is not imported to ask it."""
-    return metadata_of(CONTROLLERS[policy.controller]).fitted_by if policy.controller in CONTROLLERS else ""
 
 
 def adapts(policy: Policy) -> bool:
@@ -164,7 +159,8 @@ def read_policy(path: str | Path, *, typed: str | None = None) -> Policy:
         said = {name: value for name, value in plain.items() if name not in ("controller", "adaptation", "ladders")}
         check_names_no_code(said, where=str(file))  # the three others are checked where they are used
         policy = _from_plain({name: value for name, value in plain.items() if name != HASH})
-        _check_unedited(plain, file)
+        if plain.get(HASH) != _hashed(plain):
+            raise Mismatch(f"{file} was edited after it was written: hash mismatch; run casewise calibrate again")
         _check_sense(policy, file)
         if ":" in policy.controller and policy.controller != typed:
             raise UnsafeInput(
@@ -201,26 +197,21 @@ def write_policy(path: str | Path, policy: Policy) -> Path:
 
 
 def _hashed(plain: Mapping[str, Any]) -> str:
-    """sha256 of a policy as its file says it, without the hash itself."""
+    """Return the sha256 of a policy as its file holds it, without the hash itself."""
     said = json.loads(json_text({name: value for name, value in plain.items() if name != HASH}, default=dict))
     return json_sha256(said)
 
 
-def _check_unedited(plain: Mapping[str, Any], file: Path) -> None:
-    """Refuse a policy that was edited by hand."""
-    if plain.get(HASH) != _hashed(plain):
-        raise Mismatch(f"{file} was edited after it was written: hash mismatch; run casewise calibrate again")
-
-
 def _check_sense(policy: Policy, file: Path) -> None:
-    """Refuse what no calibration writes, whoever wrote the file."""
+    """Refuse values that no calibration writes."""
     if type(policy.steps) is not int or not 0 <= policy.steps <= MOST_STEPS:
         raise BadInput(
             f"{file} asks for {policy.steps!r} steps; a horizon is a whole number from 0 to {MOST_STEPS}; "
             "run casewise calibrate again"
         )
-    fitted = _fitted_by(policy) in ("cuts", "tau") or policy.groups or {"cut_low", "cut_high"} & set(policy.options)
-    if fitted and policy.binding is None:
+    kind = CONTROLLERS.get(policy.controller)  # a controller of the user's own is not imported to ask it
+    fitted = kind is not None and metadata_of(kind).fitted_by in ("cuts", "tau")
+    if (fitted or policy.groups or {"cut_low", "cut_high"} & set(policy.options)) and policy.binding is None:
         raise BadInput(
             f"{file} has cut-points, but its binding does not say which model they were fitted on; "
             "run casewise calibrate again"
@@ -258,7 +249,7 @@ def ready_policy(name: str, steps: int, options: Mapping[str, Any] = MappingProx
 
 
 def is_hybrid(policy: Policy) -> bool:
-    """Whether cut-points follow the stream (E10); then only ``judge.calibration.hybrid.Stream`` decides."""
+    """Return True if cut-points follow the stream (E10); then only ``judge.calibration.cuts.Stream`` decides."""
     return "hybrid" in policy.options
 
 
@@ -324,7 +315,7 @@ def check_modulated(policy: Policy, binding: Binding) -> None:
 
 
 def fitted_on(policy: Policy, cases: Iterable[Clustered]) -> Policy:
-    """The policy with these cases, and their patients, among those that its numbers come from."""
+    """Return the policy with these cases, and their patients, added to its calibration cases."""
     cases = list(cases)
     clusters = {**_calibration_clusters(policy), **clusters_of(cases)}
     inputs = {**_calibration_inputs(policy), **{case.id: _input(case) for case in cases}}
@@ -363,7 +354,7 @@ def check_held_out(policy: Policy, cases: Iterable[Clustered]) -> None:
 
 
 def calibration_case(policy: Policy, case_id: str, *, cluster: str | None, input_sha256: str | None) -> str | None:
-    """That a case of a run was among the calibration cases, or is of one of their patients, as a sentence; else None.
+    """Return a sentence if a case was among the calibration cases or is of one of their patients; else None.
 
     It is recognised by its image, under any name; by its name only where the image is not known.
     """
@@ -378,9 +369,9 @@ def calibration_case(policy: Policy, case_id: str, *, cluster: str | None, input
 
 
 def no_go(policy: Policy) -> str | None:
-    """Why calibration advised against deploying a policy, as a sentence; None where it did not.
+    """Return why calibration advised against deploying a policy, as a sentence; None if it did not.
 
-    A policy that deploys M0 for every case cannot harm, and one whose guard closed it does just that.
+    A policy that deploys M0 for every case cannot harm. A policy that was closed by its guard does that.
     """
     kept = policy.preflight.get("retained", {})
     if kept.get("go") is not False or not adapts(policy) or policy.preflight.get("guard"):
@@ -392,7 +383,7 @@ def no_go(policy: Policy) -> str | None:
 
 
 def check_go(policy: Policy, *, force: bool = False) -> str | None:
-    """Refuse a policy that calibration advised against, unless forced; then its sentence, to be shown everywhere."""
+    """Refuse a policy that calibration advised against, unless forced; then return the sentence, for every output."""
     said = no_go(policy)
     if said is not None and not force:
         raise Refused(

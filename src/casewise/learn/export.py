@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from casewise.adapt.backbones import Backbone
 from casewise.adapt.backbones.checkpoints import write_safetensors
 from casewise.adapt.backbones.merged import unmerged
-from casewise.adapt.backbones.nnunet import Ensemble, NnUNet
+from casewise.adapt.backbones.nnunet import NnUNet, members_of
 from casewise.adapt.tuned_weights import TunedWeights, lent_weights
 from casewise.core.durable import replacing, write_json
 from casewise.core.errors import BadInput
@@ -55,10 +54,7 @@ def _nnunet(backbone: NnUNet, folder: Path) -> None:
     predictor = backbone.predictor
     write_json(folder / "plans.json", predictor.plans_manager.plans)
     write_json(folder / "dataset.json", predictor.dataset_json)
-    members: list[nn.Module] = (
-        list(backbone.network.members) if isinstance(backbone.network, Ensemble) else [backbone.network]
-    )
-    for fold, member in zip(backbone.folds, members, strict=True):
+    for fold, member in zip(backbone.folds, members_of(backbone.network), strict=True):
         contents = {
             "network_weights": {name: tensor.cpu().clone() for name, tensor in member.state_dict().items()},
             "trainer_name": predictor.trainer_name,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from casewise.adapt.backbones.nnunet import Ensemble
+from casewise.adapt.backbones.nnunet import members_of
 from casewise.adapt.forwards import FrozenPrefix
 from casewise.adapt.logits import cross_entropy, entropy, probabilities
 from casewise.adapt.parameters import norm_layers, select, statistics
@@ -64,7 +64,7 @@ class Loop:
 
     def __init__(self, network: nn.Module, task: Task, tuning: Tuning) -> None:
         self.network, self.task, self.tuning, self.made = network, task, tuning, 0
-        self.members = list(network.members) if isinstance(network, Ensemble) else [network]
+        self.members = members_of(network)
         network.eval()
         network.requires_grad_(False)
         for member in self.members:

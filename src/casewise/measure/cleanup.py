@@ -7,7 +7,6 @@ connected through faces, in three dimensions where the mask has three.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from scipy import ndimage
 from casewise.core.errors import BadInput
 from casewise.core.records import Mask
 from casewise.core.registry import Registry
+from casewise.measure.masks import bounding_box
 
 _STEP = re.compile(r"(\w+)(?:\(([\d:,\s]*)\))?")
 
@@ -115,30 +115,15 @@ def _remove_islands(mask: Mask, label: int, least: int) -> None:
 
 def _fill_holes(mask: Mask, label: int, _: int) -> None:
     """Background that cannot reach the border of the mask without crossing the label becomes the label."""
-    part = _box(mask, label)
-    if part.size:
-        part[ndimage.binary_fill_holes(part == label) & (part == 0)] = label
+    part = mask[bounding_box(mask == label)]
+    part[ndimage.binary_fill_holes(part == label) & (part == 0)] = label
 
 
 def _components(mask: Mask, label: int) -> tuple[Mask, NDArray[Any], NDArray[np.int64]]:
     """The part of the mask that holds a label, the component number of each of its voxels, and the volumes."""
-    part = _box(mask, label)
+    part = mask[bounding_box(mask == label)]
     numbers, count = ndimage.label(part == label)
     return part, numbers, np.bincount(numbers.ravel(), minlength=count + 1)[1:]
-
-
-def _box(mask: Mask, label: int) -> Mask:
-    """The smallest box around a label, as a view; an empty one where the label is absent."""
-    held = mask == label
-    sides = []
-    for axis in range(mask.ndim):
-        rows = np.flatnonzero(held.any(axis=_others(axis, mask.ndim)))
-        sides.append(slice(rows[0], rows[-1] + 1) if rows.size else slice(0))
-    return mask[tuple(sides)]
-
-
-def _others(axis: int, ndim: int) -> Sequence[int]:
-    return tuple(other for other in range(ndim) if other != axis)
 
 
 CLEANUPS = Registry("cleanup", {"largest": _keep_largest, "islands": _remove_islands, "fill": _fill_holes})

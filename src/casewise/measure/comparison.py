@@ -14,7 +14,7 @@ from casewise.measure.changes import NAN, Comparison, LabelChange, Regression
 from casewise.measure.geometry import boxes_of
 from casewise.measure.mask_pair import Change, MaskPair, foreground_change
 from casewise.measure.masks import Flags, Floats, Integers, checked_masks, checked_spacing, least_voxels, on_host
-from casewise.measure.metrics.overlap import VOID
+from casewise.measure.metrics.overlap import VOID, dice_of_counts, miou_of_counts
 from casewise.measure.metrics.surface import assd, hd95, surface_gaps
 from casewise.measure.pieces import Enclosure, LabelPieces
 from casewise.measure.regions import Regions
@@ -120,7 +120,7 @@ def _overall(pair: MaskPair, *, foreground: bool, metric: str) -> Comparison:
 
 
 def _with_harm(plain: Comparison, pair: MaskPair, change: Change) -> Comparison:
-    scores = _dice_means(pair) if plain.metric == "dice" else _mean_ious(pair)
+    scores = _metrics(pair, plain.metric)
     found, worse, area = change.found, change.worse, max(change.found.area, 1)
     return replace(
         plain,
@@ -147,20 +147,12 @@ def _dice_by_label(pair: MaskPair) -> tuple[Floats, Floats]:
     return np.where(absent, NAN, old), np.where(absent, NAN, new)
 
 
-def _dice_means(pair: MaskPair) -> tuple[float, float]:
-    old, new = (values[~np.isnan(values)] for values in _dice_by_label(pair))
-    return (float(old.mean()), float(new.mean())) if old.size else (NAN, NAN)
-
-
-def _mean_ious(pair: MaskPair) -> tuple[float, float]:
-    """Mean IoU of old and of new over the labels that mask or label hold, background included (A11)."""
-    t = (pair if pair.ignore is not None else replace(pair, ignore=VOID)).tally
-    scores = []
-    for mask, right in ((t.old, t.right_old), (t.new, t.right_new)):
-        union = mask + t.label - right
-        there = union > 0
-        scores.append(float(np.mean(right[there] / union[there])) if there.any() else NAN)
-    return scores[0], scores[1]
+def _metrics(pair: MaskPair, metric: str) -> tuple[float, float]:
+    """Mean Dice (A10) or mean IoU (A11) of old and of new."""
+    if metric == "miou" and pair.ignore is None:
+        pair = replace(pair, ignore=VOID)
+    t, of_counts = pair.tally, dice_of_counts if metric == "dice" else miou_of_counts
+    return of_counts(t.right_old, t.old, t.label), of_counts(t.right_new, t.new, t.label)
 
 
 def _regressions(found: Regions, worse: Integers, voxel_ml: float | None) -> tuple[Regression, ...]:

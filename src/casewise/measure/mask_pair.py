@@ -6,7 +6,6 @@ on the voxels that differ, whatever the volume around them. All labels go throug
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from casewise.measure.masks import Flags, Floats, Integers
+from casewise.measure.masks import Floats, Integers, bounding_box
 from casewise.measure.metrics.harm import harm
 from casewise.measure.pieces import Enclosure, LabelPieces, pieces_of
 from casewise.measure.regions import Regions, changed_voxels, components, regions_of
@@ -126,7 +125,8 @@ class MaskPair:
     @cached_property
     def box(self) -> tuple[slice, ...]:
         """The smallest box around the foreground of all masks."""
-        return _box([mask for mask in (self.old, self.new, self.label) if mask is not None])
+        covered = self.old | self.new
+        return bounding_box(covered if self.label is None else covered | self.label)
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,28 +190,3 @@ def foreground_change(pair: MaskPair) -> Change:
     judged = harm(pair.old, pair.new, pair.label, min_area=pair.least, foreground=True, ignore=pair.ignore)
     made_wrong = round(judged.voxel_harm * judged.area)
     return Change(judged.found, judged.worse, made_wrong, np.array([judged.ha]), np.array([judged.ba]))
-
-
-def _box(masks: Sequence[NDArray[Any]]) -> tuple[slice, ...]:
-    """The smallest box around the foreground of all masks; one voxel where there is none."""
-    covered = masks[0]
-    for mask in masks[1:]:
-        covered = covered | mask
-    rows = np.bitwise_or.reduce(_words(covered), axis=-1) != 0  # a flag for each row of the volume
-    sides = []
-    for axis in range(rows.ndim):
-        others = tuple(other for other in range(rows.ndim) if other != axis)
-        sides.append(_side(rows.any(axis=others) if others else rows))
-    inner = covered[tuple(sides)].reshape(-1, covered.shape[-1])
-    return (*sides, _side(np.bitwise_or.reduce(inner, axis=0) != 0))
-
-
-def _words(mask: NDArray[Any]) -> NDArray[Any]:
-    """The mask seen as words of eight bytes where its rows are whole words: faster to reduce."""
-    fits = mask.flags.c_contiguous and mask.shape[-1] * mask.itemsize % 8 == 0
-    return mask.view(np.uint64) if fits else mask
-
-
-def _side(hit: Flags) -> slice:
-    where = np.flatnonzero(hit)
-    return slice(int(where[0]), int(where[-1]) + 1) if where.size else slice(0, 1)

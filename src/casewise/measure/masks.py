@@ -102,6 +102,22 @@ def on_host(mask: Any) -> NDArray[Any]:
     return array
 
 
+def bounding_box(covered: NDArray[Any]) -> tuple[slice, ...]:
+    """The smallest box around all voxels that are not 0; one voxel where there is none."""
+    whole_words = covered.flags.c_contiguous and covered.shape[-1] * covered.itemsize % 8 == 0
+    words = covered.view(np.uint64) if whole_words else covered  # eight bytes at a time: faster to reduce
+    rows = np.bitwise_or.reduce(words, axis=-1) != 0  # a flag for each row of the volume
+    axes = range(rows.ndim)
+    sides = [_side(rows.any(axis=tuple(other for other in axes if other != axis))) for axis in axes]
+    inner = covered[tuple(sides)].reshape(-1, covered.shape[-1])
+    return (*sides, _side(np.bitwise_or.reduce(inner, axis=0) != 0))
+
+
+def _side(hit: Flags) -> slice:
+    where = np.flatnonzero(hit)
+    return slice(int(where[0]), int(where[-1]) + 1) if where.size else slice(0, 1)
+
+
 def checked_spacing(spacing_mm: Sequence[float] | None, axes: int) -> Floats:
     """One positive size in millimetres an axis; ones (voxel units) where nothing is given."""
     if spacing_mm is None:

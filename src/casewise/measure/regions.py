@@ -1,12 +1,8 @@
-"""The one connected-components kernel: the regions of the disagreement between two masks.
+"""The connected components of D, the set of voxels where two masks differ.
 
-One scan finds D, everything after it works on the runs of D only, so the cost is one pass over memory plus |D|, never
-|Omega| times the number of regions. Equal to ``scipy.ndimage.label`` on the whole volume, which the tests check.
-
-Where two masks differ: one scan of memory, eight bytes at a time, and a closer look only where a word differs.
-
-Equal bytes mean equal labels, so a word that is equal in both masks holds no voxel of D, whatever "differ" means.
-At the small edits of test-time adaptation this is all that ever touches the whole volume.
+One scan of memory finds D: words of eight bytes are compared, and single voxels only where a word differs. Everything
+after that works on the runs of D, so the cost is one pass over memory plus |D|. The result equals
+``scipy.ndimage.label`` on the whole volume, which the tests check.
 """
 
 from __future__ import annotations

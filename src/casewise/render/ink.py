@@ -1,9 +1,7 @@
-"""How figures are drawn: one calm style, and SVG whose colors follow the page from light to dark.
+"""Style of the figures, and SVG whose colors follow the light or dark page.
 
-Figures are drawn with named inks. On the page each ink becomes a CSS variable, so a figure is readable on a dark page
-without being drawn twice; in the files of ``figures/`` the inks keep their light colors on white.
-
-Estimates with their intervals, one line each; filled where the interval excludes zero.
+Figures use the colors that are named here. On the page each color becomes a CSS variable, so one drawing is readable on
+a light and on a dark page. The files in ``figures/`` keep the light colors on white.
 """
 
 from __future__ import annotations
@@ -26,12 +24,12 @@ from matplotlib.figure import Figure
 INK = "#1d2126"  # text and axes
 MUTED = "#6a7078"  # secondary text, baselines
 FAINT = "#d9d6cf"  # grid and rules
-HARM = "#c43d1b"  # harmed; also "ours" in the paper's figures is red, here it is OURS
+HARM = "#c43d1b"  # harmed
 HELP = "#2b6cb0"  # helped
 OURS = "#0f766e"  # the router and the stop rules
 SOURCE = "#8a6d1f"  # M0
 PAPER = "#fefdfb"  # the page itself
-SOFT = "#dbe9e6"  # a shaded region that is fine to be in
+SOFT = "#dbe9e6"  # the region in which a promise holds
 
 _VARIABLES = {
     INK: "var(--ink)",
@@ -83,30 +81,30 @@ _STYLE = {
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A figure with the words that it needs."""
+    """A figure with its title and caption."""
 
     id: str
     title: str
     figure: Figure
     caption: str = ""
-    paper: str = ""  # the label of the paper's figure of that shape, such as fig:pareto
+    paper: str = ""  # label of the paper's figure of the same shape, such as fig:pareto
 
 
 @contextmanager
 def inked() -> Iterator[None]:
-    """Draw in the house style."""
+    """Draw in the style of casewise."""
     with mpl.rc_context(_STYLE):
         yield
 
 
 def canvas(width: float = 6.4, height: float = 3.2, *, columns: int = 1, rows: int = 1) -> tuple[Figure, Any]:
-    """A figure and its axes, free of pyplot's global state. Call inside :func:`inked`."""
+    """Make a figure and its axes without the global state of pyplot; call it inside :func:`inked`."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
 def svg_text(figure: Figure, *, id: str) -> str:
-    """The figure as SVG with real text and no dates; ids inside it begin with ``id``, so figures can share a page."""
+    """Return the figure as SVG with text and without dates; ids begin with ``id``, so that figures can share a page."""
     buffer = io.StringIO()
     with mpl.rc_context({**_STYLE, "svg.hashsalt": id}):
         FigureCanvasSVG(figure)
@@ -116,14 +114,14 @@ def svg_text(figure: Figure, *, id: str) -> str:
 
 
 def _lay_out(figure: Figure) -> None:
-    """Arrange the axes once; every later drawing of the figure takes the places as they are."""
+    """Arrange the axes once; later drawings of the figure keep the arrangement."""
     if figure.get_layout_engine() is not None:
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
 
 
 def page_svg(drawn: str, *, title: str) -> str:
-    """An SVG for the page: inks become CSS variables, size follows the column, and a screen reader hears the title."""
+    """Prepare an SVG for the page: colors become CSS variables, width follows the column, the title is its label."""
     drawn = drawn[drawn.index("<svg") :]
     drawn = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", drawn, flags=re.DOTALL)
     opening = re.search(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', drawn)
@@ -139,20 +137,23 @@ def page_svg(drawn: str, *, title: str) -> str:
 
 
 def _trimmed(drawn: str) -> str:
-    """Coordinates with two decimals: a hundredth of a point, and half the size. Text between tags stays as it is."""
+    """Round coordinates to two decimals, which halves the file; text between tags stays as it is."""
     return re.sub(r"<[^>]+>", lambda tag: re.sub(r"(\d+\.\d{2})\d+", r"\1", tag[0]), drawn)
 
 
 def write_png(path: Path, figure: Figure, *, dots_per_inch: int = 160) -> None:
-    """The figure on white, for slides."""
+    """Write the figure on white, for slides."""
     with mpl.rc_context(_STYLE):
         FigureCanvasAgg(figure)
         _lay_out(figure)
         figure.savefig(path, format="png", dpi=dots_per_inch, facecolor="white", metadata={"Software": None})
 
 
-def draw_forest(panels: Sequence[tuple[str, pd.DataFrame]], *, label: str = "") -> Figure:
-    """``panels``: (title, frame with name, estimate, low, high); one shared list of names, one panel per quantity."""
+def draw_forest(panels: Sequence[tuple[str, pd.DataFrame]]) -> Figure:
+    """Draw estimates with their intervals, one line each; filled where the interval excludes zero.
+
+    ``panels`` holds (title, frame with name, estimate, low, high): one panel for each quantity, with the same names.
+    """
     names = list(dict.fromkeys(name for _, frame in panels for name in frame["name"]))
     with inked():
         figure, axes = canvas(9.2, 0.9 + 0.29 * max(len(names), 3), columns=len(panels))
@@ -161,8 +162,6 @@ def draw_forest(panels: Sequence[tuple[str, pd.DataFrame]], *, label: str = "") 
             axes[0, at].set_title(title)
             if at:
                 axes[0, at].tick_params(labelleft=False)
-        if label:
-            figure.supxlabel(label, fontsize=9)
     return figure
 
 

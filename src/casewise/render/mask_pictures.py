@@ -34,19 +34,19 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class SliceView:
-    """Which part of a case is shown: a slice (None in 2-D) and a window of it."""
+    """The part of a case that is shown: a slice (None in 2-D) and a window of it."""
 
     index: int | None
     rows: slice
     columns: slice
 
     def of(self, mask: Any) -> Any:
-        """That part of an array over the case's space."""
+        """Return this part of an array of the case's shape."""
         plane = mask if self.index is None else mask[self.index]
         return plane[self.rows, self.columns]
 
     def words(self, shape: tuple[int, ...]) -> str:
-        """Where the reader is looking."""
+        """Describe the slice and the window."""
         where = "" if self.index is None else f"slice {self.index + 1} of {shape[0]}, "
         rows, columns = (f"{part.start}–{part.stop}" for part in (self.rows, self.columns))
         return f"{where}rows {rows} of {shape[-2]}, columns {columns} of {shape[-1]}"
@@ -54,7 +54,7 @@ class SliceView:
 
 @dataclass(frozen=True, eq=False)
 class Edits:
-    """The change from M0 to one mask: where it was made worse and better, over the case's space."""
+    """The change from M0 to one mask: which voxels changed, and which became worse or better."""
 
     worse: Flags
     better: Flags
@@ -62,13 +62,13 @@ class Edits:
     found: Harm
 
     def ha_of(self, view: SliceView) -> float:
-        """Slice-level HA: the share of the change in view that lies in regions made worse."""
+        """HA of a slice: harmful changed voxels in view / changed voxels in view."""
         changed = int(view.of(self.changed).sum())
         return float(view.of(self.worse).sum() / changed) if changed else 0.0
 
 
 def edits(source: Mask, adapted: Mask, label: Mask, *, measure: Mapping[str, Any]) -> Edits:
-    """The regions of the change, judged by the label (B5), painted back into space."""
+    """Return the changed voxels, and those of regions that became worse or better by the label (B5)."""
     found = harm(source, adapted, label, **measure)
     flat = {sign: np.zeros(source.size, bool) for sign in (-1, 1)}
     side = np.where(found.found.kept, np.sign(found.worse), 0)[found.found.number]
@@ -81,18 +81,18 @@ def edits(source: Mask, adapted: Mask, label: Mask, *, measure: Mapping[str, Any
 
 
 def view_of(change: Edits, *masks: Mask, index: int | None = None, margin: int = 6) -> SliceView:
-    """The given slice, or the one with the most worse voxels (then changed, then mask), cropped to what is in it."""
+    """Return the given slice, or the one with most worse (else changed, else foreground) voxels, cropped."""
     present = np.logical_or.reduce([(mask > 0) & (mask != 255) for mask in masks])
     if present.ndim == 2:
-        return SliceView(None, *_window(present | change.changed, margin))
+        return SliceView(None, *window_of(present | change.changed, margin))
     if index is None:
         shown = next((planes for planes in (change.worse, change.changed, present) if planes.any()), present)
         index = int(np.argmax(shown.sum(axis=(1, 2))))
-    return SliceView(index, *_window(present[index] | change.changed[index], margin))
+    return SliceView(index, *window_of(present[index] | change.changed[index], margin))
 
 
-def _window(present: Flags, margin: int) -> tuple[slice, slice]:
-    """A square that holds everything; the whole plane when there is nothing, or when it holds most of the plane."""
+def window_of(present: Flags, margin: int) -> tuple[slice, slice]:
+    """Return a square around all set pixels; the whole plane if none is set or the square would cover most of it."""
     rows, columns = (np.flatnonzero(present.any(axis=axis)) for axis in (1, 0))
     whole = slice(0, present.shape[0]), slice(0, present.shape[1])
     if not rows.size:
@@ -118,24 +118,24 @@ def painted(
     boxes: bool = False,
     classes: Classes | None = None,
 ) -> Pixels:
-    """A mask in its classes' colors, (rows, columns, 3), with the outlines of the change when there is one.
+    """Paint a mask in the colors of its classes, (rows, columns, 3), with the outlines of a change if one is given.
 
     ``boxes`` adds a rectangle around each region made worse, for scenes in which outlines are small. Without
     ``classes`` label 0 is background, and nothing has a name.
     """
-    picture = (classes or Classes({})).quiet[_fitted(np.asarray(view.of(mask)).astype(np.int64) % 256, side)]
+    picture = (classes or Classes({})).quiet[fitted(np.asarray(view.of(mask)).astype(np.int64) % 256, side)]
     if change is not None:
         for flags, color in ((change.better, BETTER), (change.worse, WORSE)):
-            inside = _fitted(view.of(flags), side)
+            inside = fitted(view.of(flags), side)
             picture[ndimage.binary_dilation(inside, iterations=2) & ~inside] = color
         if boxes:
-            _box(picture, _fitted(view.of(change.worse), side))
+            _box(picture, fitted(view.of(change.worse), side))
     return np.asarray(picture)
 
 
 def photographed(plane: Pixels, view: SliceView, *, side: int = 176) -> Pixels:
-    """The image of the slice in view, (rows, columns) or with colors, cropped and scaled as the masks are."""
-    shown = _fitted(plane[view.rows, view.columns], side)
+    """Return the image of the slice in view, gray or in color, cropped and scaled like the masks."""
+    shown = fitted(plane[view.rows, view.columns], side)
     return np.asarray(shown if shown.ndim == 3 else np.repeat(shown[..., None], 3, axis=-1))
 
 
@@ -148,8 +148,8 @@ def _box(picture: Pixels, inside: Flags, *, margin: int = 4, line: int = 2) -> N
             edge[:] = WORSE
 
 
-def _fitted(plane: NDArray[Any], side: int) -> NDArray[Any]:
-    """Enlarged by a whole factor, or thinned by a whole stride (flags keep every hit), to about ``side`` pixels."""
+def fitted(plane: NDArray[Any], side: int) -> NDArray[Any]:
+    """Scale to about ``side`` pixels by a whole factor or stride; a flag stays set if any pixel of its block is."""
     longest = max(plane.shape[:2])
     if longest <= side:
         factor = max(1, side // longest)
@@ -165,14 +165,14 @@ def _fitted(plane: NDArray[Any], side: int) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class Classes:
-    """What the classes of masks are called, and whether label 0 is background or a class like any other."""
+    """Names of the classes, and whether label 0 is background or a class."""
 
     names: Mapping[int, str]
     background: bool = True
 
     @property
     def quiet(self) -> Pixels:
-        """A color for each label 0 to 255: the street's own where a class is called so, else quiet ones."""
+        """A color for each label 0 to 255: that of Cityscapes if the class has one of its names, else a quiet one."""
         table = _colors()
         if not self.background:
             table[0] = table[254]
@@ -190,7 +190,7 @@ class Classes:
 
 
 def _colors() -> Pixels:
-    """Quiet colors, far from the outlines' red and blue: sand, sage, slate for three classes, then a wheel of hues."""
+    """Quiet colors that differ from the red and blue of the outlines: three for few classes, then a wheel of hues."""
     table = np.zeros((256, 3), np.uint8)
     table[0], table[255] = _GROUND, _VOID
     table[1:4] = (214, 200, 166), (134, 168, 142), (150, 140, 178)
@@ -201,14 +201,14 @@ def _colors() -> Pixels:
 
 
 def data_uri(picture: Pixels) -> str:
-    """The picture as a palette PNG inside a data URI: one or two kilobytes."""
+    """Encode the picture as a palette PNG in a data URI of one or two kilobytes."""
     buffer = io.BytesIO()
     Image.fromarray(picture).quantize(64, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def draw_masks(panels: Sequence[tuple[str, Any]], *, rows: int = 1) -> Figure:
-    """``panels``: (title, picture of (rows, columns, 3)), row by row; drawn without smoothing."""
+    """Draw panels (title, picture of (rows, columns, 3)), row by row, without smoothing."""
     tall = max(picture.shape[0] / picture.shape[1] for _, picture in panels)
     columns = len(panels) // rows
     with inked():
@@ -220,19 +220,10 @@ def draw_masks(panels: Sequence[tuple[str, Any]], *, rows: int = 1) -> Figure:
     return figure
 
 
-PALETTE = np.array(
-    [
-        [0, 0, 0],
-        [230, 159, 0],
-        [86, 180, 233],
-        [0, 158, 115],
-        [240, 228, 66],
-        [0, 114, 178],
-        [213, 94, 0],
-        [204, 121, 167],
-    ],
-    np.uint8,
-)  # Okabe and Ito: distinguishable without red and green
+PALETTE = (
+    (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167),
+)  # fmt: skip
+"""Colors of Okabe and Ito, which people who confuse red and green can tell apart."""
 STREET = {
     "road": (128, 64, 128), "sidewalk": (244, 35, 232), "building": (70, 70, 70), "wall": (102, 102, 156),
     "fence": (190, 153, 153), "pole": (153, 153, 153), "traffic light": (250, 170, 30), "traffic sign": (220, 220, 0),
@@ -240,7 +231,7 @@ STREET = {
     "rider": (255, 0, 0), "car": (0, 0, 142), "truck": (0, 0, 70), "bus": (0, 60, 100), "train": (0, 80, 100),
     "motorcycle": (0, 0, 230), "bicycle": (119, 11, 32),
 }  # fmt: skip
-"""The colors that people who know Cityscapes expect, by class name."""
+"""Colors of the Cityscapes classes, by class name."""
 ADDED = np.array([43, 108, 176], np.uint8)  # in the deployed mask, not in M0
 REMOVED = np.array([196, 61, 27], np.uint8)  # in M0, not in the deployed mask
 RELABELED = np.array([204, 121, 167], np.uint8)
@@ -267,7 +258,10 @@ class Preview:
 
 
 def grey_levels(image: NDArray[Any]) -> Pixels:
-    """(channel, rows, columns) to 8 bits: three byte channels are colors, else the first, 1st to 99th percentile."""
+    """Convert (channel, rows, columns) to 8 bits: colors if there are three byte channels, else the first channel.
+
+    Gray values are 255 (x - p1) / (p99 - p1), clipped, with the 1st and 99th percentile.
+    """
     if image.shape[0] == 3 and image.dtype == np.uint8:
         return np.ascontiguousarray(np.moveaxis(image, 0, -1))
     first = np.asarray(image[0], np.float32)
@@ -294,20 +288,20 @@ def before_after(
     index = None if label.ndim == 2 else int(differ.sum(axis=(1, 2)).argmax())
     image = image if index is None or image.ndim == 3 else image[:, index]
     present = np.logical_or.reduce([(mask if index is None else mask[index]) > 0 for mask in (*masks, label)])
-    view = SliceView(index, *_window(present, 8))
-    base = _rgb(_fitted(grey_levels(image)[view.rows, view.columns], side))
-    truth = _fitted(view.of(label), side)
+    view = SliceView(index, *window_of(present, 8))
+    base = as_rgb(fitted(grey_levels(image)[view.rows, view.columns], side))
+    truth = fitted(view.of(label), side)
     edge = (ndimage.grey_dilation(truth, 3) != truth) & (truth != 255)
     made = []
     for mask in masks:
-        picture = _painted(base, _fitted(view.of(mask), side), classes.names, classes.background)
+        picture = painted_over(base, fitted(view.of(mask), side), classes.names, classes.background)
         picture[edge] = 255
         made.append(picture)
     return made
 
 
 def overlay_png(preview: Preview) -> bytes:
-    """Four panels in a row; below them the candidates where they differ, enlarged, then further slices of a volume.
+    """Draw one case as PNG: four panels, then candidates enlarged where they differ, then further slices of a volume.
 
     Frames that are much wider than tall stand two in a row. The same masks give the same bytes.
     """
@@ -329,17 +323,17 @@ def sheet_png(rows: Sequence[list[tuple[str, Pixels]]], *, side: int) -> bytes:
 
 
 def _four(preview: Preview) -> list[tuple[str, Pixels]]:
-    """M0, the last candidate, the edits, and what was deployed."""
-    base = _rgb(preview.image)
+    """Return the panels M0, last candidate, edits, and deployed mask."""
+    base = as_rgb(preview.image)
 
     def painted(mask: Mask) -> Pixels:
-        return _painted(base, mask, preview.names, preview.background)
+        return painted_over(base, mask, preview.names, preview.background)
 
     where = "" if preview.slice is None else f", slice {preview.slice + 1}"
     return [
         (f"original (M0){where}", painted(preview.source)),
         (f"candidate: {preview.last}", painted(preview.adapted)),
-        ("what changed", _edits(base, preview)),
+        ("what changed", edits_over(base, preview)),
         ("written mask", painted(preview.deployed)),
     ]
 
@@ -348,7 +342,7 @@ ZOOMED = 4  # candidates side by side
 
 
 def _zoomed(preview: Preview) -> list[tuple[str, Pixels]]:
-    """Up to four candidates that differ, where they differ: M0, then each time the one farthest from those shown."""
+    """Return up to four candidates, enlarged where they differ: M0, then the one that differs most, and so on."""
     if len(preview.candidates) < 2:
         return []
     masks = np.stack([mask for _, mask in preview.candidates])
@@ -363,14 +357,14 @@ def _zoomed(preview: Preview) -> list[tuple[str, Pixels]]:
         if max(apart) == 0:
             break
         shown.append(int(np.argmax(apart)))
-    base = _rgb(preview.image)[rows, columns]
-    painted = [_painted(base, masks[at], preview.names, preview.background) for at in shown]
+    base = as_rgb(preview.image)[rows, columns]
+    painted = [painted_over(base, masks[at], preview.names, preview.background) for at in shown]
     return [(f"{preview.candidates[at][0]}, enlarged", one) for at, one in zip(shown, painted, strict=True)]
 
 
 def _busiest(flags: Flags) -> tuple[slice, slice]:
-    """A window around all flags; where that is the whole plane, the half of each side that holds most of them."""
-    rows, columns = _window(flags, 8)
+    """Return a window around all flags; if that is the whole plane, the half-size window with most flags."""
+    rows, columns = window_of(flags, 8)
     if (rows.stop - rows.start, columns.stop - columns.start) != flags.shape or min(flags.shape) < 64:
         return rows, columns
     tall, wide = (length // 2 for length in flags.shape)
@@ -380,23 +374,23 @@ def _busiest(flags: Flags) -> tuple[slice, slice]:
     return slice(int(top), int(top) + tall), slice(int(left), int(left) + wide)
 
 
-def _rgb(image: NDArray[Any]) -> Pixels:
+def as_rgb(image: NDArray[Any]) -> Pixels:
+    """The image with three color channels."""
     return np.ascontiguousarray(np.repeat(image[..., None], 3, axis=-1) if image.ndim == 2 else image, np.uint8)
 
 
 def legend(names: Mapping[int, str], *, background: bool) -> list[tuple[str, str]]:
-    """(class name, color as #rrggbb) of every class that a panel paints, in the order of their numbers."""
+    """Return (class name, color as #rrggbb) of every class that an overlay paints, in the order of their numbers."""
     shown = [value for value in sorted(names) if value or not background]
     return [(names[value], "#{:02x}{:02x}{:02x}".format(*color_of(value, names))) for value in shown]
 
 
 def color_of(value: int, names: Mapping[int, str]) -> tuple[int, ...]:
-    """(red, green, blue) of a class on overlays: the street's own where its name is one of them, else the palette's."""
-    known = STREET.get(str(names.get(value, "")).lower())
-    return known if known is not None else tuple(int(part) for part in PALETTE[(value - 1) % (len(PALETTE) - 1) + 1])
+    """Return (red, green, blue) of a class on overlays: that of Cityscapes if the class has one of its names."""
+    return STREET.get(str(names.get(value, "")).lower(), PALETTE[(value - 1) % len(PALETTE)])
 
 
-def _painted(base: Pixels, mask: NDArray[Any], names: Mapping[int, str], background: bool) -> Pixels:
+def painted_over(base: Pixels, mask: NDArray[Any], names: Mapping[int, str], background: bool) -> Pixels:
     """Paint the classes of a mask over the image; label 0 is left free where it is background."""
     values = np.unique(mask)
     colors = np.array([color_of(int(value), names) for value in values], np.uint8)
@@ -409,7 +403,8 @@ def _tinted(base: Pixels, color: Pixels, where: NDArray[np.bool_], *, weight: fl
     return np.where(where[..., None], mixed, base).astype(np.uint8)
 
 
-def _edits(base: Pixels, preview: Preview) -> Pixels:
+def edits_over(base: Pixels, preview: Preview) -> Pixels:
+    """Paint what was added, removed, relabeled, and proposed but not used, over the image."""
     source, deployed, adapted = preview.source, preview.deployed, preview.adapted
     rejected = (REJECTED, (adapted != source) & (deployed == source))
     changed = deployed != source
@@ -426,14 +421,14 @@ def _edits(base: Pixels, preview: Preview) -> Pixels:
 
 
 def _in_lines(panels: list[tuple[str, Pixels]]) -> list[list[tuple[str, Pixels]]]:
-    """All in one line, or two in a line where a panel is much wider than tall."""
+    """Put all panels in one line, or two in a line if a panel is much wider than tall."""
     tall, wide = panels[0][1].shape[:2]
     most = 2 if wide > 1.5 * tall else len(panels)
     return [panels[at : at + most] for at in range(0, len(panels), most)]
 
 
 def _row(panels: Sequence[tuple[str, Pixels]], *, side: int) -> Image.Image:
-    """Panels side by side under their titles, which are as large as a page needs and wrapped, never cut."""
+    """Put panels side by side under their titles; titles are wrapped, not cut."""
     tall, wide = panels[0][1].shape[:2]
     width, height = round(wide * side / max(tall, wide)), round(tall * side / max(tall, wide))
     near = Image.Resampling.NEAREST
@@ -454,7 +449,7 @@ def _row(panels: Sequence[tuple[str, Pixels]], *, side: int) -> Image.Image:
 
 
 def _wrapped(text: str, font: Any, width: int) -> list[str]:
-    """The text in lines that fit, broken after a space or comma where there is one, else anywhere."""
+    """Break text into lines of at most ``width`` pixels, after a space or comma if possible."""
     lines = [""]
     for word in re.findall(r"[^ ,]*[ ,]*", text):
         if lines[-1] and font.getlength(lines[-1] + word.rstrip()) > width:

@@ -1,9 +1,8 @@
-"""One table, written three times: on the page, as CSV at full precision, and as booktabs in the paper's shape.
+"""Tables for the page, as CSV at full precision, and as LaTeX (booktabs) in the shapes of the paper.
 
-What may stand in a table: a number, an estimate with its interval, or a plain statement of why there is none.
-
-Nothing is ever blank: what was not computed says "not run", what has no value says "undefined (n=...)", and what does
-not apply is a dash. The page and LaTeX print three decimals (H11); CSV and JSON keep full precision.
+A cell holds a number, an estimate with its interval, or words. No cell is blank: a value that was not computed prints
+"not run", a value that does not exist "undefined (n=...)", and a value that has no meaning in its row a dash. The page
+and LaTeX print three decimals (H11); CSV and JSON keep full precision.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -40,43 +39,28 @@ class PairCell:
     second: float | None
     pattern: str = "{} / {}"
     first_digits: int = 3
-    first_signed: bool = False
     second_signed: bool = False
 
 
-@dataclass(frozen=True)
-class Undefined:
-    """A statistic without a value, and the number of cases that were not enough for it."""
+NOT_RUN = "not run"
+DASH = "—"
 
-    n: int
-
-
-@dataclass(frozen=True)
-class NotRun:
-    """Not computed, and what it would have needed."""
-
-    reason: str = ""
+Cell: TypeAlias = str | bool | int | float | Estimate | PairCell | None
 
 
-@dataclass(frozen=True)
-class NotApplicable:
-    """A cell that has no meaning in its row, such as the rolled-back share of a fixed budget."""
-
-
-NOT_RUN = NotRun()
-DASH = NotApplicable()
-
-Cell: TypeAlias = str | bool | int | float | Estimate | PairCell | Undefined | NotRun | NotApplicable | None
+def undefined(n: int) -> str:
+    """Return the words for a statistic without a value; ``n`` cases were not enough for it."""
+    return f"undefined (n={n})"
 
 
 def number(value: float | None, digits: int = 3, *, signed: bool = False) -> str:
-    """A number as a person reads it: fixed decimals, a true minus sign, powers of ten where decimals would hide it.
+    """Format a number: fixed decimals, a true minus sign, powers of ten where the decimals would all be zero.
 
     >>> number(-0.0049), number(0.000016), number(0.0), number(0.000016, signed=True)
     ('−0.005', '1.6e−05', '0.000', '+1.6e−05')
     """
     if value is None:
-        return "not run"
+        return NOT_RUN
     value = float(value)
     if math.isnan(value):
         return "undefined"
@@ -89,7 +73,7 @@ def number(value: float | None, digits: int = 3, *, signed: bool = False) -> str
 
 
 def interval(value: float, low: float, high: float, digits: int = 3, *, signed: bool = False) -> str:
-    """An estimate and its interval; a zero has no decimals beside powers of ten.
+    """Format an estimate and its interval; beside powers of ten a zero has no decimals.
 
     >>> interval(0.000016, 0.0, 0.1), interval(0.01, 0.0, 0.1)
     ('1.6e−05 [0, 0.100]', '0.010 [0.000, 0.100]')
@@ -101,23 +85,19 @@ def interval(value: float, low: float, high: float, digits: int = 3, *, signed: 
 
 
 def text_of(cell: Any, *, digits: int = 3, signed: bool = False) -> str:
-    """A cell as plain text.
+    """Format a cell as plain text.
 
-    >>> text_of(Estimate(-0.116, -0.152, -0.081)), text_of(Undefined(0)), text_of(None), text_of(DASH)
-    ('−0.116 [−0.152, −0.081]', 'undefined (n=0)', 'not run', '—')
+    >>> text_of(Estimate(-0.116, -0.152, -0.081)), text_of(None), text_of(DASH)
+    ('−0.116 [−0.152, −0.081]', 'not run', '—')
     """
     if isinstance(cell, Estimate):
         places = digits if cell.digits is None else cell.digits
         return interval(cell.value, cell.low, cell.high, places, signed=signed)
     if isinstance(cell, PairCell):
-        first = number(cell.first, cell.first_digits, signed=cell.first_signed)
+        first = number(cell.first, cell.first_digits)
         return cell.pattern.format(first, number(cell.second, digits, signed=cell.second_signed))
-    if isinstance(cell, Undefined):
-        return f"undefined (n={cell.n})"
-    if cell is None or isinstance(cell, NotRun):
-        return "not run"
-    if isinstance(cell, NotApplicable):
-        return "—"
+    if cell is None:
+        return NOT_RUN
     if isinstance(cell, bool | np.bool_):
         return "yes" if cell else "no"
     if isinstance(cell, int | np.integer):
@@ -128,7 +108,7 @@ def text_of(cell: Any, *, digits: int = 3, signed: bool = False) -> str:
 
 
 def in_percent(cell: Any) -> Any:
-    """A share as percent; anything that is not a share stays as it is."""
+    """Return a share as percent; words and truth values stay as they are."""
     if isinstance(cell, Estimate):
         return Estimate(100 * cell.value, 100 * cell.low, 100 * cell.high, cell.digits)
     if isinstance(cell, PairCell):
@@ -137,16 +117,13 @@ def in_percent(cell: Any) -> Any:
     return 100 * float(cell) if is_share else cell
 
 
-def sort_key(cell: Any) -> float | str | None:
-    """What a table sorts a cell by; None goes last."""
-    if isinstance(cell, Estimate):
-        cell = cell.value
-    if isinstance(cell, PairCell):
-        cell = cell.first
-    if isinstance(cell, bool | np.bool_ | int | np.integer | float | np.floating):
-        value = float(cell)
-        return None if math.isnan(value) else value
-    return cell if isinstance(cell, str) else None
+def sort_key(cell: Any) -> float | None:
+    """Return the number by which a table sorts a cell; None if the cell has none."""
+    if isinstance(cell, Estimate | PairCell):
+        cell = cell.value if isinstance(cell, Estimate) else cell.first
+    if cell is None or isinstance(cell, str) or math.isnan(cell):
+        return None
+    return float(cell)
 
 
 _TEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}"}
@@ -158,7 +135,7 @@ _TEX |= {"…": r"\ldots{}", "·": r"$\cdot$", "≈": r"$\approx$", "±": r"$\pm
 
 
 def tex_of(text: str) -> str:
-    r"""Text that LaTeX prints as it stands.
+    r"""Escape text so that LaTeX prints it unchanged.
 
     >>> tex_of("M&Ms 50 %, Δ −0.1")
     'M\\&Ms 50 \\%, $\\Delta$ $-$0.1'
@@ -181,84 +158,60 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of named cells, with the words that a reader needs and the label of the paper's table of that shape."""
+    """Rows of named cells with a title, a caption and the label of the paper's table of the same shape."""
 
     id: str
     title: str
-    columns: tuple[Column, ...]
-    rows: tuple[Mapping[str, Cell], ...]
+    columns: Sequence[Column]
+    rows: Sequence[Mapping[str, Cell]]
     caption: str = ""
-    paper: str = ""  # the label of the table that it has the shape of, such as tab:mnm
-    rules: frozenset[int] = frozenset()  # a rule is drawn above these rows
-    bold: frozenset[tuple[int, str]] = frozenset()  # (row, key) of the best value of a block (H11)
-    collapsed: bool = False  # long tables open on request
+    paper: str = ""  # label of a table of the paper, such as tab:mnm
+    rules: Collection[int] = ()  # rows with a line above
+    bold: Collection[tuple[int, str]] = ()  # (row, key) of the best value of a block (H11)
+    collapsed: bool = False  # the page opens the table on request
 
     def text(self, row: int, column: Column) -> str:
-        """One cell as a person reads it."""
+        """Format one cell for a reader."""
         cell = self.rows[row].get(column.key)
         return text_of(in_percent(cell) if column.percent else cell, digits=column.digits, signed=column.signed)
 
     def sort_key(self, row: int, column: Column) -> float | str:
-        """One cell as the page sorts it; an empty string goes last."""
-        key = sort_key(self.rows[row].get(column.key))
+        """Return what the page sorts a cell by; an empty string goes last."""
+        cell = self.rows[row].get(column.key)
+        key = cell if column.text and isinstance(cell, str) else sort_key(cell)
         return "" if key is None else key
 
 
-def table(
-    id: str,
-    title: str,
-    columns: Sequence[Column],
-    rows: Iterable[Mapping[str, Cell]],
-    *,
-    caption: str = "",
-    paper: str = "",
-    rules: Iterable[int] = (),
-    bold: Iterable[tuple[int, str]] = (),
-    collapsed: bool = False,
-) -> Table:
-    """A table from any sequences."""
-    return Table(id, title, tuple(columns), tuple(rows), caption, paper, frozenset(rules), frozenset(bold), collapsed)
-
-
 def rows_of(frame: pd.DataFrame, columns: Sequence[Column]) -> list[dict[str, Cell]]:
-    """The rows of a tidy frame: NaN becomes "undefined (n=...)", a column that is not there "not run"."""
+    """Return the rows of a frame: NaN becomes "undefined (n=...)", a column that is missing "not run"."""
     return [{column.key: _cell(row, column) for column in columns} for row in frame.to_dict("records")]
 
 
 def _cell(row: Mapping[str, Any], column: Column) -> Cell:
     value = row.get(column.key)
-    if value == "":
-        return DASH
-    if column.key not in row or isinstance(value, str | bool | np.bool_ | NotRun | NotApplicable):
-        return value
+    value = value.item() if isinstance(value, np.generic) else value
+    if column.key not in row or isinstance(value, str | bool | Estimate | PairCell):
+        return DASH if value == "" else value
     if value is None or (isinstance(value, float) and math.isnan(value)):
         n = row.get("n", 0)
-        return Undefined(0 if n is None or math.isnan(n) else int(n))
+        return undefined(0 if n is None or math.isnan(n) else int(n))
     if column.interval and not math.isnan(row[column.interval[0]]):
-        return Estimate(float(value), float(row[column.interval[0]]), float(row[column.interval[1]]))
-    if isinstance(value, np.generic):
-        value = value.item()
-    return value if isinstance(value, int | float | Estimate | PairCell | Undefined) else str(value)
+        low, high = (float(row[key]) for key in column.interval)
+        return Estimate(float(value), low, high)
+    return value if isinstance(value, int | float) else str(value)
 
 
-def lowest(rows: Sequence[Mapping[str, Cell]], key: str, *, among: Iterable[int]) -> set[tuple[int, str]]:
-    """The row, among some, whose number is smallest: what a block prints in bold (H11). Ties at print are all bold."""
-    return _best(rows, key, among, min)
-
-
-def highest(rows: Sequence[Mapping[str, Cell]], key: str, *, among: Iterable[int]) -> set[tuple[int, str]]:
-    """The row, among some, whose number is largest."""
-    return _best(rows, key, among, max)
-
-
-def _best(rows: Sequence[Mapping[str, Cell]], key: str, among: Iterable[int], pick: Any) -> set[tuple[int, str]]:
+def best(
+    rows: Sequence[Mapping[str, Cell]], key: str, among: Iterable[int], pick: Callable[[Iterable[float]], float]
+) -> set[tuple[int, str]]:
+    """Return the cells, among some rows, with the smallest (``min``) or largest (``max``) printed number (H11)."""
     numbers = {row: rows[row].get(key) for row in among}
     values = {row: round(cell, 3) for row, cell in numbers.items() if isinstance(cell, float) and cell == cell}
     return {(row, key) for row, value in values.items() if value == pick(values.values())}
 
 
 def csv_text(made: Table) -> str:
-    """A table as CSV at full precision; an interval becomes three columns ``key, key_low, key_high``."""
+    """Write a table as CSV at full precision; an interval becomes three columns ``key, key_low, key_high``."""
     spread = {column.key: _parts(made, column) for column in made.columns}
     text = io.StringIO(newline="")
     writer = csv.writer(text)
@@ -284,17 +237,14 @@ def _parts(made: Table, column: Column) -> list[str]:
 
 
 def _values(cell: Any, width: int) -> list[Any]:
-    """What CSV holds of a cell; never blank, so a cell without an interval repeats its words or says "undefined"."""
+    """Return what CSV holds of a cell; a cell without an interval repeats its words or says "undefined"."""
     if isinstance(cell, Estimate):
         return [_written(part) for part in (cell.value, cell.low, cell.high)]
     if isinstance(cell, PairCell):
         return [_written(part) for part in (cell.first, cell.second)]
-    key = sort_key(cell)
-    is_whole = isinstance(key, float) and text_of(cell).isdigit()
-    value = int(key) if is_whole and isinstance(key, float) else key
-    if value is None or isinstance(cell, bool):
+    if isinstance(cell, bool) or sort_key(cell) is None:
         return [text_of(cell)] * width
-    return [value] + ["undefined"] * (width - 1)
+    return [cell] + ["undefined"] * (width - 1)
 
 
 def _written(part: float | None) -> str:
@@ -302,7 +252,7 @@ def _written(part: float | None) -> str:
 
 
 def markdown(made: Table) -> str:
-    """A table as Markdown, with its caption below."""
+    """Write a table as Markdown, with its caption below."""
     lines = [[column.title for column in made.columns], ["---"] * len(made.columns)]
     lines += [
         [made.text(row, column).replace("|", "/").replace("<", "&lt;") for column in made.columns]
@@ -313,12 +263,12 @@ def markdown(made: Table) -> str:
 
 
 def write_tex(path: Path, made: Table) -> None:
-    """A booktabs tabular with its caption as a comment: ``\\input`` it inside your own table environment."""
+    """Write a booktabs tabular with the caption as a comment; ``\\input`` it inside your own table environment."""
     path.write_text(tex(made), encoding="utf-8")
 
 
 def tex(made: Table) -> str:
-    """The LaTeX of a table."""
+    """Return the LaTeX of a table."""
     letters = "".join("l" if column.text else "c" for column in made.columns)
     lines = [f"% {made.title}. {made.caption}".replace("\n", " "), rf"\begin{{tabular}}{{{letters}}}", r"\toprule"]
     lines += [" & ".join(tex_of(column.title) for column in made.columns) + r" \\", r"\midrule"]

@@ -17,7 +17,7 @@ from casewise.core.records import Decision
 from casewise.judge.decide import candidate_masks
 from casewise.measure.signals.agreement import candidates_of
 from casewise.render.mask_pictures import data_uri, edits, painted, view_of
-from casewise.render.tables import Cell, Column, Table, number, table
+from casewise.render.tables import Cell, Column, Table, number
 from casewise.study.quality_control import consensus_steps
 from casewise.study.study import Study, case_masks
 
@@ -157,7 +157,7 @@ def case_table(study: Study) -> Table:
     rows: list[dict[str, Cell]] = [
         {column.key: _plain(row[column.key], column) for column in made} for row in case_frame(study).to_dict("records")
     ]
-    return table("cases", "Cases", made, rows)
+    return Table("cases", "Cases", made, rows)
 
 
 def _plain(value: Any, column: Column) -> Cell:

@@ -9,22 +9,36 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+import numpy as np
+from numpy.typing import NDArray
 
 from casewise.core.durable import replacing, write_durably, write_json
 from casewise.core.errors import BadPair, CasewiseError
 from casewise.core.formats import csv_cell
+from casewise.core.records import Mask
 from casewise.core.text import pluralize
-from casewise.data.pairs import read_image, read_pair
+from casewise.data.pairs import Pair, read_image, read_pair
 from casewise.judge.outcomes import judged_sentence
 from casewise.measure.changes import NOTABLE, label_name
 from casewise.measure.measures import UNIT_SPACING
-from casewise.report.comparison_pictures import case_pictures, label_colors
+from casewise.render.mask_pictures import (
+    BETTER,
+    WORSE,
+    Pixels,
+    Preview,
+    SliceView,
+    as_rgb,
+    color_of,
+    data_uri,
+    edits_over,
+    fitted,
+    grey_levels,
+    painted_over,
+    window_of,
+)
 from casewise.report.comparison_text import (
     METRICS,
     WORDS,
@@ -43,9 +57,9 @@ from casewise.report.comparison_text import (
     unseen_harm,
     verdict_reason,
 )
+from casewise.report.page import render_page
 from casewise.study.compare import Outcome, csv_rows
 from casewise.study.compared_cohort import MANY, ComparedCase
-from casewise.study.compared_pairs import Settings
 
 
 def write_comparison(out: Path, outcome: Outcome, *, old: str, new: str, pictures: int = 10) -> None:
@@ -112,14 +126,14 @@ def shown_cases(outcome: Outcome, most: int) -> list[dict[str, Any]]:
 
 
 def _shown_case(case: ComparedCase, outcome: Outcome) -> dict[str, Any]:
-    plain = {**case.found.as_dict(), "warnings": case.found.warned(outcome.names)}
-    change = None if not case.found.labelled or case.found.change != case.found.change else case.found.change
-    facts = {**plain, "id": case.id, "group": case.group, "change": change, "pictures": []}
-    return {**facts, "pictures": _drawn(case.id, outcome, outcome.settings)}
+    found = case.found
+    change = found.change if found.labelled and found.change == found.change else None
+    facts = {**found.as_dict(), "warnings": found.warned(outcome.names), "id": case.id, "group": case.group}
+    return {**facts, "change": change, "pictures": _drawn(outcome.files[case.id], outcome)}
 
 
-def _drawn(case_id: str, outcome: Outcome, settings: Settings) -> list[tuple[str, str]]:
-    pair = outcome.files[case_id]
+def _drawn(pair: Pair, outcome: Outcome) -> list[tuple[str, str]]:
+    settings = outcome.settings
     try:
         old, new, label = read_pair(pair, resample=settings.resample)
     except BadPair:  # it could be read when it was compared
@@ -127,29 +141,80 @@ def _drawn(case_id: str, outcome: Outcome, settings: Settings) -> list[tuple[str
     try:
         image = None if pair.image is None else read_image(pair.image)
     except (CasewiseError, OSError, ValueError):
-        image = None  # a picture without its image is still a picture of the masks
+        image = None  # the masks are shown without it
     truth = None if label is None else label.mask
     return case_pictures(old.mask, new.mask, truth, image, names=outcome.names, zero_is_label=settings.zero_is_label)
 
 
+SIDE = 208  # pixels of the longer side of a picture
+DARK = 22  # behind masks that have no image
+
+
+def case_pictures(
+    old: Mask,
+    new: Mask,
+    label: Mask | None = None,
+    image: NDArray[Any] | None = None,
+    *,
+    names: Mapping[int, str] | None = None,
+    zero_is_label: bool = False,
+) -> list[tuple[str, str]]:
+    """(title, data URI) of pictures of one slice: image, old, new, what changed and, with a label, how.
+
+    The slice is the one with most voxels that became wrong, else that changed. Where label 0 is a class it is painted
+    too, and a change is another class.
+    """
+    changed = old != new
+    worse, better = (None if label is None else changed & (one == label) for one in (old, new))
+    shown = next(flags for flags in (worse, changed, (old > 0) | (new > 0)) if flags is not None and flags.any())
+    index = int(np.argmax(shown.sum(axis=(1, 2)))) if old.ndim == 3 else None
+    whole = SliceView(index, slice(None), slice(None))
+    view = SliceView(index, *window_of(whole.of(changed | (old > 0) | (new > 0)), 8))
+    ground = _ground(image, view, whole.of(old).shape)
+
+    def seen(mask: NDArray[Any]) -> NDArray[Any]:
+        return fitted(view.of(mask), SIDE)
+
+    def painted(mask: Mask) -> Pixels:
+        return painted_over(ground, seen(mask), names or {}, not zero_is_label)
+
+    change = Preview(ground, seen(old), seen(new), seen(new), index, background=not zero_is_label)
+    where = "" if index is None else f", slice {index + 1} of {old.shape[0]}"
+    panels = [] if image is None else [(f"image{where}", ground)]
+    panels += [(f"old{where if image is None else ''}", painted(old)), ("new", painted(new))]
+    panels.append(("change", edits_over((ground * 0.75).astype(np.uint8), change)))
+    if label is not None and worse is not None and better is not None:
+        judged = ground.copy()
+        judged[seen(better)], judged[seen(worse)] = BETTER, WORSE
+        panels += [("label", painted(label)), ("judgement", judged)]
+    return [(title, data_uri(picture)) for title, picture in panels]
+
+
+def _ground(image: NDArray[Any] | None, view: SliceView, shape: tuple[int, ...]) -> Pixels:
+    """The image behind the masks, in color; dark without one, or where it does not fit."""
+    plane = image if image is None or view.index is None or image.ndim < 3 else image[view.index]
+    if plane is None or plane.shape[:2] != shape:
+        return as_rgb(fitted(np.full(shape, DARK, np.uint8)[view.rows, view.columns], SIDE))
+    channels = np.moveaxis(plane[..., :3], -1, 0).astype(np.uint8) if plane.ndim == 3 else plane[None]
+    return as_rgb(fitted(grey_levels(channels)[view.rows, view.columns], SIDE))
+
+
 def comparison_page(summary: Mapping[str, Any], cases: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> str:
     """The page from summary.json, the cases in the order to show them (with pictures) and the facts of the run."""
-    templates = resources.files("casewise.report") / "templates"
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {
-        "number": plain_number, "signed": plain_signed, "interval": plain_interval, "percent": plain_percent,
-        "agreement": plain_agreement, "metric": METRICS.__getitem__, "box": _box,
-        "short": short_number,
-    }  # fmt: skip
     names = {int(key): name for key, name in summary.get("names", {}).items()}
-    environment.filters["color"] = lambda label: "rgb({}, {}, {})".format(*label_colors(names)[label % 256])
-    environment.filters["called"] = lambda label: label_name(label, names)
-    return environment.from_string((templates / "comparison.html.j2").read_text(encoding="utf-8")).render(
+    filters: dict[str, Any] = {
+        "number": plain_number, "signed": plain_signed, "interval": plain_interval, "percent": plain_percent,
+        "agreement": plain_agreement, "metric": METRICS.__getitem__, "box": _box, "short": short_number,
+        "color": lambda label: "#{:02x}{:02x}{:02x}".format(*color_of(label, names)),
+        "called": lambda label: label_name(label, names),
+    }  # fmt: skip
+    return render_page(
+        "comparison.html.j2",
+        filters=filters,
         said=headline(summary),
         words=WORDS,
         why=verdict_reason(summary) if summary["checks"] else "",
         counts=change_counts(summary),
-        pluralize=pluralize,
         whose=of_whom(summary["summary"], named=summary["summary"]["named"]),
         result=summary,
         cohort=summary["summary"],
@@ -158,7 +223,6 @@ def comparison_page(summary: Mapping[str, Any], cases: Sequence[Mapping[str, Any
         limits=known_limits(summary),
         cases=cases,
         facts={"notable": NOTABLE, "many": MANY, **facts},
-        style=Markup((templates / "comparison.css").read_text(encoding="utf-8")),
     )
 
 

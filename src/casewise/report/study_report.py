@@ -12,14 +12,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from enum import Enum
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from tqdm import tqdm
 
@@ -35,6 +32,7 @@ from casewise.judge.policy import read_policy
 from casewise.render.ink import Picture, page_svg, svg_text, write_png
 from casewise.render.tables import Table, write_csv, write_tex
 from casewise.report import cases
+from casewise.report.page import render_page
 from casewise.study.analyses import chosen_analyses, sections_of
 from casewise.study.finding import Finding, Section
 from casewise.study.provenance import provenance, provenance_tables
@@ -42,30 +40,12 @@ from casewise.study.study import Extras, Study
 from casewise.study.summary_text import advised, hero, keys, report_summary, words
 
 
-@cache
-def _environment() -> Environment:
-    return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-
-
-def _template(name: str) -> str:
-    return (resources.files("casewise.report") / "templates" / name).read_text(encoding="utf-8")
-
-
 def render(
     content: Mapping[str, Any], *, sections: Sequence[Section], hero: Sequence[Picture], drawings: Mapping[str, str]
 ) -> str:
     """The page from its content; ``drawings`` (picture id to SVG) become inline SVG in the page's own colors."""
-    return (
-        _environment()
-        .from_string(_template("report.html.j2"))
-        .render(
-            **content,
-            sections=[_drawn(section, drawings) for section in sections],
-            hero=[_svg(picture, drawings) for picture in hero],
-            style=Markup(_template("style.css")),
-            script=Markup(_template("page.js")),
-        )
-    )
+    shown = [_drawn(section, drawings) for section in sections]
+    return render_page("report.html.j2", **content, sections=shown, hero=[_svg(picture, drawings) for picture in hero])
 
 
 def _drawn(section: Section, drawings: Mapping[str, str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Paths of the service: ``POST /segment`` for one image file, ``/model``, ``/health`` and a page.
+"""The service: ``POST /segment`` for one image file, ``/model``, ``/health`` and a page.
 
 A request takes a place before its body is read (429 if there is none). One thread owns the model: it reads, segments
 and encodes one case at a time, so the event loop stays free. A refusal is ``{"error": sentence}``.
@@ -8,32 +8,41 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
+import json
 import math
+import struct
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
+from jinja2 import Environment, StrictUndefined
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
 from casewise import __version__
-from casewise.core.errors import BadInput, CasewiseError, UnsafeInput
-from casewise.core.formats import json_text
-from casewise.core.records import Case, Decision, Policy
+from casewise.adapt.backbones import Backbone, Reading
+from casewise.core.errors import BadInput, CasewiseError, UnsafeInput, in_one_line
+from casewise.core.formats import json_bytes, json_text
+from casewise.core.records import Case, Decision, Mask, Policy
+from casewise.core.text import pluralize
+from casewise.data import nifti, pictures
+from casewise.data.folders import CaseFiles
 from casewise.deployment import CaseResult, Deployment
 from casewise.judge.monitors.quota import BUCKETS, Quota, quota_drift
-from casewise.render.mask_pictures import overlay_png
+from casewise.render.mask_pictures import legend, overlay_png
 from casewise.run.predict_case import preview_of
-from casewise.serve import openapi
 from casewise.serve.access import AccessControl, ServiceSettings
-from casewise.serve.image_upload import MEDIA_TYPES, ending_of, facts_of, named_after, opened, written
-from casewise.serve.openapi import ModelDescription, SegmentReply
 
 Result = TypeVar("Result")
 
@@ -92,6 +101,147 @@ class Lane:
         self._thread.shutdown(wait=True)
 
 
+# ---- requests and answers ----
+
+
+MEDIA_TYPES = {".nii.gz": "application/gzip", ".nii": "application/octet-stream", ".png": "image/png"}
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_GZIP = b"\x1f\x8b"
+_NIFTI_STARTS = tuple(struct.pack(order, size) for size in (348, 540) for order in ("<i", ">i"))
+
+
+def ending_of(body: bytes) -> str:
+    """``.nii.gz``, ``.nii`` or ``.png`` from the bytes; what a client calls the file does not count."""
+    if body.startswith(_PNG):
+        return ".png"
+    if body.startswith(_GZIP):
+        return ".nii.gz"
+    if body.startswith(_NIFTI_STARTS):
+        return ".nii"
+    raise BadInput("the body must be one NIfTI (.nii or .nii.gz) or PNG file, sent as it is: no form, no base64")
+
+
+@contextmanager
+def opened(
+    body: bytes, backbone: Backbone, *, case_id: str, group: str | None, max_bytes: int
+) -> Iterator[tuple[Reading, Path]]:
+    """The image as the model's own reader sees it, and a path for a mask beside it; both gone afterwards."""
+    ending = ending_of(body)
+    if backbone.ending not in (None, ending):
+        raise BadInput(f"this model reads {backbone.ending}, the body is a {ending}")
+    with TemporaryDirectory(prefix="casewise-") as folder:
+        path = Path(folder) / f"image{ending}"
+        path.write_bytes(body)
+        if ending == ".png":
+            pictures.check_picture(path)
+        else:
+            nifti.check_header(path, max_bytes=max_bytes)
+        yield backbone.read(CaseFiles(case_id, (path,), group=group)), path.with_name(f"mask{ending}")
+
+
+def written(mask: Mask, reading: Reading, path: Path, backbone: Backbone) -> bytes:
+    """The mask as a file of the image's kind, in the image's geometry."""
+    backbone.write(mask, reading, path)
+    return path.read_bytes()
+
+
+def named_after(content: bytes) -> str:
+    """Case id made of the content: equal images are one case, so equal requests get equal answers."""
+    return f"case-{hashlib.sha256(content).hexdigest()[:16]}"
+
+
+def facts_of(answer: CaseResult, promise: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Everything about an answer besides the masks, as plain JSON."""
+    facts = {
+        "status": answer.status,
+        "error": None if answer.error is None else in_one_line(answer.error),
+        "decision": answer.decision.as_dict(),
+        "warnings": [*(finding.message for finding in answer.findings), *answer.notes],
+        "monitor": answer.monitor,
+        "certificate": promise,
+        "seconds": round(answer.seconds, 4),
+    }
+    plain: dict[str, Any] = json.loads(json_bytes(facts))
+    return plain
+
+
+class ModelDescription(BaseModel):
+    """The model, its policy, certificate and monitor."""
+
+    name: str
+    fingerprint: str
+    channels: int | None
+    labels: dict[str, str]
+    policy: str
+    calibration_id: str
+    warnings: list[str]
+    certificate: dict[str, Any] | None
+    monitor: dict[str, Any] | None
+
+
+class SegmentReply(BaseModel):
+    """The JSON answer of /segment."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    mask: str = Field(description="The mask file, base64.")
+    media_type: str
+    facts: dict[str, Any]
+    preview: str | None = Field(default=None, description="A PNG of the decision, base64, if it was requested.")
+
+
+class Refusal(BaseModel):
+    """Every refusal."""
+
+    error: str
+
+
+Responses = dict[int | str, dict[str, Any]]
+
+_BYTES: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
+
+
+def _problems(**meanings: str) -> Responses:
+    return {int(code[1:]): {"model": Refusal, "description": text} for code, text in meanings.items()}
+
+
+ALWAYS = _problems(
+    _400="The Host header names another machine.", _401="The token is missing.", _403="A page of another site asked.",
+    _415="The body is packed (Content-Encoding).",
+)  # fmt: skip
+READY: Responses = {**ALWAYS, **_problems(_503="Shutting down.")}
+SEGMENT: Responses = {
+    **_problems(
+        _400="The body cannot be understood.",
+        _401="The token is missing.",
+        _403="A page of another site asked.",
+        _408="The body came too slowly.",
+        _413="The body is too large.",
+        _422="Understood, but not an image for this model.",
+        _503="Shutting down.",
+    ),
+    429: {
+        "model": Refusal,
+        "description": "Every place is taken.",
+        "headers": {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}},
+    },
+    200: {
+        "model": SegmentReply,
+        "description": "The mask, as a file of the image's kind or inside JSON; facts in the header Casewise-Facts.",
+        "content": dict.fromkeys(("application/gzip", "application/octet-stream", "image/png"), _BYTES),
+    },
+}
+SEGMENT_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": dict.fromkeys(("application/octet-stream", "application/gzip", "image/png"), _BYTES),
+    }
+}
+
+
+# ---- the application ----
+
 FACTS = "Casewise-Facts"
 
 
@@ -143,10 +293,10 @@ class _Service:
 
     def _add_paths(self) -> None:
         get, post = self.app.get, self.app.post
-        get("/health/live", responses=openapi.ALWAYS)(self.live)
-        get("/health/ready", responses=openapi.READY)(self.ready)
-        get("/model", responses=openapi.ALWAYS)(self.model)
-        post("/segment", responses=openapi.SEGMENT, openapi_extra=openapi.SEGMENT_BODY)(self.segment)
+        get("/health/live", responses=ALWAYS)(self.live)
+        get("/health/ready", responses=READY)(self.ready)
+        get("/model", responses=ALWAYS)(self.model)
+        post("/segment", responses=SEGMENT, openapi_extra=SEGMENT_BODY)(self.segment)
         for path in ("/", "/docs"):
             get(path, include_in_schema=False, response_class=Response)(self.page)
 
@@ -154,7 +304,7 @@ class _Service:
         """A form to try an image and what can be asked here, as a page that loads nothing from elsewhere."""
         void = self._promise() or {}
         said = dict.fromkeys([*self.deployment.warnings, *self._drift(), *filter(None, [void.get("why_void")])])
-        text = openapi.page(self.app, self.name, self.deployment, self._promise(), tuple(said))
+        text = service_page(self.app, self.name, self.deployment, self._promise(), tuple(said))
         return Response(text, media_type="text/html; charset=utf-8")
 
     async def live(self) -> dict[str, bool]:
@@ -296,3 +446,30 @@ async def _as_is(request: Request, error: Any) -> JSONResponse:
 async def _invalid(request: Request, error: Any) -> JSONResponse:
     first = error.errors()[0]
     return JSONResponse({"error": f"{'.'.join(map(str, first['loc']))}: {first['msg']}"}, 422)
+
+
+def service_page(
+    app: FastAPI, model: str, deployment: Deployment, promise: Mapping[str, Any] | None, warnings: Sequence[str]
+) -> str:
+    """The first page: a form to try an image, how a program asks, and every path; it loads nothing from elsewhere."""
+    backbone = deployment.backbone
+    kinds = [backbone.ending] if backbone.ending else [".nii.gz", ".nii", ".png"]
+    channels = backbone.expects.channels
+    text = (resources.files("casewise.serve") / "assets" / "service.html").read_text(encoding="utf-8")
+    held = "" if promise is None or promise["void"] else str(promise["statement"])
+    return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True).from_string(text).render(
+        model=model,
+        version=__version__,
+        policy=deployment.policy.name,
+        promise=held,
+        warnings=warnings,
+        kinds=", ".join(kinds),
+        accept=",".join(dict.fromkeys(f".{kind.rpartition('.')[2]}" for kind in kinds)),
+        expects=f"The model reads {pluralize(channels, 'channel')}." if channels else "",
+        legend=legend(backbone.labels, background=deployment.adaptation.foreground),
+        paths=[
+            (method.upper(), path, str(said.get("description") or said.get("summary") or ""))
+            for path, methods in app.openapi()["paths"].items()
+            for method, said in methods.items()
+        ],
+    )  # fmt: skip

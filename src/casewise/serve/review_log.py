@@ -24,8 +24,7 @@ from casewise.core.prediction_record import REVIEW
 from casewise.core.records import check_case_id
 from casewise.core.text import pluralize
 from casewise.run.prediction_folder import COPIES, review_problems
-from casewise.serve.review_cases import DEPLOYED
-from casewise.serve.review_sources import Predictions
+from casewise.serve.review_cases import DEPLOYED, Predictions
 
 REVIEWS = "reviews.jsonl"
 LOCK = ".reviews.lock"

@@ -4,26 +4,50 @@ server = review_server("OUT", images="IMAGES")
 print(server.url)            # http://127.0.0.1:PORT/TOKEN/
 server.serve_forever()
 
-A request must be addressed to this machine, know the token and, to write, come from the page itself.
+A request must be addressed to this machine, know the token and, to write, come from the page itself. ``Desk`` answers
+it: cases, masks, images, decisions, exports.
 """
 
 from __future__ import annotations
 
 import hmac
+import json
 import secrets
+import shlex
+import shutil
+import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from email.message import Message
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from numpy.typing import NDArray
+
 from casewise.core.errors import BadInput, CasewiseError, Refused, UnknownName
 from casewise.core.formats import json_bytes
-from casewise.serve.review_api import Answer, Desk, missing
-from casewise.serve.review_cases import Images
-from casewise.serve.review_log import REVIEWS, ReviewLog
-from casewise.serve.review_sources import Predictions
+from casewise.core.text import pluralize
+from casewise.render.mask_pictures import color_of
+from casewise.serve.review_cases import (
+    WINDOWS,
+    Images,
+    Masks,
+    Predictions,
+    ReviewCase,
+    Where,
+    changes_by_slice,
+    ending_of,
+    listed_regions,
+    mask_slice,
+    plane,
+    png,
+    worst_first,
+)
+from casewise.serve.review_log import NEEDS_NO_MASK, REVIEWS, Overtaken, Review, ReviewLog, as_csv
 
 ADDRESS = "127.0.0.1"
 SLOW_CLIENT_S = 30
@@ -158,3 +182,273 @@ def _written(headers: Mapping[str, str] | Message, names: tuple[str, ...]) -> tu
     if len(length) > 9 or int(length) > MAX_BODY:
         return 413, f"a decision has at most {MAX_BODY} bytes"
     return None
+
+
+# ---- answers ----
+
+ASSETS = {
+    "": ("casewise.serve", "assets/review.html", "text/html; charset=utf-8"),
+    "style.css": ("casewise.report", "templates/style.css", "text/css; charset=utf-8"),
+    "review.css": ("casewise.serve", "assets/review.css", "text/css; charset=utf-8"),
+    "viewer.js": ("casewise.serve", "assets/viewer.js", "text/javascript; charset=utf-8"),
+    "review.js": ("casewise.serve", "assets/review.js", "text/javascript; charset=utf-8"),
+    "icon.svg": ("casewise.serve", "assets/icon.svg", "image/svg+xml"),
+}
+JSON = "application/json"
+KEPT_CASES = 3  # masks and images in memory
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One HTTP answer."""
+
+    body: bytes
+    type: str = JSON
+    status: int = 200
+    name: str | None = None  # of the file that it is saved as
+
+
+class Desk:
+    """A folder under review."""
+
+    def __init__(self, folder: Predictions, images: Images, log: ReviewLog, *, reviewer: str = "") -> None:
+        log.check()
+        self.folder, self.images, self.log, self.reviewer = folder, images, log, reviewer
+        self._order = worst_first(folder.cases)
+        self._masks = lru_cache(KEPT_CASES)(folder.masks)
+        self._pixels = lru_cache(KEPT_CASES)(self._read_pixels)
+        self._writing = threading.Lock()
+
+    def read(self, path: str, query: Mapping[str, str]) -> Answer:
+        """The answer to a GET; ``path`` without the token."""
+        if path in ASSETS:
+            package, name, kind = ASSETS[path]
+            return Answer((resources.files(package) / name).read_bytes(), kind)
+        match path.split("/"):
+            case ["cases"]:
+                return Answer(json_bytes(self._list()))
+            case ["case", case_id]:
+                return Answer(json_bytes(self._detail(self._case(case_id), query)))
+            case ["masks", case_id]:
+                case = self._case(case_id)
+                masks = self._opened(case, query)
+                return Answer(mask_slice(masks, _where(masks, query)), "image/png")
+            case ["image", case_id]:
+                return Answer(self._image(self._case(case_id), query), "image/png")
+            case ["overlay", case_id]:
+                return self._overlay(self._case(case_id))
+            case ["export", name]:
+                return self._export(name)
+        return missing("there is nothing at this address")
+
+    def write(self, path: str, body: bytes) -> Answer:
+        """The answer to a POST: one decision, or files for an editor."""
+        match path.split("/"):
+            case ["edit", case_id]:
+                return Answer(json_bytes(self._handed_over(self._case(case_id))))
+            case ["decide"]:
+                return self._decided(*_review(body))
+        return missing("there is nothing to write at this address")
+
+    def _handed_over(self, case: ReviewCase) -> dict[str, Any]:
+        """Write image and both masks into a folder of their own, for an editor, and name the commands."""
+        if not case.has_masks:
+            raise BadInput(f"case {case.id} has no output to edit")
+        place = self.folder.path.with_name(f"{self.folder.path.resolve().name}-editing") / case.id
+        files = {f"{case.id}_{which}": self.folder.file_of(case.id, which) for which in ("m0", "deployed")}
+        image = None if self.images.problem(case) else self.images.files[case.id].images[0]
+        place.mkdir(parents=True, exist_ok=True)
+        copies = {}
+        for name, path in (({f"{case.id}_image": image} if image else {}) | files).items():
+            copies[name.removeprefix(f"{case.id}_")] = copy = place / f"{name}{ending_of(path)}"
+            shutil.copyfile(path, copy)
+        return {"folder": str(place), "commands": editor_commands(copies)}
+
+    def _decided(self, review: Review, seen: str | None) -> Answer:
+        case = self._case(review.case)
+        if review.decision not in NEEDS_NO_MASK and not case.has_masks:
+            raise BadInput(f"case {case.id} has no output, so it can only be flagged")
+        if review.decision == "keep-adapted" and review.adapted is None:
+            raise BadInput("the adapted mask was not saved, so nobody saw it; predict with --set save-candidates=true")
+        if review.adapted is not None and review.adapted not in case.states:
+            raise BadInput(f"case {case.id} has no state {review.adapted!r}; it has {', '.join(case.states)}")
+        with self._writing:
+            if review.about != self._about_now(case.id):
+                raise Refused(f"case {case.id} was written anew or removed since this page was started; start it again")
+            try:
+                self.log.append(review, seen=seen)
+            except Overtaken as error:
+                found = {"error": str(error), "review": self._latest().get(case.id)}
+                return Answer(json_bytes(found), status=409)
+            return Answer(json_bytes(self._latest()[case.id]))
+
+    def _case(self, case_id: str) -> ReviewCase:
+        if case_id not in self.folder.cases:
+            raise UnknownName("there is no such case in this folder")
+        return self.folder.cases[case_id]
+
+    def _about_now(self, case_id: str) -> str | None:
+        """What a review would be about; None where the case is gone."""
+        try:
+            return self.folder.about(case_id)
+        except (FileNotFoundError, CasewiseError):
+            return None
+
+    def _latest(self) -> dict[str, dict[str, Any]]:
+        """The last decision of each case that is still here, and whether it is about the output that is here."""
+        latest = self.log.latest()
+        return {
+            case.id: {**latest[case.id], "current": latest[case.id].get("about") == case.about}
+            for case in self.folder.cases.values()
+            if case.id in latest
+        }
+
+    def _list(self) -> dict[str, Any]:
+        latest = self._latest()
+        rows = []
+        for case_id in self._order:
+            case = self.folder.cases[case_id]
+            rows.append({**_brief(case), "review": latest.get(case_id)})
+        return {
+            "folder": self.folder.path.resolve().name,
+            "metric": "Dice" if self.folder.classes.background else "mIoU",
+            "reviewer": self.reviewer,
+            "problems": self.log.problems,
+            "background": self.folder.classes.background,
+            "classes": [
+                {"value": value, "name": name, "color": color_of(value, self.folder.classes.names)}
+                for value, name in sorted(self.folder.classes.names.items())
+                if value or not self.folder.classes.background
+            ],
+            "cases": rows,
+        }
+
+    def _detail(self, case: ReviewCase, query: Mapping[str, str]) -> dict[str, Any]:
+        facts = {**_brief(case), "windows": WINDOWS, "overlay": self._has_overlay(case)}
+        facts["review"] = self._latest().get(case.id)
+        if not case.has_masks:
+            return {**facts, "shape": None}
+        state, masks = _state(case, query), self._opened(case, query)
+        return {
+            **facts,
+            "shape": masks.source.shape,
+            "spacing_mm": masks.spacing_mm,
+            "changes": changes_by_slice(masks),
+            "channels": self.images.channels(case.id),
+            "image_problem": self.images.problem(case),
+            "state": state,
+            **listed_regions(masks, min_area=self.folder.min_area),
+        }
+
+    def _opened(self, case: ReviewCase, query: Mapping[str, str]) -> Masks:
+        if not case.has_masks:
+            raise BadInput(f"case {case.id} has no output to show")
+        return self._masks(case.id, _state(case, query))
+
+    def _image(self, case: ReviewCase, query: Mapping[str, str]) -> bytes:
+        masks = self._opened(case, {})
+        channel, window = _number(query, "channel"), query.get("window", WINDOWS[0])
+        if channel >= self.images.channels(case.id):
+            raise BadInput(
+                f"case {case.id} has {pluralize(self.images.channels(case.id), 'channel')}, {channel} was asked for"
+            )
+        return png(plane(self._pixels(case.id, channel, window), _where(masks, query)))
+
+    def _read_pixels(self, case_id: str, channel: int, window: str) -> NDArray[Any]:
+        case = self.folder.cases[case_id]
+        return self.images.read(case, channel, window, self._opened(case, {}))
+
+    def _has_overlay(self, case: ReviewCase) -> bool:
+        try:
+            return self.folder.overlay(case.id) is not None
+        except CasewiseError:
+            return False
+
+    def _overlay(self, case: ReviewCase) -> Answer:
+        path = self.folder.overlay(case.id)
+        return missing("no overlay was drawn") if path is None else Answer(path.read_bytes(), "image/png")
+
+    def _export(self, name: str) -> Answer:
+        if name == "reviews.jsonl":
+            content = self.log.path.read_bytes() if self.log.path.is_file() else b""
+            return Answer(content, "application/x-ndjson", name=name)
+        if name != "reviews.csv":
+            return missing("reviews are exported as reviews.csv or reviews.jsonl")
+        rows = [self._exported(line) for line in self._latest().values()]
+        return Answer(as_csv(rows).encode(), "text/csv; charset=utf-8", name=name)
+
+    def _exported(self, line: Mapping[str, Any]) -> dict[str, Any]:
+        case = self.folder.cases[line["case"]]
+        said = {name: line.get(name) for name in ("case", "decision", "reviewer", "time", "current", "note", "adapted")}
+        known = {name: getattr(case, name) for name in ("group", "status", "action", "quality_low")}
+        return {**said, **known, "about": line.get("about")}
+
+
+def missing(message: str) -> Answer:
+    """404 with a sentence."""
+    return Answer(json_bytes({"error": message}), status=404)
+
+
+def editor_commands(files: Mapping[str, Path]) -> list[str]:
+    """Return the commands that open an image and two masks in ITK-SNAP and in 3D Slicer.
+
+    Args:
+        files: Paths by what they are: ``image`` (where it is known), ``m0`` and ``deployed``.
+    """
+    quoted = {name: shlex.quote(str(path)) for name, path in files.items()}
+    ground = quoted.get("image", quoted["m0"])
+    loads = [f"slicer.util.loadVolume({str(files['image'])!r})"] if "image" in files else []
+    loads += [f"slicer.util.loadSegmentation({str(files[name])!r})" for name in ("m0", "deployed")]
+    slicer = [
+        "Slicer",
+        "--python-code",
+        "; ".join(loads),
+    ]
+    return [f"itksnap -g {ground} -s {quoted['deployed']}", shlex.join(slicer)]
+
+
+def _brief(case: ReviewCase) -> dict[str, Any]:
+    names = (
+        "id", "about", "status", "group", "action", "reason", "error", "warnings", "states", "adapted", "has_masks",
+        "flagged", "quality", "quality_low",
+    )  # fmt: skip
+    return {name: getattr(case, name) for name in names}
+
+
+def _state(case: ReviewCase, query: Mapping[str, str]) -> str | None:
+    state = query.get("state") or case.adapted
+    if state is not None and state not in case.states:
+        raise BadInput(f"case {case.id} has the adapted states {', '.join(case.states) or 'none'}, got {state!r}")
+    return state
+
+
+def _where(masks: Masks, query: Mapping[str, str]) -> Where:
+    if masks.source.ndim == 2:
+        return None
+    axis, number = _number(query, "axis"), _number(query, "slice")
+    if axis > 2 or number >= masks.source.shape[axis]:
+        raise BadInput(f"a volume of {masks.source.shape} has no slice {number} of axis {axis}")
+    return axis, number
+
+
+def _number(query: Mapping[str, str], name: str) -> int:
+    text = query.get(name, "0")
+    if not (text.isascii() and text.isdigit() and len(text) < 7):
+        raise BadInput(f"{name} is a whole number from 0 on, got {text[:20]!r}")
+    return int(text)
+
+
+def _review(body: bytes) -> tuple[Review, str | None]:
+    """The decision, and the hash of the one that the page showed: "" for none, None where the client does not say."""
+    try:
+        plain = json.loads(body)
+        known = {name: plain.get(name) for name in ("case", "decision", "reviewer", "about", "adapted", "note", "seen")}
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise BadInput(f"a decision is a JSON object ({type(error).__name__})") from error
+    known["note"] = known["note"] or ""
+    optional = [known["adapted"], known["seen"]]
+    if not all(isinstance(one, str) for name, one in known.items() if name not in ("adapted", "seen")):
+        raise BadInput("a decision holds case, decision, reviewer and about as text")
+    if not all(isinstance(one, str | None) for one in optional):
+        raise BadInput("adapted is the name of a state, seen the hash of a decision, or both are null")
+    return Review(**{name: one for name, one in known.items() if name != "seen"}), known["seen"]

@@ -1,27 +1,27 @@
-"""May the new masks replace the old ones? Criteria from a small file; each is met, broken or undecided.
+"""The criteria of a plan: each is met, broken or undecided, and together they accept or reject the new masks.
+
+As plain data, criteria look like this (``plan.toml`` has them under ``[protocol.criteria]``):
 
     {
       "confidence": 0.95,
       "max_mean_drop": 0.005,
       "max_harmed_share": {"limit": 0.10, "margin": 0.05},
-      "max_ha": 0.20,
       "each_label": {"max_mean_drop": 0.01},
       "labels": {"3": {"max_lost_share": 0.05}},
       "each_group": {"max_mean_drop": {"limit": 0.02, "bounded": true}},
       "groups": {"site B": {"max_harmed_share": {"limit": 0.2, "margin": 0.05}}}
     }
 
-Each patient has one value, the mean over the patient's cases. A criterion is met if the one-sided upper bound of its
-quantity, at the confidence, is at most the limit. It is broken if the lower bound is above the limit, or if the
-observed value is above the limit and there were enough patients to show the contrary. Otherwise so few patients cannot
-decide it. New masks are accepted if every criterion is met; because all of them must be met, their number needs no
-correction. With ``"confidence": null`` the observed values decide.
+Each patient has one value, the mean over the patient's cases. A criterion is met if the one-sided upper bound of the
+mean over patients, at the confidence, is at most the limit. It is broken if the lower bound is above the limit, or if
+the observed value is above the limit and there were enough patients to show the contrary. Otherwise it is undecided.
+New masks are accepted if every criterion is met; because all of them must be met, their number needs no correction.
+If the confidence is None, the observed values decide.
 
-Student's t says nothing about disasters that are too rare to be in the sample: where one case in forty loses half of
-its Dice, the mean of 30 patients mostly looks perfect. So ``max_mean_drop`` is always tested together with a limit on
-the share of harmed cases: the one in the file, or :data:`COMPANION` where the same scope has none. With
-``"bounded": true`` the mean is bounded without any assumption on its distribution instead, which needs hundreds of
-patients for small limits.
+Student's t cannot see disasters that are too rare to be in the sample: where one case in forty loses half of its Dice,
+the mean of 30 patients mostly looks perfect. So ``max_mean_drop`` is always tested together with a limit on the share
+of harmed cases: the given one, or :data:`COMPANION` where the same scope has none. With ``"bounded": true`` the mean is
+bounded without any assumption on its distribution instead, which needs hundreds of patients for small limits.
 """
 
 from __future__ import annotations
@@ -55,58 +55,65 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Quantity:
-    """What a criterion bounds: a number of one case, from the whole case or from one of its labels."""
+    """A number of one case or of one of its labels, which a criterion bounds; None or NaN if it is undefined."""
 
     says: str
-    of_case: Callable[[Comparison, float], float | None]  # (case, margin); None or NaN: undefined, left out, counted
+    of_case: Callable[[Comparison, float], float | None]  # (case, margin)
     of_label: Callable[[LabelChange, float], float | None]
     margin: float = 0.0
     is_share: bool = True  # in [0, 1], so bounds are exact at any number of patients
     needs_label: bool = True
-    of_measure: bool = False  # of a declared measure; its values come from study/clinical.py
+    of_measure: bool = False  # of a declared measure; study/clinical.py computes the values
 
 
-def _fell(old: float | None, new: float | None) -> float | None:
-    return None if old is None or new is None else round(old - new, 12)
+def _of_metric(says: str, of: Callable[[float, float, float], float], **options: Any) -> Quantity:
+    """A quantity of the old and the new metric: (old, new, margin)."""
+
+    def known(old: float | None, new: float | None, margin: float) -> float | None:
+        return None if old is None or new is None or old != old or new != new else of(old, new, margin)
+
+    return Quantity(
+        says,
+        lambda case, margin: known(case.metric_old, case.metric_new, margin),
+        lambda row, margin: known(row.dice_old, row.dice_new, margin),
+        **options,
+    )
 
 
-def _beyond(value: float | None, margin: float) -> float | None:
-    return None if value is None or value != value else float(value > margin)
+def _of_masks(says: str, of: Callable[[LabelChange, float], float], margin: float = 0.0) -> Quantity:
+    """A quantity of one label's masks, which needs no true label; of a case, the largest over its labels."""
+
+    def of_case(case: Comparison, margin: float) -> float:
+        return max((of(row, margin) for row in case.labels), default=0.0)
+
+    return Quantity(says, of_case, of, margin, needs_label=False)
 
 
-def _flipped(old: float | None, new: float | None, good: float) -> float | None:
-    return None if old is None or new is None or old != old or new != new else float(old >= good > new)
+def _of_measure(says: str, *, is_share: bool) -> Quantity:
+    return Quantity(says, lambda *_: None, lambda *_: None, is_share=is_share, of_measure=True)
+
+
+def _fall(old: float, new: float, _: float = 0.0) -> float:
+    return round(old - new, 12)
 
 
 def _drifted(row: LabelChange, margin: float) -> float:
-    """Whether the volume changed by more than the margin, up or down; a label that appears always did."""
+    """1 if the volume changed by more than the margin, up or down, or if the label is new."""
     return float(abs(row.drift) > margin if row.voxels_old else row.voxels_new > 0)
 
 
 QUANTITIES: Registry[Quantity] = Registry(
     "criterion",
     {
-        "max_mean_drop": Quantity(
-            "mean fall of the metric",
-            lambda case, _: _fell(case.metric_old, case.metric_new),
-            lambda row, _: _fell(row.dice_old, row.dice_new),
-            is_share=False,
-        ),
-        "min_mean_gain": Quantity(
-            "mean fall of the metric (a gain is a negative fall)",
-            lambda case, _: _fell(case.metric_old, case.metric_new),
-            lambda row, _: _fell(row.dice_old, row.dice_new),
-            is_share=False,
-        ),
-        "max_harmed_share": Quantity(
+        "max_mean_drop": _of_metric("mean fall of the metric", _fall, is_share=False),
+        "min_mean_gain": _of_metric("mean fall of the metric (a gain is a negative fall)", _fall, is_share=False),
+        "max_harmed_share": _of_metric(
             "share of cases whose metric falls by more than the margin",
-            lambda case, margin: _beyond(_fell(case.metric_old, case.metric_new), margin),
-            lambda row, margin: _beyond(_fell(row.dice_old, row.dice_new), margin),
+            lambda old, new, margin: float(_fall(old, new) > margin),
         ),
-        "max_flipped_share": Quantity(
+        "max_flipped_share": _of_metric(
             "share of cases that were at or above the margin and are below it now",
-            lambda case, margin: _flipped(case.metric_old, case.metric_new, margin),
-            lambda row, margin: _flipped(row.dice_old, row.dice_new, margin),
+            lambda old, new, margin: float(old >= margin > new),
             margin=GOOD,
         ),
         "max_ha": Quantity(
@@ -115,60 +122,41 @@ QUANTITIES: Registry[Quantity] = Registry(
         "max_changed_share": Quantity(
             "share of cases of which more than the margin of the foreground changed",
             lambda case, margin: float(case.changed_share > margin),
-            lambda row, margin: _beyond(1 - row.agreement, margin),
+            lambda row, margin: float(1 - row.agreement > margin),
             needs_label=False,
         ),
-        "max_drifted_share": Quantity(
-            "share of cases in which a label's volume changed by more than the margin",
-            lambda case, margin: max((_drifted(row, margin) for row in case.labels), default=0.0),
-            _drifted,
-            margin=0.1,
-            needs_label=False,
+        "max_drifted_share": _of_masks(
+            "share of cases in which a label's volume changed by more than the margin", _drifted, 0.1
         ),
-        "max_holed_share": Quantity(
+        "max_holed_share": _of_masks(
             "share of cases with a new hole above the margin",
-            lambda case, margin: float(any(row.share(row.largest_hole) > margin for row in case.labels)),
             lambda row, margin: float(row.share(row.largest_hole) > margin),
-            needs_label=False,
         ),
-        "max_lost_share": Quantity(
+        "max_lost_share": _of_masks(
             "share of cases with a lost piece above the margin",
-            lambda case, margin: float(any(row.share(row.largest_lost) > margin for row in case.labels)),
             lambda row, margin: float(row.share(row.largest_lost) > margin),
-            needs_label=False,
         ),
-        "max_error_rise": Quantity(
-            "mean rise of the error of the measure",
-            lambda *_: None,
-            lambda *_: None,
-            is_share=False,
-            of_measure=True,
-        ),
-        "max_crossed_share": Quantity(
-            "share of patients whose decision was right and is wrong now",
-            lambda *_: None,
-            lambda *_: None,
-            of_measure=True,
-        ),
+        "max_error_rise": _of_measure("mean rise of the error of the measure", is_share=False),
+        "max_crossed_share": _of_measure("share of patients whose decision was right and is wrong now", is_share=True),
     },
 )
-"""Criteria by the name that the file uses."""
+"""Criteria by the name that a plan uses."""
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """One line of an acceptance file."""
+    """One criterion of a plan."""
 
     name: str
     limit: float
     margin: float
-    scope: str = "all"  # all, each_label, each_group, "label 3", "group site B"
-    bounded: bool = False  # a mean without any assumption on its distribution
+    scope: str = "all"  # all, each_label, each_group, each_size, "label 3", "group site B"
+    bounded: bool = False  # bound a mean without any assumption on its distribution
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What new masks must satisfy."""
+    """All criteria, and the confidence of each; None if the observed values decide."""
 
     criteria: tuple[Criterion, ...]
     confidence: float | None = CONFIDENCE
@@ -184,7 +172,7 @@ class Check:
     limit: float
     margin: float
     value: float | None  # observed, one value per patient
-    bound: float | None  # upper bound at the confidence; None where it cannot be had
+    bound: float | None  # upper bound at the confidence; None with too few patients
     cases: int
     patients: int
     undefined: int  # cases without a value
@@ -217,7 +205,7 @@ def verdict_of(checks: Iterable[Check]) -> str:
 
 
 def acceptance_of(plain: Any, *, scope: str = "all") -> Acceptance:
-    """Criteria from plain JSON; unknown names and numbers that make no sense are refused.
+    """Read criteria from plain data; unknown names and numbers that make no sense are refused.
 
     >>> acceptance_of({"max_ha": 0.2}).criteria[0].limit
     0.2
@@ -225,10 +213,10 @@ def acceptance_of(plain: Any, *, scope: str = "all") -> Acceptance:
     ['max_mean_drop', 'max_harmed_share']
     """
     if not isinstance(plain, Mapping):
-        raise BadInput(f"criteria are a JSON object such as {{'max_mean_drop': 0.005}}, got {type(plain).__name__}")
+        raise BadInput(f"criteria are a table such as {{'max_mean_drop': 0.005}}, got {type(plain).__name__}")
     confidence = plain.get("confidence", CONFIDENCE)
     if confidence is not None and not (_is_number(confidence) and 0.5 <= confidence < 1):
-        raise BadInput(f"confidence is a number from 0.5 to below 1, or 'observed' (no bounds), got {confidence!r}")
+        raise BadInput(f"confidence is a number from 0.5 to below 1, or 'observed', got {confidence!r}")
     criteria = tuple(_criteria(plain, scope))
     if not criteria:
         raise BadInput(f"there is no criterion; name at least one of {', '.join(QUANTITIES)}")
@@ -310,25 +298,23 @@ class _Gathered:
             self.above = nlargest(MOST_NAMED, [*self.above, (value, case_id)], key=lambda one: one[0])
 
     @property
-    def alone(self) -> bool:
-        """Whether every patient has one case, so that shares are 0 or 1 by construction."""
-        return len(set(self.patients)) == len(self.patients)
-
-    @property
     def means(self) -> Floats:
-        """One value per patient, in order of appearance."""
-        per_patient: dict[int, list[float]] = {}
-        for patient, value in zip(self.patients, self.values, strict=True):
-            per_patient.setdefault(patient, []).append(value)
-        return np.array([np.mean(values) for values in per_patient.values()])
+        """One value per patient."""
+        return patient_means(np.array(self.values, float), np.array(self.patients, np.int64))
+
+
+def patient_means(values: Floats, patients: NDArray[np.int64]) -> Floats:
+    """Return the mean value of each patient."""
+    _, of = np.unique(patients, return_inverse=True)
+    return np.asarray(np.bincount(of, values) / np.bincount(of))
 
 
 def checks_of(
     acceptance: Acceptance, cases: Iterable[ComparedCase], names: Mapping[int, str] | None = None
 ) -> tuple[Check, ...]:
-    """Every criterion on the cases, labels and groups that it is about; ``labels`` may call labels by their names.
+    """Check every criterion on its cases, labels, groups or sizes; a criterion may call labels by their ``names``.
 
-    The cases are gone through twice and none is held, so they may be read from a file.
+    The cases are read twice, one by one, so they may lie in a file.
     """
     present: set[int] = set()
     sites: set[str] = set()
@@ -362,11 +348,7 @@ def checks_of(
 
 
 def check_values(
-    criterion: Criterion,
-    values: Iterable[float],
-    patients: Iterable[int],
-    ids: Iterable[str],
-    confidence: float | None,
+    criterion: Criterion, values: Iterable[float], patients: Iterable[int], ids: Iterable[str], confidence: float | None
 ) -> Check:
     """A criterion on values that were computed elsewhere, such as those of a declared measure; NaN is undefined."""
     gathered = _Gathered(criterion, criterion.scope)
@@ -384,72 +366,47 @@ _NOBODY = {
 
 def _check(gathered: _Gathered, confidence: float | None) -> Check:
     criterion, quantity, means = gathered.criterion, gathered.quantity, gathered.means
-    decided = _decided(gathered, means, confidence)
+    verdict, reason, bound, needed = _decided(gathered, means, confidence)
     return Check(
-        criterion.name,
-        gathered.scope,
-        quantity.says,
-        criterion.limit,
-        criterion.margin,
-        float(means.mean()) if means.size else None,
-        decided.bound,
-        len(gathered.values),
-        len(means),
-        gathered.undefined,
-        decided.verdict,
-        f"{quantity.says}: {decided.reason}",
-        decided.needed,
-        tuple(case_id for _, case_id in gathered.above),
-    )
+        criterion.name, gathered.scope, quantity.says, criterion.limit, criterion.margin,
+        float(means.mean()) if means.size else None, bound, len(gathered.values), len(means), gathered.undefined,
+        verdict, f"{quantity.says}: {reason}", needed, tuple(case_id for _, case_id in gathered.above),
+    )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Decided:
-    verdict: str
-    reason: str
-    bound: float | None = None
-    needed: int | None = None
-
-
-def _decided(gathered: _Gathered, means: Floats, confidence: float | None) -> _Decided:
+def _decided(gathered: _Gathered, means: Floats, confidence: float | None) -> tuple[str, str, float | None, int | None]:
+    """Return the verdict, its reason, the upper bound, and how many patients are needed if these cannot decide."""
     criterion, quantity = gathered.criterion, gathered.quantity
     if not means.size:
         needs = " with a label" if quantity.needs_label else ""
         where = "" if gathered.scope == "all" else f" in {gathered.scope}"
         nobody = _NOBODY.get(gathered.scope, f"no case{needs}{where}")
-        return _Decided(UNDECIDED, f"{nobody}, so it is not shown")
+        return UNDECIDED, f"{nobody}, so it is not shown", None, None
     value, limit = float(means.mean()), criterion.limit + 1e-12
     if confidence is None:
-        verdict = MET if value <= limit else BROKEN
-        return _Decided(verdict, f"observed {value:.4g}, {_side(verdict)} the limit {criterion.limit:g}")
+        verdict, side = (MET, "within") if value <= limit else (BROKEN, "above")
+        return verdict, f"observed {value:.4g}, {side} the limit {criterion.limit:g}", None, None
     low, high = _bounds(gathered, means, confidence)
     needed = _needed(gathered, means, confidence)
-    count = pluralize(means.size, *UNIT)
     if high is not None and high <= limit:
         said = f"at most {high:.4g} at confidence {confidence:g}, within the limit {criterion.limit:g}"
-        return _Decided(MET, said, high)
+        return MET, said, high, None
     if (low is not None and low > limit) or (high is not None and value > limit and means.size >= needed):
-        said = f"observed {value:.4g}, above the limit {criterion.limit:g}"
-        return _Decided(
-            BROKEN, f"{said}; {len(gathered.above)}{'+' * (len(gathered.above) == MOST_NAMED)} cases are", high
-        )
+        count = f"{len(gathered.above)}{'+' * (len(gathered.above) == MOST_NAMED)}"
+        return BROKEN, f"observed {value:.4g}, above the limit {criterion.limit:g}; {count} cases are", high, None
     most = f"a bound needs at least {FEWEST} {UNIT[1]}, got {means.size}"
     if high is not None:
         most = f"observed {value:.4g}, at most {high:.4g} at confidence {confidence:g}, limit {criterion.limit:g}"
     more = f"; about {needed} are needed" if value <= limit and needed > means.size else ""
-    return _Decided(UNDECIDED, f"{most}: cannot be decided with {count}{more}", high, needed)
-
-
-def _side(verdict: str) -> str:
-    return "within" if verdict == MET else "above"
+    return UNDECIDED, f"{most}: cannot be decided with {pluralize(means.size, *UNIT)}{more}", high, needed
 
 
 def _bounds(gathered: _Gathered, means: Floats, confidence: float) -> tuple[float | None, float | None]:
     """One-sided lower and upper bound of the mean over patients, each at the confidence."""
     if gathered.quantity.is_share:
-        alone = gathered.alone
+        alone = len(means) == len(gathered.values)  # one case per patient: shares are 0 or 1
         return 1 - share_bound(1 - means, confidence, binary=alone), share_bound(means, confidence, binary=alone)
-    if gathered.criterion.bounded:  # the mean fall is at most the mean of what was lost
+    if gathered.criterion.bounded:  # mean fall <= mean of max(fall, 0)
         return None, share_bound(np.clip(means, 0, 1), confidence, binary=False)
     if means.size < FEWEST:
         return None, None
@@ -457,7 +414,10 @@ def _bounds(gathered: _Gathered, means: Floats, confidence: float) -> tuple[floa
 
 
 def _needed(gathered: _Gathered, means: Floats, confidence: float) -> int:
-    """Patients that might show the criterion: without any loss for a share, with this spread for a mean."""
+    """Return how many patients might meet the criterion: without any harm for a share, with this spread for a mean.
+
+    A mean needs about (z s / (limit - mean))^2 patients, with the normal quantile z of the confidence.
+    """
     limit = gathered.criterion.limit
     if gathered.quantity.is_share or gathered.criterion.bounded:
         return ltt_cases(limit, 1 - confidence) if 0 < limit < 1 else 1
@@ -476,6 +436,6 @@ def _values(quantity: Quantity, margin: float, case: ComparedCase, kind: str, wh
 
 
 def mean_bound(means: Floats, confidence: float) -> float:
-    """Upper bound of a mean by Student's t, one-sided."""
+    r"""One-sided upper bound of a mean by Student's t, :math:`\bar x + t_{n-1} s / \sqrt n`."""
     spread = float(means.std(ddof=1)) / np.sqrt(means.size)
     return float(means.mean() + stats.t.ppf(confidence, means.size - 1) * spread)

@@ -15,21 +15,19 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from casewise.core.errors import BadInput
-from casewise.core.records import SOURCE, Action, Decision, State
 from casewise.measure.signals import SIGNALS
 from casewise.study.statistics.chance import ChanceMoments, chance_moments
 from casewise.study.statistics.resample import clusters_of
-from casewise.study.trajectories import deployed_at, mean_or_nan, signals_in, unshrunk
+from casewise.study.trajectories import mean_or_nan, signals_in, unshrunk
 
 _NO_LABEL = "an oracle needs labels and no case has one; oracles are reference rows, never controllers"
 
 
-def replay_oracle(frame: pd.DataFrame, *, include_source: bool = True) -> list[Decision]:
-    """For each case the step with the highest metric along its trajectory, ties to the smallest k (E12a)."""
+def oracle_steps(frame: pd.DataFrame, *, include_source: bool = True) -> pd.DataFrame:
+    """Return the row of each case with the highest metric along its trajectory, ties to the smallest k (E12a)."""
     steps = _labelled(frame)
     steps = steps.loc[(steps["shrink"] == 0) & (steps["step"] >= (0 if include_source else 1))]
-    best = steps.sort_values(["case", "step"]).groupby("case")["metric"].idxmax()
-    return [_decision(row, "replay-oracle") for row in steps.loc[best].to_dict("records")]
+    return steps.loc[steps.sort_values(["case", "step"]).groupby("case")["metric"].idxmax()]
 
 
 def ha_oracle_scores(frame: pd.DataFrame) -> pd.Series:
@@ -55,19 +53,6 @@ def _labelled(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.loc[frame["metric"].notna()]
 
 
-def _decision(row: dict[str, object], name: str) -> Decision:
-    step = int(str(row["step"]))
-    return Decision(
-        case_id=str(row["case"]),
-        action=Action.KEEP if step else Action.ROLLBACK,
-        state=State(step) if step else SOURCE,
-        executed=step,
-        controller=name,
-        group=None if row["group"] is None else str(row["group"]),
-        reason="needs labels: the step with the highest metric",
-    )
-
-
 Arms = Mapping[str, pd.DataFrame]
 Floats = NDArray[np.float64]
 
@@ -86,14 +71,6 @@ def buckets_at(values: Floats, cut_low: ArrayLike, cut_high: ArrayLike) -> NDArr
     """
     low, high = (np.atleast_1d(np.asarray(cut, dtype=np.float64))[:, None] for cut in (cut_low, cut_high))
     return np.where(values >= high, 0, np.where(values > low, 1, 2))
-
-
-def arms_at(outcomes: pd.DataFrame, states: Mapping[str, State]) -> dict[str, pd.DataFrame]:
-    """Arms of a router whose buckets are fixed states: {"low": State(3), "mid": State(2, 0.5), "hard": State(0)}."""
-    return {
-        bucket: deployed_at(outcomes, state).assign(bucket=bucket, executed=max(state.step, 1))
-        for bucket, state in states.items()
-    }
 
 
 def arms_of(archive: Any, router: Any, outcomes: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -117,22 +94,20 @@ def _forced(router: Any, bucket: str) -> Any:
     return replace(router, cut_low=low, cut_high=high)
 
 
-def selector_scores(
-    outcomes: pd.DataFrame, *, coordinate: str = "delta", step: int = 1, budget: int | None = None
-) -> pd.DataFrame:
+def selector_scores(outcomes: pd.DataFrame, *, coordinate: str = "delta") -> pd.DataFrame:
     """Step-1 scores of every selector by case, high = risky (J3); selectors that are undefined for a case are left out.
 
     Label-free: every stored signal, turned so that high is risky (-MSP, C12). Oracles, which see labels: HA of step 1,
-    and the fall of the metric at the budget.
+    and the fall of the metric at the last step.
     """
     frame = unshrunk(outcomes)
-    first = frame[frame["step"] == step].set_index("case").sort_index()
+    first = frame[frame["step"] == 1].set_index("case").sort_index()
     scores = {f"router ({coordinate})": _oriented(first, coordinate)}
     for name in signals_in(first.reset_index()):
         if name != coordinate and first[name].notna().all():
             scores[name] = _oriented(first, name)
     scores["oracle HA"] = ha_oracle_scores(frame)
-    scores["oracle metric"] = change_oracle_scores(frame, step=budget)
+    scores["oracle metric"] = change_oracle_scores(frame)
     return pd.DataFrame(scores).dropna(axis="columns")
 
 

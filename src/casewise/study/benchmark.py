@@ -31,12 +31,12 @@ from casewise.judge.certificates.certify_designs import halves_of
 from casewise.judge.certificates.certify_router import Promise, certify_router
 from casewise.judge.decide import CONSENSUS_NAMES, has_consensus
 from casewise.judge.ledger import expose, read_ledger, unlock
-from casewise.judge.outcomes import POINT, deployed_rows, judged_share, outcomes
+from casewise.judge.outcomes import deployed_rows, judged_share, outcomes
 from casewise.judge.policy import READY, among_candidates, check_held_out, controller_of, design_of, no_go
-from casewise.render.tables import DASH, Cell, Column, Estimate, Table, table
+from casewise.render.tables import DASH, Cell, Column, Estimate, Table
 from casewise.replay import replay
 from casewise.study.statistics.resample import clusters_of as units_of
-from casewise.study.statistics.resample import hurt_share, mean_interval
+from casewise.study.statistics.resample import gain_fields
 
 DECISIONS, RESULT = "decisions.json", "result.json"
 SEALED, OPENED = "bench: decisions sealed", "bench: labels opened for the decisions"
@@ -358,9 +358,7 @@ def score(methods: Sequence[Method], evaluation: Archive, sha256: str) -> dict[s
                 "scores": summary(rows, oracle),
                 "promise": promise,
                 "notes": list(method.notes),
-                "cases": rows[
-                    ["case", "metric", "change", "ha", "ba", "worse_voxels", "flagged", "rolled_back"]
-                ].to_dict("records"),
+                "cases": rows[list(CASE_COLUMNS)].to_dict("records"),
             }
         )
     return dict(json.loads(json_text({"oracle": oracle, "methods": made})))
@@ -376,15 +374,12 @@ def _cost(evaluation: Archive, method: Method) -> dict[str, list[Any]]:
         forwards, updates = 1, 0
         seconds = max((entry.seconds[0] for entry in entries if entry.seconds), default=float("nan"))
         for view, entry in zip(views, entries, strict=True):
-            executed = (
-                one.executed if len(views) == 1 else view.steps
-            )  # a policy over several ladders reads all of them
+            executed = one.executed if len(views) == 1 else view.steps  # several ladders are always read to the end
             forwards += sum(rung.split("(")[0] not in CONSENSUS_NAMES for rung in entry.rungs[:executed])
             updates += 0 if entry.rungs else executed
             seconds += sum(entry.seconds[1 : executed + 1]) if entry.seconds else float("nan")
-        for name, value in zip(
-            found, (float("nan") if updates else forwards, updates, seconds, one.flagged), strict=True
-        ):
+        costs = float("nan") if updates else forwards, updates, seconds, one.flagged
+        for name, value in zip(found, costs, strict=True):
             found[name].append(value)
     return found
 
@@ -402,25 +397,15 @@ def summary(rows: pd.DataFrame, oracle: float | None = None) -> dict[str, Any]:
     """
     known = rows.loc[rows["change"].notna()]
     change, units = known["change"].to_numpy(float), units_of(known)
-    clusters = int(units.max() + 1) if len(change) else 0
-    gain = float(change.mean()) if len(change) else None
-    interval = mean_interval(change, clusters=units) if clusters >= FEWEST else None
-    judged, (hurt, bound) = judged_share(rows), hurt_share(change, units, POINT)
+    judged, gains = judged_share(rows), gain_fields(change, units)
+    if gains["clusters"] < FEWEST:
+        gains |= {"low": None, "high": None}
     return {
         "cases": len(rows),
-        "clusters": clusters,
         "undefined": len(rows) - len(known),
         "metric": _mean(known, "metric"),
-        "gain": gain,
-        "low": None if interval is None else interval.low,
-        "high": None if interval is None else interval.high,
-        "captured": None if gain is None or not oracle or oracle <= 0 else gain / oracle,
-        "helped": int((change > 0).sum()),
-        "hurt": int((change < 0).sum()),
-        "hurt_by_a_point": int((change < -POINT).sum()),
-        "hurt_patients": hurt,
-        "hurt_bound": None if clusters == 0 else bound,
-        "worst": float(change.min()) if len(change) else None,
+        **gains,
+        "captured": gains["gain"] / oracle if oracle and oracle > 0 else None,
         "judged": judged,
         **{name: None if judged is None else _mean(rows, name) for name in ("ha", "ba", "worse_voxels")},
         "flagged": int(rows["flagged"].sum()) if "flagged" in rows else None,
@@ -454,7 +439,7 @@ def result_table(result: Mapping[str, Any]) -> Table:
         f"{pluralize(first['cases'], 'evaluation case')} of {pluralize(first['clusters'], *UNIT)}; {result['metric']}; "
         f"gains against M0, with 95 % intervals by {UNIT[0]}."
     )
-    return table("bench", result["name"], COLUMNS, [_row(method) for method in result["methods"]], caption=caption)
+    return Table("bench", result["name"], COLUMNS, [_row(method) for method in result["methods"]], caption=caption)
 
 
 def _row(method: Mapping[str, Any]) -> dict[str, Cell]:

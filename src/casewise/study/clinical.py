@@ -1,6 +1,6 @@
-"""Clinical measures of old and new masks beside those of the labels: agreement by patient, and decisions that change.
+"""Clinical measures of old masks, new masks and labels: agreement by patient, and decisions that change.
 
-Every label's volume is a measure; formulas that a user declares are further ones (``measure/measures.py``).
+The volume of every label is a measure; a user can declare formulas over volumes (``measure/measures.py``).
 """
 
 from __future__ import annotations
@@ -16,20 +16,12 @@ from scipy import stats
 
 from casewise.core.text import pluralize
 from casewise.measure.changes import label_name
-from casewise.measure.measures import (
-    LabelVolume,
-    Measure,
-    label_volumes,
-    named_volumes,
-    plain_name,
-    scan_of,
-)
-from casewise.study.acceptance import Acceptance, Check, check_values
+from casewise.measure.measures import LabelVolume, Measure, label_volumes, named_volumes, plain_name, scan_of
+from casewise.study.acceptance import Acceptance, Check, check_values, patient_means
 from casewise.study.compared_cohort import ComparedCase, ComparedCohort
 
 SIDES = ("old", "new", "label")
-VOLUME = "volume "  # how the measure of a label's own volume begins
-MOST_NAMED = 50  # crossings that are listed with their numbers
+VOLUME = "volume "  # beginning of the name of a label's volume as a measure
 
 
 @dataclass(frozen=True)
@@ -59,7 +51,7 @@ class Crossing:
     old: float
     new: float
     label: float | None
-    right: str | None  # old or new: who decides as the label does; None without a label
+    right: str | None  # old or new: the side with the decision of the label; None without a label
 
 
 @dataclass(frozen=True)
@@ -89,7 +81,7 @@ class MeasuredValues:
 
     def __init__(self, measure: Measure) -> None:
         self.measure = measure
-        self.declared = not measure.name.startswith(VOLUME)  # whose cases may have to be named
+        self.declared = not measure.name.startswith(VOLUME)  # only then are the names of the cases kept
         self.units: list[str] = []
         self.cases: list[tuple[str, ...]] = []
         self.patients = array("q")
@@ -134,7 +126,7 @@ class MeasuredCase:
 
 
 def measured_values(cases: Iterable[MeasuredCase], declared: Sequence[Measure]) -> dict[str, MeasuredValues]:
-    """Every declared measure of every case or patient; the cases are gone through once and none is kept."""
+    """Compute every declared measure of every case or patient; the cases are read once and not kept."""
     found = {one.name: MeasuredValues(one) for one in declared}
     scans = sorted({scan for one in declared for scan in one.scans})
     read = {plain_name(volume.label) for one in declared for volume in one.volumes if volume.scan is not None}
@@ -154,7 +146,7 @@ def measured_values(cases: Iterable[MeasuredCase], declared: Sequence[Measure]) 
             for side, volume in case.volumes.items():
                 kept = {name: value for name, value in volume.items() if name in read}
                 there = by_patient.setdefault(patient, {}).setdefault(side, {})
-                there[scan] = None if scan in there else kept  # two scans of one name: neither is meant
+                there[scan] = None if scan in there else kept  # two scans of one name: neither is used
     for patient, sides in by_patient.items():
         whole = {
             side: {name: volume for name, volume in of.items() if volume is not None} for side, of in sides.items()
@@ -186,7 +178,7 @@ def volume_measures(labels: Iterable[int], names: Mapping[int, str], unit: str) 
 def measure_results(
     cases: Iterable[ComparedCase], declared: Sequence[Measure], names: Mapping[int, str]
 ) -> tuple[dict[str, MeasuredValues], list[MeasureResult]]:
-    """The values of the declared measures, and what they say; without a measure no case is read."""
+    """Return the values of the declared measures and their results; without a measure no case is read."""
     if not declared:
         return {}, []
     values = measured_values((_measured(case, names) for case in cases), declared)
@@ -206,7 +198,7 @@ def volume_results(cohort: ComparedCohort, labels: Sequence[int], names: Mapping
 
 
 def mask_measures(cases: Iterable[MeasuredCase], declared: Sequence[Measure]) -> list[MeasureResult]:
-    """What the declared measures say of old masks, new masks and labels: agreement by patient, decisions that change.
+    """Compute the declared measures of old masks, new masks and labels: agreement by patient, decisions that change.
 
     Args:
         cases: One by one; see :meth:`MeasuredCase.of`.
@@ -219,7 +211,7 @@ def mask_measures(cases: Iterable[MeasuredCase], declared: Sequence[Measure]) ->
 
 
 def worsened_sentence(result: MeasureResult) -> str | None:
-    """A sentence where new masks move a measure away from the labels for more patients than toward them; else None."""
+    """Return a sentence if the new masks move a measure away from the labels for more patients than toward them."""
     if result.error_old is None or result.error_new is None or not (result.farther or 0) > (result.closer or 0):
         return None
     unit = f" {result.unit}" if result.unit else ""
@@ -237,7 +229,7 @@ def _result(values: MeasuredValues) -> MeasureResult:
     three = both & np.isfinite(label)
     closer = farther = None
     if three.any():
-        gain = _patient_means(np.abs(old - label)[three] - np.abs(new - label)[three], patients[three])
+        gain = patient_means(np.abs(old - label)[three] - np.abs(new - label)[three], patients[three])
         closer, farther = int((gain > 1e-12).sum()), int((gain < -1e-12).sum())
     measure = values.measure
     return MeasureResult(
@@ -256,11 +248,6 @@ def _result(values: MeasuredValues) -> MeasureResult:
     )
 
 
-def _patient_means(values: NDArray[np.float64], patients: NDArray[np.int64]) -> NDArray[np.float64]:
-    _, of = np.unique(patients, return_inverse=True)
-    return np.asarray(np.bincount(of, values) / np.bincount(of))
-
-
 def agreement(differences: NDArray[np.float64], patients: NDArray[np.int64]) -> Agreement | None:
     """Bland-Altman bias and limits with one value per patient; None without a value.
 
@@ -271,7 +258,7 @@ def agreement(differences: NDArray[np.float64], patients: NDArray[np.int64]) -> 
     """
     if not differences.size:
         return None
-    means = _patient_means(differences, patients)
+    means = patient_means(differences, patients)
     bias, n = float(means.mean()), len(means)
     if n < 2:
         return Agreement(bias, None, None, None, None, n, differences.size)
@@ -290,12 +277,8 @@ def _crossings(values: MeasuredValues) -> Iterable[Crossing]:
                 continue
             known = bool(np.isfinite(label[at]))
             right = ("new" if decision.holds(label[at]) == now else "old") if known else None
-            truth = float(label[at]) if known else None
-            found = Crossing(
-                values.measure.name, str(decision), values.units[at], values.cases[at], float(old[at]), float(new[at]),
-                truth, right,
-            )  # fmt: skip
-            yield found
+            sides = float(old[at]), float(new[at]), float(label[at]) if known else None
+            yield Crossing(values.measure.name, str(decision), values.units[at], values.cases[at], *sides, right)
 
 
 def measure_checks(values: Mapping[str, MeasuredValues], criteria: Mapping[str, Acceptance]) -> list[Check]:
@@ -312,13 +295,6 @@ def measure_checks(values: Mapping[str, MeasuredValues], criteria: Mapping[str, 
         crossed[~np.isfinite(old + new + label)] = np.nan
         quantities = {"max_error_rise": np.abs(new - label) - np.abs(old - label), "max_crossed_share": crossed}
         for criterion in acceptance.criteria:
-            found.append(
-                check_values(
-                    criterion,
-                    quantities[criterion.name].tolist(),
-                    list(given.patients),
-                    given.units,
-                    acceptance.confidence,
-                )
-            )
+            values_of = quantities[criterion.name].tolist()
+            found.append(check_values(criterion, values_of, given.patients, given.units, acceptance.confidence))
     return found

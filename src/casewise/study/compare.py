@@ -1,4 +1,4 @@
-"""``casewise.compare``: a new mask against an old one, many of them, or two folders with a verdict."""
+"""``casewise.compare``: compare two masks, two sequences of masks, or two folders with a verdict."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ ACCEPTED, FAILED, REJECTED, NOT_DECIDED = 0, 3, 4, 5
 """Exit codes: accepted (or no criteria), cases with problems, rejected, cannot be decided with so few patients."""
 
 WRITTEN = ("summary.json", "summary.md", "junit.xml", "report.html", "cases.csv", "labels.csv", "regions.csv")
-"""What a comparison leaves in its folder beside cases.jsonl."""
+"""Files that a comparison writes to its folder beside cases.jsonl."""
 
 Lines = Iterator[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem of one pair; allowed ones do not change the exit code."""
+    """A problem of one pair; an allowed problem does not change the exit code."""
 
     kind: str
     case: str
@@ -61,18 +61,18 @@ class Problem:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The comparison of two folders: ``cases``, ``summary``, ``verdict`` and what they rest on."""
+    """The comparison of two folders: ``cases``, ``summary``, ``verdict`` and their sources."""
 
     found: Comparisons
     checks: tuple[Check, ...] = ()
     problems: tuple[Problem, ...] = ()
     pairs: int = 0
-    names: Mapping[int, str] = field(default_factory=dict)  # of labels
+    names: Mapping[int, str] = field(default_factory=dict)  # names of the labels
     measures: tuple[MeasureResult, ...] = ()
     plan: ChangePlan | None = None
     seal: Seal | None = None
-    hashes: Mapping[str, str] = field(default_factory=dict)  # sha256 of the folders, where a plan asks for them
-    notes: tuple[str, ...] = ()  # what must be said before the verdict
+    hashes: Mapping[str, str] = field(default_factory=dict)  # sha256 of the folders, if there is a plan
+    notes: tuple[str, ...] = ()  # sentences that belong before the verdict
     files: Mapping[str, Pair] = field(default_factory=dict, repr=False)
     settings: Settings = field(default_factory=Settings, repr=False)
 
@@ -94,9 +94,8 @@ class Outcome:
     @property
     def exit_code(self) -> int:
         """4 rejected, 5 undecided; else 3 where a case has a problem that was not allowed; else 0."""
-        if self.verdict in ("rejected", "undecided"):
-            return REJECTED if self.verdict == "rejected" else NOT_DECIDED
-        return FAILED if any(not problem.allowed for problem in self.problems) else ACCEPTED
+        failed = FAILED if any(not problem.allowed for problem in self.problems) else ACCEPTED
+        return {"rejected": REJECTED, "undecided": NOT_DECIDED}.get(self.verdict, failed)
 
     def as_dict(self) -> dict[str, Any]:
         """summary.json."""
@@ -168,7 +167,7 @@ def compare(
 
 
 def compare(old: Any, new: Any, label: Any = None, **options: Any) -> Comparison | Comparisons | Outcome:
-    """Compare new masks with old ones and, where there are labels, say who was helped and who was hurt.
+    """Compare new masks with old ones; with labels, count the cases that became better and worse.
 
     Args:
         old: A mask, a sequence (or generator) of masks, or a folder with one mask per case.
@@ -224,7 +223,7 @@ def _each(
     groups: Sequence[str | None] | None,
     options: Mapping[str, Any],
 ) -> Iterable[ComparedCase]:
-    """Case after case, so that generators are never held as a whole."""
+    """Compare case by case, so that generators are not held in memory."""
     olds, news = iter(old), iter(new)
     labels = None if label is None else iter(label)
     end, at = object(), 0
@@ -282,7 +281,7 @@ def compare_folders(
         out: Folder for cases.jsonl, so that a repeated run compares only what changed; without it nothing is written.
         engine: Runs many pairs at a time; by default this process runs one after the other.
         fresh: Compare every pair again.
-        progress: Called with the stream of results and their number; returns the stream to go through.
+        progress: Called with the stream of results and their number; returns the stream to read.
         **options: Further fields of :class:`Settings`, such as ``metric`` or ``min_area``.
 
     Returns:
@@ -343,7 +342,7 @@ def compare_folders(
 
 
 def _listed(folder: Path) -> list[Path]:
-    """The masks of a folder, which are not opened; logs and pages beside them do not count."""
+    """List the masks of a folder without opening them; logs and pages beside them are left out."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith(".")]
     masks = [path for path in files if path.parent == folder and path.name.lower().endswith(ENDINGS)]
     return masks or [path for path in files if path.suffix.lower() in ("", ".dcm", ".ima")]
@@ -352,7 +351,7 @@ def _listed(folder: Path) -> list[Path]:
 def _readable(
     old: Path, new: Path, places: Mapping[str, Folder | None], keep: Path
 ) -> tuple[list[Path], dict[str, Path | None]]:
-    """Old, new and labels, and further inputs; masks that lie in DICOM are written to ``keep`` as NIfTI first."""
+    """Return the folders of old, new and labels, and further inputs; DICOM masks become NIfTI files in ``keep``."""
     given = {name: None if at is None else Path(at) for name, at in places.items()}
     read, patients = nifti_folders([old, new, given["labels"]], keep, images=given["images"])
     folders = [folder for folder in read if folder is not None]
@@ -365,7 +364,7 @@ def _readable(
 
 
 def _names_zero(names: Mapping[int, str]) -> bool:
-    """Whether 0 has a name that is not one of no class at all."""
+    """True if label 0 has a name, and the name is not one for the background."""
     return names.get(0, "background").lower().strip("_") not in ("background", "bg", "unlabeled", "unlabelled", "void")
 
 
@@ -395,10 +394,10 @@ def outcome_of(
     files: Mapping[str, Pair] | None = None,
     settings: Settings | None = None,
 ) -> Outcome:
-    """The cohort, its verdict and its problems from the lines of all pairs, in any order.
+    """Compute the summary, the verdict and the problems from the lines of all pairs, in any order.
 
-    ``lines`` (a :class:`CaseLog`) are gone through a few times and not kept, whatever their number. ``names`` are those
-    of labels, ``at_odds`` sentences on labels that the two folders call differently.
+    ``lines`` (a :class:`CaseLog`) are read a few times and not kept. ``names`` are the names of the labels; ``at_odds``
+    holds a sentence for each label that the two folders name differently.
     """
     known = Registry("kind of problem", KINDS)
     allowed = {kind for kind in allow if known[kind]}
@@ -411,7 +410,7 @@ def outcome_of(
 
     compared, problems = [], []
     hashes: dict[str, dict[str, str]] = {}
-    for at, line in enumerate(lines):  # one after the other: a line is much larger than what is kept of it
+    for at, line in enumerate(lines):  # one by one: a line is much larger than what is kept of it
         problems += [(line["case"], one["kind"], one["message"]) for one in line["problems"]]
         for side, sha256 in (line["sha256"] or {}).items():
             hashes.setdefault(side, {})[line["case"]] = sha256
@@ -452,7 +451,7 @@ def outcome_of(
 
 
 def _patients_check(plan: ChangePlan, cohort: Comparisons) -> Iterator[Check]:
-    """Whether there are as many labelled patients as the plan asks for."""
+    """Check that there are as many labelled patients as the plan asks for."""
     if plan.patients is None:
         return
     row = cohort.summary
@@ -467,7 +466,7 @@ def _patients_check(plan: ChangePlan, cohort: Comparisons) -> Iterator[Check]:
 
 
 def _notes(plan: ChangePlan, seal: Seal, folders: Mapping[str, str]) -> Iterator[str]:
-    """What a reader must know before the verdict."""
+    """Yield sentences that belong before the verdict: about the seal, and about other data than planned."""
     yield from seal.notes
     for side, sha256 in plan.data.items():
         found = folders.get("label" if side == "labels" else side)

@@ -1,4 +1,4 @@
-"""New against old on one case or on many: helped and hurt with intervals by patient, label by label, group by group."""
+"""Summary of many compared cases: helped and hurt with intervals by patient, by label, by group and by size."""
 
 from __future__ import annotations
 
@@ -17,16 +17,10 @@ from casewise.core.text import brief
 from casewise.judge.certificates.risk_control import share_bound
 from casewise.measure.changes import NAN, Comparison, LabelChange, Regression
 from casewise.measure.masks import Floats, Integers
-from casewise.study.statistics.resample import (
-    Interval,
-    draws,
-    interval_of,
-    mean_interval,
-    undefined_interval,
-)
+from casewise.study.statistics.resample import Interval, draws, interval_of, mean_interval, undefined_interval
 
-MANY = 200  # clusters from which on intervals are Student's t: as good there, and memory does not grow with the cohort
-GOOD = 0.7  # a case at or above this metric is good, unless told otherwise; good before and not now is a flip
+MANY = 200  # clusters from which intervals are Student's t: as good as the bootstrap there, with less memory
+GOOD = 0.7  # default metric from which a case is good; a case that was good and is not now is a flip
 
 
 @dataclass(frozen=True)
@@ -64,8 +58,11 @@ def size_class(size: float, cuts: tuple[float, float]) -> str:
 
 @dataclass(frozen=True)
 class Comparisons:
-    """Many cases, new against old. The cases may lie in a file: they are read one after the other, and once more where
-    a row is asked for; what stays in memory is a few numbers of each (:class:`ComparedCohort`)."""
+    """Many cases, new against old.
+
+    The cases may lie in a file: each is read when it is needed, and only a few numbers of each stay in memory
+    (:class:`ComparedCohort`).
+    """
 
     cases: Sequence[ComparedCase]
     good: float = GOOD
@@ -103,18 +100,21 @@ class Comparisons:
 
     @property
     def worst_first(self) -> CasesInOrder:
-        """The most suspicious first: with labels by the fall of the metric; then, and without, by the share of a label
-        that was gained or lost in one piece (see :attr:`Comparison.suspicion`); then by the share that changed."""
+        """The most suspicious cases first.
+
+        Sorted by the fall of the metric (with labels), then by the share of a label that was gained or lost in one
+        piece (:attr:`Comparison.suspicion`), then by the share that changed.
+        """
         return CasesInOrder(self.cases.__getitem__, self.cohort.worst_first)
 
     @property
     def worst_first_ids(self) -> list[str]:
-        """Their ids alone; no case is read for them."""
+        """Ids of ``worst_first``; no case is read for them."""
         return [self.cohort.ids[at] for at in self.cohort.worst_first.tolist()]
 
 
 class CasesInOrder(Sequence[ComparedCase]):
-    """Cases in some order, each made when it is asked for and kept by nobody."""
+    """Cases in some order; each is made when it is asked for and not kept."""
 
     def __init__(self, at: Callable[[int], ComparedCase], order: Integers) -> None:
         self._at, self._order = at, order
@@ -135,120 +135,96 @@ class CasesInOrder(Sequence[ComparedCase]):
 
 
 _OF_CASE = ("changed_share", "suspicion", "metric_old", "metric_new", "ha", "ba", "worse_voxels", "unscored", "changed")
-_OF_LABEL = ("drift_ml", "agreement", "shift_hd95", "ha", "ba", "dice_old", "dice_new", "hd95_old", "hd95_new")
 _COUNTED = ("components_gained", "components_lost", "holes_gained", "holes_lost")
+_OF_LABEL = (
+    "drift_ml", "agreement", "shift_hd95", "ha", "ba", "dice_old", "dice_new", "hd95_old", "hd95_new",
+    "voxels_old", "voxels_new", "voxels_label",
+)  # fmt: skip
 
 
 class _Columns:
-    """Numbers by name, 8 bytes each; a name that no row has a number for takes no room, and None is NaN."""
+    """Numbers by name, 8 bytes each; None becomes NaN."""
 
     def __init__(self) -> None:
-        self.rows = 0
         self._held: dict[str, array[float]] = {}
 
-    def add(self, row: Any, names: Sequence[str]) -> None:
+    def add(self, row: Any, names: Sequence[str], **more: float) -> None:
         for name in names:
             value = getattr(row, name)
-            if value is None and name not in self._held:
-                continue
-            column = self._held.setdefault(name, array("d"))
-            column.extend([NAN] * (self.rows - len(column)))
-            column.append(NAN if value is None else value)
-        self.rows += 1
+            self._held.setdefault(name, array("d")).append(NAN if value is None else value)
+        for name, value in more.items():
+            self._held.setdefault(name, array("d")).append(value)
 
     def __getitem__(self, name: str) -> Floats:
-        held = self._held.get(name, array("d"))
-        return np.concatenate([np.array(held, float), np.full(self.rows - len(held), NAN)])
+        return np.array(self._held.get(name, ()), float)
 
-
-class _LabelNumbers(_Columns):
-    """One label over the cases that hold it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.at = array("q")  # positions of the cases
-        self.voxels_old, self.voxels_new, self.voxels_label = array("q"), array("q"), array("q")  # -1: no label
-        self.counts: Counter[str] = Counter()
-
-    def add_label(self, at: int, row: LabelChange) -> None:
-        self.add(row, _OF_LABEL)
-        self.at.append(at)
-        self.voxels_old.append(row.voxels_old)
-        self.voxels_new.append(row.voxels_new)
-        self.voxels_label.append(-1 if row.voxels_label is None else row.voxels_label)
-        self.counts.update({name: getattr(row, name) for name in _COUNTED})
-        self.counts["changed"] += row.changed > 0
-        self.counts["cases_with_new_holes"] += row.holes_gained > 0
-        self.counts["cases_with_lost_components"] += row.components_lost > 0
+    def whole(self, name: str) -> Integers:
+        return self[name].astype(np.int64)
 
 
 class ComparedCohort:
-    """What a summary needs of the cases: an id, some ten numbers per case and per label, and sums; nothing else."""
+    """The numbers of the cases that a summary needs: some twenty for each case and for each of its labels."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
-        self.labels: dict[int, _LabelNumbers] = {}
-        self.metric = ""  # of the first case with a label
         self.of_case = _Columns()
-        self._unit, self._group = array("q"), array("q")
-        self._made_wrong, self._made_right = array("q"), array("q")
-        self._labelled = array("b")
-        self._size = array("d")
-        self._voxel_ml = array("d")
+        self.labels: dict[int, _Columns] = {}
+        self.counts: dict[int, Counter[str]] = {}  # by label
+        self.metric = ""  # of the first case with a label
         self.in_ml = True
         self.unit_spacing = True  # every voxel is 1 mm3
         self._clusters: dict[str, int] = {}
         self._groups: dict[str, int] = {}
 
     def add(self, case: ComparedCase) -> None:
-        """Take one more case."""
+        """Add a case."""
         at, found = len(self.ids), case.found
         self.ids.append(case.id)
-        # A case without a cluster is one of its own; it needs a number, but no name.
+        # A case without a cluster is its own; it gets a negative number.
         alone = case.cluster is None
-        self._unit.append(-1 - at if alone else self._clusters.setdefault(str(case.cluster), len(self._clusters)))
-        self._group.append(-1 if case.group is None else self._groups.setdefault(case.group, len(self._groups)))
-        self._labelled.append(found.labelled)
-        self._size.append(case.size)
+        self.of_case.add(
+            found,
+            _OF_CASE,
+            unit=-1 - at if alone else self._clusters.setdefault(str(case.cluster), len(self._clusters)),
+            group=-1 if case.group is None else self._groups.setdefault(case.group, len(self._groups)),
+            labelled=found.labelled,
+            size=case.size,
+            voxel_ml=found.voxel_ml or 1.0,
+            made_wrong=found.made_wrong or 0,
+            made_right=found.made_right or 0,
+        )
         self.in_ml &= found.voxel_ml is not None
         self.unit_spacing &= found.voxel_ml == 0.001
-        self._voxel_ml.append(found.voxel_ml or 1.0)
-        self._made_wrong.append(found.made_wrong or 0)
-        self._made_right.append(found.made_right or 0)
-        self.of_case.add(found, _OF_CASE)
         self.metric = self.metric or (found.metric if found.labelled else "")
         for row in found.labels:
-            self.labels.setdefault(row.label, _LabelNumbers()).add_label(at, row)
-
-    @property
-    def all(self) -> Integers:
-        """The positions of all cases."""
-        return np.arange(len(self.ids), dtype=np.int64)
+            self.labels.setdefault(row.label, _Columns()).add(row, _OF_LABEL, at=at)
+            counts = {name: getattr(row, name) for name in _COUNTED}
+            counts |= {"changed": int(row.changed > 0), "cases_with_new_holes": int(row.holes_gained > 0)}
+            counts["cases_with_lost_components"] = int(row.components_lost > 0)
+            self.counts.setdefault(row.label, Counter()).update(counts)
 
     @property
     def groups(self) -> list[str]:
-        """The names of the groups."""
+        """Names of the groups."""
         return sorted(self._groups)
 
     def of_group(self, name: str) -> Integers:
-        """The positions of its cases."""
-        return np.flatnonzero(np.array(self._group) == self._groups[name])
+        """Positions of the cases of a group."""
+        return np.flatnonzero(self.of_case["group"] == self._groups[name])
 
     def volumes(self, number: int) -> tuple[Integers, dict[str, Floats]]:
-        """Clusters of the cases that hold a label in any mask, and its volumes there; NaN without a label."""
+        """Clusters of the cases that hold a label in any mask, and its volumes there; NaN without a true label."""
         held = self.labels[number]
-        at = np.array(held.at)
-        ml = np.array(self._voxel_ml)[at]
-        truth = np.array(held.voxels_label, float)
-        sides = {"old": np.array(held.voxels_old) * ml, "new": np.array(held.voxels_new) * ml}
-        return self.units(at), {**sides, "label": np.where(truth < 0, NAN, truth * ml)}
+        at = held.whole("at")
+        ml = self.of_case["voxel_ml"][at]
+        return self.units(at), {side: held[f"voxels_{side}"] * ml for side in ("old", "new", "label")}
 
     @property
     def held(self) -> list[tuple[str, list[int], list[int]]]:
         """(case, labels of the old mask, labels of the new one) of every case."""
         found: list[tuple[str, list[int], list[int]]] = [(case_id, [], []) for case_id in self.ids]
         for number, rows in self.labels.items():
-            for at, old, new in zip(rows.at, rows.voxels_old, rows.voxels_new, strict=True):
+            for at, old, new in zip(rows.whole("at"), rows["voxels_old"], rows["voxels_new"], strict=True):
                 if old:
                     found[at][1].append(number)
                 if new:
@@ -258,7 +234,7 @@ class ComparedCohort:
     @property
     def size_classes(self) -> list[tuple[str, float, float, Integers]]:
         """(name, smallest, largest, positions) of small, medium and large cases, where their sizes differ."""
-        sizes = np.array(self._size)
+        sizes = self.of_case["size"]
         cuts = size_cuts(sizes)
         if cuts is None:
             return []
@@ -268,25 +244,17 @@ class ComparedCohort:
 
     @property
     def labelled(self) -> NDArray[np.bool_]:
-        """Which cases have a label."""
-        return np.array(self._labelled, bool)
-
-    def made(self, which: Integers) -> tuple[int, int]:
-        """Voxels made wrong and made right in some cases."""
-        return int(np.array(self._made_wrong)[which].sum()), int(np.array(self._made_right)[which].sum())
-
-    def named(self, which: Integers) -> int:
-        """How many of these cases have a cluster with a name; the others count as one of their own."""
-        return int((np.array(self._unit)[which] >= 0).sum())
+        """Which cases have a true label."""
+        return self.of_case["labelled"].astype(bool)
 
     def units(self, which: Integers) -> Integers:
-        """The number of each of these cases' cluster, in order of appearance."""
-        _, first, of = np.unique(np.array(self._unit)[which], return_index=True, return_inverse=True)
+        """Cluster of each of these cases, numbered in order of appearance."""
+        _, first, of = np.unique(self.of_case["unit"][which], return_index=True, return_inverse=True)
         return np.argsort(np.argsort(first)).astype(np.int64)[of]
 
     @property
     def worst_first(self) -> Integers:
-        """Positions, the most suspicious first; of equal ones the earlier first."""
+        """Positions of the cases, the most suspicious first; ties keep the order of the cases."""
         fall = np.nan_to_num(self.of_case["metric_old"] - self.of_case["metric_new"], nan=0.0)
         rounded = np.fromiter((round(value, 12) for value in fall.tolist()), float, fall.size)
         keys = (rounded, self.of_case["suspicion"], self.of_case["changed_share"])
@@ -295,11 +263,12 @@ class ComparedCohort:
 
 def cohort_row(cohort: ComparedCohort, which: Integers | None = None, *, good: float = GOOD) -> dict[str, Any]:
     """Counts, and with labels metric, harm, helped and hurt of some cases, or of all."""
-    which, of_case = cohort.all if which is None else which, cohort.of_case
+    of_case = cohort.of_case
+    which = np.arange(len(cohort.ids)) if which is None else which
     row: dict[str, Any] = {
         "cases": len(which),
         "clusters": len(np.unique(cohort.units(which))),
-        "named": cohort.named(which),
+        "named": int((of_case["unit"][which] >= 0).sum()),  # cases whose patient is known
         "changed": int((of_case["changed"][which] > 0).sum()),
         "warned": int((of_case["suspicion"][which] > 0).sum()),
         "changed_share": _interval(cohort, which, of_case["changed_share"][which]),
@@ -307,7 +276,6 @@ def cohort_row(cohort: ComparedCohort, which: Integers | None = None, *, good: f
     labelled = which[cohort.labelled[which]]
     if not labelled.size:
         return row
-    made_wrong, made_right = cohort.made(labelled)
     return {
         **row,
         "labelled": len(labelled),
@@ -317,14 +285,13 @@ def cohort_row(cohort: ComparedCohort, which: Integers | None = None, *, good: f
         "judged": _judged(of_case["changed"][labelled], of_case["unscored"][labelled]),
         "ba": _interval(cohort, labelled, of_case["ba"][labelled]),
         "worse_voxels": _interval(cohort, labelled, of_case["worse_voxels"][labelled]),
-        "made_wrong": made_wrong,
-        "made_right": made_right,
+        **{name: int(of_case[name][labelled].sum()) for name in ("made_wrong", "made_right")},
         **_sides(cohort, labelled, of_case["metric_old"][labelled], of_case["metric_new"][labelled], good),
     }
 
 
 def _judged(changed: Floats, unscored: Floats) -> float | None:
-    """The share of all changed voxels that HA judged: those in regions; None where nothing changed."""
+    """Share of all changed voxels that lie in regions, so that HA judged them; None if nothing changed."""
     known = ~np.isnan(unscored) & (changed > 0)
     whole = changed[known].sum()
     return sum(((1 - unscored[known]) * changed[known]).tolist()) / float(whole) if whole else None
@@ -333,37 +300,29 @@ def _judged(changed: Floats, unscored: Floats) -> float | None:
 def label_row(cohort: ComparedCohort, number: int, *, good: float = GOOD) -> dict[str, Any]:
     """One label over the cases that hold it."""
     held = cohort.labels[number]
-    at = np.array(held.at)
-    order = np.argsort(~cohort.labelled[at], kind="stable")  # labelled ones first; the order changes no mean
-    those = at[order]
+    at = held.whole("at")
 
-    def mean(name: str) -> dict[str, Any] | None:
-        return _interval(cohort, those, held[name][order])
+    def mean(*names: str) -> dict[str, Any]:
+        return {name: _interval(cohort, at, held[name]) for name in names}
 
     shifts = held["shift_hd95"]
     shifts = shifts[~np.isnan(shifts)]
     found: dict[str, Any] = {
-        "cases": len(those),
-        "changed": held.counts["changed"],
-        "drift": _total_drift(cohort.units(those), np.array(held.voxels_old)[order], np.array(held.voxels_new)[order]),
-        "drift_ml": mean("drift_ml"),
-        "agreement": mean("agreement"),
+        "cases": len(at),
+        **cohort.counts[number],
+        "drift": _total_drift(cohort.units(at), held["voxels_old"], held["voxels_new"]),
+        **mean("drift_ml", "agreement"),
         "shift_hd95_median": float(np.median(shifts)) if shifts.size else None,
         "shift_hd95_max": float(shifts.max()) if shifts.size else None,
-        **{name: held.counts[name] for name in _COUNTED},
-        **{name: held.counts[name] for name in ("cases_with_new_holes", "cases_with_lost_components")},
     }
-    if cohort.labelled[those[0]]:
-        found["ha"] = mean("ha")
-        found["ba"] = mean("ba")
-        found |= _sides(cohort, those, held["dice_old"][order], held["dice_new"][order], good)
-        found["hd95_old"] = mean("hd95_old")
-        found["hd95_new"] = mean("hd95_new")
+    if cohort.labelled[at].any():
+        found |= mean("ha", "ba", "hd95_old", "hd95_new")
+        found |= _sides(cohort, at, held["dice_old"], held["dice_new"], good)
     return found
 
 
-def _total_drift(of: Integers, voxels_old: Integers, voxels_new: Integers) -> dict[str, Any] | None:
-    """(all new - all old) / all old voxels, with an interval by cluster; a mean of ratios would be that of crumbs."""
+def _total_drift(of: Integers, voxels_old: Floats, voxels_new: Floats) -> dict[str, Any] | None:
+    """(all new - all old) / all old voxels with an interval by cluster; small labels would rule a mean of ratios."""
     old, new = (np.bincount(of, voxels) for voxels in (voxels_old, voxels_new))
     if not old.sum():
         return None
@@ -378,7 +337,7 @@ def _total_drift(of: Integers, voxels_old: Integers, voxels_new: Integers) -> di
 
 
 def _sides(cohort: ComparedCohort, which: Integers, before: Floats, after: Floats, good: float) -> dict[str, Any]:
-    """Old, new and their difference; who was helped, who was hurt, and who was good before and is not now."""
+    """Old and new metric and their difference; cases helped, hurt, and no longer good."""
     defined = np.isfinite(before) & np.isfinite(after)
     kept, old, new = which[defined], before[defined], after[defined]
     change = np.round(new - old, 12)
@@ -458,7 +417,7 @@ def as_plain(found: Interval) -> dict[str, Any]:
 
 
 def comparison_of(plain: Mapping[str, Any]) -> Comparison:
-    """The inverse of :meth:`Comparison.as_dict`; an undefined number is None then."""
+    """Read what :meth:`Comparison.as_dict` wrote; an undefined number stays None."""
     labels = tuple(
         LabelChange(**{name: row[name] for name in LabelChange.__dataclass_fields__}) for row in plain["labels"]
     )

@@ -1,8 +1,8 @@
 """Compare the pairs of two folders, on any engine: one line of results for each pair.
 
 With a folder for the results, the lines are in its cases.jsonl, and a pair whose files and settings did not change is
-not compared again. One process writes the file, so a killed run loses only the pairs that it was busy with. Statistics
-are not imported here: a worker process compares masks and starts without them.
+not compared again. One process writes the file, so a killed run loses only the pairs that it was comparing. Statistics
+are not imported here, so that worker processes start fast.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOCK = ".compare.lock"
 
 @contextmanager
 def alone(out: Path) -> Iterator[None]:
-    """The folder for this process: a second one would take the first one's lines away, or count them twice."""
+    """Lock the folder for this process; a second process would remove its lines or count them twice."""
     with file_lock(out / LOCK, wait=False) as own:
         if own is None:
             raise Refused(f"another casewise compare writes into {out}; wait until it ends, or choose another -o")
@@ -41,9 +41,9 @@ def alone(out: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Settings:
-    """How every pair is compared; the same settings and files give the same line."""
+    """Options of the comparison of a pair; the same settings and files give the same line."""
 
-    spacing_mm: tuple[float, ...] | None = None  # for files that do not say it; None: from the header, or voxels
+    spacing_mm: tuple[float, ...] | None = None  # for files without a spacing; None: from the header, else voxels
     min_area: int = 16
     foreground: bool = False
     ignore: int | None = None
@@ -58,22 +58,22 @@ class Settings:
 
     @property
     def measure(self) -> dict[str, Any]:
-        """The options of a comparison of two masks, but for the spacing."""
+        """Options of the comparison of two masks, without the spacing."""
         left = ("spacing_mm", "resample", "labels_given", "hashed")
         return {name: value for name, value in asdict(self).items() if name not in left}
 
 
 @dataclass(frozen=True)
 class CompareCase:
-    """The work for an engine: one case id in, one line out."""
+    """Work for an engine: takes a case id and returns its line."""
 
     pairs: Mapping[str, Pair]
     settings: Settings
 
     def __call__(self, case_id: str) -> dict[str, Any]:
-        """Compare one pair; what cannot be compared is a line with its problems."""
+        """Compare one pair; if that is not possible, the line holds the problems."""
         pair = self.pairs[case_id]
-        key = self.key(pair)  # before they are read: files that change meanwhile are compared again by the next run
+        key = self.key(pair)  # before the files are read: the next run then notices a change
         try:
             old, new, label = read_pair(pair, resample=self.settings.resample)
         except BadPair as error:
@@ -96,7 +96,7 @@ class CompareCase:
     def line(
         self, pair: Pair, key: str, *, problems: Sequence[tuple[str, str]] = (), found: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """What cases.jsonl keeps of a pair; without a key it is compared again."""
+        """Return the line of a pair in cases.jsonl; without a key the next run compares the pair again."""
         return {
             "case": pair.id,
             "group": pair.group,
@@ -110,14 +110,14 @@ class CompareCase:
         }
 
     def hashes(self, pair: Pair) -> dict[str, str] | None:
-        """sha256 of the files of a pair, where the settings ask for it."""
+        """Return the sha256 of the files of a pair, if the settings ask for it."""
         if not self.settings.hashed:
             return None
         files = {name: getattr(pair, name) for name in ("old", "new", "label")}
         return {name: file_sha256(path) for name, path in files.items() if path is not None and path.is_file()}
 
     def key(self, pair: Pair) -> str:
-        """Changes with the settings, the version, and the size or time of any of the pair's files."""
+        """Return a key that changes with the settings, the version, and the size or time of any file of the pair."""
         files = [_stamp(path) for path in (pair.old, pair.new, pair.label)]
         return json_sha256([self._how, files, pair.group, pair.cluster, pair.scan])[:16]
 
@@ -139,7 +139,7 @@ def _stamp(path: Path | None) -> tuple[str, int, int] | None:
 def compare_pairs(
     work: CompareCase, engine: Engine | None, out: Path, *, fresh: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Compare every pair and stream the lines: those that an earlier run left first, unless ``fresh``."""
+    """Compare every pair and yield the lines, first those of an earlier run that still hold (unless ``fresh``)."""
     out.mkdir(parents=True, exist_ok=True)
     sweep(out)
     log = out / LOG
@@ -161,12 +161,12 @@ def compare_pairs(
 
 
 def compared_lines(work: CompareCase, engine: Engine | None, case_ids: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The lines of some pairs; without an engine they are compared one after the other in this process."""
+    """Yield the lines of some pairs; without an engine this process compares them one by one."""
     if engine is None:
         for case_id in case_ids:
             try:
                 yield work(case_id)
-            except Exception as error:  # one case costs no other, as with an engine
+            except Exception as error:  # only this case fails, as with an engine
                 yield _broken_line(work, case_id, in_one_line(error))
         return
     for result in engine.map(work, case_ids):
@@ -177,12 +177,12 @@ def compared_lines(work: CompareCase, engine: Engine | None, case_ids: Sequence[
 
 
 def _broken_line(work: CompareCase, case_id: str, why: str) -> dict[str, Any]:
-    """A line without a key, so that the next run compares the pair again."""
+    """Return a line without a key, so that the next run compares the pair again."""
     return work.line(work.pairs[case_id], "", problems=[("broke", f"{case_id}: {why}")])
 
 
 def _finished_lines(log: Path) -> Iterator[dict[str, Any]]:
-    """The finished lines of an earlier run; a torn line is no line."""
+    """Yield the complete lines of an earlier run; a line that was cut off is left out."""
     if not log.is_file():
         return
     with log.open(encoding="utf-8", errors="replace") as file:
@@ -196,7 +196,7 @@ def _finished_lines(log: Path) -> Iterator[dict[str, Any]]:
 
 
 class CaseLog(Sequence[Mapping[str, Any]]):
-    """The lines of a finished run, read from OUT/cases.jsonl each time they are asked for; only places are kept."""
+    """The lines of a finished run; each is read from OUT/cases.jsonl when it is needed."""
 
     def __init__(self, out: Path) -> None:
         self._log = out / LOG

@@ -141,10 +141,7 @@ def measure_text(name: str, found: Mapping[str, Any]) -> str:
 
 
 def design_cases(
-    archive: Archive,
-    deployed: Mapping[str, Sequence[Deployed]],
-    names: Mapping[int, str],
-    ladders: Sequence[str] = (),
+    archive: Archive, deployed: Mapping[str, Sequence[Deployed]], names: Mapping[int, str], ladders: Sequence[str] = ()
 ) -> dict[str, list[MeasuredCase]]:
     """The volumes of M0, of every design's mask and of the label, for every case, by design.
 

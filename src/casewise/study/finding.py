@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ import pandas as pd
 
 from casewise.core.errors import BadInput
 from casewise.render.ink import Picture
-from casewise.render.tables import Cell, Column, Table, rows_of, table
+from casewise.render.tables import Cell, Column, Table, rows_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,8 +116,8 @@ def show(
     heads: Mapping[str, str | Column] | None = None,
     caption: str = "",
     paper: str = "",
-    rules: Iterable[int] = (),
-    bold: Iterable[tuple[int, str]] = (),
+    rules: Collection[int] = (),
+    bold: Collection[tuple[int, str]] = (),
     collapsed: bool = False,
 ) -> Table:
     """Make a table of a finding, a frame or rows of cells.
@@ -139,7 +139,7 @@ def show(
     named = keys.split() or ([str(key) for key in frame] if is_frame else list(frame[0] if len(frame) else ()))
     columns = [_column(key, frame if is_frame else None, heads or {}) for key in named]
     cells: Any = rows_of(frame, columns) if is_frame else frame
-    return table(id, title, columns, cells, caption=caption, paper=paper, rules=rules, bold=bold, collapsed=collapsed)
+    return Table(id, title, columns, cells, caption, paper, rules, bold, collapsed)
 
 
 def _column(key: str, frame: pd.DataFrame | None, heads: Mapping[str, str | Column]) -> Column:

@@ -1,10 +1,10 @@
-"""A plan that fixes, before the new masks are opened, what they must satisfy: ``casewise compare --plan plan.toml``.
+"""Plans: criteria that are fixed before the new masks are opened (``casewise compare --plan plan.toml``).
 
 The file has the three parts of a predetermined change control plan (FDA guidance, December 2024): the description of
 the modifications, the modification protocol and the impact assessment. :data:`TEMPLATE` is a commented example.
 
 A plan is sealed before the new masks are opened: its sha256 and the date go into a hash-chained log beside it
-(``plan.log.jsonl``). A plan that was changed or sealed later is used all the same, and :attr:`Seal.notes` says so.
+(``plan.log.jsonl``). A plan that was changed or sealed later is still used, and :attr:`Seal.notes` says so.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ _PARTS: dict[str, tuple[str, ...] | None] = {
 
 @dataclass(frozen=True)
 class Expected:
-    """What the author of a plan expects of a criterion; only the number of patients is computed from it."""
+    """What the author of a plan expects of a criterion; used only to compute the number of patients."""
 
     value: float = 0.0
     sd: float | None = None
@@ -140,7 +140,7 @@ def read_plan(path: Path) -> ChangePlan:
         The plan.
 
     Raises:
-        BadInput: It is no plan; one line says what is wrong and where.
+        BadInput: If the file is no plan; the message says what is wrong and where.
     """
     plain, sha256 = read_toml(path, "a plan")
     try:
@@ -150,7 +150,7 @@ def read_plan(path: Path) -> ChangePlan:
 
 
 def read_measures(path: Path) -> tuple[Measure, ...]:
-    """The measures of ``measures.toml``: its ``[measures]`` table, or the whole file."""
+    """Read ``measures.toml``: its ``[measures]`` table, or the whole file."""
     plain, _ = read_toml(path, "a file of measures")
     try:
         return declared_measures(plain.get("measures", plain))
@@ -159,7 +159,7 @@ def read_measures(path: Path) -> tuple[Measure, ...]:
 
 
 def read_toml(path: Path, what: str) -> tuple[dict[str, Any], str]:
-    """The tables of a small TOML file that a person wrote, and its sha256."""
+    """Read a small TOML file; return its tables and its sha256."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -211,7 +211,10 @@ def _plan(path: Path, plain: Mapping[str, Any], sha256: str) -> ChangePlan:
                 allowed = ", ".join(one for one, quantity in QUANTITIES.items() if quantity.of_measure)
                 raise BadInput(f"{key} is no criterion on a measure; those are {allowed}")
         of_measures[name] = acceptance_of({**confidence, **inner}, scope=f"measure {name}")
-    acceptance = acceptance_of({**confidence, **wanted}) if wanted else Acceptance((), _confidence(of_measures))
+    if wanted:
+        acceptance = acceptance_of({**confidence, **wanted})
+    else:
+        acceptance = Acceptance((), next(iter(of_measures.values())).confidence)
     wrong = next((one.name for one in acceptance.criteria if QUANTITIES[one.name].of_measure), None)
     if wrong is not None:
         raise BadInput(f"{wrong} is a criterion on a measure; put it under [protocol.criteria.measures.NAME]")
@@ -231,10 +234,6 @@ def _plan(path: Path, plain: Mapping[str, Any], sha256: str) -> ChangePlan:
     )
     _check_consistent(plan)
     return plan
-
-
-def _confidence(of_measures: Mapping[str, Acceptance]) -> float | None:
-    return next(iter(of_measures.values())).confidence
 
 
 def _table(name: str, given: Any) -> dict[str, Any]:
@@ -268,7 +267,7 @@ def _count(name: str, given: Any) -> int | None:
 def _without_expected(
     plain: Mapping[str, Any], scope: str, found: dict[tuple[str, str], Expected], depth: int = 0
 ) -> dict[str, Any]:
-    """The criteria without what is expected of them, which goes into ``found`` by criterion and scope."""
+    """Return the criteria without ``expected`` and ``sd``, which go into ``found`` by criterion and scope."""
     kept: dict[str, Any] = {}
     for name, given in plain.items():
         if not isinstance(given, Mapping):
@@ -290,7 +289,7 @@ def _without_expected(
 
 
 def _check_consistent(plan: ChangePlan) -> None:
-    """Refuse criteria that cannot hold together, or with so few patients as the plan asks for."""
+    """Refuse criteria that contradict each other, or that the planned number of patients can never show."""
     by_scope: dict[str, dict[str, Criterion]] = {}
     for one in plan.criteria:
         held = by_scope.setdefault(one.scope, {})
@@ -334,7 +333,7 @@ class Needed:
 
 
 def how_many(plan: ChangePlan, *, power: float = POWER) -> tuple[Needed, ...]:
-    """Labelled patients that each criterion needs, so that all hold together with this chance if the guesses are right.
+    """Compute how many labelled patients each criterion needs to hold, together with all others, with this chance.
 
     Shares: exact binomial, with Clopper-Pearson's bound for one scan per patient and that of Hoeffding and Bentkus for
     several. Means: Student's t. The allowed chance to miss is divided by the number of criteria.
@@ -420,7 +419,7 @@ def _share_patients(limit: float, expected: float, confidence: float, power: flo
 
 @dataclass(frozen=True)
 class Seal:
-    """When a plan was sealed, and what must be said about it before anything else."""
+    """When a plan was sealed, and sentences that belong before the verdict."""
 
     sha256: str
     time: str
@@ -440,7 +439,7 @@ def log_of(plan: Path) -> Path:
 
 
 def listing_sha256(files: Iterable[Path | None]) -> str:
-    """What identifies a folder of masks before it is opened: the names and sizes of its files."""
+    """Hash the names and sizes of the files of a folder, which is not opened."""
     there = [path for path in files if path is not None]
     return json_sha256(sorted((path.name, path.stat().st_size if path.is_file() else -1) for path in there))
 

@@ -1,8 +1,8 @@
-"""Sources of a report: archives, policy, seeds, software, exposure ledger, preflight."""
+"""Sources of a report: archives, policy, seeds, software and exposure ledger."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -53,12 +53,10 @@ def _archive(archive: Archive) -> dict[str, Any]:
 
 
 def provenance_tables(study: Study) -> Iterator[Table]:
-    """Tables of the page: a summary, the exposure ledger, then everything and the preflight on request."""
-    yield _named("sources", "Sources", _summary(study), "Ids are sha256 digests, shortened.", collapsed=False)
+    """Tables of the page: the sources, and the exposure ledger. results.json has everything about the sources."""
+    cells = [{"name": name, "value": value} for name, value in _summary(study).items()]
+    yield show("sources", "Sources", cells, "name value", caption="Ids are sha256 digests, shortened.")
     yield ledger_table(study)
-    yield _named("provenance", "Everything about the sources", flat(provenance(study)), "", collapsed=True)
-    caption = "Findings of calibrate before anything was deployed; stored in policy.json."
-    yield _named("preflight", "Preflight of the policy", flat(study.policy.preflight), caption, collapsed=True)
 
 
 def _summary(study: Study) -> dict[str, Cell]:
@@ -93,24 +91,4 @@ def _exposures(study: Study) -> Iterator[tuple[str, str, str]]:
         yield str(line.get("choice", "")), str(line.get("seen", "not said")), "with the design"
     for line in read_ledger(study.evaluation.path):
         seen = "evaluation labels" if line.get("labels_visible", True) else "no label"
-        yield str(line.get("choice", "")), seen, str(line.get("when", "not said"))
-
-
-def _named(id: str, title: str, values: Mapping[str, Cell], caption: str, *, collapsed: bool) -> Table:
-    cells = [{"name": name, "value": value} for name, value in values.items()]
-    return show(id, title, cells, "name value", caption=caption, collapsed=collapsed)
-
-
-def flat(plain: Any, prefix: str = "") -> dict[str, Cell]:
-    """Nested records as one list of dotted names."""
-    parts: Mapping[Any, Any] | None = plain if isinstance(plain, Mapping) else None
-    if isinstance(plain, list | tuple) and any(isinstance(one, Mapping) for one in plain):
-        parts = {at + 1: one for at, one in enumerate(plain)}
-    if parts is not None:
-        found: dict[str, Cell] = {}
-        for name, one in parts.items():
-            found |= flat(one, f"{prefix}.{name}" if prefix else str(name))
-        return found
-    if isinstance(plain, list | tuple):
-        return {prefix: ", ".join(str(one) for one in plain) or "none"}
-    return {prefix: "none" if plain is None else plain if isinstance(plain, int | float) else str(plain)}
+        yield str(line.get("choice", "")), seen, str(line.get("time", "not said"))

@@ -1,7 +1,7 @@
-"""Quality control without adaptation: several opinions on each case (folds, views, raters, models), and who disagrees.
+"""Quality control: several masks of each case (of folds, views, raters or models), and how far they agree.
 
-The first opinion is the mask in use. Its agreement with the others needs no label. With labels of some cases, a
-conformal lower bound of its metric and the risk-coverage curve of every signal say what that agreement is worth.
+The first mask is the one in use. Its agreement with the others needs no label. With labels of some cases, a conformal
+lower bound of its metric is fitted, and the risk-coverage curve of every signal says how well it predicts the metric.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from casewise.measure.signals.agreement import candidates_of
 from casewise.study.statistics.resample import clusters_of, draws, interval_of
 
 SIGNALS_OF_QUALITY = ("agreement", "agreement_lowest", "agreement_all", "agreement_consensus", "weighted_agreement")
-"""Confidences that are scored: higher means surer."""
+"""Signals of quality; higher means a better mask."""
 
 POOR = 0.7
-"""Cases whose metric is below this are poor, unless somebody says otherwise."""
+"""Default metric below which a case is poor."""
 
 
 @dataclass(frozen=True, eq=False)
 class Opinions:
-    """The masks of one case, the one in use first; or why they cannot be compared."""
+    """The masks of one case, the one in use first, or the reason why they cannot be compared."""
 
     case_id: str
     cluster: str
@@ -48,7 +48,7 @@ class Opinions:
 
 
 def folder_opinions(folders: Sequence[Path], *, labels: Path | None, cases: Path | None) -> Iterator[Opinions]:
-    """Masks of the same names in several folders; a case that a folder lacks, or on another grid, is a problem."""
+    """Read masks of the same names from several folders; a missing mask or another grid is a problem of that case."""
     if len(folders) < 2:
         raise BadInput(f"quality control needs at least two opinions: two folders of masks or more, got {len(folders)}")
     tables = [
@@ -76,12 +76,12 @@ def _read(case_id: str, cluster: str, pairs: Sequence[Pair | None]) -> Opinions:
 
 
 def consensus_steps(rungs: Sequence[str]) -> frozenset[int]:
-    """Steps whose candidate is made of the others, and so is no opinion of its own."""
+    """Return the steps whose candidate is made of the other candidates."""
     return frozenset(step for step, rung in enumerate(rungs, start=1) if rung.split("(")[0] in CONSENSUS_NAMES)
 
 
 def archive_opinions(archive: Archive) -> Iterator[Opinions]:
-    """M0 and every other candidate of a recorded or imported case that is not made of the others."""
+    """Read M0 and every candidate of a recorded or imported case that is not made of the others."""
     for case_id in archive.ids:
         entry = archive.entry(case_id)
         made = consensus_steps(entry.rungs)
@@ -102,7 +102,7 @@ def quality_rows(opinions: Iterator[Opinions], *, metric: str = "dice", ignore: 
                 row |= candidates_of(one.masks, background=metric == "miou").signals()[0]
                 if one.label is not None:
                     row["metric"] = float(score(one.masks[0], one.label, ignore=ignore, spacing_mm=one.spacing_mm))
-            except CasewiseError as error:  # one bad case never costs another its row
+            except CasewiseError as error:  # only this case fails
                 row["problem"] = str(error)
         rows.append(row)
     if not rows:
@@ -112,7 +112,7 @@ def quality_rows(opinions: Iterator[Opinions], *, metric: str = "dice", ignore: 
 
 @dataclass(frozen=True, eq=False)
 class Controlled:
-    """Every case with its quality, worst first; what each signal is worth; and the model for cases without labels."""
+    """Every case with its quality, worst first; the value of each signal; the model for cases without labels."""
 
     cases: pd.DataFrame  # case, cluster, signals, metric, quality, quality_low, flagged, problem
     worth: pd.DataFrame  # one row per signal: rho, AUROC below the line, AURC, e-AURC, normalised
@@ -121,7 +121,7 @@ class Controlled:
     refused: str = ""  # why there is no lower bound
 
     def sentences(self) -> list[str]:
-        """For a terminal."""
+        """Sentences for the terminal."""
         bad = int((self.cases["problem"] != "").sum())
         said = [
             f"{pluralize(len(self.cases), 'case')}, {int(self.cases['metric'].notna().sum())} labelled, "
@@ -157,7 +157,7 @@ def controlled(
     """
     known = rows.loc[rows["metric"].notna() & rows["agreement"].notna()]
     fit, refused = None, ""
-    table = rows.assign(quality=np.nan, quality_low=np.nan)
+    table = rows.assign(quality=np.nan, quality_low=np.nan, flagged=np.nan)
     if quality is not None:
         table = _with_quality(table, table.index, quality)
     elif len(known):
@@ -171,16 +171,16 @@ def controlled(
             fit, refused = None, str(error)
     else:
         refused = "no case is labelled; give --labels of some cases, or --quality from an earlier labelled run"
-    flagged = None if below is None else (table["quality_low"] < below).where(table["quality_low"].notna())
-    if flagged is not None and (fit is not None or quality is not None):
-        flagged = flagged.mask(table["quality_low"].isna() & (table["problem"] == ""), True)  # nobody can tell: look
-    table["flagged"] = flagged if flagged is not None else np.nan
+    if below is not None:
+        low = table["quality_low"]
+        unknown = low.isna() & (table["problem"] == "") & (fit is not None or quality is not None)
+        table["flagged"] = (low < below).where(low.notna()).mask(unknown, True)  # a person checks unknown quality
     order = table.sort_values(["quality_low", "agreement"], kind="stable").reset_index(drop=True)
     return Controlled(order, worth(known, below), fit, below, refused)
 
 
 def worth(known: pd.DataFrame, below: float | None, *, resamples: int = 1000) -> pd.DataFrame:
-    """What each signal says about the metric: rank correlation, AUROC, AURC with an interval over clusters."""
+    """How well each signal predicts the metric: rank correlation, AUROC, AURC with an interval over clusters."""
     columns = ["signal", "n", "rho", "auroc", "aurc", "low", "high", "optimum", "excess", "normalized", "chance"]
     found = []
     for name in SIGNALS_OF_QUALITY:
@@ -233,7 +233,7 @@ def _with_quality(table: pd.DataFrame, rows: pd.Index, quality: Quality) -> pd.D
 
 
 def quality_from(plain: Mapping[str, Any]) -> Quality:
-    """A quality model as an earlier run wrote it."""
+    """Read a quality model from the plain data of quality.json."""
     try:
         return Quality(**plain["quality"])
     except (KeyError, TypeError, ValueError) as error:
@@ -241,7 +241,7 @@ def quality_from(plain: Mapping[str, Any]) -> Quality:
 
 
 def read_quality(path: Path) -> Quality:
-    """The quality.json of an earlier run."""
+    """Read the quality.json of an earlier run."""
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -223,14 +223,12 @@ class Study:
 
     @property
     def everywhere(self) -> str:
-        """The reference as a page calls it: ``fixed-4``, or the consensus of the candidates for every case."""
+        """The reference as a page calls it: ``fixed-4``, ``consensus everywhere`` or ``average everywhere``."""
         if not self.rungs:
             return self.reference
-        return (
-            "consensus everywhere"
-            if self.rungs[-1].split("(")[0] in CONSENSUS_NAMES
-            else f"{self.rungs[-1]} everywhere"
-        )
+        name = self.rungs[-1].split("(")[0]
+        is_consensus = name in CONSENSUS_NAMES and name != "average"  # the average of M0 and the tuned prediction
+        return f"{'consensus' if is_consensus else self.rungs[-1]} everywhere"
 
     @property
     def uncontrolled(self) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Parts of an outcomes frame: cases by steps, groups, and what one state would have deployed for every case."""
+"""Parts of an outcomes frame: rows of steps and groups, a column by case and step, the signals it holds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput
-from casewise.core.records import State
-from casewise.core.text import pluralize
 from casewise.judge.calibration.fixed_budget import cheapest
 from casewise.judge.outcomes import COLUMNS, KEYS, WHO
 from casewise.measure.signals import REGION_SCORES, SIGNALS
@@ -100,32 +98,6 @@ def signals_in(outcomes: pd.DataFrame, signals: Sequence[str] | None = None) -> 
     adapted = outcomes[outcomes["step"] > 0]
     own = [name for name in outcomes.columns if name not in _NO_SIGNAL and name not in SIGNALS and name[0] != "-"]
     return [name for name in (*SIGNALS, *own) if name in outcomes.columns and adapted[name].notna().any()]
-
-
-def deployed_at(outcomes: pd.DataFrame, state: State) -> pd.DataFrame:
-    """The deployed frame if every case got this state: one row per case, sorted by case."""
-    chosen = outcomes[(outcomes["step"] == state.step) & np.isclose(outcomes["shrink"], state.shrink)]
-    source = outcomes[(outcomes["step"] == 0) & (outcomes["shrink"] == 0)]
-    missing = sorted(set(source["case"]) - set(chosen["case"]))
-    if missing:
-        raise BadInput(
-            f"state {state} was not recorded for {pluralize(len(missing), 'case')}, such as {missing[:3]}; record "
-            f"them with it"
-        )
-    frame = chosen.sort_values("case", kind="stable").reset_index(drop=True)
-    first = source.set_index("case")["metric"]
-    frame = frame.assign(metric_source=frame["case"].map(first).astype(float))
-    rolled_back = state.step == 0
-    action = "rollback" if rolled_back else "shrink" if state.shrink else "keep"
-    return frame.assign(
-        change=frame["metric"] - frame["metric_source"],
-        deployed=state.step,
-        executed=state.step,
-        rolled_back=rolled_back,
-        action=action,
-        bucket=None,
-        value=np.nan,
-    )
 
 
 def mean_or_nan(values: pd.Series | Floats) -> float:

@@ -14,9 +14,8 @@ from casewise.core.durable import TEMPORARY, file_lock, file_sha256
 from casewise.core.errors import BadInput, Refused
 from casewise.judge.calibration.preflight import read_reviews
 from casewise.run.prediction_folder import verify_predictions
-from casewise.serve.review_cases import ReviewCase, worst_first
+from casewise.serve.review_cases import Predictions, ReviewCase, worst_first
 from casewise.serve.review_log import APPLIED, REVIEWS, Overtaken, Review, ReviewLog, apply_reviews
-from casewise.serve.review_sources import Predictions
 
 
 def reviewed(out, *said):

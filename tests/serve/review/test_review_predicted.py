@@ -24,8 +24,8 @@ from casewise.run.gather import gathered_cases
 from casewise.run.local import LocalEngine
 from casewise.run.predict_folder import predict_folder, prediction_work
 from casewise.run.prediction_folder import Layout, verify_predictions
+from casewise.serve.review_cases import Predictions
 from casewise.serve.review_log import REVIEWS, Review, ReviewLog, apply_reviews
-from casewise.serve.review_sources import Predictions
 
 
 def made(folder: Path, policy: Policy, *, save_candidates: bool) -> Path:

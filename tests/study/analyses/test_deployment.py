@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from casewise.core.errors import BadInput, UnknownName
-from casewise.core.records import State
 from casewise.study.analyses.deployed_methods import (
     MethodPair,
     bucket_decomposition,
@@ -19,7 +18,6 @@ from casewise.study.analyses.deployed_methods import (
     tiers,
 )
 from casewise.study.statistics.resample import holm, wilcoxon, wins
-from casewise.study.trajectories import deployed_at
 
 
 def test_the_source_harms_nobody_and_takes_no_step(methods):
@@ -75,15 +73,12 @@ def test_the_estimate_is_the_difference_of_the_table(methods):
         assert found.number("estimate", id=f"router~fixed-3:{quantity}") == pytest.approx(gap, abs=1e-12)
 
 
-def test_clusters_are_resampled_together_by_default_and_cases_when_told(methods):
+def test_clusters_are_resampled_together(methods):
     shared = {
         name: frame.assign(cluster=[f"p{number // 3}" for number in range(60)]) for name, frame in methods.items()
     }
     asked = [MethodPair("router", "fixed-4")]
     assert intervals(shared, asked, resamples=50).table["clusters"].tolist() == [20, 20]
-    assert intervals(shared, asked, resamples=50, cluster="never").table["clusters"].tolist() == [60, 60]
-    with pytest.raises(BadInput, match="'auto' or 'never'"):
-        intervals(shared, asked, cluster="maybe")
 
 
 def test_methods_of_other_cases_are_refused(methods):
@@ -135,11 +130,6 @@ def test_holm_with_the_papers_family_of_four():
 def test_holm_refuses_a_family_smaller_than_its_members():
     with pytest.raises(BadInput, match="a family of at least 2"):
         holm([0.1, 0.2], family=1)
-
-
-def test_a_state_that_was_not_recorded_is_named(outcomes):
-    with pytest.raises(BadInput, match=r"state 3~0.5 was not recorded for 60 cases"):
-        deployed_at(outcomes, State(3, 0.5))
 
 
 def test_beside_ha_stands_the_share_of_the_edit_that_it_judged(methods):

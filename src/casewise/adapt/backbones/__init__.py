@@ -6,6 +6,7 @@ MONAI ``network.json``, a MONAI bundle (code: only with trust), or ``package.mod
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from casewise.adapt.logits import at_resolution, logits_of, mask_of, probabilities
@@ -39,9 +39,7 @@ class Pipeline:
     source: Callable[[], tuple[Mask, Tensor]]  # M0 and its probabilities, from one pass
     mask: Callable[[Tensor], Mask]  # the mask of probabilities
     network: nn.Module  # the network that is run
-    unmirrored: Callable[[Tensor, Invert], Tensor] | None = (
-        None  # as read, without averaging mirror images; None: no difference
-    )
+    unmirrored: Callable[[Tensor, Invert], Tensor] | None = None  # read without mirroring; None: no difference
     rows_alone: bool = False  # True if every row of n is predicted independently, so that rows can be split
 
 
@@ -123,24 +121,16 @@ def logits_pipeline(
     return Pipeline(whole, read, source, mask, network, rows_alone=True)
 
 
-def prepared_array(prepared: Prepared) -> NDArray[Any]:
-    """Return the prepared input as an array on the CPU, for :func:`casewise.judge.appearance.appearance_numbers`.
+def appearance_inputs(case: Case, prepared: Prepared, source: Mask, backbone: Backbone) -> dict[str, Any]:
+    """Return the arguments of :func:`casewise.judge.appearance.appearance_numbers`, the same in record and predict.
 
-    Args:
-        prepared: Result of ``backbone.prepare(case)``.
-
-    Returns:
-        ``(n, channel, *space)`` in float32: the whole case before windows and padding, if the backbone has a pipeline.
+    ``inputs`` is (n, channel, *space) in float32 on the CPU: the whole case before windows and padding, if the backbone
+    has a pipeline.
     """
     whole = prepared.inputs if prepared.pipeline is None else prepared.pipeline.whole
-    return np.asarray(whole.detach().float().cpu().numpy())
-
-
-def appearance_inputs(case: Case, prepared: Prepared, source: Mask, backbone: Backbone) -> dict[str, Any]:
-    """Return the arguments of :func:`casewise.judge.appearance.appearance_numbers`, the same in record and predict."""
     labels = sorted(value for value in backbone.labels if value > 0)
     seen = {"image": case.image, "source": source, "labels": labels, "spacing_mm": case.spacing_mm}
-    return {"inputs": prepared_array(prepared), **seen}
+    return {"inputs": np.asarray(whole.detach().float().cpu().numpy()), **seen}
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,7 +213,7 @@ def load_backbone(
     spec: str,
     *,
     weights: Path | None = None,
-    fold: Sequence[int | str] | None = None,
+    folds: Sequence[int | str] | None = None,
     checkpoint: str = "checkpoint_final.pth",
     device: str = "cpu",
     step_size: float = 0.5,
@@ -238,15 +228,9 @@ def load_backbone(
         from casewise.adapt.backbones.nnunet import NnUNet
 
         return NnUNet.load(
-            folder,
-            folds=fold,
-            checkpoint=checkpoint,
-            device=device,
-            step_size=step_size,
-            mirroring=mirroring,
-            trust=trust,
-            trust_architectures=trust_architectures,
-        )
+            folder, folds=folds, checkpoint=checkpoint, device=device, step_size=step_size, mirroring=mirroring,
+            trust=trust, trust_architectures=trust_architectures,
+        )  # fmt: skip
     if (folder / "network.json").is_file():
         from casewise.adapt.backbones.monai_bundle import load_network_folder
 
@@ -263,20 +247,12 @@ def load_backbone(
         from casewise.adapt.backbones.module import load_factory
 
         return load_factory(spec, weights=weights, device=device, trust=trust)
-    raise BadInput(_unknown(spec, folder))
-
-
-def _unknown(spec: str, folder: Path) -> str:
     if folder.is_dir():
-        return (
-            f"{spec} is not a model folder: nnU-Net has plans.json and dataset.json, Hugging Face config.json, "
-            f"a MONAI network network.json, a bundle configs/metadata.json; it holds {_contents(folder)}"
+        raise BadInput(
+            f"{spec} is not a model folder: nnU-Net has plans.json and dataset.json, Hugging Face config.json, a MONAI "
+            f"network network.json, a bundle configs/metadata.json; it holds {sorted(os.listdir(folder))[:6]}"
         )
-    return f"{spec!r} is neither a folder that exists, nor a hub id org/name, nor package.module:factory"
-
-
-def _contents(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())[:6]
+    raise BadInput(f"{spec!r} is neither a folder that exists, nor a hub id org/name, nor package.module:factory")
 
 
 def check_image(case: Case, *, channels: int | None = None) -> None:

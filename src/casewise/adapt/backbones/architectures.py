@@ -50,7 +50,7 @@ def check_nnunet_names(
         _check_own(configuration.get("UNet_class_name"), "UNet_class_name", where, "")
         for key, home, base in _OWN:
             if key in configuration:
-                for name in _listed(configuration[key]):
+                for name in configuration[key] if isinstance(configuration[key], list) else [configuration[key]]:
                     _check_own(name, key, where, home, base)
     _check_own(plans.get("image_reader_writer"), "image_reader_writer", "plans.json", "imageio", "BaseReaderWriter")
     _check_own(plans.get("label_manager"), "label_manager", "plans.json", "utilities.label_handling", "LabelManager")
@@ -166,10 +166,6 @@ def _check_own(name: object, key: str, where: str, home: str, base: str | None =
         fits = inspect.isfunction(found) and inside and not found.__module__.endswith(".utils")
     if not fits:
         raise UnsafeInput(f"{key} in {where} names {name!r}, which is not a {base or 'function of ' + home} of nnU-Net")
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def _mappings(value: Any, where: str) -> Mapping[str, Any]:

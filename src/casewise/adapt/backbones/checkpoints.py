@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import pickle
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from casewise.core.durable import file_sha256, replacing
-from casewise.core.errors import BadInput, CasewiseWarning, Refused, UnsafeInput
+from casewise.core.errors import BadInput, CasewiseWarning, Refused, UnsafeInput, in_one_line
 from casewise.core.formats import json_text
 
 SAFE_SINCE = (2, 10)  # CVE-2026-24747 in the weights-only reader was fixed here
@@ -55,9 +55,7 @@ def _check_not_older(twin: Path, path: Path) -> None:
     if path == twin or not path.is_file():
         return
     made_from = _facts(twin).get("made_from_sha256")
-    if (
-        made_from is None and twin.stat().st_mtime < path.stat().st_mtime
-    ):  # inspect --convert does not replace it either
+    if made_from is None and twin.stat().st_mtime < path.stat().st_mtime:
         raise Refused(
             f"{path.name} is newer than {twin.name}, which no casewise inspect --convert wrote, and it is not clear "
             f"which one you mean; move {twin.name} away to use {path.name}, or {path.name} away to use {twin.name}"
@@ -108,11 +106,7 @@ def _read_weights_only(path: Path) -> Any:
             f"or pass --trust checkpoint if you trust its author to run code on your machine"
         ) from error
     except Exception as error:  # a broken pickle can raise any exception
-        raise BadInput(f"{path.name} is not a readable checkpoint: {_first_line(error)}; copy it again") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise BadInput(f"{path.name} is not a readable checkpoint: {in_one_line(error)}; copy it again") from error
 
 
 def _what(error: Exception) -> str:
@@ -148,7 +142,7 @@ def _read_trusted(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=False)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise BadInput(f"{path.name} is not a readable checkpoint: {_first_line(error)}; copy it again") from error
+        raise BadInput(f"{path.name} is not a readable checkpoint: {in_one_line(error)}; copy it again") from error
 
 
 def write_safetensors(
@@ -204,11 +198,8 @@ def load_weights(network: nn.Module, path: Path, *, trust: bool = False) -> None
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:
-        raise BadInput(f"{path.name} does not fit the network: {_short(str(error).splitlines())}") from error
-
-
-def _short(lines: Iterable[str]) -> str:
-    return " ".join(line.strip() for line in list(lines)[1:4])[:300]
+        few = " ".join(line.strip() for line in str(error).splitlines()[1:4])[:300]
+        raise BadInput(f"{path.name} does not fit the network: {few}") from error
 
 
 def convert_checkpoint(path: Path, *, trust: bool = False) -> Path:

@@ -6,7 +6,6 @@ Low-resolution logits are resized bilinearly to the image before the argmax, as
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,21 +13,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from casewise.adapt.backbones import Expectation, Prepared, Reading, check_image, logits_pipeline
-from casewise.adapt.backbones.module import read_files, read_label_file, write_mask_file
+from casewise.adapt.backbones import Expectation, Prepared, check_image, logits_pipeline
+from casewise.adapt.backbones.module import FileBackbone
 from casewise.adapt.logits import at_resolution
 from casewise.adapt.snapshot import fingerprint
-from casewise.core.errors import BadInput, MissingExtra, UnsafeInput
+from casewise.core.durable import text_sha256
+from casewise.core.errors import BadInput, MissingExtra, UnsafeInput, in_one_line
 from casewise.core.formats import json_text
 from casewise.core.records import Case, Decision, Mask
-from casewise.data.folders import CaseFiles
 
 
 @dataclass(frozen=True, eq=False)
-class HuggingFace:
+class HuggingFace(FileBackbone):
     """A model of Hugging Face, from a local directory or the hub."""
 
     network: nn.Module
@@ -58,8 +56,7 @@ class HuggingFace:
             network = model_class.from_pretrained(spec, use_safetensors=None if trust else True, **options)
             processor = processor_class.from_pretrained(spec, **options)
         except Exception as error:  # an empty or broken file can raise any exception
-            line = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise BadInput(f"{spec} cannot be loaded: {line}") from error
+            raise BadInput(f"{spec} cannot be loaded: {in_one_line(error)}") from error
         network.to(torch.device(device)).eval()
         labels = {int(number): str(label) for number, label in network.config.id2label.items()}
         return cls(
@@ -73,20 +70,6 @@ class HuggingFace:
             ignore=255,
             device=device,
         )
-
-    def read(self, files: CaseFiles) -> Reading:
-        """Read an image."""
-        reading = read_files(files)
-        check_image(reading.case, channels=3)
-        return reading
-
-    def read_label(self, path: Path) -> Mask:
-        """Read an image of label numbers."""
-        return read_label_file(path)
-
-    def write(self, mask: Mask, reading: Reading, path: Path) -> None:
-        """Write a PNG of label numbers."""
-        write_mask_file(mask, reading, path)
 
     def prepare(self, case: Case) -> Prepared:
         """Run the image processor; ``forward`` returns logits at the size of the image."""
@@ -109,22 +92,19 @@ def segments(mask: Mask, labels: Mapping[int, str], decision: Decision | None = 
 
     The score is None, as in the pipeline for semantic segmentation; masks are (rows, columns) of 0 and 255.
     """
-    found = [
-        {"score": None, "label": labels.get(int(value), str(int(value))), "mask": _picture(mask == value)}
-        for value in np.unique(mask)
-    ]
-    return [{**part, "decision": decision.as_dict() if decision else None} for part in found]
-
-
-def _picture(mask: NDArray[np.bool_]) -> Any:
     from PIL import Image
 
-    return Image.fromarray(mask.astype(np.uint8) * 255)
+    made = decision.as_dict() if decision else None
+    pictures = {int(value): Image.fromarray((mask == value).astype(np.uint8) * 255) for value in np.unique(mask)}
+    return [
+        {"score": None, "label": labels.get(value, str(value)), "mask": picture, "decision": made}
+        for value, picture in pictures.items()
+    ]
 
 
 def _digest(processor: Any) -> str:
     plain = {key: value for key, value in processor.to_dict().items() if not key.startswith("_")}
-    return hashlib.sha256(json_text(plain, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    return text_sha256(json_text(plain, sort_keys=True, default=str))[:12]
 
 
 def _transformers() -> tuple[Any, Any]:

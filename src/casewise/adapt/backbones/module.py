@@ -49,17 +49,27 @@ def _case(files: CaseFiles, image: NDArray[Any], spacing_mm: tuple[float, ...] |
     return Case(files.id, image, spacing_mm, files.group, files.cluster, files.split)
 
 
-def read_label_file(path: Path) -> Mask:
-    """Read a label as (slices, rows, columns) or (rows, columns)."""
-    return pictures.read_label_picture(path) if _is_picture(path) else nifti.read_label(path)
+class FileBackbone:
+    """Base of backbones without a reader of their own: NIfTI volumes and pictures."""
 
+    expects: Expectation
 
-def write_mask_file(mask: Mask, reading: Reading, path: Path) -> None:
-    """Write a mask as NIfTI with the geometry of the image, or as PNG of label numbers."""
-    if reading.place is None:
-        pictures.write_label_picture(path, mask)
-    else:
-        nifti.write_mask(path, mask.reshape(reading.place.shape[::-1]), reading.place)
+    def read(self, files: CaseFiles) -> Reading:
+        """Read NIfTI or image files."""
+        reading = read_files(files)
+        check_image(reading.case, channels=self.expects.channels)
+        return reading
+
+    def read_label(self, path: Path) -> Mask:
+        """Read a label as (slices, rows, columns) or (rows, columns)."""
+        return pictures.read_label_picture(path) if _is_picture(path) else nifti.read_label(path)
+
+    def write(self, mask: Mask, reading: Reading, path: Path) -> None:
+        """Write a mask as NIfTI with the geometry of the image, or as PNG of label numbers."""
+        if reading.place is None:
+            pictures.write_label_picture(path, mask)
+        else:
+            nifti.write_mask(path, mask.reshape(reading.place.shape[::-1]), reading.place)
 
 
 def _is_picture(path: Path) -> bool:
@@ -100,7 +110,7 @@ _CONVOLUTIONS: dict[type[nn.Module], int] = {nn.Conv2d: 2, nn.Conv3d: 3}
 
 
 @dataclass(frozen=True, eq=False)
-class Module:
+class Module(FileBackbone):
     """A network with its intensity scaling, padding and label names."""
 
     network: nn.Module
@@ -132,20 +142,6 @@ class Module:
     def loader(self) -> str:
         """Description of the preprocessing."""
         return f"module({self.dimensions}d, intensity={self.intensity}, multiple={self.multiple}, window={self.window})"
-
-    def read(self, files: CaseFiles) -> Reading:
-        """Read NIfTI or image files."""
-        reading = read_files(files)
-        check_image(reading.case, channels=self.expects.channels)
-        return reading
-
-    def read_label(self, path: Path) -> Mask:
-        """Read a label file."""
-        return read_label_file(path)
-
-    def write(self, mask: Mask, reading: Reading, path: Path) -> None:
-        """Write a mask with the geometry of its image."""
-        write_mask_file(mask, reading, path)
 
     def prepare(self, case: Case) -> Prepared:
         """Scale (channel, *space) and reshape it to (n, channel, *space)."""

@@ -39,9 +39,7 @@ def load_network_folder(folder: Path, *, weights: Path | None, device: str, trus
     try:
         network: nn.Module = made(**plain["arguments"])
     except (TypeError, ValueError) as error:
-        raise BadInput(
-            f"the arguments in {folder / 'network.json'} do not build a {plain['network']}: {error}"
-        ) from error
+        raise BadInput(f"{folder / 'network.json'}: arguments do not build a {plain['network']}: {error}") from error
     load_weights(network, weights or _weights_in(folder), trust=trust)
     return _module(
         network,

@@ -26,8 +26,8 @@ from casewise.adapt.backbones.checkpoints import read_checkpoint
 from casewise.adapt.backbones.module import patches
 from casewise.adapt.logits import at_resolution
 from casewise.adapt.snapshot import fingerprint
-from casewise.core.errors import BadInput, MissingExtra
-from casewise.core.formats import json_text
+from casewise.core.durable import json_sha256
+from casewise.core.errors import BadInput, MissingExtra, in_one_line
 from casewise.core.records import Case, Mask
 from casewise.data import nifti, pictures
 from casewise.data.folders import CaseFiles
@@ -45,6 +45,11 @@ class Ensemble(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """Mean logits of the members."""
         return torch.stack([member(image) for member in self.members]).mean(0)
+
+
+def members_of(network: nn.Module) -> list[nn.Module]:
+    """Return the networks of an ensemble, or the network alone."""
+    return list(network.members) if isinstance(network, Ensemble) else [network]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,19 +95,18 @@ class NnUNet:
             _nnunet()
             for item in contents:
                 check_nnunet_names(plans, dataset, trainer=item["trainer_name"], trusted=trust_architectures)
-            predictor = _predictor(
-                folder, plans, dataset, contents[0], device=device, step_size=step_size, mirroring=mirroring
-            )
+            predictor = _predictor(folder, plans, dataset, contents[0], device, step_size, mirroring)
             members = [_member(folder, contents[0], item["network_weights"], predictor, device) for item in contents]
         network = members[0] if len(members) == 1 else Ensemble(members)
         manager, dataset = predictor.label_manager, predictor.dataset_json
         axes = predictor.allowed_mirroring_axes if mirroring else None
+        plans_hash = json_sha256(predictor.plans_manager.plans)[:12]
         return cls(
             predictor=predictor,
             network=network,
             name=f"nnU-Net {predictor.plans_manager.dataset_name}, folds {' '.join(str(fold) for fold in chosen)}",
             fingerprint=fingerprint(network),
-            loader=f"nnunet(plans={_digest(predictor.plans_manager.plans)}, step_size={step_size}, mirroring={axes})",
+            loader=f"nnunet(plans={plans_hash}, step_size={step_size}, mirroring={axes})",
             classes=manager.num_segmentation_heads,
             head="sigmoid" if manager.has_regions else "softmax",
             labels=_label_names(dataset),
@@ -127,7 +131,7 @@ class NnUNet:
             with quiet():
                 image, properties = reader.read_images([str(path) for path in files.images])
         except Exception as error:
-            raise BadInput(f"{type(reader).__name__} cannot read case {files.id}: {_line(error)}") from error
+            raise BadInput(f"{type(reader).__name__} cannot read case {files.id}: {in_one_line(error)}") from error
         spacing = tuple(float(size) for size in properties["spacing"])
         case = Case(files.id, image, spacing, files.group, files.cluster, files.split)
         check_image(case, channels=self.expects.channels)
@@ -141,7 +145,9 @@ class NnUNet:
             with quiet():
                 label = reader.read_seg(str(path))[0][0]
         except Exception as error:
-            raise BadInput(f"{type(reader).__name__} cannot read the label {path.name}: {_line(error)}") from error
+            raise BadInput(
+                f"{type(reader).__name__} cannot read the label {path.name}: {in_one_line(error)}"
+            ) from error
         return np.asarray(np.rint(label), dtype=np.int32)
 
     def prepare(self, case: Case) -> Prepared:
@@ -181,8 +187,7 @@ class NnUNet:
 
     def _logits(self, volume: Tensor) -> Tensor:
         """Return logits by the configured sliding window, mirroring and folds, with the current weights."""
-        members = list(self.network.members) if isinstance(self.network, Ensemble) else [self.network]
-        self.predictor.list_of_parameters = [member.state_dict() for member in members]
+        self.predictor.list_of_parameters = [member.state_dict() for member in members_of(self.network)]
         with quiet(), _to_the_last_window(self.predictor):
             logits: Tensor = self.predictor.predict_logits_from_preprocessed_data(volume).cpu()
         return logits
@@ -301,7 +306,6 @@ def _predictor(
     plain_plans: dict[str, Any],
     dataset: dict[str, Any],
     contents: Mapping[str, Any],
-    *,
     device: str,
     step_size: float,
     mirroring: bool,
@@ -334,7 +338,7 @@ def _member(
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:
-        raise BadInput(f"the checkpoint does not fit the plans of {folder.name}: {_line(error)}") from error
+        raise BadInput(f"the checkpoint does not fit the plans of {folder.name}: {in_one_line(error)}") from error
     return network.to(torch.device(device)).eval()
 
 
@@ -357,12 +361,9 @@ def _architecture(trainer_name: str, plans: Any, configuration: Any, dataset: Ma
     wanted = inspect.signature(trainer.build_network_architecture).parameters
     unknown = [name for name, facts in wanted.items() if name not in offered and facts.default is facts.empty]
     if unknown:
-        raise BadInput(
-            f"trainer {trainer_name} wants {', '.join(unknown)} to build its network, which is not known here"
-        )
-    built: nn.Module = trainer.build_network_architecture(
-        **{name: offered[name]() for name in wanted if name in offered}
-    )
+        raise BadInput(f"trainer {trainer_name} needs {', '.join(unknown)} to build its network; casewise has no value")
+    given = {name: offered[name]() for name in wanted if name in offered}
+    built: nn.Module = trainer.build_network_architecture(**given)
     return built
 
 
@@ -445,13 +446,3 @@ def quiet() -> Iterator[None]:
     """Suppress what nnU-Net prints; only the command line prints."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield
-
-
-def _digest(plain: Any) -> str:
-    import hashlib
-
-    return hashlib.sha256(json_text(plain, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

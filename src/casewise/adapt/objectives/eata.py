@@ -9,14 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from casewise.adapt.logits import (
-    anchor,
-    cross_entropy,
-    entropy,
-    largest_entropy,
-    probabilities,
-    slice_means,
-)
+from casewise.adapt.logits import anchor, cross_entropy, entropy, largest_entropy, probabilities, slice_means
 from casewise.adapt.objective import Adaptable, Update
 from casewise.adapt.optimizers import check_optimizer, optimizer_of
 
@@ -102,9 +95,8 @@ class EataFisher:
             predicted = probabilities(logits.detach(), subject.head)
             kept = voxels.detach() < margin
             if usual is not None:
-                kept &= (
-                    functional.cosine_similarity(predicted, _as_column(usual, predicted), dim=1).abs() < self.redundancy
-                )
+                column = usual.view(1, -1, *[1] * (predicted.ndim - 2))
+                kept &= functional.cosine_similarity(predicted, column, dim=1).abs() < self.redundancy
             sums.append(((predicted * kept.unsqueeze(1)).transpose(0, 1).flatten(1).sum(1), int(kept.sum())))
             seen += kept.numel()
             chosen = voxels[kept]
@@ -130,10 +122,6 @@ class EataFisher:
         return update
 
 
-def _as_column(vector: Tensor, like: Tensor) -> Tensor:
-    return vector.view(1, -1, *[1] * (like.ndim - 2))
-
-
 def _surest(logits: Tensor, head: str) -> Tensor:
     """Return the cross-entropy of each voxel with the hard decision of the network."""
     if head == "softmax":
@@ -143,15 +131,16 @@ def _surest(logits: Tensor, head: str) -> Tensor:
 
 def _fisher_of_case(subject: Adaptable) -> dict[str, Tensor]:
     """Return the squared gradient of each parameter on the case, at the source weights."""
-    subject.backward(lambda logits, inputs, rows: _sum_and_count(_surest(logits, subject.head)))
+
+    def loss(logits: Tensor, inputs: Tensor, rows: slice) -> tuple[Tensor, int]:
+        voxels = _surest(logits, subject.head)
+        return voxels.sum(), voxels.numel()
+
+    subject.backward(loss)
     found = {name: torch.zeros_like(p) if p.grad is None else p.grad.square() for name, p in subject.parameters.items()}
     for parameter in subject.parameters.values():
         parameter.grad = None
     return found
-
-
-def _sum_and_count(voxels: Tensor) -> tuple[Tensor, int]:
-    return voxels.sum(), voxels.numel()
 
 
 def _weighted_anchor(subject: Adaptable, fisher: Mapping[str, Tensor]) -> Tensor:

@@ -65,11 +65,7 @@ def _by_channel(features: Tensor, channels_last: bool) -> tuple[int, ...]:
 
 
 def stochastic_logits(
-    subject: Adaptable,
-    *,
-    seeds: Sequence[int] = SEEDS,
-    rate: float = RATE,
-    heads: Sequence[nn.Module] | None = None,
+    subject: Adaptable, *, seeds: Sequence[int] = SEEDS, rate: float = RATE, heads: Sequence[nn.Module] | None = None
 ) -> Iterator[Tensor] | None:
     """Return logits of one pass per seed, or None if no segmentation head is found."""
     found = list(heads) if heads is not None else segmentation_heads(subject.network, subject.classes)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -48,15 +48,11 @@ class Imported:
 
     how: Adaptation
     folder: str
+    name: ClassVar[str] = "imported"
 
     def __post_init__(self) -> None:
         if not Path(self.folder).is_dir():
             raise BadInput(f"imported:{self.folder} names no folder with masks")
-
-    @property
-    def name(self) -> str:
-        """Name of the proposer."""
-        return "imported"
 
     def states(self, network: Backbone | nn.Module) -> int:
         """Return the number of masks of the first case in the folder."""

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from numpy.typing import NDArray
@@ -215,12 +214,10 @@ class LiveLadder:
         if self._deadline is not None and self.source_mask is not None and time.monotonic() > self._deadline:
             raise OutOfTime("the time limit of the case is over")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self._states is not None:
             self.made[self.name or ""] = self._states.trajectory
-        self._stack.__exit__(kind, error, trace)
+        self._stack.__exit__(*error)
 
     # ---- what decide() asks ----
 

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from casewise.adapt.consensus import checked_weights
 from casewise.adapt.contract import unlike_spacings
 from casewise.adapt.forward_episode import ForwardEpisode, ForwardPass
 from casewise.adapt.proposers import PreparedCase, bind
-from casewise.adapt.snapshot import fingerprint
+from casewise.adapt.snapshot import fingerprint, tensors_of
 from casewise.adapt.tuned_weights import read_tuned_folder
 from casewise.core.errors import BadInput, CasewiseError, Mismatch, Refused, in_one_line
 from casewise.core.records import Binding, Case
@@ -41,6 +41,7 @@ class Members:
 
     how: Adaptation
     members: str
+    name: ClassVar[str] = "members"
 
     def __post_init__(self) -> None:
         if not self._words:
@@ -54,16 +55,13 @@ class Members:
         """Return the members by name, each checked against the deployed model."""
         found: dict[str, Backbone] = {}
         plain = unmerged(backbone)
+        device = str(next(plain.network.parameters()).device)
+        tiling = tuple(sorted(getattr(plain, "tiling", {}).items()))  # of an nnU-Net; other backbones have none
         for word in self._words:
-            found |= _folds(plain) if word == "folds" else {word: _loaded(word, _device(plain), _tiling(plain))}
+            found |= _folds(plain) if word == "folds" else {word: _loaded(word, device, tiling)}
         for name, member in found.items():
             _check_alike(name, member, plain)
         return found
-
-    @property
-    def name(self) -> str:
-        """Name of the proposer."""
-        return "members"
 
     def states(self, network: Backbone | nn.Module) -> int:
         """Return the number of states after M0: one per member, and the consensus."""
@@ -134,26 +132,17 @@ def _deployed(folder: Path, device: str, tiling: dict[str, Any]) -> Backbone:
     if not (folder / "tuned").is_dir():
         raise BadInput(f"deployment {folder} has no tuned weights; name its model itself: members:{spec}")
     plain = load_backbone(
-        spec, checkpoint=str(facts.get("checkpoint") or "checkpoint_final.pth"), fold=facts.get("folds"), device=device,
-        **tiling,
+        spec, checkpoint=str(facts.get("checkpoint") or "checkpoint_final.pth"), folds=facts.get("folds"),
+        device=device, **tiling,
     )  # fmt: skip
     tuned = read_tuned_folder(folder / "tuned").mean
     tuned.check(plain.fingerprint)
-    tensors = {**dict(plain.network.named_parameters()), **dict(plain.network.named_buffers())}
     with torch.no_grad():
-        for name, value in tuned.values.items():
-            tensors[name].copy_(value)
+        for name, tensor in tensors_of(plain.network).items():
+            if name in tuned.values:
+                tensor.copy_(tuned.values[name])
     own = {} if isinstance(plain, Module) else {"fingerprint": fingerprint(plain.network)}
     return replace(plain, **own)  # type: ignore[type-var]
-
-
-def _tiling(backbone: Backbone) -> tuple[tuple[str, Any], ...]:
-    """Return the tiling options of an nnU-Net; other backbones have none."""
-    return tuple(sorted(getattr(backbone, "tiling", {}).items()))
-
-
-def _device(backbone: Backbone) -> str:
-    return str(next(backbone.network.parameters()).device)
 
 
 def _check_alike(name: str, member: Backbone, backbone: Backbone) -> None:
@@ -167,14 +156,10 @@ def _check_alike(name: str, member: Backbone, backbone: Backbone) -> None:
     }
     for what, (theirs, ours) in facts.items():
         if theirs != ours:
-            raise Mismatch(
-                f"member {name} has {what}: {theirs}, the model has {ours}; members must agree, so leave it out"
-            )
+            raise Mismatch(f"member {name} has {what}: {theirs}, the model has {ours}; leave it out")
     theirs, ours = member.expects.spacing_mm, backbone.expects.spacing_mm
     if unlike_spacings(theirs, ours):
-        raise Mismatch(
-            f"member {name} was trained at another spacing: {theirs} mm, the model at {ours} mm; leave it out"
-        )
+        raise Mismatch(f"member {name} was trained at {theirs} mm, the model at {ours} mm spacing; leave it out")
 
 
 def _orientation(backbone: Backbone) -> str:

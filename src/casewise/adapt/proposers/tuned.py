@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,7 @@ class Tuned:
 
     how: Adaptation
     asked: str = ""
+    name: ClassVar[str] = "tuned"
 
     def __post_init__(self) -> None:
         _check_named(self.how)
@@ -74,11 +75,6 @@ class Tuned:
     @property
     def _plain(self) -> tuple[str, ...]:
         return self.names[:-1] if self.names[-1] == AVERAGE else self.names
-
-    @property
-    def name(self) -> str:
-        """Name of the proposer."""
-        return "tuned"
 
     def states(self, network: Backbone | nn.Module) -> int:
         """Return the number of states after M0."""
@@ -111,6 +107,7 @@ class TunedViews:
 
     how: Adaptation
     views: str
+    name: ClassVar[str] = "tuned+views"
 
     def __post_init__(self) -> None:
         _check_named(self.how)
@@ -124,11 +121,6 @@ class TunedViews:
     @property
     def _plain(self) -> Views:
         return Views(self.how, self.views)
-
-    @property
-    def name(self) -> str:
-        """Name of the proposer."""
-        return "tuned+views"
 
     def states(self, network: Backbone | nn.Module) -> int:
         """Return the number of states after M0: the tuned weights without a view, one per view, and their mean."""

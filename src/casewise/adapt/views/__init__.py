@@ -16,29 +16,19 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from casewise.adapt.parameters import blending_by
-from casewise.adapt.views.intensity import (
-    Bias,
-    Blur,
-    Clip,
-    Contrast,
-    Gamma,
-    GreyWorld,
-    Noise,
-    Sharpen,
-    Shift,
-    Stretch,
-)
+from casewise.adapt.views.intensity import Bias, Blur, Clip, Contrast, Gamma, GreyWorld, Noise, Sharpen, Shift, Stretch
 from casewise.adapt.views.source import Fourier, Histogram, SourceStatistics, read_source_statistics
 from casewise.adapt.views.spatial import Mirror, Rotate90, Scale, Turn
+from casewise.adapt.views.written import WrittenView
 from casewise.core.errors import BadInput
 from casewise.core.registry import Registry, from_address
 from casewise.core.seeds import seed_of
@@ -59,15 +49,10 @@ def inverted(view: View, maps: Tensor) -> Tensor:
     return maps if back is None else back(maps)
 
 
-@contextmanager
-def lent(view: View, network: nn.Module) -> Iterator[None]:
-    """Enter the network context of a view, if it has one."""
-    borrowed = getattr(view, "lent", None)
-    if borrowed is None:
-        yield
-        return
-    with borrowed(network):
-        yield
+def lent(view: View, network: nn.Module) -> AbstractContextManager[Any]:
+    """Return the network context of a view, if it has one."""
+    borrowed: Callable[[nn.Module], AbstractContextManager[Any]] = getattr(view, "lent", nullcontext)
+    return borrowed(network)
 
 
 @dataclass(frozen=True)
@@ -83,27 +68,23 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Statistics:
+class Statistics(WrittenView):
     """Mix BatchNorm statistics: (1 - share) of the source and ``share`` of the image (InTEnt, CVPR-W 2024)."""
 
+    name: ClassVar[str] = "statistics"
     share: float
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
             raise BadInput(f"the share of statistics must be from 0 to 1, got {self.share:g}")
 
-    def __str__(self) -> str:
-        return f"statistics({self.share:g})"
-
     def apply(self, inputs: Tensor) -> Tensor:
         """Return the same tensor; only the network changes."""
         return inputs
 
-    @contextmanager
-    def lent(self, network: nn.Module) -> Iterator[None]:
+    def lent(self, network: nn.Module) -> AbstractContextManager[None]:
         """Mix the statistics of the network."""
-        with blending_by(network, self.share):
-            yield
+        return blending_by(network, self.share)
 
 
 @dataclass(frozen=True)
@@ -288,16 +269,13 @@ def _single(word: str, statistics: SourceStatistics | None) -> View | Drawn:
     if found is None:
         raise BadInput(f"a view must be name or name(arguments), such as gamma(1.4), got {word!r}")
     name, given = found[1], [text.strip() for text in (found[2] or "").split(",") if text.strip()]
-    if name not in VIEWS and name not in SETS:
-        Registry("view or set of views", {**SETS, **VIEWS})[name]
+    Registry("view or set of views", {**SETS, **VIEWS})[name]  # raises UnknownName with a suggestion
     if name in SETS:
         raise BadInput(f"{name!r} is a set of views and cannot be chained or given arguments; list it by itself")
     arguments: list[Any] = [_argument(name, text) for text in given]
     if name in _FROM_SOURCE:
         if statistics is None:
-            raise BadInput(
-                f"view {name} needs --source-statistics; make the file with casewise record --measure-source"
-            )
+            raise BadInput(f"view {name} needs --source-statistics FILE, made by casewise record --measure-source")
         arguments.insert(0, statistics)
     if name == "random" and arguments[1:]:
         arguments[1] = arguments[1] == "photos"

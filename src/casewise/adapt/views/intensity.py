@@ -7,14 +7,15 @@ a view keeps the range (``keep="range"``), so a brighter view is really brighter
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from casewise.adapt.augmentations import gaussian_field
+from casewise.adapt.views.written import WrittenView
 from casewise.core.errors import BadInput
 
 KEEPS = ("moments", "range")
@@ -25,11 +26,18 @@ def _check_keep(keep: str) -> None:
         raise BadInput(f"keep must be {' or '.join(KEEPS)}, got {keep!r}")
 
 
-def per_channel(inputs: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply a change to each channel of (n, channel, *space) separately, over all of n and space."""
-    if inputs.shape[1] == 1:
-        return change(inputs[:, 0]).unsqueeze(1)
-    return torch.stack([change(channel) for channel in inputs.unbind(1)], 1)
+class ChannelView(WrittenView):
+    """Base of views that change each channel of (n, channel, *space) separately, over all of n and space."""
+
+    def apply(self, inputs: Tensor) -> Tensor:
+        """Return the transformed inputs."""
+        if inputs.shape[1] == 1:
+            return self.changed(inputs[:, 0]).unsqueeze(1)
+        return torch.stack([self.changed(channel) for channel in inputs.unbind(1)], 1)
+
+    def changed(self, channel: Tensor) -> Tensor:
+        """Return one changed channel, (n, *space)."""
+        raise NotImplementedError
 
 
 def as_before(changed: Tensor, channel: Tensor, keep: str) -> Tensor:
@@ -44,9 +52,10 @@ def as_before(changed: Tensor, channel: Tensor, keep: str) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Gamma:
+class Gamma(ChannelView):
     r"""Scale the channel to 0..1 and raise it to ``power``: :math:`u^g`; above 1 darkens middle intensities."""
 
+    name: ClassVar[str] = "gamma"
     power: float
     keep: str = "moments"
 
@@ -55,23 +64,21 @@ class Gamma:
         if not 0.1 <= self.power <= 10:
             raise BadInput(f"the power of gamma must be from 0.1 to 10, got {self.power:g}")
 
-    def __str__(self) -> str:
-        return f"gamma({self.power:g})" if self.keep == "moments" else f"gamma({self.power:g},{self.keep})"
-
     def apply(self, inputs: Tensor) -> Tensor:
         """Return the transformed inputs; the same tensor if the power is 1."""
-        return inputs if self.power == 1 else per_channel(inputs, self._changed)
+        return inputs if self.power == 1 else super().apply(inputs)
 
-    def _changed(self, channel: Tensor) -> Tensor:
+    def changed(self, channel: Tensor) -> Tensor:
         low, high = channel.min(), channel.max()
         curved = (channel - low).div_(high - low).pow_(self.power)
         return as_before(curved.mul_(high - low).add_(low), channel, self.keep)
 
 
 @dataclass(frozen=True)
-class Contrast:
+class Contrast(ChannelView):
     """Multiply distances from the channel mean m: m + factor (x - m); ``keep="range"`` clips to the old range."""
 
+    name: ClassVar[str] = "contrast"
     factor: float
     keep: str = ""  # "" clips nothing
 
@@ -81,80 +88,66 @@ class Contrast:
         if not 0.1 <= self.factor <= 10:
             raise BadInput(f"the factor of contrast must be from 0.1 to 10, got {self.factor:g}")
 
-    def __str__(self) -> str:
-        return f"contrast({self.factor:g},{self.keep})" if self.keep else f"contrast({self.factor:g})"
-
     def apply(self, inputs: Tensor) -> Tensor:
-        """Return the transformed inputs."""
-        return inputs if self.factor == 1 else per_channel(inputs, self._changed)
+        """Return the transformed inputs; the same tensor if the factor is 1."""
+        return inputs if self.factor == 1 else super().apply(inputs)
 
-    def _changed(self, channel: Tensor) -> Tensor:
+    def changed(self, channel: Tensor) -> Tensor:
         mean = channel.mean()
         changed = mean + self.factor * (channel - mean)
         return as_before(changed, channel, "range") if self.keep else changed
 
 
 @dataclass(frozen=True)
-class Shift:
+class Shift(ChannelView):
     """Add ``by`` standard deviations of the channel; use small values for CT."""
 
+    name: ClassVar[str] = "shift"
     by: float
 
-    def __str__(self) -> str:
-        return f"shift({self.by:g})"
-
-    def apply(self, inputs: Tensor) -> Tensor:
-        """Return the transformed inputs."""
-        return inputs if self.by == 0 else per_channel(inputs, lambda one: one + self.by * one.std(correction=0))
+    def changed(self, channel: Tensor) -> Tensor:
+        return channel + self.by * channel.std(correction=0)
 
 
 @dataclass(frozen=True)
-class Bias:
+class Bias(ChannelView):
     """Subtract a Gaussian blur of ``sigma`` pixels in the plane, to remove slow shading."""
 
+    name: ClassVar[str] = "bias"
     sigma: float = 30.0
 
-    def __str__(self) -> str:
-        return f"bias({self.sigma:g})"
-
-    def apply(self, inputs: Tensor) -> Tensor:
-        """Return the transformed inputs."""
-        return per_channel(inputs, lambda one: as_before(one - blurred(one, self.sigma), one, "moments"))
+    def changed(self, channel: Tensor) -> Tensor:
+        return as_before(channel - blurred(channel, self.sigma), channel, "moments")
 
 
 @dataclass(frozen=True)
-class Blur:
+class Blur(ChannelView):
     """Blur by a Gaussian of ``sigma`` pixels in the plane."""
 
+    name: ClassVar[str] = "blur"
     sigma: float = 0.7
 
-    def __str__(self) -> str:
-        return f"blur({self.sigma:g})"
-
-    def apply(self, inputs: Tensor) -> Tensor:
-        """Return the transformed inputs."""
-        return per_channel(inputs, lambda one: blurred(one, self.sigma))
+    def changed(self, channel: Tensor) -> Tensor:
+        return blurred(channel, self.sigma)
 
 
 @dataclass(frozen=True)
-class Sharpen:
+class Sharpen(ChannelView):
     r"""Unsharp masking: :math:`x + a (x - G_\sigma x)`."""
 
+    name: ClassVar[str] = "sharpen"
     sigma: float = 1.5
     amount: float = 1.0
 
-    def __str__(self) -> str:
-        return f"sharpen({self.sigma:g},{self.amount:g})"
-
-    def apply(self, inputs: Tensor) -> Tensor:
-        """Return the transformed inputs."""
-        return per_channel(inputs, lambda one: one + self.amount * (one - blurred(one, self.sigma)))
+    def changed(self, channel: Tensor) -> Tensor:
+        return channel + self.amount * (channel - blurred(channel, self.sigma))
 
 
 @dataclass(frozen=True)
-class Clip:
+class Clip(ChannelView):
     """Clip to two percentiles of the channel."""
 
+    name: ClassVar[str] = "clip"
     low: float = 0.5
     high: float = 98.0
     keep: str = "moments"
@@ -166,34 +159,20 @@ class Clip:
                 f"the percentiles of clip must be 0 <= low < high <= 100, got {self.low:g} and {self.high:g}"
             )
 
-    def __str__(self) -> str:
-        ending = "" if self.keep == "moments" else f",{self.keep}"
-        return f"clip({self.low:g},{self.high:g}{ending})"
-
-    def apply(self, inputs: Tensor) -> Tensor:
-        """Return the transformed inputs."""
-        return per_channel(inputs, self._changed)
-
-    def _changed(self, channel: Tensor) -> Tensor:
+    def changed(self, channel: Tensor) -> Tensor:
         low, high = quantiles(channel, (self.low / 100, self.high / 100))
         return as_before(channel.clamp(low, high), channel, self.keep)
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Stretch(ChannelView):
     """Stretch two percentiles of the channel to its range, to raise the contrast of hazy images."""
 
+    name: ClassVar[str] = "stretch"
     low: float = 1.0
     high: float = 99.0
 
-    def __str__(self) -> str:
-        return f"stretch({self.low:g},{self.high:g})"
-
-    def apply(self, inputs: Tensor) -> Tensor:
-        """Return the transformed inputs."""
-        return per_channel(inputs, self._changed)
-
-    def _changed(self, channel: Tensor) -> Tensor:
+    def changed(self, channel: Tensor) -> Tensor:
         low, high = quantiles(channel, (self.low / 100, self.high / 100))
         least, most = channel.min(), channel.max()
         stretched = (channel - low) / (high - low) * (most - least) + least
@@ -216,14 +195,12 @@ class GreyWorld:
 
 
 @dataclass(frozen=True)
-class Noise:
+class Noise(WrittenView):
     """Add Gaussian noise of ``sigma`` standard deviations of the channel; the noise is fixed by the seed."""
 
+    name: ClassVar[str] = "noise"
     sigma: float = 0.05
     seed: int = 0
-
-    def __str__(self) -> str:
-        return f"noise({self.sigma:g},{self.seed})" if self.seed else f"noise({self.sigma:g})"
 
     def apply(self, inputs: Tensor) -> Tensor:
         """Return the transformed inputs."""

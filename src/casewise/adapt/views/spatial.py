@@ -8,30 +8,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from casewise.adapt.views.written import WrittenView
 from casewise.core.errors import BadInput
 
 _AXES = {"x": -1, "y": -2, "z": -3}
 
 
 @dataclass(frozen=True)
-class Mirror:
+class Mirror(WrittenView):
     """Mirror along axes: x is the last axis (columns), y the one before (rows), z the slices."""
 
+    name: ClassVar[str] = "mirror"
     axes: str = "x"
 
     def __post_init__(self) -> None:
         if not self.axes or not set(self.axes) <= set(_AXES) or len(set(self.axes)) < len(self.axes):
-            raise BadInput(
-                f"the axes of mirror must be x, y, z, each at most once, such as mirror(xy), got {self.axes!r}"
-            )
-
-    def __str__(self) -> str:
-        return f"mirror({self.axes})"
+            raise BadInput(f"the axes of mirror must be x, y, z, each at most once, got {self.axes!r}")
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -50,13 +48,11 @@ class Mirror:
 
 
 @dataclass(frozen=True)
-class Rotate90:
+class Rotate90(WrittenView):
     """Rotate counterclockwise by multiples of 90 degrees, in the plane of the last two axes."""
 
+    name: ClassVar[str] = "rotate90"
     turns: int = 1
-
-    def __str__(self) -> str:
-        return f"rotate90({self.turns})"
 
     def apply(self, inputs: Tensor) -> Tensor:
         """Rotate."""
@@ -68,17 +64,15 @@ class Rotate90:
 
 
 @dataclass(frozen=True)
-class Scale:
+class Scale(WrittenView):
     """Resize the image in the plane; the logits are resized back."""
 
+    name: ClassVar[str] = "scale"
     factor: float
 
     def __post_init__(self) -> None:
         if not 0.25 <= self.factor <= 4:
             raise BadInput(f"the factor of scale must be from 0.25 to 4, got {self.factor:g}")
-
-    def __str__(self) -> str:
-        return f"scale({self.factor:g})"
 
     def apply(self, inputs: Tensor) -> Tensor:
         """Resize in the plane; sizes are rounded."""
@@ -92,20 +86,18 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Turn:
+class Turn(WrittenView):
     """Rotate and zoom about the center of the plane; outside the image, the border is repeated."""
 
+    name: ClassVar[str] = "turn"
     degrees: float = 0.0
     zoom: float = 1.0
 
     def __post_init__(self) -> None:
         if not abs(self.degrees) <= 45 or not 0.5 <= self.zoom <= 2:
             raise BadInput(
-                f"turn must have at most 45 degrees and a zoom from 0.5 to 2, got {self.degrees:g}, {self.zoom:g}"
+                f"turn takes at most 45 degrees and a zoom from 0.5 to 2, got {self.degrees:g}, {self.zoom:g}"
             )
-
-    def __str__(self) -> str:
-        return f"turn({self.degrees:g},{self.zoom:g})"
 
     def apply(self, inputs: Tensor) -> Tensor:
         """Rotate and zoom, on the same grid."""

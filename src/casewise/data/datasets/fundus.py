@@ -12,13 +12,7 @@ import numpy as np
 
 from casewise.core.errors import BadInput
 from casewise.core.records import Mask
-from casewise.data.datasets.located import (
-    LocatedCase,
-    cohort_of,
-    grey,
-    safe_id,
-    visible,
-)
+from casewise.data.datasets.located import LocatedCase, cohort_of, grey, safe_id, visible
 from casewise.data.splits import Cohort
 
 CLASSES = ("background", "disc rim", "cup")

@@ -18,21 +18,8 @@ from casewise.core.records import CALIBRATION, EVALUATION, Policy
 from casewise.core.text import pluralize
 from casewise.data.splits import check_disjoint, cluster_of, clusters_of
 from casewise.judge.appearance import Appearance, known_appearance
-from casewise.judge.calibration.cuts import (
-    DELTA,
-    FEWEST,
-    WARM_UP,
-    Floats,
-    bucket_counts,
-    checked,
-    cut_points,
-    fitted_cuts,
-    recommended,
-    stability,
-    stability_by_group,
-    statistics,
-    warn_if_degenerate,
-)
+from casewise.judge.calibration import cuts
+from casewise.judge.calibration.cuts import FEWEST, Floats
 from casewise.judge.calibration.design_comparison import OnCompared, fitted_choice
 from casewise.judge.calibration.designs import DESIGNS, Progress
 from casewise.judge.calibration.fixed_budget import budget, tau
@@ -59,7 +46,7 @@ from casewise.measure.signals import SIGNALS
 from casewise.measure.signals.risk import RiskStatistics
 
 UNEVEN = 0.1
-"""A third that holds more or less than this beside a third of the cases is none; the fallback coordinate is taken."""
+"""Largest difference of a bucket's share from a third; beyond it the fallback coordinate is used."""
 
 
 def calibrate(
@@ -94,7 +81,7 @@ def calibrate(
     Args:
         archive: The holdout, or its folder.
         design: Name of a design (``default``, ``cardiac``, ``choose``, ...) or a policy.
-        mode: Cut-points when groups differ: ``union``, ``pooled``, ``per-group``, ``robust`` or ``inferred``.
+        mode: Cut-points when groups differ: ``union``, ``per-group`` or ``robust``.
         percentiles: Convention of the cut-points; default: the design's (driving 33/66, others 33.33/66.67).
         coordinate: Signal to route on; default: the design's.
         budget_rule: How ``fixed-k`` chooses its step from labels.
@@ -137,8 +124,19 @@ def calibrate(
     """
     design = design_of(design) if isinstance(design, str) else design
     holdout = _holdout(as_archive(archive, ladders))
-    unfitted = replace(design, calibration_cases=(), calibration_clusters=(), calibration_inputs=())
-    design = fitted_on(replace(unfitted, appearance=_appearance(holdout)), holdout.entries.values())
+    unfitted = replace(
+        design,
+        steps=holdout.steps,
+        binding=holdout.binding,
+        ladder=holdout.ladder_name or "",
+        adaptation={} if holdout.joined else holdout.configuration.get("adaptation") or {},
+        appearance=_appearance(holdout),
+        calibration_id=calibration_id(holdout),
+        calibration_cases=(),
+        calibration_clusters=(),
+        calibration_inputs=(),
+    )
+    design = fitted_on(unfitted, holdout.entries.values())
     if evaluation is not None:
         evaluation = as_archive(evaluation, ladders)
         check_held_out(design, evaluation.entries.values())
@@ -196,23 +194,13 @@ def calibrate(
         examined = {"budget_rule": budget_rule}
     elif kind.fitted_by == "tau":
         fitted["options"] = {**tau(frame, quantile=tau_quantile), "cap": holdout.steps}
-    policy = replace(
-        design,
-        options=fitted["options"],
-        groups=fitted["groups"],
-        steps=holdout.steps,
-        binding=holdout.binding,
-        ladder=holdout.ladder_name or "",
-        adaptation=holdout.configuration.get("adaptation") or {},
-        calibration_id=calibration_id(holdout),
-        exposures=tuple(line for line in (*PAPER, *OURS) if line["design"] == design.name),
-    )
+    exposures = tuple(line for line in (*PAPER, *OURS) if line["design"] == design.name)
+    policy = replace(design, **fitted, exposures=exposures)
     found = {
         **examined,
         **preflight(holdout, controller_of(policy), frame, reviews=reviews, source_metric=source_metric),
     }
     if kind.is_router:
-        found |= _bucketed(holdout, policy)
         found["degenerate"] = found["degenerate"] or not all(row["cases"] for row in found["buckets"].values())
     if guarded and found["retained"]["hurt_p"] <= EVIDENT:
         policy, found["guard"] = _closed(policy), "closed"
@@ -237,40 +225,19 @@ def calibrate(
     return replace(policy, preflight=found)
 
 
-def _bucketed(holdout: Archive, policy: Policy) -> dict[str, Any]:
-    """Where the policy itself, cut-points of all groups included, puts the calibration cases; patients counted once."""
-    decided = [replay_case(holdout, controller_of(policy), case_id) for case_id in holdout.ids]
-    counts = {name: sum(one.bucket == name for one in decided) for name in BUCKETS}
-    buckets = {name: {"cases": count, "share": count / len(decided)} for name, count in counts.items()}
-    return {"buckets": buckets, "quota": quota_of(decided)}
-
-
 def _among_candidates(holdout: Archive, design: Policy, unflagged: str | None, **options: Any) -> Policy:
-    """A policy that chooses among all candidates of a case, fitted on the labels of the holdout."""
+    """Fit a policy that chooses among all candidates of a case on the labels of the holdout."""
     if design.name == "default":  # before any label is read
         note_comparison(holdout, [*DESIGNS, *options.get("fixed", ())])
     name, fitted, found = fitted_choice(holdout, design.name, ladders=holdout.joined, **options)
     found["concerns"] += [unflagged] if unflagged else []
-    flag, cleanup = fitted.pop("flag", {}), fitted.pop("cleanup", "")
     ladders = {one: holdout.ladder(one).configuration.get("adaptation") or {} for one in holdout.joined}
-    return replace(
-        design,
-        controller=name,
-        options=fitted,
-        steps=holdout.steps,
-        binding=holdout.binding,
-        ladder=holdout.ladder_name or "",
-        adaptation={} if ladders else holdout.configuration.get("adaptation") or {},
-        ladders=ladders,
-        flag=flag,
-        cleanup=cleanup,
-        calibration_id=calibration_id(holdout),
-        preflight=found,
-    )
+    more = {"flag": fitted.pop("flag", {}), "cleanup": fitted.pop("cleanup", "")}
+    return replace(design, controller=name, options=fitted, ladders=ladders, preflight=found, **more)
 
 
 def _appearance(holdout: Archive) -> dict[str, Any]:
-    """What the calibration images look like, where recording measured all of them and there are two patients."""
+    """Return what the calibration images look like, if all were measured and there are two patients or more."""
     looks = [Appearance(entry.id, entry.appearance, entry.cluster) for entry in holdout.entries.values()]
     known = all(one.numbers for one in looks) and len({one.patient for one in looks}) > 1
     return known_appearance(looks).as_plain() if known else {}
@@ -282,7 +249,7 @@ def calibration_id(archive: Archive) -> str:
 
 
 def _holdout(archive: Archive) -> Archive:
-    """The calibration cases: those marked so, or all when none is marked; never evaluation cases (A3)."""
+    """Return the cases marked as calibration, or all if none is marked; never evaluation cases (A3)."""
     holdout = archive.marked(CALIBRATION)
     wrong = [name for name, entry in holdout.entries.items() if entry.split == EVALUATION]
     if wrong:
@@ -310,7 +277,7 @@ def _holdout(archive: Archive) -> Archive:
 
 
 def _design_options(archive: Archive, design: Policy, *, coordinate: str | None, unshrunk: bool) -> dict[str, Any]:
-    """The design's options, checked against what the archive holds."""
+    """Return the options of the design, checked against the archive."""
     options = dict(design.options)
     check_modulated(design, archive.binding)
     if takes(controller_kind(design), "cap"):
@@ -355,20 +322,20 @@ def _bucket(archive: Archive, design: Policy, plain: dict[str, Any], unshrunk: b
 def _routed(
     archive: Archive, options: dict[str, Any], mode: str, convention: str, evaluation: Archive | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Cut-points of a router and what the calibration values say about them."""
+    """Return the cut-points of a router and how stable they are."""
     first = _step(archive, 1)
     asked, options = options["coordinate"], _settled(first, options, convention)
     coordinate = options["coordinate"]
     if coordinate == RISK:
-        options = {**options, "statistics": vars(statistics(_column(first, "regions"), _column(first, "delta")))}
+        options = {**options, "statistics": vars(cuts.statistics(_column(first, "regions"), _column(first, "delta")))}
     values = coordinate_values(first, coordinate, options)
-    best, table = recommended(first, convention)
-    fitted = fitted_cuts(first, values, mode=mode, convention=convention)
+    best, table = cuts.recommended(first, convention)
+    fitted = cuts.fitted_cuts(first, values, mode=mode, convention=convention)
     low, high = fitted["options"]["cut_low"], fitted["options"]["cut_high"]
     for name, own in fitted["groups"].items() or {"": fitted["options"]}.items():
         mine = values[first["group"].to_numpy() == name] if name else values
         what = f"{coordinate} of group {name}" if name else coordinate
-        warn_if_degenerate(what, mine, own["cut_low"], own["cut_high"], best if best != coordinate else None)
+        cuts.warn_if_degenerate(what, mine, own["cut_low"], own["cut_high"], best if best != coordinate else None)
     judged = None if evaluation is None else _step(evaluation, 1)
     if judged is not None:
         judged = judged.assign(u=coordinate_values(judged, coordinate, options, fewest=1))
@@ -387,12 +354,12 @@ def _routed(
 
 
 def _settled(first: pd.DataFrame, options: Mapping[str, Any], convention: str) -> dict[str, Any]:
-    """The design with its own coordinate, or with its fallback where ties leave thirds that are no thirds (S11)."""
+    """Return the design's options with its coordinate, or with its fallback if ties make the buckets uneven (S11)."""
     settled = {name: value for name, value in options.items() if name != "fallback"}
     if "fallback" in options:
         values = coordinate_values(first, settled["coordinate"])
-        low, high = cut_points(values, convention)
-        shares = [count / len(values) for count in bucket_counts(values, low, high).values()]
+        low, high = cuts.cut_points(values, convention)
+        shares = [count / len(values) for count in cuts.bucket_counts(values, low, high).values()]
         uneven = max(abs(share - 1 / 3) for share in shares)
         if low == high or uneven > max(UNEVEN, 1 / len(values)) + 1e-9:
             settled["coordinate"] = options["fallback"]
@@ -400,7 +367,7 @@ def _settled(first: pd.DataFrame, options: Mapping[str, Any], convention: str) -
 
 
 def _closed(policy: Policy) -> Policy:
-    """The same policy with cut-points that every case is above: all roll back, and policy.json says why."""
+    """Return the policy with cut-points at minus infinity, so that every case rolls back."""
     shut = {"cut_low": -np.inf, "cut_high": -np.inf}
     groups = {name: {**own, **shut} for name, own in policy.groups.items()}
     return replace(policy, options={**policy.options, **shut}, groups=groups)
@@ -409,7 +376,7 @@ def _closed(policy: Policy) -> Policy:
 def coordinate_values(
     first: pd.DataFrame, coordinate: str, options: Mapping[str, Any] | None = None, *, fewest: int = FEWEST
 ) -> Floats:
-    """The coordinate of each calibration case, higher being riskier; refuses one that is turned the wrong way (C12)."""
+    """Return the coordinate of each calibration case; refuse one that falls when risk rises (C12)."""
     if coordinate == RISK:
         known = (options or {})["statistics"]
         regions, delta = _column(first, "regions", fewest), _column(first, "delta", fewest)
@@ -435,22 +402,22 @@ def _column(rows: pd.DataFrame, name: str, fewest: int = FEWEST) -> Floats:
             f"signal {name!r} is not computable at step 1 for {len(missing)} of {len(rows)} calibration cases "
             f"({', '.join(missing[:3])}); choose another coordinate or leave those cases out"
         )
-    return checked(values, fewest=fewest)
+    return cuts.checked(values, fewest=fewest)
 
 
 def _stability(
     first: pd.DataFrame, values: Floats, groups: Mapping[str, Any], convention: str, judged: pd.DataFrame | None
 ) -> dict[str, Any]:
-    """How much the deployed cut-points hang on who was drawn: one pair for all, or the own pair of each group."""
+    """Return how much the cut-points vary under resampling: of one pair for all, or of each group's pair."""
     seen = first.assign(u=values) if judged is None else judged
     if not groups:
-        return stability(values, convention, judged=seen["u"].to_numpy(float), clusters=first["cluster"].tolist())
+        return cuts.stability(values, convention, judged=seen["u"].to_numpy(float), clusters=first["cluster"].tolist())
     by_group = {str(name): part["u"].to_numpy(float) for name, part in seen.groupby("group")}
-    return stability_by_group(first, values, by_group, convention)
+    return cuts.stability_by_group(first, values, by_group, convention)
 
 
 def _step(archive: Archive, step: int) -> pd.DataFrame:
-    """The recorded signals of one step, which are what a controller sees, with group and cluster of each case."""
+    """Return the recorded signals of one step, with group and cluster of each case."""
     signals = archive.signals()
     rows = signals.loc[(signals["step"] == step) & (signals["shrink"] == 0)].copy()
     rows["group"] = [archive.entries[case_id].group for case_id in rows["case"]]
@@ -463,5 +430,5 @@ def _hybrid(policy: Policy, archive: Archive, convention: str, window: int | Non
         raise BadInput("hybrid calibration is for a router with one pair of cut-points; use mode union or robust")
     first = _step(archive, 1).drop_duplicates("cluster")  # the alarm counts a patient once, by its first case
     pool = coordinate_values(first, policy.options["coordinate"], policy.options).tolist()
-    hybrid = {"pool": pool, "convention": convention, "window": window, "warm_up": WARM_UP, "delta": DELTA}
+    hybrid = {"pool": pool, "convention": convention, "window": window, "warm_up": cuts.WARM_UP, "delta": cuts.DELTA}
     return replace(policy, options={**policy.options, "hybrid": hybrid})

@@ -52,7 +52,7 @@ def cut_points(values: Sequence[float] | Floats, convention: str = "medical") ->
 
 
 def checked(values: Any, *, fewest: int = FEWEST, what: str = "cut-points") -> Floats:
-    """Finite values of enough cases."""
+    """Return the values as an array; refuse too few or infinite ones."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1:
         raise BadInput(f"{what} are fitted on one value per case, got shape {array.shape}")
@@ -127,7 +127,7 @@ def stability(
 def resampled(
     pool: Floats, clusters: Sequence[Hashable] | None, resamples: int, seed: int
 ) -> tuple[Floats | list[Floats], NDArray[np.int64]]:
-    """The pool drawn again, patient by patient, and the index of the draws."""
+    """Resample the pool by patient; return the draws and the index of the patients drawn."""
     names = range(len(pool)) if clusters is None else [str(name) for name in clusters]
     units = np.unique(np.asarray(names), return_inverse=True)[1]
     patients = int(units.max()) + 1
@@ -140,7 +140,7 @@ def resampled(
 
 
 def _moved(judged: Floats, deployed: tuple[float, float], low: Floats, high: Floats) -> dict[str, float]:
-    """The share of cases that other cut-points put into another bucket: in the middle draw, and in a bad one."""
+    """Return the share of cases that change bucket under resampled cut-points: median and 97.5th percentile."""
     if not len(judged):
         return {"changed_median": 0.0, "changed_upper": 0.0}
     moved = (buckets(judged, low[:, None], high[:, None]) != buckets(judged, *deployed)).mean(axis=1)
@@ -174,7 +174,7 @@ def _interval(draws: Floats) -> list[float]:
 
 
 def mean_and_sigma(values: Floats, name: str) -> tuple[float, float]:
-    """Mean and deviation with ddof 0; no spread is an error, never a silent z = 0 (C6).
+    """Return mean and standard deviation (ddof 0); refuse values without spread, which have no z-score (C6).
 
     >>> import numpy as np
     >>> mean, sigma = mean_and_sigma(np.array([0.0] * 10 + [1.0] * 6 + [2.0] * 4), "regions")
@@ -203,7 +203,7 @@ _BOOKKEEPING = frozenset({"area", "largest"})  # counts of voxels: delta and lar
 
 
 def candidates(step_one: pd.DataFrame) -> dict[str, Floats]:
-    """Every registered signal that all cases have, turned so that higher is riskier."""
+    """Return every registered signal that all cases have, negated where lower is riskier."""
     found = {}
     for name, info in SIGNALS.items():
         if name in step_one and name not in _BOOKKEEPING and np.isfinite(step_one[name].astype(float)).all():
@@ -213,11 +213,12 @@ def candidates(step_one: pd.DataFrame) -> dict[str, Floats]:
 
 
 def judged(values: Floats, convention: str, clusters: Sequence[Hashable] | None = None) -> dict[str, Any]:
-    """One coordinate: its cuts, its buckets, and why it is unfit; stability, by patient, where it is fit."""
+    """Examine one coordinate: its cuts, its buckets, why it is unfit, and its stability by patient if it is fit."""
     low, high = cut_points(values, convention)
     counts = bucket_counts(values, low, high)
     distinct = len(np.unique(values))
-    reasons = [f"{name} holds {count} of {len(values)}" for name, count in counts.items() if _small(count, values)]
+    fewest = SMALLEST_SHARE * len(values)
+    reasons = [f"{name} holds {count} of {len(values)}" for name, count in counts.items() if count < fewest]
     if low == high:
         reasons.insert(0, "cut-points coincide")
     if distinct < DISTINCT_SHARE * len(values):
@@ -228,15 +229,11 @@ def judged(values: Floats, convention: str, clusters: Sequence[Hashable] | None 
 
 
 def recommended(step_one: pd.DataFrame, convention: str) -> tuple[str | None, dict[str, dict[str, Any]]]:
-    """The fit coordinate whose buckets are most stable (ties: registry order), and the evidence for all."""
+    """Return the fit coordinate with the most stable buckets (ties: registry order), and the table of all."""
     clusters = step_one["cluster"].tolist() if "cluster" in step_one else None
     table = {name: judged(values, convention, clusters) for name, values in candidates(step_one).items()}
     fit = [name for name, row in table.items() if not row["unfit"]]
     return min(fit, key=lambda name: table[name]["changed_median"], default=None), table
-
-
-def _small(count: int, values: Floats) -> bool:
-    return count < SMALLEST_SHARE * len(values)
 
 
 MODES: Registry[str] = Registry(
@@ -254,19 +251,14 @@ def fitted_cuts(step_one: pd.DataFrame, values: Floats, *, mode: str, convention
     MODES[mode]
     if mode == "union":
         return {"options": _named(cut_points(values, convention)), "groups": {}}
-    groups = _by_group(step_one, values)
-    cuts = {name: cut_points(part, convention) for name, part in groups.items()}
-    robust = _named((min(low for low, _ in cuts.values()), min(high for _, high in cuts.values())))
-    return {"options": robust, "groups": {} if mode == "robust" else {name: _named(cuts[name]) for name in cuts}}
-
-
-def _by_group(step_one: pd.DataFrame, values: Floats) -> dict[str, Floats]:
     if step_one["group"].isna().any():
         raise BadInput("some calibration cases have no group; give groups, or use mode union")
     groups = {str(name): values[step_one["group"].to_numpy() == name] for name in sorted(step_one["group"].unique())}
-    for name, part in groups.items():
-        checked(part, fewest=FEWEST, what=f"cut-points of group {name}")
-    return groups
+    cuts = {
+        name: cut_points(checked(part, what=f"cut-points of group {name}"), convention) for name, part in groups.items()
+    }
+    robust = _named((min(low for low, _ in cuts.values()), min(high for _, high in cuts.values())))
+    return {"options": robust, "groups": {} if mode == "robust" else {name: _named(cuts[name]) for name in cuts}}
 
 
 def _named(cuts: tuple[float, float]) -> dict[str, float]:
@@ -279,7 +271,7 @@ DELTA = 0.05  # chance that the alarm is ever false
 
 @dataclass(frozen=True)
 class Stream:
-    """A hybrid policy somewhere in its stream, and the martingale that it hangs on."""
+    """A hybrid policy within its stream, with the monitor that may suspend it."""
 
     hybrid: Policy  # as calibrated
     monitor: Exchangeability  # calibration pool, the stream so far, and the alarm
@@ -287,7 +279,7 @@ class Stream:
 
     @property
     def policy(self) -> Policy:
-        """What decides the next case: calibrated cut-points in the warm-up, then refitted ones; M0 after an alarm."""
+        """Policy for the next case: calibrated cut-points in the warm-up, then refitted ones; M0 after an alarm."""
         if self.monitor.alarm:
             return suspended_policy(self.hybrid)
         options = dict(self.hybrid.options)
@@ -300,11 +292,11 @@ class Stream:
 
     @property
     def controller(self) -> Controller:
-        """The router, or M0, for the next case."""
+        """Controller of the next case."""
         return controller_of(self.policy)
 
     def after(self, case_id: str, value: float, cluster: str | None = None) -> Stream:
-        """The stream after a case with this coordinate; of a patient or sequence only the first case counts."""
+        """Return the stream after a case with this coordinate; only the first case of a patient counts."""
         patient = cluster or case_id
         if patient in self.patients:
             return self
@@ -312,7 +304,7 @@ class Stream:
 
 
 def stream_of(policy: Policy) -> Stream:
-    """The beginning of the stream of a hybrid policy."""
+    """Return the start of the stream of a hybrid policy."""
     if not is_hybrid(policy):
         raise BadInput(f"policy {policy.name!r} is seed-only; calibrate with hybrid by name for a stream")
     settings = policy.options["hybrid"]

@@ -1,6 +1,6 @@
-"""Which design helps here: each is fitted and scored by cross-fitting over patients, and one of them may be taken.
+"""Compare designs: each is fitted and scored by cross-fitting over patients, and at most one is adopted.
 
-A design is adopted if its gain passes a test that knows all designs that were compared (:func:`chance_of_best`), more
+A design is adopted if its gain passes a test that accounts for all compared designs (:func:`chance_of_best`), more
 cases are helped than hurt, and the shares of patients and of cases that lose more than a point are within the limit.
 Otherwise the next best that passes is taken, or M0. The gain that is reported comes from nested cross-fitting: for each
 fold of patients the whole comparison is repeated without them, and what it chooses is scored on them.
@@ -20,10 +20,10 @@ from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import SOURCE, Controller
 from casewise.core.text import UNIT, pluralize
+from casewise.judge.calibration import quality
 from casewise.judge.calibration.adoption import (
     ALLOWED_HURT,
     CHANCE,
-    LEVEL,
     NO_INTERVAL,
     HurtShare,
     chance_of_best,
@@ -42,14 +42,6 @@ from casewise.judge.calibration.designs import (
     designs_for,
     fold_numbers,
     gather,
-)
-from casewise.judge.calibration.quality import (
-    carries,
-    flag_concerns,
-    flag_options,
-    flag_report,
-    flag_sentences,
-    quality_of,
 )
 from casewise.judge.certificates.risk_control import TOGETHER, patients_needed
 from casewise.judge.controllers.choose import candidate_signals
@@ -76,18 +68,8 @@ class DesignRow:
     harm: Mapping[str, Any]  # HurtShare
     fails: tuple[str, ...]  # what speaks against adopting it; nothing where it passes
 
-    @property
-    def helps(self) -> bool:
-        """Whether more cases are helped than hurt: what ``check_go`` asks for at certify and predict."""
-        return self.helped > self.hurt
-
-    @property
-    def passes(self) -> bool:
-        """Whether it may be adopted."""
-        return not self.fails
-
     def sentence(self) -> str:
-        """For a person."""
+        """Return the line as text."""
         share = "" if self.captured is None else f", {self.captured:.0%} of the best possible"
         return (
             f"{self.design:22s} {self.gain:+.4f} [{self.low:+.4f}, {self.high:+.4f}]  {self.helped} : {self.hurt}, "
@@ -144,7 +126,7 @@ OnCompared = Callable[[Mapping[str, Sequence[Deployed]]], None]
 
 
 class Fits:
-    """Designs fitted on sets of folds of patients; each set is fitted once, whoever asks."""
+    """Designs fitted on sets of folds of patients; each fit is made once."""
 
     def __init__(self, known: Sequence[Known], setting: Setting, designs: Mapping[str, Design]) -> None:
         self.known, self.setting, self.designs = known, setting, designs
@@ -153,7 +135,7 @@ class Fits:
         self._made: dict[tuple[str, frozenset[int]], Controller] = {}
 
     def controller(self, name: str, out: frozenset[int]) -> Controller:
-        """The design, fitted on the cases of all folds but those ``out``."""
+        """Return the design, fitted on the cases of all folds but those ``out``."""
         key = name, out
         if key not in self._made:
             inside = [one for one, fold in zip(self.known, self.fold, strict=True) if int(fold) not in out]
@@ -182,8 +164,6 @@ def compare_designs(
     designs: Mapping[str, Design] | None = None,
     *,
     allowed_hurt: float = ALLOWED_HURT,
-    chance: float = CHANCE,
-    level: float = LEVEL,
     nested: bool = True,
     progress: Progress | None = None,
 ) -> DesignComparison:
@@ -194,10 +174,8 @@ def compare_designs(
         setting: What all designs share.
         designs: Designs by name; all that suit the setting by default.
         allowed_hurt: Share of patients, and of cases, that may lose more than a point.
-        chance: Largest p of an adopted design among all compared ones.
-        level: Confidence of the one-sided bounds.
-        nested: Whether the gain of the choice is estimated by repeating it inside every fold.
-        progress: Told how far it is.
+        nested: Estimate the gain of the choice by repeating it inside every fold.
+        progress: Called with the progress.
 
     Returns:
         The table, what is taken and why, and the nested estimate.
@@ -210,15 +188,13 @@ def compare_designs(
         if progress is not None:
             progress("fitting designs", done, len(designs))
     best = float(np.mean([max(one.metric.values()) - one.source for one in known]))
-    rows = _rows(deployed, best, allowed_hurt, chance, level)
+    rows = _rows(deployed, best, allowed_hurt)
     chosen = _best(rows)
-    estimate = nested_gains(fits, allowed_hurt, chance, level, progress) if nested and len(fits.folds) > 3 else None
-    return DesignComparison(rows, chosen, _why(rows, chosen, allowed_hurt, chance), allowed_hurt, estimate, deployed)
+    estimate = nested_gains(fits, allowed_hurt, progress) if nested and len(fits.folds) > 3 else None
+    return DesignComparison(rows, chosen, _why(rows, chosen, allowed_hurt), allowed_hurt, estimate, deployed)
 
 
-def nested_gains(
-    fits: Fits, allowed_hurt: float, chance: float, level: float, progress: Progress | None = None
-) -> Nested:
+def nested_gains(fits: Fits, allowed_hurt: float, progress: Progress | None = None) -> Nested:
     """The gain of choosing and fitting, on patients that took no part in either.
 
     For each fold the comparison is made again without it, tests and limits included, and what is chosen there is fitted
@@ -231,8 +207,8 @@ def nested_gains(
         out = frozenset({fold})
         inner = {name: fits.cross_fitted(name, out) for name in fits.designs}
         patients = len({one.cluster for one in inner["m0"]})
-        reachable = max(chance, 2.0**-patients)  # one patient fewer may not be able to pass at all
-        name = _best(_rows(inner, 0.0, allowed_hurt, reachable, level))
+        reachable = max(CHANCE, 2.0**-patients)  # one patient fewer may not be able to pass at all
+        name = _best(_rows(inner, 0.0, allowed_hurt, reachable))
         choices[name] += 1
         gains |= {one.case_id: one for one in fits.scored(name, fold)}
         if progress is not None:
@@ -249,14 +225,14 @@ def _best(rows: Sequence[DesignRow]) -> str:
     The average of the tuned prediction and M0's is the careful use of learned weights. Where it passes, it is taken
     before bolder designs (decision 0020).
     """
-    passing = [row for row in rows if row.passes]
+    passing = [row for row in rows if not row.fails]
     careful = [row for row in passing if row.design.removesuffix(SUFFIX).endswith(CAREFUL)]
     return max(careful or passing, key=lambda row: row.low, default=rows[0]).design
 
 
-def _why(rows: Sequence[DesignRow], chosen: str, allowed_hurt: float, chance: float) -> str:
+def _why(rows: Sequence[DesignRow], chosen: str, allowed_hurt: float) -> str:
     row = next(row for row in rows if row.design == chosen)
-    if row.passes:
+    if not row.fails:
         harm = HurtShare(**row.harm)
         better = [one for one in rows if one.low > row.low]
         passed = "".join(f"; {one.design} would gain more, but {one.fails[0]}" for one in better[:1] if one.fails)
@@ -269,21 +245,21 @@ def _why(rows: Sequence[DesignRow], chosen: str, allowed_hurt: float, chance: fl
             f"{pluralize(len(rows) - 1, 'design')}; {harm.sentence()}){passed}"
         )
     patients = row.clusters
-    if patients < patients_for_chance(chance):
+    if patients < patients_for_chance(CHANCE):
         return (
             f"{patients} {UNIT[1]} cannot show a gain: the smallest p that they can reach is {2.0**-patients:.3f}, and "
-            f"{chance:g} is needed; label {patients_for_chance(chance)} or more{_at_more_harm(rows)}"
+            f"{CHANCE:g} is needed; label {patients_for_chance(CHANCE)} or more{_at_more_harm(rows)}"
         )
     likely = sorted((one for one in rows if one.design != "m0"), key=lambda one: -one.low)[:3]
     said = [f"{one.design}: {' and '.join(one.fails)}" for one in likely]
     return (
-        f"no design passes (p at most {chance:g} among all compared, more helped than hurt, at most {allowed_hurt:.0%} "
+        f"no design passes (p at most {CHANCE:g} among all compared, more helped than hurt, at most {allowed_hurt:.0%} "
         f"hurt by more than a point): {'; '.join(said)}{_at_more_harm(rows)}"
     )
 
 
 def _at_more_harm(rows: Sequence[DesignRow]) -> str:
-    """Which design would be taken if more may be hurt: that is for a person to weigh."""
+    """Say which design would be adopted with a larger ``allowed_hurt``."""
     sure = [row for row in rows if len(row.fails) == 1 and row.fails[0].startswith(HARM)]
     if not sure:
         return ""
@@ -301,30 +277,21 @@ CAREFUL = "/average"  # end of the name of a design that averages a learned pred
 
 
 def _rows(
-    deployed: Mapping[str, Sequence[Deployed]], oracle: float, allowed_hurt: float, chance: float, level: float
+    deployed: Mapping[str, Sequence[Deployed]], oracle: float, allowed_hurt: float, chance: float = CHANCE
 ) -> tuple[DesignRow, ...]:
+    """One line for each design; ``oracle`` is the mean gain of the best candidate of every case."""
     clusters = [one.cluster for one in next(iter(deployed.values()))]
     gains = {name: np.array([one.gain for one in found]) for name, found in deployed.items()}
     moving = [name for name in gains if name != "m0"]
     found = chance_of_best(np.stack([gains[name] for name in moving], axis=1), clusters) if moving else ()
-    p = dict(zip(moving, map(float, found), strict=True))
-    return tuple(
-        _row(name, gain, clusters, p.get(name, 1.0), oracle, allowed_hurt, chance, level)
-        for name, gain in gains.items()
-    )
+    p = dict.fromkeys(gains, 1.0) | dict(zip(moving, map(float, found), strict=True))
+    return tuple(_row(name, gain, clusters, p[name], oracle, allowed_hurt, chance) for name, gain in gains.items())
 
 
 def _row(
-    name: str,
-    gain: Any,
-    clusters: Sequence[str],
-    p: float,
-    oracle: float,
-    allowed_hurt: float,
-    chance: float,
-    level: float,
+    name: str, gain: Any, clusters: Sequence[str], p: float, oracle: float, allowed_hurt: float, chance: float
 ) -> DesignRow:
-    mean, low, high = mean_low(gain, clusters, level=level)
+    mean, low, high = mean_low(gain, clusters)
     harm = hurt_share(gain, clusters, limit=allowed_hurt)
     helped, hurt = int((gain > 0).sum()), int((gain < 0).sum())
     fails = []
@@ -414,15 +381,20 @@ def fitted_choice(
     options = {} if plain.name == "m0" else asdict(plain)
     options.pop("rule", None)
     options["cleanup"] = getattr(controller, "cleanup", "")
+    made = [answer(one, controller) for one in known]
+    changed = sum(one.gated or one.state != str(SOURCE) for one in made)
+    deploys = (
+        f"deploys {name}: it changes {changed} of these {len(known)} cases" if changed else "keeps M0 for every case"
+    )
     found: dict[str, Any] = {
         "cases": len(archive.ids),
         "labelled": len(known),
         "clusters": len({one.cluster for one in known}),
         "comparison": compared.as_dict(),
-        "deploys": _deploys(name, controller, known),
+        "deploys": f"this policy {deploys}",
         "signals": _signal_report(known),
         "retained": _retained(compared, name),
-        "concerns": _concerns(compared, name, controller, known),
+        "concerns": _concerns(compared, name, changed),
         "out_of_fold": [
             {**asdict(one), "case": one.case_id, "patient": one.cluster} for one in compared.deployed[name]
         ],
@@ -430,10 +402,10 @@ def fitted_choice(
     if flag_below is not None:
         deployed = [(one.signals, one.metric, one.cluster) for one in compared.deployed[name]]
         try:
-            fit = quality_of(deployed, level=at)
-            options["flag"] = flag_options(fit, flag_below, setting)
-            found["quality"] = flag_report(deployed, fit, flag_below)
-            found["concerns"] += flag_concerns(fit)
+            fit = quality.quality_of(deployed, level=at)
+            options["flag"] = quality.flag_options(fit, flag_below, setting)
+            found["quality"] = quality.flag_report(deployed, fit, flag_below)
+            found["concerns"] += quality.flag_concerns(fit)
         except TooFewCases as error:
             found["concerns"].append(f"no case is flagged: {error}")
     return controller.name, options, found
@@ -454,56 +426,41 @@ def named_rungs(archive: Archive, setting: Setting, names: Sequence[str]) -> dic
     return {name: found[name] for name in names}
 
 
-def _answers(controller: Controller, known: Sequence[Known]) -> int:
-    """How many of the calibration cases the fitted controller changes."""
-    return sum(one.gated or one.state != str(SOURCE) for one in (answer(case, controller) for case in known))
-
-
-def _deploys(name: str, controller: Controller, known: Sequence[Known]) -> str:
-    """What the policy file will do, in a sentence."""
-    changed = _answers(controller, known)
-    if not changed:
-        return "this policy keeps M0 for every case"
-    return f"this policy deploys {name}: it changes {changed} of these {len(known)} cases"
-
-
 def _signal_report(known: Sequence[Known]) -> dict[str, Any]:
-    """Does M0's agreement say how good M0 is, on these cases?"""
+    """Return the rank correlation of M0's agreement with M0's metric on these cases."""
     own = [candidate_signals(one.seen)[SOURCE].get("agreement") for one in known]
     pairs = [(a, one.source, one.cluster) for a, one in zip(own, known, strict=True) if a is not None]
-    rho, p = carries([a for a, _, _ in pairs], [m for _, m, _ in pairs], [c for _, _, c in pairs])
+    rho, p = quality.carries([a for a, _, _ in pairs], [m for _, m, _ in pairs], [c for _, _, c in pairs])
     return {"agreement": {"rho": rho if np.isfinite(rho) else None, "p": p, "cases": len(pairs)}}
 
 
 def _retained(compared: DesignComparison, name: str) -> dict[str, Any]:
-    """Whether the cases that a design changes are helped more often than hurt: what ``check_go`` acts on."""
+    """Count the cases that a design helps and hurts; ``check_go`` reads the result."""
     row = compared.row(name)
-    go = row.helps if row.helped + row.hurt else None
+    go = row.helped > row.hurt if row.helped + row.hurt else None
     return {"helped": row.helped, "hurt": row.hurt, "unchanged": row.unchanged, "go": go}
 
 
-def _concerns(compared: DesignComparison, name: str, controller: Controller, known: Sequence[Known]) -> list[str]:
+def _concerns(compared: DesignComparison, name: str, changed: int) -> list[str]:
+    """What speaks against a design that changes so many of the calibration cases."""
     row = compared.row(name)
     if name == "m0":
         return [f"M0 is deployed for every case: {compared.why}"]
-    said = []
-    if not _answers(controller, known):
-        said.append(
+    if not changed:
+        return [
             f"{name} keeps M0 for every case: fitted on all cases it found nothing that surely gains; the gain above "
             f"comes from other fits, each without one {UNIT[0]}"
-        )
-    elif _retained(compared, name)["go"] is False:
-        said.append(
+        ]
+    if _retained(compared, name)["go"] is False:
+        return [
             f"NO-GO: {row.helped} calibration cases are helped by {name} and {row.hurt} are hurt (lower bound "
             f"{row.low:+.4f} of gain over {row.clusters} {UNIT[1]})"
-        )
-    elif row.fails:
-        said.append(f"{name} would not be adopted by the default: {'; '.join(row.fails)}")
-    return said
+        ]
+    return [f"{name} would not be adopted by the default: {'; '.join(row.fails)}"] if row.fails else []
 
 
 def choice_sentences(found: Mapping[str, Any]) -> list[str]:
-    """The table of designs and what was taken, for a terminal."""
+    """Return the table of designs and the choice, as lines for a terminal."""
     compared = found["comparison"]
     lines = [
         "each design, fitted without the patient that it is scored on: gain over M0 [bounds by Student's "
@@ -520,7 +477,7 @@ def choice_sentences(found: Mapping[str, Any]) -> list[str]:
     lines.append(found["deploys"])
     if len(compared["rows"]) > 2 and compared["chosen"] != "m0":
         lines.append(
-            f"promised is nothing: these {found['clusters']} {UNIT[1]} chose the design. A risk of at most 0.1 can be "
+            f"nothing is promised: these {found['clusters']} {UNIT[1]} chose the design. A risk of at most 0.1 can be "
             f"promised with {patients_needed(0.1)} others (casewise certify OTHERS), or with "
             f"{patients_needed(0.1, delta=0.1, binary=False, designs=TOGETHER, halved=True)} in all that choose and "
             "certify (certify --policy default --method ltt)"
@@ -531,4 +488,4 @@ def choice_sentences(found: Mapping[str, Any]) -> list[str]:
             f"M0's agreement with the candidates has rank correlation {signal['rho']:.2f} with its metric "
             f"(p {signal['p']:.3f}, {signal['cases']} cases)"
         )
-    return [*lines, *flag_sentences(found)]
+    return [*lines, *quality.flag_sentences(found)]

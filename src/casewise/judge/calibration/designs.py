@@ -1,12 +1,12 @@
 """Designs: ways of choosing among candidates, each fitted on labelled cases.
 
-All that labels say of a case is gathered once (:func:`gather`): the metric of every candidate, and for every piece of
-the consensus edit how many voxels it made right and wrong. A design is then a function from some cases to a controller.
+The labels are read once (:func:`gather`): the metric of every candidate, and for every piece of an edit how many voxels
+it made right and wrong. A design is then a function from some cases to a controller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -55,66 +55,48 @@ FOLDS = 10  # at most; with fewer clusters each is left out in turn
 
 
 @dataclass(frozen=True, eq=False)
-class WholeMasks:
-    """M0, the edit and the label of a case, for a metric that needs whole masks."""
+class Edit:
+    """The pieces of one candidate's edit: their features, and the voxels that each one makes right and wrong."""
 
-    source: Mask
-    edit: Mask
-    label: Mask
-    metric: str
-    ignore: int | None
-    spacing_mm: tuple[float, ...] | None
-
-    def of(self, accepted: NDArray[np.bool_]) -> float:
-        """The metric of M0 with the accepted pieces of the edit."""
-        mask = merged(self.source, self.edit, tuple(np.flatnonzero(accepted).tolist()))
-        return float(METRICS[self.metric].of(mask, self.label, ignore=self.ignore, spacing_mm=self.spacing_mm))
-
-
-@dataclass(frozen=True, eq=False)
-class Counts:
-    """Voxels of each class that M0 and the label share, that M0 has, that the label has; and what each piece moves."""
-
-    shared: Floats  # (class,)
-    in_mask: Floats
-    in_label: Floats
+    features: Floats  # (piece, feature)
     before: NDArray[np.int64]  # class of each piece in M0
-    after: NDArray[np.int64]
+    after: NDArray[np.int64]  # class of each piece in the edit
     size: Floats  # voxels of each piece whose label is known
     lost: Floats  # of them, those that were right in M0
     won: Floats  # of them, those that are right in the edit
-    metric: str = "dice"
-    scored: WholeMasks | None = None  # where the metric cannot be had from counts
+    counts: Floats  # (3, class): voxels that M0 and the label share, voxels of M0, voxels of the label
+    metric: str
+    scored: Callable[[tuple[int, ...]], float] | None = None  # scores whole masks, where counts are not enough
 
-    def of(self, accepted: NDArray[np.bool_]) -> float:
-        """The metric of M0 with the accepted pieces."""
+    def metric_of(self, accepted: NDArray[np.bool_]) -> float:
+        """Return the metric of M0 with the accepted pieces."""
         if self.scored is not None:
-            return self.scored.of(accepted)
-        shared, in_mask = self.shared.copy(), self.in_mask.copy()
-        before, after = self.before[accepted], self.after[accepted]
+            return self.scored(tuple(np.flatnonzero(accepted).tolist()))
+        shared, in_mask, in_label = self.counts.copy()
+        before, after, size = self.before[accepted], self.after[accepted], self.size[accepted]
         np.subtract.at(shared, before, self.lost[accepted])
         np.add.at(shared, after, self.won[accepted])
-        np.subtract.at(in_mask, before, self.size[accepted])
-        np.add.at(in_mask, after, self.size[accepted])
+        np.subtract.at(in_mask, before, size)
+        np.add.at(in_mask, after, size)
         of_counts = METRICS[self.metric].of_counts
         assert of_counts is not None
-        return of_counts(shared, in_mask, self.in_label)
+        return of_counts(shared, in_mask, in_label)
 
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """One labelled case: what a controller sees of it, and what each of its answers is worth."""
+    """One labelled case: what a controller sees, and the metric of each of its candidates."""
 
     case_id: str
     cluster: str
-    seen: Observation  # with the signals of disagreement
+    seen: Observation  # with the agreement signals
     metric: Mapping[State, float]
     ha: Mapping[State, float]
-    edits: Mapping[State, tuple[Floats, Counts]]  # of each candidate: features of its pieces, and what they are worth
+    edits: KnownEdits  # of each candidate
 
     @property
     def source(self) -> float:
-        """The metric of M0."""
+        """Metric of M0."""
         return self.metric[SOURCE]
 
 
@@ -134,12 +116,12 @@ class Deployed:
 
     @property
     def gain(self) -> float:
-        """Against M0."""
+        """Change of the metric against M0."""
         return self.metric - self.source
 
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much is done, and how much there is."""
+"""Called with the name of the step, the number of finished parts and the number of all parts."""
 
 
 def gather(archive: Archive, setting: Setting, progress: Progress | None = None) -> list[Known]:
@@ -166,10 +148,11 @@ def gather(archive: Archive, setting: Setting, progress: Progress | None = None)
         silent = non_voting(whole, (*setting.silent, setting.consensus))
         held = compared_masks(whole, masks, silent=silent, background=setting.background)
         seen = added(whole, dict(zip(candidate_signals(whole), held.signals(), strict=True)))
-        scoring = (options["metric"], options["ignore"], entry.spacing_mm)
-        edits = KnownEdits(archive, case_id, setting.ladders, silent, scoring, frozenset(masks) - {SOURCE})
+        edits = KnownEdits(
+            archive, case_id, setting.ladders, silent, options["metric"], options["ignore"], entry.spacing_mm
+        )
         masks = {state: masks[state] for state in candidate_signals(whole)}  # in the order of ``held``
-        edits.read(masks, [state for state in first if state in edits], held)
+        edits.need([state for state in first if state in masks], masks, held)
         found.append(
             Known(
                 case_id,
@@ -198,115 +181,86 @@ def _best_states(tables: Mapping[str, pd.DataFrame], setting: Setting) -> list[S
 
 
 @dataclass(frozen=True, eq=False)
-class KnownEdits(Mapping[State, tuple[Floats, Counts]]):
-    """Of each candidate of a case: the features of its pieces, and what they are worth; read when first asked for."""
+class KnownEdits:
+    """The edits of the candidates of a case; each is worked out when it is first needed."""
 
     archive: Archive
     case_id: str
     ladders: tuple[str, ...]
     silent: tuple[str, ...]
-    scoring: tuple[str, int | None, tuple[float, ...] | None]  # metric, ignored label, spacing in mm
-    states: frozenset[State]
-    known: dict[State, tuple[Floats, Counts]] = field(default_factory=dict)
+    metric: str
+    ignore: int | None
+    spacing_mm: tuple[float, ...] | None
+    known: dict[State, Edit] = field(default_factory=dict)
 
-    def __getitem__(self, state: State) -> tuple[Floats, Counts]:
-        if state not in self.states:
-            raise KeyError(state)
-        if state not in self.known:
-            self.read(candidate_masks(self.archive, self.case_id, self.ladders), [state])
+    def __getitem__(self, state: State) -> Edit:
+        self.need((state,))
         return self.known[state]
 
-    def __iter__(self) -> Iterator[State]:
-        return iter(self.states)
+    def need(
+        self, states: Iterable[State], masks: Mapping[State, Mask] | None = None, held: Candidates | None = None
+    ) -> None:
+        """Work out some edits together; ``held`` is the comparison of the masks, where both are known already."""
+        missing = [state for state in states if state not in self.known]
+        if missing:
+            masks = masks or candidate_masks(self.archive, self.case_id, self.ladders)
+            label, held = self.archive.label(self.case_id), held or opinions(masks, self.silent)
+            counts = self._counts(masks, label)
+            self.known.update({state: self._edit(masks, state, held, label, counts) for state in missing})
 
-    def __len__(self) -> int:
-        return len(self.states)
+    def _counts(self, masks: Mapping[State, Mask], label: Mask) -> Floats:
+        """Voxels of each class: shared by M0 and the label, in M0, in the label; ignored voxels are left out."""
+        old, truth = masks[SOURCE].reshape(-1), label.reshape(-1)
+        if self.ignore is not None:
+            known = truth != self.ignore
+            old, truth = old[known], truth[known]
+        classes = int(max(truth.max(initial=0), *(mask.max(initial=0) for mask in masks.values()))) + 1
+        return np.array([np.bincount(part, minlength=classes) for part in (old[old == truth], old, truth)], np.float64)
 
-    def need(self, states: Iterable[State]) -> None:
-        """Work out the edits of some candidates together, where they are not known yet."""
-        lost = [state for state in states if state not in self.known]
-        if lost:
-            self.read(candidate_masks(self.archive, self.case_id, self.ladders), lost)
+    def _edit(self, masks: Mapping[State, Mask], state: State, held: Candidates, label: Mask, counts: Floats) -> Edit:
+        pieces, features = piece_features(masks, state, self.silent, held)
+        truth = label.reshape(-1)[pieces.voxels]
+        valid = np.ones(truth.size, bool) if self.ignore is None else truth != self.ignore
 
-    def read(self, masks: Mapping[State, Mask], states: Iterable[State], held: Candidates | None = None) -> None:
-        """Work out the edits of some candidates; ``held`` is the comparison of the masks, where it is known."""
-        label = self.archive.label(self.case_id)
-        base, held = _counts(masks, label, *self.scoring), held or opinions(masks, self.silent)
-        self.known.update({state: _edit(masks, state, self.silent, held, base, label) for state in states})
+        def tally(voxels: NDArray[np.bool_]) -> Floats:
+            return np.bincount(pieces.number[voxels], minlength=len(pieces.sizes)).astype(np.float64)
 
+        def scored(accepted: tuple[int, ...]) -> float:
+            mask = merged(masks[SOURCE], masks[state], accepted)
+            return METRICS[self.metric].of(mask, label, ignore=self.ignore, spacing_mm=self.spacing_mm)
 
-def _edit(
-    masks: Mapping[State, Mask], state: State, silent: tuple[str, ...], found: Candidates, base: Counts, label: Mask
-) -> tuple[Floats, Counts]:
-    """The features of the pieces of a candidate's edit, and what each of them is worth."""
-    pieces, rows = piece_features(masks, state, silent, found)
-    at, amount = pieces.voxels, len(pieces.sizes)
-    truth = label.reshape(-1)[at]
-    ignore = None if base.scored is None else base.scored.ignore
-    valid = np.ones(truth.size, bool) if ignore is None else truth != ignore
-
-    def tally(voxels: NDArray[np.bool_]) -> Floats:
-        return np.bincount(pieces.number[voxels], minlength=amount).astype(np.float64)
-
-    whole = base.scored
-    needs_masks = METRICS[base.metric].of_counts is None
-    return rows, replace(
-        base,
-        before=pieces.before,
-        after=pieces.after,
-        size=tally(valid),
-        lost=tally(valid & (truth == pieces.before[pieces.number])),
-        won=tally(valid & (truth == pieces.after[pieces.number])),
-        scored=replace(whole, edit=masks[state]) if needs_masks and whole is not None else None,
-    )
-
-
-def _counts(masks: Mapping[State, Mask], label: Mask, metric: str, ignore: int | None, spacing: Any) -> Counts:
-    """What all edits of a case share: the voxels of each class in M0 and in the label."""
-    source = masks[SOURCE]
-    old, truth = source.reshape(-1), label.reshape(-1)
-    if ignore is not None:
-        known = truth != ignore
-        old, truth = old[known], truth[known]
-    top = int(max(truth.max(initial=0), *(mask.max(initial=0) for mask in masks.values()))) + 1
-    none = np.zeros(0, np.int64)
-    return Counts(
-        shared=np.bincount(old[old == truth], minlength=top).astype(np.float64),
-        in_mask=np.bincount(old, minlength=top).astype(np.float64),
-        in_label=np.bincount(truth, minlength=top).astype(np.float64),
-        before=none,
-        after=none,
-        size=np.zeros(0),
-        lost=np.zeros(0),
-        won=np.zeros(0),
-        metric=metric,
-        scored=WholeMasks(source, source, label, metric, ignore, spacing),
-    )
+        return Edit(
+            features,
+            pieces.before,
+            pieces.after,
+            size=tally(valid),
+            lost=tally(valid & (truth == pieces.before[pieces.number])),
+            won=tally(valid & (truth == pieces.after[pieces.number])),
+            counts=counts,
+            metric=self.metric,
+            scored=scored if METRICS[self.metric].of_counts is None else None,
+        )
 
 
 Design = Callable[[Sequence[Known], Setting], Controller]
 """From some labelled cases to a controller."""
 
 
-def _plain(setting: Setting) -> dict[str, Any]:
-    return asdict(setting)
-
-
-def fit_rule(rule: str) -> Design:
-    """A rule without parameters."""
-    return lambda known, setting: AgreementRule(**_plain(setting), rule=rule)  # type: ignore[arg-type]
+def fit_rule(rule: str, **options: Any) -> Design:
+    """Return the design of a rule that is not fitted."""
+    return lambda known, setting: AgreementRule(**asdict(setting), rule=rule, **options)  # type: ignore[arg-type]
 
 
 def fit_low_agreement(known: Sequence[Known], setting: Setting, *, level: float = 0.975) -> Controller:
-    """The consensus below the agreement of M0 that gains most on these cases; nowhere if nothing surely gains."""
+    """Fit the agreement of M0 below which the consensus is deployed; M0 everywhere if the gain may be luck."""
     said = [candidate_signals(one.seen)[SOURCE]["agreement"] for one in known]
-    own = np.array([np.inf if value is None else value for value in said])  # nobody holds anything: M0
+    own = np.array([np.inf if value is None else value for value in said])  # all masks are empty: M0
     gain = np.array([one.metric[state_of(setting.consensus)] - one.source for one in known])
     cuts = [-np.inf, *np.unique(own[np.isfinite(own)])[1:].tolist(), np.inf]
     gains = np.where(own[:, None] < np.array(cuts), gain[:, None], 0.0)
     best = int(np.argmax(gains.sum(axis=0)))
     sure = chance_of_best(gains, [one.cluster for one in known])[best] <= 1 - level
-    return AgreementRule(**_plain(setting), rule="low-agreement", threshold=cuts[best] if sure else -np.inf)
+    return AgreementRule(**asdict(setting), rule="low-agreement", threshold=cuts[best] if sure else -np.inf)
 
 
 def fit_choose(
@@ -317,12 +271,12 @@ def fit_choose(
     level: float = 0.9,
     allowed_hurt: float = ALLOWED_HURT,
 ) -> Controller:
-    """An anchor, and where another candidate is surely better than it.
+    """Fit ``choose``: the anchor, and a model of when another candidate is better.
 
-    The anchor is the fixed candidate with the largest lower bound of gain over clusters among those that hurt at most
-    ``allowed_hurt`` by more than a point, as ``default`` takes a design; M0 where none is above 0. It is left only if
-    leaving it was tried: with models fitted without a cluster, the departures must gain over the anchor on the
-    clusters left out (lower bound above 0). Where signals carry nothing, the anchor is all there is.
+    The anchor is the fixed candidate with the largest lower bound of gain over clusters, among those that hurt at most
+    ``allowed_hurt`` of the cases by more than a point; M0 if no bound is above 0. Other candidates are allowed only if
+    models fitted without a cluster gain over the anchor on that cluster (lower bound above 0). Otherwise the anchor is
+    deployed for every case.
     """
     clusters = [one.cluster for one in known]
     lows = {SOURCE: 0.0}
@@ -342,9 +296,9 @@ def fit_choose(
 
 
 def _departures(known: Sequence[Known], setting: Setting, anchor: State, ridge: float, level: float) -> Choose:
-    """Expected gain of a candidate by ridge regression, and the same without each cluster in turn.
+    """Fit the expected gain of a candidate by ridge regression, on all cases and without each cluster in turn.
 
-    What is particular to a candidate is shrunk by as much as its mean residual is noise (empirical Bayes).
+    The intercept of a candidate is shrunk by the noise of its mean residual (empirical Bayes).
     """
     rows = [_rows(one) for one in known]
     names = sorted({name for one in rows for name in one[2]})
@@ -356,7 +310,7 @@ def _departures(known: Sequence[Known], setting: Setting, anchor: State, ridge: 
         for out in np.unique(clusters)
     ]
     return Choose(
-        **_plain(setting),
+        **asdict(setting),
         weights=whole[0],
         own=whole[1],
         replicates=tuple(left_out),
@@ -415,53 +369,57 @@ THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 def fit_merge(
     known: Sequence[Known], setting: Setting, *, ridge: float = 0.01, rivals: int = 2, level: float = 0.975
 ) -> Controller:
-    """Which pieces of the edit of one candidate are right; which candidate and which threshold by leaving clusters out.
+    """Fit which pieces of one candidate's edit are right; candidate and threshold are chosen on left-out clusters.
 
-    The consensus is judged beside the ``rivals`` single candidates that gain most. The best of so many settings looks
-    better than it is, so everything is rejected (M0 is deployed) unless its gain passes a test that knows all of them.
+    The consensus is compared with the ``rivals`` single candidates that gain most. The best of many settings looks
+    better than it is, so M0 is deployed unless its gain passes a test that accounts for all of them.
     """
     consensus = state_of(setting.consensus)
     single = [state for state in candidate_signals(known[0].seen) if state not in (SOURCE, consensus)]
     single.sort(key=lambda state: -float(np.mean([one.metric[state] for one in known])))
     edits = (consensus, *single[:rivals])
     for one in known:
-        if isinstance(one.edits, KnownEdits):
-            one.edits.need(edits)
+        one.edits.need(edits)
     gains = np.hstack([_held_out_gains(known, edit, ridge) for edit in edits])
     clusters = [one.cluster for one in known]
     best = int(np.argmax([mean_low(column, clusters, level=level)[1] for column in gains.T]))
     taken, threshold = edits[best // len(THRESHOLDS)], THRESHOLDS[best % len(THRESHOLDS)]
     if chance_of_best(gains, clusters)[best] > 1 - level:
         threshold = float("inf")
-    return _merge(setting, taken, _fit_pieces([one.edits[taken] for one in known], ridge), threshold)
+    weights, center, scale = (tuple(part.tolist()) for part in _piece_model(tuple(known), taken, ridge))
+    return Merge(**asdict(setting), edit=str(taken), weights=weights, center=center, scale=scale, threshold=threshold)
 
 
 def _held_out_gains(known: Sequence[Known], edit: State, ridge: float) -> Floats:
-    """(case, threshold): the gain of a merge whose model had not seen the case's cluster."""
+    """Return the gain of each case and threshold, with a model that was fitted without the case's cluster."""
     gains = np.zeros((len(known), len(THRESHOLDS)))
     edits = [one.edits[edit] for one in known]
     for inside, out in folds([one.cluster for one in known]):
-        model = _fit_pieces([edits[i] for i in inside], ridge)
+        model = _piece_model(tuple(known[i] for i in inside), edit, ridge)
         for i in out:
-            rows, counts = edits[i]
-            scores = piece_scores(rows, *model)
+            scores = piece_scores(edits[i].features, *model)
             accepted = scores[:, None] > np.array(THRESHOLDS)
             _, first, back = np.unique(accepted.sum(axis=0), return_index=True, return_inverse=True)
-            each = np.array([counts.of(accepted[:, column]) for column in first])  # sets of equal size are equal
+            each = np.array(
+                [edits[i].metric_of(accepted[:, column]) for column in first]
+            )  # sets of equal size are equal
             gains[i] = each[back] - known[i].source
     return gains
 
 
-def _merge(setting: Setting, edit: State, model: tuple[Floats, Floats, Floats], threshold: float) -> Merge:
-    weights, center, scale = (tuple(part.tolist()) for part in model)
-    return Merge(**_plain(setting), edit=str(edit), weights=weights, center=center, scale=scale, threshold=threshold)
+@lru_cache(maxsize=4096)
+def _pieces(one: Known, edit: State) -> tuple[Floats, Floats, Floats]:
+    """The features of a candidate's pieces, alike ones once, and the voxels that they make right and wrong."""
+    pieces = one.edits[edit]
+    alike, which = np.unique(pieces.features, axis=0, return_inverse=True)
+    won, lost = (np.bincount(which.ravel(), part, minlength=len(alike)) for part in (pieces.won, pieces.lost))
+    return alike, won, lost
 
 
-def _fit_pieces(edits: Sequence[tuple[Floats, Counts]], ridge: float) -> tuple[Floats, Floats, Floats]:
+@lru_cache(maxsize=4096)  # folds within folds ask for the same cases again
+def _piece_model(known: tuple[Known, ...], edit: State, ridge: float) -> tuple[Floats, Floats, Floats]:
     """Logistic regression of "made right" against "made wrong", weighted by voxels, by Newton's method."""
-    x = np.concatenate([rows for rows, _ in edits])
-    won = np.concatenate([counts.won for _, counts in edits])
-    lost = np.concatenate([counts.lost for _, counts in edits])
+    x, won, lost = (np.concatenate(part) for part in zip(*(_pieces(one, edit) for one in known), strict=True))
     total = won + lost
     width = len(PIECE_FEATURES)
     if not total.sum():
@@ -485,13 +443,8 @@ def _fit_pieces(edits: Sequence[tuple[Floats, Counts]], ridge: float) -> tuple[F
     return solved, center, scale
 
 
-def fit_source(known: Sequence[Known], setting: Setting) -> Controller:
-    """M0."""
-    return Source()
-
-
 DESIGNS: Mapping[str, Design] = {
-    "m0": fit_source,
+    "m0": lambda known, setting: Source(),
     "consensus": fit_rule("consensus"),
     "consensus-where-low": fit_low_agreement,
     "highest-agreement": fit_rule("agreement"),
@@ -502,16 +455,6 @@ DESIGNS: Mapping[str, Design] = {
 """From the simplest to the one with most parameters; among equals the first is taken."""
 
 
-def fit_fixed(candidate: str) -> Design:
-    """One candidate for every case, such as a tuned model or its average with M0."""
-    return lambda known, setting: AgreementRule(**_plain(setting), rule="fixed", candidate=candidate)
-
-
-def fit_settled(known: Sequence[Known], setting: Setting) -> Controller:
-    """Views are read one after the other until their consensus has settled."""
-    return Settled(cap=setting.steps)
-
-
 def designs_for(
     known: Sequence[Known],
     setting: Setting,
@@ -519,7 +462,7 @@ def designs_for(
     allowed_hurt: float = ALLOWED_HURT,
     fixed: Mapping[str, str] | None = None,
 ) -> dict[str, Design]:
-    """All designs that suit what was recorded.
+    """Return all designs that can be fitted on these cases.
 
     Args:
         known: The labelled cases.
@@ -533,8 +476,8 @@ def designs_for(
     """
     found: dict[str, Design] = {**DESIGNS, "choose": partial(fit_choose, allowed_hurt=allowed_hurt)}
     if not setting.ladders and any("settled" in signals for signals in known[0].seen.signals[1:]):
-        found["settled"] = fit_settled
-    return {**found, **{name: fit_fixed(state) for name, state in (fixed or {}).items()}}
+        found["settled"] = lambda known, setting: Settled(cap=setting.steps)
+    return {**found, **{name: fit_rule("fixed", candidate=state) for name, state in (fixed or {}).items()}}
 
 
 class KnownLadder:
@@ -562,7 +505,7 @@ class KnownLadder:
         """Signals of all states; for merge also the scores of the pieces, from the gathered features."""
         if not isinstance(controller, Merge):
             return self.one.seen
-        scores = controller.scores(self.one.edits[controller.edited][0])
+        scores = controller.scores(self.one.edits[controller.edited].features)
         named = {f"{PIECE}{number}": float(score) for number, score in enumerate(scores)}
         return added(self.one.seen, {controller.edited: {"pieces": float(len(scores)), **named}})
 
@@ -581,10 +524,10 @@ def _worth(one: Known, verdict: Verdict) -> Deployed:
     candidates = candidate_signals(one.seen)
     metric = one.metric[verdict.state]
     if gated:
-        rows, counts = one.edits[verdict.state]
-        accepted = np.zeros(len(rows), bool)
+        edit = one.edits[verdict.state]
+        accepted = np.zeros(len(edit.features), bool)
         accepted[list(verdict.accepted or ())] = True
-        metric = counts.of(accepted)
+        metric = edit.metric_of(accepted)
     return Deployed(
         one.case_id,
         one.cluster,
@@ -598,7 +541,7 @@ def _worth(one: Known, verdict: Verdict) -> Deployed:
 
 
 def folds(clusters: Sequence[str]) -> list[tuple[list[int], list[int]]]:
-    """(cases to fit on, cases to score), clusters never torn apart; each cluster alone where there are few."""
+    """Return (cases to fit on, cases to score) of each fold; cases of one cluster stay together."""
     number = fold_numbers(clusters)
     return [
         (np.flatnonzero(number != k).tolist(), np.flatnonzero(number == k).tolist())
@@ -607,7 +550,7 @@ def folds(clusters: Sequence[str]) -> list[tuple[list[int], list[int]]]:
 
 
 def fold_numbers(clusters: Sequence[str]) -> NDArray[np.int64]:
-    """The fold of each case: one for each cluster, :data:`FOLDS` at most."""
+    """Return the fold of each case: one fold for each cluster, at most :data:`FOLDS`."""
     amount = len(set(clusters))
     if amount < 2:
         raise TooFewCases(f"cross-fitting needs at least two clusters (patients), got {amount}")

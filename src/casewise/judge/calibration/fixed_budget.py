@@ -1,4 +1,4 @@
-"""What the labelled holdout says about depth: the ladder, the fixed budget by four rules, and tau (G1, G2, G6, F6)."""
+"""Numbers that labels fit for stop rules: HA by step, the fixed budget by four rules, and tau (G1, G2, G6, F6)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The preflight: what the holdout says about a policy before it is deployed. It is printed and stored in policy.json.
+"""The preflight: what the calibration cases show about a policy. It is printed and stored in policy.json.
 
-The guard of a design acts on evidence only: a one-sided sign test over patients, by labels or by reviews. A majority
-of a dozen cases is little more than a coin toss where adaptation changes little.
+The guard of a design closes it only if a one-sided sign test over patients is significant, because a small majority of
+a dozen cases may be luck.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from casewise.judge.calibration.design_comparison import choice_sentences
 from casewise.judge.calibration.fixed_budget import budgets, shape
 from casewise.judge.calibration.quality import flag_sentences
 from casewise.judge.certificates.risk_control import PLANNED, conformal_floor, patients_needed
+from casewise.judge.controllers.metadata import metadata_of
 from casewise.judge.controllers.router import bucket_of
 from casewise.judge.decide import replay_case
+from casewise.judge.monitors.quota import BUCKETS, quota_of
 from casewise.judge.outcomes import LITTLE, deployed, judged_sentence, judged_share
 
 SWAPPED = 0.1
@@ -43,12 +45,24 @@ def preflight(
     reviews: Mapping[str, float] | None = None,
     source_metric: float | None = None,
 ) -> dict[str, Any]:
-    """Everything but the cut-points themselves: retained bucket, ladder, coherence, M0, floor, z-statistics."""
+    """Return what the holdout shows about a policy.
+
+    Args:
+        archive: The calibration cases.
+        controller: The controller of the policy, with its cut-points.
+        frame: Outcomes of the calibration cases.
+        reviews: Decisions of reviewers by case, in place of labels.
+        source_metric: The model's metric on its own domain.
+
+    Returns:
+        Helped and hurt among the kept cases, HA by step, budgets, coherence of the edit, M0, what can be certified,
+        z-statistics; for a router also its buckets.
+    """
     decisions = [replay_case(archive, controller, case_id) for case_id in archive.ids]
     known = frame.loc[frame["ha"].notna()]
     labelled = int(known["case"].nunique())
     patients = int(known["cluster"].where(known["cluster"].notna(), known["case"]).nunique())
-    return {
+    found = {
         "cases": len(archive.ids),
         "labelled": labelled,
         "patients": patients,
@@ -61,6 +75,11 @@ def preflight(
         "edit": edit(frame, archive),
         "statistics": _or_reason(lambda: vars(_statistics(archive))),
     }
+    if metadata_of(controller).is_router:
+        counts = {name: sum(one.bucket == name for one in decisions) for name in BUCKETS}
+        found["buckets"] = {name: {"cases": count, "share": count / len(decisions)} for name, count in counts.items()}
+        found["quota"] = quota_of(decisions)
+    return found
 
 
 def retained(
@@ -91,20 +110,16 @@ def retained(
 
 
 def coherence(frame: pd.DataFrame) -> dict[str, Any]:
-    """Is the edit coherent? Its largest component and its share of single voxels, at the first and last step (O5)."""
+    """Return medians of the largest component and the share of single voxels, at the first and last step (O5)."""
     plain = frame.loc[frame["shrink"] == 0]
     steps = {"first": 1, "last": int(plain["step"].max())}
-    return {
-        name: {
-            signal: _median(plain.loc[plain["step"] == step, signal]) if signal in plain else None
-            for signal in ("largest", "largest_share", "singleton_share", "effective_regions")
-        }
-        for name, step in steps.items()
-    }
+    names = ["largest", "largest_share", "singleton_share", "effective_regions"]
+    found = {when: plain.loc[plain["step"] == step].reindex(columns=names).median() for when, step in steps.items()}
+    return {when: {name: _or_none(medians[name]) for name in names} for when, medians in found.items()}
 
 
 def usability(frame: pd.DataFrame, source_metric: float | None = None) -> dict[str, Any]:
-    """Is M0 usable? Its metric on the holdout, and how often it finds nothing at all (O4)."""
+    """Return the metric of M0 on the holdout, how often M0 is empty, and whether it is usable (O4)."""
     rows = frame.loc[frame["step"] == 0]
     metric = rows["metric"].dropna()
     found = {
@@ -119,7 +134,7 @@ def usability(frame: pd.DataFrame, source_metric: float | None = None) -> dict[s
 
 
 def edit(frame: pd.DataFrame, archive: Archive) -> dict[str, Any]:
-    """What HA sees of the edit at the last step: the share in large enough pieces, and swaps between classes."""
+    """Return the share of the last step's edit that HA judges, and the share that swaps foreground classes."""
     plain = frame.loc[(frame["shrink"] == 0) & (frame["step"] == frame["step"].max())]
     changed = plain.loc[plain["area"] > 0] if "swapped" in plain else plain.iloc[:0]
     return {
@@ -140,7 +155,7 @@ def reach_of(patients: int) -> dict[str, Any]:
 
 
 def concerns(found: Mapping[str, Any]) -> list[str]:
-    """What a person should read before deploying, as sentences; empty when nothing speaks against it."""
+    """Return what a person should know before deploying a policy, as sentences."""
     said = []
     kept = found["retained"]
     counted = f"of the retained cases {kept['helped']} were helped and {kept['hurt']} were hurt"
@@ -156,7 +171,7 @@ def concerns(found: Mapping[str, Any]) -> list[str]:
     if not kept["kept"]:
         said.append("every calibration case rolls back: this policy deploys M0 only")
     if "instead_of" in found:
-        said.append(f"the tertiles of {found['instead_of']} are no thirds here; routed on {found['coordinate']}")
+        said.append(f"the tertiles of {found['instead_of']} are uneven here; the router uses {found['coordinate']}")
     ladder = found["ladder"]
     if "ha" in ladder and not any(ladder["ha"]):
         said.append(
@@ -164,7 +179,7 @@ def concerns(found: Mapping[str, Any]) -> list[str]:
             "min_area, or adapt harder, before trusting this"
         )
     elif ladder.get("argmin") == 1 and not ladder["dips_before_it_rises"]:
-        said.append("HA is lowest at step 1 and only rises: more steps buy harm here")
+        said.append("HA is lowest at step 1 and only rises: more steps do more harm here")
     if found["source"]["usable"] is False:
         said.append(f"M0 is not usable here: metric below the line {found['source']['line']:.3f}")
     singles = found["coherence"]["first"]["singleton_share"]
@@ -187,6 +202,10 @@ def concerns(found: Mapping[str, Any]) -> list[str]:
     return said
 
 
+def _or_none(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
 def _statistics(archive: Archive) -> Any:
     signals = archive.signals()
     first = signals.loc[(signals["step"] == 1) & (signals["shrink"] == 0)]
@@ -194,16 +213,11 @@ def _statistics(archive: Archive) -> Any:
 
 
 def _or_reason(make: Any) -> dict[str, Any]:
-    """A result, or the reason why there is none; a missing label is no reason to refuse a label-free policy."""
+    """Return a result, or the reason why there is none; a policy without labels is not refused."""
     try:
         return dict(make())
     except (CasewiseError, KeyError) as error:
         return {"not_computed": str(error)}
-
-
-def _median(values: pd.Series) -> float | None:
-    known = values.dropna()
-    return float(np.median(known)) if len(known) else None
 
 
 EVIDENT = 0.05
@@ -261,7 +275,7 @@ def _change(decision: str, number: int, path: str | Path) -> float:
 
 
 def in_words(policy: Policy) -> list[str]:
-    """What was fitted, on what, and what speaks for and against it."""
+    """Return a policy as lines of text: its numbers, the calibration cases, and the concerns."""
     found = policy.preflight
     if "comparison" in found:
         said = (
@@ -282,7 +296,7 @@ def in_words(policy: Policy) -> list[str]:
 
 
 def _design_lines(policy: Policy) -> Iterator[str]:
-    """What was chosen by hand, once for each thing that was looked at."""
+    """Yield the design choices that were made by hand, grouped by what was seen."""
     chosen: dict[str, list[str]] = {}
     for line in policy.exposures:
         chosen.setdefault(line["seen"], []).append(line["choice"])

@@ -26,12 +26,12 @@ from casewise.judge.decide import Setting, candidate_masks, has_consensus, repla
 from casewise.judge.outcomes import outcomes
 
 Floats = NDArray[np.float64]
-FEWEST_CLUSTERS = 9  # with fewer, whether a signal carries is luck, and choosing it by that breaks the bound
-CARRIES = 0.1  # one-sided p of the rank correlation below which a signal is said to carry
+FEWEST_CLUSTERS = 9  # with fewer, a correlation is luck, and choosing a signal by it breaks the bound
+CARRIES = 0.1  # a signal is used if the one-sided p of its rank correlation is at most this
 
 
 def clusters_needed(level: float) -> int:
-    """Clusters from which a lower bound at this level exists: K / (K + 1) >= level.
+    """Return the number of clusters that a lower bound at this level needs: K / (K + 1) >= level.
 
     >>> clusters_needed(0.9), clusters_needed(0.8), clusters_needed(0.95)
     (9, 4, 19)
@@ -46,16 +46,11 @@ def too_few_for_flags(archive: Archive, level: float) -> str | None:
 
 
 def _too_few(level: float, amount: int) -> str:
+    possible = [one for one in (0.95, 0.9, 0.8, 0.7, 0.6, 0.5) if clusters_needed(one) <= amount]
     return (
-        f"a lower bound at level {level:g} needs at least {clusters_needed(level)} clusters (patients), "
-        f"got {amount}; label more, or ask for a lower level (--confidence){_within(amount)}"
+        f"a lower bound at level {level:g} needs at least {clusters_needed(level)} clusters (patients), got {amount}; "
+        f"label more, or ask for a lower level{f', such as --confidence {possible[0]:g}' if possible else ''}"
     )
-
-
-def _within(clusters: int) -> str:
-    """The round level that so many clusters carry, as a piece of a sentence."""
-    level = next((level for level in (0.95, 0.9, 0.8, 0.7, 0.6, 0.5) if clusters_needed(level) <= clusters), None)
-    return "" if level is None else f": {clusters} carry {level:g}"
 
 
 def cluster_quantile(scores: ArrayLike, clusters: Sequence[Any], level: float) -> float:
@@ -96,10 +91,6 @@ class QualityFit:
     clusters: int
     rho: float  # rank correlation of signal and metric over cases
     p: float  # that this is chance, one-sided, by exchanging clusters
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
 
 
 def fit_quality(
@@ -196,7 +187,7 @@ def _ranks(values: Floats) -> Floats:
 def fitted_flag(
     archive: Archive, controller: Controller, *, below: float, at: float, consensus: str | None = None
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """(flag, what it does here, concerns) for a controller that reads one ladder step by step.
+    """Return (flag, its effect on these cases, concerns) for a controller that reads one ladder step by step.
 
     The lower bound comes from the worst mask of each case's ladder, M0 and shrunk ones included, so it holds whichever
     is deployed: cut-points may be fitted on the same cases, move later, or differ by group.
@@ -214,7 +205,7 @@ def fitted_flag(
         seen = with_agreement(
             whole_case(archive, case_id, setting),
             candidate_masks(archive, case_id),
-            silent=_voiceless(setting),
+            silent=_non_voting(setting),
             background=setting.background,
         )
         worth = {
@@ -229,13 +220,16 @@ def fitted_flag(
     if not found:
         raise TooFewCases(f"flags are calibrated on labelled cases, {archive.path} has none; record with labels")
     states = sorted(set().union(*(worth for _, worth in rows)), key=str)
-    truth = np.array([[_or_nan(worth.get(state)) for state in states] for _, worth in rows], np.float64)
+
+    def table(values: Sequence[Mapping[State, float | None]]) -> Floats:  # (case, state)
+        return np.array([[_or_nan(one.get(state)) for state in states] for one in values], np.float64)
+
     signals = {
-        name: np.array([[_or_nan(said.get(state, {}).get(name)) for state in states] for said, _ in rows], np.float64)
-        for name in QUALITY_SIGNALS
+        name: table([{state: of[name] for state, of in said.items()} for said, _ in rows]) for name in QUALITY_SIGNALS
     }
-    fit = quality_of(found, level=at, every=(signals, truth))
-    return flag_options(fit, below, setting), flag_report(found, fit, below, (signals, truth)), flag_concerns(fit)
+    every = signals, table([worth for _, worth in rows])
+    fit = quality_of(found, level=at, every=every)
+    return flag_options(fit, below, setting), flag_report(found, fit, below, every), flag_concerns(fit)
 
 
 def quality_of(found: Taken, *, level: float, every: Every | None = None) -> QualityFit:
@@ -248,19 +242,19 @@ def _or_nan(value: float | None) -> float:
     return np.nan if value is None else value
 
 
-def _voiceless(setting: Setting) -> tuple[str, ...]:
+def _non_voting(setting: Setting) -> tuple[str, ...]:
     return (*setting.silent, setting.consensus) if setting.consensus else setting.silent
 
 
 def flag_options(fit: QualityFit, below: float, setting: Setting) -> dict[str, Any]:
     """The flag of a policy, as plain options."""
-    flag = {"quality": asdict(fit.quality), "below": below, **asdict(setting)}
+    flag = {"quality": asdict(fit.quality), "below": below, **asdict(setting), "silent": _non_voting(setting)}
     flag.pop("consensus")
-    return {**flag, "silent": _voiceless(setting)}
+    return flag
 
 
 def flag_concerns(fit: QualityFit) -> list[str]:
-    """What a person should know of the signal behind a flag."""
+    """Return what a person should know about the signal behind a flag."""
     if fit.quality.signal is not None:
         return []
     same = f"all cases get the same lower bound, so all are flagged or none; more labelled {UNIT[1]} may help"
@@ -271,7 +265,7 @@ def flag_concerns(fit: QualityFit) -> list[str]:
 
 
 def flag_report(found: Taken, fit: QualityFit, below: float, every: Every | None = None) -> dict[str, Any]:
-    """The fit, and what flags do to each calibration case when they are fitted without its patient."""
+    """Return the fit, and the flags of the calibration cases, each by a fit without its patient."""
     clusters = np.array([cluster for _, _, cluster in found])
     flags = np.zeros(len(found), bool)
     for out in np.unique(clusters):
@@ -281,11 +275,11 @@ def flag_report(found: Taken, fit: QualityFit, below: float, every: Every | None
             flags[i] = bound is None or bound[1] < below
     poor = np.array([metric < below for _, metric, _ in found])
     counts = {"flagged": int(flags.sum()), "poor": int(poor.sum()), "poor_flagged": int((flags & poor).sum())}
-    return {**fit.as_dict(), **counts}
+    return {**asdict(fit), **counts}
 
 
 def _without(found: Taken, rest: Any, fit: QualityFit, every: Every | None) -> Quality:
-    """The quality model of the other patients; where they are one too few for the level, the highest they carry."""
+    """Fit the quality model of the other patients, at the highest level that they support."""
     amount = len({found[i][2] for i in np.flatnonzero(rest).tolist()})
     level = min(fit.quality.level, amount / (amount + 1))
     if amount < 1:
@@ -295,7 +289,7 @@ def _without(found: Taken, rest: Any, fit: QualityFit, every: Every | None) -> Q
 
 
 def flag_sentences(found: Mapping[str, Any]) -> list[str]:
-    """How many calibration cases are flagged, for a terminal; nothing without flags."""
+    """Return how many calibration cases are flagged, as lines for a terminal; none without flags."""
     if "quality" not in found:
         return []
     quality = found["quality"]

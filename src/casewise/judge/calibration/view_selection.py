@@ -1,4 +1,4 @@
-"""Which views enter the consensus: chosen on calibration labels, and what that choice is worth on clusters left out.
+"""Choose the views of a consensus on calibration labels, and estimate the gain on left-out clusters.
 
 Reads ladders of views that were recorded with their ballots (``record --propose views:mri --save-probabilities``).
 All readings agree outside the voxels that the ballots cover, so a consensus of any subset is known exactly there.
@@ -12,12 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from casewise.archive.layout import changed_anywhere
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import SOURCE, State
 from casewise.core.text import pluralize
 from casewise.judge.outcomes import POINT
 from casewise.measure.masks import labels_of
+from casewise.measure.metrics import METRICS
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -44,14 +46,13 @@ class ReadCase:
         keep = np.ones(len(labels), bool) if self.ignore is None else self.label != self.ignore
         size = self.outside.shape[1]
         mask, label = labels[keep], self.label[keep]
-        both = self.outside[0] + np.bincount(mask[mask == label], minlength=size)[:size]
-        in_mask = self.outside[1] + np.bincount(mask, minlength=size)[:size]
-        in_label = self.outside[2] + np.bincount(label, minlength=size)[:size]
-        if self.metric == "miou":
-            union = in_mask + in_label - both
-            return float(np.mean(both[union > 0] / union[union > 0]))
-        there = np.flatnonzero(in_label[1:]) + 1
-        return float(np.mean(2 * both[there] / (in_mask + in_label)[there])) if there.size else float("nan")
+        parts = (mask[mask == label], mask, label)
+        of_counts = METRICS[self.metric].of_counts
+        if of_counts is None:
+            raise BadInput(
+                f"views are chosen by a metric of voxel counts (dice, miou), the archive has {self.metric!r}"
+            )
+        return of_counts(*(self.outside + [np.bincount(part, minlength=size)[:size] for part in parts]))
 
     @property
     def source(self) -> float:
@@ -80,7 +81,7 @@ def read_case(archive: Archive, case_id: str) -> ReadCase:
     count = len(ballots) - 1
     masks = archive.masks(case_id)
     source, label = masks[SOURCE], archive.label(case_id)
-    changed = np.any([mask != source for mask in masks.values()], axis=0)
+    changed = changed_anywhere(masks)
     readings = [masks[State(step)] for step in range(count + 1)]
     configuration = archive.configuration
     ignore, metric = configuration.get("ignore"), str(configuration.get("metric", "dice"))
@@ -171,7 +172,7 @@ def _fixed(cases: Sequence[ReadCase]) -> tuple[int, ...]:
 
 
 class _Gains:
-    """Gains of sets of views on clusters; each set is scored once per case, whoever asks."""
+    """Gains of sets of views on clusters; each set is scored once per case."""
 
     def __init__(self, cases: Sequence[ReadCase], places: Sequence[int], most: int) -> None:
         self.most, self.views = most, places
@@ -206,7 +207,7 @@ class _Gains:
         return self._paths[clusters]
 
     def chosen(self, clusters: frozenset[str], slack: float) -> tuple[int, ...]:
-        """The rule of :func:`chosen_views` on some clusters."""
+        """Apply the rule of :func:`chosen_views` to some clusters."""
         order = sorted(clusters)
         paths = [self.path(clusters - {one}) for one in order]
         gains = np.array([  # (cluster, size)

@@ -80,15 +80,15 @@ class Certificate:
 
     @property
     def feasible(self) -> bool:
-        """Whether anything was certified."""
+        """True if anything was certified."""
         return self.cut is not None
 
 
 def policy_digest(policy: Policy) -> str:
-    """sha256 over everything that a policy's decisions depend on."""
+    """Return the sha256 of everything that a policy's decisions depend on."""
     plain = asdict(policy)
     parts = {key: plain[key] for key in ("controller", "options", "groups", "steps", "binding", "calibration_id")}
-    if policy.ladder:  # a policy of one unnamed ladder keeps the digest that it always had
+    if policy.ladder:
         parts["ladder"] = policy.ladder
     return json_sha256(parts)
 
@@ -107,15 +107,41 @@ def check_certificate(certificate: Certificate, policy: Policy, binding: Binding
         )
 
 
-def origin_of(archive: Archive) -> dict[str, Any]:
-    """When, with which casewise, and from which cohort and sites a certificate is issued."""
-    groups = sorted({entry.group for entry in archive.entries.values() if entry.group})
-    today = datetime.now(timezone.utc).date().isoformat()
-    return {"issued": today, "version": __version__, "cohort": archive.path.name, "groups": tuple(groups)}
+def new_certificate(
+    archive: Archive, policy: Policy, certified: Policy, ids: Sequence[str], units: int, *, which: str = "", **own: Any
+) -> Certificate:
+    """Return a certificate with what every kind of it says about its policy and its calibration cases.
+
+    Args:
+        archive: The calibration cases.
+        policy: The policy that was to be certified.
+        certified: The policy that the certificate holds for.
+        ids: The labelled cases that were used.
+        units: How many patients they are of.
+        which: Which cases these are, where not all labelled ones were used.
+        own: The fields that depend on the kind of certificate.
+    """
+    patients = f" of {pluralize(units, *UNIT)}; the promise is per patient" if units < len(ids) else ""
+    return Certificate(
+        population=f"{pluralize(len(ids), 'labelled calibration case')}{which}{patients}",
+        units=units,
+        cases=len(ids),
+        binding=archive.binding,
+        policy=policy_digest(certified),
+        policy_before=policy_digest(policy),
+        policy_name=certified.name,
+        calibration_id=archive.digest,
+        exposures=(*policy.exposures, {"what": "labels used to certify", "cases": list(ids)}),
+        issued=datetime.now(timezone.utc).date().isoformat(),
+        version=__version__,
+        cohort=archive.path.name,
+        groups=tuple(sorted({entry.group for entry in archive.entries.values() if entry.group})),
+        **own,
+    )
 
 
 def outside_promise(certificate: Certificate, decision: Decision, input_sha256: str | None = None) -> str | None:
-    """Why a case is not among those that the certificate is about, as far as that shows without a label; else None.
+    """Return why a certificate does not cover a case, as far as that is known without a label; else None.
 
     A certificate for one batch knows its cases by their images, or by name where no image was kept.
     """
@@ -143,7 +169,7 @@ def check_feasible(certificate: Certificate) -> None:
 
 
 def write_certificate(path: str | Path, certificate: Certificate) -> Path:
-    """certificate.json with a seal, whole or not at all; an archive folder gets its own."""
+    """Write certificate.json atomically, with a hash of its content; a folder gets the file of that name."""
     file = _file(path)
     plain = json.loads(json_text({**asdict(certificate), "schema": SCHEMA}, default=dict))  # as a reader will see it
     write_json(file, {**plain, "seal": json_sha256(plain)})
@@ -151,9 +177,9 @@ def write_certificate(path: str | Path, certificate: Certificate) -> Path:
 
 
 def read_certificate(path: str | Path) -> Certificate:
-    """A certificate from its file, or from the archive folder that holds it; refused where it is not as it was issued.
+    """Read a certificate from its file or folder; refuse one that was changed after it was issued.
 
-    The seal shows a number or a sentence that a hand changed; it is no signature, anybody could seal anew.
+    The hash shows accidental changes. It is no signature: anybody could compute it again.
     """
     file = _file(path)
     try:
@@ -180,7 +206,7 @@ def read_certificate(path: str | Path) -> Certificate:
 
 
 def certificate_problems(folder: Path) -> list[str]:
-    """What is wrong with the certificate of a folder: it was changed, or its policy or page is missing.
+    """Return the problems of the certificate of a folder: it was changed, or its policy or page is missing.
 
     Args:
         folder: An archive, or the folder that ``casewise certify --out`` wrote.
@@ -206,21 +232,12 @@ def _file(path: str | Path) -> Path:
 
 
 def certified_policy(policy: Policy, cut: float | None) -> Policy:
-    """cut_high = min(own, certified), for each group too; M0 where nothing was certified (2.1)."""
+    """Return the policy with cut_high = min(own, certified), for each group too; M0 where nothing was certified."""
     name = f"{policy.name}-certified"
     if cut is None:
         return replace(policy, name=name, controller="m0", options={}, groups={}, cleanup="")
     groups = {group: _tightened(more, cut) for group, more in policy.groups.items()}
     return replace(policy, name=name, options=_tightened(policy.options, cut), groups=groups)
-
-
-def certified_gate(policy: Policy, threshold: float | None, min_area: int, binding: Binding) -> Policy:
-    """The region gate with its certified threshold; M0 where nothing was certified."""
-    name = f"{policy.name}-certified"
-    if threshold is None:
-        return replace(policy, name=name, controller="m0", options={}, binding=binding)
-    options = {**policy.options, "threshold": threshold, "min_area": min_area}
-    return replace(policy, name=name, options=options, binding=binding)
 
 
 def _tightened(options: Mapping[str, Any], cut: float) -> dict[str, Any]:
@@ -251,7 +268,7 @@ def promise(
     unit: str,
     margin: float = 0.0,
 ) -> str:
-    """The statement of a certificate: a mean over new units, in expectation or with probability 1 - delta."""
+    """Return the statement of a certificate: a mean over new units, in expectation or with probability 1 - delta."""
     pairs = zip(losses, alphas, strict=True)
     words = {
         "metric": metric,
@@ -271,7 +288,7 @@ def promise(
 
 
 def refusal(alpha: float, units: int, floor: float, needed: int, unit: str, *, halved: bool = False) -> str:
-    """Why nothing is certified, and how many would do; or that the harm is to blame, and not their number.
+    """Return why nothing is certified: there are too few units, or their harm is too large.
 
     ``halved``: as many again fitted what these test, so twice as many are needed in all.
     """
@@ -289,7 +306,7 @@ def refusal(alpha: float, units: int, floor: float, needed: int, unit: str, *, h
 
 
 def tightening(own: float, cut: float, kept: float) -> str:
-    """What certification did to a router's rollback cut."""
+    """Say how certification changed the rollback cut of a router."""
     if kept == 0:
         return (
             "Certified, but only by keeping no calibration case: the observed harm leaves no room. "
@@ -300,12 +317,6 @@ def tightening(own: float, cut: float, kept: float) -> str:
     return f"The calibrated rollback cut {own:.4g} is certified as it is."
 
 
-def population_of(cases: int, units: int, which: str = "") -> str:
-    """Whom the promise is about: all labelled cases, none left out, unless ``which`` says so."""
-    clustered = f" of {pluralize(units, *UNIT)}; the promise is per patient" if units < cases else ""
-    return f"{pluralize(cases, 'labelled calibration case')}{which}{clustered}"
-
-
 def unit_of(cases: int, units: int) -> str:
-    """What n counts, in the plural."""
+    """Return what n counts, in the plural."""
     return "cases" if units == cases else UNIT[1]

@@ -1,4 +1,4 @@
-"""``casewise.certify``: one function over every kind of certificate; the command calls exactly this."""
+"""``casewise.certify``: one function for every kind of certificate; the command ``certify`` calls it."""
 
 from __future__ import annotations
 

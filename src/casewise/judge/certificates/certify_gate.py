@@ -8,7 +8,7 @@ so a certificate on the surrogate says nothing about it (L9). The envelope of th
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,26 +16,10 @@ import numpy as np
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import SOURCE, Policy, State
-from casewise.judge.certificates.certificate import (
-    Certificate,
-    certified_gate,
-    origin_of,
-    policy_digest,
-    population_of,
-    promise,
-    refusal,
-    unit_of,
-)
-from casewise.judge.certificates.certify_router import curve, noted
+from casewise.judge.certificates import risk_control
+from casewise.judge.certificates.certificate import Certificate, new_certificate, promise, refusal, unit_of
+from casewise.judge.certificates.certify_router import curve, noted, reliability_points
 from casewise.judge.certificates.evidence import Floats, LossTable, cluster_of, cluster_rows
-from casewise.judge.certificates.risk_control import (
-    conformal_bounds,
-    conformal_floor,
-    conformal_setting,
-    left_out_reliability,
-    patients_needed,
-    tested_reliability,
-)
 from casewise.judge.controllers.metadata import metadata_of
 from casewise.judge.controllers.region_gate import OFF_GRID, region_scores
 from casewise.judge.controllers.region_gate import gated as gated_mask
@@ -86,11 +70,6 @@ def thresholds(cases: Sequence[Gated]) -> Floats:
     return np.append(np.unique(np.concatenate(scores))[::-1], -np.inf) if scores else np.array([-np.inf])
 
 
-def rungs(case: Gated, at: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.intp]]:
-    """How many of the case's distinct scores lie strictly above each threshold."""
-    return np.searchsorted(-case.scores, -at, side="left")
-
-
 def gate_table(
     cases: Sequence[Gated],
     loss: str,
@@ -103,12 +82,17 @@ def gate_table(
 
     ``at`` replaces the exact jump points by thresholds that were fixed in advance.
     """
-    if loss not in ("surrogate", "deployed", "envelope"):
+    if loss not in TABLES:
         raise BadInput(f"a gate's loss is 'surrogate', 'deployed' or 'envelope', got {loss!r}")
     at = thresholds(cases) if at is None else np.sort(np.asarray(at, dtype=float))[::-1]
-    steps = [rungs(case, at) for case in cases]
-    rows = np.stack([_curve(case, loss)[step] for case, step in zip(cases, steps, strict=True)])
-    kept = np.stack([case.kept[step] for case, step in zip(cases, steps, strict=True)])
+    # of each case: how many of its distinct scores lie strictly above each threshold
+    above = [np.searchsorted(-case.scores, -at, side="left") for case in cases]
+    losses = [
+        case.surrogate if loss == "surrogate" else case.deployed if loss == "deployed" else envelope(case.deployed)
+        for case in cases
+    ]
+    rows = np.stack([own[place] for own, place in zip(losses, above, strict=True)])
+    kept = np.stack([case.kept[place] for case, place in zip(cases, above, strict=True)])
     return LossTable(cluster_rows(rows, clusters, within), at, kept.mean(axis=0))
 
 
@@ -117,14 +101,8 @@ def envelope(curve: Floats) -> Floats:
     return np.maximum.accumulate(curve)
 
 
-def _curve(case: Gated, loss: str) -> Floats:
-    if loss == "surrogate":
-        return case.surrogate
-    return case.deployed if loss == "deployed" else envelope(case.deployed)
-
-
 POPULATIONS = ("all", "scored")
-KINDS = {"surrogate": "T1", "envelope": "T5"}
+TABLES = ("surrogate", "deployed", "envelope")
 
 
 def gated_case(archive: Archive, case_id: str, *, keep_small: bool = False) -> Gated:
@@ -191,43 +169,58 @@ def certify_gate(
     if evaluation is not None:
         evaluation = unlock(evaluation, purpose="certify", policy=fitted_on(policy, archive.entries.values()))
     keep_small = bool(policy.options.get("keep_small", False))
-    ids, cases = gated_cases(archive, population=population, keep_small=keep_small)
-    clusters = [cluster_of(archive, case) for case in ids]
-    tables = {
-        name: gate_table(cases, name, clusters=clusters, within=within)
-        for name in ("surrogate", "deployed", "envelope")
-    }
-    ungated = {
-        name: gate_table(cases, name, at=np.array([-np.inf]), clusters=clusters, within=within) for name in tables
-    }
+
+    def tables_of(labelled: Archive, **fixed: Any) -> tuple[tuple[str, ...], dict[str, LossTable]]:
+        ids, cases = gated_cases(labelled, population=population, keep_small=keep_small)
+        clusters = [cluster_of(labelled, case) for case in ids]
+        return ids, {name: gate_table(cases, name, clusters=clusters, within=within, **fixed) for name in TABLES}
+
+    ids, tables = tables_of(archive)
+    _, ungated = tables_of(archive, at=np.array([-np.inf]))
     table = tables[loss]
-    chosen, bounds = conformal_setting(table, alpha), conformal_bounds(table)
+    chosen, bounds = risk_control.conformal_setting(table, alpha), risk_control.conformal_bounds(table)
     cut = None if chosen is None else float(table.settings[chosen])
-    certified = certified_gate(policy, cut, int(archive.configuration.get("min_area", 16)), archive.binding)
+    options = {**policy.options, "threshold": cut, "min_area": int(archive.configuration.get("min_area", 16))}
+    certified = replace(
+        policy,
+        name=f"{policy.name}-certified",
+        controller="m0" if cut is None else policy.controller,
+        options={} if cut is None else options,
+        binding=archive.binding,
+    )
     certified = fitted_on(certified, archive.entries.values())
-    fresh = None
+    fresh, source = None, ""
     if evaluation is not None:
-        others, judged = gated_cases(evaluation, population=population, keep_small=keep_small)
-        groups = [cluster_of(evaluation, case) for case in others]
-        fresh = {
-            name: gate_table(judged, name, clusters=groups, within=within)
-            for name in ("surrogate", "deployed", "envelope")
-        }
-    certificate = Certificate(
-        kind=KINDS[loss],
+        _, judged = tables_of(evaluation)
+        fresh, source = (judged[loss], judged["deployed"]), f"{judged[loss].units} evaluation units"
+    reliability = reliability_points(table, tables["deployed"], fresh, source)
+    unit, floor = unit_of(len(ids), table.units), risk_control.conformal_floor(table.units)
+    needed = risk_control.patients_needed(alpha)
+    certificate = new_certificate(
+        archive,
+        policy,
+        certified,
+        ids,
+        table.units,
+        which=" with at least one region" if population == "scored" else "",
+        kind="T1" if loss == "surrogate" else "T5",
+        statement=promise((loss,), (alpha,), None, certified.name, "", table.units, unit),
         loss="surrogate" if loss == "surrogate" else "ha",
-        method={"surrogate": "crc", "envelope": "envelope"}[loss],
+        method="crc" if loss == "surrogate" else "envelope",
         alpha=alpha,
         delta=None,
+        floor=floor,
+        needed=needed,
         cut=cut,
         bound=None if chosen is None else float(bounds[chosen]),
         kept=0.0 if chosen is None else float(table.kept[chosen]),
+        advice=refusal(alpha, table.units, floor, needed, unit)
+        if cut is None
+        else "Regions with an entropy drop above the certified threshold are kept, the rest goes back to M0.",
         curve=curve(table, bounds),
         details={"population": population, "within_cluster": within},
         deployed=_deployed(tables, chosen, ungated, _judged(archive, ids)),
-        **_reliability(tables, loss, fresh),
-        **_about(archive, policy, certified, ids, table, loss, alpha, cut, population),
-        **origin_of(archive),
+        **reliability,
         **said,
     )
     return certificate, certified
@@ -252,48 +245,3 @@ def _judged(archive: Archive, ids: Sequence[str]) -> dict[str, float]:
     first = (rows["step"] == 1) & (rows["shrink"] == 0) & rows["case"].isin(ids)
     share = judged_share(rows.loc[first])
     return {} if share is None else {"judged": share}
-
-
-def _reliability(tables: dict[str, LossTable], loss: str, fresh: dict[str, LossTable] | None) -> dict[str, Any]:
-    if fresh is None:
-        points = left_out_reliability(tables[loss], tables["deployed"])
-        return {"reliability": points, "reliability_from": "leave-one-out on the calibration cases"}
-    points = tested_reliability(tables[loss], fresh[loss], fresh["deployed"])
-    return {"reliability": points, "reliability_from": f"{fresh[loss].units} evaluation units"}
-
-
-def _about(
-    archive: Archive,
-    policy: Policy,
-    certified: Policy,
-    ids: tuple[str, ...],
-    table: LossTable,
-    loss: str,
-    alpha: float,
-    cut: float | None,
-    population: str,
-) -> dict[str, Any]:
-    unit = unit_of(len(ids), table.units)
-    price, needed = conformal_floor(table.units), patients_needed(alpha)
-    which = " with at least one region" if population == "scored" else ""
-    said = (
-        refusal(alpha, table.units, price, needed, unit)
-        if cut is None
-        else "Regions with an entropy drop above the certified threshold are kept, the rest goes back to M0."
-    )
-    words = "surrogate" if loss == "surrogate" else "envelope"
-    return {
-        "statement": promise((words,), (alpha,), None, certified.name, "", table.units, unit),
-        "population": population_of(len(ids), table.units, which),
-        "units": table.units,
-        "cases": len(ids),
-        "floor": price,
-        "needed": needed,
-        "advice": said,
-        "binding": archive.binding,
-        "policy": policy_digest(certified),
-        "policy_before": policy_digest(policy),
-        "policy_name": certified.name,
-        "calibration_id": archive.digest,
-        "exposures": (*policy.exposures, {"what": "labels used to certify", "cases": list(ids)}),
-    }

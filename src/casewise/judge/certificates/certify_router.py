@@ -13,41 +13,11 @@ from casewise.core.errors import BadInput
 from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.core.text import UNIT, pluralize
-from casewise.judge.certificates.certificate import (
-    Certificate,
-    certified_policy,
-    origin_of,
-    policy_digest,
-    population_of,
-    promise,
-    refusal,
-    tightening,
-    unit_of,
-)
-from casewise.judge.certificates.evidence import (
-    LOSSES,
-    Evidence,
-    Floats,
-    LossTable,
-    check_router,
-    cluster_rows,
-    deployed_numbers,
-    rollback_table,
-    router_evidence,
-)
-from casewise.judge.certificates.risk_control import (
-    betting_alpha,
-    conformal_bounds,
-    conformal_floor,
-    conformal_setting,
-    fixed_sequence,
-    left_out_reliability,
-    ltt_alpha,
-    p_values,
-    patients_needed,
-    share_bound,
-    tested_reliability,
-)
+from casewise.judge.certificates import certificate as wording
+from casewise.judge.certificates import evidence as labelled
+from casewise.judge.certificates import risk_control
+from casewise.judge.certificates.certificate import Certificate, policy_digest
+from casewise.judge.certificates.evidence import LOSSES, Evidence, Floats, LossTable
 from casewise.judge.decide import replay_case
 from casewise.judge.ledger import attempt_sentence, certification_attempt, unlock
 from casewise.judge.monitors.quota import quota_of
@@ -61,7 +31,7 @@ ORDERS = 25  # fixed permutations over which betting averages the luck of the or
 
 @dataclass(frozen=True)
 class Promise:
-    """What is asked for: risks with their alphas, and how they are to be certified."""
+    """What is to be promised: risks with their alphas, and the method."""
 
     losses: tuple[str, ...] = ("ha",)
     alphas: tuple[float, ...] = (0.1,)
@@ -89,28 +59,29 @@ class Promise:
 
     @property
     def label(self) -> str:
-        """The losses in one word."""
+        """The losses, joined by ``+``."""
         return "+".join(self.losses)
 
 
 def certify_router(
     archive: Archive, policy: Policy, asked: Promise, *, evaluation: Archive | None = None, force: bool = False
 ) -> tuple[Certificate, Policy]:
-    """A certificate for the deployed harm of a router, and the router it holds for: cut_high = min(own, certified).
+    """Certify the deployed harm of a router; return the certificate and the router with cut_high = min(own, certified).
 
     Without a certified cut the policy is M0. Labels of ``evaluation`` are read through its exposure ledger, and the
     attempt is written into that of ``archive``. A policy that calibration advised against needs ``force``.
     """
-    check_router(policy)
+    labelled.check_router(policy)
     check_go(policy, force=force)
-    evidence = router_evidence(archive, policy, overlap=asked.low_mid == "envelope", margin=asked.margin)
+    evidence = labelled.router_evidence(archive, policy, overlap=asked.low_mid == "envelope", margin=asked.margin)
     said = noted(archive, policy, {"method": "crc or ltt", **asdict(asked)}, force=force)
     if evaluation is not None:
         evaluation = unlock(evaluation, purpose="certify", policy=fitted_on(policy, archive.entries.values()))
     tables = tuple(loss_table(evidence, asked, name) for name in asked.losses)
     kind = chosen_p_value(asked, evidence)
     if asked.delta is None:
-        at, scores = conformal_setting(tables[0], asked.alphas[0]), conformal_bounds(tables[0])
+        at = risk_control.conformal_setting(tables[0], asked.alphas[0])
+        scores = risk_control.conformal_bounds(tables[0])
     else:
         passed, scores = tested_cuts(tables, asked, kind, asked.delta)
         at = int(passed[-1]) if len(passed) else None
@@ -123,9 +94,9 @@ def certify_router(
 
 
 def noted(archive: Archive, policy: Policy, question: Mapping[str, Any], *, force: bool) -> dict[str, Any]:
-    """What stands beside a promise: a forced no-go, and how often these labels were asked.
+    """Write down the attempt and return its number with the warnings: a forced no-go, a repeated attempt.
 
-    Called once the labels can be read: a question that is refused is no attempt.
+    Call it when the labels can be read; a refused question is not an attempt.
     """
     warning = check_go(policy, force=force)
     attempt = certification_attempt(archive, {"policy": policy_digest(policy), "name": policy.name, **question})
@@ -147,62 +118,55 @@ def issued(
     designs: int = 1,
     halved: bool = False,
 ) -> tuple[Certificate, Policy]:
-    """The record of a search that found ``cut`` (or nothing) among ``designs``, and the policy that it holds for.
+    """Return the certificate of a search that found ``cut`` (or None) among ``designs``, and the certified policy.
 
     ``halved``: as many patients again fitted what these test.
     """
-    certified = fitted_on(certified_policy(policy, cut), archive.entries.values())
-    if "quota" in certified.preflight:  # the cut moved, and with it how many cases are to be expected in each bucket
+    certified = fitted_on(wording.certified_policy(policy, cut), archive.entries.values())
+    if "quota" in certified.preflight:  # another cut changes how many cases each bucket gets
         decided = (replay_case(archive, judge_of(certified), case) for case in archive.ids)
         certified = replace(certified, preflight={**certified.preflight, "quota": quota_of(decided)})
     units = len(set(evidence.clusters))
-    unit = unit_of(len(evidence.ids), units)
-    after = deployed_numbers(archive, certified, margin=asked.margin)
-    before = deployed_numbers(archive, policy, margin=asked.margin)
+    unit = wording.unit_of(len(evidence.ids), units)
+    after = labelled.deployed_numbers(archive, certified, margin=asked.margin)
+    before = labelled.deployed_numbers(archive, policy, margin=asked.margin)
     own = float(policy.options.get("cut_high", float("inf")))
     flags = "" if cut is None else _flag_sentence(archive, policy, (asked.delta or 0.1) / designs, designs)
     if "ha" in asked.losses and before.get("judged", 1.0) < LITTLE:
         said = {**said, "warnings": (*said["warnings"], f"{judged_sentence(before['judged'])}.")}
-    advice = (
-        tightening(own, cut, after["kept"])
-        if cut is not None
-        else refusal(min(asked.alphas), units, *reach, unit, halved=halved)
+    metric = METRICS[str(archive.configuration.get("metric", "dice"))].title
+    promised = wording.promise(
+        asked.losses, asked.alphas, asked.delta, certified.name, metric, units, unit, asked.margin
     )
-    certificate = Certificate(
+    certificate = wording.new_certificate(
+        archive,
+        policy,
+        certified,
+        evidence.ids,
+        units,
         kind=KINDS[asked.label] if asked.delta is None else ("T6" if len(asked.losses) == 1 else "T8"),
-        statement=promise(
-            asked.losses, asked.alphas, asked.delta, certified.name, _metric(archive), units, unit, asked.margin
-        )
-        + flags,
+        statement=promised + flags,
         loss=asked.label,
         method="crc" if asked.delta is None else "ltt",
         alpha=asked.alphas[0],
         delta=asked.delta,
-        population=population_of(len(evidence.ids), units),
-        units=units,
-        cases=len(evidence.ids),
         floor=reach[0],
         needed=reach[1] * (2 if halved else 1),
         cut=cut,
         bound=bound,
         kept=after["kept"],
         deployed={"before": before, "certified": after},
-        advice=advice,
-        binding=archive.binding,
-        policy=policy_digest(certified),
-        policy_before=policy_digest(policy),
-        policy_name=certified.name,
-        calibration_id=archive.digest,
+        advice=wording.refusal(min(asked.alphas), units, *reach, unit, halved=halved)
+        if cut is None
+        else wording.tightening(own, cut, after["kept"]),
         curve=points,
-        exposures=(*policy.exposures, {"what": "labels used to certify", "cases": list(evidence.ids)}),
-        **origin_of(archive),
         **said,
     )
     return certificate, certified
 
 
 def _flag_sentence(archive: Archive, policy: Policy, delta: float, designs: int) -> str:
-    """What is promised about the share of flagged cases; nothing where the flag was fitted on these very patients."""
+    """Return what is promised about the share of flagged cases; nothing if the flag was fitted on these patients."""
     if not policy.flag or policy.groups:
         return ""
     known = set(policy.calibration_clusters or policy.calibration_cases)
@@ -216,41 +180,42 @@ def _flag_sentence(archive: Archive, policy: Policy, delta: float, designs: int)
 
 
 def flagged_share(archive: Archive, policy: Policy, *, delta: float) -> tuple[float, float]:
-    """(share of cases flagged, upper bound of it over new patients at level 1 - delta), whichever cut is certified.
+    """Return the share of flagged cases, and its upper bound over new patients at level 1 - delta, for any cut.
 
-    A case counts as flagged where its candidate is, or M0 is: the cut, which labels chose, then has no part in it.
+    A case counts as flagged if its candidate or M0 is flagged, so the result does not depend on the cut.
     """
     flagged = np.zeros(len(archive.ids), bool)
     for cut in (np.inf, -np.inf):
         judge = judge_of(replace(policy, options={**policy.options, "cut_high": cut}))
         flagged |= np.array([replay_case(archive, judge, case).flagged for case in archive.ids], bool)
-    rows = cluster_rows(flagged.astype(float)[:, None], [archive.entry(c).cluster or c for c in archive.ids])
-    return float(flagged.mean()), share_bound(rows, 1 - delta, binary=len(rows) == len(flagged))
+    rows = labelled.cluster_rows(flagged.astype(float)[:, None], [archive.entry(c).cluster or c for c in archive.ids])
+    return float(flagged.mean()), risk_control.share_bound(rows, 1 - delta, binary=len(rows) == len(flagged))
 
 
 def limits(asked: Promise, units: int, kind: str, delta: float | None = None) -> tuple[float, int]:
-    """The smallest alpha that n units support, and the n that the asked alpha needs."""
+    """Return the smallest alpha that n units support, and the n that the asked alpha needs."""
     smallest, level = min(asked.alphas), delta or asked.delta
-    needed = patients_needed(smallest, delta=level, binary=kind != "betting")
+    needed = risk_control.patients_needed(smallest, delta=level, binary=kind != "betting")
     if level is None:
-        return conformal_floor(units), needed
-    return (betting_alpha if kind == "betting" else ltt_alpha)(units, level), needed
+        return risk_control.conformal_floor(units), needed
+    reach = risk_control.betting_alpha if kind == "betting" else risk_control.ltt_alpha
+    return reach(units, level), needed
 
 
 def loss_table(evidence: Evidence, asked: Promise, name: str) -> LossTable:
-    """The rollback table of one loss: by envelope, or with the policy's own low/mid cut."""
+    """Return the rollback table of one loss: by envelope, or with the policy's own low/mid cut."""
     losses = evidence.own[name] if asked.low_mid == "fixed" else evidence.loss(name)
-    return rollback_table(evidence.values, losses, clusters=evidence.clusters, within=asked.within)
+    return labelled.rollback_table(evidence.values, losses, clusters=evidence.clusters, within=asked.within)
 
 
 def curve(table: LossTable, scores: Floats) -> tuple[dict[str, float], ...]:
-    """Every jump point with what it keeps and its bound or p-value."""
+    """Return every jump point with its kept share and its bound or p-value."""
     rows = zip(table.settings, table.kept, table.risks, scores, strict=True)
     return tuple({"setting": float(c), "kept": float(k), "risk": float(r), "bound": float(b)} for c, k, r, b in rows)
 
 
 def chosen_p_value(asked: Promise, evidence: Evidence) -> str:
-    """'auto' is the exact binomial test where units lose 0 or 1 by construction, else betting; no label is seen."""
+    """Return the kind of p-value; 'auto' is binomial if units lose 0 or 1 by construction, else betting."""
     if asked.p_value != "auto":
         return asked.p_value
     alone = len(set(evidence.clusters)) == len(evidence.ids) or asked.within == "max"
@@ -270,11 +235,11 @@ def tested_cuts(tables: Sequence[LossTable], asked: Promise, kind: str, level: f
         The columns that passed, in the order of the walk, and the p-value of every column (the largest of all risks).
     """
     each = [
-        p_values(table.losses, alpha, kind=kind, delta=level, orders=ORDERS)
+        risk_control.p_values(table.losses, alpha, kind=kind, delta=level, orders=ORDERS)
         for table, alpha in zip(tables, asked.alphas, strict=True)
     ]
     joint = np.max(np.stack(each), axis=0)
-    return fixed_sequence(joint, np.argsort(tables[0].kept, kind="stable"), level), joint
+    return risk_control.fixed_sequence(joint, np.argsort(tables[0].kept, kind="stable"), level), joint
 
 
 def _details(asked: Promise, kind: str) -> dict[str, Any]:
@@ -295,19 +260,27 @@ def _reliability(
 ) -> dict[str, Any]:
     if asked.delta is not None:
         return {}
-    own = replace(asked, low_mid="fixed")
-    if evaluation is None:
-        paid = loss_table(evidence, own, asked.label)
-        points = left_out_reliability(tables[0], paid)
+    own, fresh, source = replace(asked, low_mid="fixed"), None, ""
+    if evaluation is not None:
+        seen = labelled.router_evidence(evaluation, policy, overlap=False, margin=asked.margin)
+        fresh = loss_table(seen, asked, asked.label), loss_table(seen, own, asked.label)
+        source = pluralize(len(seen.ids), "evaluation case")
+    return reliability_points(tables[0], loss_table(evidence, own, asked.label), fresh, source)
+
+
+def reliability_points(
+    certified: LossTable, paid: LossTable, fresh: tuple[LossTable, LossTable] | None, source: str
+) -> dict[str, Any]:
+    """Return the points of the reliability diagram (L10), and where they come from.
+
+    Args:
+        certified: The losses that the setting is chosen by.
+        paid: The deployed losses of the same units, at the same settings.
+        fresh: Both tables of evaluation cases; without them each unit is scored by the setting of the others.
+        source: Where ``fresh`` comes from, in words.
+    """
+    if fresh is None:
+        points = risk_control.left_out_reliability(certified, paid)
         return {"reliability": points, "reliability_from": "leave-one-out on the calibration cases"}
-    fresh = router_evidence(evaluation, policy, overlap=False, margin=asked.margin)
-    points = tested_reliability(
-        tables[0],
-        loss_table(fresh, asked, asked.label),
-        loss_table(fresh, own, asked.label),
-    )
-    return {"reliability": points, "reliability_from": f"{pluralize(len(fresh.ids), 'evaluation case')}"}
-
-
-def _metric(archive: Archive) -> str:
-    return METRICS[str(archive.configuration.get("metric", "dice"))].title
+    points = risk_control.tested_reliability(certified, *fresh)
+    return {"reliability": points, "reliability_from": source}

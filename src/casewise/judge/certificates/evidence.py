@@ -1,4 +1,4 @@
-"""What certificates read: the coordinate of each labelled case, and the loss of each action that a policy may take.
+"""Evidence for certificates: the coordinate of each labelled case, and the loss of each action of a policy.
 
 For a rollback cut the deployed harm grows with the cut, so conformal risk control certifies it directly.
 """
@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from casewise.archive.store import Archive
 from casewise.core.durable import text_sha256
 from casewise.core.errors import BadInput, Overlap, Refused, TooFewCases
-from casewise.core.records import Controller, Decision, Policy, State
+from casewise.core.records import Controller, Decision, Policy
 from casewise.core.text import UNIT, pluralize
 from casewise.judge.controllers.metadata import metadata_of
 from casewise.judge.decide import replay_case
@@ -55,7 +55,7 @@ class LossTable:
 
     @property
     def units(self) -> int:
-        """The n of every bound: independent units, that is clusters (patients), not volumes."""
+        """The n of every bound: independent units, which are clusters (patients), not volumes."""
         return len(self.losses)
 
     @property
@@ -65,7 +65,7 @@ class LossTable:
 
     @property
     def is_monotone(self) -> bool:
-        """Whether no unit's loss falls as settings get more permissive: what CRC needs."""
+        """True if no unit's loss falls as settings get more permissive, which CRC needs."""
         return bool((np.diff(self.losses, axis=1) >= 0).all())
 
 
@@ -123,37 +123,32 @@ def rollback_table(
     return LossTable(cluster_rows(h[:, None] * kept, clusters, within), cuts, kept.mean(axis=0))
 
 
-def policy_envelope(*losses: ArrayLike) -> Floats:
-    """The worst of the actions that a kept case may get (2.3 b): valid wherever the low/mid cut falls."""
-    return np.asarray(np.max(np.stack([check_losses(loss) for loss in losses]), axis=0))
-
-
 LOSSES = ("ha", "harmed", "dice", "worse-voxels")
 """What can be certified of a router; each is defined for every labelled case (docs/explanation/certificates.md)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What calibration says about a router: the coordinate of each case, and what each action would cost it."""
+    """The coordinate of each labelled case, and the loss of each action of a router."""
 
     ids: tuple[str, ...]
-    clusters: tuple[str, ...]  # hashed, so that their order is fixed in advance and says nothing
+    clusters: tuple[str, ...]  # hashed, so that their order is fixed in advance and does not depend on the labels
     values: Floats  # the coordinate u of the probe step
     low: Mapping[str, Floats]  # loss name -> loss of the low action, in [0, 1]; also "gain", the metric's change
     mid: Mapping[str, Floats]
     own: Mapping[str, Floats]  # of the action that the policy's own low/mid cut (of the case's group) chooses
 
     def loss(self, name: str) -> Floats:
-        """The policy envelope (2.3 b): the worse of the two actions that a kept case may get."""
-        return policy_envelope(self.low[name], self.mid[name])
+        """Return the worse loss of the two actions that a kept case may get: valid wherever the low/mid cut falls."""
+        return np.maximum(self.low[name], self.mid[name])
 
 
 def router_evidence(
     archive: Archive, policy: Policy, *, overlap: bool = True, margin: float = 0.0, chosen: bool = True
 ) -> Evidence:
-    """Evidence for a router from all labelled cases; with ``overlap=False`` its own calibration cases are refused.
+    """Return the evidence for a router from all labelled cases; ``overlap=False`` refuses its calibration cases.
 
-    ``chosen=False`` says that no comparison picked this policy: all designs that were compared are tested together.
+    ``chosen=False`` means that all compared designs are tested together, so no comparison picked this policy.
     ``margin`` is the loss of the metric that a case may have before it counts as harmed.
     """
     check_router(policy)
@@ -167,22 +162,21 @@ def router_evidence(
             "the coordinate 'risk' was standardized on these cases, so they are not exchangeable with new ones; "
             "certify on other labelled cases or calibrate with coordinate 'delta' or 'regions'"
         )
-    ids, costs = _scored(archive)
-    low, mid = (_forced(policy, cut) for cut in (np.inf, -np.inf))
-    own = controller_of(_keeping(policy))
-    verdicts = {case: replay_case(archive, low, case) for case in ids}
+    ids, costs = _labelled(archive), outcomes(archive).set_index(["case", "step", "shrink"])
+    low, mid, own = (
+        [replay_case(archive, router, case) for case in ids]
+        for router in (_forced(policy, np.inf), _forced(policy, -np.inf), _never_rolling_back(policy))
+    )
     return Evidence(
         ids,
         tuple(cluster_of(archive, case) for case in ids),
-        np.array([_value(case, verdicts[case]) for case in ids]),
-        _losses(costs, {case: one.state for case, one in verdicts.items()}, margin),
-        _losses(costs, {case: replay_case(archive, mid, case).state for case in ids}, margin),
-        _losses(costs, {case: replay_case(archive, own, case).state for case in ids}, margin),
+        np.array([_value(decision) for decision in low]),
+        *(_losses(costs, decisions, margin) for decisions in (low, mid, own)),
     )
 
 
 def check_router(policy: Policy) -> None:
-    """Only a policy that rolls back above a cut can be certified by its cut."""
+    """Refuse a policy that does not roll back above a cut."""
     if is_hybrid(policy):
         raise Refused(
             f"policy {policy.name!r} is hybrid: its cut-points are a function of the stream, so no calibration can "
@@ -199,7 +193,7 @@ def check_router(policy: Policy) -> None:
 
 
 def _check_kept_aside(policy: Policy, archive: Archive) -> None:
-    """Refuse labels that chose or fitted the policy, and say where others come from."""
+    """Refuse labels that chose or fitted the policy, and say what to do."""
     try:
         check_held_out(policy, archive.entries.values())
     except Overlap as error:
@@ -210,10 +204,10 @@ def _check_kept_aside(policy: Policy, archive: Archive) -> None:
 
 
 def _choice_evidence(archive: Archive, policy: Policy, margin: float, chosen: bool) -> Evidence:
-    """Of a policy that chooses among all candidates: what is deployed if kept, and the size of its edit.
+    """Return the evidence for a policy that chooses among all candidates: losses, and the size of the edit.
 
-    The cut is on the size of the edit: a larger one goes back to M0, so losses only grow with the cut. What labels
-    chose (a fitted design, or the best of several) is refused on the same cases or patients.
+    The cut is on the size of the edit: a larger edit goes back to M0, so losses only grow with the cut. A policy that
+    labels fitted or chose is refused on the same cases or patients.
     """
     own = controller_of(policy)
     plain = policy.name == own.name and not getattr(own, "learned", True)  # no label chose or fitted it
@@ -242,7 +236,7 @@ def _deployed_table(archive: Archive, policy: Policy) -> pd.DataFrame:
 
 
 def cluster_of(archive: Archive, case_id: str) -> str:
-    """The independent unit of a case (its patient or sequence, else itself), hashed."""
+    """Return the independent unit of a case (its patient or sequence, else itself), hashed."""
     return text_sha256(archive.entry(case_id).cluster or case_id)
 
 
@@ -261,13 +255,6 @@ def deployed_numbers(archive: Archive, policy: Policy, *, margin: float = 0.0) -
     return numbers if judged is None else {**numbers, "judged": judged}
 
 
-def _scored(archive: Archive) -> tuple[tuple[str, ...], pd.DataFrame]:
-    """The labelled cases, none left out, and what every state of them costs."""
-    labelled = _labelled(archive)
-    columns = ["metric", "ha", "unscored", "area", "worse_voxels", "better_voxels"]
-    return labelled, outcomes(archive).set_index(["case", "step", "shrink"])[columns]
-
-
 def _labelled(archive: Archive) -> tuple[str, ...]:
     labelled = tuple(case for case in archive.ids if archive.entry(case).labelled)
     if not labelled:
@@ -275,18 +262,19 @@ def _labelled(archive: Archive) -> tuple[str, ...]:
     return labelled
 
 
-def _losses(frame: pd.DataFrame, states: Mapping[str, State], margin: float = 0.0) -> dict[str, Floats]:
-    """Losses in [0, 1] of the given state of each case, defined for all of them.
-
-    A label without foreground has no Dice. Such a case is harmed, and loses 1, where more voxels became wrong than
-    right: adaptation drew something where nothing is.
-    """
-    rows = frame.loc[[(case, state.step, state.shrink) for case, state in states.items()]]
-    source = frame.loc[[(case, 0, 0.0) for case in states], "metric"].to_numpy(float)
+def _losses(frame: pd.DataFrame, decisions: Sequence[Decision], margin: float) -> dict[str, Floats]:
+    """Losses of the state that each decision deploys."""
+    rows = frame.loc[[(one.case_id, one.state.step, one.state.shrink) for one in decisions]]
+    source = frame.loc[[(one.case_id, 0, 0.0) for one in decisions], "metric"].to_numpy(float)
     return _row_losses(rows, rows["metric"].to_numpy(float) - source, margin)
 
 
 def _row_losses(rows: pd.DataFrame, change: Floats, margin: float) -> dict[str, Floats]:
+    """Losses in [0, 1] of each row, defined for all of them, and the change of the metric.
+
+    A label without foreground has no Dice. Such a case is harmed, and loses 1, where more voxels became wrong than
+    right: adaptation drew something where nothing is.
+    """
     worse = (rows["worse_voxels"] > rows["better_voxels"]).to_numpy(float)
     defined = np.isfinite(change)
     return {
@@ -304,13 +292,13 @@ def _forced(policy: Policy, cut_low: float) -> Controller:
     return controller_of(replace(policy, options=options, groups={}))
 
 
-def _keeping(policy: Policy) -> Policy:
-    """The policy with its own low/mid cuts, that never rolls back."""
+def _never_rolling_back(policy: Policy) -> Controller:
+    """The router with its own low/mid cuts that keeps every case."""
     groups = {name: {**more, "cut_high": np.inf} for name, more in policy.groups.items()}
-    return replace(policy, options={**policy.options, "cut_high": np.inf}, groups=groups)
+    return controller_of(replace(policy, options={**policy.options, "cut_high": np.inf}, groups=groups))
 
 
-def _value(case_id: str, decision: Decision) -> float:
+def _value(decision: Decision) -> float:
     if decision.value is None or not np.isfinite(decision.value):
-        raise BadInput(f"case {case_id} has no finite {decision.coordinate}; record it again")
+        raise BadInput(f"case {decision.case_id} has no finite {decision.coordinate}; record it again")
     return float(decision.value)

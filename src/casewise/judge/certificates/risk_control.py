@@ -6,7 +6,7 @@ may be deployed. p-values come from n independent losses in [0, 1]. There are no
 with n <= 30 they do not hold.
 
 Conformal risk control bounds the expected loss of the next unit (Angelopoulos et al., ICLR 2024). An infeasible problem
-gives None, never an end point of the grid: "nothing is safe" and "everything is safe" must not look alike.
+gives None, never an end point of the grid.
 
 :func:`plan` says how many labelled patients either way needs, and what the given ones can promise.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,7 +30,7 @@ P_VALUES = ("hoeffding-bentkus", "betting", "binomial")
 
 
 def p_values(losses: ArrayLike, alpha: float, *, kind: str, delta: float = 0.1, orders: int = 1) -> Floats:
-    """p-value of each column of (unit, configuration) losses; 'binomial' refuses losses other than 0 and 1."""
+    """Return the p-value of each column of (unit, configuration) losses; 'binomial' needs losses of 0 or 1."""
     table = check_losses(losses)
     if kind == "betting":
         return betting(table, alpha, delta=delta, orders=orders)
@@ -44,9 +44,9 @@ def p_values(losses: ArrayLike, alpha: float, *, kind: str, delta: float = 0.1, 
 
 
 def fixed_sequence(p: ArrayLike, order: ArrayLike, delta: float) -> Indices:
-    """Walk the order and stop at the first p > delta; what was passed is certified. No price for multiplicity.
+    """Walk through the order and stop at the first p > delta; all settings before it are certified.
 
-    The order must not come from the labels that are tested: by kept share it does not.
+    No correction for multiplicity is needed if the order does not depend on the tested labels, such as by kept share.
     """
     walk = np.asarray(order, dtype=np.intp)
     fails = np.flatnonzero(np.asarray(p, dtype=float)[walk] > check_level("delta", delta) + ACCEPT)
@@ -65,7 +65,9 @@ def hoeffding_bentkus(risk: ArrayLike, n: int, alpha: float) -> Floats:
     At :math:`\hat R = 0` the first term is :math:`(1 - \alpha)^n`, not NaN.
     """
     r = np.asarray(risk, dtype=float)
-    hoeffding = np.exp(-n * _divergence(np.minimum(r, alpha), check_level("alpha", alpha)))
+    low = np.minimum(r, check_level("alpha", alpha))
+    divergence = special.rel_entr(low, alpha) + special.rel_entr(1 - low, 1 - alpha)  # KL of two coins
+    hoeffding = np.exp(-n * divergence)
     bentkus = np.e * special.bdtr(np.ceil(n * r - _CEIL_GUARD), n, alpha)
     return np.asarray(np.minimum(1.0, np.minimum(hoeffding, bentkus)))
 
@@ -80,8 +82,8 @@ def betting_process(losses: ArrayLike, alpha: float, delta: float) -> Floats:
     r"""Wealth :math:`K_t = \prod_s (1 - \nu_s (L_s - \alpha))` after each loss (Waudby-Smith and Ramdas, one-sided).
 
     :math:`\nu_s = \min(\sqrt{2 \ln(1/\delta) / (n \hat\sigma^2_{s-1})},\ 0.99/(1-\alpha))` with priors 1/2 and 1/4.
-    Losses run along the first axis, in an order that was fixed in advance. Only low losses earn: all-harmful data
-    end near 0, where a two-sided martingale would end rich and certify them.
+    Losses run along the first axis, in an order that was fixed in advance. Only losses below alpha raise the
+    wealth; a two-sided martingale would also grow on large losses and certify them.
     """
     table = check_losses(losses)
     n = len(table)
@@ -101,9 +103,8 @@ def betting_process(losses: ArrayLike, alpha: float, delta: float) -> Floats:
 def betting(losses: ArrayLike, alpha: float, *, delta: float = 0.1, orders: int = 1) -> Floats:
     r"""Betting p-value of each column: :math:`1/\max_t K_t` for the given order, by Ville's inequality.
 
-    With ``orders`` > 1 the luck of the order is averaged out over fixed permutations: p = 1/mean of the final wealths,
-    a mean of e-values, by Markov's inequality. A maximum over t of that mean is *not* covered, because the orders
-    share no filtration.
+    With ``orders`` > 1 the final wealth is averaged over fixed permutations. A mean of e-values is an e-value, so
+    p = 1/mean is valid by Markov's inequality. The maximum over t of that mean would not be valid.
     """
     table = check_losses(losses)
     if orders == 1:
@@ -153,13 +154,6 @@ def loss_sum_bound(total: float, n: int, confidence: float, *, binary: bool) -> 
     return high
 
 
-def _divergence(r: Floats, alpha: float) -> Floats:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        low = np.where(r > 0, r * np.log(r / alpha), 0.0)
-        high = np.where(r < 1, (1 - r) * np.log((1 - r) / (1 - alpha)), 0.0)
-    return np.asarray(low + high)
-
-
 def _orders(n: int, orders: int) -> list[NDArray[np.intp]]:
     shuffle = np.random.default_rng(RESAMPLING_SEED)
     return [np.arange(n), *(shuffle.permutation(n) for _ in range(orders - 1))]
@@ -176,7 +170,7 @@ def conformal_bounds(table: LossTable) -> Floats:
 
 
 def conformal_setting(table: LossTable, alpha: float) -> int | None:
-    r"""Column of the most permissive setting with :math:`(n \hat R + 1)/(n + 1) \le \alpha`; None if there is none.
+    r"""Return the column of the most permissive setting with :math:`(n \hat R + 1)/(n + 1) \le \alpha`, or None.
 
     Losses must not fall from column to column, else the theorem does not apply: make them monotone per unit
     (:func:`~casewise.judge.certificates.certify_gate.envelope`) or use learn-then-test.
@@ -203,7 +197,7 @@ def conformal_cases(alpha: float) -> int:
 
 
 def left_out_risk(table: LossTable, alpha: float, *, paid: LossTable | None = None) -> float | None:
-    """Mean loss of each unit under the setting that the others certify: an honest look at the promise, n - 1 at a time.
+    """Return the mean loss of each unit under the setting that the other n - 1 units certify.
 
     The setting is chosen by ``table`` and the loss read from ``paid`` (the same settings; by default ``table`` itself).
     None where n - 1 units are too few.
@@ -258,7 +252,7 @@ def risk_at(table: LossTable, setting: float) -> float:
 def patients_needed(
     alpha: float, *, delta: float | None = None, binary: bool = True, designs: int = 1, halved: bool = False
 ) -> int:
-    """The fewest patients with which a promise is possible at all; the one rule of plan, certify, calibrate and fit.
+    """Return the fewest patients with which a promise is possible; plan, certify, calibrate and fit all use this.
 
     Args:
         alpha: The risk that is promised.
@@ -311,9 +305,8 @@ def plan(alpha: float, delta: float = 0.1, cases: int | None = None) -> SampleSi
     needed = SampleSize(alpha, delta, patients_needed(alpha), patients_needed(alpha, delta=delta), together)
     if cases is None:
         return needed
-    return SampleSize(
-        alpha, delta, needed.crc_cases, needed.ltt_cases, together, cases,
-        crc_alpha=conformal_floor(cases), ltt_alpha=ltt_alpha(cases, delta),
+    return replace(
+        needed, cases=cases, crc_alpha=conformal_floor(cases), ltt_alpha=ltt_alpha(cases, delta),
         crc_budget=crc_budget(cases, alpha), ltt_budget=ltt_budget(cases, alpha, delta),
     )  # fmt: skip
 

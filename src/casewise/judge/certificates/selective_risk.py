@@ -1,4 +1,4 @@
-r"""The risk among the kept cases of one deployed batch: a promise that keeping little cannot meet.
+r"""Certificates for the risk among the kept cases of one deployed batch.
 
 The other certificates average over all cases, and a case that is rolled back counts 0. Here the mean is over the kept
 patients only, of the m that are deployed. With calibration scores :math:`s_i` and losses :math:`L_i \in \{0, 1\}`,
@@ -25,9 +25,8 @@ only, which is the rule above. Nothing is drawn at random.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -40,13 +39,13 @@ from casewise.judge.certificates.certificate import Certificate
 from casewise.judge.certificates.certify_router import Promise, chosen_p_value, issued, noted
 from casewise.judge.certificates.evidence import (
     ACCEPT,
-    Floats,
     check_level,
     check_losses,
     check_router,
+    cluster_rows,
     router_evidence,
 )
-from casewise.judge.certificates.risk_control import patients_needed
+from casewise.judge.certificates.risk_control import conformal_floor, patients_needed
 from casewise.judge.decide import replay_case
 from casewise.judge.policy import among_candidates, check_go, check_held_out, controller_of, judge_of
 
@@ -60,10 +59,10 @@ def selected(
     below: float = np.inf,
     binary: bool = False,
 ) -> float | None:
-    """The largest score that may be kept in this batch; None where nothing may. An infinite score is never kept.
+    """Return the largest score that may be kept in this batch; None if nothing may. Infinite scores are never kept.
 
-    Only scores under ``below`` are candidates: what a router rolls back by its own cut stays rolled back. ``binary``
-    says that losses are 0 or 1 by construction; that they happen to be so here is not enough.
+    Only scores below ``below`` may be kept, because the router's own cut still applies. ``binary`` is True only if
+    losses are 0 or 1 by construction.
 
     >>> selected([1, 2, 3, 4, 5, 6, 7, 8, 9], [0, 0, 0, 0, 0, 0, 1, 1, 1], [1.5, 2.5, 3.5, 8.5], alpha=0.2, binary=True)
     3.5
@@ -96,14 +95,8 @@ def selected(
     return float(stream[stream <= cuts[at]].max())
 
 
-def by_patient(values: Floats, clusters: Sequence[Hashable], join: Any) -> Floats:
-    """One value per patient: the worst score, the mean loss. A patient is kept where all of its cases are."""
-    names = np.asarray([str(name) for name in clusters])
-    return np.array([join(values[names == name]) for name in np.unique(names)])
-
-
 def kept_scores(archive: Archive, policy: Policy, cases: Sequence[str]) -> list[float | None]:
-    """The coordinate by which each case is kept; infinite where a policy among candidates deploys M0 by itself."""
+    """Return the score by which each case is kept; infinite if a policy among candidates deploys M0 by itself."""
     if not among_candidates(policy):
         controller = controller_of(policy)
         return [replay_case(archive, controller, case).value for case in cases]
@@ -115,7 +108,7 @@ def kept_scores(archive: Archive, policy: Policy, cases: Sequence[str]) -> list[
 def certify_kept(
     archive: Archive, policy: Policy, asked: Promise, deployed: Archive, *, force: bool = False
 ) -> tuple[Certificate, Policy]:
-    """A certificate for the cases that a router keeps in one deployed batch, whose labels are not needed.
+    """Certify the risk among the cases that a router keeps in one deployed batch; the batch needs no labels.
 
     ``deployed`` are the recorded signals of the batch. The cut depends on the batch, so the certificate and its policy
     are for these cases and no others.
@@ -128,24 +121,25 @@ def certify_kept(
     check_held_out(policy, deployed.entries.values())
     check_go(policy, force=force)
     evidence = router_evidence(archive, policy, margin=asked.margin)
-    said = noted(archive, policy, {"method": "among the kept", "batch": deployed.digest, **_plain(asked)}, force=force)
+    said = noted(archive, policy, {"method": "among the kept", "batch": deployed.digest, **asdict(asked)}, force=force)
     cases = list(deployed.ids)
     found = kept_scores(deployed, policy, cases)
     values = evidence.values
-    if among_candidates(policy):  # what it leaves at M0 by itself is not kept, and has no harm to hide behind
+    if among_candidates(policy):  # cases that it leaves at M0 by itself do not count as kept
         values = np.array(kept_scores(archive, policy, evidence.ids), dtype=float)
     if any(value is None for value in found) or not found:
         raise TooFewCases(f"{deployed.path} has no case with a coordinate; record the batch first")
     clusters = [deployed.entry(case).cluster or case for case in cases]
-    stream = by_patient(np.array(found, dtype=float), clusters, np.max)
-    scores = by_patient(values, evidence.clusters, np.max)
-    losses = by_patient(evidence.loss(asked.losses[0]), evidence.clusters, np.max if asked.within == "max" else np.mean)
+    # A patient is kept where all of its cases are, so its score is the largest one of its cases.
+    stream = cluster_rows(np.array(found, dtype=float), clusters, "max")
+    scores = cluster_rows(values, evidence.clusters, "max")
+    losses = cluster_rows(evidence.loss(asked.losses[0]), evidence.clusters, asked.within)
     own = float(policy.options["cut_high"])
     binary = chosen_p_value(asked, evidence) == "binomial"
     last = selected(scores, losses, stream, asked.alphas[0], below=own, binary=binary)
     cut = None if last is None else float(np.nextafter(last, np.inf))
     units, m = len(scores), len(stream)
-    reach = (1.0 / (units + 1), patients_needed(asked.alphas[0]))
+    reach = (conformal_floor(units), patients_needed(asked.alphas[0]))
     certificate, certified = issued(archive, policy, asked, evidence, cut, None, reach, (), said)
     kept = 0 if last is None else int((stream <= last).sum())
     several = m < len(cases) or units < len(evidence.ids)
@@ -159,11 +153,5 @@ def certify_kept(
         "patients": m,
         "kept_in_batch": kept,
     }
-    among = replace(
-        certificate, details=details, kind="T9", statement=statement, method="selection", kept=kept / m
-    )  # fmt: skip
+    among = replace(certificate, kind="T9", method="selection", statement=statement, details=details, kept=kept / m)
     return among, certified
-
-
-def _plain(asked: Promise) -> dict[str, Any]:
-    return {"losses": list(asked.losses), "alphas": list(asked.alphas), "margin": asked.margin}

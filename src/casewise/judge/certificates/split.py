@@ -33,7 +33,7 @@ FEWEST_LEARNING = 4  # patients that must remain for learning and choosing
 
 @dataclass(frozen=True)
 class PromiseSplit:
-    """Which patients learn and choose, and which certify."""
+    """Patients that learn and choose, and patients that certify."""
 
     learning: tuple[str, ...]
     certifying: tuple[str, ...]
@@ -45,11 +45,11 @@ class PromiseSplit:
         return max(0.0, self.alpha * (len(self.certifying) + 1) - 1)
 
     def sentence(self) -> str:
-        """What the promise costs, for a person."""
+        """Return what the promise costs, as a sentence."""
         return (
             f"{len(self.learning)} {UNIT[1]} learn and choose, {len(self.certifying)} others certify a risk of at most "
-            f"{self.alpha:g} and teach nothing; they may lose {self.tolerated:.2g} in total before cases must be "
-            "rolled back to M0. Without a promise all of them would learn, and only estimates would be printed"
+            f"{self.alpha:g} and take no part in learning; they may lose {self.tolerated:.2g} in total before cases "
+            "must be rolled back to M0. Without a promise all of them would learn, and only estimates would be printed"
         )
 
 

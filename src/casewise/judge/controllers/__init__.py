@@ -41,5 +41,5 @@ CONTROLLERS: Registry[Callable[..., Controller]] = Registry(
 
 
 def takes(kind: Any, option: str) -> bool:
-    """Whether a kind of controller has an argument of this name."""
+    """Return True if a kind of controller has an argument of this name."""
     return callable(kind) and option in inspect.signature(kind).parameters

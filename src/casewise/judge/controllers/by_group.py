@@ -18,26 +18,26 @@ class ByGroup:
 
     @property
     def name(self) -> str:
-        """The name of the controllers that it chooses from."""
+        """Name of the controllers, which all groups share."""
         return next(iter(self.controllers.values())).name
 
     @property
     def metadata(self) -> Metadata:
-        """What the controllers that it chooses from say of themselves."""
+        """Metadata of the controllers."""
         return metadata_of(next(iter(self.controllers.values())))
 
     @property
     def needs(self) -> frozenset[str]:
-        """What any of them needs."""
+        """Signals that any of the controllers needs."""
         return frozenset().union(*(one.needs for one in self.controllers.values()))
 
     @property
     def states(self) -> frozenset[State]:
-        """What any of them may deploy."""
+        """Shrunk states that any of the controllers may deploy."""
         return frozenset().union(*(one.states for one in self.controllers.values()))
 
     def decide(self, seen: Observation) -> Verdict | None:
-        """The verdict of the case's own group."""
+        """Return the verdict of the controller of the case's group."""
         if seen.group is None or seen.group not in self.controllers:
             raise BadInput(
                 f"case {seen.case_id} is of group {seen.group!r}, cut-points exist for "
@@ -46,5 +46,5 @@ class ByGroup:
         return self.controllers[seen.group].decide(seen)
 
     def output(self, mask: Callable[[State], Mask], decision: Decision) -> Mask:
-        """What the controller of the case's own group deploys."""
+        """Return the mask that the controller of the case's group deploys."""
         return deployed(self.controllers[decision.group or ""], mask, decision)

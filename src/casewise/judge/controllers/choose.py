@@ -1,7 +1,7 @@
 """Controllers that choose among all candidates of a case: by agreement, or by a fitted expected gain.
 
-A candidate is a rung of the case's ladder, or of several named ladders. What the masks say of each other is added to
-the observation by :func:`with_agreement`, live and in replay alike; a controller itself reads numbers only.
+A candidate is a state of the case's ladder, or of several named ladders. :func:`with_agreement` compares the masks of
+all candidates and adds the agreement signals to the observation; a controller itself reads numbers only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STATE = re.compile(r"(?:(?P<ladder>[a-z0-9][a-z0-9_+.-]*):)?(?P<step>\d+)(?:~(?
 
 
 def state_of(text: str) -> State:
-    """The inverse of ``str(state)``.
+    """Return the state that a text names: the inverse of ``str(state)``.
 
     >>> state_of("3"), state_of("2~0.5") == State(2, 0.5)
     (State(step=3, shrink=0.0, ladder=''), True)
@@ -39,7 +39,7 @@ def state_of(text: str) -> State:
 
 
 def candidate_signals(seen: Observation) -> dict[State, Signals]:
-    """Every candidate of a case with its signals, M0 first; steps of one ladder, or of all named ones."""
+    """Return the signals of every candidate of a case, M0 first; of one ladder, or of all named ones."""
     if not seen.ladders:
         return {State(step): signals for step, signals in enumerate(seen.signals)}
     found: dict[State, Signals] = {SOURCE: next(iter(seen.ladders.values()))[0]}
@@ -70,12 +70,12 @@ def compared_masks(
 
 
 def non_voting(seen: Observation, silent: Sequence[str] = ()) -> tuple[str, ...]:
-    """Candidates without a vote: the ``silent`` ones, and readings that were left out, whose masks only repeat M0."""
+    """Return the candidates without a vote: the ``silent`` ones, and failed views, whose masks repeat M0."""
     return (*silent, *(str(state) for state, signals in candidate_signals(seen).items() if signals.get("left_out")))
 
 
 def added(seen: Observation, more: Mapping[State, Signals]) -> Observation:
-    """The observation with further signals of its candidates."""
+    """Return the observation with further signals of its candidates."""
     signals = [{**one, **more.get(State(step), {})} for step, one in enumerate(seen.signals)]
     ladders = {
         name: [{**one, **more.get(State(step).on(name), {})} for step, one in enumerate(ladder)]
@@ -86,7 +86,7 @@ def added(seen: Observation, more: Mapping[State, Signals]) -> Observation:
 
 @dataclass(frozen=True)
 class _AmongAll:
-    """What all controllers share that decide when every candidate is there."""
+    """Base of the controllers that decide when all candidates of a case are known."""
 
     steps: int  # rungs of the ladder beyond M0; where several named ladders are shown they are complete anyway
     consensus: str  # the candidate made of the others, such as "17" or "views:17"
@@ -104,12 +104,12 @@ class _AmongAll:
         object.__setattr__(self, "ladders", tuple(self.ladders))
 
     def compared(self, seen: Observation, masks: Mapping[State, Mask]) -> Observation:
-        """What is decided on: the observation with the signals of disagreement."""
+        """Return the observation with the agreement signals added."""
         silent = (*self.silent, self.consensus)
         return with_agreement(seen, masks, silent=silent, background=self.background)
 
     def complete(self, seen: Observation) -> bool:
-        """Whether every candidate is there."""
+        """Return True if all candidates are known."""
         return bool(seen.ladders) or seen.step >= self.steps
 
     def _value(self, seen: Observation, signals: Signals, name: str) -> float:
@@ -123,7 +123,7 @@ class _AmongAll:
     def _verdict(
         self, seen: Observation, state: State, reason: str, *, action: Action = Action.KEEP, **more: Any
     ) -> Verdict:
-        """The candidate, or M0 where its edit reaches the cut; the size of the edit is the coordinate of a promise."""
+        """Return the verdict: the candidate, or M0 if its edit is at least ``cut_high`` large."""
         same = candidate_signals(seen)[state].get("agreement_source")
         edit = None if same is None else 1 - same
         found: dict[str, Any] = {"coordinate": "edit", "value": edit, "cut_high": self.cut_high}
@@ -157,12 +157,12 @@ class AgreementRule(_AmongAll):
 
     @property
     def learned(self) -> bool:
-        """Whether labels of calibration cases fitted something of it."""
+        """True if labels were used to fit the rule."""
         return self.rule == "low-agreement"
 
     @property
     def name(self) -> str:
-        """The rule."""
+        """Name in the registry of controllers."""
         names = {"agreement": "highest-agreement", "low-agreement": "consensus-where-low", "fixed": "fixed-candidate"}
         return names.get(self.rule, self.rule)
 
@@ -180,7 +180,7 @@ class AgreementRule(_AmongAll):
         return frozenset({"agreement_source", *read})
 
     def decide(self, seen: Observation) -> Verdict | None:
-        """The candidate that the rule names, once all are there."""
+        """Return the candidate that the rule chooses; None until all are known."""
         if not self.complete(seen):
             return None
         consensus = state_of(self.consensus)
@@ -212,7 +212,7 @@ are 0 for M0 itself, so a model without intercept expects no gain of no change."
 
 
 def features(signals: Signals, source: Signals) -> list[float] | None:
-    """The features of one candidate; None where a signal is missing. A candidate equal to M0 has only zeros."""
+    """Return the features of one candidate; None if a signal is missing. A candidate equal to M0 has only zeros."""
     own, base, same = signals.get("agreement"), source.get("agreement"), signals.get("agreement_source")
     if own is None or base is None or same is None:
         return None
@@ -222,7 +222,7 @@ def features(signals: Signals, source: Signals) -> list[float] | None:
 
 @dataclass(frozen=True)
 class Choose(_AmongAll):
-    """The anchor, unless another candidate (or M0) is surely expected to gain more on this case.
+    """Deploy the anchor, unless the lower bound of another candidate's gain over it is positive on this case.
 
     The anchor is the fixed candidate that surely gains on the calibration cases, or M0. gain(k) = weights . features(k)
     + own[k], fitted with shrinkage; ``replicates`` are the same numbers fitted without each calibration cluster in
@@ -270,10 +270,10 @@ class Choose(_AmongAll):
             gain, *drawn = gains[state] - gains[anchor]
             low = gain - self.spread * _jackknife_error(np.array(drawn))
             found[state] = (float(gain), float(low))
-        return {state: found[state] for state in candidates if state in found}  # in the order of the board
+        return {state: found[state] for state in candidates if state in found}  # in the order of the candidates
 
     def decide(self, seen: Observation) -> Verdict | None:
-        """The anchor or what is surely better, once all candidates are there."""
+        """Return the anchor, or a candidate with a positive lower bound of gain; None until all are known."""
         if not self.complete(seen):
             return None
         expected, anchor = self.expected(seen), state_of(self.anchor)
@@ -287,13 +287,13 @@ class Choose(_AmongAll):
 
 
 def _jackknife_error(drawn: Any) -> float:
-    """Standard error from estimates that left one cluster out each; 0 without any."""
+    """sqrt((n - 1) / n * sum (x_i - mean)^2) of estimates that leave one cluster out each; 0 without any."""
     amount = len(drawn)
     return float(np.sqrt((amount - 1) / amount * ((drawn - drawn.mean()) ** 2).sum())) if amount else 0.0
 
 
 def _frozen(value: Any) -> Any:
-    """Nested lists, as JSON gives them, as nested tuples."""
+    """Return nested lists, as read from JSON, as nested tuples."""
     return tuple(_frozen(part) for part in value) if isinstance(value, (list, tuple)) else value
 
 

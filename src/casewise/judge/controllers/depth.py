@@ -21,7 +21,7 @@ class SignalTurn:
     rising: bool = True
 
     def turned(self, seen: Observation, step: int) -> bool:
-        """Whether the signal is strictly worse at ``step`` than one step before."""
+        """Return True if the signal is strictly worse at ``step`` than one step before."""
         before, now = value_at(seen, step - 1, self.signal), value_at(seen, step, self.signal)
         return now > before if self.rising else now < before
 
@@ -42,7 +42,7 @@ TURNS = Registry(
 
 
 def last_before_turn(seen: Observation, turn: SignalTurn, cap: int) -> tuple[int, str] | None:
-    """The last step before the first turn at k >= 2, or the cap; None while neither is reached (E2, E8)."""
+    """Return the last step before the signal first gets worse at k >= 2, or the cap; None before that (E2, E8)."""
     for step in range(2, min(seen.step, cap) + 1):
         if turn.turned(seen, step):
             return step - 1, f"{turn} at step {step}, so step {step - 1} is deployed"
@@ -83,7 +83,7 @@ class StopRule:
 
     @property
     def needs(self) -> frozenset[str]:
-        """The signal that is watched."""
+        """The signal that stops the case."""
         return frozenset({TURNS[self.signal].signal})
 
     def decide(self, seen: Observation) -> Verdict | None:
@@ -130,7 +130,7 @@ class TauStop:
         return round(self.mean + self.tau * self.sigma, 12)
 
     def decide(self, seen: Observation) -> Verdict | None:
-        """The step before the threshold is exceeded, but at least step 1."""
+        """Return the step before the threshold is exceeded, but at least step 1; None for one more step."""
         for step in range(1, min(seen.step, self.cap) + 1):
             z = (value_at(seen, step, self.signal) - self.mean) / self.sigma
             if z > self.tau:
@@ -162,7 +162,7 @@ class Source:
     states = frozenset[State]()
 
     def decide(self, seen: Observation) -> Verdict | None:
-        """M0, at once."""
+        """Return M0 without waiting for a step."""
         return Verdict(SOURCE, Action.ROLLBACK, reason=self.reason)
 
 
@@ -182,7 +182,7 @@ class FixedK:
             raise BadInput(f"fixed-k deploys a step >= 0, got {self.step}")
 
     def decide(self, seen: Observation) -> Verdict | None:
-        """Step k once it is there."""
+        """Return step k; None until it was made."""
         if seen.step < self.step:
             return None
         action = Action.KEEP if self.step else Action.ROLLBACK
@@ -192,10 +192,10 @@ class FixedK:
 
 @dataclass(frozen=True)
 class Settled:
-    """Read one view after the other until the consensus has settled, and deploy it: easy cases stay cheap.
+    """Predict one view after the other until their consensus stops changing, and deploy it.
 
-    Settled: ``patience`` views in a row left it as it was, with a foreground agreement of ``agreement`` or more between
-    the consensus before and after. It reads ladders whose steps are running consensuses (``running:mri``).
+    The consensus has settled if each of the last ``patience`` views left a foreground agreement of at least
+    ``agreement`` between the consensus before and after it. For ladders of running consensuses (``running:mri``).
     """
 
     cap: int  # views at most
@@ -215,7 +215,7 @@ class Settled:
             )
 
     def decide(self, seen: Observation) -> Verdict | None:
-        """The consensus so far once it has settled, or at the cap."""
+        """Return the consensus so far if it has settled or the cap is reached; else None."""
         latest = seen.signals[1:][-self.patience :]
         quiet = [value is not None and value >= self.agreement for value in (one.get("settled") for one in latest)]
         settled = len(quiet) == self.patience and all(quiet)

@@ -20,7 +20,7 @@ QUALITY_SIGNALS = ("agreement", "weighted_agreement")
 
 @dataclass(frozen=True)
 class Quality:
-    r"""What the metric of a mask is expected to be, and what it is at least, from how far the candidates agree.
+    r"""Estimate of the metric of a mask, and a lower bound of it, from the agreement of the candidates.
 
     .. math:: \hat q = 1 - \kappa_{1/2} (1 - a + s), \qquad \underline q = 1 - \kappa_{\ell} (1 - a + s)
 
@@ -41,7 +41,7 @@ class Quality:
             raise BadInput(f"the softening is above 0, got {self.softening}")
 
     def of(self, agreement: float | None) -> tuple[float, float] | None:
-        """(estimate, lower bound), both in 0..1; None where the signal is missing."""
+        """Return (estimate, lower bound), both in 0..1; None if the signal is missing."""
         if self.signal is not None and agreement is None:
             return None
         gap = self.softening + (0.0 if self.signal is None or agreement is None else 1 - agreement)
@@ -103,7 +103,7 @@ class Flag:
 def deployed_signal(
     candidates: Mapping[State, Signals], state: State, name: str, *, gated: bool = False
 ) -> float | None:
-    """A signal of what is deployed; the smaller of a candidate's and M0's where the mask lies between the two."""
+    """Return a signal of the deployed mask; the smaller of the candidate's and M0's if the mask lies between them."""
     whole = replace(state, shrink=0.0)
     values = [candidates.get(one, {}).get(name) for one in ([whole, SOURCE] if gated or state.shrink else [whole])]
     return None if any(value is None for value in values) else min(value for value in values if value is not None)

@@ -1,4 +1,4 @@
-"""M0 plus the accepted pieces of an edit: a gate for pieces, not for cases.
+"""Deploy M0 with the accepted pieces of a candidate's edit.
 
 A piece is a connected component of one class pair (from, to) of the edit from M0 to a candidate, of any size. Its score
 is the chance that it made the mask right, by a logistic model of a few label-free features. Pieces above one threshold
@@ -42,7 +42,7 @@ class EditPieces:
 
 
 def pieces_of(source: Mask, edit: Mask) -> EditPieces:
-    """The pieces of an edit; an edit from one class to two others is two pieces.
+    """Split an edit into pieces; an edit from one class to two others is two pieces.
 
     >>> found = pieces_of(np.array([[1, 1, 0, 0]]), np.array([[2, 0, 0, 3]]))
     >>> found.before.tolist(), found.after.tolist(), found.sizes.tolist()
@@ -93,19 +93,19 @@ def piece_features(
 
 
 def opinions(masks: Mapping[State, Mask], silent: tuple[str, ...]) -> Candidates:
-    """All candidates of a case, compared once; the silent ones have no vote."""
+    """Compare all candidates of a case; the silent ones have no vote."""
     voters = [k for k, state in enumerate(masks) if str(state) not in silent]
     return candidates_of(list(masks.values()), voters=voters)
 
 
 def piece_scores(features: Floats, weights: Any, center: Any, scale: Any) -> Floats:
-    """The chance of each piece to be right: a logistic model, the intercept first among its weights."""
+    """Return the chance that each piece is right: 1 / (1 + exp(-w_0 - w . (x - center) / scale))."""
     z = (features - np.asarray(center)) / np.asarray(scale)
     return np.asarray(1 / (1 + np.exp(-np.clip(weights[0] + z @ np.asarray(weights[1:]), -35, 35))))
 
 
 def merged(source: Mask, edit: Mask, accepted: tuple[int, ...]) -> Mask:
-    """M0 with the accepted pieces of an edit."""
+    """Return M0 with the accepted pieces of an edit."""
     pieces = pieces_of(source, edit)
     passes = np.zeros(len(pieces.sizes), bool)
     passes[list(accepted)] = True
@@ -149,7 +149,7 @@ class Merge(_AmongAll):
         return piece_scores(features, self.weights, self.center, self.scale)
 
     def compared(self, seen: Observation, masks: Mapping[State, Mask]) -> Observation:
-        """The observation with the signals of disagreement and the score of every piece of the edit."""
+        """Return the observation with the agreement signals and the score of every piece of the edit."""
         silent = (*self.silent, self.consensus)
         shown = with_agreement(seen, masks, silent=silent, background=self.background)
         _, features = piece_features(
@@ -159,7 +159,7 @@ class Merge(_AmongAll):
         return added(shown, {self.edited: {"pieces": float(len(scores)), **scores}})
 
     def decide(self, seen: Observation) -> Verdict | None:
-        """The accepted pieces, once all candidates are there; a rollback where there is none."""
+        """Return the accepted pieces, or a rollback if there are none; None until all candidates are known."""
         if not self.complete(seen):
             return None
         signals = candidate_signals(seen)[self.edited]
@@ -174,7 +174,7 @@ class Merge(_AmongAll):
         return self._verdict(seen, self.edited, reason, action=Action.GATE, accepted=accepted)
 
     def output(self, mask: Callable[[State], Mask], decision: Decision) -> Mask:
-        """M0 with the pieces that a decision accepted; the very M0 where it rolled back."""
+        """Return M0 with the pieces that a decision accepted; M0 itself after a rollback."""
         source = mask(SOURCE)
         return source if decision.rolled_back else merged(source, mask(decision.state), decision.accepted or ())
 

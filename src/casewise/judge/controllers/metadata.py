@@ -1,4 +1,4 @@
-"""Facts that a controller states about its kind, and how a controller reads a signal by name and step."""
+"""Metadata of controllers, and functions that read a signal of a step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Metadata:
 
 
 def metadata_of(controller: Controller | type | object) -> Metadata:
-    """What a controller, or its class, says of itself."""
+    """Return the metadata of a controller or of its class."""
     kind = getattr(controller, "func", controller)  # a registry may hold a class with some of its options given
     said = getattr(kind, "metadata", None)
     if isinstance(said, Mapping):  # one class for several registered rules
@@ -44,7 +44,7 @@ RISK = "risk"
 
 
 def value_at(seen: Observation, step: int, name: str, statistics: RiskStatistics | None = None) -> float:
-    """One signal of one step; ``-name`` turns it round, for signals that fall when risk rises (C12)."""
+    """Return one signal of one step; ``-name`` is its negative, for signals that fall when risk rises (C12)."""
     if name.startswith("-"):
         return -value_at(seen, step, name[1:])
     if name == RISK:
@@ -55,7 +55,7 @@ def value_at(seen: Observation, step: int, name: str, statistics: RiskStatistics
     if value is None:
         have = ", ".join(sorted(key for key, known in seen.signals[step].items() if known is not None))
         raise BadInput(
-            f"signal {name!r} of case {seen.case_id} at step {step} is not there; it has {have or 'none'}. "
+            f"signal {name!r} of case {seen.case_id} at step {step} was not recorded; recorded are {have or 'none'}. "
             f"Record with that signal, or choose another coordinate"
         )
     if not math.isfinite(value):
@@ -64,10 +64,10 @@ def value_at(seen: Observation, step: int, name: str, statistics: RiskStatistics
 
 
 def needed(coordinate: str) -> frozenset[str]:
-    """The signals that a coordinate is read from."""
+    """Return the signals that a coordinate is computed from."""
     return frozenset({"regions", "delta"}) if coordinate == RISK else frozenset({coordinate.removeprefix("-")})
 
 
 def statistics_of(options: Mapping[str, float] | RiskStatistics | None) -> RiskStatistics | None:
-    """Statistics from plain JSON."""
+    """Return z-statistics from plain JSON."""
     return RiskStatistics(**options) if isinstance(options, Mapping) else options

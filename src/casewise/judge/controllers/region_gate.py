@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, NotFinite
 from casewise.core.records import SOURCE, Action, Decision, Mask, Observation, State, Verdict
 from casewise.judge.controllers.metadata import Metadata
-from casewise.measure.regions import Regions, changed_voxels, components, regions_of
+from casewise.measure.regions import Regions, regions_of
 from casewise.measure.signals.risk import DROP
 
 UNSCORED = "unscored"
@@ -47,24 +45,25 @@ class RegionGate:
             raise BadInput("a gate's threshold is a number, or infinite to reject everything; got NaN")
 
     def decide(self, seen: Observation) -> Verdict | None:
-        """After the first step: the accepted regions, or a rollback where there are none."""
+        """Return the accepted regions, or a rollback if there are none; None before step 1."""
         if seen.step < 1:
             return None
         scores = region_scores(seen)
-        if scores is None:
-            reason = f"no region has a score: {OFF_GRID}"
-            return Verdict(
-                SOURCE, Action.ROLLBACK, UNSCORED, "drop", cut_low=self.threshold, accepted=(), reason=reason
-            )
-        accepted = tuple(number for number, score in enumerate(scores) if score > self.threshold)
-        reason = f"{len(accepted)} of {len(scores)} regions have an entropy drop > {self.threshold:.4g}"
-        scored = None if scores else UNSCORED
-        if not accepted and not self.keep_small:
-            return Verdict(SOURCE, Action.ROLLBACK, scored, "drop", cut_low=self.threshold, accepted=(), reason=reason)
-        return Verdict(State(1), Action.GATE, scored, "drop", cut_low=self.threshold, accepted=accepted, reason=reason)
+        accepted = tuple(number for number, score in enumerate(scores or ()) if score > self.threshold)
+        keeps = bool(accepted) or (self.keep_small and scores is not None)
+        reason = f"{len(accepted)} of {len(scores or ())} regions have an entropy drop > {self.threshold:.4g}"
+        return Verdict(
+            State(1) if keeps else SOURCE,
+            Action.GATE if keeps else Action.ROLLBACK,
+            bucket=None if scores else UNSCORED,
+            coordinate="drop",
+            cut_low=self.threshold,
+            accepted=accepted,
+            reason=f"no region has a score: {OFF_GRID}" if scores is None else reason,
+        )
 
     def output(self, mask: Callable[[State], Mask], decision: Decision) -> Mask:
-        """M0 with the regions of the step-1 edit that a decision accepted; the very M0 where it rolled back."""
+        """Return M0 with the regions of the step-1 edit that a decision accepted; M0 itself after a rollback."""
         source = mask(SOURCE)
         if decision.rolled_back:
             return source
@@ -73,7 +72,7 @@ class RegionGate:
 
 
 def region_scores(seen: Observation) -> list[float] | None:
-    """The scores of the regions of step 1, by number; None where the case has logits on another grid than its mask."""
+    """Return the region scores of step 1 by number; None if the logits lie on another grid than the mask."""
     found = {int(name[len(DROP) :]): value for name, value in seen.signals[1].items() if name.startswith(DROP)}
     known = {number: value for number, value in found.items() if value is not None}
     if sorted(known) != list(range(len(known))):
@@ -83,50 +82,29 @@ def region_scores(seen: Observation) -> list[float] | None:
     if seen.signals[1].get("drop") is None:
         if "drop" in seen.signals[1] and not seen.rungs.get(""):
             return None
-        raise BadInput(f"case {seen.case_id} {_why_unrecorded(seen)}")
+        why = (
+            "holds views or other candidates that are no updates, and only updates have region scores; record with "
+            "--propose tent --set signals=drop, or calibrate another policy"
+            if seen.rungs.get("")
+            else "was recorded without region scores; record with the signal 'drop'"
+        )
+        raise BadInput(f"case {seen.case_id} {why}")
     return [float(known[number]) for number in range(len(known))]
 
 
-def _why_unrecorded(seen: Observation) -> str:
-    if seen.rungs.get(""):
-        return (
-            "holds views or other candidates that are no updates, and only updates have region scores; record with "
-            "--propose tent --set signals=drop, or calibrate another policy"
-        )
-    return "was recorded without region scores; record with the signal 'drop'"
-
-
 def gate_regions(source: Mask, adapted: Mask, *, min_area: int = 16) -> Regions:
-    """The regions that the gate judges: raw labels are compared, not binarized ones (L1)."""
+    """Return the regions that the gate judges: raw labels are compared, not binarized ones (L1)."""
     return regions_of(source, adapted, min_area=min_area, foreground=False)
 
 
 def gated(
     source: Mask, adapted: Mask, accepted: tuple[int, ...], *, min_area: int = 16, keep_small: bool = False
 ) -> Mask:
-    """M0 with the accepted regions of the edit (L3)."""
-    voxels = changed_voxels(source, adapted, foreground=False)
-    passes = accepted_voxels(voxels, source.shape, accepted, min_area=min_area, keep_small=keep_small)
-    return edited(source.copy(), voxels[passes], adapted.reshape(-1)[voxels[passes]])
-
-
-def accepted_voxels(
-    voxels: NDArray[np.int64],
-    shape: tuple[int, ...],
-    accepted: tuple[int, ...],
-    *,
-    min_area: int = 16,
-    keep_small: bool = False,
-) -> NDArray[np.bool_]:
-    """Which voxels of an edit (ascending flat positions) lie in accepted regions, or in none if those are kept."""
-    found = components(voxels, shape, min_area=min_area)
-    passes = np.zeros(len(found.sizes), bool)
+    """Return M0 with the accepted regions of the edit (L3)."""
+    found = gate_regions(source, adapted, min_area=min_area)
+    passes = ~found.kept & keep_small
     passes[np.flatnonzero(found.kept)[list(accepted)]] = True
-    passes |= ~found.kept & keep_small
-    return np.asarray(passes[found.number])
-
-
-def edited(mask: Mask, voxels: NDArray[np.int64], values: NDArray[Any]) -> Mask:
-    """The mask itself, with other labels at some flat positions."""
-    mask.reshape(-1)[voxels] = values
-    return mask
+    voxels = found.voxels[passes[found.number]]
+    made = source.copy()
+    made.reshape(-1)[voxels] = adapted.reshape(-1)[voxels]
+    return made

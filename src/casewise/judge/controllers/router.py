@@ -54,7 +54,7 @@ class Bucket:
         return frozenset({State(self.depth, self.shrink)}) if self.shrink else frozenset()
 
     def choose(self, seen: Observation) -> tuple[State, Action, str] | None:
-        """State, action and reason for a case of this bucket; None for one more step."""
+        """Return state, action and reason for a case of this bucket; None for one more step."""
         if self.action == "rollback":
             return SOURCE, Action.ROLLBACK, "M0 is deployed"
         if self.action == "ask":
@@ -79,7 +79,7 @@ ROLLBACK = Bucket("rollback")
 
 
 def bucket_of(plain: Mapping[str, Any] | Bucket) -> Bucket:
-    """A bucket from plain JSON."""
+    """Return a bucket from plain JSON."""
     return Bucket(**plain) if isinstance(plain, Mapping) else plain
 
 
@@ -87,7 +87,7 @@ def bucket_of(plain: Mapping[str, Any] | Bucket) -> Bucket:
 class Router:
     """Probe one step, read one coordinate u of it, and act by bucket.
 
-    u >= cut_high is hard, otherwise u > cut_low is mid, otherwise low; non-strict and strict exactly so (E6).
+    u >= cut_high is hard, otherwise u > cut_low is mid, otherwise low (E6).
     """
 
     coordinate: str
@@ -119,13 +119,13 @@ class Router:
         return frozenset().union(*(bucket.states for bucket in (self.low, self.mid, self.hard)))
 
     def bucket(self, value: float) -> str:
-        """low, mid or hard."""
+        """Return the bucket of a value: low, mid or hard."""
         if value >= self.cut_high:
             return "hard"
         return "mid" if value > self.cut_low else "low"
 
     def decide(self, seen: Observation) -> Verdict | None:
-        """The bucket's action, once the probe and the steps that the action needs are there."""
+        """Return the action of the case's bucket; None until its steps were made."""
         if seen.step < 1:
             return None
         value = value_at(seen, 1, self.coordinate, self.statistics)
@@ -186,7 +186,7 @@ class StopRouter:
         return frozenset(State(step, self.mid_shrink) for step in range(1, self.mid_cap + 1))
 
     def decide(self, seen: Observation) -> Verdict | None:
-        """The router's verdict with stop rules; a mid case is then shrunk."""
+        """Return the router's verdict with stop rules; a mid case is then shrunk."""
         verdict = self._router().decide(seen)
         if verdict is None or verdict.bucket != "mid" or not self.mid_shrink:
             return verdict

@@ -56,7 +56,7 @@ class Exchangeability:
 
     @property
     def alarm(self) -> bool:
-        """Whether the policy is suspended; it stays so until recalibration."""
+        """True once the alarm was raised; the policy is then suspended until recalibration."""
         return self.alarm_at is not None
 
     @property
@@ -76,7 +76,7 @@ class Exchangeability:
         return float(((pool > value).sum() + luck * ((pool == value).sum() + 1)) / (len(pool) + 1))
 
     def seen(self, case_id: str, value: float) -> Exchangeability:
-        """The monitor after one more case; the case joins the pool."""
+        """Return the monitor after one more case, which joins the pool."""
         if not math.isfinite(value):
             raise BadInput(f"a coordinate must be finite, got {value} for case {case_id}")
         bets = np.array(self.log_bets) + log_gains(np.array(self.p_value(case_id, value)))
@@ -105,11 +105,11 @@ class GoLive:
 
     @property
     def alarm(self) -> bool:
-        """Whether the policy is suspended."""
+        """True once the alarm was raised; the policy is then suspended."""
         return self.alarm_at is not None
 
     def seen(self, value: float) -> GoLive:
-        """The test after one more patient; later patients change nothing."""
+        """Return the test after one more patient; patients after the first ones change nothing."""
         if not math.isfinite(value):
             raise BadInput(f"a coordinate must be finite, got {value}")
         if self.p is not None:
@@ -146,7 +146,7 @@ def two_sample_p(pool: Sequence[float], stream: Sequence[float], *, shuffles: in
 
 
 def log_gains(p: Floats) -> Floats:
-    """What each bet makes of a p-value, along a new last axis: those for small p, then those for large p."""
+    """Return log(e p^(e-1)) of every bet e, along a new last axis: of p, then of 1 - p."""
     sides = np.log(np.stack([p, np.maximum(1.0 - p, 1e-12)], axis=-1))[..., None]
     gains = np.log(_POWERS) + (_POWERS - 1) * sides
     return np.asarray(gains.reshape(*p.shape, -1))
@@ -159,6 +159,6 @@ def mean_log_wealth(log_bets: Floats) -> Floats:
 
 
 def suspended_policy(policy: Policy, reason: str = SUSPENDED) -> Policy:
-    """What runs while a policy is suspended: M0 for every case, and each decision says why."""
+    """Return the policy that replaces a suspended one: M0 for every case, with the reason in each decision."""
     plain = replace(policy, controller="m0", options={"reason": reason}, groups={}, cleanup="", flag={})
     return replace(plain, name=f"{policy.name}-suspended")

@@ -1,4 +1,4 @@
-r"""Do as many patients fall into each bucket as at calibration? Cut-points that do not fit other data show here first.
+r"""Alarm when the share of patients in each bucket differs from calibration: cut-points that do not fit new data.
 
 From fog and night to rain and snow a rollback share of 32 % fell to 0 %; from day to dusk it rose to 68 %. Patients (or
 sequences) are counted, by their first case. The distance is
@@ -6,7 +6,7 @@ sequences) are counted, by their first case. The distance is
 .. math:: \chi^2 = \sum_b \frac{(c_b - n q_b)^2}{n q_b} + \frac{(d_b - m q_b)^2}{m q_b},
           \quad q_b = \frac{c_b + d_b}{n + m}
 
-and its p-value comes from dealing the n + m patients anew, so it is valid for any n and m. A stream is looked at when
+and its p-value comes from permuting the n + m patients, so it is valid for any n and m. A stream is looked at when
 it has 10, 20, 40, 80, ... patients; the k-th look spends delta / (k (k + 1)), which adds up to delta.
 """
 
@@ -44,11 +44,11 @@ class Quota:
 
     @property
     def alarm(self) -> bool:
-        """Whether the alarm was raised; it stays raised."""
+        """True once the alarm was raised; it stays raised."""
         return self.alarm_at is not None
 
     def seen(self, bucket: str) -> Quota:
-        """The monitor after the first case of one more patient."""
+        """Return the monitor after the first case of one more patient."""
         counts = {**self.seen_in, bucket: self.seen_in.get(bucket, 0) + 1}
         patients = sum(counts.values())
         after = replace(self, seen_in=counts)
@@ -77,7 +77,7 @@ def quota_p(calibrated: Mapping[str, int], deployed: Mapping[str, int]) -> float
 
 
 def quota_of(decisions: Iterable[Decision]) -> dict[str, int]:
-    """Patients in each bucket, by the first decision about each of them; decisions without a bucket do not count."""
+    """Count the patients in each bucket by their first decision; decisions without a bucket do not count."""
     counts = dict.fromkeys(BUCKETS, 0)
     patients = set()
     for one in decisions:
@@ -89,7 +89,7 @@ def quota_of(decisions: Iterable[Decision]) -> dict[str, int]:
 
 
 def quota_drift(policy: Policy, deployed: Mapping[str, int], *, level: float = EVIDENT) -> str | None:
-    """That the quotas of deployed patients are not those of calibration, as a sentence; None where that is not evident.
+    """Return a sentence if the bucket shares of deployed patients differ from calibration; None if not significant.
 
     For one look at a whole batch; a stream has the monitor.
     """

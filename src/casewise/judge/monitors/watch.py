@@ -69,12 +69,12 @@ class Watch:
 
     @property
     def suspended(self) -> bool:
-        """Whether M0 must be deployed for every further case."""
+        """True if M0 must be deployed for every further case."""
         return self.suspension is not None
 
     @property
     def suspension(self) -> str | None:
-        """Why M0 must be deployed, as a sentence; None while the policy decides."""
+        """Reason why M0 must be deployed, as a sentence; None while the policy decides."""
         kinds = {_kind(name) for name in self.alarms}
         if kinds.intersection(DRIFT):
             return SUSPENDED
@@ -82,7 +82,7 @@ class Watch:
 
     @property
     def void(self) -> str | None:
-        """Why the certificate of the watched policy is void, as a sentence; None while it holds."""
+        """Reason why the certificate of the watched policy is void, as a sentence; None while it holds."""
         if not self.alarms:
             return None
         raised = " and the ".join(self.alarms)
@@ -130,7 +130,7 @@ class Watch:
         return replace(self, monitors=after, decided=decided, decided_patients=(*self.decided_patients, patient))
 
     def audit(self, case_id: str, loss: float, cluster: str | None = None) -> Watch:
-        """The watch after one more labelled case; ``loss`` is the certified loss of what was deployed.
+        """Return the watch after one more labelled case; ``loss`` is the certified loss of the deployed mask.
 
         The mean loss of a patient counts once, when a case of another patient is audited or :meth:`settled` is called;
         cases of a patient that has counted are remembered and change nothing.
@@ -147,7 +147,7 @@ class Watch:
         return begun if cluster else begun.settled()
 
     def settled(self) -> Watch:
-        """The watch with the audits of the last patient counted: no more cases of that patient are expected."""
+        """Return the watch with the audits of the last patient counted; later cases of that patient do not count."""
         if self.waiting is None:
             return self
         patient, losses = self.waiting
@@ -157,7 +157,7 @@ class Watch:
 
 
 def _kind(key: str) -> str:
-    """The monitor of a key such as ``go-live/agreement``."""
+    """Return the monitor name of a key such as ``go-live/agreement``."""
     return key.partition("/")[0]
 
 
@@ -247,9 +247,9 @@ def calibration_numbers(archive: Archive, policy: Policy) -> dict[str, tuple[flo
 
 
 def active_policy(policy: Policy, watch: Watch) -> Policy:
-    """What decides the next case: the policy, or M0 once an alarm that suspends it was raised.
+    """Return the policy of the next case: the given one, or M0 after an alarm that suspends it.
 
-    A hybrid policy gets the cut-points of its stream so far; it is refused where nobody watches the stream.
+    A hybrid policy gets the cut-points of its stream so far; it is refused without a watch.
     """
     if watch.calibration_id != policy.calibration_id:
         raise Mismatch(
@@ -260,12 +260,9 @@ def active_policy(policy: Policy, watch: Watch) -> Policy:
         monitor = watch.monitors.get("exchangeability")
         if not isinstance(monitor, Exchangeability):
             raise Refused(f"policy {policy.name!r} is hybrid and this watch has no exchangeability alarm; start one")
-        return Stream(policy, monitor).policy if watch.suspension is None else _suspended(policy, watch)
-    return policy if watch.suspension is None else _suspended(policy, watch)
-
-
-def _suspended(policy: Policy, watch: Watch) -> Policy:
-    return suspended_policy(policy, watch.suspension or SUSPENDED)
+        if watch.suspension is None:
+            return Stream(policy, monitor).policy
+    return policy if watch.suspension is None else suspended_policy(policy, watch.suspension)
 
 
 def watch_lock(path: str | Path) -> AbstractContextManager[object]:
@@ -274,7 +271,7 @@ def watch_lock(path: str | Path) -> AbstractContextManager[object]:
 
 
 def write_watch(path: str | Path, watch: Watch) -> Path:
-    """Write the state whole or not at all, so a crash leaves the one before."""
+    """Write the state atomically."""
     plain = asdict(replace(watch, monitors={}))
     plain["monitors"] = {name: asdict(one) for name, one in watch.monitors.items()}
     write_json(Path(path), {"schema": SCHEMA, **plain})
@@ -282,7 +279,7 @@ def write_watch(path: str | Path, watch: Watch) -> Path:
 
 
 def read_watch(path: str | Path) -> Watch:
-    """The state as it was written."""
+    """Read a watch from its file."""
     try:
         plain = json.loads(Path(path).read_text())
         if plain.pop("schema") != SCHEMA:
@@ -304,10 +301,10 @@ def read_watch(path: str | Path) -> Watch:
 
 
 class Watching:
-    """The watch over a stream of decisions; written after every case, so that a run that is killed goes on from it.
+    """The watch over a stream of decisions; it is written after every case, so that interrupted runs resume.
 
-    Its file may be shared: other services and runs add their decisions, ``casewise monitor`` adds audits. What they
-    wrote is read before anything is decided or added, so that nobody's alarm is lost.
+    Several processes may share the file: services and runs add decisions, ``casewise monitor`` adds audits. The file is
+    read again before each decision, so that no alarm is lost.
     """
 
     def __init__(self, path: Path) -> None:
@@ -317,7 +314,7 @@ class Watching:
 
     @property
     def state(self) -> Watch:
-        """What the file says now; what it said last where it is gone or broken, which the next decision writes anew."""
+        """Current content of the file; its last content if it is missing or damaged."""
         stamp = _stamp(self.path)
         if stamp != self._known[0]:
             with suppress(CasewiseError, OSError):
@@ -326,15 +323,15 @@ class Watching:
 
     @property
     def void(self) -> str | None:
-        """Why the certificate no longer holds; None where it does."""
+        """Reason why the certificate no longer holds; None if it does."""
         return self.state.void if self.state.calibration_id == self._own else OVERTAKEN
 
     def policy(self, policy: Policy) -> Policy:
-        """What decides the next case."""
+        """Return the policy of the next case."""
         return active_policy(policy, self.state)
 
     def show(self, decision: Decision | None) -> None:
-        """Show a decision; a case that was seen before, has no number, or comes after a suspension does not count."""
+        """Add a decision; a case that was seen before, has no number, or follows a suspension does not count."""
         if decision is None or not numbers_of(decision):
             return
         with watch_lock(self.path):
@@ -348,7 +345,7 @@ class Watching:
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Another one where a file was replaced or edited; None where there is none."""
+    """Return a stamp that changes if a file is replaced or edited; None if there is no file."""
     try:
         found = path.stat()
     except OSError:

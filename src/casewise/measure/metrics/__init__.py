@@ -20,7 +20,6 @@ class ScoreFunction(Protocol):
 
     def __call__(self, mask: Mask, label: Mask, *, ignore: int | None, spacing_mm: tuple[float, ...] | None) -> float:
         """Return the score of a mask."""
-        ...
 
 
 @dataclass(frozen=True)

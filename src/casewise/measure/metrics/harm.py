@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from casewise.core.text import brief
 from casewise.measure.geometry import geometry_of
-from casewise.measure.masks import Floats, Integers, checked_masks, checked_spacing, flat_values, least_voxels
-from casewise.measure.regions import Connectivity, Regions, changed_voxels, components
+from casewise.measure.masks import Floats, Integers, checked_masks, checked_spacing, flat_values
+from casewise.measure.regions import Connectivity, Regions, regions_of
 
 VERDICTS = ("beneficial", "neutral", "harmful")
 
@@ -42,39 +42,29 @@ class Harm:
         """One row per region: number, area, verdict, box_low, box_high (half-open), centroid, compactness, boundary,
         distance (centroids, to the largest, in voxels), distance_mm (NaN without a spacing), share of |D|."""
         shape = geometry_of(self.found)
-        table = np.empty(shape.number.size, _row(len(self.found.shape)))
-        table["number"], table["area"] = shape.number, shape.area
-        table["verdict"] = np.array(VERDICTS)[np.sign(self.worse[shape.number]) + 1]
-        table["box_low"], table["box_high"], table["centroid"] = shape.low, shape.high, shape.centroid
-        table["boundary"], table["compactness"] = shape.boundary, shape.compactness
-        table["distance"] = shape.distance_to_largest()
-        table["distance_mm"] = np.nan if self.spacing is None else shape.distance_to_largest(self.spacing)
-        table["share"] = shape.area / max(self.area, 1)
+        apart = shape.distance_to_largest()
+        columns: dict[str, NDArray[Any]] = {
+            "number": shape.number,
+            "area": shape.area,
+            "verdict": np.array(VERDICTS)[np.sign(self.worse[shape.number]) + 1],
+            "box_low": shape.low,
+            "box_high": shape.high,
+            "centroid": shape.centroid,
+            "boundary": shape.boundary,
+            "compactness": shape.compactness,
+            "distance": apart,
+            "distance_mm": apart * np.nan if self.spacing is None else shape.distance_to_largest(self.spacing),
+            "share": shape.area / max(self.area, 1),
+        }
+        table = np.empty(len(apart), [(name, values.dtype, values.shape[1:]) for name, values in columns.items()])
+        for name, values in columns.items():
+            table[name] = values
         return table
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the table as dictionaries, for JSON or a data frame."""
         names = self.table.dtype.names or ()
         return [{name: row[name].tolist() for name in names} for row in self.table]
-
-
-@lru_cache
-def _row(axes: int) -> np.dtype[np.void]:
-    return np.dtype(
-        [
-            ("number", np.int64),
-            ("area", np.int64),
-            ("verdict", "U10"),
-            ("box_low", np.int64, (axes,)),
-            ("box_high", np.int64, (axes,)),
-            ("centroid", np.float64, (axes,)),
-            ("boundary", np.int64),
-            ("compactness", np.float64),
-            ("distance", np.float64),
-            ("distance_mm", np.float64),
-            ("share", np.float64),
-        ]
-    )
 
 
 def harm(
@@ -125,11 +115,12 @@ def harm(
         (0.75, 0.25, ['harmful', 'beneficial'])
     """
     source, adapted, label = checked_masks(source=source, adapted=adapted, label=label)
-    least = least_voxels(min_area, min_area_mm, spacing_mm, axes=source.ndim)
+    found = regions_of(
+        source, adapted, min_area=min_area, foreground=foreground, connectivity=connectivity,
+        min_area_mm=min_area_mm, spacing_mm=spacing_mm,
+    )  # fmt: skip
     spacing = None if spacing_mm is None else checked_spacing(spacing_mm, source.ndim)
-    voxels = changed_voxels(source, adapted, foreground=foreground)
-    found = components(voxels, tuple(source.shape), min_area=least, connectivity=connectivity)
-    lost, won = _judged(source, adapted, label, voxels, foreground=foreground, ignore=ignore)
+    lost, won = _judged(source, adapted, label, found.voxels, foreground=foreground, ignore=ignore)
     change = np.bincount(found.number, weights=lost.view(np.int8) - won.view(np.int8), minlength=found.sizes.size)
     return _summary(found, change.astype(np.int64), made_wrong=int(np.count_nonzero(lost)), spacing=spacing)
 

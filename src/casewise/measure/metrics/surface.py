@@ -35,7 +35,7 @@ from scipy.spatial import cKDTree
 
 from casewise.core.errors import BadInput
 from casewise.core.text import brief
-from casewise.measure.masks import Flags, Floats, Integers, checked_masks, checked_spacing, on_host
+from casewise.measure.masks import Flags, Floats, Integers, bounding_box, checked_masks, checked_spacing, on_host
 from casewise.measure.metrics.overlap import value_if_empty
 
 Corner = tuple[int, ...]
@@ -209,18 +209,8 @@ def surface_gaps(mask: Any, label: Any, *, spacing_mm: Sequence[float] | None = 
     mask, label = checked_masks(mask=mask, label=label)
     spacing = checked_spacing(spacing_mm, mask.ndim)
     mask, label = on_host(mask) > 0, on_host(label) > 0
-    box = _box(mask | label)
+    box = bounding_box(mask | label)
     return Gaps(np.ascontiguousarray(mask[box]), np.ascontiguousarray(label[box]), spacing)
-
-
-def _box(covered: Flags) -> tuple[slice, ...]:
-    """The smallest box around everything that is covered; a single voxel where nothing is."""
-    sides = []
-    for axis in range(covered.ndim):
-        others = tuple(other for other in range(covered.ndim) if other != axis)
-        hit = np.flatnonzero(covered.any(axis=others))
-        sides.append(slice(int(hit[0]), int(hit[-1]) + 1) if hit.size else slice(0, 1))
-    return tuple(sides)
 
 
 Directed = Literal["pooled", "max"]

@@ -47,13 +47,13 @@ class Candidates:
             shared = (held @ held.T).astype(np.float64) + self.outside.get(c, 0)
             sizes = np.diag(shared)
             total = sizes[:, None] + sizes[None, :]
-            found[c] = np.divide(2 * shared, total, out=np.full_like(shared, np.nan), where=total > 0)
+            found[c] = _share(2 * shared, total)
         return found
 
     @cached_property
     def dice(self) -> Floats:
         """Mean over the classes that either of a pair holds; 1 where both hold none."""
-        return _mean_of_known(list(self.dice_by_class.values()), len(self.labels))
+        return _mean_of_known(list(self.dice_by_class.values()), (len(self.labels),) * 2, empty=1.0)
 
     @cached_property
     def drawn(self) -> Floats:
@@ -153,8 +153,7 @@ class Candidates:
         return float(known.mean()) if known.size else float("nan")
 
     def _lowest(self, k: int) -> float | None:
-        known = [value for value in self.by_class(k).values() if value is not None]
-        return min(known) if known else None
+        return min((value for value in self.by_class(k).values() if value is not None), default=None)
 
     def drawn_with(self, labels: NDArray[Any]) -> Floats:
         """Mean class Dice of every candidate with one more label map; NaN where both hold nothing."""
@@ -164,10 +163,8 @@ class Candidates:
             outside = self.outside.get(c, 0)
             shared = (held & own).sum(axis=1) + float(outside)
             total = held.sum(axis=1) + float(own.sum() + 2 * outside)
-            found.append(np.divide(2 * shared, total, out=np.full_like(shared, np.nan), where=total > 0))
-        known = np.isfinite(found).sum(axis=0) if found else np.zeros(len(self.labels))
-        mean = np.nansum(found, axis=0) if found else np.zeros(len(self.labels))
-        return np.asarray(np.divide(mean, known, out=np.full(len(self.labels), np.nan), where=known > 0))
+            found.append(_share(2 * shared, total))
+        return _mean_of_known(found, (len(self.labels),), empty=np.nan)
 
     def _mean_pair(self) -> float | None:
         if len(self.voters) < 2:
@@ -262,12 +259,18 @@ def mean_agreement(table: NDArray[Any]) -> Floats:
     return (np.asarray(table, np.float64).sum(axis=1) - 1) / others if others else np.ones(len(table))
 
 
-def _mean_of_known(tables: list[Floats], amount: int) -> Floats:
-    total, known = np.zeros((amount, amount)), np.zeros((amount, amount))
+def _share(part: Floats, whole: Floats) -> Floats:
+    """part / whole, NaN where the whole is 0."""
+    return np.asarray(np.divide(part, whole, out=np.full_like(part, np.nan), where=whole > 0))
+
+
+def _mean_of_known(tables: list[Floats], shape: tuple[int, ...], *, empty: float) -> Floats:
+    """The mean of the tables without NaN; ``empty`` where all of them are NaN."""
+    total, known = np.zeros(shape), np.zeros(shape)
     for table in tables:
         total += np.nan_to_num(table)
         known += np.isfinite(table)
-    return np.divide(total, known, out=np.ones_like(total), where=known > 0)
+    return np.asarray(np.divide(total, known, out=np.full(shape, empty), where=known > 0))
 
 
 def _or_none(value: float) -> float | None:

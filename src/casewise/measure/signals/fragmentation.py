@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from casewise.measure.masks import checked_masks, count_foreground, least_voxels
-from casewise.measure.regions import Connectivity, Regions, changed_voxels, components
+from casewise.measure.masks import count_foreground
+from casewise.measure.regions import Connectivity, Regions, regions_of
 from casewise.measure.signals import of_masks
 
 
@@ -71,10 +71,10 @@ def fragmentation(
         >>> found.regions, found.area, round(found.effective_regions, 3), found.largest
         (1, 7, 1.324, 6)
     """
-    source, adapted = checked_masks(source=source, adapted=adapted)
-    least = least_voxels(min_area, min_area_mm, spacing_mm, axes=source.ndim)
-    voxels = changed_voxels(source, adapted, foreground=foreground)
-    found = components(voxels, tuple(source.shape), min_area=least, connectivity=connectivity)
+    found = regions_of(
+        source, adapted, min_area=min_area, foreground=foreground, connectivity=connectivity,
+        min_area_mm=min_area_mm, spacing_mm=spacing_mm,
+    )  # fmt: skip
     return summary(found, foreground_voxels=count_foreground(source))
 
 

@@ -13,7 +13,7 @@ from casewise.core.seeds import RESAMPLING_SEED
 from casewise.core.text import UNIT, pluralize
 from casewise.measure.signals import SIGNALS
 from casewise.render.ink import Picture, draw_forest
-from casewise.render.tables import Cell, Column, Estimate, Table, Undefined, number
+from casewise.render.tables import Cell, Column, Estimate, Table, number, undefined
 from casewise.study.finding import Finding, Section, notes_of, rows, show
 from casewise.study.statistics.ranks import shuffle_p, spearman, spearman_draws, spearman_p
 from casewise.study.statistics.resample import LEVEL, RESAMPLES, clusters_of, draws, interval_of
@@ -263,7 +263,7 @@ def _clustered_table(study: Study, pooled: Finding) -> Table:
             row: dict[str, Cell] = {"scope": "all cases" if scope == "all" else str(scope), "signal": str(signal)}
             row |= {kind: _rho(record) for kind, record in kinds.items()}
             p = float(first["p_shuffled"])
-            row["p"] = Undefined(int(first["n"])) if p != p else p
+            row["p"] = undefined(int(first["n"])) if p != p else p
             cells.append({**row, "n": int(first["n"]), "skipped": int(first["skipped"])})
     caption = (
         f"Bootstrap over {UNIT[1]} with all steps of their cases, B = {study.resamples}, seed {study.seed}. p: "
@@ -279,7 +279,7 @@ def _clustered_table(study: Study, pooled: Finding) -> Table:
 
 def _rho(row: dict[str, Any]) -> Cell:
     rho = float(row["rho"])
-    return Undefined(int(row["n"])) if rho != rho else Estimate(rho, float(row["low"]), float(row["high"]))
+    return undefined(int(row["n"])) if rho != rho else Estimate(rho, float(row["low"]), float(row["high"]))
 
 
 def _step_table(steps: Finding) -> Table:

@@ -28,12 +28,7 @@ from casewise.study.study import Study, once
 from casewise.study.trajectories import harm_and_metric, horizon, mean_or_nan, scopes_of, unshrunk
 
 Floats = NDArray[np.float64]
-RULES = {
-    "lowest HA": "ha",
-    "highest metric": "metric",
-    "HA - 0.5 metric": "ha-half-metric",
-    "HA - metric": "ha-metric",
-}
+RULES = {"lowest HA": "ha", "highest metric": "metric", "HA - 0.5 metric": "ha-half-metric", "HA - metric": "ha-metric"}
 """Selection rules as the report calls them, and as :func:`cheapest` does (G2)."""
 _MEANS = ("metric", "ha", "ba", "delta", "regions", "worse_voxels")
 _VERSION = 1  # of the cached table of micro-mIoU; raise it if a column changes its meaning

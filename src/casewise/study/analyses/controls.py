@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from casewise.core.errors import BadInput, Refused
 from casewise.core.seeds import RESAMPLING_SEED
-from casewise.render.ink import FAINT, HARM, MUTED, OURS, SOURCE, Picture, canvas, inked
-from casewise.render.tables import DASH, Cell, Estimate, Table, lowest, number
+from casewise.render.tables import DASH, Cell, Estimate, Table, best, number
 from casewise.study.assignment import BUCKETS, QUANTITIES, Arms, Assignment, buckets_at
 from casewise.study.finding import Finding, Section, not_run, rows, show
 from casewise.study.statistics.chance import Floats, chance_draws
@@ -63,8 +61,7 @@ def section(study: Study) -> Section:
         caption = f"{stand_in.notes[0].capitalize()}. Kept cases get what {study.extras.substitute} deployed."
         tables.append(show("substitute", "With substitute arms", stand_in, caption=caption, collapsed=True))
         found.append(stand_in)
-    picture = _picture(study, matched, chance)
-    return Section("controls", _TITLE, _lead(chance, share), tuple(tables), (picture,), tuple(found), matched.notes)
+    return Section("controls", _TITLE, _lead(chance, share), tuple(tables), (), tuple(found), matched.notes)
 
 
 @once
@@ -111,12 +108,12 @@ def substitute_of(study: Study) -> Finding:
     return replace(found, name="controls.substitute", made={**found.made, "kept_cases_get": name})
 
 
-def check_licence(arms: Arms, router: pd.DataFrame, *, digits: int = 4) -> dict[str, float]:
-    """Refuse arms that do not reproduce the row of the deployed router to printed precision (J1)."""
+def check_licence(arms: Arms, router: pd.DataFrame) -> dict[str, float]:
+    """Refuse arms that do not reproduce the row of the deployed router to four decimals (J1)."""
     table = Assignment(arms, router)
     replayed = table.means(table.buckets)
     wanted = {name: mean_or_nan(table.router[column]) for name, column in QUANTITIES.items()}
-    wrong = [name for name in QUANTITIES if round(replayed[name], digits) != round(wanted[name], digits)]
+    wrong = [name for name in QUANTITIES if round(replayed[name], 4) != round(wanted[name], 4)]
     if wrong:
         raise Refused(
             f"the arms do not reproduce the deployed router: expected {wanted}, got {replayed} ({', '.join(wrong)} "
@@ -337,7 +334,7 @@ def _matched_table(matched: Finding) -> Table:
     return show(
         "matched", "Selectors at the router's quota", cells,
         "selector metric ha steps p_random_corrected overlap_hard",
-        heads=heads, caption=caption, paper="tab:app-matched-mnm", bold=lowest(cells, "ha", among=real),
+        heads=heads, caption=caption, paper="tab:app-matched-mnm", bold=best(cells, "ha", real, min),
     )  # fmt: skip
 
 
@@ -362,43 +359,3 @@ def _group_table(matched: Finding, chance: Finding, own: str) -> Table:
     }  # fmt: skip
     caption = f"Quota matched inside each group; pooled is the plain mean over groups. {_P_CAPTION}"
     return show("matched-by-group", "By group", cells, heads=heads, caption=caption, paper="tab:app-matched-acdc")
-
-
-def _picture(study: Study, matched: Finding, chance: Finding) -> Picture:
-    frame = matched.table[(matched.table["scope"] == "all") & ~matched.table["selector"].isin(["random", "m0"])]
-    row = chance.row(scope="all", quantity="ha")
-    band = {"low": float(row["low"]), "high": float(row["high"]), "mean": float(row["mean_exact"])}
-    figure = draw_quota(frame, **band, reference=float(study.uncontrolled["ha"].mean()), name=study.reference)
-    caption = (
-        f"The grey band holds 95 % of random assignments at the router's quota, its line their exact mean; dotted: "
-        f"{study.reference}. A selector inside the band is no better than chance. n = {matched.n}."
-    )
-    return Picture("quota", "Selectors against chance", figure, caption)
-
-
-def draw_quota(selectors: pd.DataFrame, *, low: float, high: float, mean: float, reference: float, name: str) -> Figure:
-    """Draw HA of each selector; the band is 95 % of random assignments, dotted is fixed-K."""
-    frame = selectors.sort_values("ha", ascending=False, kind="stable").reset_index(drop=True)
-    with inked():
-        figure, axes = canvas(6.9, 0.9 + 0.3 * max(len(frame), 4))
-        axis = axes[0, 0]
-        axis.axvspan(low, high, color=FAINT, linewidth=0)
-        axis.axvline(mean, color=MUTED, linewidth=1.2)
-        axis.axvline(reference, color=HARM, linewidth=1.2, linestyle=(0, (1, 2)))
-        for place, row in frame.iterrows():
-            axis.plot(row["ha"], place, "o", color=_color(str(row["selector"])), markersize=6.5)
-        axis.set_yticks(range(len(frame)), list(frame["selector"]))
-        axis.set_ylim(-0.7, len(frame) - 0.3)
-        axis.set_xlabel("HA at the same bucket sizes and actions")
-        axis.set_xlim(left=-0.03 * axis.get_xlim()[1])
-        for where, text in ((mean, "random"), (reference, name)):
-            place = (where, len(frame) - 0.3)
-            axis.annotate(text, place, ha="center", va="bottom", fontsize=8, annotation_clip=False)
-        axis.grid(visible=False, axis="y")
-    return figure
-
-
-def _color(selector: str) -> str:
-    if selector == "deployed":
-        return OURS
-    return SOURCE if selector.startswith("oracle") or selector == "m0" else MUTED

@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 
 from casewise.archive.store import Archive
-from casewise.core.records import State
 from casewise.core.text import pluralize
 from casewise.judge.outcomes import outcomes
 from casewise.render.tables import NOT_RUN, Table, number
@@ -23,7 +22,7 @@ from casewise.study.analyses.sensitivity import refit_of
 from casewise.study.finding import Finding, Section, not_run, rows, show
 from casewise.study.statistics.resample import LEVEL, Interval, clusters_of, interval_of_row, paired_interval
 from casewise.study.study import Study
-from casewise.study.trajectories import deployed_at, same_cases
+from casewise.study.trajectories import same_cases, unshrunk
 
 Fact = float | bool | Interval
 TENT = "metric.first_minus_tent"
@@ -173,7 +172,8 @@ def tent_outcomes(study: Study, archive: Archive) -> pd.DataFrame | None:
 
 def _first_step(frame: pd.DataFrame, other: pd.DataFrame, step: int, study: Study) -> Interval:
     """Metric after the first update minus the metric of a step of another (or the same) archive, by case."""
-    left, right = same_cases(deployed_at(frame, State(1)), deployed_at(other, State(step)))
+    frame, other = unshrunk(frame), unshrunk(other)
+    left, right = same_cases(frame[frame["step"] == 1], other[other["step"] == step])
     defined = (left["metric"].notna() & right["metric"].notna()).to_numpy()
     left, right = left[defined], right[defined]
     return paired_interval(left["metric"], right["metric"], clusters=clusters_of(left), **study.bootstrap)

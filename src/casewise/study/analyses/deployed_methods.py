@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from casewise.core.errors import BadInput, UnknownName
+from casewise.core.errors import UnknownName
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.judge.outcomes import judged_sentence, judged_share
 from casewise.render.ink import MUTED, OURS, SOURCE, Picture, canvas, draw_forest, inked
-from casewise.render.tables import DASH, Cell, Column, NotRun, PairCell, Table, highest, interval, lowest, number
+from casewise.render.tables import DASH, NOT_RUN, Cell, Column, PairCell, Table, best, interval, number
 from casewise.study.finding import Finding, Section, rows, show
 from casewise.study.statistics.resample import (
     RESAMPLES,
@@ -117,9 +117,6 @@ def method_table(methods: Methods) -> Finding:
             }
         )
     table = pd.DataFrame(records)
-    adapted = table["steps"] > 0
-    table["best_metric"] = adapted & (table["metric"] == table.loc[adapted, "metric"].max())
-    table["best_ha"] = adapted & (table["ha"] == table.loc[adapted, "ha"].min())
     return Finding("deployment.methods", table, int(table["n"].max()), "H, A12, B9")
 
 
@@ -156,21 +153,15 @@ def intervals(
     resamples: int = RESAMPLES,
     seed: int = RESAMPLING_SEED,
     method: str = "auto",
-    cluster: str = "auto",
 ) -> Finding:
-    """Paired intervals of HA and metric for every comparison (H1, H7-H9).
-
-    ``cluster`` "auto" keeps the cases of a cluster together, "never" takes cases as independent.
-    """
-    if cluster not in ("auto", "never"):
-        raise BadInput(f"cluster is 'auto' or 'never', got {cluster!r}")
+    """Compute paired intervals of HA and metric by patient for every comparison (H1, H7-H9)."""
     asked = list(comparisons)
     options = {"resamples": resamples, "seed": seed, "method": method}
-    records = [_interval_row(one, name, methods, cluster, options) for one in asked for name in ("ha", "metric")]
+    records = [_interval_row(one, name, methods, options) for one in asked for name in ("ha", "metric")]
     table = rows(records, INTERVAL_COLUMNS)
     _correct(table, asked)
     units = int(table["clusters"].max()) if len(table) else 0
-    made = {**options, "cluster": cluster, "stream": draws(units, resamples, seed).proof if units else None}
+    made = {**options, "stream": draws(units, resamples, seed).proof if units else None}
     joined = sorted({(one.reference, one.tier) for one in asked if "+" in one.tier})
     notes = [f"tiers {tier.replace('+', ' and ')} coincide: both are {reference}" for reference, tier in joined]
     if plain := int((~table["corrected"].astype(bool)).sum()):
@@ -180,16 +171,13 @@ def intervals(
     return Finding("deployment.intervals", table, n, "H1-H9, H12", made, tuple(notes), reason)
 
 
-def _interval_row(
-    one: MethodPair, quantity: str, methods: Methods, cluster: str, options: Mapping[str, Any]
-) -> dict[str, Any]:
+def _interval_row(one: MethodPair, quantity: str, methods: Methods, options: Mapping[str, Any]) -> dict[str, Any]:
     left, right = same_cases(methods[one.method], methods[one.reference])
     defined = (left[quantity].notna() & right[quantity].notna()).to_numpy()
     left, right = left[defined], right[defined]
     found = undefined_interval(0, f"no case has a defined {quantity}")
     if len(left):
-        units = clusters_of(left) if cluster == "auto" else np.arange(len(left))
-        found = paired_interval(left[quantity], right[quantity], clusters=units, **options)
+        found = paired_interval(left[quantity], right[quantity], clusters=clusters_of(left), **options)
     won, tied, lost = wins(left[quantity], right[quantity], lower_is_better=quantity == "ha")
     signed = wilcoxon(left[quantity], right[quantity])
     return {
@@ -284,8 +272,8 @@ def methods_table(study: Study) -> Table:
             made |= dict.fromkeys(("steps", "executed", "rolled_back"), DASH)
         judged = DASH if np.isnan(row["judged"]) else row["judged"]
         cells.append({**made, "judged": judged, "method": study.title(row["method"]) + role(study, row["method"])})
-    for name, reason in study.skipped.items():
-        cells.append({"method": study.title(name), **dict.fromkeys(_KEYS.split(), NotRun(reason))})
+    for name in study.skipped:
+        cells.append({"method": study.title(name), **dict.fromkeys(_KEYS.split(), NOT_RUN)})
     plain = {study.source, *study.budgets}
     adaptive = [at for at, name in enumerate(frame["method"]) if name not in plain]
     caption = (
@@ -297,7 +285,7 @@ def methods_table(study: Study) -> Table:
     return show(
         "methods", "Methods", cells, f"method {_KEYS}", caption=caption, paper="tab:mnm",
         rules={1, sum(name in plain for name in frame["method"])},
-        bold=highest(cells, "metric", among=adaptive) | lowest(cells, "ha", among=adaptive),
+        bold=best(cells, "metric", adaptive, max) | best(cells, "ha", adaptive, min),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.judge.controllers.depth import FRAG_STOP
-from casewise.study.assignment import replay_oracle
+from casewise.study.assignment import oracle_steps
 from casewise.study.finding import Finding, Section, show
 from casewise.study.statistics.resample import RESAMPLES, clusters_of, paired_interval
 from casewise.study.study import Study
@@ -46,10 +46,10 @@ def early_segment(
     better = [record["row"] for record in records[1:] if record["metric"] > source]
     adapted = ladder[ladder["step"] >= 1]
     whole = adapted[~adapted["metric"].isna().groupby(adapted["case"]).transform("any")]
-    best = {one.case_id: one.deployed for one in replay_oracle(whole, include_source=False)} if len(whole) else {}
+    best = oracle_steps(whole, include_source=False) if len(whole) else whole
     records += [
         _row(stop, methods[stop], "deployed"),
-        _row("oracle stop", whole[whole["step"] == whole["case"].map(best)], "step"),
+        _row("oracle stop", best, "step"),
     ]
     left, right = same_cases(methods[stop], methods[reference])
     cut = paired_interval(left["ha"], right["ha"], clusters=clusters_of(left), resamples=resamples, seed=seed)

@@ -13,7 +13,7 @@ from casewise.render.tables import number
 from casewise.study.analyses.promise import promised
 from casewise.study.finding import Finding, Section, show
 from casewise.study.quality_control import POOR, archive_opinions, quality_rows, worth
-from casewise.study.statistics.resample import clusters_of, hurt_share, mean_interval
+from casewise.study.statistics.resample import clusters_of, gain_fields
 from casewise.study.study import Study, once
 
 NAMED = 3  # flagged cases that the sentence names
@@ -43,7 +43,7 @@ def section(study: Study) -> Section:
         show("quality-captured", "Gained, hurt, flagged", found[0], _SHOWN, caption=caption),
         show("quality-signals", "Value of each quality signal", found[1], caption=confidence),
     )
-    lead = " ".join(found[0].notes)
+    lead = " ".join(astuple(answers(study)))
     if row is not None and row["captured"] > 0:
         lead += f" That is {row['captured']:.0%} of what the best candidate of each case would gain."
     return Section("quality", "Gain and quality", lead, tables, (), found)
@@ -61,53 +61,36 @@ def captured(study: Study) -> Finding:
         change = known["change"].to_numpy(float)
         if not len(change):
             continue
-        units = clusters_of(known)
-        gain, (hurt, bound) = mean_interval(change, clusters=units, **study.bootstrap), hurt_share(change, units, POINT)
+        gains = gain_fields(change, clusters_of(known), **study.bootstrap)
         flagged = [decision.flagged for decision in study.decisions.get(name, ())]
         cost = [decision.executed for decision in study.decisions.get(name, ())]
         records.append(
             {
                 "method": study.title(name),
                 "n": len(known),
-                "gain": gain.estimate,
-                "low": gain.low,
-                "high": gain.high,
-                "clusters": gain.clusters,
-                "shown": gain.shown,
-                "helped": int((change > 0).sum()),
-                "hurt": int((change < 0).sum()),
-                "hurt_by_a_point": int((change < -POINT).sum()),
-                "hurt_patients": hurt,
-                "hurt_bound": bound,
-                "worst": float(change.min()),
+                **gains,
                 "worst_case": str(known["case"].iloc[int(change.argmin())]) if change.min() < 0 else "none",
-                "captured": gain.estimate / room if room > 0 else np.nan,
+                "captured": gains["gain"] / room if room > 0 else np.nan,
                 "flagged": sum(flagged),
                 "candidates": float(np.mean(cost)) if cost else np.nan,
-                "gain_each": gain.estimate / float(np.mean(cost)) if any(cost) else np.nan,
+                "gain_each": gains["gain"] / float(np.mean(cost)) if any(cost) else np.nan,
             }
         )
     table = pd.DataFrame(records, columns=[*_COLUMNS.split()])
-    return Finding("quality.captured", table, len(source), "M1", {"oracle": room}, astuple(_answers(study, table)))
+    return Finding("quality.captured", table, len(source), "M1", {"oracle": room})
 
 
 def deployed_row(study: Study) -> pd.Series | None:
-    """The row of the policy; None if no case has a metric."""
-    return _own(study, captured(study).table)
-
-
-def answers(study: Study) -> Answers:
-    """The first four sentences of a report: gain, cases hurt, cases flagged, promise."""
-    return Answers(*captured(study).notes)
-
-
-def _own(study: Study, table: pd.DataFrame) -> pd.Series | None:
-    own = table.loc[table["method"] == study.title(study.ours)] if len(table) else table
+    """Return the row of the policy; None if no case has a metric."""
+    table = captured(study).table
+    own = table.loc[table["method"] == study.title(study.ours)]
     return None if own.empty else own.iloc[0]
 
 
-def _answers(study: Study, table: pd.DataFrame) -> Answers:
-    row = _own(study, table)
+@once
+def answers(study: Study) -> Answers:
+    """Return the first four sentences of a report: gain, cases hurt, cases flagged, promise."""
+    row = deployed_row(study)
     holds, said = promised(study)
     promise = said if holds else f"Nothing is promised: {said}."
     if row is None:

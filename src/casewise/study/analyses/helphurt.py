@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from casewise.judge.outcomes import deployed
-from casewise.render.tables import DASH, Cell, Column, PairCell, Table, Undefined, number
+from casewise.render.tables import DASH, Cell, Column, PairCell, Table, number, undefined
 from casewise.replay import replay
 from casewise.study.finding import Finding, Section, notes_of, show
 from casewise.study.study import Study
@@ -144,5 +144,5 @@ def _table(
 
 def _class(share: float, mean: float) -> Cell:
     if share != share:
-        return Undefined(0)
+        return undefined(0)
     return 0.0 if share == 0 else PairCell(share, mean, "{} ({})", first_digits=1, second_signed=True)

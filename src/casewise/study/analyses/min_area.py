@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput
 from casewise.core.records import SOURCE
-from casewise.judge.controllers.depth import FRAG_STOP
 from casewise.measure.metrics.harm import Harm, harm
 from casewise.measure.regions import Connectivity
-from casewise.render.ink import MUTED, OURS, Picture, canvas, inked
 from casewise.render.tables import Cell, Column, Table
 from casewise.study.finding import Finding, Section, not_run, notes_of, rows, show
 from casewise.study.study import Study
 from casewise.study.trajectories import mean_or_nan
 
-MIN_AREAS = (8, 16, 32, 64)
 FACTORS = (0.5, 1.0, 2.0, 4.0)  # of the deployed min_area: 8, 16, 32, 64 for the paper's 16 (N1)
 _KEYS = ["case", "step", "shrink"]
 
@@ -46,10 +42,7 @@ def section(study: Study) -> Section:
         f"Under face connectivity the {study.title(study.ours)} has less HA than {study.retrospective} at "
         f"{int((own['difference'] < 0).sum())} of {len(own)} minimum areas."
     )
-    shown = frame[frame["method"].isin([study.ours, study.reference, study.retrospective, FRAG_STOP])]
-    figure = draw_min_area(shown.assign(method=shown["method"].map(study.title)), ours=study.title(study.ours))
-    pictures = (Picture("min-area", title, figure, f"n = {swept.n}; face connectivity."),)
-    return Section("min-area", title, lead, tables, pictures, (swept, ranks), notes_of(swept, ranks))
+    return Section("min-area", title, lead, tables, (), (swept, ranks), notes_of(swept, ranks))
 
 
 def _min_area_table(study: Study, swept: Finding) -> Table:
@@ -72,20 +65,15 @@ def _min_area_table(study: Study, swept: Finding) -> Table:
 
 
 def sweep_outcomes(
-    archive: Archive,
-    *,
-    min_areas: Sequence[int] = MIN_AREAS,
-    connectivities: Iterable[Connectivity] = ("face",),
+    archive: Archive, *, min_areas: Sequence[int], connectivities: Sequence[Connectivity] = ("face",)
 ) -> pd.DataFrame:
     """HA, BA and region count of every labelled candidate under every setting."""
     options = {
         "foreground": bool(archive.configuration.get("foreground", True)),
         "ignore": archive.configuration.get("ignore"),
     }
-    kinds = list(connectivities)
-    records = [record for case in archive.ids for record in _case(archive, case, min_areas, kinds, options)]
-    columns = (*_KEYS, "connectivity", "min_area", "ha", "ba", "regions", "delta", "area")
-    return rows(records, columns)
+    records = [record for case in archive.ids for record in _case(archive, case, min_areas, connectivities, options)]
+    return rows(records, (*_KEYS, "connectivity", "min_area", "ha", "ba", "regions", "delta", "area"))
 
 
 def _case(
@@ -158,22 +146,3 @@ def rank_invariance(found: Finding) -> Finding:
     return Finding(
         "sweep.ranks", rows(records, ("connectivity", "method", "ranks", "invariant")), found.n, "N2", found.made
     )
-
-
-def draw_min_area(frame: pd.DataFrame, *, ours: str) -> Figure:
-    """Draw HA by smallest region, one line per method: ours colored, the others dashed differently."""
-    dashes = iter(((0, ()), (0, (5, 2)), (0, (1, 2)), (0, (5, 1, 1, 1))) * 4)
-    with inked():
-        figure, axes = canvas(6.4, 3.0)
-        axis = axes[0, 0]
-        for method, part in frame.groupby("method", sort=False):
-            style = {"color": OURS, "linewidth": 2} if method == ours else {"color": MUTED, "linestyle": next(dashes)}
-            axis.plot(part["min_area"], part["ha"], marker="o", markersize=4.5, label=method, **style)
-        ticks = sorted(set(frame["min_area"]))
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(ticks, [str(int(value)) for value in ticks])
-        axis.minorticks_off()
-        axis.set(xlabel="smallest region that counts (voxels)", ylabel="HA")
-        axis.set_ylim(bottom=-0.02 * float(frame["ha"].max() or 1))
-        figure.legend(loc="outside right center")
-    return figure

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +10,13 @@ from typing import Any
 import pandas as pd
 
 from casewise.archive.store import Archive
-from casewise.core.errors import CasewiseError, DegenerateTertiles
+from casewise.core.errors import CasewiseError
 from casewise.core.records import Policy
 from casewise.core.text import pluralize
-from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.outcomes import outcomes
-from casewise.render.tables import DASH, Cell, Column, Estimate, NotRun, Table
+from casewise.render.tables import DASH, NOT_RUN, Cell, Column, Estimate, Table
 from casewise.study.analyses.criteria import Fact, reconcile, router_facts, tent_outcomes, trajectory_facts
+from casewise.study.analyses.sensitivity import refitted
 from casewise.study.finding import Finding, Section, notes_of, rows, show
 from casewise.study.statistics.resample import Interval
 from casewise.study.study import Study
@@ -139,12 +138,7 @@ def _others(study: Study) -> Iterator[Arm]:
 def recalibrated(study: Study, archive: Archive, holdout: Archive) -> tuple[Policy, tuple[str, ...]]:
     """The same actions with cut-points from the objective's own holdout; without shrink where none was recorded."""
     unshrunk = not all(any(state.shrink for state in one.states) for one in (archive, holdout))
-    mode = str(study.policy.preflight.get("mode", "union"))
-    convention = str(study.policy.preflight.get("convention", "medical"))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", DegenerateTertiles)
-        policy = calibrate(holdout, study.policy, mode=mode, percentiles=convention, unshrunk=unshrunk)
-    notes = [str(one.message) for one in caught]
+    policy, notes = refitted(study, holdout, unshrunk=unshrunk)
     return policy, (*notes, *(["mid bucket at its full depth: no shrunk state was recorded"] if unshrunk else []))
 
 
@@ -164,7 +158,7 @@ def _record(study: Study, arm: Arm) -> dict[str, Any]:
         facts |= router_facts(arm.routed)
     judged = reconcile(facts).table
     verdicts = dict(zip(judged["id"], judged["verdict"], strict=True))
-    missing = NotRun(arm.reason)
+    missing = NOT_RUN
     ha, metric = by_step(arm.outcomes, "ha"), by_step(arm.outcomes, "metric")
     routed: dict[str, Any] = dict.fromkeys(_ROUTED, missing)
     if arm.routed is not None:
@@ -202,7 +196,7 @@ def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
     """Put the bounds of intervals into columns, and None for what was not run."""
     flat: dict[str, Any] = {}
     for key, cell in record.items():
-        flat[key] = cell.value if isinstance(cell, Estimate) else None if isinstance(cell, NotRun) else cell
+        flat[key] = cell.value if isinstance(cell, Estimate) else None if cell == NOT_RUN else cell
         if isinstance(cell, Estimate):
             flat |= {f"{key}_low": cell.low, f"{key}_high": cell.high}
     return flat

@@ -17,7 +17,7 @@ from casewise.judge.certificates.certificate import (
 from casewise.judge.monitors.quota import quota_drift, quota_of
 from casewise.judge.policy import no_go
 from casewise.render.ink import MUTED, OURS, SOFT, Picture, canvas, inked
-from casewise.render.tables import Cell, NotRun, Table
+from casewise.render.tables import DASH, Cell, Table
 from casewise.study.finding import Section, not_run, show
 from casewise.study.study import Study
 
@@ -78,7 +78,7 @@ def _table(found: Certificate) -> Table:
     cells: list[dict[str, Cell]] = []
     for name in _NUMBERS.split():
         value: Cell = getattr(found, name)
-        cells.append({"name": name, "value": NotRun("there is none") if value is None else value})
+        cells.append({"name": name, "value": DASH if value is None else value})
     for policy, numbers in found.deployed.items():
         cells += [{"name": f"{policy}: {name}", "value": value} for name, value in numbers.items()]
     caption = f"Policy {found.policy_name}, calibration {found.calibration_id[:12]}. {found.advice}"

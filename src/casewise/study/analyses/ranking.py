@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.measure.metrics.selective import auroc
-from casewise.render.tables import Cell, Estimate, Table, Undefined, number
+from casewise.render.tables import Cell, Estimate, Table, number, undefined
 from casewise.study.finding import Finding, Section, rows, show
 from casewise.study.statistics.ranks import auroc_draws, shuffle_p
 from casewise.study.statistics.resample import RESAMPLES, clusters_of, draws, interval_of
@@ -37,16 +37,15 @@ def auroc_table(
     outcomes: pd.DataFrame,
     *,
     signals: Sequence[str] | None = None,
-    budget: int | None = None,
     resamples: int = RESAMPLES,
     seed: int = RESAMPLING_SEED,
 ) -> Finding:
     """AUROC of each step-1 signal for "worse" (metric falls at the budget) and "harm" (HA in the top tertile).
 
     Scores are used as they are, higher = positive; MSP therefore appears inverted (C12). Draws with one class are
-    skipped and counted. The budget is the last step unless given.
+    skipped and counted. The budget is the last step.
     """
-    depth = horizon(outcomes) if budget is None else budget
+    depth = horizon(outcomes)
     scores = unshrunk(outcomes)[lambda frame: frame["step"] == 1].set_index("case")
     records = [
         _row(scores, name, target, positive, threshold, resamples, seed)
@@ -115,7 +114,7 @@ def _table(study: Study, ranked: Finding) -> Table:
         row: dict[str, Cell] = {"signal": str(signal)}
         for record in part.to_dict("records"):
             value, low, high = (float(record[key]) for key in ("auroc", "low", "high"))
-            row[record["target"]] = Undefined(int(record["n"])) if value != value else Estimate(value, low, high)
+            row[record["target"]] = undefined(int(record["n"])) if value != value else Estimate(value, low, high)
         cells.append({**row, "n": int(part["n"].max())})
     heads = {
         "signal": "Signal after one update",

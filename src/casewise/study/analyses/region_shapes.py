@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -50,15 +49,15 @@ def section(study: Study) -> Section:
     return Section("geometry", "What harmful edits look like", lead, (made,), (), (found,))
 
 
-def region_features(archive: Archive, *, min_area: int | None = None, foreground: bool | None = None) -> pd.DataFrame:
+def region_features(archive: Archive) -> pd.DataFrame:
     """One row for each region of the edit at the last step of every labelled case (M5-M7).
 
     compactness = area / boundary voxels squared; distance = between centroids, to the largest region, in voxels.
     """
     configured = archive.configuration
     options: dict[str, Any] = {
-        "min_area": int(configured.get("min_area", 16)) if min_area is None else min_area,
-        "foreground": bool(configured.get("foreground", True)) if foreground is None else foreground,
+        "min_area": int(configured.get("min_area", 16)),
+        "foreground": bool(configured.get("foreground", True)),
         "ignore": configured.get("ignore"),
     }
     records = []
@@ -72,7 +71,7 @@ def region_features(archive: Archive, *, min_area: int | None = None, foreground
     return rows(records, ("case", "region", "side", *FEATURES))
 
 
-def region_geometry(features: pd.DataFrame, *, small: Sequence[float] = SMALL) -> Finding:
+def region_geometry(features: pd.DataFrame) -> Finding:
     """Means, Mann-Whitney U (two-sided, asymptotic, tie correction) and Cliff's d, harmful minus beneficial.
 
     Neutral regions are dropped and counted. "small@5%" is whether a region is below 5 % of |D| (M5).
@@ -80,7 +79,7 @@ def region_geometry(features: pd.DataFrame, *, small: Sequence[float] = SMALL) -
     harmful, beneficial = (features[features["side"] == name] for name in ("harmful", "beneficial"))
     neutral = len(features) - len(harmful) - len(beneficial)
     columns = {name: (harmful[name], beneficial[name]) for name in FEATURES}
-    columns |= {f"small@{share:.0%}": (harmful["fraction"] < share, beneficial["fraction"] < share) for share in small}
+    columns |= {f"small@{share:.0%}": (harmful["fraction"] < share, beneficial["fraction"] < share) for share in SMALL}
     records = [
         {"feature": name, **_contrast(first.to_numpy(float), second.to_numpy(float))}
         for name, (first, second) in columns.items()

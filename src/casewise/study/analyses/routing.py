@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.core.text import UNIT
 from casewise.judge.calibration.cuts import resampled
 from casewise.judge.monitors.quota import quota_drift, quota_of, quota_p
-from casewise.render.ink import HARM, HELP, INK, MUTED, Picture, canvas, inked
 from casewise.render.tables import Cell, Column, Table, number
 from casewise.study.assignment import MEDICAL, buckets_at
 from casewise.study.finding import INTERVAL, Finding, Section, not_run, notes_of, show
@@ -49,7 +47,7 @@ def section(study: Study) -> Section:
         show("algorithm", "The algorithm", lines, heads=heads, paper="tab:app-algorithm", collapsed=True),
     )
     found, notes = (depth, stability, quota_found(study)), notes_of(depth, stability)
-    return Section("routing", "The router", _lead(study, stability), tables, (_picture(study),), found, notes)
+    return Section("routing", "The router", _lead(study, stability), tables, (), found, notes)
 
 
 def stability_of(study: Study) -> Finding:
@@ -128,15 +126,6 @@ def _cuts(study: Study, stability: Finding) -> Table:
     return show("cut-stability", "Stability of the cut-points", stability, keys, heads=heads, caption=caption)
 
 
-def _picture(study: Study) -> Picture:
-    reference = study.uncontrolled.set_index("case")
-    frame = study.router[["case", "value"]].join(reference[["ha", "change"]], on="case").dropna()
-    cuts = [(float(router.cut_low), float(router.cut_high)) for router in study.routers.values()]
-    figure = draw_buckets(frame, coordinate=study.coordinate, cuts=cuts, reference=study.reference)
-    caption = f"One dot per case, n = {len(frame)}; dashed: the cut-points. Cases right of the second are rolled back."
-    return Picture("buckets", f"The coordinate of the router, and HA under {study.reference}", figure, caption)
-
-
 def depth_dispersion(router: pd.DataFrame) -> Finding:
     """Cases, standard deviation (ddof 0) and range of the deployed depth by bucket."""
     records = []
@@ -165,8 +154,7 @@ def cut_stability(
     pools, index = resampled(pool, clusters, resamples, seed)
     drawn = draws(index.shape[1], resamples, seed)  # the same stream, which is proven
     fitted = np.percentile(pool, percentiles)
-    cuts = np.array([np.percentile(one, percentiles) for one in pools]).T if isinstance(pools, list) else None
-    cuts = np.percentile(pools, percentiles, axis=1) if cuts is None else cuts
+    cuts = np.array([np.percentile(one, percentiles) for one in pools]).T  # (cut, draw)
     changed = (buckets_at(u, *cuts) != buckets_at(u, *fitted)).mean(axis=1)
     records = []
     for at, name in enumerate(("cut_low", "cut_high")):
@@ -176,30 +164,3 @@ def cut_stability(
     note = f"a resampled calibration rebuckets {median:.1%} of {len(u)} evaluation cases (97.5 %: {upper:.1%})"
     made = {"changed_median": float(median), "changed_high": float(upper), "stream": drawn.proof}
     return Finding("sensitivity.cuts", pd.DataFrame(records), len(u), "F9", made, (note,))
-
-
-def draw_buckets(frame: pd.DataFrame, *, coordinate: str, cuts: list[tuple[float, float]], reference: str) -> Figure:
-    """``frame``: value (the coordinate), ha and change under the reference; one dot per case."""
-    with inked():
-        figure, axes = canvas(6.9, 3.2)
-        axis = axes[0, 0]
-        for side, color, name in (
-            (frame["change"] < 0, HARM, f"made worse by {reference}"),
-            (frame["change"] > 0, HELP, f"made better by {reference}"),
-            (frame["change"] == 0, MUTED, "unchanged"),
-        ):
-            if side.any():
-                part = frame[side]
-                axis.scatter(
-                    part["value"], part["ha"], s=18, color=color, alpha=0.7, linewidth=0, label=name,
-                    rasterized=len(part) > 2000,
-                )  # fmt: skip
-        for cut in sorted({cut for pair in cuts for cut in pair}):
-            axis.axvline(cut, color=INK, linewidth=1, linestyle=(0, (4, 3)))
-        positive = frame["value"][frame["value"] > 0]
-        if len(positive) and positive.max() > 50 * max(np.median(positive), 1e-12):
-            axis.set_xscale("symlog", linthresh=float(np.median(positive)))
-        axis.set(xlabel=f"{coordinate} after one update", ylabel=f"HA under {reference}")
-        axis.set_ylim(-0.03, 1.03)
-        axis.legend(loc="upper right")
-    return figure

@@ -9,16 +9,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
+from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, DegenerateTertiles, TooFewCases
 from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.core.text import UNIT
 from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.policy import controller_of
-from casewise.render.ink import HARM, OURS, Picture, canvas, inked
 from casewise.render.tables import Column, number
 from casewise.replay import replay
 from casewise.study.assignment import BUCKETS, MEDICAL, Arms, buckets_at
@@ -48,20 +47,15 @@ def section(study: Study) -> Section:
         "ha_worst": "worst draw",
         "beats_reference": Column("beats_reference", f"below {study.retrospective} (%)", 0, percent=True),
     }
-    frame = refit.table.sort_values("cases")
     tables = (
         show(
-            "calibration-sensitivity", "Fewer calibration cases", frame,
+            "calibration-sensitivity", "Fewer calibration cases", refit.table.sort_values("cases"),
             "cases metric ha ha_worst beats_reference draws n", heads=heads, caption=caption, paper="tab:app-calibsens",
         ),
         show("refit-check", "Fitted again on the same cases", again, caption=sentences(again), collapsed=True),
     )  # fmt: skip
-    reference = float(study.methods[study.retrospective]["ha"].mean())
-    figure = draw_sensitivity(frame, reference=reference, reference_name=study.retrospective)
-    caption = f"Deployed HA if the cut-points come from fewer calibration {UNIT[1]}; n = {refit.n} evaluation cases."
-    pictures = (Picture("calibration-sensitivity", "Fewer calibration cases", figure, caption),)
     found, lead = (refit, again), f"{_lead(study, refit)} {sentences(again)}"
-    return Section("sensitivity", title, lead, tables, pictures, found, notes_of(*found))
+    return Section("sensitivity", title, lead, tables, (), found, notes_of(*found))
 
 
 @once
@@ -70,14 +64,14 @@ def reproduced(study: Study) -> Finding:
 
     Cut-points may differ in the last digit and still decide alike, so buckets are compared, not bits.
     """
-    fitted = _fitted(study, str(study.policy.preflight.get("mode", "union")))
+    fitted, _ = refitted(study, study.calibration)
     decided = {decision.case_id: decision.bucket for decision in replay(study.evaluation, controller_of(fitted))}
     own = {decision.case_id: decision.bucket for decision in study.decisions[study.ours]}
     same = sum(decided[case] == bucket for case, bucket in own.items())
     records = []
-    refitted = {name: {**fitted.options, **more} for name, more in (fitted.groups or {"all": {}}).items()}
+    options_of = {name: {**fitted.options, **more} for name, more in (fitted.groups or {"all": {}}).items()}
     for name, router in study.routers.items():
-        options = refitted[name if fitted.groups else "all"]
+        options = options_of[name if fitted.groups else "all"]
         for cut in ("cut_low", "cut_high"):
             before, after = float(getattr(router, cut)), float(options[cut])
             gap = 0.0 if before == after else abs(after - before)
@@ -99,12 +93,14 @@ def _again(study: Study, cuts: pd.DataFrame, same: int) -> str:
     return f"{again} only {same} of {n} cases into the same bucket: {why}"
 
 
-def _fitted(study: Study, mode: str) -> Policy:
-    """The studied design with its cut-points fitted in this mode on the calibration cases."""
-    convention = str(study.policy.preflight.get("convention", "medical"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DegenerateTertiles)
-        return calibrate(study.calibration, study.policy, mode=mode, percentiles=convention)
+def refitted(study: Study, calibration: Archive, *, unshrunk: bool = False) -> tuple[Policy, list[str]]:
+    """Fit the cut-points of the studied design on calibration cases; return the policy and the warnings."""
+    fitted_by = study.policy.preflight
+    mode, convention = str(fitted_by.get("mode", "union")), str(fitted_by.get("convention", "medical"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DegenerateTertiles)
+        policy = calibrate(calibration, study.policy, mode=mode, percentiles=convention, unshrunk=unshrunk)
+    return policy, [str(one.message) for one in caught]
 
 
 @once
@@ -150,19 +146,18 @@ def calibration_sensitivity(
     seed: int = RESAMPLING_SEED,
     percentiles: tuple[float, float] = MEDICAL,
     vary: str = "both",
-    cuts: tuple[float, float] | None = None,
     clusters: ArrayLike | None = None,
 ) -> Finding:
     """Refit the cut-points on subsamples of the calibration cases and replay the whole evaluation split (K1-K5).
 
     ``evaluation_values`` is the coordinate by case. ``reference`` is the deployed frame of the budget to beat.
-    ``vary="high"`` refits the rollback cut only (K5). The first row is the full calibration, or the given ``cuts``.
+    ``vary="high"`` refits the rollback cut only (K5). The first row is the full calibration.
     Where ``clusters`` numbers patients with several cases, patients are drawn, each with all of its cases.
     """
     pool = np.asarray(calibration_values, dtype=np.float64)
     if vary not in ("both", "high"):
         raise BadInput(f"vary is 'both' or 'high', got {vary!r}")
-    fitted = tuple(np.percentile(pool, percentiles)) if cuts is None else cuts
+    fitted = tuple(np.percentile(pool, percentiles))
     harm, metric = (_arm_values(arms, evaluation_values.index, name) for name in ("ha", "metric"))
     u, rng = evaluation_values.to_numpy(float), np.random.default_rng(seed)
     to_beat = mean_or_nan(reference["ha"])
@@ -174,10 +169,7 @@ def calibration_sensitivity(
         if size > patients:
             raise TooFewCases(f"a subsample of {size} needs at least as many calibration cases, got {patients}")
         chosen = rng.permuted(np.tile(np.arange(patients), (draws, 1)), axis=1)[:, :size]
-        if patients == len(pool):
-            low, high = np.percentile(pool[np.argsort(units)][chosen], percentiles, axis=1)
-        else:
-            low, high = np.array([np.percentile(pool[np.isin(units, row)], percentiles) for row in chosen]).T
+        low, high = np.array([np.percentile(pool[np.isin(units, row)], percentiles) for row in chosen]).T
         low = np.full(draws, fitted[0]) if vary == "high" else low
         records.append(_row(size, _replayed(u, np.minimum(low, high), high, harm, metric), to_beat, len(u)))
     made = {"draws": draws, "seed": seed, "percentiles": list(percentiles), "vary": vary, "to_beat": to_beat}
@@ -205,20 +197,3 @@ def _row(size: int, drawn: dict[str, Floats], to_beat: float, n: int) -> dict[st
         low, high = np.percentile(values, [2.5, 97.5])
         record |= {name: float(values.mean()), f"{name}_low": float(low), f"{name}_high": float(high)}
     return {**record, "ha_worst": float(drawn["ha"].max()), "beats_reference": float((drawn["ha"] < to_beat).mean())}
-
-
-def draw_sensitivity(frame: pd.DataFrame, *, reference: float, reference_name: str) -> Figure:
-    """``frame``: cases, ha, ha_low, ha_high; deployed HA over refits of the cut-points on fewer calibration cases."""
-    with inked():
-        figure, axes = canvas(5.6, 3.0)
-        axis = axes[0, 0]
-        place = np.arange(len(frame))
-        axis.vlines(place, frame["ha_low"], frame["ha_high"], color=OURS, linewidth=2)
-        axis.plot(place, frame["ha"], "o", color=OURS, markersize=6)
-        axis.axhline(reference, color=HARM, linestyle=(0, (1, 2)), linewidth=1.3)
-        axis.annotate(reference_name, (len(frame) - 0.5, reference), ha="right", va="bottom", fontsize=8.5, color=HARM)
-        axis.set_xticks(place, [str(int(value)) for value in frame["cases"]])
-        axis.set(xlabel=f"calibration {UNIT[1]}", ylabel="deployed HA")
-        axis.set_ylim(bottom=0)
-        axis.set_xlim(-0.6, len(frame) - 0.4)
-    return figure

@@ -23,6 +23,7 @@ from casewise.core.errors import BadInput
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.judge.calibration.adoption import mean_low
 from casewise.judge.certificates.risk_control import clopper_pearson_upper
+from casewise.judge.outcomes import POINT
 
 RESAMPLES = 5000
 LEVEL = 0.05  # of every test behind a verdict
@@ -107,9 +108,7 @@ def undefined_interval(n: int, reason: str, estimate: float = np.nan) -> Interva
     return Interval(estimate, nan, nan, nan, n, 0, 0, reason=reason)
 
 
-def interval_of(
-    estimate: float, drawn: Floats, *, n: int, clusters: int, level: float = 0.95, method: str = "percentile"
-) -> Interval:
+def interval_of(estimate: float, drawn: Floats, *, n: int, clusters: int, level: float = 0.95) -> Interval:
     """Percentile interval of the draws; draws without a value are counted (H1, I3)."""
     kept = drawn[np.isfinite(drawn)]
     skipped = len(drawn) - len(kept)
@@ -117,7 +116,7 @@ def interval_of(
         return undefined_interval(n, "no bootstrap draw has a value", estimate)
     low, high = np.percentile(kept, [50 * (1 - level), 50 * (1 + level)])
     below = float(np.mean(kept < 0))
-    return Interval(float(estimate), float(low), float(high), below, n, clusters, len(drawn), skipped, method)
+    return Interval(float(estimate), float(low), float(high), below, n, clusters, len(drawn), skipped)
 
 
 def interval_of_row(row: Mapping[str, Any], *, estimate: str = "estimate") -> Interval:
@@ -248,6 +247,24 @@ def hurt_share(change: Floats, clusters: NDArray[np.int64], limit: float) -> tup
     units = int(clusters.max()) + 1 if len(clusters) else 0
     hurt = len(np.unique(clusters[change < -limit]))
     return hurt, clopper_pearson_upper(hurt, units, 0.95) if units else float("nan")
+
+
+def gain_fields(change: Floats, clusters: NDArray[np.int64], **options: Any) -> dict[str, Any]:
+    """Summarize the changes of the metric: mean with interval, cases helped and hurt, patients hurt by a point."""
+    gain, (hurt, bound) = mean_interval(change, clusters=clusters, **options), hurt_share(change, clusters, POINT)
+    return {
+        "gain": gain.estimate,
+        "low": gain.low,
+        "high": gain.high,
+        "clusters": gain.clusters,
+        "shown": gain.shown,
+        "helped": int((change > 0).sum()),
+        "hurt": int((change < 0).sum()),
+        "hurt_by_a_point": int((change < -POINT).sum()),
+        "hurt_patients": hurt,
+        "hurt_bound": bound,
+        "worst": float(change.min()) if len(change) else float("nan"),
+    }
 
 
 def wins(method: ArrayLike, reference: ArrayLike, *, lower_is_better: bool = True) -> tuple[int, int, int]:

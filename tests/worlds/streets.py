@@ -1,13 +1,20 @@
-"""Synthetic street scenes with the nineteen Cityscapes classes in several weathers, drawn from back to front."""
+"""Synthetic street scenes with the nineteen Cityscapes classes in several weathers, drawn from back to front.
+
+``worlds.streets:street_network`` is an untrained network for them: three channels, nineteen classes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from casewise.adapt.backbones import Expectation
+from casewise.adapt.backbones.module import Module
+from casewise.adapt.networks import PlainUNet
 from casewise.core.records import Case, Mask
 from casewise.core.registry import Registry
 from casewise.core.seeds import seed_of
@@ -166,3 +173,14 @@ def _border(label: Mask) -> NDArray[np.bool_]:
     border[:, :-1] |= label[:, :-1] != label[:, 1:]
     border[:-1] |= label[:-1] != label[1:]
     return border
+
+
+def street_network() -> Module:
+    """A U-Net with the same random weights each time, for pictures."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        network = PlainUNet(channels=3, classes=len(CLASSES))
+    return Module(
+        network.eval(), classes=len(CLASSES), dimensions=2, name="streets", intensity="imagenet", multiple=8,
+        labels=dict(enumerate(CLASSES)), ignore=IGNORE, expects=Expectation(channels=3),
+    )  # fmt: skip
