@@ -16,7 +16,6 @@ from casewise.adapt.probes.perturbations import (
     dropout_disagreement,
     dropped,
     segmentation_heads,
-    stochastic_logits,
 )
 from casewise.adapt.proposers.live import run_episode
 from casewise.core.errors import BadInput
@@ -91,7 +90,6 @@ def test_dropout_is_not_computable_where_no_head_is_found():
     with Episode(Pointwise(), image(), Adaptation(Tent())) as episode:
         assert dropout_agreement(episode) is None
         assert dropout_disagreement(episode) is None
-        assert stochastic_logits(episode) is None
 
 
 @pytest.mark.parametrize("spatial", [2, 3])

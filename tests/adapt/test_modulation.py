@@ -141,6 +141,6 @@ def test_its_rate_is_the_objectives_own():
 
 @pytest.mark.parametrize("objective", [Grata(), Cotta()])
 def test_a_weight_that_no_term_would_feel_is_refused(objective):
-    with pytest.raises(BadInput, match="weighs an entropy term, and"):
+    with pytest.raises(BadInput, match=r"weighs an entropy term, which .* does not have; use the objective eata"):
         Modulated(objective, "entropy-weight", RiskStatistics(1.0, 1.0, 0.1, 0.1))
     Modulated(objective, "param-subset", RiskStatistics(1.0, 1.0, 0.1, 0.1))

@@ -107,7 +107,7 @@ def test_what_it_cannot_do_is_refused(make_unet, slices):
         run_episode(make_unet(), slices, Vptta(), steps=1)
     with pytest.raises(BadInput, match="leave cache_frozen out"):
         run_episode(make_unet(BATCH), slices, Vptta(), steps=1, cache_frozen=True)
-    with pytest.raises(BadInput, match="a prompt of the input and no parameters; use it without a modulation"):
+    with pytest.raises(BadInput, match="no parameters; use it without a modulation"):
         Modulated(Vptta(), "param-subset", RiskStatistics(0.0, 1.0, 0.0, 1.0))
     with pytest.raises(BadInput, match="above 0 and at most 1, got 2"):
         Vptta(share=2)

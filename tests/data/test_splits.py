@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -99,7 +99,7 @@ def test_a_case_without_a_cluster_may_be_the_cluster_of_others() -> None:
 def test_a_split_is_written_into_the_members_and_into_json() -> None:
     split = holdout(prostate())
     assert with_split(prostate(), split).select(split="calibration").ids == split.calibration
-    assert json.loads(json.dumps(split.as_dict()))["calibration"] == list(split.calibration)
+    assert json.loads(json.dumps(asdict(split)))["calibration"] == list(split.calibration)
     with pytest.raises(BadInput, match="disagree about"):
         with_split(prostate(), replace(split, evaluation=split.evaluation[1:]))
 

@@ -36,7 +36,7 @@ RESETS = ("case", "stream")
 
 @dataclass(frozen=True)
 class Adaptation:
-    """How the candidates of a case are made, measured and kept; the only place that names these options.
+    """Options of candidates: how they are made, measured and recorded.
 
     Args:
         objective: Name of a proposer (``"tent"``, ``"views:mri"``, ``"tuned"``), an address
@@ -159,24 +159,24 @@ class Adaptation:
         return isinstance(self.objective, str) and self.objective.startswith(("views:", "running:", "tuned+views:"))
 
     def horizon(self, network: Backbone | nn.Module) -> int:
-        """Number of states after M0: updates, or forward passes and their consensus."""
+        """Return the number of states after M0: updates, or forward passes and their consensus."""
         from casewise.adapt.proposers import proposer_of
 
         return proposer_of(self).states(network)
 
     def rate(self, objective: Objective) -> float:
-        """Learning rate: the given one, else that of the objective."""
+        """Return the given learning rate, else that of the objective."""
         own = getattr(objective, "learning_rate", DEFAULT_RATE)
         return float(own if self.learning_rate is None else self.learning_rate)
 
     def binding(self, network: Backbone | nn.Module) -> Binding:
-        """What a policy that was fitted on these candidates is bound to. The number of steps is the policy's own."""
+        """Return the model and options that a policy for these candidates is bound to; not the number of steps."""
         from casewise.adapt.proposers import proposer_of
 
         return proposer_of(self).binding(network)
 
     def as_plain(self) -> dict[str, Any]:
-        """For JSON: how the candidates are made, without what is kept of them; later fields only where they are set."""
+        """Return the fields for JSON, without options that only choose what is recorded; unset fields are left out."""
         plain = asdict(replace(self, objective="", signals=(), shrink=()))
         plain["objective"] = self.objective if isinstance(self.objective, str) else address_of(self.objective)
         kept = {name: value for name, value in plain.items() if name not in _KEPT}
@@ -187,7 +187,7 @@ class Adaptation:
     def from_plain(
         cls, plain: Mapping[str, Any], *, typed: str | None = None, where: str = "the archive"
     ) -> Adaptation:
-        """The inverse of :meth:`as_plain`, for what a file says.
+        """Make an adaptation from the fields in a file; the inverse of :meth:`as_plain`.
 
         Args:
             plain: The adaptation as a file holds it.

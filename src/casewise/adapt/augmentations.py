@@ -24,7 +24,7 @@ _ROWS, _COLUMNS = -2, -1
 
 @dataclass(frozen=True)
 class LightView:
-    """One way to look at a case: intensity first (brightness, then noise), geometry after (flips, then turns)."""
+    """A view with fixed parameters: brightness, then noise, then flips, then quarter turns."""
 
     flips: tuple[int, ...] = ()  # axes from the end: -2 rows, -1 columns
     quarter_turns: int = 0  # counterclockwise, in the plane of the last two axes
@@ -39,7 +39,7 @@ class LightView:
             raise BadInput(f"noise is a standard deviation and cannot be negative, got {self.noise}")
 
     def apply(self, inputs: Tensor) -> Tensor:
-        """The inputs under this view."""
+        """Return the transformed inputs."""
         if self.brightness != 1.0:
             inputs = inputs * self.brightness
         if self.noise:
@@ -49,7 +49,7 @@ class LightView:
         return torch.rot90(inputs, self.quarter_turns, (_ROWS, _COLUMNS)) if self.quarter_turns % 4 else inputs
 
     def invert(self, maps: Tensor) -> Tensor:
-        """Maps predicted on ``apply(inputs)`` (logits, probabilities, labels), back in the geometry of the case."""
+        """Map predictions for ``apply(inputs)`` (logits, probabilities, labels) back to the geometry of the case."""
         if self.quarter_turns % 4:
             maps = torch.rot90(maps, -self.quarter_turns, (_ROWS, _COLUMNS))
         return maps.flip(self.flips) if self.flips else maps
@@ -69,7 +69,7 @@ WEAK_VIEWS: tuple[LightView, ...] = (
 
 
 def light_view(generator: torch.Generator) -> LightView:
-    """A light view: each in-plane flip with p = 0.5, brightness U[0.9, 1.1], noise with sigma U[0, 0.05] (C10).
+    """Draw a light view: each in-plane flip with p = 0.5, brightness U[0.9, 1.1], noise with sigma U[0, 0.05] (C10).
 
     Noise and brightness are meant for z-scored intensities.
     """
@@ -79,17 +79,17 @@ def light_view(generator: torch.Generator) -> LightView:
 
 
 def light_views(seeds: Iterable[int]) -> tuple[LightView, ...]:
-    """One light view for each seed; the seeds 1000 to 1007 are those of the paper (A7, C10)."""
+    """Return one light view for each seed; the seeds 1000 to 1007 are those of the paper (A7, C10)."""
     return tuple(light_view(torch.Generator().manual_seed(seed)) for seed in seeds)
 
 
 def drawn_seed(generator: torch.Generator) -> int:
-    """A seed for something that is drawn later, so that drawing it takes one number from this generator."""
+    """Draw a seed for a later generator, so that this generator advances by one number only."""
     return int(torch.randint(2**62, (1,), generator=generator))
 
 
 def gaussian_field(like: Tensor, seed: int) -> Tensor:
-    """Standard normal noise of the shape, type and device of ``like``; the same on every device."""
+    """Return standard normal noise with the shape, type and device of ``like``; the same on every device."""
     field = torch.randn(like.shape, generator=torch.Generator().manual_seed(seed))
     return field.to(device=like.device, dtype=like.dtype)
 
@@ -108,7 +108,7 @@ def block_shuffle(inputs: Tensor, generator: torch.Generator, *, blocks: int = 4
 
 
 def _permuted(sample: Tensor, cuts: list[int], generator: torch.Generator) -> Tensor:
-    """(channel, *space) with its blocks in another order."""
+    """Permute the blocks of one sample, (channel, *space)."""
     sides = [side // cut for side, cut in zip(sample.shape[1:], cuts, strict=True)]
     split = [size for pair in zip(cuts, sides, strict=True) for size in pair]  # cut, side, cut, side, ...
     axes = len(cuts)

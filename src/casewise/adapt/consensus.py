@@ -44,7 +44,7 @@ class Mean:
     def value(self) -> Tensor:
         """The mean so far; do not write to it."""
         if self.so_far is None:
-            raise BadInput("a consensus needs at least one reading with a weight above 0")
+            raise BadInput("a consensus needs at least one prediction with a weight above 0")
         return self.so_far
 
 

@@ -1,7 +1,8 @@
-"""The gradient loop: predict M0, then update and predict, one step at a time; the network comes back bit-identical.
+"""The gradient loop: predict M0, then update and predict, one step at a time; the network is restored bit by bit.
 
-K updates cost K backwards and K+1 forwards: the forward that predicts M_k is the forward whose loss drives update k+1.
-With micro-batches (``max_slices``) all but the last of them run again for the update; see docs/explanation/episodes.md.
+K updates cost K backward and K+1 forward passes, because the forward pass that predicts M_k also gives the loss of
+update k+1. With micro-batches (``max_slices``), all but the last run again for the update; see
+docs/explanation/episodes.md.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from casewise.measure.signals import check_registered
 class Episode:
     """A network on loan for one case, as a context manager; it is the ``Adaptable`` that an objective sees.
 
-    ``how`` is the :class:`Adaptation`. What a backbone knows about the case comes beside it: ``forward`` (logits at the
-    resolution of the mask; one that pads its inputs first has a method ``pad``), ``predict`` (the mask from a pipeline
-    of the backbone's own), ``head`` ("softmax" or "sigmoid"; None: softmax, or sigmoid where there is one channel).
+    ``how`` is the :class:`Adaptation`. A backbone gives ``forward`` (logits at the resolution of the mask; a function
+    that pads its inputs has a method ``pad``), ``predict`` (the mask from the backbone's own pipeline) and ``head``
+    ("softmax" or "sigmoid"; None: sigmoid for one channel, else softmax).
     """
 
     shrinks: ClassVar[bool] = True
@@ -58,7 +59,10 @@ class Episode:
         self._movable = movable(network, how.parameters, self._moves)
         inputs = as_inputs(image, next(iter((self._movable or dict(network.named_parameters())).values())))
         if self._moves == "input":
-            self._check_prompt()
+            if how.cache_frozen:
+                raise BadInput(
+                    f"{type(self.objective).__name__} moves the input, so no layer is frozen; leave cache_frozen out"
+                )
             self._movable = dict(self.objective.prompt(network, inputs))  # type: ignore[attr-defined]
         self.parameters = {name: t for name, t in self._movable.items() if isinstance(t, nn.Parameter)}
         self.learning_rate = how.rate(self.objective)
@@ -85,13 +89,6 @@ class Episode:
             raise BadInput(
                 "micro-batches would change the batch statistics of BatchNorm, and so the step; use max_slices=None, "
                 "or an objective that moves parameters with batch_statistics='source'"
-            )
-
-    def _check_prompt(self) -> None:
-        if self.how.cache_frozen:
-            raise BadInput(
-                f"{type(self.objective).__name__} moves the input of the network, so no layer is frozen; leave "
-                "cache_frozen out"
             )
 
     # ---- the loan ----
@@ -133,7 +130,7 @@ class Episode:
         forward: Forward | None = None,
         predict: Callable[[], Mask] | None = None,
     ) -> None:
-        """Go on with another case; weights and the state of the objective stay as they are (see ``stream.py``).
+        """Start the next case of a stream; weights and the state of the objective stay (see ``stream.py``).
 
         M0 of the case is predicted with the source weights and the statistics of training.
         """
@@ -160,7 +157,9 @@ class Episode:
         self.step += 1
         self._seed()
         if self._update is None:
-            self._update = self._begin()
+            if use_statistics(self.network, self.how.batch_statistics, self.how.blend_prior):
+                self._forwards.forget()
+            self._update = self.objective.begin(self)
         self.clear_gradients()
         update = self._as_found if self._moves == "anything" else self._update
         self.record.diagnostics.append(dict(update()))
@@ -169,11 +168,6 @@ class Episode:
         self.clear_gradients()
         self._keep(self._predicted(last=last), used, began)
         return self.record.signals[-1]
-
-    def _begin(self) -> Update:
-        if use_statistics(self.network, self.how.batch_statistics, self.how.blend_prior):
-            self._forwards.forget()
-        return self.objective.begin(self)
 
     def _as_found(self) -> Mapping[str, float]:
         """Make an update in the modes in which the network was found, for objects that configured it themselves."""
@@ -219,23 +213,23 @@ class Episode:
         return self._forwards.head
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """A forward: (n, channel, *space) -> (n, classes, *space), at the resolution of the mask.
+        """Return the logits of inputs: (n, channel, *space) -> (n, classes, *space), at the resolution of the mask.
 
-        Without a graph it runs in micro-batches; with one it cannot, ``backward`` does.
+        Without a graph, the forward pass runs in micro-batches. With a graph it does not; use ``backward`` for that.
         """
         chunks = [slice(None)] if torch.is_grad_enabled() else self._forwards.chunks(inputs)
         parts = [self._forwards.logits(inputs[rows], where=self._where) for rows in chunks]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def padded(self, inputs: Tensor) -> Tensor:
-        """Inputs as the network itself sees them: ``logits`` pads by itself, a call of the network does not."""
+        """Return padded inputs, for calling the network directly; ``logits`` pads its inputs itself."""
         return self._forwards.padded(inputs)
 
     def backward(self, loss: ChunkLoss, *, inputs: Tensor | None = None) -> float | None:
         """Clear gradients, then accumulate the gradient of sum(numerator)/sum(weight) over the micro-batches.
 
-        One micro-batch is divided by its weight before the backward, which is the textbook mean to the last bit;
-        several are divided afterwards, when the sum of their weights is known.
+        A single micro-batch is divided by its weight before the backward pass, so that its gradient is that of the mean
+        to the last bit. Several are divided afterwards, when the sum of their weights is known.
         """
         self.clear_gradients()
         moving = self.moving()
@@ -270,12 +264,12 @@ class Episode:
         self._forwards.drop_graph()
 
     def clear_gradients(self) -> None:
-        """No parameter has a gradient."""
+        """Set every gradient to None."""
         for parameter in self.parameters.values():
             parameter.grad = None
 
     def _gradient_norm(self) -> float | None:
-        """L2 norm of the gradient that took the step (C8); None where the objective left none."""
+        """Return the L2 norm of the gradient of the update (C8); None if the objective left no gradient."""
         norms = [parameter.grad.norm() for parameter in self.parameters.values() if parameter.grad is not None]
         return float(torch.stack(norms).norm()) if norms else None
 
@@ -304,9 +298,10 @@ class Episode:
         return self.record.trajectory(self.case_id, self._made_by, self.seed, with_entropies=self.how.keep_entropy)
 
     def shrink(self, step: int, alpha: float) -> Mask:
-        """The mask of theta_0 + (1 - alpha)(theta_k - theta_0), predicted from those weights and recorded (D10).
+        """Predict and record the mask of the weights theta_0 + (1 - alpha)(theta_k - theta_0) (D10).
 
-        Costs one forward. The current step can always be shrunk, an earlier one with ``keep_parameters=True``.
+        This costs one forward pass. The current step can always be shrunk, an earlier one if ``keep_parameters`` is
+        True.
         """
         state = State(step, alpha)
         if state not in self.record.shrunk:
@@ -330,12 +325,12 @@ class Episode:
 
 
 def _between(adapted: Tensor, source: Tensor, alpha: float) -> Tensor:
-    """``alpha`` of the way back to the source; counters, such as BatchNorm's, have no values in between and stay."""
+    """Interpolate: adapted + alpha (source - adapted); integers, such as BatchNorm's counters, stay as they are."""
     return torch.lerp(adapted, source, alpha) if adapted.is_floating_point() else adapted
 
 
 def as_inputs(image: Tensor | NDArray[Any], like: Tensor) -> Tensor:
-    """The image where the network lies, in its precision."""
+    """Return the image on the device and in the precision of ``like``."""
     batch = torch.as_tensor(image).to(like.device, like.dtype)
     if batch.ndim not in (4, 5) or not batch.numel():
         raise BadInput(

@@ -20,11 +20,7 @@ from casewise.core.records import Signals
 from casewise.measure.signals.risk import RiskStatistics
 
 _ENTROPY = ("entropy-weight", "combo", "loss-switch")
-
-
 _ANCHORED = ("anchor-weight", "combo", "loss-switch")
-
-
 MODES = ("param-subset", "entropy-weight", "anchor-weight", "combo", "loss-switch")
 
 
@@ -39,7 +35,8 @@ class Modulated:
     - ``combo``: both weights.
     - ``loss-switch``: the entropy term alone where r <= threshold, the anchor alone above.
 
-    Adam is nearly blind to the scale of a loss, so a weight matters where two terms share it: use these with ``eata``.
+    Adam hardly depends on the scale of a loss. A weight matters only if the loss has two terms, so use the weights with
+    ``eata``.
     """
 
     objective: Any
@@ -58,13 +55,12 @@ class Modulated:
             raise BadInput(f"a modulation needs an objective with begin(subject), got {type(self.objective).__name__}")
         if self.moves == "input":
             raise BadInput(
-                f"{type(self.objective).__name__} moves a prompt of the input and no parameters; use it without a "
-                "modulation"
+                f"{type(self.objective).__name__} moves its input, no parameters; use it without a modulation"
             )
         if self.mode in _ENTROPY and not getattr(self.objective, "entropy_weighted", True):
             raise BadInput(
-                f"{self.mode} weighs an entropy term, and {type(self.objective).__name__} has none that a weight could "
-                "reach; use the objective eata, or the mode param-subset"
+                f"{self.mode} weighs an entropy term, which {type(self.objective).__name__} does not have; use the "
+                "objective eata, or the mode param-subset"
             )
         if self.mode in _ANCHORED and not hasattr(self.objective, "anchor_weight"):
             raise BadInput(
@@ -74,23 +70,23 @@ class Modulated:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the objective itself."""
+        """Learning rate of the objective."""
         return float(self.objective.learning_rate)
 
     @property
     def moves(self) -> str:
-        """What the objective itself may change."""
+        """Kind of tensors that the objective may move."""
         return str(getattr(self.objective, "moves", "parameters"))
 
     def risk_after(self, signals: Signals) -> float:
-        """r of the step that has these signals."""
+        """Return r of a step from its signals."""
         regions, delta = signals["regions"], signals["delta"]
         if regions is None or delta is None:
             raise BadInput("risk needs the signals regions and delta, and one of them is not computable here")
         return float(self.statistics.risk(regions, delta))
 
     def entropy_weight_at(self, risk: float) -> float:
-        """w of r; 1 where the mode does not lower it."""
+        """Return the entropy weight w for a risk r; 1 if the mode does not change it."""
         if self.mode == "loss-switch":
             return 0.0 if risk > self.threshold else 1.0
         if self.mode not in ("entropy-weight", "combo"):
@@ -98,7 +94,7 @@ class Modulated:
         return min(1.0, max(self.least_weight, math.exp(min(50.0, -self.beta * risk))))
 
     def anchor_weight_at(self, risk: float) -> float | None:
-        """lambda of r; None where the objective keeps its own."""
+        """Return the anchor weight lambda for a risk r; None if the objective keeps its own."""
         if self.mode == "loss-switch":
             return self.anchor_weight if risk > self.threshold else 0.0
         if self.mode not in ("anchor-weight", "combo"):

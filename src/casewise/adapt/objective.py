@@ -1,26 +1,26 @@
-"""What an objective is, and what it may touch.
+"""The interface of a gradient method (an objective), and wrappers for functions and published code.
 
-An objective says what ONE update is. The loop, the reset, the parameters, the precision and the micro-batches belong to
-the episode (``episode.py``). An objective is any object with one method::
+An objective defines one update. The episode (``episode.py``) does the rest: the loop, the reset, the choice of
+parameters, precision and micro-batches. An objective is any object with one method::
 
     def begin(self, subject: Adaptable) -> Callable[[], Mapping[str, float]]
 
-``begin`` is called once per case, after M0 was predicted; the function it returns makes one update each time it is
-called and reports what it likes (loss, kept share, ...). State that lives for a case (an optimizer, a teacher) is held
-by that closure and dies with it, so nothing leaks from case to case.
+``begin`` is called once per case, after M0 was predicted. The function that it returns makes one update each time it is
+called and returns diagnostics (loss, kept share, ...). This function holds the state of a case (an optimizer, a
+teacher), so no state passes from case to case.
 
-Three habits keep an objective honest:
+Every objective must follow three rules:
 
-- the size of an update is ``subject.learning_rate``, and 0 moves nothing (``begin`` itself never moves anything);
-- the gradient that took the step is left in ``parameter.grad``: its norm is the signal of C8;
-- randomness comes from ``subject.generator(salt)``.
+- ``subject.learning_rate`` scales an update, and a rate of 0 moves nothing; ``begin`` never moves anything;
+- the gradient of the update stays in ``parameter.grad``, because its norm is a signal (C8);
+- random numbers come from ``subject.generator(salt)``.
 
 Two attributes are optional. ``learning_rate`` is the default rate, which ``run_episode(learning_rate=...)`` overrides.
 ``moves`` says what may change: "parameters" (the selected ones, the default), "statistics" (running means and variances
-of BatchNorm layers), "input" (nothing of the network: what ``prompt(network, inputs)`` returns by name, for ``begin``
-to hook in front of it) or "anything" (the whole network is saved, and runs in the modes it was found in).
+of BatchNorm layers), "input" (parameters in front of the network, which ``prompt(network, inputs)`` returns by name) or
+"anything" (the whole network is saved, and updates run in its original training modes).
 
-Any object with ``forward_and_adapt`` and ``reset``, the shape of most published code, as an objective.
+:class:`TentStyle` wraps objects with ``forward_and_adapt`` and ``reset``, the form of most published code.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Adaptable(Protocol):
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """What may move, by name; only these have gradients."""
+        """The parameters that may move, by name; only these have gradients."""
 
     @property
     def source(self) -> Mapping[str, Tensor]:
@@ -90,7 +90,7 @@ class Adaptable(Protocol):
         """Clear gradients, then accumulate the gradient of sum(numerator)/sum(weight) over the micro-batches.
 
         With ``inputs=None`` it runs on the case itself, and the forward that predicted the current mask is used again:
-        no second forward is paid. Returns the loss, or None (and leaves no gradient) where the weights sum to 0.
+        there is no second forward pass. Returns the loss, or None (and leaves no gradient) where the weights sum to 0.
         The weight carries no gradient.
         """
 
@@ -101,7 +101,7 @@ class Adaptable(Protocol):
         """The parameters that may move in this update."""
 
     def changed(self) -> None:
-        """Say that parameters were moved through ``.data``, so that a cached forward is not used again.
+        """Drop the cached forward pass after parameters were moved through ``.data``.
 
         In-place changes (optimizers, ``copy_``, ``add_``) are noticed without it.
         """
@@ -116,7 +116,7 @@ class Objective(Protocol):
 
 
 def as_objective(objective: Any) -> Objective:
-    """An objective as it is, or a Tent-style object in its wrapper."""
+    """Return an objective unchanged; wrap a function or an object with ``forward_and_adapt``."""
     if isinstance(objective, Objective):
         return objective
     if hasattr(objective, "forward_and_adapt") and hasattr(objective, "reset"):
@@ -163,9 +163,9 @@ class FunctionObjective:
 class TentStyle:
     """One call of ``forward_and_adapt`` on the whole case is one update; ``reset`` is called before the first.
 
-    The object must hold the very network that is adapted (``.model``). It was configured by its author, so updates run
-    in the modes the network was found in, all of the network is saved, and the forward of an update is its own: K
-    updates cost 2K+1 forwards. The learning rate is its own optimizer's.
+    The object must hold the network that is adapted (``.model``). Its author configured the network, so updates run in
+    the original training modes, and the whole network is saved. An update makes its own forward pass: K updates cost
+    2K+1 forward passes. The learning rate is that of the object's optimizer.
     """
 
     wrapped: Any
@@ -189,6 +189,6 @@ class TentStyle:
 
 
 def _arguments(wrapped: Any) -> list[Any]:
-    """What ``forward_and_adapt(x, model, optimizer)`` wants beside x, taken from the object's own attributes."""
+    """Return the arguments of ``forward_and_adapt(x, model, optimizer)`` after x, from the attributes of the object."""
     names = list(inspect.signature(wrapped.forward_and_adapt).parameters)[1:]
     return [getattr(wrapped, name) for name in names if hasattr(wrapped, name)]

@@ -1,7 +1,7 @@
-"""Optimizers of one case, and parameters that hold other values for a while.
+"""Optimizers for the updates of one case, and temporary parameter values.
 
-The paper uses Adam for everything (A6); published forms may use SGD with momentum. SAR evaluates the loss from the
-sharpest point nearby, GraTa from one entropy step ahead, CoTTA with its teacher; none of them owns a second network.
+The paper uses Adam for every method (A6); published forms may use SGD with momentum. SAR, GraTa and CoTTA evaluate the
+loss at other parameter values (a perturbed point, one entropy step ahead, the teacher) without a second network.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def check_optimizer(name: str) -> None:
 
 
 def optimizer_of(subject: Adaptable, name: str) -> torch.optim.Optimizer:
-    """A new optimizer over all parameters of the case; those without a gradient stay where they are.
+    """Return a new optimizer over all parameters of the case; it does not move parameters without a gradient.
 
     ``adam`` has default betas and no weight decay (A6), ``sgd`` no momentum, ``sgd-momentum`` 0.9.
     """
@@ -42,9 +42,9 @@ Values = Mapping[str, Tensor]
 
 @contextmanager
 def displaced(subject: Adaptable, values: Values) -> Iterator[None]:
-    """Hold ``values`` in the parameters of these names; the old storage comes back bit for bit, also after an error.
+    """Return a context in which these parameters have other values; the old ones come back, also after an error.
 
-    Storage is swapped, not written, so a forward that was made before stays valid for its backward.
+    The storage is exchanged, not overwritten, so the backward pass of an earlier forward pass stays valid.
     """
     held = {name: subject.parameters[name].data for name in values}
     try:
@@ -57,12 +57,12 @@ def displaced(subject: Adaptable, values: Values) -> Iterator[None]:
 
 
 def current(subject: Adaptable) -> dict[str, Tensor]:
-    """A copy of the values that the parameters hold now."""
+    """Return a copy of the current parameter values."""
     return {name: parameter.detach().clone() for name, parameter in subject.parameters.items()}
 
 
 def gradients(subject: Adaptable) -> dict[str, Tensor]:
-    """A copy of the gradients of the parameters that may move in this update; a missing one is zero."""
+    """Return a copy of the gradients of the parameters that may move in this update; 0 for a missing one."""
     moving = {id(parameter) for parameter in subject.moving()}
     return {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach().clone()
@@ -72,18 +72,18 @@ def gradients(subject: Adaptable) -> dict[str, Tensor]:
 
 
 def norm(values: Values) -> float:
-    """The Euclidean norm over all of them at once."""
+    r"""Return the Euclidean norm over all tensors, :math:`\sqrt{\sum_i v_i^2}`."""
     return float(
         torch.sqrt(sum((value.double().square().sum() for value in values.values()), torch.zeros(()).double()))
     )
 
 
 def cosine(first: Values, second: Values) -> float:
-    """Cosine of the angle between two sets of gradients, 0 where one of them vanishes."""
+    r"""Return :math:`a \cdot b / (\|a\| \|b\|)` of two sets of gradients; 0 if one of them is 0."""
     dot = sum(float((first[name].double() * second[name].double()).sum()) for name in first)
     return dot / (norm(first) * norm(second) + 1e-12)
 
 
 def shifted(subject: Adaptable, direction: Values, length: float) -> dict[str, Tensor]:
-    """The current values, ``length`` times ``direction`` further."""
+    """Return the current values plus ``length`` times ``direction``."""
     return {name: subject.parameters[name].detach() + length * step for name, step in direction.items()}

@@ -77,7 +77,7 @@ def statistics(network: nn.Module) -> dict[str, Tensor]:
 
 
 def movable(network: nn.Module, selection: Selection, moves: str) -> dict[str, Tensor]:
-    """Every tensor of a network that an objective of this kind may move, by name (``moves`` in adapt/objective.py)."""
+    """Return the tensors that an objective may move, by name; ``moves`` is explained in adapt/objective.py."""
     if moves == "input":
         return {}
     if moves == "statistics":
@@ -120,7 +120,7 @@ def _kind(layer: nn.Module) -> str:
 
 
 def depends_on_batch(network: nn.Module, mode: str) -> bool:
-    """Whether a sample's output depends on the others in its batch, so that micro-batches are not the same step."""
+    """True if the output of a sample depends on the rest of its batch; then micro-batches change the update."""
     layers = [layer for layer in network.modules() if isinstance(layer, _BatchNorm)]
     return any(mode != "source" or layer.running_mean is None for layer in layers)
 
@@ -136,7 +136,7 @@ def use_statistics(network: nn.Module, mode: str, prior: float = PRIOR) -> bool:
 
 
 def blended(layer: _BatchNorm, inputs: Tensor, prior: float) -> tuple[Tensor, Tensor]:
-    r"""Source and batch statistics mixed: :math:`\mu = \frac{N}{N+n}\mu_s + \frac{n}{N+n}\mu_b`, and so the variance.
+    r"""Mix source and batch statistics: :math:`\mu = \frac{N}{N+n}\mu_s + \frac{n}{N+n}\mu_b`, and so the variance.
 
     n is the number of samples in the batch, N = ``prior``; the batch variance is unbiased, as running variances are.
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from casewise.adapt.backbones import Backbone
 from casewise.adapt.proposers.live import run_episode
 from casewise.core.errors import BadInput, NotFinite
-from casewise.core.records import Case, Mask
+from casewise.core.records import Case
 from casewise.core.text import pluralize
 
 RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
@@ -74,13 +75,11 @@ def sweep_rates(
     if not asked or asked[0] <= 0 or not all(map(math.isfinite, asked)):
         raise BadInput(f"rates are positive numbers, got {asked}")
     if not cases or steps < 1:
-        raise BadInput(
-            f"a sweep needs cases and at least one step, got {pluralize(len(cases), 'case')} and "
-            f"{pluralize(steps, 'step')}"
-        )
+        got = f"{pluralize(len(cases), 'case')} and {pluralize(steps, 'step')}"
+        raise BadInput(f"a sweep needs cases and at least one step, got {got}")
     rows = []
     for rate in asked:
-        rows.append(_row(backbone, cases, objective, rate, steps, options, done))
+        rows.append(_row(backbone, cases, objective, rate, done, steps=steps, **options))
         if seen is not None:
             seen(rows[-1])
         if rows[-1].failed == len(cases) or rows[-1].coverage[0] > coverage * FAR:
@@ -93,34 +92,23 @@ def _row(
     cases: Sequence[Case],
     objective: Any,
     rate: float,
-    steps: int,
-    options: dict[str, Any],
     done: Callable[[], None] | None,
+    **options: Any,
 ) -> RateRow:
-    ladders, failed = [], 0
-    for index, case in enumerate(cases):
-        if index and done is not None:
-            done()
+    far, fresh = [], []  # by case and step: share of voxels that differ from M0, and from the step before
+    for case in cases:
         prepared = backbone.prepare(case)
-        try:
-            made = run_episode(
-                backbone.network, prepared.inputs, objective, steps=steps, learning_rate=rate, case_id=case.id,
-                head=backbone.head, forward=prepared.forward, predict=prepared.predict, **options,
-            )  # fmt: skip
-        except NotFinite:
-            failed += 1
-            continue
-        ladders.append(made.masks)
-    if done is not None:
-        done()
-    far = [[_share(masks[0], mask) for mask in masks[1:]] for masks in ladders]
-    fresh = [[_share(before, after) for before, after in itertools.pairwise(masks)] for masks in ladders]
+        with suppress(NotFinite):
+            masks = run_episode(
+                backbone.network, prepared.inputs, objective, learning_rate=rate, case_id=case.id, head=backbone.head,
+                forward=prepared.forward, predict=prepared.predict, **options,
+            ).masks  # fmt: skip
+            far.append([float(np.mean(mask != masks[0])) for mask in masks[1:]])
+            fresh.append([float(np.mean(after != before)) for before, after in itertools.pairwise(masks)])
+        if done is not None:
+            done()
     moved = float(np.mean([row[0] > 0 for row in far])) if far else 0.0
-    return RateRow(rate, len(cases), moved, _means(far), _means(fresh), failed)
-
-
-def _share(one: Mask, other: Mask) -> float:
-    return float(np.mean(one != other))
+    return RateRow(rate, len(cases), moved, _means(far), _means(fresh), failed=len(cases) - len(far))
 
 
 def _means(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
@@ -128,7 +116,7 @@ def _means(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 
 def recommended(rows: Sequence[RateRow], *, coverage: float = COVERAGE) -> RateChoice:
-    """The rate whose first step is nearest to ``coverage``, among those that move most cases and come to rest.
+    """Recommend the rate whose first step is nearest to ``coverage``, if most cases change and later steps change less.
 
     >>> still = RateRow(1e-4, 4, 0.0, (0.0, 0.0), (0.0, 0.0))
     >>> good = RateRow(1e-3, 4, 1.0, (8e-4, 1e-3), (8e-4, 3e-4))

@@ -23,7 +23,7 @@ from casewise.measure.signals.fragmentation import summary
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """One mask with what the logits say about it."""
+    """One mask, with the entropy and confidence of its logits."""
 
     mask: Mask
     entropy: NDArray[Any]  # of each voxel that the logits cover, nats

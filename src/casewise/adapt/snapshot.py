@@ -1,10 +1,9 @@
-"""A network on loan comes back exactly as it was found, whatever was done to it.
+"""Restore a network bit by bit after an episode, whatever the objective did to it.
 
-``restored(network)`` keeps a copy of every parameter and buffer, of tensors in plain attributes and in lists, and of
-the structure of every module (hooks, modes, replaced methods), every ``requires_grad``, ``.grad`` and hook of a
-parameter, and the state of the random generators. On the way out, also after an exception or a KeyboardInterrupt, it
-puts all of them back. Values are compared bit by bit, so that a weight that was changed through ``.data`` or a NumPy
-view, which no counter of torch sees, is undone and named too.
+``restored(network)`` copies every parameter and buffer, tensors in plain attributes and lists, the structure of every
+module (hooks, modes, replaced methods), ``requires_grad``, ``.grad`` and hooks of every parameter, and the state of the
+random generators. At the end, also after an exception or a KeyboardInterrupt, it restores all of them. Values are
+compared bit by bit, so a change through ``.data`` or a NumPy view, which torch does not count, is found too.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ def restored(network: nn.Module, changing: Collection[str] | None = None) -> Ite
 
     Raises:
         MovedUnselected: If another parameter moved, a parameter or a layer was replaced by another object, or a setting
-            of a layer (such as ``eps`` of a normalization) changed. Everything is given back first; what the network
-            predicted meanwhile is not what was asked for.
+            of a layer (such as ``eps`` of a normalization) changed. Everything is restored first; the predictions are
+            not valid.
     """
     tensors = tensors_of(network)
     check_loadable(tensors)
@@ -78,19 +77,17 @@ def restored(network: nn.Module, changing: Collection[str] | None = None) -> Ite
     touched = [*(name for name in moved if name not in allowed), *(replaced if changing is not None else ())]
     if touched:
         raise MovedUnselected(
-            f"the objective moved {', '.join(touched[:3])}, which were not selected; they were given back, but what "
-            "was predicted meanwhile does not count; select them (parameters='all'), or let the objective change the "
-            "values of selected parameters only, in place"
+            f"the objective moved {', '.join(touched[:3])}, which were not selected; they were restored, but the "
+            "predictions are not valid; select them (parameters='all'), or change only selected parameters, in place"
         )
 
 
 def check_loadable(tensors: Mapping[str, Tensor]) -> None:
-    """Refuse weights that cannot be adapted or kept: those of lazy layers, and those made in inference mode."""
+    """Refuse weights that cannot be adapted: those of lazy layers, and those made in inference mode."""
     lazy = [name for name, tensor in tensors.items() if nn.parameter.is_lazy(tensor)]
     if lazy:
         raise BadInput(
-            f"{', '.join(lazy[:3])} have no shape yet, because their lazy layers saw no input; run the network once on "
-            "an image before it is adapted"
+            f"{', '.join(lazy[:3])} belong to lazy layers and have no shape yet; run the network once on an image first"
         )
     frozen = [name for name, tensor in tensors.items() if tensor.is_inference()]
     if frozen:
@@ -226,7 +223,7 @@ def _copied(held: Any) -> Any:
 
 
 def _inside(value: Any, known: Collection[int], depth: int = 4) -> Iterator[Any]:
-    """Loose tensors, arrays and the containers that hold some, each as the object that it is."""
+    """Yield tensors and arrays in plain attributes, and the containers that hold them."""
     if isinstance(value, Tensor | np.ndarray):
         if id(value) not in known:
             yield value
@@ -246,7 +243,7 @@ def seed_generators(seed: int) -> None:
 
 @contextmanager
 def _random_state() -> Iterator[None]:
-    """Torch (CPU and, where in use, CUDA), NumPy and Python generators as they were."""
+    """Return a context that restores the random generators of torch (CPU and CUDA), NumPy and Python."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
     try:

@@ -1,8 +1,8 @@
-"""Weights that were tuned on labelled cases: a small file with what changed, and a folder with one file for each fold.
+"""Weights that were tuned on labelled cases: one file with the changed tensors for each fold, in one folder.
 
     FOLDER/
-      folds.json            which patients each fold leaves out and which ones train it, the tuning, the model's hash
-      fold-0.safetensors    what changed, float32; the metadata name the model, the tuning and the patients
+      folds.json            for each fold the patients left out and the patients used; the tuning; the hash of the model
+      fold-0.safetensors    the changed tensors, float32; the metadata name the model, the tuning and the patients
       fold-3.failed.json    a fold whose training failed, with the reason; its patients keep M0
 
 Files of this kind are written by ``casewise.learn``; nothing here sees a label.
@@ -37,10 +37,10 @@ class TunedWeights:
         values: The tuned tensors by name, float32 on the CPU.
         model: Fingerprint of the model that they belong to.
         trained_on: Patients whose labels were used.
-        left_out: Patients of the fold; empty where nobody was left out.
+        left_out: Patients of the fold, whose labels were not used; empty if all labels were used.
         tuning: The fields of the ``Tuning``.
-        facts: What training measured: losses, seconds.
-        fold: What the fold is called; "mean" for a mean of several.
+        facts: Losses and seconds of the training.
+        fold: Name of the fold; "mean" for a mean of several.
     """
 
     values: Mapping[str, Tensor]
@@ -94,7 +94,7 @@ class TunedWeights:
 
 
 def mean_weights(folds: Sequence[TunedWeights]) -> TunedWeights:
-    """The mean of several tuned weights of one model (a model soup): (1/K) sum_k w_k.
+    """Return the mean of several tuned weights of one model (a model soup): (1/K) sum_k w_k.
 
     Args:
         folds: At least one; all of the same model and with the same tensors.
@@ -119,7 +119,7 @@ def mean_weights(folds: Sequence[TunedWeights]) -> TunedWeights:
 
 @contextmanager
 def lent_weights(network: nn.Module, tuned: TunedWeights, share: float = 1.0) -> Iterator[None]:
-    """Inside, the network has the weights M0 + share (tuned - M0); afterwards its own memory again.
+    """Return a context in which the network has the weights M0 + share (tuned - M0); its own tensors come back.
 
     Args:
         network: The network of the model that was tuned.
@@ -146,10 +146,10 @@ def lent_weights(network: nn.Module, tuned: TunedWeights, share: float = 1.0) ->
 
 @dataclass(frozen=True, eq=False)
 class TunedFolder:
-    """The tuned weights of every fold, and which patients each of them never saw."""
+    """The tuned weights of every fold, and the reasons of folds that failed."""
 
     folds: tuple[TunedWeights, ...]
-    failed: Mapping[str, str]  # patients whose fold failed, and why
+    failed: Mapping[str, str]  # by patient: why the training of its fold failed
     sha256: str  # of all files with weights
 
     @property
@@ -159,13 +159,13 @@ class TunedFolder:
 
     @functools.cached_property
     def mean(self) -> TunedWeights:
-        """What a new case gets."""
+        """The mean weights of all folds, for new cases."""
         return mean_weights(self.folds)
 
     def without(self, patient: str) -> TunedWeights | None:
-        """The weights of the fold that left a patient out; None where its training failed.
+        """Return the weights of the fold that left a patient out; None if the training of that fold failed.
 
-        A patient that no fold knows gets the mean, which never saw it either.
+        A patient that is in no fold gets the mean weights, because no fold was trained on it.
         """
         for one in self.folds:
             if patient in one.left_out:

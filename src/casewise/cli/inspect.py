@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +95,7 @@ def _inspect_images(
     if drawn is not None:
         cohort = with_split(cohort, holdout(cohort, share=drawn[0], seed=drawn[1]))
     seen = inspect_cohort(cohort, layout=dataset or str(recognize(folder)), sample=None if every else SAMPLE)
-    answer("\n".join(_lines(seen)), seen.as_dict(), as_json=as_json)
+    answer("\n".join(_lines(seen)), asdict(seen), as_json=as_json)
     if export is not None:
         _write(cohort, export)
 

@@ -88,7 +88,7 @@ def write_segmentation(
         series: The images that the mask is of.
         classes: Names by label number.
         codes: Codes by class name; the built-in ones where there are none.
-        software: What the object says about its maker.
+        software: Name and version of the software.
         kind: ``binary`` (one frame per slice and segment, read by every viewer) or ``labelmap`` (one frame per slice,
             smaller with many classes, of 2024 and read by newer viewers).
 
@@ -143,7 +143,7 @@ def _highdicom() -> Any:
 
 
 def _headers(series: Series) -> list[Any]:
-    """The headers of the source images, in the order of the slices: what SEG and SR copy and refer to."""
+    """Read the headers of the source images in the order of the slices; SEG and SR copy and reference them."""
     import pydicom
 
     headers = [pydicom.dcmread(path, stop_before_pixels=True) for path in series.files]

@@ -63,13 +63,13 @@ class Slice:
 
 @dataclass(frozen=True)
 class Series:
-    """The files of one volume in the order of their positions, and what the case is called."""
+    """The files of one volume in the order of their positions, and the id of the case."""
 
     case_id: str
     uid: str
     study_uid: str
     modality: str
-    cluster: str  # a hash of the PatientID: cases of one patient stay together, and the number itself goes nowhere
+    cluster: str  # hash of the PatientID: it groups cases of one patient without storing the PatientID
     slices: tuple[Slice, ...]
     description: str = ""
     more: tuple[Series, ...] = ()  # further channels of the same study, on the same grid

@@ -30,7 +30,7 @@ COLUMNS = {
     "cluster": ("cluster", "patient", "subject", "sequence"),
     "split": ("split",),
 }
-"""For each property the columns that may say it; the first that the table has is taken, and the facts name it."""
+"""For each property, the names of its column; the first one in the table is used."""
 
 
 Described = TypeVar("Described", bound="CaseFiles | LocatedCase | Pair")
@@ -52,7 +52,7 @@ class CaseTable:
 
 
 def table_for(root: Path) -> Path | None:
-    """``cases.csv`` in a folder or one level above it."""
+    """Return ``cases.csv`` in a folder or one level above it; None if there is none."""
     return next((path for path in (root / NAME, root.resolve().parent / NAME) if path.is_file()), None)
 
 
@@ -65,7 +65,7 @@ def read_table(path: Path) -> CaseTable:
     by_case = {made_case_id(row["case"]): row for row in rows}  # as file names become ids
     if len(by_case) < len(rows):
         twice = sorted(case for case in by_case if sum(made_case_id(row["case"]) == case for row in rows) > 1)
-        raise BadInput(f"{path} has more than one row for {twice[:5]}; keep one a case")
+        raise BadInput(f"{path} has more than one row for {twice[:5]}; keep one row per case")
     columns = {name: next((column for column in known if column in rows[0]), None) for name, known in COLUMNS.items()}
     return CaseTable(path.name, by_case, columns)
 
@@ -108,7 +108,7 @@ _CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
 
 @dataclass(frozen=True)
 class CaseFiles:
-    """A case that has not been opened: its image files in the order of their channels, and where its label is."""
+    """The files of a case: images in the order of the channels, and the label. Nothing has been read yet."""
 
     id: str
     images: tuple[Path, ...]
@@ -116,14 +116,14 @@ class CaseFiles:
     group: str | None = None
     cluster: str | None = None
     split: str | None = None
-    name: str | None = None  # what the files call the case, where that is no id and one was made from it
+    name: str | None = None  # name in the files, if the id was made from it because it is no valid id
 
     def __post_init__(self) -> None:
         check_case_id(self.id)
 
     @classmethod
     def called(cls, name: str, images: tuple[Path, ...]) -> CaseFiles:
-        """A case under the name of its files; spaces and letters of all languages are fine."""
+        """Make a case from the name of its files, which may contain spaces and letters of all languages."""
         case_id = made_case_id(name)
         return cls(case_id, images, name=None if case_id == name else name)
 
@@ -137,14 +137,14 @@ class CaseFiles:
         return f"{out[0].name} is a link that leaves its folder; copy the file into the folder" if out else None
 
     def checked(self) -> CaseFiles:
-        """These files, unless a link leaves their folder."""
+        """Return these files; raise UnsafeInput if a link is broken or leaves their folder."""
         if self.leaving:
             raise UnsafeInput(self.leaving)
         return self
 
 
 def list_cases(folder: Path, *, ending: str | None = None, links: bool = False) -> tuple[CaseFiles, ...]:
-    """The cases of a folder in sorted order; ``ending`` (nnU-Net's ``file_ending``) takes only files that end so.
+    """List the cases of a folder in sorted order; ``ending`` (nnU-Net's ``file_ending``) selects files by their ending.
 
     A folder whose every file is named ``{CASE}_{XXXX}`` is read the nnU-Net way, any other as one file per case. Hidden
     files are passed over. A link that leaves the folder, or leads to nothing, is refused; with ``links`` its case is

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ class ImageGrid:
 
 
 def grid_of(path: Path) -> ImageGrid:
-    """The grid of an image file; only the header is read, behind the gate."""
+    """Return the grid of an image file from its header."""
     if not is_volume(path):
         return ImageGrid(check_picture(path))
     import nibabel
@@ -86,11 +86,11 @@ def grid_of(path: Path) -> ImageGrid:
 
 def grid_problems(grids: Mapping[str, ImageGrid], found: Mapping[str, LocatedCase]) -> list[str]:
     """Return one sentence for each kind of problem in the headers, with a count and an example."""
-    sheared = [case_id for case_id, grid in grids.items() if grid.is_sheared]
-    unset = [case_id for case_id, grid in grids.items() if grid.is_unset]
-    uncoded = [case_id for case_id, grid in grids.items() if not grid.coded]
-    timed = [c for c, grid in grids.items() if np.prod(grid.shape[3:]) > 1 and found[c].frame is None]
-    apart = [case_id for case_id in grids if _apart(grids[case_id], found[case_id])]
+    sheared = [one for one, grid in grids.items() if grid.is_sheared]
+    unset = [one for one, grid in grids.items() if grid.is_unset]
+    uncoded = [one for one, grid in grids.items() if not grid.coded]
+    timed = [one for one, grid in grids.items() if np.prod(grid.shape[3:]) > 1 and found[one].frame is None]
+    apart = [one for one, grid in grids.items() if _apart(grid, found[one])]
     sentences = (
         (sheared, "axes are not at right angles: read with nibabel (nnU-Net: NibabelIO), ITK refuses them"),
         (unset, "the affine is the identity: the spacing was probably lost, so distances are in voxels"),
@@ -151,13 +151,9 @@ class Inspection:
     notice: str
     problems: tuple[str, ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return asdict(self)
-
 
 def inspect_cohort(cohort: Cohort, *, layout: str, sample: int | None = SAMPLE) -> Inspection:
-    """Look at every header, and at ``sample`` labels and images spread over the cases (None: at all of them)."""
+    """Read every header, and ``sample`` labels and images spread over the cases (None: all of them)."""
     found = files_of(cohort)
     grids, problems = _grids(found)
     seen, read, wrong = _labels(cohort, _spread([c for c, m in cohort.members.items() if m.labelled], sample))
@@ -190,7 +186,7 @@ def _counts(values: Any) -> dict[str, int]:
 
 
 def _spread(ids: Sequence[str], sample: int | None) -> list[str]:
-    """At most ``sample`` ids, evenly over the list."""
+    """Return at most ``sample`` ids, evenly spaced."""
     if sample is None or len(ids) <= sample:
         return list(ids)
     return [ids[i] for i in np.linspace(0, len(ids) - 1, sample).round().astype(int)] if sample else []

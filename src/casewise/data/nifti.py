@@ -62,7 +62,7 @@ class Geometry:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Volume:
-    """Voxels in (slices, rows, columns) order, which is (z, y, x) of the file, and where they lie."""
+    """Voxels in the order (slices, rows, columns), which is (z, y, x) of the file, with their geometry."""
 
     __repr__ = brief
 
@@ -192,10 +192,10 @@ def read_volume(path: Path, *, frame: int | None = None, max_bytes: int = MAX_BY
 
 
 def _plain_volume(path: Path, *, max_bytes: int) -> Volume | None:
-    """A packed NIfTI-1 file as nearly all are: one volume of unscaled numbers right after the header, in one go.
+    """Read the usual kind of file in one step: compressed NIfTI-1, one volume of unscaled numbers after the header.
 
-    Several times faster than through nibabel, which reads all other kinds (None); the result is the same. No more is
-    unpacked than the header, which is judged first, promises.
+    This is several times faster than nibabel, with the same result. Other files return None, and nibabel reads them.
+    The header is checked first, and no more bytes than it states are unpacked.
     """
     from nibabel import Nifti1Header
     from nibabel.spatialimages import HeaderDataError
@@ -253,7 +253,7 @@ def _voxels(path: Path, image: Any, header: Header, frame: int | None) -> NDArra
 
 
 def read_label(path: Path, *, frame: int | None = None) -> Mask:
-    """A label volume as integers in (slices, rows, columns); float files are accepted when every value is whole."""
+    """Read a label as integers in (slices, rows, columns); floats must be whole numbers."""
     voxels = read_volume(path, frame=frame).voxels
     if not np.issubdtype(voxels.dtype, np.integer):
         if not np.array_equal(voxels, np.rint(voxels)):
@@ -317,7 +317,7 @@ def _says_nothing(geometry: Geometry) -> bool:
 
 
 def _turned(shape: tuple[int, ...], turn: NDArray[Any]) -> tuple[int, ...]:
-    """The shape after its axes were turned."""
+    """Return a shape with its axes reordered."""
     found = list(shape)
     for axis, target in enumerate(turn[:, 0].astype(int)):
         found[target] = shape[axis]
@@ -357,7 +357,7 @@ def write_mask(path: Path, mask: Mask, geometry: Geometry) -> None:
 
 
 def _write(path: Path, voxels: NDArray[Any], geometry: Geometry) -> None:
-    """Voxels in (slices, rows, columns) where the geometry says; zooms of further axes stay behind."""
+    """Write voxels in (slices, rows, columns) with a geometry; the zooms of further axes are dropped."""
     import nibabel
 
     header = nibabel.Nifti1Header()

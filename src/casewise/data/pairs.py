@@ -89,10 +89,10 @@ def find_pairs(
     if not pairs:
         raise BadInput(f"{old} and {new} hold no mask that ends in {', '.join(ENDINGS)}")
     if not any(pair.old and pair.new for pair in pairs):
-        first = {name: sorted(p.name for p in (pair.old or pair.new for pair in pairs) if p)[:2] for name in ("old",)}
+        few = sorted(path.name for path in (pair.old or pair.new for pair in pairs) if path)[:2]
         raise BadInput(
-            f"no file of {old} has a partner of the same name in {new} (such as {first['old']}); name the pairs in a "
-            f"table with the columns case, old, new: --names pairs.csv"
+            f"no file of {old} has a partner of the same name in {new} (such as {few}); name the pairs in a table with "
+            f"the columns case, old, new: --names pairs.csv"
         )
     return tuple(pairs if cases is None else _described(pairs, read_table(cases)))
 
@@ -113,7 +113,7 @@ def _by_name(folders: Mapping[str, Path | None]) -> list[Pair]:
 
 
 def _masks(folder: Path, images: bool) -> dict[str, Path]:
-    """The files of a folder by case; nnU-Net's channel 0 is the image of a case."""
+    """Return the files of a folder by case; the image of a case is nnU-Net's channel 0."""
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         ending = next((end for end in ENDINGS if path.name.lower().endswith(end)), None)
@@ -178,7 +178,7 @@ def read_pair(pair: Pair, *, resample: str | None = None) -> tuple[Placed, Place
 
 
 def read_placed(path: Path) -> Placed:
-    """A mask file with its spacing and place; anything but one whole number per voxel is refused."""
+    """Read a mask with its spacing and affine; it must have one whole number per voxel."""
     try:
         if path.name.lower().endswith(".npy"):
             placed = Placed(_whole_numbers(path, read_npy(path)))
@@ -250,7 +250,7 @@ def _same_place(one: Placed, other: Placed) -> bool:
 
 
 def _nearest(placed: Placed, grid: Placed) -> Mask:
-    """The label at the nearest voxel, background beyond; without affines both are taken to cover the same field."""
+    """Resample by nearest neighbour, background outside; without affines, both masks cover the same field of view."""
     from scipy import ndimage
 
     axes = grid.mask.ndim
@@ -267,7 +267,7 @@ def _nearest(placed: Placed, grid: Placed) -> Mask:
 
 
 def read_image(path: Path) -> NDArray[Any]:
-    """The picture behind a pair's masks: grey (slices, rows, columns) or (rows, columns), or (rows, columns, 3)."""
+    """Read the image of a pair: grey (slices, rows, columns) or (rows, columns), or (rows, columns, 3)."""
     if path.name.lower().endswith(".npy"):
         return read_npy(path)
     if path.name.lower().endswith(".png"):
@@ -278,9 +278,9 @@ def read_image(path: Path) -> NDArray[Any]:
 def label_sets(
     held: Iterable[tuple[str, Sequence[int], Sequence[int]]], called: Callable[[int], str] = "label {}".format
 ) -> list[tuple[str, str]]:
-    """Sentences on label values that only old, or only new, has in any case: (first case that shows it, sentence).
+    """Describe label values that occur only in old, or only in new, masks: (first case with the value, sentence).
 
-    ``held`` has (case, labels of old, labels of new) and is gone through once; ``called`` says what a label is called.
+    ``held`` yields (case, labels of old, labels of new); ``called`` returns the name of a label.
     """
     first: dict[str, dict[int, str]] = {"old": {}, "new": {}}
     masks: dict[str, Counter[int]] = {"old": Counter(), "new": Counter()}
@@ -292,19 +292,17 @@ def label_sets(
     found = []
     for side, other, done in (("old", "new", "lost it"), ("new", "old", "invents it")):
         for value in sorted(set(first[side]) - set(first[other])):
-            found.append(
-                (
-                    first[side][value],
-                    f"{called(value)} is in {masks[side][value]} {side} masks (such as {first[side][value]}) and in no "
-                    f"{other} one; the new version {done}, or its classes are others: name those to compare with "
-                    f"--classes",
-                )
+            case_id, count = first[side][value], masks[side][value]
+            sentence = (
+                f"{called(value)} is in {count} {side} masks (such as {case_id}) and in no {other} one; the new "
+                f"version {done}, or its classes are others: name those to compare with --classes"
             )
+            found.append((case_id, sentence))
     return found
 
 
 def label_names(given: str | None, folders: Sequence[Path]) -> tuple[dict[int, str], list[str]]:
-    """What labels are called, and sentences on labels that two folders call differently.
+    """Return the names of labels, and a sentence for each label that two folders name differently.
 
     ``given`` is a JSON file such as nnU-Net's dataset.json, or words such as ``1=LV,2=MYO``. Without it, the
     dataset.json that nnU-Net writes into or above the ``folders`` is read; the first one that names a label counts.
@@ -315,9 +313,8 @@ def label_names(given: str | None, folders: Sequence[Path]) -> tuple[dict[int, s
     by: dict[int, Path | None] = {}
     said = []
     for folder in folders:
-        file = next(
-            (file for file in (folder / "dataset.json", folder.parent / "dataset.json") if file.is_file()), None
-        )
+        known = (place / "dataset.json" for place in (folder, folder.parent))
+        file = next((one for one in known if one.is_file()), None)
         for label, name in ({} if file is None else _names_of(_json(file))).items():
             if names.setdefault(label, name) != name:
                 said.append(

@@ -18,7 +18,7 @@ Image = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Vendor:
-    """What a scanner does to tissue on the way to an image: ranges from which each acquisition is drawn."""
+    """Model of a scanner: ranges from which the parameters of each acquisition are drawn."""
 
     gamma: tuple[float, float]  # contrast curve
     bias: tuple[float, float]  # amplitude of the bias field
@@ -52,7 +52,7 @@ def acquire(tissue: Image, vendor: Vendor, rng: np.random.Generator) -> Image:
 
 
 def _bias_field(shape: tuple[int, ...], amplitude: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """A smooth multiplicative field: a tilted plane and a bowl, the same in every slice."""
+    """Return a smooth field, exp(amplitude (a y + b x + c (x^2 + y^2 - 0.66))), the same in every slice."""
     rows, columns = np.meshgrid(np.linspace(-1, 1, shape[1]), np.linspace(-1, 1, shape[2]), indexing="ij")
     a, b, c = rng.uniform(-1, 1, 3)
     field = a * rows + b * columns + c * (rows**2 + columns**2 - 0.66)

@@ -7,7 +7,7 @@ and checked to be disjoint (A3, A4).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,7 +35,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Cohort:
-    """Members in a fixed order; ``case(id)`` reads an image, ``label(id)`` reads a truth. Nothing is read before."""
+    """Members in a fixed order; ``case(id)`` reads an image and ``label(id)`` a label when they are called."""
 
     name: str
     members: Mapping[str, Member]
@@ -103,7 +103,7 @@ class Clustered(Protocol):
 
 @dataclass(frozen=True)
 class Split:
-    """Which cases calibrate and which evaluate, by id, and how they were drawn."""
+    """Ids of the calibration and evaluation cases, and how they were drawn."""
 
     calibration: tuple[str, ...]
     evaluation: tuple[str, ...]
@@ -112,11 +112,7 @@ class Split:
     per_group: bool
 
     def __post_init__(self) -> None:
-        check_disjoint(_alone(self.calibration), _alone(self.evaluation))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON, the ids among it."""
-        return asdict(self)
+        check_disjoint({one: one for one in self.calibration}, {one: one for one in self.evaluation})
 
 
 def holdout(cohort: Cohort, *, share: float = 0.2, seed: int = RESAMPLING_SEED, per_group: bool = True) -> Split:
@@ -145,12 +141,12 @@ def holdout(cohort: Cohort, *, share: float = 0.2, seed: int = RESAMPLING_SEED, 
 
 
 def cluster_of(case: Clustered) -> str:
-    """The cluster of a case; a case without one is its own."""
+    """Return the cluster of a case; a case without a cluster is its own cluster."""
     return case.cluster or case.id
 
 
 def clusters_of(cases: Iterable[Clustered]) -> dict[str, str]:
-    """The cluster of each case by its id."""
+    """Return the cluster of each case by its id."""
     return {case.id: cluster_of(case) for case in cases}
 
 
@@ -187,10 +183,6 @@ def fold_of(clusters: Sequence[Any], folds: int, *, seed: int = RESAMPLING_SEED)
     return np.asarray(fold[number])
 
 
-def _alone(ids: Iterable[str]) -> dict[str, str]:
-    return {case_id: case_id for case_id in ids}
-
-
 def _clusters(members: Mapping[str, Member], per_group: bool) -> dict[str, set[str]]:
     group_of: dict[str, str] = {}
     for case_id in sorted(members):
@@ -224,16 +216,9 @@ def check_disjoint(
     cases = sorted(calibration.keys() & evaluation.keys())
     clusters = sorted({*calibration.values()} & {*evaluation.values()} - {*cases})
     if cases or clusters:
-        shared = [
-            f"{pluralize(len(found), kind)} ({_few(found)})"
-            for kind, found in (("case", cases), ("cluster", clusters))
-            if found
-        ]
+        both = [("case", cases), ("cluster", clusters)]
+        shared = [f"{pluralize(len(found), kind)} ({', '.join(found[:5])})" for kind, found in both if found]
         raise Overlap(
             f"{names[0]} and {names[1]} share {' and '.join(shared)}; cases of one patient must be on one "
             f"side: take them out of one of the two"
         )
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
@@ -51,12 +51,12 @@ class CrossFit:
 
     folder: Path
     folds: tuple[tuple[str, ...], ...]  # the patients that each fold leaves out
-    failed: Mapping[int, str]  # folds whose training failed, and why; their patients keep M0
+    failed: Mapping[int, str]  # reason by fold, if its training failed; the patients of that fold keep M0
     notes: tuple[str, ...] = ()  # sentences about labels that may be mistakes
     cpu_seconds: float = 0.0  # of training, summed over the folds
 
     def read(self) -> TunedFolder:
-        """The tuned weights."""
+        """Read the tuned weights."""
         return read_tuned_folder(self.folder)
 
 
@@ -65,8 +65,8 @@ def deal(patients: Iterable[str], folds: int | None = None, *, seed: int = 0) ->
 
     Args:
         patients: Names; each counts once.
-        folds: How many; None for 5 where there are ten patients or more, else one for every two patients.
-        seed: Of the order in which they are dealt.
+        folds: Number of folds; default: 5 for ten patients or more, else one fold for every two patients.
+        seed: Seed of the random order.
 
     Returns:
         The patients of each fold.
@@ -114,8 +114,8 @@ def cross_fit(
         labels: Their labels, or the files of them.
         patients: The patient of each case: its cluster, or its id where it has none. A patient is left out with all
             cases.
-        tuning: How.
-        folder: Where the files go. A run that was killed goes on here.
+        tuning: Options of the training.
+        folder: Folder for the files. An interrupted run resumes here.
         folds: Number of folds; see :func:`deal`.
         share: Part of the patients of each training set that are used, for a learning curve.
         unlabelled: Cases for ``Tuning.keep_close``.
@@ -132,10 +132,8 @@ def cross_fit(
     """
     tuning = tuning or Tuning()
     if not len(cases) == len(labels) == len(patients):
-        raise BadInput(
-            f"every case needs a label and a patient, got {len(cases)} cases, {len(labels)} labels and "
-            f"{len(patients)} patients"
-        )
+        counts = f"{len(cases)} cases, {len(labels)} labels and {len(patients)} patients"
+        raise BadInput(f"every case needs a label and a patient, got {counts}")
     for case, patient in zip(cases, patients, strict=True):
         if (known := case.cluster or case.id) != patient:
             raise BadInput(
@@ -153,14 +151,13 @@ def cross_fit(
     told = on_progress or (lambda fold, update, loss: None)
     jobs = []
     for number, (out, used) in enumerate(zip(dealt, trained, strict=True)):
-        if _is_done(folder, number):
+        if any((folder / f"fold-{number}{ending}").is_file() for ending in (ENDING, FAILED)):
             told(number, tuning.updates, float("nan"))
             continue
         mine = [place for place, patient in enumerate(patients) if patient in set(used)]
         own = replace(tuning, seed=seed_of(tuning.seed, f"fold-{number}") % 2**32)
-        jobs.append(
-            _Job(model, [cases[i] for i in mine], [labels[i] for i in mine], own, unlabelled, folder, number, out, used)
-        )
+        data = [cases[i] for i in mine], [labels[i] for i in mine]
+        jobs.append(_Job(model, *data, own, unlabelled, folder, number, out, used))
     count = min(workers or cores(), max(1, len(jobs)))
     if count == 1:
         for job in jobs:
@@ -196,10 +193,6 @@ def _keep_plan(folder: Path, plan: Mapping[str, Any]) -> None:
     write_json(file, dict(plan))
 
 
-def _is_done(folder: Path, number: int) -> bool:
-    return any((folder / f"fold-{number}{ending}").is_file() for ending in (ENDING, FAILED))
-
-
 def _result(folder: Path, dealt: tuple[tuple[str, ...], ...]) -> CrossFit:
     failed = {
         number: str(json.loads(file.read_text())["reason"])
@@ -225,7 +218,7 @@ class _Job:
     folder: Path
     number: int
     left_out: tuple[str, ...]
-    trained_on: tuple[str, ...] = field(default=())
+    trained_on: tuple[str, ...]
 
     def __call__(self, told: OnFold) -> None:
         backbone = self.model.load()
@@ -241,9 +234,8 @@ class _Job:
         except NotFinite as error:
             write_json(self.folder / f"{name}{FAILED}", {"left_out": self.left_out, "reason": in_one_line(error)})
             return
-        replace(tuned, trained_on=self.trained_on, left_out=self.left_out, fold=name).write(
-            self.folder / f"{name}{ENDING}"
-        )
+        weights = replace(tuned, trained_on=self.trained_on, left_out=self.left_out, fold=name)
+        weights.write(self.folder / f"{name}{ENDING}")
 
 
 def _digest(one: Case | CaseFiles | Mask | Path) -> Any:

@@ -1,9 +1,10 @@
-"""One update after the other. The loss, with patches x, their labels y and unlabelled patches u:
+"""The training loop of tuning. The loss, with patches x, their labels y and unlabelled patches u:
 
     L = loss(f(x), y) + keep_close * KL(M0(u) || f(u))
 
-AdamW with the learning rate * (1 - update / updates)^0.9; the norm of the gradient is clipped at 12, as in nnU-Net.
-Only what is selected requires a gradient, so autograd stops below the first selected layer. Dropout stays off.
+The optimizer is AdamW with the rate learning_rate * (1 - update / updates)^0.9. The norm of the gradient is clipped at
+12, as in nnU-Net. Only the selected parameters require a gradient, so autograd stops below the first selected layer.
+Dropout is off.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class Loop:
 
     Args:
         network: One network, or an ``Ensemble`` whose members are trained on the same patches.
-        task: What is learned.
-        tuning: How.
+        task: Source of patches and labels, and the loss.
+        tuning: Options of the training.
     """
 
     def __init__(self, network: nn.Module, task: Task, tuning: Tuning) -> None:
@@ -151,8 +152,8 @@ class Loop:
         asked = self.tuning.parameters
         if asked not in ("norm", "norm+head"):
             return select(self.network, asked)
-        norms = [layer for _, layer in norm_layers(self.network)]
-        chosen = {id(parameter) for layer in norms for parameter in layer.parameters(recurse=False)}
+        layers = [layer for _, layer in norm_layers(self.network)]
+        chosen = {id(parameter) for layer in layers for parameter in layer.parameters(recurse=False)}
         if not chosen:
             raise NothingToAdapt(
                 f"{type(self.network).__name__} has no normalization layer with a scale and a shift, so {asked!r} "

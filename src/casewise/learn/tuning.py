@@ -32,13 +32,13 @@ Progress = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class Tuning:
-    """How a network is tuned.
+    """Options of a training on labelled cases.
 
     Args:
         parameters: "norm+head" (scales and shifts of normalization layers, and the output layers), "norm", "all", or
             patterns of parameter names.
         optimizer: "adamw".
-        learning_rate: Of the first update; it decays to 0.
+        learning_rate: Learning rate of the first update; it decays to 0.
         updates: Number of updates.
         batch: Patches in an update; None for the batch size of an nnU-Net's plans, else 8.
         patch: Size of a patch; None for the one of nnU-Net's plans, the network's window, or the whole image. Ignored
@@ -49,7 +49,7 @@ class Tuning:
         batch_statistics: "source" keeps the running statistics of BatchNorm layers, "batch" trains them along.
         batches: Different batches that are drawn; None for a new one in every update. Where they are fewer than
             ``updates`` they are used in turn, and the features of frozen layers are computed once for each.
-        seed: Of every draw.
+        seed: Seed of all random draws.
     """
 
     parameters: str | tuple[str, ...] = "norm+head"
@@ -78,10 +78,8 @@ class Tuning:
             if (number := getattr(self, name)) is not None and number < 1:
                 raise BadInput(f"{name} must be at least 1, got {number}")
         if not (0 < self.learning_rate < math.inf and 0 <= self.keep_close < math.inf):
-            raise BadInput(
-                f"learning_rate must be above 0 and keep_close at least 0, "
-                f"got {self.learning_rate} and {self.keep_close}"
-            )
+            got = f"got {self.learning_rate} and {self.keep_close}"
+            raise BadInput(f"learning_rate must be above 0 and keep_close at least 0, {got}")
 
 
 def tune(
@@ -102,12 +100,12 @@ def tune(
         backbone: The model.
         cases: The labelled cases.
         labels: Their labels, in the numbers and on the grid of the model's masks.
-        tuning: How; default :class:`Tuning`.
+        tuning: Options; default :class:`Tuning`.
         unlabelled: Cases for ``keep_close``.
         on_progress: Called after every update with the number of updates and the loss.
 
     Returns:
-        What changed. ``trained_on`` are the clusters of the cases, or their ids where they have none.
+        The tuned tensors. ``trained_on`` are the clusters of the cases, or the ids of cases without a cluster.
 
     Raises:
         BadInput: A label cannot be used (see :func:`check_labels`), or ``keep_close`` has no images.
@@ -128,9 +126,7 @@ def tune(
     tuning = tuning or Tuning()
     notes = check_labels(backbone, cases, labels)
     if tuning.keep_close and not unlabelled:
-        raise BadInput(
-            "keep_close compares with M0 on unlabelled images, and there are none; give some, or set it to 0"
-        )
+        raise BadInput("keep_close compares with M0 on unlabelled images, and there are none; set it to 0")
     began, cpu = time.perf_counter(), time.process_time()
     network = backbone.network
     with ExitStack() as stack:

@@ -29,7 +29,7 @@ from casewise.measure.measures import Measure, check_names
 from casewise.study.acceptance import MET, UNDECIDED, Check, checks_of, verdict_of
 from casewise.study.clinical import MeasureResult, measure_checks, measure_results, volume_results
 from casewise.study.compared_cohort import GOOD, CasesInOrder, ComparedCase, Comparisons, comparison_of
-from casewise.study.compared_pairs import LOG, CaseLog, CompareCase, Settings, compare_pairs, compared_lines
+from casewise.study.compared_pairs import LOG, CaseLog, CompareCase, Settings, compare_pairs
 from casewise.study.plan import ChangePlan, Seal, log_verdict, read_measures, read_plan, seal_plan
 
 if TYPE_CHECKING:
@@ -315,11 +315,7 @@ def compare_folders(
             hashed=judged_by is not None,
         )
         work = CompareCase(pairs, settings)
-        stream: Lines = (
-            compared_lines(work, engine, list(pairs))
-            if out is None
-            else compare_pairs(work, engine, Path(out), fresh=fresh)
-        )
+        stream: Lines = compare_pairs(work, engine, None if out is None else Path(out), fresh=fresh)
         kept = []
         for line in stream if progress is None else progress(stream, len(pairs)):
             if out is None:

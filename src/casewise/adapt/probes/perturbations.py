@@ -64,21 +64,6 @@ def _by_channel(features: Tensor, channels_last: bool) -> tuple[int, ...]:
     return (samples, *ones, channels) if channels_last else (samples, channels, *ones)
 
 
-def stochastic_logits(
-    subject: Adaptable, *, seeds: Sequence[int] = SEEDS, rate: float = RATE, heads: Sequence[nn.Module] | None = None
-) -> Iterator[Tensor] | None:
-    """Return logits of one pass per seed, or None if no segmentation head is found."""
-    found = list(heads) if heads is not None else segmentation_heads(subject.network, subject.classes)
-    return _passes(subject, found, seeds, rate) if found else None
-
-
-def _passes(subject: Adaptable, heads: Sequence[nn.Module], seeds: Sequence[int], rate: float) -> Iterator[Tensor]:
-    for seed in seeds:
-        with torch.no_grad(), dropped(heads, torch.Generator().manual_seed(seed), rate=rate):
-            logits = subject.logits(subject.inputs)
-        yield logits
-
-
 def augmentation_agreement(subject: Adaptable, *, views: Sequence[LightView] | None = None) -> float:
     r"""Return the mean share of voxels whose label is the same under a light view; logits are mapped back first.
 
@@ -99,16 +84,19 @@ def augmentation_disagreement(subject: Adaptable) -> float:
     return 1.0 - augmentation_agreement(subject)
 
 
-def dropout_agreement(subject: Adaptable, *, seeds: Sequence[int] = SEEDS, rate: float = RATE) -> float | None:
+def dropout_agreement(subject: Adaptable) -> float | None:
     """Return the mean share of voxels whose label is the same under dropout before the heads; None without heads.
 
     The network was not trained with this dropout, so the paper reports it as a secondary signal only.
     """
-    passes = stochastic_logits(subject, seeds=seeds, rate=rate)
-    if passes is None:
+    heads = segmentation_heads(subject.network, subject.classes)
+    if not heads:
         return None
-    plain = _labels(subject, IDENTITY)
-    return float(np.mean([_share_equal(labels(logits, subject.head), plain) for logits in passes]))
+    plain, shares = _labels(subject, IDENTITY), []
+    for seed in SEEDS:
+        with dropped(heads, torch.Generator().manual_seed(seed)):
+            shares.append(_share_equal(_labels(subject, IDENTITY), plain))
+    return float(np.mean(shares))
 
 
 def dropout_disagreement(subject: Adaptable) -> float | None:
@@ -131,6 +119,6 @@ def _check_identity(again: NDArray[Any], plain: NDArray[Any]) -> None:
     share = _share_equal(again, plain)
     if share != 1.0:
         raise BadInput(
-            f"the same input must give the same labels, but only {share:.6f} of voxels agree; "
-            "the network is random in eval mode: switch that off"
+            f"the same input must give the same labels, but only {share:.6f} of voxels agree; the network is random in "
+            "eval mode: make it deterministic"
         )

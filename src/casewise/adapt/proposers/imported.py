@@ -1,4 +1,4 @@
-"""Masks that somebody else made: files in a folder, or what a function of the user's own returns.
+"""Imported masks: files in a folder, or the result of a user's function.
 
 ``imported:FOLDER`` takes FOLDER/CASE.* as the one candidate of a case, or FOLDER/CASE/step_1.* to step_K.*, on the grid
 of the model's masks. A function ``(network, image) -> list of masks`` is called with the network (which it may change;
@@ -43,7 +43,7 @@ class Imported:
 
     Args:
         how: Options.
-        folder: Where the masks lie.
+        folder: Folder of the masks.
     """
 
     how: Adaptation
@@ -130,7 +130,7 @@ class MethodMasks:
 
 
 class MaskEpisode(ForwardEpisode):
-    """M0, then masks that are there already."""
+    """M0, then given masks."""
 
     masks: Callable[[], Any]
     _rest: Any = None
@@ -173,7 +173,7 @@ def _mask_episode(
 
 
 def method_of(objective: Any) -> AnyMethod | None:
-    """Return the function that an objective is, where it takes (network, image); None for every other objective."""
+    """Return the objective if it is a function (network, image); None for every other objective."""
     found = objective
     if isinstance(objective, str):
         if ":" not in objective or objective.partition(":")[0] in FORWARD_ONLY:

@@ -1,4 +1,4 @@
-"""Live candidates of one case: what :func:`casewise.judge.decide.decide` looks at while the network is on loan."""
+"""Make the candidates of one case with a live network, for recording and for :func:`casewise.judge.decide.decide`."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def run_episode(
 
 
 def unread_notes(made: Iterable[Trajectory]) -> tuple[str, ...]:
-    """Say which candidates could not be made; they have no vote."""
+    """Return a sentence for each candidate that could not be made; it is not part of a consensus."""
     return tuple(f"{rung} was left out: {why}" for one in made for rung, why in one.left_out.items())
 
 
@@ -235,7 +235,7 @@ class LiveLadder:
 
     @property
     def updates(self) -> int:
-        """Updates or readings that were made on all ladders, also where the mask was not predicted any more."""
+        """Number of updates or forward passes on all ladders, including an update whose mask was not predicted."""
         return self._updates + (0 if self._now is None else self._now.updates)
 
     @property

@@ -47,12 +47,12 @@ _SIGNS: dict[str, Callable[[Path], bool]] = {
 
 
 def recognize(path: Path) -> str | None:
-    """The name of the dataset that a folder is laid out like; None if it is like none of them."""
+    """Return the name of the dataset that has the layout of a folder; None if no layout fits."""
     return next((name for name, is_here in _SIGNS.items() if is_here(path)), None)
 
 
 def load_dataset(path: Path, name: str | None = None, **options: Any) -> Cohort:
-    """The cohort in a folder, by name or by what the folder looks like; an option that its loader lacks is refused."""
+    """Load the cohort of a folder by name, or by its layout; unknown options are refused."""
     if not path.is_dir():
         raise BadInput(f"{path} is not a folder")
     name = name or recognize(path)

@@ -24,12 +24,12 @@ NOTICE = "Patients are not published: two eyes of one patient may count as two. 
 
 
 def is_rimone_dl(root: Path) -> bool:
-    """Whether a folder holds the images of RIM-ONE DL."""
+    """Return True if a folder holds the images of RIM-ONE DL."""
     return any((root / IMAGES / name).is_dir() for name in PARTITIONS.values())
 
 
 def rimone_dl(root: Path, *, partition: str = "by-hospital") -> Cohort:
-    """Every image of one partition as ``diagnosis_stem``; the group is the hospital where the partition says it."""
+    """Return the images of one partition as ``diagnosis_stem``; the group is the hospital, if it is stated."""
     if partition not in PARTITIONS:
         raise BadInput(f"RIM-ONE DL is partitioned {' or '.join(PARTITIONS)}, got {partition!r}")
     folder = root / IMAGES / PARTITIONS[partition]

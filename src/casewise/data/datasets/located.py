@@ -37,7 +37,7 @@ class LocatedCase:
 
     @property
     def member(self) -> Member:
-        """What a cohort knows of the case."""
+        """The entry of the case in a cohort."""
         return Member(self.id, self.group, self.cluster, self.split, bool(self.labels))
 
 
@@ -46,7 +46,7 @@ LabelReader = Callable[[LocatedCase], Mask]
 
 @dataclass(frozen=True, eq=False)
 class Files:
-    """``Cohort.read_case`` of every dataset that lies in files, and the files themselves for those who ask."""
+    """``Cohort.read_case`` of every dataset in files; ``found`` has the files."""
 
     found: Mapping[str, LocatedCase] = field(repr=False)
     color: bool = True  # a single picture is read as three colors; otherwise as one grey channel
@@ -81,7 +81,7 @@ def cohort_of(
     notice: str = "",
     facts: Mapping[str, str] | None = None,
 ) -> Cohort:
-    """A cohort in the order of its ids; nothing is opened, but ids must be unique and files must lie under the root."""
+    """Make a cohort in the order of its ids. No file is opened; ids must be unique, files must be under the root."""
     by_id: dict[str, LocatedCase] = {}
     for one in sorted(found, key=lambda one: one.id):
         if one.id in by_id:
@@ -193,7 +193,7 @@ def grey(path: Path) -> NDArray[np.uint8]:
     colors = read_picture(path)
     values: NDArray[np.uint8] = colors[0]
     if (colors != values).any():
-        raise BadInput(f"{path.name} is colored; a mask holds one grey value a pixel")
+        raise BadInput(f"{path.name} is colored; a mask holds one grey value per pixel")
     return values
 
 

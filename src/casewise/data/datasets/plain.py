@@ -10,14 +10,15 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import nibabel
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from casewise.core.errors import BadInput
-from casewise.core.records import Case, Mask
-from casewise.core.text import pluralize
+from casewise.core.records import Mask
 from casewise.data.datasets.located import (
     LocatedCase,
     cohort_of,
@@ -138,19 +139,14 @@ def plain_files(cohort: Cohort, folder: Path, *, as_it_lies: bool) -> tuple[Case
     """
     if as_it_lies:
         return tuple(
-            CaseFiles(one.id, one.images, one.labels[0] if one.labels else None, *_who(cohort, one.id))
-            for one in files_of(cohort).values()
+            CaseFiles(one.id, one.images, one.labels[0] if one.labels else None, who.group, who.cluster, who.split)
+            for one, who in zip(files_of(cohort).values(), cohort.members.values(), strict=True)
         )
     if not (folder / NAME).exists():  # the table is written last, so a copy without one is incomplete
         shutil.rmtree(folder, ignore_errors=True)
         for _ in write_plain(cohort, folder):
             pass
     return with_groups(with_labels(list_cases(folder / "images"), folder / "labels"), folder / NAME)
-
-
-def _who(cohort: Cohort, case_id: str) -> tuple[str | None, str | None, str | None]:
-    member = cohort.members[case_id]
-    return member.group, member.cluster, member.split
 
 
 def _write_volumes(cohort: Cohort, found: LocatedCase, folder: Path) -> None:
@@ -177,31 +173,20 @@ def write_cohort(cohort: Cohort, folder: Path) -> Path:
     for name in ("images", "labels"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     for case_id, member in cohort.members.items():
-        _write_image(cohort.case(case_id), folder / "images")
+        image = cohort.case(case_id).image
+        picture = image.ndim == 3
+        if not picture and len(image) != 1:
+            raise BadInput(f"case {case_id} has {len(image)} channels; volumes are written with one channel")
+        _write_array(np.moveaxis(image, 0, -1) if picture else image[0], folder / "images" / case_id, picture=picture)
         if member.labelled:
-            _write_label(case_id, cohort.label(case_id), folder / "labels")
+            _write_array(cohort.label(case_id).astype(np.uint8), folder / "labels" / case_id, picture=picture)
     write_table(cohort, folder)
     return folder
 
 
-def _write_image(case: Case, folder: Path) -> None:
-    if case.image.ndim == 3:
-        Image.fromarray(np.moveaxis(case.image, 0, -1)).save(folder / f"{case.id}.png")
-        return
-    if len(case.image) != 1:
-        raise BadInput(
-            f"case {case.id} has {pluralize(len(case.image), 'channel')}; volumes are written with one channel"
-        )
-    _write_volume(case.image[0], folder / f"{case.id}.nii.gz")
-
-
-def _write_label(case_id: str, label: Mask, folder: Path) -> None:
-    if label.ndim == 2:
-        Image.fromarray(label.astype(np.uint8)).save(folder / f"{case_id}.png")
+def _write_array(values: NDArray[Any], stem: Path, *, picture: bool) -> None:
+    """Write (rows, columns) or (rows, columns, 3) as PNG, (slices, rows, columns) as NIfTI in the order (x, y, z)."""
+    if picture:
+        Image.fromarray(values).save(f"{stem}.png")
     else:
-        _write_volume(label.astype(np.uint8), folder / f"{case_id}.nii.gz")
-
-
-def _write_volume(voxels: Mask, path: Path) -> None:
-    """(slices, rows, columns) to a file in (x, y, z) order."""
-    nibabel.save(nibabel.Nifti1Image(voxels.transpose(2, 1, 0), np.eye(4)), path)
+        nibabel.save(nibabel.Nifti1Image(values.transpose(2, 1, 0), np.eye(4)), f"{stem}.nii.gz")

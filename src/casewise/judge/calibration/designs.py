@@ -412,7 +412,9 @@ def _pieces(one: Known, edit: State) -> tuple[Floats, Floats, Floats]:
     """The features of a candidate's pieces, alike ones once, and the voxels that they make right and wrong."""
     pieces = one.edits[edit]
     alike, which = np.unique(pieces.features, axis=0, return_inverse=True)
-    won, lost = (np.bincount(which.ravel(), part, minlength=len(alike)) for part in (pieces.won, pieces.lost))
+    won, lost = (np.zeros(len(alike)) for _ in range(2))
+    np.add.at(won, which.ravel(), pieces.won)
+    np.add.at(lost, which.ravel(), pieces.lost)
     return alike, won, lost
 
 
