@@ -22,6 +22,7 @@ from casewise.adapt.forwards import Forwards
 from casewise.adapt.model import Model, as_model, forget_loaded
 from casewise.adapt.parameters import select
 from casewise.adapt.proposers.live import prepare, unread_notes
+from casewise.adapt.snapshot import evaluating
 from casewise.archive.layout import image_sha256, mask_sha256
 from casewise.core.errors import (
     BadInput,
@@ -486,7 +487,7 @@ class Deployment:
             backbone.network, inputs, {}, Adaptation(max_slices=self.adaptation.max_slices), forward=ready.forward,
             predict=ready.predict, head=backbone.head,
         )  # fmt: skip
-        with _refusing(case):
+        with _refusing(case), evaluating(backbone.network):
             return forwards.mask(where=f"in M0 of case {case.id}")
 
     def _notes(self, case: Case, found: CaseResult) -> tuple[str, ...]:
