@@ -215,7 +215,7 @@ ELSEWHERE = {"modulation", "statistics", PRESET}  # need an archive: tests/run/t
 @pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that stop at their deployment."""
-    import casewise.run.predict_all as predicting
+    import casewise.run.predict_folder as predicting
     import casewise.run.record_folder as recording
     import casewise.serve.server as running
 

@@ -20,7 +20,7 @@ from casewise.judge.policy import read_policy, write_policy
 from casewise.replay import replay
 from casewise.run.gather import gathered_cases
 from casewise.run.local import LocalEngine
-from casewise.run.predict_all import UNLIKE
+from casewise.run.predict_folder import UNLIKE
 from casewise.run.record_folder import RecordCase, record_folder
 
 HOW = Adaptation(objective="tent", learning_rate=0.05, steps=1, min_area=4)

@@ -16,7 +16,7 @@ from casewise.core.text import pluralize
 
 AS_JSON = typer.Option(False, "--json", help="Print the answer as JSON.")
 UNITS = {"learn": "update", "propose": "case", "compare": "step"}  # what the steps of fit count
-EVERY_S = 15.0  # between two lines of progress off a terminal
+EVERY_S = 15.0  # between two lines of progress if the output is no terminal
 
 
 def colored(text: str, color: str) -> str:

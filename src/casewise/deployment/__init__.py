@@ -72,7 +72,7 @@ from casewise.study.deployed_measures import DeployedMeasures
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from casewise.run.predict_all import PredictedFolder
+    from casewise.run.predict_folder import PredictedFolder
 
 SUMMARY = "fit.json"
 
@@ -365,12 +365,12 @@ class Deployment:
         Args:
             images: Folder of images, as nnU-Net or casewise reads them.
             out: Folder for the masks; it is made if it is not there.
-            **options: As in :func:`casewise.run.predict_all.predict_all`: ``jobs``, ``resume``, ``overwrite``, ...
+            **options: As in :func:`casewise.run.predict_folder.predict_all`: ``jobs``, ``resume``, ``overwrite``, ...
 
         Returns:
             One record per case, failed cases included, the page, scores and warnings.
         """
-        from casewise.run.predict_all import predict_all
+        from casewise.run.predict_folder import predict_all
 
         return predict_all(self, Path(images), Path(out), **options)
 
