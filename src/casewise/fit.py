@@ -30,7 +30,7 @@ from casewise.core.records import CALIBRATION, Case, Mask, Policy
 from casewise.core.text import pluralize
 from casewise.data.folders import CaseFiles
 from casewise.deployment import SUMMARY, Deployment
-from casewise.deployment.saved import TUNED, with_tuned_at
+from casewise.deployment.saved import MEASURES, TUNED, with_tuned_at
 from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.calibration.cuts import FEWEST
 from casewise.judge.calibration.designs import Deployed
@@ -41,7 +41,7 @@ from casewise.judge.outcomes import outcomes
 from casewise.judge.policy import controller_kind
 from casewise.learn.folds import CrossFit, cores, cross_fit, deal
 from casewise.learn.tuning import Tuning
-from casewise.measure.measures import Measure, check_names
+from casewise.measure.measures import UNIT_SPACING, Measure, all_unit_spacing, check_names
 from casewise.render.mask_pictures import Classes
 from casewise.report.fit_page import fit_page, labelled_pictures
 from casewise.run.gather import gathered_cases
@@ -146,11 +146,16 @@ def fit(
     cases, notes = labelled_cases(backbone, images, labels, patients, keep=folder / "images")
     chosen = _choices(backbone, cases, views, metric)
     declared = read_measures(Path(measures)) if isinstance(measures, (str, Path)) else tuple(measures)
+    if not declared and (folder / MEASURES).is_file():
+        stored = json.loads((folder / MEASURES).read_text(encoding="utf-8"))
+        declared = DeployedMeasures.from_dict(stored).declared
+        kept = ", ".join(one.name for one in declared)
+        notes.append(f"measures of the earlier fit are kept: {kept}; choose another folder to fit without them")
     check_names(declared, {value: str(name) for value, name in backbone.labels.items() if value})
     options = {
         "model": backbone.fingerprint, "cases": [[one.id, one.patient] for one in cases], "views": chosen.views,
         "metric": chosen.metric, "learn": learn, "tuning": asdict(tuning or Tuning()), "propose": list(propose),
-        "promise": promise, "learning_curve": learning_curve,
+        "promise": None if promise is None else [promise, loss, margin], "learning_curve": learning_curve,
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     with file_lock(folder / "lock", wait=False):
@@ -254,6 +259,8 @@ class _Fit:
                 policy = with_tuned_at(policy, name, TUNED)
         fitted, measured = None, None
         if self.measures:
+            if all_unit_spacing(one.spacing_mm for one in archive.entries.values()):
+                self.notes.append(UNIT_SPACING)
             fitted, measured = self._measured(archive, deployed, policy, held_out if certificate else None)
         deployment = Deployment(self.model, policy, certificate=certificate, measures=fitted, folder=self.folder)
         deployment.save(self.folder, copy_model=copy_model)

@@ -181,6 +181,7 @@ def _engine(name: str, jobs: int, address: str | None, old: Path) -> Engine:
 
 def _print(outcome: Outcome, out: Path) -> None:
     from casewise.measure.changes import label_name
+    from casewise.measure.measures import UNIT_SPACING
     from casewise.report.comparison_text import change_sentence, check_lines, headline, measure_lines, unseen_harm
 
     summary = outcome.as_dict()
@@ -208,6 +209,8 @@ def _print(outcome: Outcome, out: Path) -> None:
         typer.echo(line.replace("−", "-"))
     if summary["checks"]:
         typer.echo(unseen_harm(summary))
+    if summary["unit_spacing"]:
+        typer.echo(f"! {UNIT_SPACING}", err=True)
     for kind, count in summary["problems_by_kind"].items():
         first = next(problem for problem in outcome.problems if problem.kind == kind)
         allowed = " (allowed)" if first.allowed else ""

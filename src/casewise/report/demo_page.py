@@ -40,6 +40,13 @@ class ScoredHeart:
         """Return the change of Dice against M0."""
         return self.dice[way] - self.dice["m0"]
 
+    @property
+    def rollback_sentence(self) -> str:
+        """Say whose mask was rolled back in the second row of pictures, and whether that was right."""
+        whose = "a heart of the third scanner" if self.other else "a heart"
+        right = "the better one" if self.change("tuned") < 0 else "the worse one: a judge without labels can be wrong"
+        return f"In the second row {whose} kept its original mask, here {right}."
+
 
 @dataclass(frozen=True)
 class DemoFacts:
@@ -188,6 +195,7 @@ def write_demo(facts: DemoFacts, cohort: Cohort, out: Path) -> Path:
         changes=Markup(change_svg(changes, metric="Dice")),
         pictures=[[(said, data_uri(picture)) for said, picture in row] for row in rows],
         legend=legend(classes.names, background=True),
+        undone="".join(one.rollback_sentence for one in undone),
     )
     write_durably(out / PAGE, text.encode())
     return out / PAGE

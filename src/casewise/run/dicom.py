@@ -53,6 +53,7 @@ def series_cases(
             series.case_id,
             tuple(keep / f"{series.case_id}_{number:04d}{ending}" for number in range(1 + len(series.more))),
             cluster=series.cluster,
+            modality=series.modality if series.modality.isalnum() else None,
         )
         for series in found
     ]

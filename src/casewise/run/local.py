@@ -5,8 +5,8 @@ each job is a spawned process that is killed and replaced when a case exceeds it
 
 ``keep_freed_memory`` makes long runs faster. An episode allocates and frees the same large activations at every forward
 pass. By default glibc maps each of them anew and the kernel clears every page first. Two settings of glibc change that:
-``M_MMAP_MAX = 0`` takes large blocks from the heap, and ``M_TRIM_THRESHOLD = -1`` never returns its end. The
-results do not change; the process stays as large as its largest case. ``CASEWISE_KEEP_MEMORY=0`` turns this off.
+``M_MMAP_MAX = 0`` takes large blocks from the heap, and ``M_TRIM_THRESHOLD = -1`` never returns the end of the heap.
+The results do not change; the process stays as large as its largest case. ``CASEWISE_KEEP_MEMORY=0`` turns this off.
 """
 
 from __future__ import annotations

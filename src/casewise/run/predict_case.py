@@ -106,7 +106,8 @@ class PredictCase:
             raise Refused(f"the image of case {files.id} was changed while it was read; predict it again")
         deadline = None if self.timeout_s is None else began + self.timeout_s
         known = [self.known[files.id]] if files.id in self.known else []
-        found = self.deployment.predict(reading.case, deadline=deadline, known=known)
+        case = replace(reading.case, modality=files.modality)
+        found = self.deployment.predict(case, deadline=deadline, known=known)
         made = replace(
             self._blank(files),
             status=found.status,

@@ -58,7 +58,8 @@ class RecordCase:
     def __call__(self, case_id: str) -> tuple[Case, dict[str, Trajectory]]:
         """The case and its trajectory on each ladder."""
         given = self.cases[case_id]
-        case = given if isinstance(given, Case) else self.backbone.read(given.checked()).case
+        read = given if isinstance(given, Case) else self.backbone.read(given.checked()).case
+        case = replace(read, modality=given.modality)
         wanted = self.missing.get(case_id, tuple(self.proposers))
         hows = {name: self.proposers[name] for name in wanted}
         ready = prepare(case, self.backbone)

@@ -112,6 +112,7 @@ class Outcome:
             "problems_by_kind": dict(sorted(Counter(problem.kind for problem in self.problems).items())),
             "checks": [check.as_dict() for check in self.checks],
             "measures": [one.as_dict() for one in self.measures],
+            "unit_spacing": self.settings.spacing_mm is None and self.found.cohort.unit_spacing,
             "names": {str(label): name for label, name in self.names.items()},
             "summary": self.found.summary,
             "worst_first": self.first_shown,
