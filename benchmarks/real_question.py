@@ -397,7 +397,7 @@ class Question:
             source = self.mask(self.new.ladders[0], 0, case.id)
             seen = appearance_inputs(case, prepare(case, backbone), source, backbone)
             look = Appearance(case.id, appearance_numbers(**seen), case.cluster)
-            if said := outside(look, known):
+            if said := outside(look, known, image_only=True):
                 found[case.id] = said[0]
         return found
 

@@ -215,7 +215,7 @@ ELSEWHERE = {"modulation", "statistics", PRESET}  # need an archive: tests/run/t
 @pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that stop at their deployment."""
-    import casewise.run.predict_all as predicting
+    import casewise.run.predict_folder as predicting
     import casewise.run.record_folder as recording
     import casewise.serve.server as running
 
@@ -447,3 +447,19 @@ def test_m0_of_the_ladders_before_outlives_a_ladder_that_fails(
     assert found.mask is found.source_mask
     assert ("time limit" if late else "odd") in found.decision.reason
     assert len(forwards) == (1 if late else 4)
+
+
+def test_a_network_that_was_left_in_training_mode_predicts_as_in_evaluation_mode() -> None:
+    network = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 1))
+    image = np.random.default_rng(0).normal(size=(1, 32, 32)).astype(np.float32)
+    wanted = Deployment(network.eval()).predict(image).mask
+    network.train()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    assert np.array_equal(Deployment(network).predict(image).mask, wanted)
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert network.training
+
+
+def test_an_episode_of_a_backbone_says_what_takes_one() -> None:
+    with pytest.raises(BadInput, match="guard takes both"):
+        run_episode(MODEL.load(), np.zeros((1, 1, 32, 32)), "views:light")

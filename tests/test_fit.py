@@ -101,6 +101,8 @@ def test_the_same_call_goes_on_and_another_is_refused(fitted):
     patients = [f"p{number}" for number in range(6)]
     again = casewise.fit(model, images, labels, patients=patients, out=out, views="light", tuning=SHORT, jobs=1)
     assert again.policy == deployment.policy
+    assert again.measures == deployment.measures  # declared once, kept by the folder
+    assert "measures of the earlier fit are kept: lv" in again.summary()
     with pytest.raises(Mismatch, match="another views"):
         casewise.fit(model, images, labels, patients=patients, out=out, views="mri", tuning=SHORT, jobs=1)
 

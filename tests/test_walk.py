@@ -10,14 +10,20 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 from worlds.discs import disc, eroding_model
 
 import casewise
 from casewise.adapt.adaptation import Adaptation
+from casewise.adapt.model import as_model
+from casewise.cli import app
 from casewise.core.records import Policy
+from casewise.data.datasets.plain import write_cohort
+from casewise.data.phantom import cardiac_cohort
 
 SOURCE = Path(casewise.__file__).parent
 MOST_FILES = 30
+MOST_FILES_OF_A_FOLDER = 52
 SHARED = ("core", "measure", "__init__.py")
 """Packages that any other may ask: words and numbers, no step of the walk."""
 
@@ -69,9 +75,10 @@ def walked() -> Iterator[Walk]:
         sys.setprofile(None)
 
 
-def deployed(objective: str, **how: Any) -> casewise.Deployment:
+def deployed(objective: str, model: Any = None, **how: Any) -> casewise.Deployment:
     """A deployment of the last candidate of one proposer, as calibration would leave it."""
-    adaptation, model = Adaptation(objective, min_area=4, **how), eroding_model()
+    adaptation, given = Adaptation(objective, min_area=4, **how), model or eroding_model()
+    model = eroding_model() if model is None else as_model(model).load()
     steps = adaptation.horizon(model)
     policy = Policy(
         "fixed-k",
@@ -81,7 +88,7 @@ def deployed(objective: str, **how: Any) -> casewise.Deployment:
         binding=adaptation.binding(model),
         adaptation=adaptation.as_plain(),
     )
-    return casewise.Deployment(model, policy, {"": adaptation})
+    return casewise.Deployment(given, policy, {"": adaptation})
 
 
 @pytest.mark.parametrize(
@@ -104,3 +111,17 @@ def test_one_image_crosses_few_files_and_no_package_twice(
         print(f"\n{deployment.policy.name}: {len(walk.steps)} files, and {len(walk.files - walk.steps)} of core")
     assert len(walk.steps) <= MOST_FILES, sorted(walk.steps)
     assert not walk.twice
+
+
+def test_a_folder_crosses_files_that_architecture_md_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``casewise predict -m DEPLOYMENT -i IN -o OUT`` with masks, records, audit log and page."""
+    images = write_cohort(cardiac_cohort("B", 1, split="new"), tmp_path / "data") / "images"
+    deployed("views:gamma(1.4)", "casewise.adapt.networks:phantom_cardiac").save(tmp_path / "deployment")
+    words = ["predict", "-m", str(tmp_path / "deployment"), "-i", str(images), "-q"]
+    assert CliRunner().invoke(app, [*words, "-o", str(tmp_path / "first")], catch_exceptions=False).exit_code == 0
+    with walked() as walk:
+        CliRunner().invoke(app, [*words, "-o", str(tmp_path / "second")], catch_exceptions=False)
+    here = {file for file in walk.steps if file.endswith(".py")}  # Jinja compiles templates under their own names
+    with capsys.disabled():
+        print(f"\na folder: {len(here)} files, and {len(walk.files - walk.steps)} of core")
+    assert len(here) <= MOST_FILES_OF_A_FOLDER, sorted(here)

@@ -30,7 +30,7 @@ from casewise.core.records import CALIBRATION, Case, Mask, Policy
 from casewise.core.text import pluralize
 from casewise.data.folders import CaseFiles
 from casewise.deployment import SUMMARY, Deployment
-from casewise.deployment.saved import TUNED, with_tuned_at
+from casewise.deployment.saved import MEASURES, TUNED, with_tuned_at
 from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.calibration.cuts import FEWEST
 from casewise.judge.calibration.designs import Deployed
@@ -41,7 +41,7 @@ from casewise.judge.outcomes import outcomes
 from casewise.judge.policy import controller_kind
 from casewise.learn.folds import CrossFit, cores, cross_fit, deal
 from casewise.learn.tuning import Tuning
-from casewise.measure.measures import Measure, check_names
+from casewise.measure.measures import UNIT_SPACING, Measure, all_unit_spacing, check_names
 from casewise.render.mask_pictures import Classes
 from casewise.report.fit_page import fit_page, labelled_pictures
 from casewise.run.gather import gathered_cases
@@ -146,23 +146,28 @@ def fit(
     cases, notes = labelled_cases(backbone, images, labels, patients, keep=folder / "images")
     chosen = _choices(backbone, cases, views, metric)
     declared = read_measures(Path(measures)) if isinstance(measures, (str, Path)) else tuple(measures)
+    if not declared and (folder / MEASURES).is_file():
+        stored = json.loads((folder / MEASURES).read_text(encoding="utf-8"))
+        declared = DeployedMeasures.from_dict(stored).declared
+        kept = ", ".join(one.name for one in declared)
+        notes.append(f"measures of the earlier fit are kept: {kept}; choose another folder to fit without them")
     check_names(declared, {value: str(name) for value, name in backbone.labels.items() if value})
     options = {
         "model": backbone.fingerprint, "cases": [[one.id, one.patient] for one in cases], "views": chosen.views,
         "metric": chosen.metric, "learn": learn, "tuning": asdict(tuning or Tuning()), "propose": list(propose),
-        "promise": promise, "learning_curve": learning_curve,
+        "promise": None if promise is None else [promise, loss, margin], "learning_curve": learning_curve,
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     with file_lock(folder / "lock", wait=False):
         sweep(folder)  # what a killed run left half-written
         _check_plan(folder, options)
-        work = _Fit(loaded, backbone, folder, chosen, jobs, on_progress or (lambda step, done, total: None))
-        return work.run(
-            cases, learn=learn, tuning=tuning or Tuning(), propose=propose, flag_below=flag_below,
-            allowed_hurt=allowed_hurt, promise=None if promise is None else (promise, loss, margin),
-            measures=declared, learning_curve=learning_curve, copy_model=copy_model, notes=[*notes, *chosen.notes],
-            began=began,
+        work = _Fit(
+            loaded, backbone, folder, chosen, tuning=(tuning or Tuning()) if learn else None, propose=propose,
+            flag_below=flag_below, allowed_hurt=allowed_hurt, measures=declared, learning_curve=learning_curve,
+            promise=None if promise is None else (promise, loss, margin), jobs=jobs,
+            on_progress=on_progress or (lambda step, done, total: None), notes=[*notes, *chosen.notes], began=began,
         )  # fmt: skip
+        return work.run(cases, copy_model=copy_model)
 
 
 @dataclass(frozen=True)
@@ -210,26 +215,21 @@ class _Fit:
     backbone: Backbone
     folder: Path
     chosen: Choices
+    tuning: Tuning | None  # None: nothing is learned
+    propose: Sequence[str]
+    flag_below: float | None
+    allowed_hurt: float
+    measures: tuple[Measure, ...]
+    learning_curve: bool
+    promise: tuple[float, str, float] | None  # alpha, loss, margin
     jobs: int | None
     on_progress: OnProgress
+    notes: list[str]
+    began: float
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def run(
-        self,
-        cases: Sequence[Labelled],
-        *,
-        learn: bool,
-        tuning: Tuning,
-        propose: Sequence[str],
-        flag_below: float | None,
-        allowed_hurt: float,
-        promise: tuple[float, str, float] | None,
-        measures: tuple[Measure, ...],
-        learning_curve: bool,
-        copy_model: bool,
-        notes: list[str],
-        began: float,
-    ) -> Deployment:
+    def run(self, cases: Sequence[Labelled], *, copy_model: bool) -> Deployment:
+        promise, notes = self.promise, self.notes
         split = None if promise is None else split_for_promise([one.patient for one in cases], promise[0])
         aside: tuple[str, ...] = () if split is None else split.certifying
         notes += [] if split is None else [split.sentence()]
@@ -240,12 +240,12 @@ class _Fit:
                 f"{f'{len(learners)} remain beside those of the promise' if aside else f'there are {len(learners)}'}; "
                 "label more cases"
             )
-        tuned = self._tuned(learners, tuning, notes) if learn else None
-        proposers = self._proposers(propose, None if tuned is None else tuned.folder)
+        tuned = None if self.tuning is None else self._tuned(learners, self.tuning, notes)
+        proposers = self._proposers(self.propose, None if tuned is None else tuned.folder)
         archive = self._recorded(learners, proposers, self.folder / ARCHIVE)
-        curve = self._curve(learners, tuning, archive) if learning_curve and tuned is not None else {}
+        curve = self._curve(learners, archive) if self.learning_curve and tuned is not None else {}
         with self._timed("compare"):
-            policy, deployed = self._calibrated(archive, flag_below, allowed_hurt, notes)
+            policy, deployed = self._calibrated(archive)
         certificate, held_out = None, None
         if promise is not None and split is not None:
             held_out = self._recorded(
@@ -253,16 +253,18 @@ class _Fit:
                 {name: replace(how, crossfit=False) for name, how in proposers.items()},
                 self.folder / HELD_OUT,
             )
-            certificate, policy = self._certified(held_out, policy, split, promise, notes)
+            certificate, policy = self._certified(held_out, policy, split, promise)
         for name, how in proposers.items():
             if how.tuned is not None and (name == policy.ladder or name in policy.ladders):
                 policy = with_tuned_at(policy, name, TUNED)
         fitted, measured = None, None
-        if measures:
-            fitted, measured = self._measured(archive, deployed, policy, measures, held_out if certificate else None)
+        if self.measures:
+            if all_unit_spacing(one.spacing_mm for one in archive.entries.values()):
+                self.notes.append(UNIT_SPACING)
+            fitted, measured = self._measured(archive, deployed, policy, held_out if certificate else None)
         deployment = Deployment(self.model, policy, certificate=certificate, measures=fitted, folder=self.folder)
         deployment.save(self.folder, copy_model=copy_model)
-        facts = self._facts(archive, policy, certificate, tuned, notes, time.monotonic() - began)
+        facts = self._facts(archive, policy, certificate, tuned)
         facts |= {"measures": measured, "learning_curve": curve}
         facts["case_s"] = self._seconds_per_case(deployment, cases[0])
         write_json(self.folder / SUMMARY, facts)
@@ -304,12 +306,12 @@ class _Fit:
         notes += found.notes
         return None if len(found.failed) == len(found.folds) else found
 
-    def _curve(self, cases: Sequence[Labelled], tuning: Tuning, archive: Archive) -> dict[str, Any]:
+    def _curve(self, cases: Sequence[Labelled], archive: Archive) -> dict[str, Any]:
         """Return the mean gain of the tuned states over patients left out, learned from half of the others and all.
 
         Each patient counts once, however many cases it has.
         """
-        half = self._tuned(cases, tuning, [], folder=HALF_TUNED, share=0.5)
+        half = self._tuned(cases, self.tuning or Tuning(), [], folder=HALF_TUNED, share=0.5)
         if half is None:
             return {}
         proposers = {TUNED_LADDER: self._proposers((), half.folder)[TUNED_LADDER]}
@@ -355,20 +357,17 @@ class _Fit:
             raise BadInput(f"{pluralize(len(failed), 'case')} could not be used: {'; '.join(failed[:3])}")
         return open_archive(path)
 
-    def _calibrated(
-        self, archive: Archive, flag_below: float | None, allowed_hurt: float, notes: list[str]
-    ) -> tuple[Policy, dict[str, Sequence[Deployed]]]:
+    def _calibrated(self, archive: Archive) -> tuple[Policy, dict[str, Sequence[Deployed]]]:
         """Compare the designs on patients left out and fit the chosen one; with a flag where labels allow it."""
-        below = POOR[self.chosen.metric] if flag_below is None else flag_below
-        read = archive.join(archive.ladders) if len(archive.ladders) > 1 else archive.only_ladder(archive.ladders[0])
+        below = POOR[self.chosen.metric] if self.flag_below is None else self.flag_below
         fixed = ["tuned/1", "tuned/average"] if TUNED_LADDER in archive.ladders else []
         deployed: dict[str, Sequence[Deployed]] = {}
         policy = calibrate(
-            read, "default", allowed_hurt=allowed_hurt, flag_below=below or None, fixed=fixed,
+            _joined(archive), "default", allowed_hurt=self.allowed_hurt, flag_below=below or None, fixed=fixed,
             progress=lambda step, done, total: self.on_progress("compare", done, total), on_compared=deployed.update,
         )  # fmt: skip
         if below and not policy.flag:
-            notes += [one for one in policy.preflight.get("concerns", ()) if one.startswith("no case is flagged")]
+            self.notes += [one for one in policy.preflight.get("concerns", ()) if one.startswith("no case is flagged")]
         return policy, deployed
 
     def _measured(
@@ -376,7 +375,6 @@ class _Fit:
         archive: Archive,
         deployed: Mapping[str, Sequence[Deployed]],
         policy: Policy,
-        measures: tuple[Measure, ...],
         held_out: Archive | None,
     ) -> tuple[DeployedMeasures, dict[str, Any]]:
         """Compare the designs on the declared measures, and calibrate the intervals that ``predict`` prints."""
@@ -385,44 +383,34 @@ class _Fit:
         several = archive.ladders if len(archive.ladders) > 1 else ()
         cases = design_cases(archive if several else archive.only_ladder(), deployed, names, several)
         if held_out is None:
-            fitted = DeployedMeasures.fitted(measures, cases[compared["chosen"]], policy)
+            fitted = DeployedMeasures.fitted(self.measures, cases[compared["chosen"]], policy)
         else:
-            joined = held_out.join(held_out.ladders) if len(held_out.ladders) > 1 else held_out.only_ladder()
-            fitted = DeployedMeasures.fitted(measures, policy_cases(joined, policy, names), policy, SET_ASIDE)
+            aside = policy_cases(_joined(held_out), policy, names)
+            fitted = DeployedMeasures.fitted(self.measures, aside, policy, SET_ASIDE)
         gains = {row["design"]: row["gain"] for row in compared["rows"]}
         return fitted, fit_report(cases, gains, compared["chosen"], fitted)
 
     def _certified(
-        self,
-        held_out: Archive,
-        policy: Policy,
-        split: PromiseSplit,
-        promise: tuple[float, str, float],
-        notes: list[str],
+        self, held_out: Archive, policy: Policy, split: PromiseSplit, promise: tuple[float, str, float]
     ) -> tuple[Certificate | None, Policy]:
         """Certify the policy on patients who took no part in learning or choosing."""
         if not metadata_of(controller_kind(policy)).adapts:
             after = f" after cleanup {policy.cleanup}, which no promise covers" if policy.cleanup else ""
-            notes.append(f"nothing is promised: every case gets M0{after}")
+            self.notes.append(f"nothing is promised: every case gets M0{after}")
             return None, policy
-        read = held_out.join(held_out.ladders) if len(held_out.ladders) > 1 else held_out.only_ladder()
         with self._timed("certify"):
-            certificate, certified = certify_held_out(read, policy, split, loss=promise[1], margin=promise[2])
+            certificate, certified = certify_held_out(
+                _joined(held_out), policy, split, loss=promise[1], margin=promise[2]
+            )
         if not certificate.feasible:
-            notes.append(f"nothing is promised: {certificate.advice}")
+            self.notes.append(f"nothing is promised: {certificate.advice}")
             return None, policy
         return certificate, certified
 
     # ---- the summary ----
 
     def _facts(
-        self,
-        archive: Archive,
-        policy: Policy,
-        certificate: Certificate | None,
-        tuned: CrossFit | None,
-        notes: Sequence[str],
-        seconds: float,
+        self, archive: Archive, policy: Policy, certificate: Certificate | None, tuned: CrossFit | None
     ) -> dict[str, Any]:
         entries = archive.entries.values() if archive.entries else ()
         return {
@@ -439,8 +427,8 @@ class _Fit:
             "promise": None if certificate is None else certificate.statement,
             "certified": None if certificate is None else _certified_facts(certificate),
             "learned": None if tuned is None else {"folds": len(tuned.folds), "cpu_seconds": tuned.cpu_seconds},
-            "notes": list(notes),
-            "seconds": round(seconds, 1),
+            "notes": list(self.notes),
+            "seconds": round(time.monotonic() - self.began, 1),
             "steps_s": {name: round(value, 1) for name, value in self.seconds.items()},
             "next": f"casewise predict -i IN -o OUT -m {self.folder}",
         }
@@ -459,6 +447,11 @@ class _Fit:
             yield
         finally:
             self.seconds[step] = self.seconds.get(step, 0.0) + time.monotonic() - began
+
+
+def _joined(archive: Archive) -> Archive:
+    """Return the archive with all of its ladders in view."""
+    return archive.join(archive.ladders) if len(archive.ladders) > 1 else archive.only_ladder()
 
 
 def _gains(archive: Archive) -> dict[str, float]:

@@ -14,7 +14,8 @@ def replay(archive: Archive, controller: Controller | Judge | Policy) -> list[De
     """Let a controller decide again on recorded cases, in order of their ids; no network is needed.
 
     A controller sees one step after the other until it decides, exactly as in a live run. A policy is first compared
-    with what made the archive. A hybrid policy takes the cases as a stream.
+    with what made the archive; an image unlike the calibration images gets M0 and a flag, as live, where recording
+    measured what it looks like. A hybrid policy takes the cases as a stream.
 
     Args:
         archive: Recorded cases.
@@ -53,7 +54,21 @@ def replay(archive: Archive, controller: Controller | Judge | Policy) -> list[De
     if is_hybrid(policy):
         return _streamed(archive, policy)
     judge = judge_of(policy)
-    return [replay_case(archive, judge, case_id) for case_id in archive.ids]
+    return [_bound(archive, policy, replay_case(archive, judge, case_id)) for case_id in archive.ids]
+
+
+def _bound(archive: Archive, policy: Policy, decision: Decision) -> Decision:
+    """What a live run decides where it also looks at the image: its numbers are those that were recorded."""
+    from casewise.core.records import SOURCE
+    from casewise.judge.appearance import Appearance, KnownAppearance, bound_by_appearance
+    from casewise.judge.policy import adapts
+
+    entry = archive.entry(decision.case_id)
+    if not (policy.appearance and entry.appearance and adapts(policy)):
+        return decision
+    look = Appearance(entry.id, entry.appearance, entry.cluster).with_agreement(decision.agreement)
+    known = KnownAppearance.from_plain(policy.appearance)
+    return bound_by_appearance(decision, look, known, entry.mask_sha256[str(SOURCE)])[0]
 
 
 def _streamed(archive: Archive, policy: Policy) -> list[Decision]:
@@ -63,7 +78,8 @@ def _streamed(archive: Archive, policy: Policy) -> list[Decision]:
 
     stream, decisions = stream_of(policy), []
     for case_id in archive.ids:
-        decision = replay_case(archive, stream.controller, case_id, calibration_id=policy.calibration_id)
+        decided = replay_case(archive, stream.controller, case_id, calibration_id=policy.calibration_id)
+        decision = _bound(archive, policy, decided)
         decisions.append(decision)
         if decision.value is not None:
             stream = stream.after(case_id, decision.value, decision.cluster)

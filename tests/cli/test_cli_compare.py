@@ -9,6 +9,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 from worlds.updates import heart, update, write
@@ -179,7 +180,7 @@ def test_names_of_labels_stand_on_the_page_in_tables_and_in_the_summary(tmp_path
     assert "LV (1): 4 of 12 changed" in result.output
     assert "FAIL max_holed_share on LV (1)" in result.output
     written = {path.name: path.read_text() for path in (root / "out").iterdir()}
-    assert "<td>LV (1)</td>" in written["report.html"]
+    assert ">LV (1)</td>" in written["report.html"]
     assert "LV (1): 1 hole, 1.7 % of it" in written["report.html"]
     assert "&lt;b&gt;RV (3)" in written["report.html"]
     assert "<b>RV" not in written["report.html"]
@@ -321,3 +322,22 @@ def test_a_plan_is_made_counted_and_never_overwritten(tmp_path, monkeypatch):
     assert counted.exit_code == 0
     assert "max_mean_drop on all: 36 patients" in counted.output
     assert "casewise compare OLD NEW -o OUT" in str(run("compare").exception)
+
+
+@pytest.mark.parametrize(("spacing_mm", "doubted"), [(1.0, True), (1.5, False)])
+def test_a_spacing_that_a_converter_may_have_made_up_is_said_once(tmp_path, spacing_mm, doubted):
+    for folder in ("old", "new"):
+        for case_id in ("a", "b"):
+            write(tmp_path / folder, case_id, heart(), np.diag([spacing_mm] * 3 + [1]))
+    result = run("compare", tmp_path / "old", tmp_path / "new", "-o", tmp_path / "out")
+    assert result.exit_code == 0
+    assert result.output.count("1 x 1 x 1") == doubted
+    assert (tmp_path / "out" / "report.html").read_text().count("1 x 1 x 1") == doubted
+
+
+def test_a_subgroup_without_a_case_is_named(tmp_path):
+    root = update(tmp_path, cases=6)
+    plan(root, 'max_ha = 0.9\ngroups."site Z".max_ha = 0.9')
+    words = ["compare", root / "old", root / "new", "-l", root / "labels", "--cases", root / "cases.csv"]
+    result = run(*words, "--plan", root / "plan.toml", "-o", root / "out")
+    assert "no case with a label in group site Z" in result.output

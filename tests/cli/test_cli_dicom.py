@@ -19,7 +19,7 @@ from casewise.core.records import Action, Decision, Policy, State
 from casewise.data.nifti import read_label
 from casewise.judge.policy import write_policy
 from casewise.run.dicom import decision_sentence
-from casewise.run.predict_all import _in_words
+from casewise.run.predict_folder import _in_words
 
 pydicom = pytest.importorskip("pydicom")
 pytest.importorskip("highdicom")

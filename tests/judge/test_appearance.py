@@ -116,10 +116,25 @@ def test_hearts_fit_hearts_and_photographs_do_not() -> None:
 
 def test_another_modality_is_named_first() -> None:
     generator = np.random.default_rng(0)
-    cases = [replace(drawn(generator, f"c{n}", f"p{n}"), modality="MR") for n in range(6)]
-    known = known_appearance(cases)
-    assert outside(replace(cases[0], modality="CT"), known)[0] == "its modality is CT, the calibration images are MR"
-    assert outside(replace(cases[0], modality=None), known) == []
+    plain = [drawn(generator, f"c{n}", f"p{n}") for n in range(6)]
+    images = np.arange(16.0).reshape(1, 1, 4, 4)
+    mr, ct = (appearance_numbers(images, modality=name).keys() - appearance_numbers(images) for name in ("MR", "CT"))
+    known = known_appearance([replace(one, numbers={**one.numbers, **dict.fromkeys(mr, 1.0)}) for one in plain])
+    assert known.names == known_appearance(plain).names
+    other = replace(plain[0], numbers={**plain[0].numbers, **dict.fromkeys(ct, 1.0)})
+    assert outside(other, known, image_only=True)[0] == "its modality is CT, the calibration images are MR"
+    assert outside(plain[0], known) == []
+
+
+def test_a_low_agreement_is_unlike_calibration_and_a_high_one_is_not() -> None:
+    generator = np.random.default_rng(0)
+    plain = [drawn(generator, f"c{n}", f"p{n}") for n in range(10)]
+    known = known_appearance([one.with_agreement(0.9 + 0.01 * (n % 3)) for n, one in enumerate(plain)])
+    assert outside(plain[0].with_agreement(0.99), known) == []
+    said = outside(plain[0].with_agreement(0.5), known)
+    assert said[0].startswith("agreement is 0.5;")
+    assert outside(plain[0].with_agreement(0.5), known, image_only=True) == []  # the mask failed, not the image
+    assert outside(plain[0].with_agreement(None), known) == []
 
 
 def test_the_numbers_that_lie_outside_are_named_farthest_first() -> None:

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 from worlds.candidates import views_archive
 
 import casewise
+from casewise.cli import app
 from casewise.core.errors import BadInput, Refused, TooFewCases
 from casewise.core.records import SOURCE, Action, Decision, Observation, State
 from casewise.judge.calibration import designs
@@ -433,6 +435,7 @@ def test_calibrate_compares_the_designs_and_the_policy_travels(tmp_path, archive
     assert all(decision.quality_low is not None for decision in first)
     assert 0 < sum(decision.flagged for decision in first) < len(first)
     said = "\n".join(in_words(made))
+    assert "if gains and losses of one size are equally likely" in said  # what p is worth
     assert f"taken: {made.controller}" in said
     assert "flags:" in said
 
@@ -708,8 +711,8 @@ def test_gains_without_any_residual_can_be_solved():
 
 def test_a_comparison_reads_every_edit_once_and_fits_no_model_of_pieces_twice(archive, monkeypatch):
     """Street frames have thousands of pieces: what is read or fitted again is most of the time."""
-    reads, counted = [], designs.piece_features
-    monkeypatch.setattr(designs, "piece_features", lambda *of: reads.append(of[1]) or counted(*of))
+    reads, counted = [], designs.merge.piece_features
+    monkeypatch.setattr(designs.merge, "piece_features", lambda *of: reads.append(of[1]) or counted(*of))
     few = archive.select(ids=archive.ids[:12])
     setting = setting_of(few)
     known = gather(few, setting)
@@ -720,3 +723,28 @@ def test_a_comparison_reads_every_edit_once_and_fits_no_model_of_pieces_twice(ar
     six_patients = 1 + 6 + 15 + 20  # all of them, and without one, two and three
     assert after.misses - before.misses <= six_patients * len(set(reads))
     assert after.hits > before.hits
+
+
+def test_candidates_that_agree_far_less_than_those_of_calibration_are_flagged_and_stay(tmp_path):
+    holdout = views_archive(tmp_path / "a", cases=20, looks=True)
+    policy = calibrate(holdout, "consensus")
+    assert "agreement" in policy.appearance["names"]
+    apart = {**policy.appearance, "patients": [[0.5, 0.98 + 0.001 * n] for n in range(10)]}
+    assert policy.appearance["names"] == ("intensity mean of channel 0", "agreement")
+    plain = casewise.replay(holdout, replace(policy, appearance={}))
+    bound = casewise.replay(holdout, replace(policy, appearance=apart))
+    low = [one.case_id for one in plain if one.agreement < 0.8]
+    assert low
+    assert {one.case_id for one in bound if one.flagged} >= set(low)
+    assert [one.state for one in bound] == [one.state for one in plain]
+
+
+def test_too_few_patients_for_flags_are_said_before_anything_is_computed(tmp_path, monkeypatch):
+    views_archive(tmp_path / "a", cases=8)
+    monkeypatch.setattr(
+        "casewise.judge.calibration.calibrate.fitted_choice", lambda *_, **options: 1 / options["flag_below"]
+    )
+    words = ["calibrate", str(tmp_path / "a"), "--flag-below", "0.7", "-o", str(tmp_path / "p.json")]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, TypeError)  # 1 / None: no flag is asked of the comparison
+    assert "needs at least 9 clusters (patients), got 4" in result.output

@@ -147,8 +147,8 @@ def test_the_two_term_risk_is_a_coordinate(seen, decided):
 @pytest.mark.parametrize(
     ("signals", "error", "words"),
     [
-        ({"delta": [0, None]}, BadInput, "is not there"),
-        ({"regions": [0, 1]}, BadInput, "it has regions"),
+        ({"delta": [0, None]}, BadInput, "was not recorded"),
+        ({"regions": [0, 1]}, BadInput, "recorded are regions"),
         ({"delta": [0, float("nan")]}, NotFinite, "is nan"),
     ],
 )

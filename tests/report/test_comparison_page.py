@@ -177,7 +177,7 @@ def test_a_street_has_its_own_colors_and_nothing_is_removed_from_the_road():
         }
         for zero in (True, False)
     }
-    inside = (slice(60, 70), slice(60, 70))  # of the new road, enlarged
+    inside = (slice(50, 60), slice(50, 60))  # of the new road, enlarged
     purple, blank = drawn[True]["new"][inside].mean(axis=(0, 1)), drawn[False]["new"][inside].mean(axis=(0, 1))
     assert purple[0] > purple[1] + 15  # half of (128, 64, 128)
     assert blank.tolist() == [22, 22, 22]

@@ -119,7 +119,7 @@ def demo(folder: Path) -> str:
     panel = (SENTENCE, data_uri(np.zeros((264, 264, 3), np.uint8)))
     return render_page(
         "demo.html.j2", facts=facts, notice=SENTENCE, changes=Markup(change_svg([(LONG, 0.8, 0.9)], metric="Dice")),
-        pictures=[[panel, panel]], legend=[(LONG, "#123456")],
+        pictures=[[panel, panel]], legend=[(LONG, "#123456")], undone=hearts[1].rollback_sentence,
     )  # fmt: skip
 
 
@@ -204,3 +204,10 @@ def test_the_reviewers_page_fits(widths: Any, tmp_path: Path) -> None:
     folder.entry(LONG, status="failed", error=SENTENCE, error_kind="BadInput")
     with serving(tmp_path / "out", images=folder.images) as server:
         assert widths(server.url, "canvas[data-case]") == FITS
+
+
+@pytest.mark.parametrize(("tuned", "said"), [(0.7, "here the better one"), (0.9, "the worse one")])
+def test_the_demo_says_whether_a_rollback_was_right(tuned: float, said: str) -> None:
+    heart = ScoredHeart("other", {"m0": 0.8, "tuned": tuned, "deployed": 0.8}, True, True, True)
+    assert said in heart.rollback_sentence
+    assert "third scanner" in heart.rollback_sentence

@@ -11,28 +11,34 @@ import pytest
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.model import Model
-from casewise.archive.store import open_archive
+from casewise.archive.store import Archive, open_archive
 from casewise.archive.verify import verify
 from casewise.core.records import Policy
 from casewise.deployment import Deployment
 from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.policy import read_policy, write_policy
+from casewise.replay import replay
 from casewise.run.gather import gathered_cases
 from casewise.run.local import LocalEngine
-from casewise.run.predict_all import UNLIKE
+from casewise.run.predict_folder import UNLIKE
 from casewise.run.record_folder import RecordCase, record_folder
 
 HOW = Adaptation(objective="tent", learning_rate=0.05, steps=1, min_area=4)
 
 
+def recorded(model: Model, images: Path, path: Path) -> Archive:
+    """All scans of a folder, said to be MR."""
+    cases = {files.id: replace(files, modality="MR") for files in gathered_cases(model.load(), images)}
+    work = RecordCase(model, {"tent": HOW}, cases)
+    assert not [one.error for one in record_folder(work, LocalEngine(), path)[1] if one.error]
+    assert verify(path) == []
+    return open_archive(path, ladder="tent")
+
+
 @pytest.fixture
 def policy(model: Model, five_images: Path, tmp_path: Path) -> Policy:
     """Calibrated on five scans, written and read again."""
-    cases = gathered_cases(model.load(), five_images)
-    work = RecordCase(model, {"tent": HOW}, {files.id: files for files in cases})
-    assert not [one.error for one in record_folder(work, LocalEngine(), tmp_path / "archive")[1] if one.error]
-    assert verify(tmp_path / "archive") == []
-    made = calibrate(open_archive(tmp_path / "archive", ladder="tent"), "prostate", coordinate="delta")
+    made = calibrate(recorded(model, five_images, tmp_path / "archive"), "prostate", coordinate="delta")
     return read_policy(write_policy(tmp_path / "policy.json", made))
 
 
@@ -61,6 +67,28 @@ def test_an_image_of_another_kind_gets_m0_a_flag_and_the_reason(policy: Policy, 
     assert "this image is unlike the labelled ones: " in found.decision.reason
     unbound = Deployment(model, replace(policy, appearance={})).predict(path)
     assert not unbound.flagged
+
+
+def test_replay_keeps_m0_for_the_images_for_which_a_live_run_does(
+    policy: Policy, model: Model, five_images: Path, tmp_path: Path
+) -> None:
+    deployment = Deployment(model, policy)
+    for images in (five_images, other_kind(tmp_path / "late", 2)):
+        archive = recorded(model, images, tmp_path / f"of-{images.name}")
+        cases = [model.load().read(files).case for files in gathered_cases(model.load(), images)]
+        live = {case.id: deployment.predict(case).decision for case in cases}
+        assert {one.case_id: one for one in replay(archive, policy)} == live
+        assert all(one.flagged and one.rolled_back for one in live.values()) == (images != five_images)
+
+
+def test_an_image_of_another_modality_gets_m0_and_a_flag(policy: Policy, model: Model, five_images: Path) -> None:
+    assert policy.appearance["modalities"] == ["MR"]
+    case = model.load().read(gathered_cases(model.load(), five_images)[0]).case
+    deployment = Deployment(model, policy)
+    assert not deployment.predict(replace(case, modality="MR")).flagged
+    found = deployment.predict(replace(case, modality="CT"))
+    assert found.flagged
+    assert "its modality is CT, the calibration images are MR" in found.decision.reason
 
 
 def test_a_folder_of_another_kind_is_said_and_no_promise_covers_it(

@@ -40,9 +40,9 @@ def test_a_header_that_does_not_come_is_sent_away(serving: Any, monkeypatch: pyt
     with serving() as running, half_sent(running.port) as slow:
         assert slow.recv(64).startswith(b"HTTP/1.1 408")
         deadline = time.monotonic() + 30
-        while server_module._Hurried.waiting and time.monotonic() < deadline:
+        while server_module._TimedProtocol.waiting and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert not server_module._Hurried.waiting
+        assert not server_module._TimedProtocol.waiting
 
 
 def test_a_second_request_on_the_same_connection_has_its_header_time_too(

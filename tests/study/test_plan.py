@@ -49,6 +49,8 @@ def test_the_template_is_a_plan_and_each_commented_line_is_one_too(tmp_path):
         ('[protocol.criteria]\nmax_ha=0.1\n[measures]\nx = "__import__(1)"', "measure x: there is no function"),
         ("[protocol]\npatients = 0\n[protocol.criteria]\nmax_ha = 0.1", "patients is a whole number of at least 1"),
         ("[protocol]\npatients = 5\n[protocol.criteria]\nmax_ha = 0.1", "5 patients can never show max_ha <= 0.1"),
+        ("[protocol]\npatients = 5\n[protocol.criteria]\nmax_ha = 0", "no sample can show max_ha <= 0"),
+        ("[protocol]\nconfidence = 2\n[protocol.criteria]\nmax_ha = 0.1", "or 'observed'"),
         ("[protocol.criteria]\nmin_mean_gain = 0.01\nmax_changed_share = 0", "lets no case change"),
         ("[protocol.criteria]\nmin_mean_gain = 0.01\nmax_mean_drop = -0.02", "asks for more than min_mean_gain"),
         ("[protocl]\n", "a plan has no 'protocl'"),

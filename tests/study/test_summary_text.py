@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
@@ -87,3 +89,18 @@ def test_cases_are_counted_from_one():
     axis = figure.axes[0]
     assert [tick for tick in axis.get_xticks() if axis.get_xlim()[0] <= tick <= axis.get_xlim()[1]] == [1, 2, 3]
     assert [list(line.get_xdata()) for line in axis.lines if line.get_marker() == "D"] == [[1]]
+
+
+@pytest.mark.parametrize(
+    ("rungs", "words"),
+    [
+        ((), "fixed-4"),
+        (("flip(2)", "mean"), "consensus everywhere"),
+        (("tuned(0.5)", "tuned(1)", "average"), "average everywhere"),
+        (("tuned(0.5)", "tuned(1)"), "tuned(1) everywhere"),
+    ],
+)
+def test_the_last_candidate_is_called_by_what_it_is(study, rungs, words):
+    other = replace(study)
+    other.__dict__["rungs"] = rungs  # the cached names of the candidates
+    assert other.everywhere == words

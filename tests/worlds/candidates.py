@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,11 +33,13 @@ def views_archive(
     prefix: str = "case",
     split: str | None = "calibration",
     empty: bool = False,
+    looks: bool = False,
 ) -> Archive:
     """M0, ``views`` views and their majority ("vote") for each case; two rings are the classes.
 
     Cases differ in how far the views scatter. ``misled`` views share one mistake that M0 does not make, so that their
-    agreement says nothing and their consensus hurts. ``empty``: M0 and all views find nothing.
+    agreement says nothing and their consensus hurts. ``empty``: M0 and all views find nothing. ``looks``: what the
+    images look like was recorded, and all of them look alike.
     """
     configuration = {"metric": metric, "min_area": 4, "foreground": True, "objective": "views"}
     archive = create_archive(path, binding=VIEWS, steps=views + 1, configuration=configuration, ladder=ladder)
@@ -49,6 +52,7 @@ def views_archive(
         signals = [fragmentation(masks[0], mask, min_area=4).as_signals() for mask in masks]
         rungs = (*(f"view-{k}" for k in range(1, views + 1)), "vote")
         trajectory = Trajectory(case_id, tuple(masks), tuple(signals), made_by="views", rungs=rungs)
+        trajectory = replace(trajectory, appearance={"intensity mean of channel 0": 0.5} if looks else {})
         cluster = f"{prefix}-cluster-{number // per_cluster:04d}"
         case = Case(case_id, np.empty((1, 0)), cluster=cluster, split=split)
         archive.add(case, trajectory, label if labelled else None)

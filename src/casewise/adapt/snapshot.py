@@ -34,6 +34,18 @@ def fingerprint(network: nn.Module) -> str:
 
 
 @contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Predict in evaluation mode, so that no running statistic moves, and give every layer its own mode back."""
+    modes = {module: module.training for module in network.modules()}
+    network.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+@contextmanager
 def restored(network: nn.Module, changing: Collection[str] | None = None) -> Iterator[None]:
     """Give the network back bit-identical.
 

@@ -160,14 +160,14 @@ def encode_masks(masks: Sequence[Mask]) -> dict[str, NDArray[Any]]:
 
 
 def without_source(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Encoded masks without M0, which the case holds once for all its ladders."""
+    """Remove M0 from encoded masks; the case stores it once for all ladders."""
     runs = int(arrays["counts"][0])
     counts = np.concatenate([[0], arrays["counts"][1:]]).astype(np.int64)
     return {"counts": counts, "lengths": arrays["lengths"][runs:], "labels": arrays["labels"][runs:]}
 
 
 def with_source(arrays: Mapping[str, NDArray[Any]], case: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """The inverse: M0 taken from the encoded masks of the case."""
+    """Add M0 from the encoded masks of the case: the inverse of :func:`without_source`."""
     runs = int(case["counts"][0])
     return {
         "counts": np.concatenate([[runs], arrays["counts"][1:]]).astype(np.int64),
@@ -231,7 +231,7 @@ def decode_extras(arrays: Mapping[str, NDArray[Any]], masks: Mapping[Any, Mask])
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from an archive; names the file when it is damaged."""
+    """Read a JSON object of an archive; an error names the damaged file."""
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
@@ -297,7 +297,7 @@ def unpacked(path: Path, *, largest_bytes: int = LARGEST_BYTES) -> dict[str, NDA
 
 
 def _array(content: bytes, name: str) -> NDArray[Any]:
-    """An array from the bytes of an .npy; a flat one without NumPy's reader, which takes longer than the array."""
+    """Read an array from the bytes of an .npy; flat arrays bypass NumPy's slower reader."""
     if flat := _FLAT.match(content):
         return np.frombuffer(content, flat[1].decode(), int(flat[2]), flat.end())
     return npy_array(content, name)

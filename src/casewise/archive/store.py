@@ -70,7 +70,7 @@ class Archive:
         return replace(self, ladder_name=name, cases=cases, entries=MappingProxyType(dict(found)), joined=())
 
     def join(self, ladders: Collection[str]) -> Archive:
-        """The view of several ladders that one controller reads: one binding of them all, and every case has each."""
+        """Return the view of several ladders that one controller reads together; every case must have each of them."""
         views = {name: self.ladder(name) for name in ladders}
         if len(views) < 2:
             raise BadInput(
@@ -93,7 +93,7 @@ class Archive:
 
     @property
     def _facts(self) -> Mapping[str, Any]:
-        """What the manifest says of the ladder in view."""
+        """Entry of the manifest for the ladder in view."""
         if self.joined:
             own = {name: self.ladder(name)._facts for name in self.joined}
             first = next(iter(own.values()))
@@ -145,7 +145,7 @@ class Archive:
         return text_sha256("\n".join(words))
 
     def select(self, ids: Collection[str] | None = None, split: str | None = None) -> Archive:
-        """A view of some of the cases: by id, by split, or both."""
+        """Return a view of some of the cases: by id, by split, or both."""
         if ids is not None and (unknown := sorted(set(ids) - set(self.entries))):
             raise BadInput(
                 f"archive {self.path} has no case {', '.join(unknown[:5])}; "
@@ -165,7 +165,7 @@ class Archive:
         return found if found.ids else self
 
     def locked(self) -> Archive:
-        """The same cases for evaluation: no label is read before ``judge.ledger.unlock`` wrote down why (F12)."""
+        """Return the same cases with locked labels; ``judge.ledger.unlock`` writes down why they are read (F12)."""
         return replace(self, evaluation=True, unlocked_by="")
 
     def check_unlocked(self, ids: Iterable[str]) -> None:
@@ -530,7 +530,7 @@ def open_archive(path: str | Path, *, ladder: str | None = None) -> Archive:
 
 
 def as_archive(source: str | Path | Archive, ladders: Collection[str] = ()) -> Archive:
-    """The archive at a path, or an archive as it is, with the ladders that are named in view.
+    """Open an archive, or take an open one, and choose the ladders to read.
 
     Args:
         source: An archive or its folder.

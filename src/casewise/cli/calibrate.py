@@ -91,25 +91,12 @@ def calibrate(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CasewiseWarning)
         made = fitted(
-            holdout,
-            policy,
-            mode=mode,
-            percentiles=percentiles,
-            coordinate=coordinate,
-            budget_rule=budget_rule,
-            tau_quantile=tau_quantile,
-            hybrid=hybrid,
-            window=window,
-            unshrunk=unshrunk,
-            reviews=None if reviews is None else read_reviews(reviews),
-            evaluation=held_out,
-            source_metric=source_metric,
-            consensus=consensus,
-            allowed_hurt=allowed_hurt,
-            flag_below=flag_below,
-            confidence=confidence,
+            holdout, policy, mode=mode, percentiles=percentiles, coordinate=coordinate, budget_rule=budget_rule,
+            tau_quantile=tau_quantile, hybrid=hybrid, window=window, unshrunk=unshrunk, evaluation=held_out,
+            reviews=None if reviews is None else read_reviews(reviews), source_metric=source_metric,
+            consensus=consensus, allowed_hurt=allowed_hurt, flag_below=flag_below, confidence=confidence,
             progress=_progress,
-        )
+        )  # fmt: skip
     if held_out is not None:
         expose(held_out.path, choice="calibrate looked at label-free signals", policy=made, labels_visible=False)
     kept = _kept_previous(out or archive, made)

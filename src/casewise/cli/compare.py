@@ -104,32 +104,14 @@ def compare(
         for name in WRITTEN:  # nothing old may be taken for the outcome of this run
             (out / name).unlink(missing_ok=True)
         outcome = compare_folders(
-            old,
-            new,
-            labels=labels,
-            images=images,
-            cases=cases,
-            names=names,
-            plan=plan,
-            measures=measures,
-            label_names=label_names,
-            zero_is_label=zero_is_label,
-            allow=allow,
-            good=good,
-            out=out,
-            engine=_engine(engine, jobs, address, old),
-            fresh=fresh,
+            old, new, labels=labels, images=images, cases=cases, names=names, plan=plan, measures=measures,
+            label_names=label_names, zero_is_label=zero_is_label, allow=allow, good=good, out=out,
+            engine=_engine(engine, jobs, address, old), fresh=fresh,
             progress=lambda lines, total: tqdm(lines, total=total, unit="pair", disable=None),
             spacing_mm=tuple(spacing) if any(spacing) else None,
-            classes=None if classes is None else _numbers(classes),
-            min_area=min_area,
-            foreground=foreground,
-            ignore=ignore,
-            metric=metric,
-            surfaces=surfaces,
-            holes=holes,
-            resample=resample,
-        )
+            classes=None if classes is None else _numbers(classes), min_area=min_area, foreground=foreground,
+            ignore=ignore, metric=metric, surfaces=surfaces, holes=holes, resample=resample,
+        )  # fmt: skip
         write_comparison(out, outcome, old=old.name, new=new.name, pictures=pictures)
         code = outcome.exit_code
         taken: dict[str, Any] = {}
@@ -189,24 +171,17 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _engine(name: str, jobs: int, address: str | None, old: Path) -> Engine:
-    """An engine; the local one needs no torch, so neither does this command."""
-    from casewise.core.errors import BadInput
-    from casewise.run.local import LocalEngine
-
-    cases = sum(1 for _ in old.iterdir()) if old.is_dir() else 1
-    workers = jobs or max(1, min(os.cpu_count() or 1, cases // 64))  # starting a process takes as long as many pairs
-    if name == "local" and address is None:
-        return LocalEngine(workers)
-    if name == "local":
-        raise BadInput(f"address {address} is a Ray cluster; add --set engine=ray")
+    """Return the engine; by default with a process for every 64 pairs, because a process takes long to start."""
     from casewise.run.local import chosen_engine
 
-    made: Engine = chosen_engine(name, address=address, jobs=workers)
-    return made
+    cases = sum(1 for _ in old.iterdir()) if old.is_dir() else 1
+    workers = jobs or max(1, min(os.cpu_count() or 1, cases // 64))
+    return chosen_engine(name, address=address, jobs=workers)
 
 
 def _print(outcome: Outcome, out: Path) -> None:
     from casewise.measure.changes import label_name
+    from casewise.measure.measures import UNIT_SPACING
     from casewise.report.comparison_text import change_sentence, check_lines, headline, measure_lines, unseen_harm
 
     summary = outcome.as_dict()
@@ -234,6 +209,8 @@ def _print(outcome: Outcome, out: Path) -> None:
         typer.echo(line.replace("−", "-"))
     if summary["checks"]:
         typer.echo(unseen_harm(summary))
+    if summary["unit_spacing"]:
+        typer.echo(f"! {UNIT_SPACING}", err=True)
     for kind, count in summary["problems_by_kind"].items():
         first = next(problem for problem in outcome.problems if problem.kind == kind)
         allowed = " (allowed)" if first.allowed else ""

@@ -96,7 +96,7 @@ def setting_values(command: str, parameters: Any, pairs: Sequence[str]) -> dict[
 
 
 def _by_spelling(parameters: Any) -> dict[str, Any]:
-    """Parameters by each of their spellings, without ``--set``: its values would pass the checks of a file by."""
+    """Parameters by each of their spellings; without ``--set``, whose values are not checked as a file is."""
     return {
         _plain(word): one
         for one in parameters

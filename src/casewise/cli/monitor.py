@@ -128,7 +128,7 @@ def _number(row: dict[str, Any], name: str) -> float | None:
         number = float(row[name])
     except (TypeError, ValueError):
         case = row.get("case") or row.get("case_id")
-        raise BadInput(f"{name} of case {case} is a number, got {row[name]!r}; mend the stream") from None
+        raise BadInput(f"{name} of case {case} is a number, got {row[name]!r}; correct the stream") from None
     return None if math.isnan(number) else number
 
 

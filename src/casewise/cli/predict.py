@@ -26,8 +26,7 @@ from casewise.core.text import pluralize
 if TYPE_CHECKING:
     from casewise.core.prediction_record import PredictedCase
     from casewise.deployment import Deployment
-    from casewise.run.predict_all import PredictedFolder
-    from casewise.run.predict_folder import Planned
+    from casewise.run.predict_folder import Planned, PredictedFolder
 
 app = typer.Typer()
 
@@ -72,10 +71,10 @@ def predict(
     Exit codes: 0 every case is done, 1 a bug, 2 wrong arguments or inputs, 3 finished, but some cases failed or got the
     model's original mask after an error (listed on the page and in OUT/casewise).
     """
-    from casewise.run import summary
+    from casewise.core.durable import write_durably
+    from casewise.core.formats import json_bytes
     from casewise.run.local import keep_freed_memory
-    from casewise.run.predict_all import predict_all
-    from casewise.run.predict_folder import plan_folder, prediction_work
+    from casewise.run.predict_folder import plan_folder, predict_all, prediction_work
 
     keep_freed_memory()
     deployment = decides.opened(source.chosen(), max_slices=max_slices)
@@ -100,7 +99,7 @@ def predict(
         segmentation=segmentation, channels=which.channel_patterns, each=each,
     )  # fmt: skip
     if report is not None:
-        summary.write_report(report, found.report)
+        write_durably(report, json_bytes(found.report))
     answer("\n".join(_summary(found, deployment, out)), {**found.report, "page": found.page}, as_json=as_json)
     for line in (*found.failures, *found.warnings, *_alarms(deployment)):
         typer.echo(f"! {line}", err=True)

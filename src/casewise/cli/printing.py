@@ -16,7 +16,7 @@ from casewise.core.text import pluralize
 
 AS_JSON = typer.Option(False, "--json", help="Print the answer as JSON.")
 UNITS = {"learn": "update", "propose": "case", "compare": "step"}  # what the steps of fit count
-EVERY_S = 15.0  # between two lines of progress off a terminal
+EVERY_S = 15.0  # between two lines of progress if the output is no terminal
 
 
 def colored(text: str, color: str) -> str:
@@ -40,18 +40,18 @@ class Progress(AbstractContextManager["Progress"]):
     """
 
     def __init__(
-        self, total: int, *, done: int = 0, unit: str = "case", quiet: bool = False, verbose: bool = False,
-        every_s: float = EVERY_S,
+        self, total: int, *, done: int = 0, unit: str = "case", title: str = "", quiet: bool = False,
+        verbose: bool = False, every_s: float = EVERY_S,
     ) -> None:  # fmt: skip
-        self.total, self.done, self.unit = total, done, unit
+        self.total, self.done, self.unit, self.title = total, done, unit, title
         self.quiet, self.verbose, self.every_s = quiet, verbose, every_s
         self._first = done
-        self._began = self._said = time.monotonic()
+        self._began = self._said = self._first_at = time.monotonic()
         self._bar: Any = None
         if sys.stderr.isatty() and not quiet and not verbose:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=total, initial=done, unit=unit)
+            self._bar = tqdm(total=total, initial=done, unit=unit, desc=title or None)
 
     def step(self, line: str, *, bad: bool = False) -> None:
         """Count one more; ``line`` is its result and is always printed if something went wrong."""
@@ -61,18 +61,20 @@ class Progress(AbstractContextManager["Progress"]):
         if bad or (self.verbose and not self.quiet):
             self._echo(line)
         now = time.monotonic()
+        self._first_at = now if self.done == self._first + 1 else self._first_at
         due = self.done == self._first + 1 or self.done == self.total or now - self._said >= self.every_s
         if due and self._bar is None and not self.quiet and not self.verbose:
             self._said = now
             self._echo(self.line(now))
 
     def line(self, now: float) -> str:
-        """Return the progress: ``12 of 60 cases, about 4 min left``."""
-        counted = f"{self.done} of {pluralize(self.total, self.unit)}"
+        """Return the progress: ``propose: 12 of 60 cases, about 4 min left``."""
+        said = f"{self.title}: " * bool(self.title) + f"{self.done} of {pluralize(self.total, self.unit)}"
         if self.done >= self.total:
-            return f"{counted}, {in_words(now - self._began)} in all"
-        each = (now - self._began) / max(self.done - self._first, 1)
-        return f"{counted}, about {in_words(each * (self.total - self.done))} left"
+            return f"{said}, {in_words(now - self._began)} in all"
+        later = self.done - self._first - 1  # the first one also loads the model, so it is timed only while it is alone
+        each = (now - self._first_at) / later if later > 0 else now - self._began
+        return f"{said}, about {in_words(each * (self.total - self.done))} left" if later > 0 or each >= 1 else said
 
     def _echo(self, line: str) -> None:
         if self._bar is not None:
@@ -98,7 +100,9 @@ class StepProgress(AbstractContextManager["StepProgress"]):
         if step != self._step or self._shown is None:
             self.__exit__()
             self._step = step
-            self._shown = Progress(total, done=max(done - 1, 0), unit=UNITS.get(step, "part"), **self._options)
+            self._shown = Progress(
+                total, done=max(done - 1, 0), unit=UNITS.get(step, "part"), title=step, **self._options
+            )
         self._shown.total = total
         for _ in range(done - self._shown.done):
             self._shown.step(f"{step}: {done} of {total}")

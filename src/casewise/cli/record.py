@@ -124,13 +124,9 @@ def record(
     work = RecordCase(model, proposers, {files.id: files for files in cases}, ignore_geometry=ignore_geometry)
     there = _there(archive)
     made, results = record_folder(
-        work,
-        where.chosen(),
-        archive,
-        metric=metric,
-        dataset=_name(which.images),
+        work, where.chosen(), archive, metric=metric, dataset=_name(which.images),
         on_warning=lambda note: typer.echo(f"casewise: {note}", err=True),
-    )
+    )  # fmt: skip
     before, failed = len(made.entries), {}
     with telling.progress(len(cases), done=sum(files.id in made.entries for files in cases)) as progress:
         for result in results:
@@ -225,18 +221,10 @@ def _find_rate(
     typer.echo(_announced(adaptation, len(read), len(rates), len(files)), err=True)
     with telling.progress(len(rates) * len(read), unit="episode") as progress:
         choice = sweep_rates(
-            model.load(),
-            read,
-            adaptation.built(),
-            rates=rates,
-            steps=adaptation.steps,
-            coverage=grid.coverage,
-            seen=None if as_json else _say_row,
-            done=lambda: progress.step("one image at one rate"),
-            parameters=adaptation.parameters,
-            seed=adaptation.seed,
-            max_slices=adaptation.max_slices,
-        )
+            model.load(), read, adaptation.built(), rates=rates, steps=adaptation.steps, coverage=grid.coverage,
+            seen=None if as_json else _say_row, done=lambda: progress.step("one image at one rate"),
+            parameters=adaptation.parameters, seed=adaptation.seed, max_slices=adaptation.max_slices,
+        )  # fmt: skip
     answer(_words(choice, adaptation.objective), asdict(choice), as_json=as_json)
     if choice.rate is None:
         raise typer.Exit(NOTHING_FITS)

@@ -102,20 +102,11 @@ def study(
     )
     if engine != "local" or jobs > 1:
         judged = _measured(judged, holdout, known, chosen_engine(engine, jobs=jobs, address=address))
-    bar = not quiet and sys.stderr.isatty()
     try:
         page = build(
-            judged,
-            holdout,
-            known,
-            place,
-            extras=given,
-            only=only,
-            pictures=pictures,
-            resamples=resamples,
-            seed=seed,
-            progress=bar,
-        )
+            judged, holdout, known, place, extras=given, only=only, pictures=pictures, resamples=resamples, seed=seed,
+            progress=not quiet and sys.stderr.isatty(),
+        )  # fmt: skip
     except Refused as error:
         if type(error) is not Refused:  # Mismatch and Overlap are about the input
             raise

@@ -42,7 +42,7 @@ class OutOfTime(CasewiseError):
 
 
 def in_one_line(error: BaseException) -> str:
-    """The first line of an error, or its name where it says nothing; what the system says of a file without its folder.
+    """Return the first line of an error, or its class name; file errors without the folder.
 
     >>> in_one_line(FileNotFoundError(2, "No such file or directory", "/home/jane/scans/heart.nii.gz"))
     'No such file or directory: heart.nii.gz'
@@ -53,7 +53,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def without_folders(text: str, folders: Iterable[Path]) -> str:
-    """A sentence that calls the files below these folders by their names: reports travel, folders of a machine do not.
+    """Strip these folders from the paths in a message, so that reports do not show the folders of a machine.
 
     >>> without_folders("/home/jane/scans/heart.nii.gz is not a file", [Path("/home/jane/scans")])
     'heart.nii.gz is not a file'

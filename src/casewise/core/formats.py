@@ -32,16 +32,16 @@ def json_text(value: Any, **options: Any) -> str:
 
 
 def json_bytes(value: Any) -> bytes:
-    """A value as a small file or an answer: strict JSON, indented, keys in order."""
+    """Return a value as strict JSON, indented, keys in order."""
     return f"{json_text(value, indent=1, sort_keys=True)}\n".encode()
 
 
-_AS_THEY_ARE = frozenset({str, int, bool})
+_UNCHANGED = frozenset({str, int, bool})
 
 
 def worded(value: Any) -> Any:
     """Replace infinities by words, NaN by None, and NumPy numbers by Python numbers."""
-    if value is None or type(value) in _AS_THEY_ARE:  # most values, and the slow questions need not be asked
+    if value is None or type(value) in _UNCHANGED:  # most values; the checks below are slower
         return value
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()

@@ -1,7 +1,6 @@
-"""The record of one predicted case: what was decided and why, and the hashes that let a later run trust the files.
+"""The record of one predicted case: the decision, the reason, and hashes of the files.
 
-``OUT/casewise/CASE.json`` is this, in the one JSON dialect of :mod:`casewise.core.formats`: an infinite cut is the
-word "inf".
+It is stored as ``OUT/casewise/CASE.json``, as :mod:`casewise.core.formats` writes JSON: an infinite cut is "inf".
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from casewise.core.records import DONE, FAILED, FALLBACK, Decision, Signals, che
 SCHEMA = 2
 STATUSES = (DONE, FALLBACK, FAILED)
 REVIEW = "review"  # event of reviews.jsonl: a person's decision on a case
+REGIONS_LISTED = 50  # changed regions in the entry of a case, the largest first
 CALIBRATED, OUTSIDE, NO_GO = "calibration case", "outside the certificate", "NO-GO"
 """Words in the notes of a case that no certificate covers."""
 
@@ -87,7 +87,7 @@ class PredictedCase:
 
     @property
     def action(self) -> str | None:
-        """What was done with the adaptation; None where there is no output."""
+        """What the decision did with the candidates; None without output."""
         return None if self.decision is None else self.decision.action.value
 
     @property
@@ -110,7 +110,7 @@ class PredictedCase:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> PredictedCase:
-        """The inverse of :meth:`as_dict`; another schema, or something else, is refused with a sentence."""
+        """Invert :meth:`as_dict`; refuse another schema."""
         if plain.get("schema") != SCHEMA:
             raise Mismatch(f"the entry has schema {plain.get('schema')!r}, this casewise reads {SCHEMA}; predict again")
         try:

@@ -83,6 +83,7 @@ class Case:
         group: Site, vendor or condition. Cut-points may differ by group.
         cluster: Patient or sequence. Cases of one cluster are split and resampled together.
         split: ``"calibration"``, ``"evaluation"``, or a name of your own.
+        modality: What the header of the image says, such as ``"MR"``; None if it says nothing.
 
     Example:
         >>> import numpy as np
@@ -98,6 +99,7 @@ class Case:
     group: str | None = None
     cluster: str | None = None
     split: str | None = None
+    modality: str | None = None
 
     def __post_init__(self) -> None:
         check_case_id(self.id)

@@ -14,7 +14,7 @@ UNIT = ("patient", "patients")  # the words for a cluster, for :func:`pluralize`
 
 
 def brief(record: Any) -> str:
-    """A dataclass in one line, for its ``__repr__``; fields with ``repr=False`` and empty ones are left out."""
+    """Return a dataclass in one line, for its ``__repr__``, without empty fields and those with ``repr=False``."""
     shown = {field.name: getattr(record, field.name) for field in fields(record) if field.repr}
     words = [f"{name}={_value(value)}" for name, value in shown.items() if not _is_nothing(value)]
     return f"{type(record).__name__}({', '.join(words)})"

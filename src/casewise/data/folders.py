@@ -117,6 +117,7 @@ class CaseFiles:
     cluster: str | None = None
     split: str | None = None
     name: str | None = None  # name in the files, if the id was made from it because it is no valid id
+    modality: str | None = None  # what the header of the image says (DICOM)
 
     def __post_init__(self) -> None:
         check_case_id(self.id)

@@ -22,6 +22,7 @@ from casewise.adapt.forwards import Forwards
 from casewise.adapt.model import Model, as_model, forget_loaded
 from casewise.adapt.parameters import select
 from casewise.adapt.proposers.live import prepare, unread_notes
+from casewise.adapt.snapshot import evaluating
 from casewise.archive.layout import image_sha256, mask_sha256
 from casewise.core.errors import (
     BadInput,
@@ -47,7 +48,7 @@ from casewise.core.records import (
 )
 from casewise.core.seeds import content_id
 from casewise.guard import check_bound, run_judge
-from casewise.judge.appearance import Appearance, KnownAppearance, appearance_numbers, outside
+from casewise.judge.appearance import Appearance, KnownAppearance, appearance_numbers, bound_by_appearance
 from casewise.judge.certificates.certificate import (
     NO_GO,
     Certificate,
@@ -71,7 +72,7 @@ from casewise.study.deployed_measures import DeployedMeasures
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from casewise.run.predict_all import PredictedFolder
+    from casewise.run.predict_folder import PredictedFolder
 
 SUMMARY = "fit.json"
 
@@ -364,12 +365,12 @@ class Deployment:
         Args:
             images: Folder of images, as nnU-Net or casewise reads them.
             out: Folder for the masks; it is made if it is not there.
-            **options: As in :func:`casewise.run.predict_all.predict_all`: ``jobs``, ``resume``, ``overwrite``, ...
+            **options: As in :func:`casewise.run.predict_folder.predict_all`: ``jobs``, ``resume``, ``overwrite``, ...
 
         Returns:
             One record per case, failed cases included, the page, scores and warnings.
         """
-        from casewise.run.predict_all import predict_all
+        from casewise.run.predict_folder import predict_all
 
         return predict_all(self, Path(images), Path(out), **options)
 
@@ -438,27 +439,14 @@ class Deployment:
         return self._inside(case, ready, policy, made) if policy.appearance else made
 
     def _inside(self, case: Case, ready: Prepared, policy: Policy, found: CaseResult) -> CaseResult:
-        """Flag an image unlike those of the calibration patients, and return M0 for it.
-
-        Where only M0 is unusual (the size or the brightness of a label), M0 has probably failed. Going back to it would
-        help nobody, so the chosen mask stays and the case is flagged.
-        """
+        """Flag an image unlike those of the calibration patients, and return M0 for it."""
         numbers = appearance_numbers(**appearance_inputs(case, ready, found.source_mask, self.backbone))
-        look = Appearance(case.id, numbers, case.cluster)
+        look = Appearance(case.id, numbers, case.cluster).with_agreement(found.decision.agreement)
         known = KnownAppearance.from_plain(policy.appearance)
-        said = outside(look, known)
-        if not said:
-            return replace(found, appearance=look)
-        of_image = outside(look, known, image_only=True)
-        if not of_image:
-            note = f"{OUTSIDE}: the model's own mask is unlike those of the labelled images: {said[0]}"
-            return replace(found, decision=replace(found.decision, flagged=True), appearance=look, notes=(note,))
-        reason = f"this image is unlike the labelled ones: {of_image[0]}"
-        back = self._rollback(case, found.source_mask, reason, found.decision.controller, found.executed, policy)
-        note = f"{OUTSIDE}: {reason}"
-        return replace(
-            found, mask=found.source_mask, decision=replace(back, flagged=True), appearance=look, notes=(note,)
-        )
+        decision, why = bound_by_appearance(found.decision, look, known, mask_sha256(found.source_mask))
+        mask = found.source_mask if decision.rolled_back else found.mask
+        notes = (f"{OUTSIDE}: {why}",) if why else ()
+        return replace(found, mask=mask, decision=decision, appearance=look, notes=notes)
 
     def _fallen_back(self, case: Case, ready: Prepared, policy: Policy, error: Exception) -> CaseResult:
         """Return M0 after a failure; raise what concerns the image itself."""
@@ -499,7 +487,7 @@ class Deployment:
             backbone.network, inputs, {}, Adaptation(max_slices=self.adaptation.max_slices), forward=ready.forward,
             predict=ready.predict, head=backbone.head,
         )  # fmt: skip
-        with _refusing(case):
+        with _refusing(case), evaluating(backbone.network):
             return forwards.mask(where=f"in M0 of case {case.id}")
 
     def _notes(self, case: Case, found: CaseResult) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from casewise.core.errors import BadInput
-from casewise.core.records import Mask
+from casewise.core.records import SOURCE, Action, Decision, Mask
 from casewise.core.text import UNIT, pluralize
 
 ALPHA = 0.01
@@ -53,13 +53,16 @@ class Appearance:
         case_id: Name of the case.
         numbers: Finite numbers by name, as :func:`appearance_numbers` measures them.
         cluster: Patient or sequence; None where the case is one of its own.
-        modality: What the header says ("MR", "CT"), None where it says nothing.
     """
 
     case_id: str
     numbers: Mapping[str, float]
     cluster: str | None = None
-    modality: str | None = None
+
+    @property
+    def modality(self) -> str | None:
+        """What the header says ("MR", "CT"), None where it says nothing."""
+        return next((name.removeprefix(MODALITY) for name in self.numbers if name.startswith(MODALITY)), None)
 
     @property
     def patient(self) -> str:
@@ -68,7 +71,7 @@ class Appearance:
 
     def with_agreement(self, agreement: float | None) -> Appearance:
         """Add how far the views or members of the case agree; nothing is added where that is unknown."""
-        return self if agreement is None else replace(self, numbers={**self.numbers, "agreement": float(agreement)})
+        return self if agreement is None else replace(self, numbers={**self.numbers, AGREEMENT: float(agreement)})
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,7 @@ def appearance_numbers(
     source: Mask | None = None,
     labels: Sequence[int] = (),
     spacing_mm: Sequence[float] | None = None,
+    modality: str | None = None,
 ) -> dict[str, float]:
     r"""Measure what an image looks like to a model.
 
@@ -136,6 +140,7 @@ def appearance_numbers(
         source: M0, on the grid of the image.
         labels: Foreground values of M0 that are counted.
         spacing_mm: Voxel size per axis of the case.
+        modality: What the header of the image says, such as "MR".
 
     Returns:
         Finite numbers by name. What cannot be computed is left out, such as the brightness of an absent label.
@@ -147,7 +152,7 @@ def appearance_numbers(
     """
     if inputs.ndim < 3 or not inputs.size:
         raise BadInput(f"inputs must be (n, channel, *space) with at least one value, got shape {inputs.shape}")
-    found: dict[str, float] = {}
+    found: dict[str, float] = {f"{MODALITY}{modality}": 1.0} if modality else {}
     for channel in range(inputs.shape[1]):
         whole = np.asarray(inputs[:, channel], dtype=np.float64)
         values = _sample(whole.ravel())
@@ -171,6 +176,10 @@ def appearance_numbers(
 
 OF_LABELS = ("share of label", "brightness of label")
 """First words of the numbers that are computed from M0: unusual values mean that M0 may have failed."""
+AGREEMENT = "agreement"
+"""How far the deployed mask agrees with the other candidates; where it is low, the mask may have failed."""
+MODALITY = "modality "
+"""Before the modality that a header names, in the name of a number that is always 1."""
 
 
 def _of_labels(source: Mask, labels: Sequence[int], image: NDArray[Any] | None) -> dict[str, float]:
@@ -202,7 +211,8 @@ def known_appearance(cases: Sequence[Appearance]) -> KnownAppearance:
     Raises:
         BadInput: If there are fewer than two patients.
     """
-    names = tuple(name for name in cases[0].numbers if all(name in one.numbers for one in cases)) if cases else ()
+    held = [name for name in cases[0].numbers if not name.startswith(MODALITY)] if cases else []
+    names = tuple(name for name in held if all(name in one.numbers for one in cases))
     firsts = [of[0] for of in _by_patient(cases).values()]
     rows = tuple(tuple(float(one.numbers[name]) for name in names) for one in firsts)
     return KnownAppearance(names, rows, tuple(sorted({one.modality for one in cases if one.modality})))
@@ -214,13 +224,14 @@ def outside(
     """Say in which numbers one image lies outside of what the calibration patients showed.
 
     With n patients, at most one in n + 1 images of the calibration kind is named, and about ``alpha`` where numbers are
-    normal. An image that is not named may still be of another kind: a few patients show little.
+    normal. An image that is not named may still be of another kind: a few patients show little. Agreement is tested by
+    itself in the same way, and only a low one is named, so both together name up to twice as many.
 
     Args:
         appearance: The image. Numbers that it lacks are passed over.
         known: What the calibration patients showed.
         alpha: Share of images of the same kind that may be named, over all numbers together.
-        image_only: Leave out the numbers that are computed from M0 (see :func:`_of_labels`).
+        image_only: Leave out the numbers that are computed from masks (see :func:`_of_labels`).
 
     Returns:
         One sentence per number, farthest first; none where the image fits.
@@ -230,23 +241,65 @@ def outside(
         of = " and ".join(known.modalities)
         said.append(f"its modality is {appearance.modality}, the calibration images are {of}")
     places = [place for place, name in enumerate(known.names) if name in appearance.numbers]
+    by_itself = [place for place in places if known.names[place] == AGREEMENT]
+    said += _beyond(appearance, known, [place for place in places if place not in by_itself], alpha, image_only)
+    return said if image_only else said + _beyond(appearance, known, by_itself, alpha, image_only)
+
+
+def _beyond(
+    appearance: Appearance, known: KnownAppearance, places: Sequence[int], alpha: float, image_only: bool
+) -> list[str]:
+    """Sentences about the numbers at some places of ``known`` that lie outside, all of them tested together."""
     if not places or len(known.patients) < 3:
-        return said
+        return []
     names = [known.names[place] for place in places]
     there = np.array(known.patients)[:, places]
     rows = np.concatenate([there, [[appearance.numbers[name] for name in names]]])
     n, distances = len(there), _distances(rows, names)
     limit = max(stats.t.ppf(1 - alpha / (2 * len(names)), n - 1), distances[:-1].max())
+    said = []
     for place in np.argsort(-distances[-1], kind="stable"):
         if image_only and names[place].startswith(OF_LABELS):
             continue
-        if distances[-1, place] > limit:
-            low, high, value = there[:, place].min(), there[:, place].max(), rows[-1, place]
+        low, high, value = there[:, place].min(), there[:, place].max(), rows[-1, place]
+        if distances[-1, place] > limit and not (names[place] == AGREEMENT and value > low):
             said.append(
                 f"{names[place]} is {value:.3g}; in the {pluralize(n, *UNIT)} of calibration it is {low:.3g} to "
                 f"{high:.3g}"
             )
     return said
+
+
+def bound_by_appearance(
+    decision: Decision, look: Appearance, known: KnownAppearance, source_sha256: str
+) -> tuple[Decision, str]:
+    """Flag the decision about an image unlike those of the calibration patients, and go back to M0; live and in replay.
+
+    Where only a mask is unusual (the size or the brightness of a label of M0, or the agreement of the candidates), M0
+    has probably failed. Going back to it would help nobody, so the chosen mask stays and the case is flagged.
+
+    Args:
+        decision: What the policy decided.
+        look: The image, with the agreement of its candidates where that is known.
+        known: What the calibration patients showed.
+        source_sha256: Hash of M0.
+
+    Returns:
+        The decision that holds, and why; "" where the image is like the others.
+    """
+    said = outside(look, known)
+    of_image = outside(look, known, image_only=True) if said else []
+    if not said:
+        return decision, ""
+    if not of_image:
+        unlike = f"the model's own mask is unlike those of the labelled images: {said[0]}"
+        return replace(decision, flagged=True), unlike
+    reason = f"this image is unlike the labelled ones: {of_image[0]}"
+    back = Decision(
+        decision.case_id, Action.ROLLBACK, SOURCE, executed=decision.executed, controller=decision.controller,
+        group=decision.group, cluster=decision.cluster, reason=reason, state_hash=source_sha256, flagged=True,
+    )  # fmt: skip
+    return back, reason
 
 
 def _distances(rows: NDArray[Any], names: Sequence[str]) -> NDArray[Any]:

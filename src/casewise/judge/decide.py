@@ -331,9 +331,19 @@ class Setting:
 
 def has_consensus(archive: Archive, consensus: str | None) -> bool:
     """Return True if an archive holds a consensus of the other candidates, or one is named."""
-    views = [archive.ladder(name) for name in archive.joined] or [archive]
-    rungs = [rung for view in views for rung in next(iter(view.entries.values())).rungs]
-    return consensus is not None or any(rung.split("(")[0] in CONSENSUS_NAMES for rung in rungs)
+    views = {name: archive.ladder(name) for name in archive.joined} or {"": archive}
+    return consensus is not None or bool(_consensuses(views))
+
+
+def _consensuses(views: Mapping[str, Archive]) -> dict[State, str]:
+    """Return the name of every candidate that is a consensus of others, without its options, by state."""
+    rungs = {name: next((entry.rungs for entry in view.entries.values()), ()) for name, view in views.items()}
+    found = {
+        State(step).on(name): rung.split("(")[0]
+        for name, own in rungs.items()
+        for step, rung in enumerate(own, start=1)
+    }
+    return {state: kind for state, kind in found.items() if kind in CONSENSUS_NAMES}
 
 
 def setting_of(
@@ -341,14 +351,9 @@ def setting_of(
 ) -> Setting:
     """Describe the candidates of an archive; the consensus is found by its name unless it is given."""
     views = ladder_views(archive, ladders)
-    rungs: dict[State, str] = {}
-    for name, view in views.items():
-        entry = next(iter(view.entries.values()), None)
-        if entry is not None:
-            rungs |= {State(step).on(name): rung for step, rung in enumerate(entry.rungs, start=1)}
-    made = {state: rung for state, rung in rungs.items() if rung.split("(")[0] in CONSENSUS_NAMES}
+    made = _consensuses(views)
     if consensus is None and made:
-        consensus = str(min(made, key=lambda state: CONSENSUS_NAMES.index(made[state].split("(")[0])))
+        consensus = str(min(made, key=lambda state: CONSENSUS_NAMES.index(made[state])))
     if consensus is None:
         raise BadInput(
             f"no candidate of {archive.path} is called {' or '.join(CONSENSUS_NAMES)}; record views or members with a "

@@ -189,7 +189,7 @@ def edit_shares(source: Mask, mask: Mask, label: Mask | None, ignore: int | None
 
 
 def judged_share(rows: pd.DataFrame) -> float | None:
-    """The share of the changed area that HA judged: what lies in components of at least min_area voxels.
+    """Return the share of the changed area that HA judged: sum_i (1 - unscored_i) |D_i| / sum_i |D_i|.
 
     None where nothing was changed. Where it is small, HA says little: most of the edit is in smaller components.
     """

@@ -25,37 +25,6 @@ from casewise.judge.decide import Judge
 POLICY, HASH = "policy.json", "sha256"
 MOST_STEPS = 1000  # a policy that asks for more is a mistake or an attack
 
-DEFAULT = Policy(
-    "default",
-    "router",
-    {
-        "coordinate": "largest",
-        "low": {"action": "depth", "depth": 2},
-        "mid": {"action": "depth", "depth": 1},
-        "hard": {"action": "rollback"},
-        "fallback": "delta",  # routed on where the tertiles of the coordinate coincide (S11)
-        "guard": True,  # rolls back everything where the retained holdout cases are evidently hurt (M3)
-    },
-    4,
-)
-"""Found by a search on real cohorts (docs/decisions/0012): the size of the largest changed piece, and few steps."""
-
-UPDATE = Policy(
-    "update",
-    "router",
-    {
-        "coordinate": "largest",
-        "low": {"action": "depth", "depth": 1},
-        "mid": {"action": "ask"},
-        "hard": {"action": "rollback"},
-        "fallback": "delta",
-        "guard": True,
-    },
-    1,
-)
-"""For archives with one candidate, such as a new model version: keep new, ask a person (old until then), keep old."""
-
-
 MODULATIONS = {
     "frag-subset": "param-subset",
     "frag-entropy-weight": "entropy-weight",
@@ -66,24 +35,38 @@ MODULATIONS = {
 """A modulated objective plus frag-stop: which modulation the trajectories must be made with (E3, D8)."""
 
 
-def _router(name: str, coordinate: str, low: dict[str, Any], mid: dict[str, Any], steps: int) -> Policy:
-    options = {"coordinate": coordinate, "low": low, "mid": mid, "hard": {"action": "rollback"}}
+def _depth(steps: int, **more: Any) -> dict[str, Any]:
+    return {"action": "depth", "depth": steps, **more}
+
+
+def _stop(cap: int) -> dict[str, Any]:
+    return {"action": "stop", "depth": cap}
+
+
+def _router(
+    name: str, coordinate: str, low: dict[str, Any], mid: dict[str, Any], steps: int = 4, **more: Any
+) -> Policy:
+    options = {"coordinate": coordinate, "low": low, "mid": mid, "hard": {"action": "rollback"}, **more}
     return Policy(name, "router", options, steps)
 
+
+GUARDED: dict[str, Any] = {"fallback": "delta", "guard": True}
+"""The router uses the fallback where the tertiles of its coordinate coincide (S11), and rolls back every case where the
+retained calibration cases are evidently hurt (M3)."""
 
 READY: Registry[Policy] = Registry(
     "policy",
     {
-        "default": DEFAULT,
-        "cardiac": _router(
-            "cardiac", "delta", {"action": "depth", "depth": 3}, {"action": "depth", "depth": 2, "shrink": 0.5}, 4
-        ),
-        "prostate": _router("prostate", "regions", {"action": "depth", "depth": 1}, {"action": "depth", "depth": 1}, 4),
-        "driving": _router("driving", "delta", {"action": "stop", "depth": 8}, {"action": "stop", "depth": 4}, 8),
+        # Found by a search on real cohorts (docs/decisions/0012): the size of the largest changed piece, and few steps.
+        "default": _router("default", "largest", _depth(2), _depth(1), **GUARDED),
+        "cardiac": _router("cardiac", "delta", _depth(3), _depth(2, shrink=0.5)),
+        "prostate": _router("prostate", "regions", _depth(1), _depth(1)),
+        "driving": _router("driving", "delta", _stop(8), _stop(4), 8),
         "stop-router": Policy(
             "stop-router", "stop-router", {"coordinate": "delta", "low_cap": 4, "mid_cap": 2, "mid_shrink": 0.5}, 4
         ),
-        "update": UPDATE,
+        # For one candidate, such as a new model version: keep new, ask a person (old until then), keep old.
+        "update": _router("update", "largest", _depth(1), {"action": "ask"}, 1, **GUARDED),
         "m0": Policy("m0", "m0", {}, 0),
         "fixed-k": Policy("fixed-k", "fixed-k", {}, 4),
         "settled": Policy("settled", "settled", {"cap": 4}, 4),

@@ -8,8 +8,8 @@ from typing import Any
 
 from casewise.core.text import brief
 
-NOTABLE = 0.01  # pieces and holes below this share of their label are counted, but nobody is asked to look at them
-_DISAGREE = 0.5  # 1 - Dice between old and new above which a label is hardly the same thing
+NOTABLE = 0.01  # pieces and holes below this share of their label are counted without a warning
+_DISAGREE = 0.5  # a warning is given if 1 - Dice between old and new is above this
 NAN = float("nan")
 
 
@@ -151,7 +151,7 @@ class Comparison:
         return self.warned()
 
     def warned(self, names: Mapping[int, str] | None = None) -> tuple[str, ...]:
-        """The same with names for labels."""
+        """Return the warnings with names for labels."""
         return tuple(word for row in self.labels if row.suspicion for word in _warnings(row, names or {}))
 
     def as_dict(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class Comparison:
 
 
 def label_name(label: int, names: Mapping[int, str]) -> str:
-    """What a label is called where there is room: its name and number, or its number alone.
+    """Return the name and number of a label, or its number if it has no name.
 
     >>> label_name(1, {1: "LV"}), label_name(2, {1: "LV"})
     ('LV (1)', 'label 2')

@@ -71,7 +71,8 @@ def comparison(
         classes = None if classes is None else [label + 1 for label in classes]
     if classes is not None:
         kept = {name: [*classes, *((ignore,) if name == "label" and ignore is not None else ())] for name in named}
-        whole = [_narrowed(mask, kept[name]) for name, mask in zip(named, whole, strict=True)]
+        pairs = zip(named, whole, strict=True)
+        whole = [np.where(np.isin(mask, kept[name]), mask, mask.dtype.type(0)) for name, mask in pairs]
     least = least_voxels(min_area, axes=whole[0].ndim)
     same = np.result_type(*whole)
     masks = [np.ascontiguousarray(mask, same) for mask in whole]
@@ -93,10 +94,6 @@ def _compact(name: str, mask: NDArray[Any]) -> NDArray[Any]:
     if largest >= 2**16:
         raise BadInput(f"labels are at most {2**16 - 1}, got {largest} in {name}; give semantic labels, not instances")
     return mask.astype(np.uint8 if largest < 256 else np.uint16)
-
-
-def _narrowed(mask: NDArray[Any], kept: Sequence[int]) -> NDArray[Any]:
-    return np.where(np.isin(mask, kept), mask, mask.dtype.type(0))
 
 
 def _overall(pair: MaskPair, *, foreground: bool, metric: str) -> Comparison:
@@ -202,7 +199,7 @@ def _labels(pair: MaskPair, *, surfaces: Surfaces) -> tuple[LabelChange, ...]:
 
 
 def _piece_counts(pair: MaskPair) -> dict[str, Integers]:
-    """LabelPieces and holes of each label in old and new, and those that have no counterpart."""
+    """Count pieces and holes of each label in old and new, and those without a counterpart."""
     before, after = pair.pieces
     old, new = pair.old.reshape(-1), pair.new.reshape(-1)
 

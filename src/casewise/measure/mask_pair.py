@@ -52,7 +52,7 @@ class MaskPair:
 
     @cached_property
     def pieces(self) -> tuple[LabelPieces, LabelPieces]:
-        """LabelPieces of the old and of the new mask."""
+        """Pieces of the old and of the new mask."""
         old, new = pieces_of(self.old, self.new, within=self.holes)
         return old, new
 
@@ -64,7 +64,7 @@ class MaskPair:
 
     @staticmethod
     def at(voxels: Integers, mask: NDArray[Any]) -> NDArray[Any]:
-        """A mask's values at some voxels."""
+        """Return the values of a mask at some voxels."""
         return mask.reshape(-1)[voxels]
 
     @cached_property
@@ -83,8 +83,8 @@ class MaskPair:
         truth = None if self.label is None else self.at(self.changed, self.label)
         return self.at(self.changed, self.old), self.at(self.changed, self.new), truth
 
-    def pluralize(self, labels: NDArray[Any]) -> Integers:
-        """How often each label occurs."""
+    def count(self, labels: NDArray[Any]) -> Integers:
+        """Return how often each label occurs."""
         return np.bincount(labels, minlength=self.values)
 
     @cached_property
@@ -93,28 +93,28 @@ class MaskPair:
         before = self.pieces[0]
         old = np.bincount(before.value, before.sizes, minlength=self.values).astype(np.int64)
         old[0] = self.old.size - old[1:].sum()
-        gone, come = (self.pluralize(labels) for labels in self.at_changes[:2])
+        gone, come = (self.count(labels) for labels in self.at_changes[:2])
         return old, old - gone + come, gone + come
 
     @cached_property
     def tally(self) -> Tally:
-        """Counts against the label, from the voxels where the old mask is wrong and from those that changed alone."""
+        """Counts against the label, computed from the voxels where the old mask is wrong or that changed."""
         assert self.label is not None
         wrong, truth = (self.at(self.errors, mask) for mask in (self.old, self.label))
         before, after, there = self.at_changes
         assert there is not None
         whole = self.held[0]
-        in_old, in_label = whole.copy(), whole - self.pluralize(wrong) + self.pluralize(truth)
-        right_old = whole - self.pluralize(wrong)
+        in_old, in_label = whole.copy(), whole - self.count(wrong) + self.count(truth)
+        right_old = whole - self.count(wrong)
         if self.ignore is not None and self.ignore < self.values:
             # Ignored voxels hold any label in the old mask: another one, among the errors, or by chance the same.
-            in_old -= self.pluralize(wrong[truth == self.ignore])
-            in_old[self.ignore] = self.pluralize(wrong)[self.ignore]
+            in_old -= self.count(wrong[truth == self.ignore])
+            in_old[self.ignore] = self.count(wrong)[self.ignore]
             in_label[self.ignore] = right_old[self.ignore] = 0
             valid = there != self.ignore
             before, after, there = before[valid], after[valid], there[valid]
-        in_new = in_old - self.pluralize(before) + self.pluralize(after)
-        right_new = right_old - self.pluralize(before[before == there]) + self.pluralize(after[after == there])
+        in_new = in_old - self.count(before) + self.count(after)
+        right_new = right_old - self.count(before[before == there]) + self.count(after[after == there])
         return Tally(in_old, in_new, in_label, right_old, right_new)
 
     @cached_property
@@ -141,7 +141,7 @@ class Change:
 
 
 def _change_of(pair: MaskPair) -> Change:
-    """One labelling for D and for the change of every label.
+    """Find and judge the regions of D and of the change of every label, in one labelling.
 
     Each label's change is a set of voxels of its own, and lies behind D as if it were a further volume, with an empty
     layer between them; a voxel that changes from one label to another lies in both.

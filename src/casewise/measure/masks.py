@@ -26,7 +26,7 @@ def is_tensor(mask: Any) -> bool:
 
 
 def checked_masks(**masks: Any) -> tuple[Any, ...]:
-    """The masks as arrays or tensors, or an error that names the one that cannot be used.
+    """Return the masks as arrays or tensors; an error names the mask that cannot be used.
 
     >>> checked_masks(source=np.zeros((2, 2), bool), adapted=np.zeros(3, bool))
     Traceback (most recent call last):
@@ -92,18 +92,18 @@ def flat_values(mask: Any, voxels: Integers) -> NDArray[Any]:
 
 
 def count_foreground(mask: Any) -> int:
-    """The number of voxels that are not background."""
+    """Return the number of voxels that are not background."""
     return int(mask.count_nonzero() if is_tensor(mask) else np.count_nonzero(mask))
 
 
 def on_host(mask: Any) -> NDArray[Any]:
-    """The whole mask as a NumPy array, for metrics that need all of it."""
+    """Return the whole mask as a NumPy array."""
     array: NDArray[Any] = mask.detach().cpu().numpy() if is_tensor(mask) else mask
     return array
 
 
 def bounding_box(covered: NDArray[Any]) -> tuple[slice, ...]:
-    """The smallest box around all voxels that are not 0; one voxel where there is none."""
+    """Return the smallest box around all voxels that are not 0; one voxel if there is none."""
     whole_words = covered.flags.c_contiguous and covered.shape[-1] * covered.itemsize % 8 == 0
     words = covered.view(np.uint64) if whole_words else covered  # eight bytes at a time: faster to reduce
     rows = np.bitwise_or.reduce(words, axis=-1) != 0  # a flag for each row of the volume
@@ -119,7 +119,7 @@ def _side(hit: Flags) -> slice:
 
 
 def checked_spacing(spacing_mm: Sequence[float] | None, axes: int) -> Floats:
-    """One positive size in millimetres an axis; ones (voxel units) where nothing is given."""
+    """Return one positive size in millimetres per axis; ones (voxel units) without a spacing."""
     if spacing_mm is None:
         return np.ones(axes)
     spacing = np.asarray(spacing_mm, dtype=np.float64)
@@ -134,7 +134,7 @@ def checked_spacing(spacing_mm: Sequence[float] | None, axes: int) -> Floats:
 def least_voxels(
     min_area: int, min_area_mm: float | None = None, spacing_mm: Sequence[float] | None = None, *, axes: int
 ) -> int:
-    """The fewest voxels that a region may have (B4): ``min_area``, or ``min_area_mm`` in mm2 (2-D) or mm3 (3-D) (S26).
+    """Return the fewest voxels of a region (B4): ``min_area``, or ``min_area_mm`` in mm2 (2-D) or mm3 (3-D) (S26).
 
     >>> least_voxels(16, 10.0, (2.0, 1.0, 1.0), axes=3)
     5

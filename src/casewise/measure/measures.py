@@ -39,6 +39,7 @@ from casewise.measure.masks import checked_spacing
 Volumes = Mapping[str, float]
 """Volume by label name: millilitres where the spacing is known, voxels (pixels) otherwise."""
 
+UNIT_SPACING = "every header says a spacing of 1 x 1 x 1 mm; if a converter wrote that without knowing, ml are wrong"
 LONGEST, DEEPEST = 1000, 40  # characters and nested parentheses of a formula
 _TOKEN = re.compile(r"\s*(?:(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)|([^\W\d][\w.]*)|\"([^\"]+)\"|([-+*/(),]))")
 _DECISION = re.compile(r"\s*(<=|>=|<|>)\s*(-?\d+\.?\d*(?:[eE][+-]?\d+)?)\s*")
@@ -227,6 +228,12 @@ def label_volumes(mask: ArrayLike, spacing_mm: Sequence[float] | None) -> dict[i
     return {
         int(label): int(count) * unit for label, count in zip(labels.tolist(), counts.tolist(), strict=True) if label
     }
+
+
+def all_unit_spacing(spacings_mm: Iterable[Sequence[float] | None]) -> bool:
+    """Whether every volume has a spacing of 1 x 1 x 1 mm, which converters also write where they know none."""
+    given = list(spacings_mm)
+    return bool(given) and all(one is not None and len(one) == 3 and set(one) == {1.0} for one in given)
 
 
 def scan_of(case_id: str, scans: Iterable[str]) -> str | None:

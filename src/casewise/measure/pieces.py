@@ -1,9 +1,9 @@
 """The pieces of every label of some masks and the holes in them, all labels of all masks in one pass over runs.
 
 A *piece* is a face-connected component of one label. A *hole* is a piece of background that foreground encloses; it
-belongs to a label if that label alone touches it, and to no label (0) where several do. A mask of 117 labels costs the
-same pass as a mask of one. One scan finds the foreground; what follows sees its runs and the gaps between them in their
-rows, never the volume around it, so stray voxels in the corners cost no more than others.
+belongs to a label if that label alone touches it, and to no label (0) where several do. A mask of 117 labels needs
+the same single pass as a mask of one. One scan finds the foreground; everything after it works on the runs of the
+foreground and the gaps between them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Enclosure = Literal["volume", "slice"]
 
 @dataclass(frozen=True, eq=False)
 class LabelPieces:
-    """LabelPieces of a mask: of its labels, and of the gaps that lie between two runs of foreground in one row."""
+    """The pieces of a mask: of its labels, and of the gaps between two runs of foreground in one row."""
 
     runs: Runs
     label: NDArray[Any]  # of each run; 0 is a gap
@@ -53,7 +53,7 @@ class LabelPieces:
 
 
 def pieces_of(*masks: NDArray[Any], within: Enclosure = "volume") -> tuple[LabelPieces, ...]:
-    """The pieces of each of some masks of one shape, and which of them are holes.
+    """Find the pieces of some masks of one shape, and which of them are holes.
 
     >>> ring = np.array([[1, 1, 1, 0, 2], [1, 0, 1, 0, 2], [1, 1, 1, 0, 0]])
     >>> (found,) = pieces_of(ring)
@@ -140,7 +140,7 @@ def _split(
     sizes: Integers,
     hole_of: Integers,
 ) -> tuple[LabelPieces, ...]:
-    """The pieces of each mask for itself; pieces are numbered in the order in which they begin, so masks do not mix."""
+    """Split the pieces by mask; those of one mask have consecutive numbers."""
     found, run, piece = [], 0, 0
     for first, last, label in parts:
         mine = owner[run : run + first.size] - piece

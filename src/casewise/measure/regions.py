@@ -28,7 +28,8 @@ _WORD = np.dtype(np.uint64)
 def changed_voxels(source: Any, adapted: Any, *, foreground: bool) -> Integers:
     """Flat indices (C order, ascending) of D = {x : a(x) != b(x)}, binarized to label > 0 first if asked (B1, B2)."""
     if is_tensor(source) and is_tensor(adapted) and source.device == adapted.device:
-        return _on_device(source.detach(), adapted.detach(), foreground)
+        differ = _differ(source.detach(), adapted.detach(), foreground).reshape(-1)
+        return np.asarray(differ.nonzero().reshape(-1).cpu().numpy())
     a, b = on_host(source), on_host(adapted)
     if a.dtype != b.dtype:
         return np.flatnonzero(_differ(a, b, foreground))
@@ -38,15 +39,9 @@ def changed_voxels(source: Any, adapted: Any, *, foreground: bool) -> Integers:
     return _scan(np.ascontiguousarray(a), np.ascontiguousarray(b), foreground)
 
 
-def _differ(a: NDArray[Any], b: NDArray[Any], foreground: bool) -> Flags:
-    differ: Flags = (a > 0) != (b > 0) if foreground else a != b
-    return differ
-
-
-def _on_device(a: Any, b: Any, foreground: bool) -> Integers:
-    different = (a > 0) != (b > 0) if foreground else a != b
-    voxels: Integers = different.reshape(-1).nonzero().reshape(-1).cpu().numpy()
-    return voxels
+def _differ(a: Any, b: Any, foreground: bool) -> Any:
+    """Where two arrays or two tensors differ."""
+    return (a > 0) != (b > 0) if foreground else a != b
 
 
 def _scan(a: NDArray[Any], b: NDArray[Any], foreground: bool) -> Integers:

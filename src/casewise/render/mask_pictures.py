@@ -70,14 +70,11 @@ class Edits:
 def edits(source: Mask, adapted: Mask, label: Mask, *, measure: Mapping[str, Any]) -> Edits:
     """Return the changed voxels, and those of regions that became worse or better by the label (B5)."""
     found = harm(source, adapted, label, **measure)
-    flat = {sign: np.zeros(source.size, bool) for sign in (-1, 1)}
-    side = np.where(found.found.kept, np.sign(found.worse), 0)[found.found.number]
-    for sign, plane in flat.items():
-        plane[found.found.voxels[side == sign]] = True
-    changed = np.zeros(source.size, bool)
-    changed[found.found.voxels] = True
-    worse, better, everything = (plane.reshape(source.shape) for plane in (flat[1], flat[-1], changed))
-    return Edits(worse, better, everything, found)
+    pieces = found.found
+    side, changed = np.zeros(source.shape, np.int8), np.zeros(source.shape, bool)
+    side.flat[pieces.voxels] = np.where(pieces.kept, np.sign(found.worse), 0)[pieces.number]
+    changed.flat[pieces.voxels] = True
+    return Edits(side > 0, side < 0, changed, found)
 
 
 def view_of(change: Edits, *masks: Mask, index: int | None = None, margin: int = 6) -> SliceView:
@@ -100,13 +97,12 @@ def window_of(present: Flags, margin: int) -> tuple[slice, slice]:
     side = max(rows[-1] - rows[0], columns[-1] - columns[0]) + 1 + 2 * margin
     if side > 0.8 * max(present.shape):
         return whole
-    low = [_start(where, side, length) for where, length in zip((rows, columns), present.shape, strict=True)]
-    return tuple(slice(at, min(at + side, length)) for at, length in zip(low, present.shape, strict=True))  # type: ignore[return-value]
 
+    def span(where: NDArray[Any], length: int) -> slice:
+        start = max(0, min((int(where[0]) + int(where[-1]) + 1) // 2 - side // 2, length - side))
+        return slice(start, min(start + side, length))
 
-def _start(where: NDArray[Any], side: int, length: int) -> int:
-    middle = (int(where[0]) + int(where[-1]) + 1) // 2
-    return max(0, min(middle - side // 2, length - side))
+    return span(rows, present.shape[0]), span(columns, present.shape[1])
 
 
 def painted(

@@ -6,7 +6,7 @@ have gained, and which one was deployed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +62,7 @@ def columns(study: Study) -> list[Column]:
 
 
 def flags(study: Study) -> bool:
-    """Whether the policy may ask a person: it flagged a case, or estimated the quality of one."""
+    """True if the policy flagged a case or estimated the quality of one."""
     return any(one.flagged or one.quality is not None for one in study.decisions[study.ours])
 
 
@@ -166,16 +166,13 @@ def _plain(value: Any, column: Column) -> Cell:
     return float("nan") if value is None else float(value)
 
 
-def shown_cases(
-    study: Study, *, pictures: int = PICTURES, tick: Callable[[str], None] = lambda _: None
-) -> Iterator[Shown]:
+def shown_cases(study: Study, *, pictures: int = PICTURES) -> Iterator[Shown]:
     """Every case for the page; the first ``pictures`` with panels."""
     decisions = {name: {one.case_id: one for one in study.decisions[name]} for name in (study.reference, study.ours)}
     for at, row in enumerate(case_frame(study).to_dict("records")):
         case = str(row["case"])
         pair = decisions[study.reference][case], decisions[study.ours][case]
         painted_panels, captions, where = _pictures(study, pair) if at < pictures else ((), panel_names(study), "")
-        tick(case)
         yield Shown(
             case,
             _word(row["group"]),

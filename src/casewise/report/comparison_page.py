@@ -23,6 +23,7 @@ from casewise.core.text import pluralize
 from casewise.data.pairs import Pair, read_image, read_pair
 from casewise.judge.outcomes import judged_sentence
 from casewise.measure.changes import NOTABLE, label_name
+from casewise.measure.measures import UNIT_SPACING
 from casewise.render.mask_pictures import (
     BETTER,
     WORSE,
@@ -236,6 +237,8 @@ def known_limits(summary: Mapping[str, Any]) -> list[str]:
         limits.append(
             "No patient is named: each case counts as one, so bounds are too narrow if patients have several."
         )
+    if summary.get("unit_spacing"):
+        limits.append(f"Volumes: {UNIT_SPACING}.")
     if summary["problems"]:
         limits.append(f"{pluralize(len(summary['problems']), 'problem')} with pairs: those are not in the numbers.")
     limits.append("The numbers hold for patients like these; other scanners, sites and diseases are not covered.")

@@ -19,6 +19,7 @@ from casewise.data.splits import Cohort
 from casewise.measure.metrics.overlap import dice
 from casewise.render.ink import POINT, change_svg
 from casewise.render.mask_pictures import Classes, before_after, data_uri, legend, sheet_png
+from casewise.report.fit_page import design_words
 from casewise.report.page import render_page
 
 PAGE, PICTURE = "demo.html", "masks.png"
@@ -38,6 +39,13 @@ class ScoredHeart:
     def change(self, way: str = "deployed") -> float:
         """Return the change of Dice against M0."""
         return self.dice[way] - self.dice["m0"]
+
+    @property
+    def rollback_sentence(self) -> str:
+        """Say whose mask was rolled back in the second row of pictures, and whether that was right."""
+        whose = "a heart of the third scanner" if self.other else "a heart"
+        right = "the better one" if self.change("tuned") < 0 else "the worse one: a judge without labels can be wrong"
+        return f"In the second row {whose} kept its original mask, here {right}."
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,7 @@ class DemoFacts:
     def rows(self) -> dict[str, dict[str, Any]]:
         """One row per way, by its name for a person."""
         chosen = self.fit["preflight"]["comparison"]["chosen"]
-        named = {"m0": "original model (M0)", **WAYS, "deployed": f"casewise: {chosen}, with the judge"}
+        named = {"m0": "original model (M0)", **WAYS, "deployed": f"casewise: {design_words(chosen)}"}
         return {said: self.row(way) for way, said in named.items() if way in self.same[0].dice}
 
     @property
@@ -86,9 +94,9 @@ class DemoFacts:
             f"on another scanner ({n} new hearts).",
             f"Used for every heart, {' and '.join(ways)}; the weights were tuned on {learners} labelled hearts.",
             f"casewise fit compared {len(compared['rows'])} ways on these {learners} hearts and deploys "
-            f"{compared['chosen']}: {_words(ours)}; {pluralize(back, 'mask')} rolled back to the original, {flagged} "
-            f"of {n} hearts flagged for a person, and {held} of {pluralize(len(third), 'heart')} of a third scanner "
-            "recognized, left with the original mask and flagged.",
+            f"{design_words(compared['chosen'])}: {_words(ours)}. {pluralize(back, 'heart')} kept the original mask, "
+            f"{flagged} of {n} are flagged for a person. {held} of {pluralize(len(third), 'heart')} of a third scanner "
+            "kept the original mask with a flag, as unlike the labelled hearts.",
             self._promise(ours["lost"], n),
         ]
 
@@ -187,6 +195,7 @@ def write_demo(facts: DemoFacts, cohort: Cohort, out: Path) -> Path:
         changes=Markup(change_svg(changes, metric="Dice")),
         pictures=[[(said, data_uri(picture)) for said, picture in row] for row in rows],
         legend=legend(classes.names, background=True),
+        undone="".join(one.rollback_sentence for one in undone),
     )
     write_durably(out / PAGE, text.encode())
     return out / PAGE

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
-from casewise.core.prediction_record import OUTSIDE, PredictedCase
+from casewise.core.prediction_record import OUTSIDE, REGIONS_LISTED, PredictedCase
 from casewise.core.text import pluralize
 from casewise.judge.outcomes import judged_sentence
 from casewise.render.mask_pictures import legend
@@ -94,8 +94,14 @@ def _changed(entry: PredictedCase) -> str:
     found = entry.signals.get(str(entry.decision.state.on(""))) or {}
     share = found.get("delta_foreground")
     if share is None or share == 0:
-        return pluralize(len(entry.regions), "place") if entry.regions else "very little"
-    return f"{share:.1%} of the original segmentation, in {pluralize(len(entry.regions), 'place')}"
+        return _places(entry) if entry.regions else "very little"
+    return f"{share:.1%} of the original segmentation, in {_places(entry)}"
+
+
+def _places(entry: PredictedCase) -> str:
+    """Count the changed regions; an entry lists the largest of them only."""
+    least = "at least " if len(entry.regions) >= REGIONS_LISTED else ""
+    return f"{least}{pluralize(len(entry.regions), 'place')}"
 
 
 def _quality(entry: PredictedCase, metric: str) -> str:

@@ -38,7 +38,7 @@ def series_cases(
 
     With ``channels`` a study is a case; ``wanted`` is how many the model takes.
 
-    Also by case why a series was refused: one bad series costs no other its mask. Nothing is written yet.
+    Also returns, by case, why a series was refused; the other series are still used. Nothing is written yet.
     """
     ending = ending or ".nii.gz"
     if ending not in (".nii.gz", ".nii"):
@@ -53,6 +53,7 @@ def series_cases(
             series.case_id,
             tuple(keep / f"{series.case_id}_{number:04d}{ending}" for number in range(1 + len(series.more))),
             cluster=series.cluster,
+            modality=series.modality if series.modality.isalnum() else None,
         )
         for series in found
     ]
@@ -173,7 +174,7 @@ def certificate_sentence(entry: PredictedCase, certificate: str) -> str:
 
 
 def flag_sentence(entry: PredictedCase) -> str:
-    """Why a person should look at the case; empty where nothing asks for it."""
+    """Why a person should check the case; empty if nobody needs to."""
     reasons = [entry.error] if entry.error else []
     if entry.decision is not None and entry.decision.flagged:
         low = entry.decision.quality_low

@@ -1,14 +1,12 @@
 """Run a picklable function over case ids, in this process or in several, and yield one result per case.
 
 With one job and no time limit everything runs in this process: no worker, no shared memory, nothing to hang. Otherwise
-each job is a spawned process that is killed and replaced when a case overstays its time or dies with it.
+each job is a spawned process that is killed and replaced when a case exceeds its time or the process dies.
 
-Keep freed memory in the process, so that long runs do not pay the kernel for the same pages again and again.
-
-An episode allocates and frees the same large activations at every forward. By default glibc maps each of them anew and
-the kernel clears every page first. Two of glibc's settings change that: ``M_MMAP_MAX = 0`` takes large blocks from the
-heap, and ``M_TRIM_THRESHOLD = -1`` never gives the heap's end back. Results do not change, the process stays as large
-as its largest case. ``CASEWISE_KEEP_MEMORY=0`` leaves the allocator alone.
+``keep_freed_memory`` makes long runs faster. An episode allocates and frees the same large activations at every forward
+pass. By default glibc maps each of them anew and the kernel clears every page first. Two settings of glibc change that:
+``M_MMAP_MAX = 0`` takes large blocks from the heap, and ``M_TRIM_THRESHOLD = -1`` never returns the end of the heap. The
+results do not change; the process stays as large as its largest case. ``CASEWISE_KEEP_MEMORY=0`` turns this off.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import numpy as np
 from casewise.adapt.backbones import Backbone, Reading
 from casewise.core.durable import file_sha256, replacing, write_durably
 from casewise.core.errors import CasewiseError, CasewiseWarning, Refused, in_one_line, without_folders
-from casewise.core.prediction_record import ContractFinding, PredictedCase
+from casewise.core.prediction_record import REGIONS_LISTED, ContractFinding, PredictedCase
 from casewise.core.records import FAILED, Case, Mask, Signals, State, Trajectory
 from casewise.data.folders import CaseFiles
 from casewise.data.nifti import place_like
@@ -30,9 +30,6 @@ from casewise.run.prediction_folder import Layout, input_hashes, versions, write
 
 if TYPE_CHECKING:
     from casewise.deployment import CaseResult, Deployment
-
-REGIONS_LISTED = 50
-
 
 Draw = Callable[[Preview], bytes]
 """Draws the overlay PNG."""
@@ -109,7 +106,8 @@ class PredictCase:
             raise Refused(f"the image of case {files.id} was changed while it was read; predict it again")
         deadline = None if self.timeout_s is None else began + self.timeout_s
         known = [self.known[files.id]] if files.id in self.known else []
-        found = self.deployment.predict(reading.case, deadline=deadline, known=known)
+        case = replace(reading.case, modality=files.modality)
+        found = self.deployment.predict(case, deadline=deadline, known=known)
         made = replace(
             self._blank(files),
             status=found.status,

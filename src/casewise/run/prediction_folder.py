@@ -147,7 +147,7 @@ def _is_own(layout: Layout, case_id: str) -> bool:
 
 
 def _begun(audit: Path) -> frozenset[str]:
-    """Cases that a run began and did not end: it removed what was there, so a mask without an entry is its own."""
+    """Cases that a run began and did not end; a mask of such a case without an entry was written by that run."""
     found: set[str] = set()
     for event in Chain(audit).lines():
         if event.get("event") == "run-started":

@@ -48,7 +48,7 @@ class RayEngine:
         if not case_ids:
             return
         with connected(self.address or address_from(os.environ)):
-            yield from _Crew(self, work, list(case_ids)).results()
+            yield from _WorkerPool(self, work, list(case_ids)).results()
 
 
 def address_from(environment: Mapping[str, str]) -> str | None:
@@ -66,7 +66,7 @@ def connected(address: str | None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing about a run leaves the site
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics are sent
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     own = {} if address else {"num_cpus": os.cpu_count() or 1, "include_dashboard": False}
     ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
@@ -116,7 +116,7 @@ class _RemoteWorker:
         return time.monotonic() - self.began
 
 
-class _Crew:
+class _WorkerPool:
     """Workers, the cases that wait, and how often each case was lost."""
 
     def __init__(self, engine: RayEngine, work: Work, waiting: list[str]) -> None:
@@ -129,7 +129,7 @@ class _Crew:
         self._work = ray.put(work)
         options = {"num_cpus": self._threads, "num_gpus": _gpus(work), "max_restarts": 0}
         self._kind = ray.remote(**options)(Actor)
-        self.workers = [self._hired() for _ in range(min(engine.jobs, len(waiting)))]
+        self.workers = [self._start_worker() for _ in range(min(engine.jobs, len(waiting)))]
         self.idle: list[_RemoteWorker] = []
 
     def results(self) -> Iterator[Result]:
@@ -146,7 +146,7 @@ class _Crew:
             for worker in self.workers:
                 ray.kill(worker.actor)
 
-    def _hired(self) -> _RemoteWorker:
+    def _start_worker(self) -> _RemoteWorker:
         actor = self._kind.remote(self._work, self._threads, str(Path.cwd()))
         return _RemoteWorker(actor, actor.ready.remote())
 
@@ -169,7 +169,7 @@ class _Crew:
     def _replaced(self, worker: _RemoteWorker, error: RayError) -> Result | None:
         """A new worker; the case of the lost one waits again, unless it was lost too often."""
         result = self._given_up(worker, error)
-        self._dismiss(worker)
+        self._stop_worker(worker)
         return result
 
     def _given_up(self, worker: _RemoteWorker, error: RayError) -> Result | None:
@@ -186,19 +186,19 @@ class _Crew:
         message = f"its worker was lost {self.lost[case_id]} times ({_cause(error)}); see max-ram"
         return Result(case_id, error=message, kind="Killed", seconds=worker.seconds)
 
-    def _dismiss(self, worker: _RemoteWorker) -> None:
+    def _stop_worker(self, worker: _RemoteWorker) -> None:
         self.workers.remove(worker)
         ray.kill(worker.actor)
         if self.waiting:
-            self.workers.append(self._hired())
+            self.workers.append(self._start_worker())
 
     def _overdue(self) -> list[Result]:
-        """Cases that overstayed their time, each ended with its worker."""
+        """Stop workers whose case took too long, and return the errors of these cases."""
         if self._limit is None:
             return []
         late = [one for one in self.workers if one.case_id and one.seconds > self._limit]
         for worker in late:
-            self._dismiss(worker)
+            self._stop_worker(worker)
         message = f"did not answer within {self._limit:g} s and was killed"
         return [Result(str(one.case_id), error=message, kind="TimeOut", seconds=one.seconds) for one in late]
 
@@ -216,6 +216,6 @@ def _gpus(work: Work) -> int:
 
 
 def _cause(error: RayError) -> str:
-    """The line of a Ray error that says most: the last one that is not indented."""
+    """The last line of a Ray error, which names the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return in_one_line(error) if not lines else f"{type(error).__name__}: {lines[-1][:200]}"

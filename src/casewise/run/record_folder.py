@@ -1,7 +1,4 @@
-"""Record trajectories: every candidate of every case into an archive, for all that is done without a network.
-
-Measure every candidate of an archive against its labels, spread over an engine; the table is the same as without.
-"""
+"""Record every candidate of every case in an archive, and measure an archive against its labels on an engine."""
 
 from __future__ import annotations
 
@@ -61,7 +58,8 @@ class RecordCase:
     def __call__(self, case_id: str) -> tuple[Case, dict[str, Trajectory]]:
         """The case and its trajectory on each ladder."""
         given = self.cases[case_id]
-        case = given if isinstance(given, Case) else self.backbone.read(given.checked()).case
+        read = given if isinstance(given, Case) else self.backbone.read(given.checked()).case
+        case = replace(read, modality=given.modality)
         wanted = self.missing.get(case_id, tuple(self.proposers))
         hows = {name: self.proposers[name] for name in wanted}
         ready = prepare(case, self.backbone)
@@ -182,7 +180,7 @@ def _added(
     backbone: Backbone,
     on_warning: Callable[[str], None] | None,
 ) -> Iterator[Result]:
-    """Add every case to its ladders, and yield what became of it."""
+    """Add every case to its ladders, and yield its result or error."""
     for result in results:
         if result.error is None:
             case, trajectories = result.value

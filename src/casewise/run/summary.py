@@ -28,7 +28,7 @@ from casewise.adapt.backbones import Backbone
 from casewise.core.chain import Chain
 from casewise.core.durable import file_lock, file_sha256, write_durably, write_json
 from casewise.core.errors import BadInput, CasewiseError, in_one_line, without_folders
-from casewise.core.formats import json_bytes, worded
+from casewise.core.formats import worded
 from casewise.core.prediction_record import CALIBRATED, OUTSIDE, PredictedCase
 from casewise.core.records import Mask
 from casewise.data.folders import CaseFiles
@@ -60,8 +60,10 @@ def summarize(
     backbone: Backbone,
     adaptation: Adaptation,
 ) -> dict[str, Any]:
-    """Score every output that has a label; M0 beside it. A label that cannot be used costs no other case its score."""
-    scored = [files for files in cases if files.label is not None and _has_output(entries.get(files.id))]
+    """Score every output that has a label; M0 beside it. A case whose label cannot be used is left out."""
+    scored = [
+        files for files in cases if files.label is not None and files.id in entries and entries[files.id].has_output
+    ]
     rows: list[dict[str, Any]] = []
     effects: dict[str, dict[str, Any]] = {}
     problems: dict[str, str] = {}
@@ -75,11 +77,16 @@ def summarize(
             continue
         metrics = _metrics(mask, label, regions, backbone.ignore)
         before = _metrics(source, label, regions, backbone.ignore)
-        rows.append(_row(files.label, layout.mask(files.id), metrics))
+        place = {"reference_file": str(files.label), "prediction_file": str(layout.mask(files.id))}
+        rows.append({**place, "metrics": metrics})
         effects[files.id] = _effect(entries[files.id], source, mask, label, before, metrics, backbone, adaptation)
-    mean = {str(region): _means(rows, str(region)) for region in regions} if rows else {}
+    mean = {
+        str(region): {name: _nanmean([row["metrics"][str(region)][name] for row in rows]) for name in METRICS}
+        for region in regions
+        if rows
+    }
     return {
-        "foreground_mean": {name: _mean([mean[key][name] for key in mean]) for name in METRICS} if mean else {},
+        "foreground_mean": {name: float(np.mean([one[name] for one in mean.values()])) for name in METRICS if mean},
         "mean": mean,
         "metric_per_case": rows,
         "adapt": {
@@ -99,10 +106,6 @@ def _masks(layout: Layout, case_id: str, file: Path, backbone: Backbone) -> tupl
         raise BadInput(f"label {file.name} has shape {label.shape}, its mask {mask.shape}; is it another case's?")
     kept_source = layout.source(case_id)
     return label, mask, backbone.read_label(kept_source) if kept_source.is_file() else mask
-
-
-def _has_output(entry: PredictedCase | None) -> bool:
-    return entry is not None and entry.has_output
 
 
 def _regions(backbone: Backbone, scored: Sequence[CaseFiles], *, background: bool) -> tuple[Region, ...]:
@@ -139,21 +142,9 @@ def _counts(found: NDArray[np.bool_], truth: NDArray[np.bool_], valid: NDArray[n
     }  # fmt: skip
 
 
-def _row(label: Path, mask: Path, metrics: dict[str, dict[str, float]]) -> dict[str, Any]:
-    return {"reference_file": str(label), "prediction_file": str(mask), "metrics": metrics}
-
-
-def _means(rows: Sequence[Mapping[str, Any]], region: str) -> dict[str, float]:
-    return {name: _nanmean([row["metrics"][region][name] for row in rows]) for name in METRICS}
-
-
 def _nanmean(values: Sequence[float]) -> float:
     known = [value for value in values if value == value]
     return fmean(known) if known else float("nan")
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values)) if values else float("nan")
 
 
 def _effect(
@@ -298,7 +289,8 @@ def with_patient_measures(work: PredictCase, entries: list[PredictedCase]) -> li
     cases = []
     for one in shown:
         volumes = {int(label): volume for label, volume in one.volumes.items()}
-        cases.append(MeasuredCase(one.case, _patient(one), None, {"new": named_volumes(volumes, names)}))
+        patient = None if one.decision is None else one.decision.cluster
+        cases.append(MeasuredCase(one.case, patient, None, {"new": named_volumes(volumes, names)}))
     found = measures.of_cases(cases, {one.case: one.no_interval for one in shown})
     audit, made = Chain(work.layout.audit), []
     for one in entries:
@@ -308,15 +300,6 @@ def with_patient_measures(work: PredictCase, entries: list[PredictedCase]) -> li
             audit.append(MEASURED, {"case": one.case, "entry": file_sha256(work.layout.entry(one.case))})
         made.append(one)
     return made
-
-
-def _patient(entry: PredictedCase) -> str | None:
-    return None if entry.decision is None else entry.decision.cluster
-
-
-def write_report(path: Path, report: Mapping[str, Any]) -> None:
-    """The report as JSON."""
-    write_durably(path, json_bytes(report))
 
 
 def quota_in(entries: Sequence[PredictedCase]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Who may use a service and for how much: its settings, checked before anything listens, and the check of each request.
+"""Settings of a service, checked before it listens, and the access check of each request.
 
 Every request passes the check before a byte of its body is parsed: Host, Origin, token, size.
 """
@@ -64,7 +64,7 @@ class ServiceSettings:
 
 
 WITHOUT_TOKEN = ("/health/live", "/health/ready")
-"""Probes of a container platform have no token; these paths tell nothing else."""
+"""Paths for the probes of a container platform, which have no token; they show nothing about cases."""
 
 
 class AccessControl:
@@ -152,7 +152,7 @@ def _has_body(headers: Mapping[str, str]) -> bool:
 class Body:
     """A request's body, counted as it comes: 413 as soon as there is too much, whatever length was announced.
 
-    A response that starts before the whole body came closes the connection: nobody listens to the rest.
+    A response that starts before the whole body was received closes the connection.
     """
 
     def __init__(self, receive: Receive, send: Send, limit: int, *, expected: bool) -> None:
@@ -172,7 +172,7 @@ class Body:
         return message
 
     async def send(self, message: Message) -> None:
-        """The response, which hangs up on a body that is still coming."""
+        """Send the response; close the connection if the body is still being sent."""
         if message["type"] == "http.response.start" and not self._whole:
             message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
         await self._send(message)

@@ -62,7 +62,7 @@ class Closing(Exception):
 
 
 class Lane:
-    """One thread owns the model, so no two cases ever meet adapted weights. Used from one event loop."""
+    """Runs the model in one thread, so that two cases never share adapted weights. Used from one event loop."""
 
     def __init__(self, places: int) -> None:
         self.places = places
@@ -73,7 +73,7 @@ class Lane:
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """A place in the house, before the body is read: memory is bounded by places times the largest body."""
+        """Take a place before the body is read, so that memory is at most places times the largest body."""
         if not self.open:
             raise Closing("the service is shutting down")
         if self.taken >= self.places:
@@ -85,7 +85,7 @@ class Lane:
             self.taken -= 1
 
     async def run(self, job: Callable[[], Result]) -> Result:
-        """The job's result, after those that came before it. A caller that goes away does not stop the job."""
+        """Run a job after the ones before it; it also finishes if the caller disconnects."""
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, self._timed, job))
 
     def _timed(self, job: Callable[[], Result]) -> Result:
@@ -251,7 +251,7 @@ def create_app(deployment: Deployment, settings: ServiceSettings) -> FastAPI:
 
 
 class QuotaWatch:
-    """Whether the buckets of the patients served so far are those of calibration; nothing where no bucket is known."""
+    """Compares the buckets of the patients served so far with calibration; no alarm where no bucket is known."""
 
     def __init__(self, policy: Policy) -> None:
         calibrated = policy.preflight.get("quota") or {}
@@ -268,7 +268,7 @@ class QuotaWatch:
 
     @property
     def alarm(self) -> str | None:
-        """That the quotas do not travel, as a sentence; it stays."""
+        """The quota alarm as a sentence; None as long as there is none. Once raised, it stays."""
         if self.monitor is None or not self.monitor.alarm:
             return None
         return quota_drift(self.policy, self.monitor.seen_in, level=1.0)
@@ -355,7 +355,7 @@ class _Service:
         return await self._on_lane(request, job)
 
     def _drawn(self, case: Case, found: CaseResult) -> bytes | None:
-        """The picture for a person; one that cannot be drawn never costs the mask."""
+        """Draw the picture; None if that fails, which never affects the mask."""
         names, background = self.deployment.backbone.labels, self.deployment.adaptation.foreground
         try:
             return overlay_png(preview_of(case, found, names=names, background=background))
@@ -428,10 +428,10 @@ def _handler(status: int) -> Any:
 
 
 async def _disk(request: Request, error: Any) -> JSONResponse:
-    """A full disk, a watch that cannot be written: an unwatched mask is not handed out, and no path leaves."""
+    """Answer 503 if a file cannot be written (full disk, watch); the answer contains no path."""
     why = error.strerror or type(error).__name__
     return JSONResponse(
-        {"error": f"the service cannot read or write its files ({why}); mend that and send it again"}, 503
+        {"error": f"the service cannot read or write its files ({why}); correct that and send the image again"}, 503
     )
 
 

@@ -119,7 +119,7 @@ class Predictions:
 
     @cached_property
     def entries(self) -> Mapping[str, PredictedCase]:
-        """Entries by case id; a case whose entry is broken has no output, and costs no other its review."""
+        """Entries by case id; a case whose entry is broken has no output, and the others can still be reviewed."""
         found = {}
         for file in sorted((self.path / "casewise").glob("*.json")):
             entry = read_entry(file)

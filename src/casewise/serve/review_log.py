@@ -113,7 +113,7 @@ class ReviewLog:
 
 
 def _is_review(line: Mapping[str, Any]) -> bool:
-    """Whether a line says what a review says; anybody can write a line whose hash is right."""
+    """True if a line has the fields of a review; a correct hash alone does not show that."""
     try:
         said = Review(**{one.name: line[one.name] for one in fields(Review)})
     except (KeyError, TypeError, AttributeError, CasewiseError):

@@ -95,15 +95,15 @@ class _Visit(BaseHTTPRequestHandler):
     server_version, sys_version = "casewise", ""
 
     def do_GET(self) -> None:
-        """Read something."""
+        """Read a page, a case or a picture."""
         self._answer("GET")
 
     def do_POST(self) -> None:
-        """Decide something."""
+        """Write a decision."""
         self._answer("POST")
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Say nothing: addresses hold the token."""
+        """Log nothing, because addresses contain the token."""
 
     def _answer(self, method: str) -> None:
         parts = urlsplit(self.path)

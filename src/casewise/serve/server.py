@@ -18,8 +18,8 @@ from casewise.serve.app import create_app
 
 TOKEN = "CASEWISE_TOKEN"
 MANY = 1024  # connections; more are answered 503 at once
-WAITING = 128  # of them that have not sent their header yet; the oldest makes way for a new one
-HEADER_S = 10.0  # for a header; who is slower is sent away
+WAITING = 128  # connections without a complete header; the oldest is closed for a new one
+HEADER_S = 10.0  # for a header; slower connections are closed
 
 
 def token_for(host: str, environment: Mapping[str, str]) -> tuple[str | None, bool]:
@@ -48,7 +48,7 @@ def server(deployment: Deployment, settings: ServiceSettings) -> uvicorn.Server:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            http=_Hurried,
+            http=_TimedProtocol,
             ws="none",
             lifespan="on",
             limit_concurrency=MANY,
@@ -57,10 +57,10 @@ def server(deployment: Deployment, settings: ServiceSettings) -> uvicorn.Server:
     )
 
 
-class _Hurried(H11Protocol):
-    """uvicorn's protocol with an end to waiting for a header, which comes before the token and any other check."""
+class _TimedProtocol(H11Protocol):
+    """uvicorn's protocol with a time limit for the header, which is read before the token is checked."""
 
-    waiting: ClassVar[dict[_Hurried, asyncio.TimerHandle]] = {}  # oldest first
+    waiting: ClassVar[dict[_TimedProtocol, asyncio.TimerHandle]] = {}  # oldest first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -71,25 +71,25 @@ class _Hurried(H11Protocol):
         if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
             self._wait()
         else:
-            self._wait_no_longer()
+            self._stop_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._wait_no_longer()
+        self._stop_waiting()
         super().connection_lost(exc)
 
     def _wait(self) -> None:
         if self not in self.waiting:
-            self.waiting[self] = self.loop.call_later(HEADER_S, self._send_away)
+            self.waiting[self] = self.loop.call_later(HEADER_S, self._refuse)
         if len(self.waiting) > WAITING:
-            next(iter(self.waiting))._send_away()
+            next(iter(self.waiting))._refuse()
 
-    def _wait_no_longer(self) -> None:
+    def _stop_waiting(self) -> None:
         timer = self.waiting.pop(self, None)
         if timer is not None:
             timer.cancel()
 
-    def _send_away(self) -> None:
-        self._wait_no_longer()
+    def _refuse(self) -> None:
+        self._stop_waiting()
         if not self.transport.is_closing():
             self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
             self.transport.close()

@@ -379,7 +379,8 @@ def _decided(gathered: _Gathered, means: Floats, confidence: float | None) -> tu
     criterion, quantity = gathered.criterion, gathered.quantity
     if not means.size:
         needs = " with a label" if quantity.needs_label else ""
-        nobody = _NOBODY.get(gathered.scope, f"no case{needs} to judge it on")
+        where = "" if gathered.scope == "all" else f" in {gathered.scope}"
+        nobody = _NOBODY.get(gathered.scope, f"no case{needs}{where}")
         return UNDECIDED, f"{nobody}, so it is not shown", None, None
     value, limit = float(means.mean()), criterion.limit + 1e-12
     if confidence is None:

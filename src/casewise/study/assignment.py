@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from casewise.core.errors import BadInput
 from casewise.measure.signals import SIGNALS
 from casewise.study.statistics.chance import ChanceMoments, chance_moments
-from casewise.study.statistics.resample import clusters_of
+from casewise.study.statistics.resample import cluster_numbers
 from casewise.study.trajectories import mean_or_nan, signals_in, unshrunk
 
 _NO_LABEL = "an oracle needs labels and no case has one; oracles are reference rows, never controllers"
@@ -129,7 +129,7 @@ class Assignment:
         self.buckets = self.router["bucket"].map({name: number for number, name in enumerate(BUCKETS)}).to_numpy(int)
         self.sizes = {name: int((self.buckets == number).sum()) for number, name in enumerate(BUCKETS)}
         self.n = len(self.cases)
-        self.units = clusters_of(self.router)
+        self.units = cluster_numbers(self.router)
 
     def scopes(self, by_group: bool) -> Iterator[tuple[str, Assignment]]:
         """All cases, then the cases of each group."""

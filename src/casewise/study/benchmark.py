@@ -35,8 +35,7 @@ from casewise.judge.outcomes import deployed_rows, judged_share, outcomes
 from casewise.judge.policy import READY, among_candidates, check_held_out, controller_of, design_of, no_go
 from casewise.render.tables import DASH, Cell, Column, Estimate, Table
 from casewise.replay import replay
-from casewise.study.statistics.resample import clusters_of as units_of
-from casewise.study.statistics.resample import gain_fields
+from casewise.study.statistics.resample import cluster_numbers, gain_fields
 
 DECISIONS, RESULT = "decisions.json", "result.json"
 SEALED, OPENED = "bench: decisions sealed", "bench: labels opened for the decisions"
@@ -396,7 +395,7 @@ def summary(rows: pd.DataFrame, oracle: float | None = None) -> dict[str, Any]:
         only counted.
     """
     known = rows.loc[rows["change"].notna()]
-    change, units = known["change"].to_numpy(float), units_of(known)
+    change, units = known["change"].to_numpy(float), cluster_numbers(known)
     judged, gains = judged_share(rows), gain_fields(change, units)
     if gains["clusters"] < FEWEST:
         gains |= {"low": None, "high": None}

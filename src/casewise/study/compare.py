@@ -29,7 +29,7 @@ from casewise.measure.measures import Measure, check_names
 from casewise.study.acceptance import MET, UNDECIDED, Check, checks_of, verdict_of
 from casewise.study.clinical import MeasureResult, measure_checks, measure_results, volume_results
 from casewise.study.compared_cohort import GOOD, CasesInOrder, ComparedCase, Comparisons, comparison_of
-from casewise.study.compared_pairs import LOG, CaseLog, CompareCase, Settings, compare_pairs, compared_lines
+from casewise.study.compared_pairs import LOG, CaseLog, CompareCase, Settings, compare_pairs
 from casewise.study.plan import ChangePlan, Seal, log_verdict, read_measures, read_plan, seal_plan
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ class Outcome:
             "problems_by_kind": dict(sorted(Counter(problem.kind for problem in self.problems).items())),
             "checks": [check.as_dict() for check in self.checks],
             "measures": [one.as_dict() for one in self.measures],
+            "unit_spacing": self.settings.spacing_mm is None and self.found.cohort.unit_spacing,
             "names": {str(label): name for label, name in self.names.items()},
             "summary": self.found.summary,
             "worst_first": self.first_shown,
@@ -314,11 +315,7 @@ def compare_folders(
             hashed=judged_by is not None,
         )
         work = CompareCase(pairs, settings)
-        stream: Lines = (
-            compared_lines(work, engine, list(pairs))
-            if out is None
-            else compare_pairs(work, engine, Path(out), fresh=fresh)
-        )
+        stream: Lines = compare_pairs(work, engine, None if out is None else Path(out), fresh=fresh)
         kept = []
         for line in stream if progress is None else progress(stream, len(pairs)):
             if out is None:

@@ -172,6 +172,7 @@ class ComparedCohort:
         self.counts: dict[int, Counter[str]] = {}  # by label
         self.metric = ""  # of the first case with a label
         self.in_ml = True
+        self.unit_spacing = True  # every voxel is 1 mm3
         self._clusters: dict[str, int] = {}
         self._groups: dict[str, int] = {}
 
@@ -193,6 +194,7 @@ class ComparedCohort:
             made_right=found.made_right or 0,
         )
         self.in_ml &= found.voxel_ml is not None
+        self.unit_spacing &= found.voxel_ml == 0.001
         self.metric = self.metric or (found.metric if found.labelled else "")
         for row in found.labels:
             self.labels.setdefault(row.label, _Columns()).add(row, _OF_LABEL, at=at)

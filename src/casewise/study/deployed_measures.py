@@ -1,4 +1,4 @@
-"""Clinical measures around a deployment: what each design does to them at ``fit``, and their values at ``predict``.
+"""Clinical measures of a deployment: the effect of each design on them at ``fit``, and their values at ``predict``.
 
 At ``fit`` every compared design is scored on patients that it was not fitted on. The errors of the chosen design on
 these patients give each measure a conformal interval by patient:
@@ -8,13 +8,13 @@ these patients give each measure a conformal interval by patient:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from casewise.archive.store import Archive
 from casewise.core.durable import json_sha256
-from casewise.core.records import DONE, SOURCE, Mask, Policy, State
+from casewise.core.records import DONE, SOURCE, Controller, Decision, Mask, Policy, State
 from casewise.core.text import pluralize
 from casewise.judge.calibration.designs import Deployed
 from casewise.judge.controllers.choose import state_of
@@ -116,7 +116,7 @@ class DeployedMeasures:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> DeployedMeasures:
-        """The inverse of :meth:`as_dict`; formulas are parsed again."""
+        """Read what :meth:`as_dict` wrote; formulas are parsed again."""
         return cls(**{**plain, "declared": declared_measures(plain["declared"])})
 
 
@@ -143,7 +143,7 @@ def measure_text(name: str, found: Mapping[str, Any]) -> str:
 def design_cases(
     archive: Archive, deployed: Mapping[str, Sequence[Deployed]], names: Mapping[int, str], ladders: Sequence[str] = ()
 ) -> dict[str, list[MeasuredCase]]:
-    """The volumes of M0, of every design's mask and of the label, for every case, by design.
+    """Return the volumes of M0, of the mask of each design and of the label, for every case, by design.
 
     Args:
         archive: The labelled cases.
@@ -172,26 +172,30 @@ def design_cases(
 
 
 def design_mask(one: Deployed, mask: Callable[[State], Mask]) -> Mask:
-    """The mask that a design deploys for a case: a candidate or M0 with accepted pieces of it, after cleanup."""
+    """Return the mask that a design deploys: a candidate, or M0 with accepted pieces of it, after cleanup."""
     chosen = mask(state_of(one.state))
     if one.gated:
         chosen = merged(mask(SOURCE), chosen, one.accepted)
     return Cleanup.parse(one.cleanup).apply(chosen) if one.cleanup else chosen
 
 
+def decided_cases(
+    archive: Archive, controller: Controller, decisions: Iterable[Decision], names: Mapping[int, str]
+) -> Iterator[MeasuredCase]:
+    """Yield the volumes of M0, of the deployed mask and of the label, where there is one, for every decision."""
+    for decision in decisions:
+        entry = archive.entries[decision.case_id]
+        masks = {"old": archive.mask(entry.id, SOURCE), "new": deployed_mask(archive, controller, decision)}
+        if entry.labelled:
+            masks["label"] = archive.label(entry.id)
+        yield MeasuredCase.of(entry.id, masks, spacing_mm=entry.spacing_mm, patient=entry.cluster, names=names)
+
+
 def policy_cases(archive: Archive, policy: Policy, names: Mapping[int, str]) -> list[MeasuredCase]:
-    """The volumes of M0, of the mask that a policy deploys and of the label, for every recorded case."""
-    judge, found = judge_of(policy), []
-    for case_id in archive.ids:
-        entry = archive.entries[case_id]
-        decision = replay_case(archive, judge, case_id)
-        masks = {
-            "old": archive.mask(case_id, SOURCE),
-            "new": deployed_mask(archive, judge.controller, decision),
-            "label": archive.label(case_id),
-        }
-        found.append(MeasuredCase.of(case_id, masks, spacing_mm=entry.spacing_mm, patient=entry.cluster, names=names))
-    return found
+    """Return the volumes of M0, of the mask that a policy deploys and of the label, for every recorded case."""
+    judge = judge_of(policy)
+    decisions = (replay_case(archive, judge, case_id) for case_id in archive.ids)
+    return list(decided_cases(archive, judge.controller, decisions, names))
 
 
 def fit_report(

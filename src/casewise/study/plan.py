@@ -171,7 +171,7 @@ def read_toml(path: Path, what: str) -> tuple[dict[str, Any], str]:
         content = path.read_text(encoding="utf-8")
         return tomllib.loads(content), text_sha256(content)
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} cannot be read ({error}); casewise compare --new-plan plan.toml writes one") from None
+        raise BadInput(f"{path} cannot be read ({error}); casewise compare --new-plan writes one") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadInput(f"{path.name} is no TOML ({str(error)[:200]})") from None
 
@@ -310,6 +310,8 @@ def _check_consistent(plan: ChangePlan) -> None:
     for one in plan.criteria:
         if QUANTITIES[one.name].is_share and one.limit < 1:
             fewest = _fewest(one.limit, plan.acceptance.confidence, 1)
+            if fewest >= MOST_PATIENTS:
+                raise BadInput(f"no sample can show {one.name} <= {one.limit:g}; allow more, such as 0.05")
             if plan.patients < fewest:
                 raise BadInput(
                     f"{plan.patients} patients can never show {one.name} <= {one.limit:g} at confidence "

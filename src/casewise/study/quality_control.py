@@ -26,7 +26,7 @@ from casewise.judge.decide import CONSENSUS_NAMES, candidate_masks
 from casewise.measure.metrics import METRICS
 from casewise.measure.metrics.selective import auroc, risk_coverage
 from casewise.measure.signals.agreement import candidates_of
-from casewise.study.statistics.resample import clusters_of, draws, interval_of
+from casewise.study.statistics.resample import cluster_numbers, draws, interval_of
 
 SIGNALS_OF_QUALITY = ("agreement", "agreement_lowest", "agreement_all", "agreement_consensus", "weighted_agreement")
 """Signals of quality; higher means a better mask."""
@@ -210,7 +210,7 @@ def worth(known: pd.DataFrame, below: float | None, *, resamples: int = 1000) ->
 
 def _bootstrap(rows: pd.DataFrame, signal: Any, risk: Any, resamples: int) -> tuple[float, float]:
     """Percentile interval of AURC, whole clusters drawn together."""
-    unit = clusters_of(rows)
+    unit = cluster_numbers(rows)
     members = [np.flatnonzero(unit == k) for k in range(int(unit.max()) + 1)]
     values = []
     for draw in draws(len(members), resamples).index:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, CasewiseError
-from casewise.core.records import CALIBRATION, EVALUATION, SOURCE, Action, Controller, Decision, Mask, Policy
+from casewise.core.records import CALIBRATION, EVALUATION, SOURCE, Controller, Decision, Mask, Policy
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.data.folders import CaseFiles, list_cases
 from casewise.data.splits import check_disjoint, clusters_of
@@ -398,15 +398,6 @@ def case_masks(
         return None
     masks, label = archive.masks(case_id), archive.label(case_id)
     source, adapted = masks[SOURCE], masks[reference.state.on("")]  # the archive shows one ladder
-    if deployed is None:
-        output = source
-    elif deployed.action is Action.GATE:
-        output = deployed_mask(archive, study.controller, deployed)
-    else:
-        output = (
-            masks[deployed.state.on("")]
-            if deployed.state.ladder in ("", archive.ladder_name)
-            else archive.mask(case_id, deployed.state)
-        )
+    output = source if deployed is None else deployed_mask(archive, study.controller, deployed)
     change = edits(source, adapted, label, measure=study.measure)
     return CaseMasks(case_id, label, source, adapted, output, change)

@@ -23,7 +23,7 @@ from casewise.study.analyses.controls import attribution_of
 from casewise.study.analyses.deployed_methods import interval_between, verdict
 from casewise.study.analyses.gain import answers, captured, deployed_row
 from casewise.study.analyses.routing import quota_found
-from casewise.study.statistics.resample import clusters_of
+from casewise.study.statistics.resample import cluster_numbers
 from casewise.study.study import Study
 
 FEWEST = 5  # patients that an interval needs
@@ -68,7 +68,7 @@ def _nothing_undone(study: Study) -> bool:
 
 def advised(study: Study) -> list[str]:
     """What a reader must know before any number: a NO-GO, other bucket sizes than at calibration, few patients."""
-    against, units = no_go(study.policy), len(set(clusters_of(study.router)))
+    against, units = no_go(study.policy), len(set(cluster_numbers(study.router)))
     found = [*([] if against is None else [against]), *(quota_found(study).notes if study.is_router else ())]
     if units < FEWEST:
         found.append(

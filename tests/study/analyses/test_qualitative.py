@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pandas as pd
 
+from casewise.measure.cleanup import Cleanup
 from casewise.study.analyses import ANALYSES
 from casewise.study.analyses.qualitative import DESIDERATA, chosen, wanted
+from casewise.study.study import case_masks
 
 
 def slices(*rows):
@@ -46,3 +51,16 @@ def test_the_section_prints_how_many_slices_met_each_desideratum(study):
     for name, words in DESIDERATA.items():
         assert shown[words] == finding.made[name]
     assert shown["all four"] == finding.made["all"]
+
+
+def test_pictures_show_the_mask_after_cleanup(study):
+    references = {one.case_id: one for one in study.decisions[study.reference]}
+    cleaned = 0
+    for decision in (one for one in study.decisions[study.ours] if not one.rolled_back):
+        case = decision.case_id
+        shown = case_masks(study, case, reference=references[case], deployed=replace(decision, cleanup="largest(1)"))
+        plain = study.evaluation.mask(case, decision.state)
+        after = Cleanup.parse("largest(1)").apply(plain)
+        assert np.array_equal(shown.deployed, after)
+        cleaned += bool((after != plain).any())
+    assert cleaned

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from casewise.core.errors import BadInput
-from casewise.study.statistics.resample import clusters_of, draws, interval_of, mean_interval, paired_interval
+from casewise.study.statistics.resample import cluster_numbers, draws, interval_of, mean_interval, paired_interval
 
 
 def test_the_index_matrix_is_the_stated_stream_and_says_so():
@@ -27,7 +27,7 @@ def test_counts_say_how_often_a_unit_was_drawn():
 
 def test_cases_without_a_cluster_are_their_own_and_never_collide_with_a_cluster_name():
     frame = pd.DataFrame({"case": ["a", "b", "c", "d"], "cluster": ["p1", "p1", None, "c"]})
-    assert clusters_of(frame).tolist() == [0, 0, 1, 2]
+    assert cluster_numbers(frame).tolist() == [0, 0, 1, 2]
 
 
 def test_clusters_of_one_case_give_the_very_same_interval_as_cases():

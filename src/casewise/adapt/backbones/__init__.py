@@ -130,7 +130,8 @@ def appearance_inputs(case: Case, prepared: Prepared, source: Mask, backbone: Ba
     whole = prepared.inputs if prepared.pipeline is None else prepared.pipeline.whole
     labels = sorted(value for value in backbone.labels if value > 0)
     seen = {"image": case.image, "source": source, "labels": labels, "spacing_mm": case.spacing_mm}
-    return {"inputs": np.asarray(whole.detach().float().cpu().numpy()), **seen}
+    whole_array = np.asarray(whole.detach().float().cpu().numpy())
+    return {"inputs": whole_array, "modality": case.modality, **seen}
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ from casewise.adapt.backbones import Backbone
 from casewise.adapt.episode import Episode
 from casewise.adapt.objectives import objective_of
 from casewise.adapt.proposers import PreparedCase, bind
+from casewise.adapt.snapshot import evaluating
 from casewise.core.errors import BadInput
 from casewise.core.records import Binding
 
@@ -61,10 +62,12 @@ class Gradient:
 def episode_of(case: PreparedCase, network: Backbone | nn.Module, how: Adaptation) -> Episode:
     """Return the episode of one case; M0 is not predicted again where it is known."""
     predict = case.prepared.predict
+    own = network if isinstance(network, nn.Module) else network.network
     if predict is not None and case.source is not None:
-        predict = case.source.first(predict)
+        with evaluating(own):
+            predict = case.source.first(predict)
     return Episode(
-        network if isinstance(network, nn.Module) else network.network,
+        own,
         case.prepared.inputs,
         how,
         case_id=case.case.id,

@@ -135,6 +135,10 @@ def run_episode(
         >>> run_episode(PlainUNet(), np.zeros((1, 1, 64, 64)), "views:photo").rungs[:2]
         ('mirror(x)', 'gamma(0.8,range)')
     """
+    if not isinstance(network, nn.Module):
+        raise BadInput(
+            f"run_episode takes a torch.nn.Module, got a {type(network).__name__}; casewise.guard takes both"
+        )
     how = Adaptation.of(objective, **options)
     if how.is_gradient:
         with Episode(network, image, how, case_id=case_id, forward=forward, predict=predict, head=head) as episode:

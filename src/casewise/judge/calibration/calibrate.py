@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from casewise.core.errors import BadInput, CasewiseWarning, Overlap, TooFewCases
 from casewise.core.records import CALIBRATION, EVALUATION, Policy
 from casewise.core.text import pluralize
 from casewise.data.splits import check_disjoint, cluster_of, clusters_of
-from casewise.judge.appearance import Appearance, known_appearance
+from casewise.judge.appearance import AGREEMENT, Appearance, known_appearance
 from casewise.judge.calibration import cuts
 from casewise.judge.calibration.cuts import FEWEST, Floats
 from casewise.judge.calibration.design_comparison import OnCompared, fitted_choice
@@ -232,14 +233,23 @@ def _among_candidates(holdout: Archive, design: Policy, unflagged: str | None, *
     name, fitted, found = fitted_choice(holdout, design.name, ladders=holdout.joined, **options)
     found["concerns"] += [unflagged] if unflagged else []
     ladders = {one: holdout.ladder(one).configuration.get("adaptation") or {} for one in holdout.joined}
-    more = {"flag": fitted.pop("flag", {}), "cleanup": fitted.pop("cleanup", "")}
+    agreements = {one["case"]: one["signals"].get(AGREEMENT) for one in found["out_of_fold"]}
+    more = {
+        "flag": fitted.pop("flag", {}),
+        "cleanup": fitted.pop("cleanup", ""),
+        "appearance": _appearance(holdout, agreements),
+    }
     return replace(design, controller=name, options=fitted, ladders=ladders, preflight=found, **more)
 
 
-def _appearance(holdout: Archive) -> dict[str, Any]:
-    """Return what the calibration images look like, if all were measured and there are two patients or more."""
-    looks = [Appearance(entry.id, entry.appearance, entry.cluster) for entry in holdout.entries.values()]
-    known = all(one.numbers for one in looks) and len({one.patient for one in looks}) > 1
+def _appearance(holdout: Archive, agreements: Mapping[str, float | None] = MappingProxyType({})) -> dict[str, Any]:
+    """Return what the calibration images look like, if all were measured and there are two patients or more.
+
+    ``agreements`` are those of the deployed masks with the other candidates.
+    """
+    entries = holdout.entries.values()
+    looks = [Appearance(e.id, e.appearance, e.cluster).with_agreement(agreements.get(e.id)) for e in entries]
+    known = all(e.appearance for e in entries) and len({one.patient for one in looks}) > 1
     return known_appearance(looks).as_plain() if known else {}
 
 

@@ -7,15 +7,18 @@ fitted on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from casewise.archive.store import Archive
 from casewise.core.records import Controller, Mask, State
 from casewise.judge.calibration.designs import Deployed, Design, Known, answer
-from casewise.judge.decide import Setting, candidate_masks
+from casewise.judge.controllers.choose import state_of
+from casewise.judge.decide import Setting, candidate_masks, ladder_views
 from casewise.judge.outcomes import POINT, scoring_options
 from casewise.measure.cleanup import Cleanup
 from casewise.measure.metrics import METRICS
@@ -37,13 +40,21 @@ class CleanupGains:
     ladders: tuple[str, ...]
     known: dict[tuple[str, State], Mapping[int, float]] = field(default_factory=dict)
 
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """How masks are scored."""
+        return scoring_options(next(iter(ladder_views(self.archive, self.ladders).values())))
+
     @property
     def labels(self) -> tuple[int, ...]:
-        """Foreground labels; none where the metric is no mean of class Dice or where there are too many."""
-        views = [self.archive.ladder(name) for name in self.ladders] or [self.archive.only_ladder()]
-        options = scoring_options(views[0])
-        named = tuple(int(value) for value in options["classes"] or () if value > 0)
-        return named if options["metric"] == "dice" and len(named) <= MOST_LABELS else ()
+        """Foreground labels; none if the metric is not the mean of class Dice, or if there are too many."""
+        named = tuple(int(value) for value in self.options["classes"] or () if value > 0)
+        return named if self.options["metric"] == "dice" and len(named) <= MOST_LABELS else ()
+
+    def change(self, found: Deployed, labels: Iterable[int]) -> float:
+        """Return the change of the metric if these labels of a deployed mask are cleaned; merged masks are not."""
+        changes = {} if found.gated else self.of(found.case_id, state_of(found.state))
+        return float(sum(changes.get(label, 0.0) for label in labels))
 
     def of(self, case_id: str, state: State) -> Mapping[int, float]:
         """Return the change of the metric for each label that has more than one component."""
@@ -54,15 +65,14 @@ class CleanupGains:
         return self.known[key]
 
     def _changes(self, case_id: str, mask: Mask) -> dict[int, float]:
-        view = self.archive.ladder(self.ladders[0]) if self.ladders else self.archive.only_ladder()
-        options, label = scoring_options(view), self.archive.label(case_id)
-        score = METRICS[options["metric"]].of
-        before = float(score(mask, label, ignore=options["ignore"], spacing_mm=None))
+        label, ignore = self.archive.label(case_id), self.options["ignore"]
+        score = METRICS[self.options["metric"]].of
+        before = score(mask, label, ignore=ignore, spacing_mm=None)
         found = {}
         for value in self.labels:
             cleaned = Cleanup.parse(f"largest({value})").apply(mask)
             if (cleaned != mask).any():
-                found[value] = float(score(cleaned, label, ignore=options["ignore"], spacing_mm=None)) - before
+                found[value] = float(score(cleaned, label, ignore=ignore, spacing_mm=None) - before)
         return found
 
 
@@ -89,10 +99,7 @@ class Cleaned:
         found = answer(one, self.controller)
         if found.gated or not self.labels:
             return found
-        state = next(state for state in one.metric if str(state) == found.state)
-        changes = self.gains.of(one.case_id, state)
-        metric = found.metric + sum(changes.get(label, 0.0) for label in self.labels)
-        return replace(found, metric=metric, cleanup=self.cleanup)
+        return replace(found, metric=found.metric + self.gains.change(found, self.labels), cleanup=self.cleanup)
 
 
 def cleaned(design: Design, gains: CleanupGains) -> Design:
@@ -106,7 +113,7 @@ def cleaned(design: Design, gains: CleanupGains) -> Design:
         taken = [answer(one, controller) for one in known]
         chosen = []
         for label in gains.labels:
-            change = np.array([_change(gains, one, found, label) for one, found in zip(known, taken, strict=True)])
+            change = np.array([gains.change(found, (label,)) for found in taken])
             _, patient = np.unique([one.cluster for one in known], return_inverse=True)
             means = np.bincount(patient, change) / np.bincount(patient)
             if means.mean() > 0 and means.min() >= -POINT:
@@ -114,10 +121,3 @@ def cleaned(design: Design, gains: CleanupGains) -> Design:
         return Cleaned(controller, tuple(chosen), gains)
 
     return fit  # type: ignore[return-value]
-
-
-def _change(gains: CleanupGains, one: Known, found: Deployed, label: int) -> float:
-    if found.gated:
-        return 0.0
-    state = next(state for state in one.metric if str(state) == found.state)
-    return float(gains.of(one.case_id, state).get(label, 0.0))

@@ -20,18 +20,8 @@ from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import SOURCE, Controller
 from casewise.core.text import UNIT, pluralize
-from casewise.judge.calibration import quality
-from casewise.judge.calibration.adoption import (
-    ALLOWED_HURT,
-    CHANCE,
-    NO_INTERVAL,
-    HurtShare,
-    chance_of_best,
-    hurt_share,
-    mean_low,
-    patients_for_chance,
-    unseen_sentence,
-)
+from casewise.judge.calibration import adoption, quality
+from casewise.judge.calibration.adoption import ALLOWED_HURT, CHANCE, HurtShare
 from casewise.judge.calibration.cleaning import SUFFIX, CleanupGains, cleaned
 from casewise.judge.calibration.designs import (
     Deployed,
@@ -91,7 +81,7 @@ class Nested:
         return (
             f"expected gain {self.gain:+.4f} (estimated from {self.patients} {UNIT[1]}, each scored by a choice and a "
             f"fit that did not see it; chosen without it: {picked} of {sum(self.choices.values())} folds); "
-            f"{NO_INTERVAL}"
+            f"{adoption.NO_INTERVAL}"
         )
 
 
@@ -245,10 +235,10 @@ def _why(rows: Sequence[DesignRow], chosen: str, allowed_hurt: float) -> str:
             f"{pluralize(len(rows) - 1, 'design')}; {harm.sentence()}){passed}"
         )
     patients = row.clusters
-    if patients < patients_for_chance(CHANCE):
+    if patients < adoption.patients_for_chance(CHANCE):
         return (
             f"{patients} {UNIT[1]} cannot show a gain: the smallest p that they can reach is {2.0**-patients:.3f}, and "
-            f"{CHANCE:g} is needed; label {patients_for_chance(CHANCE)} or more{_at_more_harm(rows)}"
+            f"{CHANCE:g} is needed; label {adoption.patients_for_chance(CHANCE)} or more{_at_more_harm(rows)}"
         )
     likely = sorted((one for one in rows if one.design != "m0"), key=lambda one: -one.low)[:3]
     said = [f"{one.design}: {' and '.join(one.fails)}" for one in likely]
@@ -283,7 +273,7 @@ def _rows(
     clusters = [one.cluster for one in next(iter(deployed.values()))]
     gains = {name: np.array([one.gain for one in found]) for name, found in deployed.items()}
     moving = [name for name in gains if name != "m0"]
-    found = chance_of_best(np.stack([gains[name] for name in moving], axis=1), clusters) if moving else ()
+    found = adoption.chance_of_best(np.stack([gains[name] for name in moving], axis=1), clusters) if moving else ()
     p = dict.fromkeys(gains, 1.0) | dict(zip(moving, map(float, found), strict=True))
     return tuple(_row(name, gain, clusters, p[name], oracle, allowed_hurt, chance) for name, gain in gains.items())
 
@@ -291,8 +281,8 @@ def _rows(
 def _row(
     name: str, gain: Any, clusters: Sequence[str], p: float, oracle: float, allowed_hurt: float, chance: float
 ) -> DesignRow:
-    mean, low, high = mean_low(gain, clusters)
-    harm = hurt_share(gain, clusters, limit=allowed_hurt)
+    mean, low, high = adoption.mean_low(gain, clusters)
+    harm = adoption.hurt_share(gain, clusters, limit=allowed_hurt)
     helped, hurt = int((gain > 0).sum()), int((gain < 0).sum())
     fails = []
     if name == "m0":
@@ -465,15 +455,16 @@ def choice_sentences(found: Mapping[str, Any]) -> list[str]:
     lines = [
         "each design, fitted without the patient that it is scored on: gain over M0 [bounds by Student's "
         "t, which do not allow for the choice], helped : hurt",
-        "(a point is 0.01; p: chance that the best of all gains as surely by luck; the best possible takes the best "
-        "recorded candidate of every case)",
+        "(a point is 0.01; p: chance that the best of all gains as surely by luck, if gains and losses of one size are "
+        "equally likely; where losses are rare and large, designs that gain nothing pass more often; the best possible "
+        "takes the best recorded candidate of every case)",
     ]
     lines += [f"  {DesignRow(**row).sentence()}" for row in compared["rows"]]
     if len(compared["rows"]) > 2:
         lines.append(f"taken: {compared['chosen']} ({compared['why']})")
     if compared["nested"] is not None and compared["chosen"] != "m0":
         nested = Nested(**compared["nested"])
-        lines += [nested.sentence(), unseen_sentence(nested.patients)]
+        lines += [nested.sentence(), adoption.unseen_sentence(nested.patients)]
     lines.append(found["deploys"])
     if len(compared["rows"]) > 2 and compared["chosen"] != "m0":
         lines.append(

@@ -22,28 +22,11 @@ from casewise.core.records import SOURCE, Action, Controller, Mask, Observation,
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.data.splits import cluster_of, fold_of
 from casewise.judge.calibration.adoption import ALLOWED_HURT, chance_of_best, mean_low
-from casewise.judge.controllers.choose import (
-    FEATURES,
-    AgreementRule,
-    Choose,
-    added,
-    candidate_signals,
-    compared_masks,
-    features,
-    non_voting,
-    state_of,
-)
+from casewise.judge.controllers import choose, merge
+from casewise.judge.controllers.choose import AgreementRule, Choose, candidate_signals, state_of
 from casewise.judge.controllers.depth import Settled, Source
 from casewise.judge.controllers.flag import QUALITY_SIGNALS, deployed_signal
-from casewise.judge.controllers.merge import (
-    PIECE,
-    PIECE_FEATURES,
-    Merge,
-    merged,
-    opinions,
-    piece_features,
-    piece_scores,
-)
+from casewise.judge.controllers.merge import PIECE_FEATURES, Merge
 from casewise.judge.decide import Setting, candidate_masks, first_verdict, ladder_views, whole_case
 from casewise.judge.outcomes import POINT, outcomes, scoring_options
 from casewise.measure.metrics import METRICS
@@ -145,9 +128,9 @@ def gather(archive: Archive, setting: Setting, progress: Progress | None = None)
         if not np.isfinite(worth[SOURCE][0]):
             continue
         whole = whole_case(archive, case_id, setting)
-        silent = non_voting(whole, (*setting.silent, setting.consensus))
-        held = compared_masks(whole, masks, silent=silent, background=setting.background)
-        seen = added(whole, dict(zip(candidate_signals(whole), held.signals(), strict=True)))
+        silent = choose.non_voting(whole, (*setting.silent, setting.consensus))
+        held = choose.compared_masks(whole, masks, silent=silent, background=setting.background)
+        seen = choose.added(whole, dict(zip(candidate_signals(whole), held.signals(), strict=True)))
         edits = KnownEdits(
             archive, case_id, setting.ladders, silent, options["metric"], options["ignore"], entry.spacing_mm
         )
@@ -204,7 +187,7 @@ class KnownEdits:
         missing = [state for state in states if state not in self.known]
         if missing:
             masks = masks or candidate_masks(self.archive, self.case_id, self.ladders)
-            label, held = self.archive.label(self.case_id), held or opinions(masks, self.silent)
+            label, held = self.archive.label(self.case_id), held or merge.opinions(masks, self.silent)
             counts = self._counts(masks, label)
             self.known.update({state: self._edit(masks, state, held, label, counts) for state in missing})
 
@@ -218,7 +201,7 @@ class KnownEdits:
         return np.array([np.bincount(part, minlength=classes) for part in (old[old == truth], old, truth)], np.float64)
 
     def _edit(self, masks: Mapping[State, Mask], state: State, held: Candidates, label: Mask, counts: Floats) -> Edit:
-        pieces, features = piece_features(masks, state, self.silent, held)
+        pieces, features = merge.piece_features(masks, state, self.silent, held)
         truth = label.reshape(-1)[pieces.voxels]
         valid = np.ones(truth.size, bool) if self.ignore is None else truth != self.ignore
 
@@ -226,7 +209,7 @@ class KnownEdits:
             return np.bincount(pieces.number[voxels], minlength=len(pieces.sizes)).astype(np.float64)
 
         def scored(accepted: tuple[int, ...]) -> float:
-            mask = merged(masks[SOURCE], masks[state], accepted)
+            mask = merge.merged(masks[SOURCE], masks[state], accepted)
             return METRICS[self.metric].of(mask, label, ignore=self.ignore, spacing_mm=self.spacing_mm)
 
         return Edit(
@@ -325,9 +308,9 @@ def _rows(one: Known) -> tuple[Floats, Floats, list[str]]:
     found = [
         (x, one.metric[state] - one.source, str(state))
         for state, signals in candidates.items()
-        if state != SOURCE and (x := features(signals, candidates[SOURCE])) is not None
+        if state != SOURCE and (x := choose.features(signals, candidates[SOURCE])) is not None
     ]
-    rows = np.array([row[0] for row in found], np.float64).reshape(-1, len(FEATURES))
+    rows = np.array([row[0] for row in found], np.float64).reshape(-1, len(choose.FEATURES))
     return rows, np.array([row[1] for row in found]), [row[2] for row in found]
 
 
@@ -349,6 +332,11 @@ def _shrinkage(rows: Sequence[tuple[Floats, Floats, list[str]]], names: Sequence
 def _fit_gain(
     rows: Sequence[tuple[Floats, Floats, list[str]]], names: Sequence[str], ridge: float, shrink: float
 ) -> tuple[tuple[float, ...], tuple[tuple[str, float], ...]]:
+    r"""Fit the gain y of a candidate k: weights w of its features x, and an intercept b_k that counts where it edits.
+
+    .. math:: \min_{w, b} \sum (y - w \cdot x / s - b_k 1[\mathrm{edit} > 0])^2
+              + \mathrm{ridge}\, |w|^2 + \mathrm{shrink}\, |b|^2, \qquad s = \sqrt{\overline{x^2}}
+    """
     x, y = np.concatenate([row[0] for row in rows]), np.concatenate([row[1] for row in rows])
     place = {name: k for k, name in enumerate(names)}
     which = np.array([place[name] for row in rows for name in row[2]], np.intp)
@@ -397,12 +385,11 @@ def _held_out_gains(known: Sequence[Known], edit: State, ridge: float) -> Floats
     for inside, out in folds([one.cluster for one in known]):
         model = _piece_model(tuple(known[i] for i in inside), edit, ridge)
         for i in out:
-            scores = piece_scores(edits[i].features, *model)
+            scores = merge.piece_scores(edits[i].features, *model)
             accepted = scores[:, None] > np.array(THRESHOLDS)
             _, first, back = np.unique(accepted.sum(axis=0), return_index=True, return_inverse=True)
-            each = np.array(
-                [edits[i].metric_of(accepted[:, column]) for column in first]
-            )  # sets of equal size are equal
+            # Sets of accepted pieces of equal size are equal, so each size is scored once.
+            each = np.array([edits[i].metric_of(accepted[:, column]) for column in first])
             gains[i] = each[back] - known[i].source
     return gains
 
@@ -413,12 +400,18 @@ def _pieces(one: Known, edit: State) -> tuple[Floats, Floats, Floats]:
     pieces = one.edits[edit]
     alike, which = np.unique(pieces.features, axis=0, return_inverse=True)
     won, lost = (np.bincount(which.ravel(), part, minlength=len(alike)) for part in (pieces.won, pieces.lost))
-    return alike, won, lost
+    return alike, won.astype(np.float64), lost.astype(np.float64)
 
 
 @lru_cache(maxsize=4096)  # folds within folds ask for the same cases again
 def _piece_model(known: tuple[Known, ...], edit: State, ridge: float) -> tuple[Floats, Floats, Floats]:
-    """Logistic regression of "made right" against "made wrong", weighted by voxels, by Newton's method."""
+    r"""Fit the chance p that a piece made its voxels right: weights, and mean and deviation of the features.
+
+    .. math:: \min_w \sum_j v_j \left(-t_j \ln p_j - (1 - t_j) \ln (1 - p_j)\right) + \mathrm{ridge}\, |w_{1:}|^2 / 2
+
+    with :math:`v_j` the piece's share of all voxels that changed between right and wrong, and :math:`t_j` the share of
+    them that became right; by Newton's method.
+    """
     x, won, lost = (np.concatenate(part) for part in zip(*(_pieces(one, edit) for one in known), strict=True))
     total = won + lost
     width = len(PIECE_FEATURES)
@@ -506,8 +499,8 @@ class KnownLadder:
         if not isinstance(controller, Merge):
             return self.one.seen
         scores = controller.scores(self.one.edits[controller.edited].features)
-        named = {f"{PIECE}{number}": float(score) for number, score in enumerate(scores)}
-        return added(self.one.seen, {controller.edited: {"pieces": float(len(scores)), **named}})
+        named = {f"{merge.PIECE}{number}": float(score) for number, score in enumerate(scores)}
+        return choose.added(self.one.seen, {controller.edited: {"pieces": float(len(scores)), **named}})
 
 
 def answer(one: Known, controller: Controller) -> Deployed:

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 from casewise.archive.store import Archive
 from casewise.core.errors import BadInput, CasewiseError
 from casewise.core.records import Controller, Decision, Policy
+from casewise.core.registry import Registry
 from casewise.core.text import UNIT, pluralize
 from casewise.judge.calibration.cuts import statistics
 from casewise.judge.calibration.design_comparison import choice_sentences
@@ -238,15 +239,15 @@ def hurt_p(changes: ArrayLike, clusters: Sequence[str]) -> float:
     return float(sum(comb(moved, more) for more in range(hurt, moved + 1)) / 2**moved)
 
 
-_HELPED = frozenset({"adapted", "adaptation"})
-_HURT = frozenset({"m0", "source"})
+REVIEWS: Registry[float] = Registry("review", {"keep-m0": -1.0, "keep-adapted": 1.0, "both-wrong": 0.0, "flag": 0.0})
+"""What the decision of a reviewer says about a new mask: it hurt (-1), it helped (1), neither (0)."""
 
 
 def read_reviews(path: str | Path) -> dict[str, float]:
-    """+1 for cases whose new mask was kept, -1 where M0 was kept, 0 for all others; the last decision counts.
+    """Return the change that reviewers saw, by case (:data:`REVIEWS`); the last decision of a case counts.
 
-    One JSON object per line with ``case`` and ``decision`` (keep-m0, keep-adapted, both-wrong, flag); other
-    lines are ignored.
+    Args:
+        path: A file with one JSON object per line. Lines without ``case`` and ``decision`` are ignored.
     """
     found: dict[str, float] = {}
     for number, text in enumerate(Path(path).read_text().splitlines(), start=1):
@@ -257,21 +258,10 @@ def read_reviews(path: str | Path) -> dict[str, float]:
         except ValueError as error:
             raise BadInput(f"line {number} of {path} is not JSON ({error})") from error
         if isinstance(row, Mapping) and {"case", "decision"} <= set(row) and isinstance(row["decision"], str):
-            found[str(row["case"])] = _change(row["decision"], number, path)
+            found[str(row["case"])] = REVIEWS[row["decision"]]
     if not found:
         raise BadInput(f"{path} holds no review; expected lines such as {{'case': 'c1', 'decision': 'keep-m0'}}")
     return found
-
-
-def _change(decision: str, number: int, path: str | Path) -> float:
-    word = decision.lower().replace("_", "-").replace(" ", "-").removeprefix("keep-")
-    if word in _HELPED:
-        return 1.0
-    if word in _HURT:
-        return -1.0
-    if word.startswith("flag") or word == "both-wrong":
-        return 0.0
-    raise BadInput(f"line {number} of {path}: a review is keep-m0, keep-adapted, both-wrong or flag, got {decision!r}")
 
 
 def in_words(policy: Policy) -> list[str]:

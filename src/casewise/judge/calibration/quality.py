@@ -164,7 +164,10 @@ def _left_out_error(signal: Floats, truth: Floats, clusters: Any, softening: flo
 def carries(
     signal: ArrayLike, metric: ArrayLike, clusters: Sequence[Any], *, draws: int = 2000, seed: int = RESAMPLING_SEED
 ) -> tuple[float, float]:
-    """Rank correlation of a signal with the metric, and its one-sided p when cluster means are exchanged at random."""
+    """Return the rank correlation of a signal with the metric, and its one-sided permutation p over clusters.
+
+    p = (1 + #{permuted >= observed}) / (1 + draws), with the rank products of cluster means.
+    """
     values, truth = np.asarray(signal, np.float64), np.asarray(metric, np.float64)
     _, number = np.unique(np.asarray(list(clusters)).astype(str), return_inverse=True)
     if len(set(number)) < 3 or np.ptp(values) == 0 or np.ptp(truth) == 0:

@@ -18,19 +18,11 @@ from casewise.core.durable import text_sha256
 from casewise.core.errors import BadInput, Overlap, Refused, TooFewCases
 from casewise.core.records import Controller, Decision, Policy
 from casewise.core.text import UNIT, pluralize
+from casewise.judge import policy as policies
 from casewise.judge.controllers.metadata import metadata_of
 from casewise.judge.decide import replay_case
 from casewise.judge.ledger import was_compared
 from casewise.judge.outcomes import deployed_rows, judged_share, outcomes
-from casewise.judge.policy import (
-    among_candidates,
-    check_binding,
-    check_held_out,
-    controller_kind,
-    controller_of,
-    is_hybrid,
-    judge_of,
-)
 
 Floats = NDArray[np.float64]
 ACCEPT = 1e-12  # a bound equal to alpha is valid; rounding must not reject it
@@ -152,11 +144,11 @@ def router_evidence(
     ``margin`` is the loss of the metric that a case may have before it counts as harmed.
     """
     check_router(policy)
-    check_binding(policy, archive.binding)
-    if among_candidates(policy):
+    policies.check_binding(policy, archive.binding)
+    if policies.among_candidates(policy):
         return _choice_evidence(archive, policy, margin, chosen)
     if not overlap:
-        check_held_out(policy, archive.entries.values())
+        policies.check_held_out(policy, archive.entries.values())
     if policy.options.get("coordinate") == "risk" and set(policy.calibration_cases) & set(archive.ids):
         raise Refused(
             "the coordinate 'risk' was standardized on these cases, so they are not exchangeable with new ones; "
@@ -177,15 +169,15 @@ def router_evidence(
 
 def check_router(policy: Policy) -> None:
     """Refuse a policy that does not roll back above a cut."""
-    if is_hybrid(policy):
+    if policies.is_hybrid(policy):
         raise Refused(
             f"policy {policy.name!r} is hybrid: its cut-points are a function of the stream, so no calibration can "
             f"certify them; certify the seed-only policy"
         )
     hard = dict(policy.options.get("hard", {"action": "rollback"}))
-    if among_candidates(policy):
+    if policies.among_candidates(policy):
         return
-    if not metadata_of(controller_kind(policy)).is_router or hard.get("action") != "rollback":
+    if not metadata_of(policies.controller_kind(policy)).is_router or hard.get("action") != "rollback":
         raise BadInput(
             f"a rollback certificate needs a router whose hard bucket rolls back, got policy {policy.name!r} "
             f"({policy.controller}); calibrate one of cardiac, prostate, driving, default or stop-router"
@@ -195,7 +187,7 @@ def check_router(policy: Policy) -> None:
 def _check_kept_aside(policy: Policy, archive: Archive) -> None:
     """Refuse labels that chose or fitted the policy, and say what to do."""
     try:
-        check_held_out(policy, archive.entries.values())
+        policies.check_held_out(policy, archive.entries.values())
     except Overlap as error:
         raise Overlap(
             f"{error}. Keep {UNIT[1]} aside that calibrate never sees, or let certify halve them by itself: "
@@ -209,7 +201,7 @@ def _choice_evidence(archive: Archive, policy: Policy, margin: float, chosen: bo
     The cut is on the size of the edit: a larger edit goes back to M0, so losses only grow with the cut. A policy that
     labels fitted or chose is refused on the same cases or patients.
     """
-    own = controller_of(policy)
+    own = policies.controller_of(policy)
     plain = policy.name == own.name and not getattr(own, "learned", True)  # no label chose or fitted it
     if plain and chosen and was_compared(archive, policy.name):
         raise Refused(
@@ -230,7 +222,7 @@ def _choice_evidence(archive: Archive, policy: Policy, margin: float, chosen: bo
 
 def _deployed_table(archive: Archive, policy: Policy) -> pd.DataFrame:
     """Return what a policy deploys for each labelled case, with its metric and losses; flags change neither."""
-    judge = replace(judge_of(policy), flag=None)
+    judge = replace(policies.judge_of(policy), flag=None)
     decided = [replay_case(archive, judge, case) for case in _labelled(archive)]
     return deployed_rows(archive, decided, judge.controller)
 
@@ -289,13 +281,13 @@ def _row_losses(rows: pd.DataFrame, change: Floats, margin: float) -> dict[str, 
 def _forced(policy: Policy, cut_low: float) -> Controller:
     """The router that keeps every case, all as low (cut at infinity) or all as mid (cut at minus infinity)."""
     options: dict[str, Any] = {**policy.options, "cut_low": cut_low, "cut_high": np.inf}
-    return controller_of(replace(policy, options=options, groups={}))
+    return policies.controller_of(replace(policy, options=options, groups={}))
 
 
 def _never_rolling_back(policy: Policy) -> Controller:
     """The router with its own low/mid cuts that keeps every case."""
     groups = {name: {**more, "cut_high": np.inf} for name, more in policy.groups.items()}
-    return controller_of(replace(policy, options={**policy.options, "cut_high": np.inf}, groups=groups))
+    return policies.controller_of(replace(policy, options={**policy.options, "cut_high": np.inf}, groups=groups))
 
 
 def _value(decision: Decision) -> float:

@@ -13,7 +13,7 @@ is rolled back to M0 where its coordinate u (the size of the edit) reaches the c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,12 +95,6 @@ def split_for_promise(
     )
 
 
-def cases_of(archive: Archive, patients: Sequence[str]) -> Archive:
-    """The cases of some patients, as a view of the archive."""
-    wanted = set(patients)
-    return archive.select(ids=[name for name, entry in archive.entries.items() if cluster_of(entry) in wanted])
-
-
 def certify_held_out(
     archive: Archive, policy: Policy, split: PromiseSplit, *, loss: str = "harmed", margin: float = 0.01
 ) -> tuple[Certificate, Policy]:
@@ -120,4 +114,5 @@ def certify_held_out(
         Overlap: A certifying patient took part in learning.
     """
     asked = Promise((loss,), (split.alpha,), margin=margin if loss == "harmed" else 0.0)
-    return certify_router(cases_of(archive, split.certifying), policy, asked)
+    ids = [name for name, entry in archive.entries.items() if cluster_of(entry) in set(split.certifying)]
+    return certify_router(archive.select(ids=ids), policy, asked)

@@ -66,8 +66,3 @@ def value_at(seen: Observation, step: int, name: str, statistics: RiskStatistics
 def needed(coordinate: str) -> frozenset[str]:
     """Return the signals that a coordinate is computed from."""
     return frozenset({"regions", "delta"}) if coordinate == RISK else frozenset({coordinate.removeprefix("-")})
-
-
-def statistics_of(options: Mapping[str, float] | RiskStatistics | None) -> RiskStatistics | None:
-    """Return z-statistics from plain JSON."""
-    return RiskStatistics(**options) if isinstance(options, Mapping) else options

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from casewise.core.errors import BadInput
 from casewise.core.records import SOURCE, Action, Observation, State, Verdict
 from casewise.judge.controllers.depth import TURNS, last_before_turn
-from casewise.judge.controllers.metadata import Metadata, needed, statistics_of, value_at
+from casewise.judge.controllers.metadata import Metadata, needed, value_at
 from casewise.measure.signals.risk import RiskStatistics
 
 
@@ -104,7 +104,8 @@ class Router:
     def __post_init__(self) -> None:
         for bucket in ("low", "mid", "hard"):
             object.__setattr__(self, bucket, bucket_of(getattr(self, bucket)))
-        object.__setattr__(self, "statistics", statistics_of(self.statistics))
+        if isinstance(self.statistics, Mapping):  # from JSON
+            object.__setattr__(self, "statistics", RiskStatistics(**self.statistics))
         if math.isnan(self.cut_low) or math.isnan(self.cut_high) or self.cut_low > self.cut_high:
             raise BadInput(f"need cut_low <= cut_high, got {self.cut_low} and {self.cut_high}")
 

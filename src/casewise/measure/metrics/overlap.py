@@ -43,7 +43,7 @@ EMPTY: Registry[Empty] = Registry(
 
 
 def value_if_empty(metric: str, *, mask_empty: bool, label_empty: bool) -> float | None:
-    """The table's entry, or None if the metric's formula applies.
+    """Return the entry of the table, or None if the formula of the metric applies.
 
     >>> value_if_empty("surface_dice", mask_empty=True, label_empty=False)
     0.0
@@ -172,7 +172,7 @@ def _counts(mask: Any, label: Any, ignore: int | None) -> tuple[Integers, Intege
 
 
 def _tallied(mask: NDArray[Any], label: NDArray[Any]) -> tuple[Integers, Integers, Integers]:
-    """The three counts of flat arrays; from one table of (mask, label) pairs where classes are few."""
+    """Return the three counts of flat arrays; with few classes from one table of (mask, label) pairs."""
     size = int(max(mask.max(initial=0), label.max(initial=0))) + 1
     if size > _FEW:
         return _tally(mask[mask == label], size), _tally(mask, size), _tally(label, size)

@@ -83,14 +83,14 @@ SIGNALS: Registry[SignalInfo] = Registry(
 """Every signal by name, in the order in which tables print them."""
 
 FROM_MASKS = "fragmentation"
-"""What one look at M0, the step's mask and its entropies costs: the signals that need no pass of their own share it."""
+"""Cost entry that all signals share which are computed from masks and entropies, without a pass of their own."""
 
 REGION_SCORES = "drop"
 """The region gate's scores of step 1: ``drop``, then ``drop.0``, ``drop.1``, ... of each region; no table column."""
 
 
 def of_masks(source: Mask, adapted: Mask) -> dict[str, float | None]:
-    """Every signal that is a function of the two masks; those of fragmentation are measured together elsewhere."""
+    """Return every signal that is a function of the two masks; fragmentation is measured together elsewhere."""
     return {name: info.of(source, adapted) for name, info in SIGNALS.items() if info.of is not None}
 
 

@@ -29,7 +29,7 @@ class Candidates:
     voxels: Integers  # flat positions (C order) at which any candidate differs from M0
     labels: NDArray[Any]  # (candidate, voxel); row 0 is M0
     outside: Mapping[int, int]  # voxels of each class elsewhere, where all candidates agree
-    voters: tuple[int, ...]  # candidates that count as opinions; a consensus of the others is none
+    voters: tuple[int, ...]  # candidates that have a vote; a consensus of the others has none
     background: bool = False  # whether class 0 is a class like any other (driving scenes)
 
     @cached_property
@@ -57,7 +57,7 @@ class Candidates:
 
     @cached_property
     def drawn(self) -> Floats:
-        """Return the same, with NaN where both are empty: two equal empty masks say nothing about quality."""
+        """Mean class Dice of every pair, NaN where both masks are empty, which says nothing about quality."""
         known = np.any([np.isfinite(table) for table in self.dice_by_class.values()], axis=0)
         return np.where(known, self.dice, np.nan)
 
@@ -100,7 +100,7 @@ class Candidates:
         most = np.full(self.voxels.size, -1, np.int32)
         label = np.zeros_like(self.labels[0])
         for name, count in zip(*self.votes, strict=True):
-            count = count * 2 + (self.labels[0] == name)  # M0 breaks a tie and nothing else
+            count = count * 2 + (self.labels[0] == name)  # M0 decides ties only
             more = count > most
             label[more], most[more] = name, count[more]
         return np.asarray(label)

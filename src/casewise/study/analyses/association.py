@@ -16,7 +16,7 @@ from casewise.render.ink import Picture, draw_forest
 from casewise.render.tables import Cell, Column, Estimate, Table, number, undefined
 from casewise.study.finding import Finding, Section, notes_of, rows, show
 from casewise.study.statistics.ranks import shuffle_p, spearman, spearman_draws, spearman_p
-from casewise.study.statistics.resample import LEVEL, RESAMPLES, clusters_of, draws, interval_of
+from casewise.study.statistics.resample import LEVEL, RESAMPLES, cluster_numbers, draws, interval_of
 from casewise.study.study import Study, once
 from casewise.study.trajectories import adapted_rows, scopes_of, signals_in, unshrunk
 
@@ -84,15 +84,9 @@ def association(
     return Finding("association", table, outcomes["case"].nunique(), "I1-I3, I5, I6, I9", made, _boundary(table))
 
 
-def per_step(
-    outcomes: pd.DataFrame,
-    *,
-    signals: Sequence[str] | None = None,
-    resamples: int = RESAMPLES,
-    seed: int = RESAMPLING_SEED,
-) -> Finding:
+def per_step(outcomes: pd.DataFrame, *, resamples: int = RESAMPLES, seed: int = RESAMPLING_SEED) -> Finding:
     """Spearman at every step alone, where no case counts twice, and pooled (I4)."""
-    names, frame = signals_in(outcomes, signals), adapted_rows(outcomes)
+    names, frame = signals_in(outcomes), adapted_rows(outcomes)
     parts = [(str(step), part) for step, part in frame.groupby("step")] + [("pooled", frame)]
     records = [
         record
@@ -103,9 +97,9 @@ def per_step(
     return Finding("association.per_step", rows(records, COLUMNS), outcomes["case"].nunique(), "I4", made)
 
 
-def signal_signal(outcomes: pd.DataFrame, *, signals: Sequence[str] | None = None) -> Finding:
+def signal_signal(outcomes: pd.DataFrame) -> Finding:
     """Spearman between signals over (case, step) rows (I7)."""
-    names, frame, records = signals_in(outcomes, signals), adapted_rows(outcomes), []
+    names, frame, records = signals_in(outcomes), adapted_rows(outcomes), []
     for at, first in enumerate(names):
         for second in names[at + 1 :]:
             both = frame[[first, second, "case"]].dropna()
@@ -174,7 +168,7 @@ def _correlations(
 def _together(part: pd.DataFrame, names: Sequence[str], resamples: int, seed: int) -> dict[str, dict[str, Any]]:
     sizes = {"rows": len(part), "n": part["case"].nunique()}
     harm, columns = part["ha"].to_numpy(float), part[list(names)].to_numpy(float)
-    units = clusters_of(part)
+    units = cluster_numbers(part)
     amount = int(units.max()) + 1 if len(part) else 0
     if len(part):
         drawn = spearman_draws(columns, harm, units, draws(amount, resamples, seed).counts)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
-from casewise.core.records import SOURCE
-from casewise.judge.decide import deployed_mask
 from casewise.measure.measures import check_names
-from casewise.study.clinical import MeasuredCase, MeasureResult, mask_measures, volume_measures, worsened_sentence
+from casewise.study.clinical import MeasureResult, mask_measures, volume_measures, worsened_sentence
+from casewise.study.deployed_measures import decided_cases
 from casewise.study.finding import Finding, Section, rows, sentences, show
 from casewise.study.study import Study, once
 
@@ -40,7 +37,8 @@ def clinical(study: Study) -> Finding:
     spaced = all(entry.spacing_mm is not None for entry in archive.entries.values())
     volumes = volume_measures(labels, names, "ml" if spaced else "voxels")
     check_names(study.extras.measures, names)
-    results = mask_measures(_cases(study, names), [*volumes, *study.extras.measures])
+    decided = decided_cases(archive, study.controller, study.decisions[study.ours], names)
+    results = mask_measures(decided, [*volumes, *study.extras.measures])
     table = rows((_row(result) for result in results), COLUMNS)
     notes = tuple(said for result in results if (said := worsened_sentence(result)) is not None)
     reason = "" if results else "the archive does not name its classes, and no measure is declared (--measures)"
@@ -50,19 +48,6 @@ def clinical(study: Study) -> Finding:
 def label_names(study: Study) -> dict[int, str]:
     """What the archive calls its labels; empty where it does not say."""
     return {int(number): str(name) for number, name in (study.evaluation.configuration.get("names") or {}).items()}
-
-
-def _cases(study: Study, names: Mapping[int, str]) -> Iterator[MeasuredCase]:
-    archive = study.evaluation
-    for decision in study.decisions[study.ours]:
-        entry = archive.entries[decision.case_id]
-        masks = {
-            "old": archive.mask(decision.case_id, SOURCE),
-            "new": deployed_mask(archive, study.controller, decision),
-        }
-        if entry.labelled:
-            masks["label"] = archive.label(decision.case_id)
-        yield MeasuredCase.of(entry.id, masks, spacing_mm=entry.spacing_mm, patient=entry.cluster, names=names)
 
 
 def _row(result: MeasureResult) -> dict[str, object]:

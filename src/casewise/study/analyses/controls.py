@@ -20,7 +20,7 @@ from casewise.render.tables import DASH, Cell, Estimate, Table, best, number
 from casewise.study.assignment import BUCKETS, QUANTITIES, Arms, Assignment, buckets_at
 from casewise.study.finding import Finding, Section, not_run, rows, show
 from casewise.study.statistics.chance import Floats, chance_draws
-from casewise.study.statistics.resample import RESAMPLES, clusters_of, interval_fields, paired_interval
+from casewise.study.statistics.resample import RESAMPLES, cluster_numbers, interval_fields, paired_interval
 from casewise.study.study import Study, once
 from casewise.study.trajectories import mean_or_nan, step_one
 
@@ -233,7 +233,7 @@ def selector_intervals(
 ) -> Finding:
     """Paired intervals of every selector minus ``against`` at the same quota (J5)."""
     table = Assignment(arms, router)
-    units, base = clusters_of(table.router), table.assigned(scores[against])
+    units, base = cluster_numbers(table.router), table.assigned(scores[against])
     records = []
     for selector in scores.columns.drop(against):
         other = table.assigned(scores[selector])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -20,7 +20,7 @@ from casewise.study.analyses.deployed_methods import interval_between
 from casewise.study.analyses.ranking import ranking_of
 from casewise.study.analyses.sensitivity import refit_of
 from casewise.study.finding import Finding, Section, not_run, rows, show
-from casewise.study.statistics.resample import LEVEL, Interval, clusters_of, interval_of_row, paired_interval
+from casewise.study.statistics.resample import LEVEL, Interval, cluster_numbers, interval_of_row, paired_interval
 from casewise.study.study import Study
 from casewise.study.trajectories import same_cases, unshrunk
 
@@ -151,8 +151,9 @@ def router_facts(study: Study) -> dict[str, Fact]:
         found["ha.router_minus_default"] = interval_of_row(harm)
     if (metric := interval_between(study, study.ours, study.reference, "metric")) is not None:
         own = interval_of_row(metric)
-        turned = {"estimate": -own.estimate, "low": -own.high, "high": -own.low, "p_below": 1 - own.p_below}
-        found["metric.default_minus_router"] = Interval(**{**vars(own), **turned})
+        found["metric.default_minus_router"] = replace(
+            own, estimate=-own.estimate, low=-own.high, high=-own.low, p_below=1 - own.p_below
+        )
     return found
 
 
@@ -176,7 +177,7 @@ def _first_step(frame: pd.DataFrame, other: pd.DataFrame, step: int, study: Stud
     left, right = same_cases(frame[frame["step"] == 1], other[other["step"] == step])
     defined = (left["metric"].notna() & right["metric"].notna()).to_numpy()
     left, right = left[defined], right[defined]
-    return paired_interval(left["metric"], right["metric"], clusters=clusters_of(left), **study.bootstrap)
+    return paired_interval(left["metric"], right["metric"], clusters=cluster_numbers(left), **study.bootstrap)
 
 
 # ---- what the page shows ----

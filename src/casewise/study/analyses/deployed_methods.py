@@ -18,7 +18,7 @@ from casewise.render.tables import DASH, NOT_RUN, Cell, Column, PairCell, Table,
 from casewise.study.finding import Finding, Section, rows, show
 from casewise.study.statistics.resample import (
     RESAMPLES,
-    clusters_of,
+    cluster_numbers,
     draws,
     holm,
     interval_fields,
@@ -177,7 +177,7 @@ def _interval_row(one: MethodPair, quantity: str, methods: Methods, options: Map
     left, right = left[defined], right[defined]
     found = undefined_interval(0, f"no case has a defined {quantity}")
     if len(left):
-        found = paired_interval(left[quantity], right[quantity], clusters=clusters_of(left), **options)
+        found = paired_interval(left[quantity], right[quantity], clusters=cluster_numbers(left), **options)
     won, tied, lost = wins(left[quantity], right[quantity], lower_is_better=quantity == "ha")
     signed = wilcoxon(left[quantity], right[quantity])
     return {

@@ -11,7 +11,7 @@ from casewise.core.seeds import RESAMPLING_SEED
 from casewise.judge.controllers.depth import FRAG_STOP
 from casewise.study.assignment import oracle_steps
 from casewise.study.finding import Finding, Section, show
-from casewise.study.statistics.resample import RESAMPLES, clusters_of, paired_interval
+from casewise.study.statistics.resample import RESAMPLES, cluster_numbers, paired_interval
 from casewise.study.study import Study
 from casewise.study.trajectories import horizon, labelled, mean_or_nan, same_cases, unshrunk
 
@@ -52,7 +52,7 @@ def early_segment(
         _row("oracle stop", best, "step"),
     ]
     left, right = same_cases(methods[stop], methods[reference])
-    cut = paired_interval(left["ha"], right["ha"], clusters=clusters_of(left), resamples=resamples, seed=seed)
+    cut = paired_interval(left["ha"], right["ha"], clusters=cluster_numbers(left), resamples=resamples, seed=seed)
     kept = f"{', '.join(better)} lie above it" if better else "no step lies above it: nothing to keep"
     how = "is shown to differ from zero" if cut.shown else "is not shown to differ from zero"
     note = (

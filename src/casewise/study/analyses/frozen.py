@@ -10,7 +10,7 @@ from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.render.tables import Column
 from casewise.study.finding import INTERVAL, Finding, Section, not_run, show
-from casewise.study.statistics.resample import RESAMPLES, clusters_of, paired_interval
+from casewise.study.statistics.resample import RESAMPLES, cluster_numbers, paired_interval
 from casewise.study.study import Study
 from casewise.study.trajectories import mean_or_nan, same_cases
 
@@ -60,7 +60,7 @@ def frozen_design(
     relative = 1 - HA_router / HA_reference.
     """
     left, right = same_cases(methods[router], methods[reference])
-    cut = paired_interval(left["ha"], right["ha"], clusters=clusters_of(left), resamples=resamples, seed=seed)
+    cut = paired_interval(left["ha"], right["ha"], clusters=cluster_numbers(left), resamples=resamples, seed=seed)
     before, after = mean_or_nan(right["ha"]), mean_or_nan(left["ha"])
     own = {"cut": cut.estimate, "low": cut.low, "high": cut.high}
     own["relative"] = 1 - after / before if before > 0 else float("nan")

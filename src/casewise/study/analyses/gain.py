@@ -13,7 +13,7 @@ from casewise.render.tables import number
 from casewise.study.analyses.promise import promised
 from casewise.study.finding import Finding, Section, show
 from casewise.study.quality_control import POOR, archive_opinions, quality_rows, worth
-from casewise.study.statistics.resample import clusters_of, gain_fields
+from casewise.study.statistics.resample import cluster_numbers, gain_fields
 from casewise.study.study import Study, once
 
 NAMED = 3  # flagged cases that the sentence names
@@ -61,7 +61,7 @@ def captured(study: Study) -> Finding:
         change = known["change"].to_numpy(float)
         if not len(change):
             continue
-        gains = gain_fields(change, clusters_of(known), **study.bootstrap)
+        gains = gain_fields(change, cluster_numbers(known), **study.bootstrap)
         flagged = [decision.flagged for decision in study.decisions.get(name, ())]
         cost = [decision.executed for decision in study.decisions.get(name, ())]
         records.append(

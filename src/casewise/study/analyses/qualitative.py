@@ -17,7 +17,7 @@ from casewise.data.pictures import ENDINGS, read_picture
 from casewise.judge.controllers.depth import TauStop
 from casewise.render.ink import Picture
 from casewise.render.mask_pictures import Edits, Pixels, SliceView, draw_masks, edits, painted, photographed, view_of
-from casewise.render.tables import Table
+from casewise.render.tables import Table, number
 from casewise.study.finding import Finding, Section, not_run, show
 from casewise.study.study import CaseMasks, Study, case_masks
 
@@ -171,7 +171,7 @@ def mask_columns(study: Study, found: CaseMasks, view: SliceView, image: Pixels 
     driving = image is not None and not study.measure["foreground"]
     if not driving:
         yield "label", painted(found.label, view, side=SIDE, classes=study.classes)
-    value = _number(metric_of(study, whole(found.label, view.index), found.source, found.label))
+    value = number(metric_of(study, whole(found.label, view.index), found.source, found.label), 2)
     yield f"M0\n{study.metric} {value}", painted(found.source, view, side=SIDE, classes=study.classes)
     yield _judged(study, found, view, study.reference, found.source, found.reference, boxes=driving)
     if driving:
@@ -195,7 +195,7 @@ def _judged(
     study: Study, found: CaseMasks, view: SliceView, name: str, source: Mask, mask: Mask, *, boxes: bool = False
 ) -> Titled:
     change, everything = edits(source, mask, found.label, measure=study.measure), whole(found.label, view.index)
-    value = _number(metric_of(study, everything, mask, found.label))
+    value = number(metric_of(study, everything, mask, found.label), 2)
     words = f"{name}\n{study.metric} {value} · HA {change.ha_of(everything):.2f}"
     return words, painted(mask, view, change=change, side=SIDE, boxes=boxes, classes=study.classes)
 
@@ -209,10 +209,6 @@ def metric_of(study: Study, view: SliceView, mask: Any, label: Any) -> float:
     """The archive's metric on what is in view; NaN when the label has nothing there."""
     shown, truth = view.of(mask), view.of(label)
     return float(study.scored_by.of(shown, truth, ignore=study.measure["ignore"], spacing_mm=None))
-
-
-def _number(value: float) -> str:
-    return "undefined" if value != value else f"{value:.2f}"
 
 
 def input_plane(images: Images, case_id: str, shape: tuple[int, ...], index: int | None) -> Pixels:

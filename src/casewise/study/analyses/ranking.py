@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from casewise.measure.metrics.selective import auroc
 from casewise.render.tables import Cell, Estimate, Table, number, undefined
 from casewise.study.finding import Finding, Section, rows, show
 from casewise.study.statistics.ranks import auroc_draws, shuffle_p
-from casewise.study.statistics.resample import RESAMPLES, clusters_of, draws, interval_of
+from casewise.study.statistics.resample import RESAMPLES, cluster_numbers, draws, interval_of
 from casewise.study.study import Study, once
 from casewise.study.trajectories import horizon, signals_in, unshrunk
 
@@ -33,13 +33,7 @@ def ranking_of(study: Study) -> Finding:
     return auroc_table(study.outcomes, **study.bootstrap)
 
 
-def auroc_table(
-    outcomes: pd.DataFrame,
-    *,
-    signals: Sequence[str] | None = None,
-    resamples: int = RESAMPLES,
-    seed: int = RESAMPLING_SEED,
-) -> Finding:
+def auroc_table(outcomes: pd.DataFrame, *, resamples: int = RESAMPLES, seed: int = RESAMPLING_SEED) -> Finding:
     """AUROC of each step-1 signal for "worse" (metric falls at the budget) and "harm" (HA in the top tertile).
 
     Scores are used as they are, higher = positive; MSP therefore appears inverted (C12). Draws with one class are
@@ -50,7 +44,7 @@ def auroc_table(
     records = [
         _row(scores, name, target, positive, threshold, resamples, seed)
         for target, positive, threshold in _targets(outcomes, depth)
-        for name in signals_in(outcomes, signals)
+        for name in signals_in(outcomes)
     ]
     made = {"budget": depth, "resamples": resamples, "seed": seed}
     return Finding("ranking.auroc", rows(records, COLUMNS), len(scores), "I8", made)
@@ -87,7 +81,7 @@ def _row(
     if flags.all() or not flags.any():
         nothing = dict.fromkeys(("auroc", "low", "high", "p_shuffled"), np.nan)
         return {**record, **nothing, "skipped": 0, "reason": f"all {len(part)} cases are on one side"}
-    point, units = auroc(values, flags), clusters_of(part)
+    point, units = auroc(values, flags), cluster_numbers(part)
     amount = int(units.max()) + 1
     drawn = auroc_draws(values, flags, units, draws(amount, resamples, seed).counts)
     found = interval_of(point, drawn, n=len(part), clusters=amount)

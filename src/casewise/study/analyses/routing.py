@@ -16,7 +16,7 @@ from casewise.judge.monitors.quota import quota_drift, quota_of, quota_p
 from casewise.render.tables import Cell, Column, Table, number
 from casewise.study.assignment import MEDICAL, buckets_at
 from casewise.study.finding import INTERVAL, Finding, Section, not_run, notes_of, show
-from casewise.study.statistics.resample import RESAMPLES, clusters_of, draws
+from casewise.study.statistics.resample import RESAMPLES, cluster_numbers, draws
 from casewise.study.study import Study, once
 from casewise.study.trajectories import step_one
 
@@ -55,7 +55,7 @@ def stability_of(study: Study) -> Finding:
     options: dict[str, Any] = {"percentiles": study.percentiles, **study.bootstrap}
     pool, values = (step_one(frame, study.coordinate) for frame in (study.holdout, study.outcomes))
     first = study.holdout[(study.holdout["step"] == 1) & (study.holdout["shrink"] == 0)].sort_values("case")
-    units = pd.Series(clusters_of(first), index=first["case"])
+    units = pd.Series(cluster_numbers(first), index=first["case"])
     if not study.policy.groups:
         return cut_stability(pool, values, clusters=units.tolist(), **options)
     of = {case: entry.group for case, entry in {**study.calibration.entries, **study.evaluation.entries}.items()}

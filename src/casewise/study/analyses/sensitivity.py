@@ -22,7 +22,7 @@ from casewise.render.tables import Column, number
 from casewise.replay import replay
 from casewise.study.assignment import BUCKETS, MEDICAL, Arms, buckets_at
 from casewise.study.finding import Finding, Section, not_run, notes_of, sentences, show
-from casewise.study.statistics.resample import clusters_of
+from casewise.study.statistics.resample import cluster_numbers
 from casewise.study.study import Study, once
 from casewise.study.trajectories import mean_or_nan, step_one
 
@@ -108,7 +108,7 @@ def refit_of(study: Study) -> Finding:
     """The router with cut-points from fewer calibration cases."""
     pool, values = (step_one(frame, study.coordinate) for frame in (study.holdout, study.outcomes))
     first = study.holdout[(study.holdout["step"] == 1) & (study.holdout["shrink"] == 0)].sort_values("case")
-    units = clusters_of(first)
+    units = cluster_numbers(first)
     found = calibration_sensitivity(
         pool, values, study.arms, reference=study.methods[study.retrospective], percentiles=study.percentiles,
         sizes=tuple(size for size in (5, 10, 15) if size < len(set(units))), seed=study.seed, clusters=units,

@@ -140,7 +140,7 @@ def interval_fields(found: Interval) -> dict[str, Any]:
     return {name: getattr(found, name) for name in names}
 
 
-def clusters_of(frame: pd.DataFrame) -> NDArray[np.int64]:
+def cluster_numbers(frame: pd.DataFrame) -> NDArray[np.int64]:
     """Number of each row's cluster; a case without a cluster is its own, numbered in order of appearance."""
     if "cluster" not in frame.columns:
         names = frame["case"].astype(str)
