@@ -31,7 +31,7 @@ def test_the_mean_is_the_mean_and_takes_one_volume():
         mean.add(part, weight)
     assert mean.value is first  # updated in place
     torch.testing.assert_close(mean.value, expected)
-    with pytest.raises(BadInput, match="at least one reading"):
+    with pytest.raises(BadInput, match="at least one prediction"):
         _ = Mean().value
 
 

@@ -220,7 +220,7 @@ def test_a_backbone_that_cannot_read_without_its_mirroring_says_so(model: Any, s
     assert prepared.pipeline is not None
     bare = replace(prepared, pipeline=replace(prepared.pipeline, unmirrored=None))
     with pytest.raises(
-        BadInput, match=r"averages mirror images and cannot read views without; say --set mirrored-views=true"
+        BadInput, match=r"averages mirror images and cannot predict views without them; pass --set mirrored-views=true"
     ):
         proposer_of(Adaptation(FEW)).propose(PreparedCase(case, bare), backbone)
     with pytest.raises(BadInput, match=r"name others, or leave mirrored-views out"):

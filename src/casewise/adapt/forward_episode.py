@@ -200,21 +200,17 @@ class ForwardEpisode:
         if self.consensus == "medoid":
             place = medoid(masks)
             return self._keep_mask(masks[place], began, {**count, "medoid": float(used[place])})
-        return self._keep_mask(self._intent(masks), began, count)
+        assert self._ballots is not None  # consensus "intent"
+        voxels, intent = _disputed(masks), masks[0].copy()
+        shares = self._ballots.on(voxels)
+        intent.reshape(-1)[voxels] = weighted_labels(shares, intent_weights(self._entropies), self.head)
+        return self._keep_mask(intent, began, count)
 
     def _keep_mask(self, mask: Mask, began: float, more: Mapping[str, float]) -> Signals:
         """Record a mask without probabilities: entropy and confidence are not computable."""
         nothing = Prediction(mask, np.zeros(mask.shape, np.float32), 0.0)
         signals = {**self.record.measured(nothing), "entropy": None, "msp": None, "entropy_on_d": None, **more}
         return self.record.add(mask, signals, began, more)
-
-    def _intent(self, masks: Sequence[Mask]) -> Mask:
-        assert self._ballots is not None
-        voxels = _disputed(masks)
-        weights = intent_weights(self._entropies)
-        made = masks[0].copy()
-        made.reshape(-1)[voxels] = weighted_labels(self._ballots.on(voxels), weights, self.head)
-        return made
 
     # ---- result ----
 
@@ -241,8 +237,7 @@ class ForwardEpisode:
 
 def _disputed(masks: Sequence[Mask]) -> np.ndarray:
     """Return the flat positions at which any mask differs from the first."""
-    source = masks[0]
-    return np.flatnonzero(np.any([mask != source for mask in masks[1:]], axis=0))
+    return np.flatnonzero(np.any([mask != masks[0] for mask in masks[1:]], axis=0))
 
 
 def _entropy(shares: Tensor, head: str) -> np.ndarray:

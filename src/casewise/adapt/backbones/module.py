@@ -90,17 +90,12 @@ def imagenet(image: NDArray[Any]) -> NDArray[Any]:
     return np.asarray((image / 255.0 - mean) / spread)
 
 
-def unit(image: NDArray[Any]) -> NDArray[Any]:
-    """Scale 0..255 to 0..1."""
-    return image / 255.0
-
-
-def as_is(image: NDArray[Any]) -> NDArray[Any]:
-    """Return the image unchanged."""
-    return image
-
-
-INTENSITIES = {"zscore": zscore, "imagenet": imagenet, "unit": unit, "as-is": as_is}
+INTENSITIES: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
+    "zscore": zscore,
+    "imagenet": imagenet,
+    "unit": lambda image: image / 255.0,
+    "as-is": lambda image: image,
+}
 
 
 Inferer = Callable[[nn.Module, Tensor], Tensor]
@@ -151,7 +146,7 @@ class Module(FileBackbone):
         whole = self._batch(image).to(self.device)
         if self.window is not None and self.infer is not None:
             inputs = patches(image, self.window).to(self.device)
-            pipeline = logits_pipeline(self.network, whole, self.head, lambda seen: self._inferred(seen))
+            pipeline = logits_pipeline(self.network, whole, self.head, self._inferred)
             return Prepared(inputs, predict=lambda: self._whole_mask(whole), pipeline=pipeline)
         padded = PaddedForward(self._logits, self.multiple)
         return Prepared(whole, forward=padded, pipeline=logits_pipeline(self.network, whole, self.head, padded))

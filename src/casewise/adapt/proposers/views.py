@@ -104,8 +104,14 @@ class Views:
     def pipeline(self, prepared: Prepared, backbone: Backbone) -> Pipeline:
         """Return the pipeline of a prepared case, without the model's mirroring unless the options ask for it."""
         found = pipeline_of(prepared, backbone)
-        unmirrored = not self.how.mirrored_views and _mirrored(backbone)
-        return _without_mirroring(found, backbone) if unmirrored else found
+        if self.how.mirrored_views or not _mirrored(backbone):
+            return found
+        if found.unmirrored is None:
+            raise BadInput(
+                f"{backbone.name} averages mirror images and cannot predict views without them; pass --set "
+                "mirrored-views=true, or return Prepared(..., pipeline=Pipeline(..., unmirrored=...))"
+            )
+        return replace(found, read=found.unmirrored)
 
     def drawn(self, backbone: Backbone, case: Case) -> tuple[View, ...]:
         """Return the views of one case, with random views drawn."""
@@ -123,16 +129,6 @@ class Views:
             case_id=case.case.id, head=backbone.head, running=self.running, source=case.source,
             source_weight=self.source_weight(backbone), before_forward=case.before_forward,
         )  # fmt: skip
-
-
-def _without_mirroring(pipeline: Pipeline, backbone: Backbone) -> Pipeline:
-    """Return the pipeline with unmirrored forward passes for views; M0 does not change."""
-    if pipeline.unmirrored is None:
-        raise BadInput(
-            f"{backbone.name} averages mirror images and cannot read views without; say --set mirrored-views=true, or "
-            "return Prepared(..., pipeline=Pipeline(..., unmirrored=...))"
-        )
-    return replace(pipeline, read=pipeline.unmirrored)
 
 
 BATCHED = 1 << 17
@@ -172,8 +168,12 @@ class ViewReader:
         return self._read(view, seen)
 
     def _seen(self, view: View) -> Tensor:
-        seen = view.apply(self.pipeline.whole)
-        _check_usable(view, self.pipeline.whole, seen)
+        whole = self.pipeline.whole
+        seen = view.apply(whole)
+        if not torch.isfinite(seen.sum()):
+            raise NotFinite(f"view {view} gave NaN or infinite values")
+        if seen is not whole and seen.min() == seen.max() and whole.min() < whole.max():
+            raise BadInput(f"view {view} gave a constant image")
         return seen
 
     def _alike(self, view: View, seen: Tensor) -> bool:
@@ -201,13 +201,6 @@ class ViewReader:
                 for first in range(0, len(seen), size)
             ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _check_usable(view: View, whole: Tensor, seen: Tensor) -> None:
-    if not torch.isfinite(seen.sum()):
-        raise NotFinite(f"view {view} gave NaN or infinite values")
-    if seen is not whole and seen.min() == seen.max() and whole.min() < whole.max():
-        raise BadInput(f"view {view} gave a constant image")
 
 
 def _mirrored(backbone: Backbone) -> tuple[int, ...]:
