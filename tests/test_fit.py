@@ -18,7 +18,7 @@ from worlds.discs import disc, eroding_model
 import casewise
 from casewise.adapt.networks import phantom_cardiac
 from casewise.adapt.snapshot import fingerprint
-from casewise.core.errors import BadInput, Mismatch, TooFewCases
+from casewise.core.errors import BadInput, Mismatch, TooFewCases, UnsafeInput
 from casewise.data.phantom import cardiac_cohort
 from casewise.deployment.saved import DEPLOYMENT, is_deployment
 from casewise.fit import labelled_cases
@@ -149,6 +149,18 @@ def test_a_promise_that_needs_more_patients_is_refused_at_once():
 def test_images_labels_and_patients_must_fit_together(images, labels, patients, said, tmp_path):
     with pytest.raises(BadInput, match=said):
         labelled_cases(phantom_cardiac(), images, labels, patients, keep=tmp_path)
+
+
+def test_a_link_that_leaves_its_folder_is_refused_before_anything_is_learned(tmp_path):
+    images, labels = (tmp_path / name for name in ("images", "labels"))
+    for folder in (images, labels):
+        folder.mkdir()
+    for name, image, label in zip("ab", *hearts(2), strict=True):
+        write_image(labels / f"{name}.nii.gz", label.astype(np.uint8))
+        write_image((images if name == "a" else tmp_path) / f"{name}.nii.gz", image[0])
+    (images / "b.nii.gz").symlink_to(tmp_path / "b.nii.gz")
+    with pytest.raises(UnsafeInput, match=r"b\.nii\.gz is a link that leaves its folder"):
+        labelled_cases(phantom_cardiac(), images, labels, None, keep=tmp_path / "kept")
 
 
 def test_two_commands_from_labelled_scans_to_masks(tmp_path):

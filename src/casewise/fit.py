@@ -537,7 +537,9 @@ def labelled_cases(
         if any(one.split == CALIBRATION for one in files):
             files = tuple(one for one in files if one.split == CALIBRATION)
             notes.append(f"the table marks {pluralize(len(files), 'case')} for calibration; only these are used")
-        found = [Labelled(one.id, one.cluster or one.id, one, one.label) for one in files if one.label is not None]
+        found = [
+            Labelled(one.id, one.cluster or one.id, one.checked(), one.label) for one in files if one.label is not None
+        ]
         if unlabelled := len(files) - len(found):
             notes.append(f"{pluralize(unlabelled, 'image')} without a label were left out")
     else:

@@ -49,7 +49,7 @@ def _too_few(level: float, amount: int) -> str:
     possible = [one for one in (0.95, 0.9, 0.8, 0.7, 0.6, 0.5) if clusters_needed(one) <= amount]
     return (
         f"a lower bound at level {level:g} needs at least {clusters_needed(level)} clusters (patients), got {amount}; "
-        f"label more, or ask for a lower level{f', such as --confidence {possible[0]:g}' if possible else ''}"
+        f"label more{f', or take a lower level (casewise calibrate --confidence {possible[0]:g})' if possible else ''}"
     )
 
 
