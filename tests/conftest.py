@@ -1,4 +1,4 @@
-"""For every test: one thread for torch (small tensors, two workers on two cores), and the same examples in every run."""
+"""For every test: one thread for torch (small tensors, two workers on two cores), the same examples in every run."""
 
 from __future__ import annotations
 
