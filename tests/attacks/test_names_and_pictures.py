@@ -78,19 +78,23 @@ def test_sites_that_name_their_cases_alike_do_not_collide(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("command", ["predict", "record"])
-def test_a_link_out_of_the_folder_is_refused_and_the_case_beside_it_comes_out(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "said", ["link.nii.gz is a link that leaves", "link.nii.gz is a link to a file that is not there"]
+)
+def test_a_link_out_of_the_folder_or_to_nothing_fails_alone(command: str, said: str, tmp_path: Path) -> None:
     scan(tmp_path / "images" / "good.nii.gz")
-    (tmp_path / "images" / "link.nii.gz").symlink_to(scan(tmp_path / "elsewhere" / "secret.nii.gz"))
+    elsewhere = tmp_path / "elsewhere" / "secret.nii.gz"
+    (tmp_path / "images" / "link.nii.gz").symlink_to(scan(elsewhere) if "leaves" in said else elsewhere)
     if command == "record":
         app = importlib.import_module("casewise.cli.record").app
         words = ["-i", tmp_path / "images", "-o", tmp_path / "archive", "-m", MODEL, "--steps", 1]
         done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
         assert open_archive(tmp_path / "archive").ids == ("good",)
-        assert "link.nii.gz is a link that leaves" in done.output
+        assert said in done.output
     else:
         done, found = predict(tmp_path, "--policy", "m0")
         assert (found["good"]["status"], found["link"]["status"]) == ("done", "failed")
-        assert "link.nii.gz is a link that leaves" in found["link"]["error"]
+        assert said in found["link"]["error"]
         assert not (tmp_path / "out" / "link.nii.gz").exists()
     assert done.exit_code == 3
 
