@@ -67,7 +67,7 @@ def _lamp(shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.float6
     return np.asarray(rng.uniform(0.3, 0.9) * glow)
 
 
-NOTICE = "A phantom is a phantom: these scenes were made by a program. This page shows the system; it is not evidence."
+NOTICE = "These scenes were made by a program. This page shows the system; it is not evidence."
 ROWS, COLUMNS = 96, 192
 IGNORE = 255
 CLASSES = (
