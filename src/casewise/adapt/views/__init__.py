@@ -28,7 +28,7 @@ from casewise.adapt.parameters import blending_by
 from casewise.adapt.views.intensity import Bias, Blur, Clip, Contrast, Gamma, GreyWorld, Noise, Sharpen, Shift, Stretch
 from casewise.adapt.views.source import Fourier, Histogram, SourceStatistics, read_source_statistics
 from casewise.adapt.views.spatial import Mirror, Rotate90, Scale, Turn
-from casewise.adapt.views.written import WrittenView
+from casewise.adapt.views.view_text import WrittenView
 from casewise.core.errors import BadInput
 from casewise.core.registry import Registry, from_address
 from casewise.core.seeds import seed_of

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from casewise.adapt.augmentations import gaussian_field
-from casewise.adapt.views.written import WrittenView
+from casewise.adapt.views.view_text import WrittenView
 from casewise.core.errors import BadInput
 
 KEEPS = ("moments", "range")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from casewise.adapt.views.written import WrittenView
+from casewise.adapt.views.view_text import WrittenView
 from casewise.core.errors import BadInput
 
 _AXES = {"x": -1, "y": -2, "z": -3}
