@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import nibabel
@@ -49,7 +50,7 @@ def test_a_clean_folder_has_no_problem(folder: Path) -> None:
         "orientation": {"RAS": 2},
     }
     assert seen.problems == ()
-    json.dumps(seen.as_dict())
+    json.dumps(asdict(seen))
 
 
 @pytest.mark.parametrize(
