@@ -25,6 +25,7 @@ from real_shifts import HOME, shifts
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.proposers.live import record_case
 from casewise.core.durable import replacing
+from casewise.core.errors import TooFewCases
 from casewise.core.records import SOURCE, Mask, State
 from casewise.fit import fit
 from casewise.judge.calibration.adoption import mean_low
@@ -115,7 +116,10 @@ class Draw:
 
 def judged_views(question: Question, views: str, labelled: Sequence[str], ids: Sequence[str]) -> Mapping[str, Mask]:
     """Return what views deploy after their designs were compared on some labelled cases; M0 where nothing passes."""
-    policy = calibrate(question.fitted.ladder(views).select(ids=list(labelled)), "default")
+    try:
+        policy = calibrate(question.fitted.ladder(views).select(ids=list(labelled)), "default")
+    except TooFewCases:  # two patients: nothing can be judged, so M0 stays
+        return {one: question.new.ladder(views).mask(one, SOURCE) for one in ids}
     decisions = {one.case_id: one for one in replay(question.new, policy)}
     return {one: question._deployed(policy, decisions, one) for one in ids}
 

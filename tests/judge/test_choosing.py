@@ -287,6 +287,31 @@ def gains_known(gains):
     ]
 
 
+@pytest.mark.parametrize(
+    ("smaller", "larger", "chosen"),
+    [
+        ("consensus", "choose", "consensus"),  # choose is fitted to these patients
+        ("consensus+largest", "merge+largest", "consensus+largest"),
+        ("consensus", "medoid", "medoid"),  # neither is fitted: the larger lower bound
+        ("tuned/average", "tuned/1", "tuned/average"),
+        ("tuned/average", "choose", "tuned/average"),
+        ("m0", "choose", "choose"),  # nothing else passes
+    ],
+)
+def test_the_average_comes_first_and_fitted_designs_last(smaller, larger, chosen):
+    signals = [{"agreement": 0.9}] * 3
+    known = [
+        Known(f"case-{k}", f"patient-{k}", Observation(f"case-{k}", None, signals), worth, {}, {})
+        for k, worth in enumerate({SOURCE: 0.5, State(1): 0.53 + k / 999, State(2): 0.56 + k / 999} for k in range(8))
+    ]
+    depths = {"m0": 0, smaller: 0 if smaller == "m0" else 1, larger: 2}
+    some = {name: lambda known, setting, depth=depth: FixedK(depth) for name, depth in depths.items()}
+    found = compare_designs(known, Setting(2, "1"), some)
+    assert not found.row(larger).fails
+    assert found.chosen == chosen
+    assert (f"{larger} passes too" in found.why) == (chosen != larger)
+
+
 def test_a_design_that_hurts_more_than_it_helps_is_not_taken():
     """Four gain ten points, six lose a fifth of one: surely a gain in the mean, and a NO-GO at predict."""
     some = {"m0": DESIGNS["m0"], "update": lambda known, setting: FixedK(1)}

@@ -24,6 +24,7 @@ from casewise.judge.calibration import adoption, quality
 from casewise.judge.calibration.adoption import ALLOWED_HURT, CHANCE, HurtShare
 from casewise.judge.calibration.cleaning import SUFFIX, CleanupGains, cleaned
 from casewise.judge.calibration.designs import (
+    FITTED,
     Deployed,
     Design,
     Known,
@@ -213,11 +214,12 @@ def _best(rows: Sequence[DesignRow]) -> str:
     """Return the design with the largest lower bound of gain among those that pass; M0 where none does.
 
     The average of the tuned prediction and M0's is the careful use of learned weights. Where it passes, it is taken
-    before bolder designs (decision 0020).
+    before bolder designs; a design whose parameters were fitted to these patients is taken last (decision 0020).
     """
     passing = [row for row in rows if not row.fails]
     careful = [row for row in passing if row.design.removesuffix(SUFFIX).endswith(CAREFUL)]
-    return max(careful or passing, key=lambda row: row.low, default=rows[0]).design
+    plain = [row for row in passing if row.design.removesuffix(SUFFIX) not in FITTED]
+    return max(careful or plain or passing, key=lambda row: row.low, default=rows[0]).design
 
 
 def _why(rows: Sequence[DesignRow], chosen: str, allowed_hurt: float) -> str:
@@ -229,7 +231,8 @@ def _why(rows: Sequence[DesignRow], chosen: str, allowed_hurt: float) -> str:
         bolder = [one for one in better if not one.fails]
         if bolder:
             most = max(bolder, key=lambda one: one.low)
-            passed += f"; {most.design} passes too and gains more ({most.gain:+.4f}), the average with M0 is safer"
+            safer = "the average with M0" if row.design.removesuffix(SUFFIX).endswith(CAREFUL) else row.design
+            passed += f"; {most.design} passes too and gains more ({most.gain:+.4f}), {safer} is safer"
         return (
             f"the largest lower bound of gain, {row.low:+.4f}, among those that pass (p {row.p:.3f} over "
             f"{pluralize(len(rows) - 1, 'design')}; {harm.sentence()}){passed}"

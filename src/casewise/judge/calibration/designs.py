@@ -447,6 +447,8 @@ DESIGNS: Mapping[str, Design] = {
 }
 """From the simplest to the one with most parameters; among equals the first is taken."""
 
+FITTED = ("consensus-where-low", "merge", "choose")  # their parameters are fitted to the labelled cases
+
 
 def designs_for(
     known: Sequence[Known],
