@@ -13,7 +13,7 @@ SMALL = $(if $(CASES),--cases $(CASES))
 REAL = --data "$(DATA)" -o "$(OUT)"
 EXTRAS ?= core dicom adapt
 
-.PHONY: demo test test-portable test-all test-versions check bench bench-real bench-question source-models clean help
+.PHONY: demo test test-whole test-portable test-all test-versions check bench bench-real bench-question source-models clean help
 
 help:  ## What the targets do
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 16
@@ -21,8 +21,11 @@ help:  ## What the targets do
 demo: $(VENV)/.adapt  ## fit and predict on embedded phantom hearts; leaves demo-report/demo.html
 	$(BIN)/casewise demo -o demo-report
 
-test: $(VENV)/.dev  ## The fast tests
-	$(BIN)/python -m pytest -m "not slow and not bench" -n 2 --dist worksteal
+test: $(VENV)/.dev  ## The fast tests, under five minutes on two cores
+	$(BIN)/python -m pytest -m "not whole and not slow and not bench" -n 2 --dist worksteal
+
+test-whole: $(VENV)/.dev  ## Tests of commands, pages, services and whole chains, as long again
+	$(BIN)/python -m pytest -m "whole and not slow and not bench" -n 2 --dist worksteal
 
 # Two runs at a time, each in one process: small kernels of other processors, and one or two threads.
 test-portable: $(VENV)/.dev  ## The tests whose numbers come from torch, as other processors and thread counts compute them
