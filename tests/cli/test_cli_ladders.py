@@ -190,6 +190,8 @@ def test_reviews_of_several_ladders_are_applied(home: Path, tmp_path: Path) -> N
     assert done.exit_code == 0, done.output
     entry = json.loads((out / "casewise" / "case_0.json").read_text())
     assert (entry["decision"]["action"], entry["decision"]["flagged"]) == ("gate", True)
+    low = entry["decision"]["quality_low"]
+    assert f"Please check: case_0 (estimated Dice at least {low:.2f}), case_1" in done.output
     decided(out, "case_0", "keep-adapted", None)  # shown first: what is deployed
     decided(out, "case_1", "keep-adapted", "tent:2")
     decided(out, "case_2", "keep-adapted", "3")  # the whole edit of the ladder whose pieces are deployed

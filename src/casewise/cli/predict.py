@@ -118,6 +118,7 @@ SHOWN = 5
 def _summary(found: PredictedFolder, deployment: Deployment, out: Path) -> list[str]:
     """Say in plain counts what was done, which cases to check, and where the page is."""
     entries = found.entries
+    name, key = ("Dice", "Dice") if deployment.adaptation.foreground else ("mIoU", "IoU")
     replaced = sum(one.is_done and one.decision is not None and not _is_source(one) for one in entries)
     own = sum(one.has_output and (one.decision is None or _is_source(one)) for one in entries)
     failed = [one for one in entries if not one.has_output]
@@ -125,7 +126,7 @@ def _summary(found: PredictedFolder, deployment: Deployment, out: Path) -> list[
     counts = f"{replaced} replaced, {own} original" if deployment.adapts else "all are the model's own (M0)"
     lines = [f"{pluralize(len(entries) - len(failed), 'mask')}: {counts}."]
     if found.flagged:
-        named = ", ".join(_flag_line(one) for one in found.flagged[:SHOWN])
+        named = ", ".join(_flag_line(one, name) for one in found.flagged[:SHOWN])
         more = f", and {len(found.flagged) - SHOWN} more" if len(found.flagged) > SHOWN else ""
         lines.append(f"Please check: {named}{more}. To review them: casewise review {out}")
     elif deployment.policy.flag:
@@ -134,7 +135,6 @@ def _summary(found: PredictedFolder, deployment: Deployment, out: Path) -> list[
         if cases:
             named = ", ".join(one.case for one in cases[:SHOWN])
             lines.append(f"{title}: {named}{', ...' if len(cases) > SHOWN else ''}.")
-    name, key = ("Dice", "Dice") if deployment.adaptation.foreground else ("mIoU", "IoU")
     if found.scores and found.scores[key] == found.scores[key]:
         over = "" if found.scored_cases == len(entries) else f" (over {pluralize(found.scored_cases, 'case')})"
         before = f"{found.scores[f'source_{key}']:.3f}"
@@ -148,9 +148,9 @@ def _is_source(entry: PredictedCase) -> bool:
     return entry.decision is not None and entry.decision.rolled_back
 
 
-def _flag_line(entry: PredictedCase) -> str:
+def _flag_line(entry: PredictedCase, metric: str) -> str:
     low = None if entry.decision is None else entry.decision.quality_low
-    return entry.case if low is None else f"{entry.case} (estimated metric at least {low:.2f})"
+    return entry.case if low is None else f"{entry.case} (estimated {metric} at least {low:.2f})"
 
 
 def _alarms(deployment: Deployment) -> list[str]:
