@@ -88,14 +88,15 @@ def test_the_verdict_calls_a_null_difference_at_no_more_than_the_nominal_rate(ca
 def test_the_verdict_is_at_the_nominal_rate_over_many_draws(cases):
     verdict, interval = false_verdicts(3000, cases, 1000)
     assert verdict == pytest.approx(0.05, abs=3 * sqrt(0.05 * 0.95 / 3000))
-    assert interval >= verdict  # the percentile interval alone is wrong more often
+    assert interval >= verdict
 
 
 @pytest.mark.slow
-def test_eight_cases_leave_few_sign_patterns_so_the_verdict_is_below_nominal_and_the_interval_above():
+def test_with_eight_cases_verdict_and_interval_keep_their_level():
     verdict, interval = false_verdicts(3000, 8, 1000)
-    assert 0.01 < verdict <= 0.05
-    assert interval > 0.06
+    assert 0.01 < verdict <= 0.05  # few sign patterns: below the nominal rate
+    assert interval > 0.02
+    assert at_most(interval, 3000, 0.05)  # Student's t
 
 
 def cluster_false_verdicts(repetitions: int, *, clustered: bool, patients: int = 25) -> float:
