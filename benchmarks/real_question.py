@@ -17,7 +17,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import combinations
 from pathlib import Path
@@ -30,13 +30,11 @@ from real_shifts import HOME, Shift, cases_of, shifts, train_source
 from scipy import stats
 
 from casewise.adapt.adaptation import Adaptation
-from casewise.adapt.backbones import Backbone, appearance_inputs
+from casewise.adapt.backbones import appearance_inputs
 from casewise.adapt.proposers.live import prepare
-from casewise.adapt.snapshot import restored
-from casewise.adapt.tuned_weights import TunedWeights
 from casewise.archive.store import Archive, open_archive
 from casewise.core.errors import CasewiseError
-from casewise.core.records import SOURCE, Case, Decision, Mask, State
+from casewise.core.records import SOURCE, Decision, Mask, State
 from casewise.data.folders import CaseFiles
 from casewise.fit import fit
 from casewise.judge.appearance import Appearance, KnownAppearance, appearance_numbers, outside
@@ -47,8 +45,7 @@ from casewise.judge.ledger import unlock
 from casewise.judge.outcomes import POINT, scoring_options
 from casewise.judge.policy import controller_of, read_policy
 from casewise.learn.folds import cross_fit
-from casewise.learn.loop import Loop
-from casewise.learn.tuning import Tuning, task_of, tune
+from casewise.learn.tuning import Tuning, tune
 from casewise.measure.cleanup import Cleanup
 from casewise.measure.metrics import METRICS
 from casewise.replay import replay
@@ -61,7 +58,7 @@ RIVALS = {
     "once": Tuning(),
     "all": Tuning(parameters="all", learning_rate=3e-4),  # a tenth of the rate of norm+head; fixed before any look
     "close": Tuning(keep_close=4.0),  # close to M0 on the new images, without their labels
-    NNUNET: Tuning(parameters="all", learning_rate=1e-2, updates=250),
+    NNUNET: Tuning(parameters="all", optimizer="sgd", learning_rate=1e-2, updates=250),  # nnUNetTrainer's own
 }
 RIVAL_NAMES = {
     "all": "tuned, all weights", "close": "tuned, kept close to M0 on new images",
@@ -160,10 +157,7 @@ class Question:
         labels = [backbone.read_label(one.label) for one in cases if one.label is not None]
         unlabelled = [backbone.read(one).case for one in new]
         said = _progress_of(f"{self.shift.name} {name}")
-        if name == NNUNET:
-            tuned = nnunet_fine_tuning(backbone, read, labels, how, said)
-        else:
-            tuned = tune(backbone, read, labels, how, unlabelled=unlabelled, on_progress=said)
+        tuned = tune(backbone, read, labels, how, unlabelled=unlabelled, on_progress=said)
         (self.home / name).mkdir(parents=True, exist_ok=True)
         tuned.write(self.home / name / "once.safetensors")
         return time.process_time() - began
@@ -455,29 +449,6 @@ class Question:
             rho = stats.spearmanr(values, source).statistic
             area = f"{auroc(-values, poor):.2f}" if 0 < poor.sum() < len(poor) else "-"
             yield f"\n{name} of the views against M0's {metric}: rank correlation {rho:+.2f}, AUROC of poor {area}"
-
-
-def nnunet_fine_tuning(
-    backbone: Backbone, cases: Sequence[Case], labels: Sequence[Mask], how: Tuning, on_progress: Any
-) -> TunedWeights:
-    """Train on as ``nnUNetv2_train -pretrained_weights`` does, for a short schedule.
-
-    All weights, nnU-Net's data loader, augmentation and loss, SGD with Nesterov momentum 0.99, weight decay 3e-5 and
-    the rate 0.01 (1 - update / updates)^0.9.
-    """
-    with restored(backbone.network), torch.enable_grad():
-        torch.manual_seed(how.seed)
-        np.random.seed(how.seed)
-        loop = Loop(backbone.network, task_of(backbone, cases, labels, how, ()), how)
-        loop.optimizer = torch.optim.SGD(
-            loop.parameters.values(), lr=how.learning_rate, momentum=0.99, nesterov=True, weight_decay=3e-5
-        )  # type: ignore[assignment]
-        loop.schedule = torch.optim.lr_scheduler.PolynomialLR(loop.optimizer, how.updates, 0.9)
-        for _ in range(how.updates):
-            loop.update(on_progress)
-        values = loop.values()
-    patients = tuple(sorted({case.cluster or case.id for case in cases}))
-    return TunedWeights(values, backbone.fingerprint, patients, (), asdict(how), {})
 
 
 def _flag_line(name: str, flagged: set[str], values: Any, below: float, ids: Sequence[str]) -> str:

@@ -325,14 +325,12 @@ def write_image(path: Path, image: np.ndarray) -> None:
 
 def test_a_learning_curve_says_what_fewer_patients_gain(tmp_path):
     images, labels = [image for image, _ in DISCS[:6]], [label for _, label in DISCS[:6]]
-    deployment = casewise.fit(
-        eroding_model(), images, labels, views="", tuning=QUICK, out=tmp_path / "fit", jobs=1, learning_curve=True
-    )
+    deployment = casewise.fit(eroding_model(), images, labels, views="", tuning=QUICK, out=tmp_path / "fit", jobs=1)
     curve = json.loads((tmp_path / "fit" / "fit.json").read_text())["learning_curve"]
-    assert list(curve) == ["2", "4"]  # three folds of two patients: half of the other four train, or all of them
-    assert curve["2"].keys() == curve["4"].keys() == {"1", "average"}
+    assert list(curve) == ["3", "4"]  # two folds of three patients, and three folds of two
+    assert curve["3"].keys() == curve["4"].keys() == {"1", "average"}
     assert all(curve[few]["1"] > 0 for few in curve)  # tuning helps every disc
-    said = f"with 2 and with 4 patients to learn from: 1 {curve['2']['1']:+.4f} and {curve['4']['1']:+.4f}"
+    said = f"learning from 3 and from 4 patients: tuned weights {curve['3']['1']:+.4f} and {curve['4']['1']:+.4f}"
     assert said in deployment.summary()
     assert said in unescape((tmp_path / "fit" / "fit.html").read_text())
 

@@ -239,6 +239,17 @@ def test_low_resolution_logits_and_tuples_are_understood(tiny):
     assert "inner.head.weight" in tuned.values
 
 
+def test_sgd_makes_the_update_of_nnunets_trainer(tiny):
+    cases, labels, _ = cohort(1)
+    how = Tuning(optimizer="sgd", learning_rate=0.01, updates=1, batch=1, augmentation="none")
+    backbone = tiny()
+    before = {name: value.detach().clone() for name, value in backbone.network.named_parameters()}
+    one = tune(backbone, cases, labels, how)
+    two = tune(backbone, cases, labels, replace(how, learning_rate=0.02))
+    for name, value in one.values.items():  # the first step of SGD is proportional to the rate, that of AdamW is not
+        torch.testing.assert_close(2 * (value - before[name]), two.values[name] - before[name], rtol=1e-3, atol=1e-7)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

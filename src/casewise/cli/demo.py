@@ -55,7 +55,7 @@ def demo(
     with StepProgress() as progress:
         deployment = fit(
             MODEL, taught / "images", taught / "labels", out=out / "deployment", views=VIEWS,
-            tuning=Tuning(updates=UPDATES), promise=PROMISE, jobs=jobs, on_progress=progress,
+            tuning=Tuning(updates=UPDATES), promise=PROMISE, learning_curve=False, jobs=jobs, on_progress=progress,
         )  # fmt: skip
     typer.echo(f"... predicting {len(cohort.ids)} new hearts", err=True)
     found = deployment.predict_folder(

@@ -37,7 +37,7 @@ def fit(
     loss: str = setting("harmed", help="Loss that promise bounds: harmed, ha or dice."),
     measures: Path = typer.Option(None, help="measures.toml: clinical measures such as the ejection fraction."),
     learning_curve: bool = typer.Option(
-        False, "--learning-curve", help="Also tune on half of the patients and report the gain of both."
+        True, "--learning-curve/--no-learning-curve", help="Report what half of the labels would have gained."
     ),
     jobs: int = typer.Option(None, "-j", help="Processes; default: one for each core."),
     copy_model: bool = typer.Option(False, "--copy-model", help="Store a copy of the model in the deployment."),

@@ -101,7 +101,6 @@ def cross_fit(
     *,
     folder: Path,
     folds: int | None = None,
-    share: float = 1.0,
     unlabelled: Sequence[Case | CaseFiles] = (),
     workers: int | None = None,
     on_progress: OnFold | None = None,
@@ -117,7 +116,6 @@ def cross_fit(
         tuning: Options of the training.
         folder: Folder for the files. An interrupted run resumes here.
         folds: Number of folds; see :func:`deal`.
-        share: Part of the patients of each training set that are used, for a learning curve.
         unlabelled: Cases for ``Tuning.keep_close``.
         workers: Processes; None for one per core, 1 for none beside this one.
         on_progress: Called after every update with the fold, the number of its updates and the loss.
@@ -141,9 +139,9 @@ def cross_fit(
                 "has none, so that the fold that left it out is found again"
             )
     dealt = deal(patients, folds, seed=tuning.seed)
-    trained = [_trained_on(dealt, number, share, tuning.seed) for number in range(len(dealt))]
+    trained = [tuple(sorted(set(patients) - set(out))) for out in dealt]
     plan = {
-        "model": model.load().fingerprint, "tuning": asdict(tuning), "share": share,
+        "model": model.load().fingerprint, "tuning": asdict(tuning),
         "data": json_sha256([_digest(one) for one in (*cases, *labels, *unlabelled)]),
         "folds": [{"left_out": out, "trained_on": used} for out, used in zip(dealt, trained, strict=True)],
     }  # fmt: skip
@@ -166,16 +164,6 @@ def cross_fit(
     else:
         _run(jobs, count, told)
     return _result(folder, dealt)
-
-
-def _trained_on(dealt: Sequence[Sequence[str]], number: int, share: float, seed: int) -> tuple[str, ...]:
-    """Return the patients that train a fold: those of all other folds, or a part of them."""
-    if not 0 < share <= 1:
-        raise BadInput(f"share must be above 0 and at most 1, got {share}")
-    others = sorted(patient for place, fold in enumerate(dealt) if place != number for patient in fold)
-    few = max(1, round(share * len(others)))
-    order = np.random.default_rng((seed, number)).permutation(len(others))[:few]
-    return tuple(sorted(others[place] for place in order))
 
 
 def _keep_plan(folder: Path, plan: Mapping[str, Any]) -> None:

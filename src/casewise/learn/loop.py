@@ -2,9 +2,9 @@
 
     L = loss(f(x), y) + keep_close * KL(M0(u) || f(u))
 
-The optimizer is AdamW with the rate learning_rate * (1 - update / updates)^0.9. The norm of the gradient is clipped at
-12, as in nnU-Net. Only the selected parameters require a gradient, so autograd stops below the first selected layer.
-Dropout is off.
+The rate is learning_rate * (1 - update / updates)^0.9, with AdamW or with nnU-Net's SGD. The norm of the gradient is
+clipped at 12, as in nnU-Net. Only the selected parameters require a gradient, so autograd stops below the first
+selected layer. Dropout is off.
 """
 
 from __future__ import annotations
@@ -74,13 +74,19 @@ class Loop:
         for parameter in self.parameters.values():
             parameter.requires_grad_(True)
         self.moving: dict[str, Tensor] = {**self.parameters, **self._statistics()}
-        self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=tuning.learning_rate)
+        self.optimizer = self._optimizer()
         self.schedule = torch.optim.lr_scheduler.PolynomialLR(self.optimizer, tuning.updates, POWER)
         self.source = TunedWeights({name: t.detach().float().clone() for name, t in self.moving.items()}, "")
         self._pool = min(tuning.batches or tuning.updates, tuning.updates)
         self._drawn: dict[int, tuple[Tensor, Any]] = {}
         known = self._pool < tuning.updates and tuning.batch_statistics == "source"
         self._prefixes = [FrozenPrefix(member, [*self.moving.values()]) for member in self.members] if known else []
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        values, rate = self.parameters.values(), self.tuning.learning_rate
+        if self.tuning.optimizer == "sgd":  # as nnUNetTrainer sets it up
+            return torch.optim.SGD(values, lr=rate, momentum=0.99, nesterov=True, weight_decay=3e-5)
+        return torch.optim.AdamW(values, lr=rate)
 
     def update(self, on_progress: Progress | None = None) -> float:
         """Draw a batch and make one update; returns its loss.

@@ -24,6 +24,7 @@ from casewise.core.records import Case, Mask
 if TYPE_CHECKING:
     from casewise.learn.loop import Task
 
+OPTIMIZERS = ("adamw", "sgd")
 AUGMENTATIONS = ("default", "upright", "none")
 
 Progress = Callable[[int, float], None]
@@ -37,7 +38,7 @@ class Tuning:
     Args:
         parameters: "norm+head" (scales and shifts of normalization layers, and the output layers), "norm", "all", or
             patterns of parameter names.
-        optimizer: "adamw".
+        optimizer: "adamw", or "sgd" as nnU-Net trains (Nesterov momentum 0.99, weight decay 3e-5; use rate 0.01).
         learning_rate: Learning rate of the first update; it decays to 0.
         updates: Number of updates.
         batch: Patches in an update; None for the batch size of an nnU-Net's plans, else 8.
@@ -69,7 +70,7 @@ class Tuning:
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
         choices = {
-            "optimizer": ("adamw",), "augmentation": AUGMENTATIONS, "batch_statistics": ("source", "batch"),
+            "optimizer": OPTIMIZERS, "augmentation": AUGMENTATIONS, "batch_statistics": ("source", "batch"),
         }  # fmt: skip
         for name, known in choices.items():
             if getattr(self, name) not in known:

@@ -96,8 +96,9 @@ def _curve(facts: Mapping[str, Any], metric: str) -> list[str]:
     if len(points) < 2:
         return []
     (few, less), (many, more) = points.items()
-    gains = ", ".join(f"{rung} {less[rung]:+.4f} and {more[rung]:+.4f}" for rung in more)
-    return [f"Learning curve: {metric} of tuned states with {few} and with {many} {UNIT[1]} to learn from: {gains}."]
+    names = {"1": "tuned weights", "average": "their average with M0"}
+    gains = "; ".join(f"{names.get(rung, rung)} {less[rung]:+.4f} and {more[rung]:+.4f}" for rung in more)
+    return [f"Gain in {metric} of learning from {few} and from {many} {UNIT[1]}: {gains}."]
 
 
 def _chosen_row(compared: Mapping[str, Any]) -> Mapping[str, Any]:
