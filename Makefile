@@ -11,6 +11,7 @@ OUT ?= bench-real
 JOBS ?= 1
 SMALL = $(if $(CASES),--cases $(CASES))
 REAL = --data "$(DATA)" -o "$(OUT)"
+CURVES ?= hearts-mirrored fundus-0 polyps-0
 EXTRAS ?= core dicom adapt
 
 .PHONY: demo test test-whole test-portable test-all test-versions check bench bench-real bench-question source-models clean help
@@ -61,7 +62,8 @@ bench-question: $(VENV)/.dev  ## Its first half: what to do with a few labelled 
 	@test -d "$(DATA)" || { echo "say where the data lie: make bench-real DATA=FOLDER (see benchmarks/README.md)"; exit 2; }
 	@mkdir -p "$(OUT)/pages"
 	$(BIN)/python benchmarks/real_question.py $(REAL) $(SMALL) --jobs $(JOBS) $(SHIFTS) > "$(OUT)/pages/0-question.md"
-	$(if $(SHIFTS),,$(BIN)/python benchmarks/real_curve.py $(REAL) --jobs $(JOBS) --picture "$(OUT)/learning-curve.svg" > "$(OUT)/pages/1-curve.md")
+	$(if $(SHIFTS),,for shift in $(CURVES); do $(BIN)/python benchmarks/real_curve.py $$shift $(REAL) --jobs $(JOBS) \
+	  --picture "$(OUT)/curve-$$shift.svg" || exit 1; done > "$(OUT)/pages/1-curve.md")
 	@echo "tables of the question: $(OUT)/pages"
 
 source-models: $(VENV)/.adapt  ## Train the embedded source model again (deterministic)

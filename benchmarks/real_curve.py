@@ -1,10 +1,11 @@
-"""The learning curve on hearts: gain on new patients against the number of labelled ones, as a picture.
+"""The learning curve of one shift: gain on new patients against the number of labelled ones, as a picture.
 
-    python benchmarks/real_curve.py --data DATA -o OUT --picture docs/explanation/learning-curve.svg
+    python benchmarks/real_curve.py hearts --data DATA -o OUT --picture docs/explanation/learning-curve.svg
 
-After ``real_question.py hearts-mirrored``, whose development recording it reads. Two, five and ten labelled patients,
-several draws of two and five: tuning for every case, views with the judge, and both with the judge (``casewise.fit``).
-Fewer than four patients cannot be cross-fitted: ``fit`` learns nothing there, and "tuning" is one network for all.
+After ``real_question.py hearts``, whose development recording it reads. Two, five and ten labelled patients, several
+draws of each, then all of them: tuning for every case, views with the judge, and both with the judge
+(``casewise.fit``). Fewer than four patients cannot be cross-fitted: ``fit`` learns nothing there, and "tuning" is one
+network for all.
 """
 
 from __future__ import annotations
@@ -26,19 +27,18 @@ from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.proposers.live import record_case
 from casewise.core.durable import replacing
 from casewise.core.errors import TooFewCases
-from casewise.core.records import SOURCE, Mask, State
+from casewise.core.records import SOURCE, Mask
+from casewise.deployment.saved import load
 from casewise.fit import fit
 from casewise.judge.calibration.adoption import mean_low
 from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.outcomes import POINT, scoring_options
-from casewise.judge.policy import read_policy
 from casewise.learn.tuning import Tuning, tune
-from casewise.measure.cleanup import Cleanup
 from casewise.measure.metrics import METRICS
 from casewise.replay import replay
 
 SHIFT = "hearts-mirrored"
-PATIENTS = (2, 5)
+PATIENTS = (2, 5, 10)
 METHODS = ("tuned, every case", "views, judged", "tuned and views, judged (fit)")
 COLORS = ("#c45a11", "#2f6fb5", "#2e7d32")
 
@@ -48,7 +48,7 @@ class Draw:
 
     def __init__(self, question: Question, patients: int, number: int) -> None:
         self.question, self.size, self.number = question, patients, number
-        self.home = question.out / "question" / "curve" / f"patients-{patients}-{number}"
+        self.home = question.out / "question" / "curve" / question.shift.name / f"patients-{patients}-{number}"
         cases = question.cases("calibration")
         names = sorted({one.cluster or one.id for one in cases})
         order = np.random.default_rng((patients, number)).permutation(len(names))[:patients]
@@ -70,20 +70,23 @@ class Draw:
             fit(
                 model, [one.images[0] for one in self.cases], [one.label for one in self.cases],
                 patients=[one.cluster or one.id for one in self.cases], out=self.home, flag_below=0, jobs=jobs,
-                on_progress=_progress(self.home.name),
+                learning_curve=False, on_progress=_progress(self.home.name),
             )  # fmt: skip
 
     def read(self, ids: Sequence[str]) -> None:
-        """Predict new cases with the weights of this draw: the tuned mask, and the average with M0."""
+        """Predict new cases with the weights of this draw: the tuned mask, and the one that ``fit`` deploys."""
         backbone = self.question.shift.model.load()
-        how = Adaptation("tuned:1,average", tuned=str(self.home / "tuned"))
+        how = Adaptation("tuned:1", tuned=str(self.home / "tuned"))
+        deployment = None if self.size < FEWEST else load(self.home, model=self.question.shift.model)
         (self.home / "masks").mkdir(exist_ok=True)
         for files in self.question.cases("development"):
             place = self.home / "masks" / f"{files.id}.npz"
             if files.id in ids and not place.exists():
-                made = record_case(backbone.read(files).case, backbone, {"tuned": how})["tuned"]
+                case = backbone.read(files).case
+                made = [record_case(case, backbone, {"tuned": how})["tuned"].masks[1]]
+                made += [] if deployment is None else [deployment.predict(case).mask]
                 with replacing(place) as temporary, temporary.open("wb") as file:
-                    np.savez_compressed(file, *made.masks[1:])
+                    np.savez_compressed(file, *made)
 
     def masks(self, method: str, views: str, ids: Sequence[str]) -> Mapping[str, Mask]:
         """Return what a method deploys for every new case."""
@@ -91,27 +94,13 @@ class Draw:
             return {one: self.mask(one, 0) for one in ids}
         if method == METHODS[1] or self.size < FEWEST:  # fit has views alone where patients are too few
             return judged_views(self.question, views, [one.id for one in self.cases], ids)
-        return self._deployed_by_fit(views, ids)
+        return {one: self.mask(one, 1) for one in ids}
 
     def mask(self, case_id: str, place: int) -> Mask:
-        """Return the tuned mask (0) or the average with M0 (1) of a new case."""
+        """Return the tuned mask (0) or the deployed one (1) of a new case."""
         with np.load(self.home / "masks" / f"{case_id}.npz") as file:
             found: Mask = file[f"arr_{place}"]
         return found
-
-    def _deployed_by_fit(self, views: str, ids: Sequence[str]) -> Mapping[str, Mask]:
-        """Return what the policy of ``fit`` deploys: a fixed candidate, the consensus or M0, with its cleanup."""
-        policy = read_policy(self.home / "policy.json")
-        said = json.loads((self.home / "fit.json").read_text())["preflight"]["comparison"]["chosen"]
-        clean, view = Cleanup.parse(policy.cleanup), self.question.new.ladder(views)
-        chosen = said.split("+")[0]
-        print(f"{self.home.name}: fit takes {said}", file=sys.stderr)
-        if chosen in ("tuned/1", "tuned/average"):
-            return {one: clean.apply(self.mask(one, int(chosen == "tuned/average"))) for one in ids}
-        if chosen in ("m0", "consensus"):
-            step = 0 if chosen == "m0" else view.steps
-            return {one: clean.apply(view.mask(one, State(step))) for one in ids}
-        raise SystemExit(f"{self.home.name}: fit chose {chosen}, which this script cannot replay")
 
 
 def judged_views(question: Question, views: str, labelled: Sequence[str], ids: Sequence[str]) -> Mapping[str, Mask]:
@@ -125,14 +114,15 @@ def judged_views(question: Question, views: str, labelled: Sequence[str], ids: S
 
 
 def gains(question: Question, masks: Mapping[str, Mask]) -> list[float]:
-    """Return the change of Dice against M0 by case."""
+    """Return the change of the metric against M0 by case."""
     view = question.new.ladder(question.new.ladders[0])
-    ignore = scoring_options(view)["ignore"]
+    options = scoring_options(view)
 
-    def dice(mask: Mask, one: str) -> float:
-        return float(METRICS["dice"].of(mask, question.new.label(one), ignore=ignore, spacing_mm=None))
+    def score(mask: Mask, one: str) -> float:
+        metric = METRICS[options["metric"]]
+        return float(metric.of(mask, question.new.label(one), ignore=options["ignore"], spacing_mm=None))
 
-    return [dice(mask, one) - dice(view.mask(one, SOURCE), one) for one, mask in masks.items()]
+    return [score(mask, one) - score(view.mask(one, SOURCE), one) for one, mask in masks.items()]
 
 
 def tell(question: Question, draws: Sequence[Draw], ids: Sequence[str], picture: Path | None) -> None:
@@ -153,7 +143,7 @@ def tell(question: Question, draws: Sequence[Draw], ids: Sequence[str], picture:
         found[name][many] = [gains(question, masks)]
     entries = question.new.ladder(views).entries
     clusters = [entries[one].cluster or one for one in ids]
-    print(f"\n{len(ids)} new volumes of {len(set(clusters))} patients.\n")
+    print(f"\n### {question.shift.name}: {len(ids)} new cases of {len(set(clusters))} patients\n")
     print("| labelled patients | what | draws | gain [95 %, t by patient] | by draw | hurt by > .01, mean |")
     print("|---|---|---|---|---|---|")
     drawn: dict[str, list[tuple[int, float, float, float, list[float]]]] = {name: [] for name in METHODS}
@@ -165,7 +155,7 @@ def tell(question: Question, draws: Sequence[Draw], ids: Sequence[str], picture:
             drawn[name].append((size, mean, low, high, each))
             single = ", ".join(f"{one:+.4f}" for one in each)
             print(f"| {size} | {name} | {len(rows)} | {mean:+.4f} [{low:+.4f}, {high:+.4f}] | {single} | {hurt:.1f} |")
-    (question.out / "question" / "curve" / "curve.json").write_text(json.dumps(drawn, indent=1))
+    (question.out / "question" / "curve" / f"{question.shift.name}.json").write_text(json.dumps(drawn, indent=1))
     if picture is not None:
         draw_curve(drawn, picture)
 
@@ -186,7 +176,7 @@ def draw_curve(drawn: Mapping[str, Sequence[tuple[int, float, float, float, list
         for size, values in zip(sizes, each, strict=True):
             axes.scatter([size] * len(values), values, color=color, s=9, alpha=0.6)
     axes.axhline(0, color="#777777", linewidth=0.8)
-    axes.set(xlabel="labelled patients (two volumes each)", ylabel="gain in Dice on new patients")
+    axes.set(xlabel="labelled patients", ylabel="gain in Dice on new patients")
     axes.set_xticks([point[0] for point in next(iter(drawn.values()))])
     axes.legend(frameon=False, loc="upper left")
     figure.tight_layout()
@@ -196,6 +186,7 @@ def draw_curve(drawn: Mapping[str, Sequence[tuple[int, float, float, float, list
 def main() -> None:
     """Learn from a few patients at a time, and print the curve."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("shift", nargs="?", default=SHIFT, help=f"hearts, polyps-0, ...; default: {SHIFT}")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--weights", type=Path, help="folder of the source models; default: weights beside DATA")
     parser.add_argument("-o", "--out", type=Path, default=Path("bench-real"))
@@ -208,13 +199,15 @@ def main() -> None:
     sys.path.insert(0, str(HOME.parent))
     torch.set_num_threads(1)
     data, out = options.data.resolve(), options.out.resolve()
-    shift = shifts((options.weights or data.parent / "weights").resolve(), out)[SHIFT]
+    shift = shifts((options.weights or data.parent / "weights").resolve(), out)[options.shift]
     question = Question(shift, data, out, options.jobs)
     print_small(out)
     new = question.cases("development")
     patients = sorted({one.cluster or one.id for one in new})[:: options.every]
     ids = [one.id for one in new if (one.cluster or one.id) in patients]
-    draws = [Draw(question, size, number) for number in range(options.draws) for size in PATIENTS]
+    many = len({one.cluster or one.id for one in question.cases("calibration")})
+    sizes = [size for size in PATIENTS if size < many]
+    draws = [Draw(question, size, number) for number in range(options.draws) for size in sizes]
     for draw in draws:
         draw.learn()
         draw.read(ids)
