@@ -122,7 +122,7 @@ def test_another_modality_is_named_first() -> None:
     known = known_appearance([replace(one, numbers={**one.numbers, **dict.fromkeys(mr, 1.0)}) for one in plain])
     assert known.names == known_appearance(plain).names
     other = replace(plain[0], numbers={**plain[0].numbers, **dict.fromkeys(ct, 1.0)})
-    assert outside(other, known, image_only=True)[0] == "its modality is CT, the calibration images are MR"
+    assert outside(other, known, image_only=True)[0] == "its modality is CT, the labelled images are MR"
     assert outside(plain[0], known) == []
 
 
@@ -143,7 +143,7 @@ def test_the_numbers_that_lie_outside_are_named_farthest_first() -> None:
     odd = Appearance("x", {"intensity 0": 0.0, "intensity 1": 50.0, "intensity 2": 500.0})
     said = outside(odd, known)
     assert [sentence.split(" is ")[0] for sentence in said] == ["intensity 2", "intensity 1"]
-    assert "10 patients" in said[0]
+    assert "10 labelled patients" in said[0]
 
 
 def test_many_scans_of_one_patient_are_one_patient() -> None:

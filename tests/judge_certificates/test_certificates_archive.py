@@ -15,6 +15,7 @@ from worlds.cohorts import SYNTHETIC, synthetic_archive
 import casewise
 from casewise.archive.store import Archive, create_archive
 from casewise.core.errors import BadInput, Mismatch, Overlap, Refused, TooFewCases
+from casewise.core.prediction_record import OUTSIDE
 from casewise.core.records import Binding, Case, Trajectory
 from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.certificates.certificate import (
@@ -282,7 +283,7 @@ def test_a_case_without_region_scores_is_rolled_back_and_costs_no_other_its_cert
     assert found.bound <= 0.3
     decided = {decision.case_id: decision for decision in replay(partly, gate)}
     assert (decided[lost].rolled_back, decided[lost].bucket) == (True, "unscored")
-    assert "outside the certificate" in outside_promise(found, decided[lost], None)
+    assert OUTSIDE in outside_promise(found, decided[lost], None)
 
 
 def test_where_no_case_has_region_scores_nothing_is_certified(site, tmp_path):

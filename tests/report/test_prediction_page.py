@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from casewise.core.prediction_record import PredictedCase
+from casewise.core.prediction_record import OUTSIDE, PredictedCase
 from casewise.core.records import Action, Decision, State
 from casewise.report.certificate_page import _listed
 from casewise.report.prediction_page import prediction_page
@@ -63,7 +63,7 @@ def test_cases_to_check_come_first_with_the_reason() -> None:
     assert "Please check" not in prediction_page([entry("a")], FACTS)
     unlike = PredictedCase(
         "u", "done", Decision("u", Action.ROLLBACK, State(0), 1, "m0", flagged=True),
-        notes=("outside the certificate: the image is darker",),
+        notes=(f"{OUTSIDE}: the image is darker",),
     )  # fmt: skip
     assert 'Check because</dt><dd class="flag">the image is darker</dd>' in prediction_page([unlike], FACTS)
     failed = prediction_page([PredictedCase("f", "failed", error="<b>no file</b>")], FACTS)

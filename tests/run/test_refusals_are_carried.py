@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from casewise.core.errors import Overlap, Refused
+from casewise.core.prediction_record import OUTSIDE
 from casewise.core.records import Policy
 from casewise.deployment import Deployment
 from casewise.judge.certificates.certificate import Certificate, policy_digest
@@ -91,7 +92,7 @@ def test_cases_outside_the_certificate_are_counted_beside_the_promise(work: Make
     entries = list(predict_folder(made, LocalEngine()))
     n = len(entries)
     statement, said = promised(made.deployment, entries)
-    outside = "cases are outside the certificate: no certificate covers them"
+    outside = f"cases are {OUTSIDE}: no estimate or promise holds for them"
     assert statement is None  # it is about none of them
     assert all(entry.certificate["void"] and entry.certificate["why_void"] == entry.uncovered for entry in entries)
     assert said == ["the certificate does not hold here: it is about none of these cases", f"{n} of {n} {outside}"]
@@ -101,7 +102,7 @@ def test_cases_outside_the_certificate_are_counted_beside_the_promise(work: Make
     assert promised(made.deployment, covered) == ("at most a tenth is harmed", [f"{n - 1} of {n} {outside}"])
     sentences = [certificate_sentence(entry, "at most a tenth is harmed") for entry in covered[:2]]
     assert sentences[0] == "at most a tenth is harmed"
-    assert sentences[1].startswith("the certificate does not cover this case: outside the certificate: ")
+    assert sentences[1].startswith(f"the certificate does not cover this case: {OUTSIDE}: ")
 
 
 def test_the_quotas_of_all_parts_decide_what_is_promised(

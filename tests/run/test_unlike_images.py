@@ -88,7 +88,7 @@ def test_an_image_of_another_modality_gets_m0_and_a_flag(policy: Policy, model: 
     assert not deployment.predict(replace(case, modality="MR")).flagged
     found = deployment.predict(replace(case, modality="CT"))
     assert found.flagged
-    assert "its modality is CT, the calibration images are MR" in found.decision.reason
+    assert "its modality is CT, the labelled images are MR" in found.decision.reason
 
 
 def test_a_folder_of_another_kind_is_said_and_no_promise_covers_it(

@@ -18,7 +18,7 @@ SCHEMA = 2
 STATUSES = (DONE, FALLBACK, FAILED)
 REVIEW = "review"  # event of reviews.jsonl: a person's decision on a case
 REGIONS_LISTED = 50  # changed regions in the entry of a case, the largest first
-CALIBRATED, OUTSIDE, NO_GO = "calibration case", "outside the certificate", "NO-GO"
+CALIBRATED, OUTSIDE, NO_GO = "calibration case", "not covered by the labelled cases", "NO-GO"
 """Words in the notes of a case that no certificate covers."""
 
 

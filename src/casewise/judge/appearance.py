@@ -176,6 +176,8 @@ def appearance_numbers(
 
 OF_LABELS = ("share of label", "brightness of label")
 """First words of the numbers that are computed from M0: unusual values mean that M0 may have failed."""
+SMALL_SHARE = 1e-4
+"""Is added to a share before its logarithm is taken, so that an absent label has a number too."""
 AGREEMENT = "agreement"
 """How far the deployed mask agrees with the other candidates; where it is low, the mask may have failed."""
 MODALITY = "modality "
@@ -188,7 +190,7 @@ def _of_labels(source: Mask, labels: Sequence[int], image: NDArray[Any] | None) 
     mean, sd = (0.0, 0.0) if raw is None else (float(raw.mean()), float(raw.std()))
     for label in labels:
         inside = source == label
-        found[f"{OF_LABELS[0]} {label}"] = math.log10(float(inside.mean()) + 1e-4)
+        found[f"{OF_LABELS[0]} {label}"] = math.log10(float(inside.mean()) + SMALL_SHARE)
         if raw is not None and sd > 0 and inside.any():
             found[f"{OF_LABELS[1]} {label}"] = (float(raw[inside].mean()) - mean) / sd
     return found
@@ -239,7 +241,7 @@ def outside(
     said = []
     if appearance.modality and known.modalities and appearance.modality not in known.modalities:
         of = " and ".join(known.modalities)
-        said.append(f"its modality is {appearance.modality}, the calibration images are {of}")
+        said.append(f"its modality is {appearance.modality}, the labelled images are {of}")
     places = [place for place, name in enumerate(known.names) if name in appearance.numbers]
     by_itself = [place for place in places if known.names[place] == AGREEMENT]
     said += _beyond(appearance, known, [place for place in places if place not in by_itself], alpha, image_only)
@@ -263,9 +265,10 @@ def _beyond(
             continue
         low, high, value = there[:, place].min(), there[:, place].max(), rows[-1, place]
         if distances[-1, place] > limit and not (names[place] == AGREEMENT and value > low):
+            shown = [_in_units(names[place], one) for one in (value, low, high)]
             said.append(
-                f"{names[place]} is {value:.3g}; in the {pluralize(n, *UNIT)} of calibration it is {low:.3g} to "
-                f"{high:.3g}"
+                f"{names[place]} is {shown[0]}; in the {pluralize(n, 'labelled ' + UNIT[0])} it is {shown[1]} to "
+                f"{shown[2]}"
             )
     return said
 
@@ -350,11 +353,19 @@ def folder_differs(cases: Sequence[Appearance], known: KnownAppearance, *, seed:
     p = _permutation_p(gaps, len(here), seed)
     apart = np.abs(np.median(here, axis=0) - np.median(there, axis=0)) / scale
     most = int(np.argmax(apart))
+    medians = [_in_units(names[most], float(np.median(group[:, most]))) for group in (here, there)]
     return p, (
-        f"{pluralize(len(here), *UNIT)} here against {len(there)} of calibration: permutation test over {UNIT[1]}, "
-        f"p = {p:.3g}; the largest difference is {names[most]}, median {np.median(here[:, most]):.3g} here and "
-        f"{np.median(there[:, most]):.3g} in calibration"
+        f"{pluralize(len(here), *UNIT)} here against {len(there)} labelled ones: permutation test over {UNIT[1]}, "
+        f"p = {p:.3g}; the largest difference is {names[most]}, median {medians[0]} here and {medians[1]} in the "
+        "labelled ones"
     )
+
+
+def _in_units(name: str, value: float) -> str:
+    """A number as a person reads it: shares and spacings are stored as logarithms."""
+    if name.startswith(OF_LABELS[0]):
+        return f"{max(10**value - SMALL_SHARE, 0):.2%} of the image"
+    return f"{math.exp(value):.3g} mm" if name.startswith("spacing") else f"{value:.3g}"
 
 
 def _permutation_p(gaps: NDArray[Any], new: int, seed: int) -> float:

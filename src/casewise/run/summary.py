@@ -313,9 +313,9 @@ def promised(deployment: Deployment, entries: Sequence[PredictedCase]) -> tuple[
     said = [*deployment.warnings, *([] if drift is None else [drift])]
     said += [void] if void is not None and void not in said else []
     statement = None if deployment.certificate is None or said else deployment.certificate.statement
-    for sign, what in {CALIBRATED: "are of labelled patients", OUTSIDE: "are outside the certificate"}.items():
+    for sign, what in {CALIBRATED: "of labelled patients", OUTSIDE: OUTSIDE}.items():
         own = sum(bool(entry.noted(sign)) for entry in entries)
-        said += [f"{own} of {len(entries)} cases {what}: no certificate covers them"] if own else []
+        said += [f"{own} of {len(entries)} cases are {what}: no estimate or promise holds for them"] if own else []
     return statement, said
 
 

@@ -18,6 +18,7 @@ from casewise.archive.store import Archive
 from casewise.core.durable import json_sha256, write_json
 from casewise.core.errors import BadInput, CasewiseError, Mismatch, Refused
 from casewise.core.formats import json_text, numbered
+from casewise.core.prediction_record import OUTSIDE
 from casewise.core.records import Binding, Decision, Policy
 from casewise.core.registry import check_names_no_code
 from casewise.core.text import UNIT, pluralize
@@ -151,14 +152,14 @@ def outside_promise(certificate: Certificate, decision: Decision, input_sha256: 
         unknown_image = not (input_sha256 and batch.get(decision.case_id))
         if not recognised and not (unknown_image and decision.case_id in batch):
             return (
-                f"outside the certificate: it was issued for one batch of {len(batch)} cases, and this image is not "
-                f"among them"
+                f"{OUTSIDE}: the certificate was issued for one batch of {len(batch)} cases, and this image is not "
+                "among them"
             )
     if certificate.groups and decision.group is not None and decision.group not in certificate.groups:
         known = ", ".join(certificate.groups)
-        return f"outside the certificate: group {decision.group} is not among those that it was issued for ({known})"
+        return f"{OUTSIDE}: group {decision.group} is not among those of the certificate ({known})"
     if certificate.details.get("population") == "scored" and decision.bucket == UNSCORED:
-        return "outside the certificate: it was issued for cases with at least one scored region, this one has none"
+        return f"{OUTSIDE}: the certificate is for cases with at least one scored region, and this one has none"
     return None
 
 
