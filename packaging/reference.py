@@ -16,7 +16,6 @@ import typer
 from casewise.adapt.objectives import OBJECTIVES
 from casewise.adapt.views import SETS, VIEWS
 from casewise.cli import COMMANDS, GROUPS, app
-from casewise.cli.config import PRESETS
 from casewise.cli.options import is_setting, listed
 from casewise.data.datasets import DATASETS
 from casewise.judge.controllers import CONTROLLERS
@@ -99,9 +98,6 @@ def names_page() -> str:
     lines += section("Monitors", "`casewise monitor --monitors NAME`", first_lines(MONITORS))
     lines += section("Analyses", "`casewise study --only NAME`", first_lines(ANALYSES))
     lines += section("Datasets", "`casewise inspect FOLDER --dataset NAME`", first_lines(DATASETS))
-    lines += section("Presets", "`--set preset=NAME`",
-                     ((name, ", ".join(f"{key}={value}" for key, value in PRESETS[name].items() if value != ""))
-                      for name in PRESETS))  # fmt: skip
     return "\n".join(lines) + "\n"
 
 

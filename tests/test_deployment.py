@@ -208,8 +208,7 @@ OF_VIEWS = {
     "save_probabilities": (["--set", "save-probabilities=true"], True),
     "source_statistics": (["--set", "source-statistics=statistics.json"], "statistics.json"),
 }  # fmt: skip
-PRESET = "preset"  # stands for several options at once: tests/cli/test_driving.py
-ELSEWHERE = {"modulation", "statistics", PRESET}  # need an archive: tests/run/test_record_folder.py, tests/cli
+ELSEWHERE = {"modulation", "statistics"}  # need an archive: tests/run/test_record_folder.py, tests/cli
 
 
 @pytest.fixture
@@ -298,7 +297,7 @@ def test_both_words_of_a_pair_of_flags_mean_in_a_file_what_they_say(
 
 def test_every_option_of_an_adaptation_is_tried() -> None:
     assert set(TYPED) | set(OF_VIEWS) | ELSEWHERE == {field.name for field in fields(AdaptationOptions)}
-    knobs = {field.name for field in fields(AdaptationOptions)} - {PRESET}
+    knobs = {field.name for field in fields(AdaptationOptions)}
     assert knobs <= {field.name for field in fields(Adaptation)}
 
 

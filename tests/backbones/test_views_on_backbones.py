@@ -20,20 +20,14 @@ from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import load_backbone, pipeline_of
 from casewise.adapt.backbones.checkpoints import write_safetensors
 from casewise.adapt.backbones.merged import merged
-from casewise.adapt.model import Model
 from casewise.adapt.proposers import PreparedCase, proposer_of
 from casewise.adapt.proposers.members import Members
 from casewise.adapt.snapshot import fingerprint
 from casewise.adapt.views import inverted, views_of
-from casewise.archive.store import open_archive
 from casewise.core.errors import BadInput, Mismatch, NotFinite
 from casewise.core.records import Case, Policy
-from casewise.data.folders import list_cases, with_labels
-from casewise.judge.calibration.view_selection import read_case
-from casewise.judge.outcomes import outcomes
+from casewise.data.folders import list_cases
 from casewise.judge.policy import check_binding
-from casewise.run.local import LocalEngine
-from casewise.run.record_folder import RecordCase, record_folder
 
 KINDS: dict[str, dict[str, Any]] = {
     "2-D": {"dimensions": 2},
@@ -117,28 +111,6 @@ def test_unmirrored_views_are_those_of_a_model_without_mirroring_and_m0_keeps_it
     wanted, once = whole.mask(total / (images + 4)), whole.mask((total - (images - 1) * whole.source()[1]) / 5)
     assert (made.masks[-1] != wanted).mean() < 1e-4 < (made.masks[-1] != once).mean()  # to the last bit of a sum
     assert mirrored.predictor.use_mirroring
-
-
-def test_a_recorded_mean_is_known_from_its_ballots_also_where_m0_counts_several_times(
-    model: Any, scans: Path, tmp_path: Path
-) -> None:
-    """What choose-views scores is what would be deployed; the weight of M0 is in the archive."""
-    cases = with_labels(list_cases(scans / "images", ending=".nii.gz"), scans / "labels")[:1]
-    how = Adaptation(FEW, save_probabilities=True)
-    for mirrored, weight in ((False, 4), (True, 1)):
-        proposers = {"views": replace(how, mirrored_views=mirrored)}
-        archive, results = record_folder(
-            RecordCase(Model(str(model(dimensions=2))), proposers, {files.id: files for files in cases}),
-            LocalEngine(),
-            tmp_path / str(weight),
-        )
-        assert [result.error for result in results] == [None]
-        archive = open_archive(archive.path).ladder("views")
-        case = read_case(archive, cases[0].id)
-        assert case.source_weight == weight
-        steps = outcomes(archive).set_index("step")["metric"]
-        recorded = float(steps[archive.steps])
-        assert case.consensus(range(1, archive.steps)) == pytest.approx(recorded, abs=0.02)  # ballots are 255ths
 
 
 def test_a_view_that_breaks_leaves_nnunets_mirroring_on(

@@ -128,8 +128,6 @@ def test_options_of_views_are_refused_where_there_are_only_updates(
     with pytest.raises(BadInput, match=f"^no views are proposed, so {named}"):
         recorded(home, tmp_path / "archive", "--propose", "tent", *typed)
     assert not (tmp_path / "archive").exists()
-    with pytest.raises(BadInput, match=f"^no views are proposed, so {named}"):
-        call("record", "--find-rate", *model(home), "-i", home / "images", *typed)
 
 
 def test_what_a_file_says_of_updates_is_passed_over_where_there_are_only_views(

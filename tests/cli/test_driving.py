@@ -1,4 +1,4 @@
-"""Driving with a small SegFormer: the page as printed, the preset, merged classes, and a rate without labels."""
+"""Driving with a small SegFormer: the page as printed, and merged classes."""
 
 from __future__ import annotations
 
@@ -60,12 +60,15 @@ def street(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if place == "frames":
             label[:2] = 255
             Image.fromarray(label).save(home / "labels" / name)
+    rows = [f"drive{number // 2}_frame_{number:06d},drive{number // 2}\n" for number in range(14)]
+    (home / "cases.csv").write_text("case,cluster\n" + "".join(rows))
     return home
 
 
 def test_the_page_runs_as_printed(street: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(street)
     text = re.sub(r"\\\n\s*", " ", PAGE.read_text(encoding="utf-8"))
+    text = text.replace("min-area=200", "min-area=1")  # 200 pixels of 1080 x 1920, in frames of 64 x 96
     blocks = dict(re.findall(r"```(bash|python)\n(.*?)```", text, re.DOTALL))
     for line in blocks["bash"].splitlines():
         if line.startswith("casewise "):
@@ -75,22 +78,12 @@ def test_the_page_runs_as_printed(street: Path, monkeypatch: pytest.MonkeyPatch)
     assert archive.steps == 8
     how = archive.configuration
     assert (how["metric"], how["foreground"], how["ignore"], how["parameters"]) == ("miou", False, 255, "encoder-norm")
-    assert how["min_area"] == 1  # 200 pixels of 1080 x 1920, in frames of 64 x 96
     assert len({entry.cluster for entry in archive.entries.values()}) == 6
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         told: dict[str, Any] = {}
         exec(blocks["python"], told)
     assert told["guarded"].mask.shape == (64, 96)
-
-
-def test_the_command_line_wins_over_the_preset(street: Path, tmp_path: Path) -> None:
-    words = ("-m", street / "segformer-b0-cityscapes", "-i", street / "night", "-device", "cpu")
-    said("record", *words, "-o", tmp_path / "a", "--set", "preset=driving", "--steps", "1", "--set", "min-area=7")
-    archive = open_archive(tmp_path / "a")
-    assert archive.steps == 1
-    assert archive.configuration["min_area"] == 7
-    assert archive.configuration["objective"].startswith("Tent")
 
 
 def test_classes_are_merged_without_a_factory(street: Path, tmp_path: Path) -> None:
@@ -146,27 +139,7 @@ def test_two_versions_of_a_street_are_compared_by_the_names_that_predict_left(st
     assert "added road" not in page
 
 
-def test_a_rate_is_chosen_without_labels(street: Path, tmp_path: Path) -> None:
-    words = (
-        "-m",
-        street / "segformer-b0-cityscapes",
-        "-i",
-        street / "frames",
-        "--set",
-        "preset=driving",
-        "--steps",
-        "2",
-    )
-    result = CliRunner().invoke(app, [str(word) for word in ("record", "--find-rate", *words,
-                                      "--set", "rate-cases=2", "--set", "rates=1e-9,1e-5",
-                                      "-o", tmp_path / "archive", "--json")])  # fmt: skip
-    assert result.exit_code in (0, 1), result.output
-    told = json.loads(result.stdout)
-    assert [row["rate"] for row in told["rows"]] == [1e-9, 1e-5]
-    assert told["reason"]
-
-
-def test_a_wrong_signal_or_preset_is_an_error_before_anything_is_recorded(street: Path, tmp_path: Path) -> None:
+def test_a_wrong_signal_is_an_error_before_anything_is_recorded(street: Path, tmp_path: Path) -> None:
     from casewise.core.errors import UnknownName
 
     words = ("record", "-m", street / "segformer-b0-cityscapes", "-i", street / "night", "-o", tmp_path / "a")
@@ -174,8 +147,6 @@ def test_a_wrong_signal_or_preset_is_an_error_before_anything_is_recorded(street
         UnknownName, match=r"no signal is called 'dropout_disagrement'. Did you mean 'dropout_disagreement'\?"
     ):
         said(*words, "--set", "signals=dropout_disagrement")
-    with pytest.raises(UnknownName, match="no preset is called 'drivin'"):
-        said(*words, "--set", "preset=drivin")
     assert not (tmp_path / "a").exists()
 
 

@@ -55,8 +55,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     said("predict", *MODEL, "-i", folder / "data" / "images", "-o", folder / "masks", "--policy", "m0")
     for split, cases in (("calibration", 4), ("evaluation", 4), ("fit", 5)):
         write_cohort(cardiac_cohort("B", cases, split=split), folder / split)
-    cases = ("-i", folder / "calibration" / "images", "-l", folder / "calibration" / "labels")
-    said("record", *MODEL, *cases, *VIEWS, "--save-probabilities", "-o", folder / "views")
     torch.save({"state_dict": {"w": torch.ones(2)}}, folder / "weights.pth")
     return folder
 
@@ -91,11 +89,7 @@ CALLS: dict[str, Callable[[Path, Path], tuple[object, ...]]] = {
 }  # fmt: skip
 """How each command that prints results is asked; its own words are tested where the command is."""
 MODES: dict[str, Callable[[Path, Path], tuple[object, ...]]] = {
-    "record --find-rate": lambda home, out: (
-        *_images(home), "--steps", 2, "--set", "rates=1e-3,1e-2", "--set", "rate-cases=1"
-    ),
     "record --measure-source": lambda home, out: (*_images(home), "-o", out / "source.json"),
-    "calibrate --choose-views": lambda home, out: (home / "views",),
     "certify --sample-size": lambda home, out: (),
     "inspect": lambda home, out: (home / "holdout",),
     "inspect --convert": lambda home, out: (home / "weights.pth",),
@@ -135,15 +129,6 @@ def test_patients_are_read_from_the_table_beside_the_images(home: Path, tmp_path
     assert result.exit_code == 0
     assert f"{table} is not used: cases.csv has no row for " in result.stderr
     assert "no patient is named, so every case counts as one of its own" in result.stderr
-
-
-def test_a_sweep_of_rates_says_what_it_will_do_and_how_long_it_takes(home: Path) -> None:
-    words = ("record", "--find-rate", *_images(home), "--steps", 1, "--set", "rates=1e-3,1e-2", "--set", "rate-cases=2")
-    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
-    first = "casewise: 1 update of eata on 2 of 2 images at up to 2 rates"
-    assert first in result.stderr
-    assert "1 of 4 episodes" in result.stderr
-    assert "4 of 4 episodes, " in result.stderr
 
 
 def test_every_command_that_prints_results_is_asked_for_json() -> None:

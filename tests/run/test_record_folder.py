@@ -168,12 +168,3 @@ def test_risk_is_not_measured_with_other_trajectories(five: RecordCase, tmp_path
         risk_statistics(tmp_path / "evaluation", five.model, HOW)
     with pytest.raises(BadInput, match="name that archive with --set statistics="):
         replace(HOW, modulation="param-subset").built()
-
-
-def test_an_archive_says_how_often_m0_counts_only_where_that_is_more_than_once() -> None:
-    """A word more would keep archives of earlier versions from being gone on with."""
-    from casewise.adapt.networks import phantom_cardiac
-    from casewise.run.record_folder import _configuration
-
-    for proposal in ("tent", "views:light"):
-        assert "source_weight" not in _configuration(Adaptation(proposal), phantom_cardiac(), "dice", "")

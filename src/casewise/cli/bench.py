@@ -85,15 +85,9 @@ def bench(
     from casewise.bench import DESIGNS, METHODS, policy_file
     from casewise.bench import bench as run_bench
     from casewise.cli.record import proposals
-    from casewise.core.errors import BadInput
     from casewise.run.local import keep_freed_memory
     from casewise.run.record_folder import parsed_states
 
-    if how.preset is not None:
-        raise BadInput(
-            f"bench takes no preset; give what {how.preset} stands for: --metric miou --set classes=true --set "
-            "min-area=N, and the drive of each frame as cluster in cases.csv"
-        )
     keep_freed_memory()
     model = adaptation = None
     if not (data / "manifest.json").is_file():

@@ -1,4 +1,4 @@
-"""``casewise calibrate``: a policy, or a choice of views, from the labels of a calibration archive."""
+"""``casewise calibrate``: a policy from the labels of a calibration archive."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import typer
 
 from casewise.cli.options import NnUNetStyle, grouped, setting
 from casewise.cli.printing import AS_JSON, answer
-from casewise.core.text import pluralize
 
 if TYPE_CHECKING:
-    from casewise.archive.store import Archive
     from casewise.core.records import Policy
 
 
@@ -52,13 +50,6 @@ def calibrate(
     allowed_hurt: float = typer.Option(0.1, help="default, choose: share of cases that may lose more than 0.01."),
     flag_below: float = typer.Option(None, help="Flag cases whose metric may be below this."),
     confidence: float = typer.Option(0.9, help="--flag-below: probability that the lower bound holds."),
-    choose_views: bool = typer.Option(
-        False, "--choose-views", help="Choose the views of the consensus; fit no policy."
-    ),
-    most: int = setting(12, min=1, help="--choose-views: largest number of views."),
-    slack: float = setting(
-        1.0, min=0.0, help="--choose-views: allowed loss against the best set, in standard errors; 0: take the best."
-    ),
     as_json: bool = AS_JSON,
 ) -> None:
     """Fit a policy on labelled calibration cases, check it, and write policy.json.
@@ -66,10 +57,6 @@ def calibrate(
     Example:
 
         casewise calibrate archive --policy default
-
-    --choose-views chooses, with the labels, the views of the consensus (record them with --save-probabilities), and
-    prints them for casewise record --propose. The printed gain is measured on patients that were left out.
-    Exit code 1: no choice of views improves the metric.
     """
     from casewise.archive.store import as_archive
     from casewise.core.errors import CasewiseWarning
@@ -81,9 +68,6 @@ def calibrate(
     from casewise.judge.policy import write_policy
 
     holdout = as_archive(archive, ladder)
-    if choose_views:
-        _choose_views(holdout, most=most, slack=slack, as_json=as_json)
-        return
     held_out = None if evaluation is None else as_archive(evaluation, ladder)
     unflagged = None if flag_below is None else too_few_for_flags(holdout.marked(CALIBRATION), confidence)
     if unflagged:  # known before anything is computed
@@ -130,36 +114,3 @@ def _kept_previous(place: Path, made: Policy) -> Path | None:
     while (aside := file.with_name(f"{file.stem}-previous-{number}.json")).exists():
         number += 1
     return file.rename(aside)
-
-
-def _choose_views(archive: Archive, *, most: int, slack: float, as_json: bool) -> None:
-    """Of the sets that grow view by view, the largest that is not surely worse than the best."""
-    from casewise.core.records import CALIBRATION
-    from casewise.judge.calibration.view_selection import chosen_views, read_case
-    from casewise.judge.outcomes import POINT
-
-    opened = archive.marked(CALIBRATION)
-    cases = [read_case(opened, case_id) for case_id in opened.ids]
-    found = chosen_views(cases, most=most, slack=slack)
-    clusters = len({case.cluster for case in cases})
-    useless = not found.names or found.left_out <= 0
-    words = [
-        f"{pluralize(len(cases), 'case')} of {pluralize(clusters, 'cluster')}, "
-        f"{pluralize(len(cases[0].names), 'view')}",
-        f"mean gain of all views together: {found.everything:+.4f}",
-        f"mean gain of chosen views on clusters left out: {found.left_out:+.4f} (in sample {found.in_sample:+.4f})",
-        f"cases left out that lost more than {POINT:g}: {found.hurt:.0%}",
-    ]
-    if found.set_aside:
-        random = pluralize(found.set_aside, "random view")
-        words.insert(1, f"{random} set aside: drawn anew for each case, so no name makes them again")
-    if useless:
-        words.append("no choice gains on clusters left out: keep M0, or record other views")
-    elif found.left_out < found.everything:
-        words.append("all views together gain more than a choice among them: deploy them all")
-    if not useless:
-        words.append(f"--propose '{found.proposal}'")
-    content = {"cases": len(cases), "clusters": clusters, "proposal": None if useless else found.proposal}
-    answer("\n".join(words), {**content, **asdict(found)}, as_json=as_json)
-    if useless:
-        raise typer.Exit(1)

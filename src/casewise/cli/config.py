@@ -12,28 +12,20 @@ A key that no option has is an error, and so is a trust flag: those are given on
 ``casewise.toml`` that was found in the working directory, and not named with ``--config``, can also set no address
 (``package.module:Name``), no path outside the working directory, and no flag that overwrites files or overrides a
 refusal. One line on stderr says which file was read.
-
-``preset = NAME`` sets options that belong together. The command line and casewise.toml override a preset.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
-from casewise.core.errors import BadInput, CasewiseError, Refused
+from casewise.core.errors import BadInput, Refused
 from casewise.core.registry import PROPOSERS, Registry, addresses_in
-
-if TYPE_CHECKING:
-    from casewise.data.folders import CaseFiles
-
 
 CONFIG = "casewise.toml"
 ALL = "all"
@@ -173,75 +165,3 @@ def check_tables(file: Path, tables: Mapping[str, Any], commands: Mapping[str, s
             known[name]
         except BadInput as error:
             raise BadInput(f"{file}: {error}") from None
-
-
-PRESETS: Registry[Mapping[str, Any]] = Registry(
-    "preset",
-    {
-        "driving": {  # SegFormer's encoder has LayerNorm only; a street has no background; frames of a drive are alike
-            "objective": "tent",
-            "learning_rate": 1e-4,
-            "parameters": "encoder-norm",
-            "steps": 8,
-            "foreground": False,
-            "metric": "miou",
-            "shrink": "",
-        },
-    },
-)
-SMALLEST_REGION = 200  # pixels of a frame of 1080 x 1920, as in the paper
-FRAME = 1080 * 1920
-_FRAME_NUMBER = re.compile(r"(?:_frame)?_\d+$")
-_ENDINGS = ("_leftImg8bit", "_rgb_anon", "_rgb_ref_anon")
-
-
-def apply_preset(ctx: typer.Context, name: str | None) -> str | None:
-    """The values of a preset become the defaults of the command that takes them."""
-    if name is not None and not ctx.resilient_parsing:
-        taken = {parameter.name for parameter in ctx.command.params}
-        values = {key: value for key, value in PRESETS[name].items() if key in taken}
-        ctx.default_map = {**values, **(ctx.default_map or {})}
-    return name
-
-
-def driving_cases(cases: Sequence[CaseFiles], asked: Mapping[str, Any]) -> tuple[tuple[CaseFiles, ...], dict[str, Any]]:
-    """Frames with their drive as the cluster, and the smallest region that counts by the size of the frames.
-
-    A policy holds for one smallest region in pixels, so frames of several sizes are refused unless it is given.
-    """
-    placed = tuple(one if one.cluster else replace(one, cluster=sequence_of(one.id)) for one in cases)
-    if "min_area" in asked:
-        return placed, dict(asked)
-    sizes = Counter(size for one in cases if (size := _size(one)) is not None)  # others fail alone later
-    if len(sizes) > 1:
-        found = ", ".join(f"{count} of {rows} x {columns}" for (rows, columns), count in sizes.most_common(3))
-        raise BadInput(
-            f"preset driving takes the smallest region from the size of the frames, and they have {len(sizes)} sizes "
-            f"({found}); give one for all with --min-area, or one folder, archive and policy for each size"
-        )
-    rows, columns = next(iter(sizes), (1080, 1920))
-    smallest = max(1, round(SMALLEST_REGION * rows * columns / FRAME))
-    typer.echo(f"casewise: preset driving counts regions of {smallest} pixels in {rows} x {columns} frames", err=True)
-    return placed, {**asked, "min_area": smallest}
-
-
-def _size(files: CaseFiles) -> tuple[int, int] | None:
-    """Rows and columns of a frame from its header; None where it cannot be read."""
-    from casewise.data.inspection import grid_of
-
-    try:
-        rows, columns = grid_of(files.checked().images[0]).shape[:2]
-    except (CasewiseError, OSError):
-        return None
-    return rows, columns
-
-
-def sequence_of(case_id: str) -> str:
-    """The drive that a frame belongs to, from its name; the name itself where it holds no frame number.
-
-    >>> sequence_of("GOPR0122_frame_000161_rgb_anon"), sequence_of("aachen_000000_000019_leftImg8bit")
-    ('GOPR0122', 'aachen_000000')
-    """
-    for ending in _ENDINGS:
-        case_id = case_id.removesuffix(ending)
-    return _FRAME_NUMBER.sub("", case_id) or case_id

@@ -16,7 +16,7 @@ import importlib
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 import typer
 from typer.core import TyperCommand
 
-from casewise.cli.config import apply_preset, setting_values
+from casewise.cli.config import setting_values
 from casewise.cli.printing import Progress, StepProgress, colored
 
 if TYPE_CHECKING:
@@ -183,10 +183,6 @@ class AdaptationOptions:
         typer.Option("--save-probabilities", help="Also store the probabilities of all views (where views differ)."),
     ] = None
     objective: Annotated[str | None, setting(help="Method, as after --propose, if --propose is not given.")] = None
-    preset: Annotated[
-        str | None,
-        setting(callback=apply_preset, is_eager=True, help="A named group of settings: {presets}."),
-    ] = None
     parameters: Annotated[
         str | None,
         setting(
@@ -226,7 +222,7 @@ class AdaptationOptions:
         from casewise.core.errors import BadInput
         from casewise.run.record_folder import risk_statistics
 
-        given = {name: value for name, value in vars(self).items() if value is not None and name != "preset"}
+        given = {name: value for name, value in vars(self).items() if value is not None}
         if self.statistics is not None:
             if self.modulation is None:
                 raise BadInput(
@@ -238,33 +234,24 @@ class AdaptationOptions:
 
     @staticmethod
     def check_used(proposers: Mapping[str, Adaptation]) -> None:
-        """Refuse typed options that no proposer reads; what a preset or casewise.toml says is passed over."""
+        """Refuse typed options that no proposer reads; what casewise.toml says is passed over."""
         from casewise.archive.manifest import OF_UPDATES
 
-        AdaptationOptions.check_views(proposers.values())
-        if any(how.is_gradient for how in proposers.values()):
-            return
-        typed = [option for name, option in _TYPED.get().items() if name in OF_UPDATES]
-        kinds = " and ".join(sorted({str(how.objective).partition(":")[0] for how in proposers.values()}))
-        _refuse_unread(typed, f"{kinds} make no updates")
-
-    @staticmethod
-    def check_views(proposers: Iterable[Adaptation]) -> None:
-        """Refuse typed options of views, and those that members share with them, where nothing is read so."""
-        kinds = {str(how.objective).partition(":")[0] for how in proposers if not how.is_gradient}
-        unread = set() if kinds else _OF_READINGS
-        unread = unread if kinds & {"views", "running"} else unread | _OF_VIEWS
-        typed = [option for name, option in _TYPED.get().items() if name in unread]
-        _refuse_unread(typed, "no views are proposed")
+        kinds = {str(how.objective).partition(":")[0] for how in proposers.values() if not how.is_gradient}
+        unread = (set() if kinds else _OF_READINGS) | (set() if kinds & {"views", "running"} else _OF_VIEWS)
+        _refuse_unread(unread, "no views are proposed")
+        if not any(how.is_gradient for how in proposers.values()):
+            _refuse_unread(OF_UPDATES, f"{' and '.join(sorted(kinds))} make no updates")
 
 
 _OF_READINGS = {"consensus", "save_probabilities"}  # what views and members read, and updates never do
 _OF_VIEWS = {"mirrored_views", "source_statistics"}
 
 
-def _refuse_unread(options: Sequence[str], why: str) -> None:
+def _refuse_unread(unread: Collection[str], why: str) -> None:
     from casewise.core.errors import BadInput
 
+    options = [option for name, option in _TYPED.get().items() if name in unread]
     if options:
         verb, them = ("has", "it") if len(options) == 1 else ("have", "them")
         raise BadInput(f"{why}, so {' and '.join(options)} {verb} no effect; leave {them} out")
@@ -426,7 +413,7 @@ def _options(group: Any, *, hidden: bool) -> list[inspect.Parameter]:
 
 
 def _take_settings(ctx: typer.Context, pairs: list[str]) -> list[str]:
-    """Values after --set become defaults of the command's parameters; they win over casewise.toml and presets."""
+    """Values after --set become defaults of the command's parameters; they win over casewise.toml."""
     if pairs and not ctx.resilient_parsing:
         values = setting_values(str(ctx.info_name), ctx.command.params, pairs)
         ctx.default_map = {**(ctx.default_map or {}), **{name: value for name, (_, value) in values.items()}}
@@ -459,7 +446,6 @@ LISTS = {
     "views": "casewise.adapt.views:SETS",
     "policies": "casewise.judge.policy:READY",
     "monitors": "casewise.judge.monitors.watch:MONITORS",
-    "presets": "casewise.cli.config:PRESETS",
 }
 """Registries whose names a help text lists: ``{views}`` is replaced by them when the help is shown."""
 
@@ -510,7 +496,7 @@ class NnUNetStyle(TyperCommand):
         return super().parse_args(ctx, joined(args))
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; it can ask which options were typed, and did not come from a preset or casewise.toml."""
+        """Run the command; it can ask which options were typed, and did not come from casewise.toml."""
         typed = {
             str(one.name): max(_words(one, ctx.params.get(one.name)), key=len)
             for one in self.params

@@ -1,15 +1,14 @@
-"""``casewise record``: candidates into an archive; a learning rate; what source images look like."""
+"""``casewise record``: candidates into an archive; what source images look like."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from casewise.cli.config import driving_cases
 from casewise.cli.options import (
     AdaptationOptions,
     CaseOptions,
@@ -25,11 +24,10 @@ from casewise.core.text import UNIT, pluralize
 
 if TYPE_CHECKING:
     from casewise.adapt.adaptation import Adaptation
-    from casewise.adapt.rates import RateChoice, RateRow
 
 app = typer.Typer()
 
-NOTHING_FITS, NOT_ALL_DONE = 1, 3
+NOT_ALL_DONE = 3
 NO_PATIENTS = (
     f"casewise: no {UNIT[0]} is named, so every case counts as one of its own. Where several cases belong together, "
     "say so in a table with the columns case and cluster: cases.csv beside the images, or --groups TABLE"
@@ -57,17 +55,11 @@ def record(
         help="case: every case starts from the original weights. stream: each case continues from the last (CoTTA).",
     ),
     metric: str = typer.Option("dice", help="dice or miou."),
-    find_rate: bool = typer.Option(
-        False, "--find-rate", help="Try learning rates on a few images and recommend one; record nothing."
-    ),
     measure_source: bool = typer.Option(
         False, "--measure-source", help="Write statistics of training images, for --source-statistics; record nothing."
     ),
     shrink: str = setting("2:0.5", help="Interpolated states to store, as step:alpha with commas; empty for none."),
     signals: str = setting("", help="Further signals, with commas, such as augmentation_disagreement."),
-    rates: str = setting("", help="--find-rate: rates to try, with commas; default: 1e-5 to 1e-2 in half decades."),
-    rate_cases: int = setting(6, min=1, help="--find-rate: how many images to try, spread over the folder."),
-    coverage: float = setting(7e-4, help="--find-rate: share of voxels that the first step should change."),
     ignore_geometry: bool = setting(False, help="Pair labels with images whose affines differ; default: refuse them."),
     as_json: bool = AS_JSON,
 ) -> None:
@@ -77,14 +69,12 @@ def record(
 
         casewise record -m MODEL -i images -l labels -o archive --propose views:mri
 
-    Repeat the command to resume. Two other modes record nothing.
+    Repeat the command to resume.
 
-    --find-rate adapts a few images at several learning rates, without labels, and
-    recommends the one whose first step changes a little and whose later steps change less.
-    --measure-source writes mean quantiles and amplitudes of training images to the file after -o; the views histogram
-    and fourier use them to make a case look like the training images.
+    --measure-source records nothing: it writes mean quantiles and amplitudes of training images to the file after -o;
+    the views histogram and fourier use them to make a case look like the training images.
 
-    Exit codes: 0 every case is recorded, 1 no rate fits, 2 wrong arguments, 3 some cases failed and are not recorded.
+    Exit codes: 0 every case is recorded, 2 wrong arguments, 3 some cases failed and are not recorded.
     """
     from casewise.adapt.adaptation import Adaptation
     from casewise.adapt.probes import probes_of
@@ -94,12 +84,6 @@ def record(
     from casewise.run.local import keep_freed_memory
     from casewise.run.record_folder import RecordCase, parsed_states, record_folder
 
-    if find_rate and measure_source:
-        raise BadInput("--find-rate and --measure-source are two modes; give one of them")
-    if find_rate:
-        grid = Grid(_numbers(rates), rate_cases, coverage)
-        _find_rate(source, which, how, telling, grid, propose, as_json=as_json)
-        return
     if out is None:
         raise BadInput("name the archive with -o FOLDER (with --measure-source the file to write)")
     if measure_source:
@@ -114,11 +98,8 @@ def record(
     cases = which.gathered(model.load(), keep=archive.with_name(f"{archive.name}-images"))
     if which.labels is not None and len(cases) > 1 and not any(files.cluster for files in cases):
         typer.echo(NO_PATIENTS, err=True)
-    given = how.asked(model)
-    if how.preset is not None:
-        cases, given = driving_cases(cases, given)
-    adaptation = Adaptation(**given, reset=reset, shrink=parsed_states(shrink), signals=probes)
-    proposers = proposals(adaptation, propose, None if how.preset else how.objective)
+    adaptation = Adaptation(**how.asked(model), reset=reset, shrink=parsed_states(shrink), signals=probes)
+    proposers = proposals(adaptation, propose, how.objective)
     how.check_used(proposers)
     ladders = tuple(proposers)
     work = RecordCase(model, proposers, {files.id: files for files in cases}, ignore_geometry=ignore_geometry)
@@ -186,79 +167,6 @@ def _name(images: Path) -> str:
     """What reports call the data: the folder, or the one above it where it is only called images, imagesTs, ..."""
     folder = images.resolve()
     return folder.parent.name if folder.name.lower().startswith("images") else folder.name
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Which learning rates are tried, on how many images."""
-
-    rates: tuple[float, ...]
-    cases: int
-    coverage: float
-
-
-def _find_rate(
-    source: ModelOptions, which: CaseOptions, how: AdaptationOptions, telling: PrintingOptions, grid: Grid,
-    propose: list[str], *, as_json: bool,
-) -> None:  # fmt: skip
-    """Adapt a few images at several learning rates and recommend one."""
-    from tempfile import TemporaryDirectory
-
-    from casewise.adapt.adaptation import Adaptation
-    from casewise.adapt.rates import RATES, sweep_rates
-    from casewise.core.errors import BadInput
-
-    if len(propose) > 1:
-        raise BadInput(f"a learning rate is found for one objective, got --propose {' '.join(propose)}")
-    model = source.chosen()
-    (adaptation,) = proposals(Adaptation(**how.asked(model)), propose, how.objective).values()
-    how.check_views([adaptation])
-    with TemporaryDirectory() as keep:
-        files = which.gathered(model.load(), keep=Path(keep))
-        few = files[:: max(1, len(files) // grid.cases)][: grid.cases]
-        read = [model.load().read(one).case for one in few]
-    rates = grid.rates or RATES
-    typer.echo(_announced(adaptation, len(read), len(rates), len(files)), err=True)
-    with telling.progress(len(rates) * len(read), unit="episode") as progress:
-        choice = sweep_rates(
-            model.load(), read, adaptation.built(), rates=rates, steps=adaptation.steps, coverage=grid.coverage,
-            seen=None if as_json else _say_row, done=lambda: progress.step("one image at one rate"),
-            parameters=adaptation.parameters, seed=adaptation.seed, max_slices=adaptation.max_slices,
-        )  # fmt: skip
-    answer(_words(choice, adaptation.objective), asdict(choice), as_json=as_json)
-    if choice.rate is None:
-        raise typer.Exit(NOTHING_FITS)
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    from casewise.core.errors import BadInput
-
-    try:
-        return tuple(float(word) for word in text.split(",") if word.strip())
-    except ValueError:
-        raise BadInput(f"rates takes numbers with commas, such as 1e-4,1e-3, got {text!r}") from None
-
-
-def _announced(adaptation: Adaptation, images: int, rates: int, found: int) -> str:
-    """Say what will be done, so that a person can stop it in time."""
-    each = f"{pluralize(adaptation.steps, 'update')} of {adaptation.objective}"
-    where = f"on {images} of {found} images at up to {rates} rates"
-    return f"casewise: {each} {where}; --set rate-cases=N, --set rates=... and --steps make it shorter"
-
-
-def _say_row(row: RateRow) -> None:
-    if row.failed:
-        typer.echo(f"  {row.rate:8.0e}  {row.failed} of {row.cases} cases ended in NaN")
-        return
-    changed = "  ".join(f"{share:.1e}" for share in row.coverage)
-    rest = "comes to rest" if row.settles else "does not come to rest"
-    typer.echo(f"  {row.rate:8.0e}  changed after each step: {changed}  ({row.moved:.0%} of cases moved, {rest})")
-
-
-def _words(choice: RateChoice, objective: str) -> str:
-    if choice.rate is None:
-        return f"No rate to recommend: {choice.reason}."
-    return f"Recommended for {objective}: --lr {choice.rate:g}; {choice.reason}."
 
 
 def _measure_source(source: ModelOptions, images: Path, out: Path, *, as_json: bool) -> None:

@@ -15,9 +15,7 @@ import pandas as pd
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone, appearance_inputs
 from casewise.adapt.model import Model
-from casewise.adapt.proposers import proposer_of
 from casewise.adapt.proposers.live import prepare, record_case, unread_notes
-from casewise.adapt.proposers.views import Views
 from casewise.adapt.stream import CaseStream
 from casewise.archive.store import Archive, create_archive, describe_cases, open_archive
 from casewise.core.errors import BadInput, CasewiseError, Mismatch, in_one_line
@@ -220,16 +218,8 @@ def _configuration(how: Adaptation, backbone: Backbone, metric: str, dataset: st
         "model": backbone.name,
         "shrink": [str(state) for state in how.shrink],
         "adaptation": how.as_plain(),
-        **_weight_of_source(how, backbone),
         **({"signals": [str(name) for name in how.signals]} if how.signals else {}),
     }
-
-
-def _weight_of_source(how: Adaptation, backbone: Backbone) -> dict[str, int]:
-    """How often M0 counts in the mean of views, for whoever forms another mean of them later; usually once."""
-    readings = proposer_of(how)
-    often = readings.source_weight(backbone) if isinstance(readings, Views) else 1
-    return {"source_weight": often} if often > 1 else {}
 
 
 def parsed_states(text: str) -> tuple[State, ...]:
