@@ -122,7 +122,7 @@ def test_rows_without_a_number_are_named_and_count_for_nothing(site, tmp_path, k
 
 def test_a_watch_survives_a_restart_and_counts_a_case_once(site, tmp_path):
     certificate, policy = certify_router(site.archive, site.policy, Promise(("ha",), (0.1,)))
-    kinds = ("exchangeability", "go-live", "audit", "quota")
+    kinds = ("exchangeability", "go-live", "audit")
     watch = start_watch(site.archive, policy, kinds, certificate=certificate)
     for t in range(5):
         watch = watch.decision(f"n{t}", {"value": 0.01 * t, "foreground": 0.1}).audit(f"n{t}", 0.1)

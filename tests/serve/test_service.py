@@ -26,10 +26,9 @@ from casewise.adapt.model import Model
 from casewise.adapt.snapshot import fingerprint
 from casewise.cli import app
 from casewise.core.errors import Mismatch, Refused
-from casewise.core.records import Action, Binding, Case, Decision, Policy, State
+from casewise.core.records import Binding, Case, Policy
 from casewise.deployment import Deployment
 from casewise.guard import guard
-from casewise.judge.certificates.certificate import Certificate, policy_digest
 from casewise.judge.controllers import CONTROLLERS
 from casewise.judge.monitors.audits import Audit
 from casewise.judge.monitors.exchangeability import Exchangeability
@@ -38,7 +37,6 @@ from casewise.run.gather import gathered_cases
 from casewise.run.local import LocalEngine
 from casewise.run.predict_folder import predict_folder, prediction_work
 from casewise.serve.access import ServiceSettings
-from casewise.serve.app import QuotaWatch
 
 __all__ = ["browser"]
 
@@ -283,47 +281,6 @@ def test_an_alarm_of_the_watch_suspends_adaptation_and_the_answer_says_so(
         assert (decision["action"], decision["executed"]) == ("rollback", 0)
         assert "suspended" in decision["reason"]
     assert read_watch(tmp_path / "watch.json").suspended
-
-
-def test_quotas_that_do_not_travel_ring_in_the_service_too(serving: Any) -> None:
-    quota = {"low": 0, "mid": 0, "hard": 20}  # at calibration everything was rolled back, here nothing is
-    router = Policy(
-        "default", "router",
-        {"coordinate": "delta", "cut_low": 0.9, "cut_high": 0.99, "low": {"action": "depth", "depth": 1},
-         "mid": {"action": "depth", "depth": 1}, "hard": {"action": "rollback"}}, 1, calibration_id="c1",
-        preflight={"quota": quota},
-    )  # fmt: skip
-    promise = Certificate(
-        kind="T1", statement="at most a tenth is harmed", loss="ha", method="crc", alpha=0.1, delta=None,
-        population="cases", units=50, cases=50, floor=0.02, needed=9, cut=0.3, bound=0.09, kept=0.5, deployed={},
-        policy=policy_digest(router),
-    )  # fmt: skip
-    with serving(policy=router, certificate=promise) as running, running.client() as client:
-        rng = np.random.default_rng(0)
-        told = []
-        assert "at most a tenth is harmed" in client.get("/").text
-        for _ in range(11):
-            image = rng.normal(size=(1, 16, 16)).astype(np.float32)
-            facts = facts_of(sent(client, image))
-            told.append(any("QUOTA: the cut-points do not travel" in one for one in facts["warnings"]))
-        assert told == [False] * 9 + [True] * 2  # the first look is after ten patients, and the alarm stays
-        page = client.get("/").text
-        assert "QUOTA: the cut-points do not travel" in page
-        assert "the certificate is void: the quota alarm was raised" in page
-        assert "at most a tenth is harmed" not in page  # a promise that does not hold is not repeated
-
-
-def test_a_patient_counts_once_for_the_quota() -> None:
-    policy = Policy("r", "router", {}, 1, preflight={"quota": {"low": 0, "mid": 0, "hard": 20}})
-    watch = QuotaWatch(policy)
-    for number in range(40):
-        watch.seen(Decision(f"c{number}", Action.KEEP, State(1), 1, "router", bucket="low", cluster="one patient"))
-    assert watch.alarm is None
-    assert watch.monitor is not None
-    assert watch.monitor.seen_in == {"low": 1}
-    unknown = QuotaWatch(Policy("m0", "m0", {}, 0))
-    unknown.seen(Decision("c", Action.KEEP, State(1), 1, "m0"))
-    assert unknown.alarm is None
 
 
 # ---- the first page, as a person uses it ----

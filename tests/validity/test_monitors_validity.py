@@ -85,7 +85,7 @@ def test_simulated_martingales_are_those_of_the_monitor():
     np.testing.assert_allclose(exchangeability_wealth(p)[0], wealth, rtol=1e-9)
 
 
-MONITORS = ["audit", "quota", "exchangeability", "go-live"]
+MONITORS = ["audit", "exchangeability", "go-live"]
 
 
 @pytest.mark.parametrize("monitor", MONITORS)

@@ -6,7 +6,6 @@ paths with the monitors case by case.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -15,7 +14,6 @@ from casewise.judge.certificates.evidence import Floats, rollback_table
 from casewise.judge.certificates.risk_control import conformal_setting, crc_budget, loss_sum_bound
 from casewise.judge.monitors.audits import agrapa_stakes
 from casewise.judge.monitors.exchangeability import log_gains, mean_log_wealth, two_sample_p
-from casewise.judge.monitors.quota import BUCKETS, Quota
 
 _RISK = 0.15  # mean loss of a healthy case: 0.3 harmed, who lose a half on average
 _SICK = 0.45
@@ -120,16 +118,6 @@ def clustered_alarms(
     if monitor == "go-live":
         first = stream[:, : 20 if by_patient else 20 * each]
         return float(np.mean([two_sample_p(a, b, shuffles=499) <= delta for a, b in zip(pool, first, strict=True)]))
-    if monitor == "quota":
-        cuts = np.array([1.5, 4.5])
-        alarms = 0
-        for before, now in zip(pool, stream, strict=True):
-            counts = Counter(BUCKETS[int(np.searchsorted(cuts, value))] for value in before)
-            watch = Quota(dict(counts), delta)
-            for value in now:
-                watch = watch.seen(BUCKETS[int(np.searchsorted(cuts, value))])
-            alarms += watch.alarm
-        return alarms / repetitions
     luck = 1.0 - rng.random(stream.shape)
     p = growing_p_values(np.concatenate([pool, stream], axis=1), pool.shape[1], luck)
     return float((exchangeability_wealth(p).max(axis=-1) >= np.log(1 / delta)).mean())

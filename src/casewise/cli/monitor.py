@@ -114,7 +114,7 @@ def _taken(watch: Watch, row: dict[str, Any]) -> tuple[Watch, bool]:
     loss = numbers.get("loss")
     watched = {name: value for name, value in numbers.items() if name != "loss" and value is not None}
     if watched:
-        watch = watch.decision(str(case), watched, cluster, row.get("bucket") or None)
+        watch = watch.decision(str(case), watched, cluster)
     if loss is not None:
         watch = watch.audit(str(case), loss, cluster)
     return watch, bool(numbers) and None not in numbers.values()

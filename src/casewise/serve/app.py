@@ -16,7 +16,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,12 +33,11 @@ from casewise import __version__
 from casewise.adapt.backbones import Backbone, Reading
 from casewise.core.errors import BadInput, CasewiseError, UnsafeInput, in_one_line
 from casewise.core.formats import json_bytes, json_text
-from casewise.core.records import Case, Decision, Mask, Policy
+from casewise.core.records import Case, Mask
 from casewise.core.text import pluralize
 from casewise.data import nifti, pictures
 from casewise.data.folders import CaseFiles
 from casewise.deployment import CaseResult, Deployment
-from casewise.judge.monitors.quota import BUCKETS, Quota, quota_drift
 from casewise.render.mask_pictures import legend, overlay_png
 from casewise.run.predict_case import preview_of
 from casewise.serve.access import AccessControl, ServiceSettings
@@ -250,37 +248,12 @@ def create_app(deployment: Deployment, settings: ServiceSettings) -> FastAPI:
     return _Service(deployment, settings).app
 
 
-class QuotaWatch:
-    """Compares the buckets of the patients served so far with calibration; no alarm where no bucket is known."""
-
-    def __init__(self, policy: Policy) -> None:
-        calibrated = policy.preflight.get("quota") or {}
-        self.policy = policy
-        self.monitor = Quota(calibrated) if sum(calibrated.values()) else None
-        self.patients: set[str] = set()
-
-    def seen(self, decision: Decision) -> None:
-        """Count a patient once, by its first case."""
-        patient = decision.cluster or decision.case_id
-        if self.monitor is not None and decision.bucket in BUCKETS and patient not in self.patients:
-            self.patients.add(patient)
-            self.monitor = self.monitor.seen(str(decision.bucket))
-
-    @property
-    def alarm(self) -> str | None:
-        """The quota alarm as a sentence; None as long as there is none. Once raised, it stays."""
-        if self.monitor is None or not self.monitor.alarm:
-            return None
-        return quota_drift(self.policy, self.monitor.seen_in, level=1.0)
-
-
 class _Service:
     def __init__(self, deployment: Deployment, settings: ServiceSettings) -> None:
         self.deployment = deployment
         self.settings = settings
         self.name = deployment.backbone.name
         self.lane = Lane(settings.places)
-        self.quota = QuotaWatch(deployment.policy)
         self.app = FastAPI(title="casewise", version=__version__, lifespan=self._life, docs_url=None, redoc_url=None)
         self._add_paths()
         add_refusals(self.app)
@@ -302,9 +275,9 @@ class _Service:
 
     async def page(self) -> Response:
         """A form to try an image and what can be asked here, as a page that loads nothing from elsewhere."""
-        void = self._promise() or {}
-        said = dict.fromkeys([*self.deployment.warnings, *self._drift(), *filter(None, [void.get("why_void")])])
-        text = service_page(self.app, self.name, self.deployment, self._promise(), tuple(said))
+        void = self.deployment.promise or {}
+        said = dict.fromkeys([*self.deployment.warnings, *filter(None, [void.get("why_void")])])
+        text = service_page(self.app, self.name, self.deployment, self.deployment.promise, tuple(said))
         return Response(text, media_type="text/html; charset=utf-8")
 
     async def live(self) -> dict[str, bool]:
@@ -327,8 +300,8 @@ class _Service:
             labels={str(value): name for value, name in backbone.labels.items()},
             policy=policy.name,
             calibration_id=policy.calibration_id,
-            warnings=[*self.deployment.warnings, *self._drift()],
-            certificate=self._promise(),
+            warnings=list(self.deployment.warnings),
+            certificate=self.deployment.promise,
             monitor=self.deployment.monitor,
         )
 
@@ -346,10 +319,10 @@ class _Service:
             limit = self.settings.max_unpacked_bytes
             backbone, name = self.deployment.backbone, case_id or named_after(body)
             with opened(body, backbone, case_id=name, group=group, max_bytes=limit) as (reading, place):
-                found = self._answered(reading.case, deadline)
+                found = self.deployment.predict(reading.case, deadline=deadline)
                 content = written(found.mask, reading, place, backbone)
                 drawn = self._drawn(reading.case, found) if preview and answer == "json" else None
-            facts = facts_of(found, self._promise())
+            facts = facts_of(found, self.deployment.promise)
             return _file(content, MEDIA_TYPES[ending_of(body)], facts, answer, drawn)
 
         return await self._on_lane(request, job)
@@ -361,24 +334,6 @@ class _Service:
             return overlay_png(preview_of(case, found, names=names, background=background))
         except (CasewiseError, ValueError, IndexError):
             return None
-
-    def _answered(self, case: Any, deadline: float | None) -> CaseResult:
-        answer = self.deployment.predict(case, deadline=deadline)
-        self.quota.seen(answer.decision)
-        return replace(answer, notes=(*answer.notes, *self._drift()))
-
-    def _drift(self) -> tuple[str, ...]:
-        """The quota alarm, for every answer from then on."""
-        alarm = self.quota.alarm
-        return () if alarm is None else (alarm,)
-
-    def _promise(self) -> dict[str, Any] | None:
-        """The certificate in short; void once any alarm was raised, the quota's too."""
-        promise = self.deployment.promise
-        if promise is None or promise["void"] or not self._drift():
-            return promise
-        why = "the certificate is void: the quota alarm was raised; recalibrate and certify again"
-        return {**promise, "void": True, "why_void": why}
 
     async def _on_lane(self, request: Request, job: Callable[[bytes, float | None], Response]) -> Response:
         with self.lane.place():

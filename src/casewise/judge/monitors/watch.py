@@ -34,14 +34,13 @@ from casewise.judge.certificates.certificate import Certificate
 from casewise.judge.decide import deployed_mask, replay_case
 from casewise.judge.monitors.audits import Audit, audit_of, check_loss
 from casewise.judge.monitors.exchangeability import AUDITED, SUSPENDED, Exchangeability, GoLive, suspended_policy
-from casewise.judge.monitors.quota import Quota
 from casewise.judge.policy import check_binding, is_hybrid, judge_of
 
-Monitor: TypeAlias = Audit | Exchangeability | GoLive | Quota
+Monitor: TypeAlias = Audit | Exchangeability | GoLive
 SCHEMA = 3
 
 MONITORS: Registry[Callable[..., Monitor]] = Registry(
-    "monitor", {"exchangeability": Exchangeability, "go-live": GoLive, "quota": Quota, "audit": Audit}
+    "monitor", {"exchangeability": Exchangeability, "go-live": GoLive, "audit": Audit}
 )
 DRIFT = ("exchangeability", "go-live")
 """Monitors of label-free numbers: their alarm suspends the policy, because the calibration no longer applies."""
@@ -93,16 +92,13 @@ class Watch:
         """Monitors that raised an alarm, and after how many patients."""
         return {name: one.alarm_at for name, one in self.monitors.items() if one.alarm_at is not None}
 
-    def decision(
-        self, case_id: str, numbers: Mapping[str, float], cluster: str | None = None, bucket: str | None = None
-    ) -> Watch:
+    def decision(self, case_id: str, numbers: Mapping[str, float], cluster: str | None = None) -> Watch:
         """Return the watch after one more decision.
 
         Args:
             case_id: Name of the case; a case that was seen before changes nothing.
             numbers: Numbers of the decision by name, see :data:`WATCHED`; those that are missing are not watched.
             cluster: Patient or sequence; only its first case counts.
-            bucket: Bucket of a router.
 
         Raises:
             BadInput: A number is not finite, or is not known.
@@ -125,8 +121,6 @@ class Watch:
                 after[key] = one.seen(case_id, number)
             elif isinstance(one, GoLive) and number is not None:
                 after[key] = one.seen(number)
-            elif isinstance(one, Quota) and bucket is not None:
-                after[key] = one.seen(bucket)
         return replace(self, monitors=after, decided=decided, decided_patients=(*self.decided_patients, patient))
 
     def audit(self, case_id: str, loss: float, cluster: str | None = None) -> Watch:
@@ -212,8 +206,6 @@ def start_watch(
                     (pool, delta / len(pools), seed) if kind == "exchangeability" else (pool, first, delta / len(pools))
                 )
                 monitors[kind if name == "value" else f"{kind}/{name}"] = MONITORS[kind](*own)
-        elif kind == "quota":
-            monitors[kind] = Quota(policy.preflight.get("quota", {}), delta)
         elif certificate is not None:
             monitors[kind] = audit_of(certificate, delta)
         elif limit is not None:
@@ -338,7 +330,7 @@ class Watching:
             before = self.state
             if before.calibration_id != self._own or before.suspended:
                 return  # the watch of another policy took its place, or M0 was deployed because of an alarm
-            after = before.decision(decision.case_id, numbers_of(decision), decision.cluster, decision.bucket)
+            after = before.decision(decision.case_id, numbers_of(decision), decision.cluster)
             if after is not before:
                 write_watch(self.path, after)
                 self._known = (_stamp(self.path), after)
