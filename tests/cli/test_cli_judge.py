@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 
 import numpy as np
@@ -12,7 +13,6 @@ from worlds.cohorts import synthetic_archive
 
 from casewise.cli import app
 from casewise.core.errors import BadInput, CasewiseError, UnknownName
-from casewise.judge.ledger import read_ledger
 
 
 def said(*words):
@@ -97,20 +97,6 @@ def test_verify_of_a_folder_that_is_not_there_is_a_wrong_argument_and_no_damage(
         said("inspect", tmp_path / "file")
 
 
-def test_looking_at_an_evaluation_archive_is_written_into_its_ledger(archive, tmp_path):
-    evaluation = synthetic_archive(tmp_path / "e", cases=4, prefix="eval", split="evaluation").path
-    said("calibrate", archive, "--policy", "cardiac", "--evaluation", evaluation)
-    (line,) = read_ledger(evaluation)
-    assert (line["policy"], line["labels_visible"]) == ("cardiac", False)
-
-
-def test_reviews_are_read_from_a_file(archive, tmp_path):
-    rows = [json.dumps({"case": f"case-{n:04d}", "decision": "keep-m0"}) for n in range(12)]
-    (tmp_path / "reviews.jsonl").write_text("\n".join(rows))
-    output = said("calibrate", archive, "--policy", "cardiac", "--reviews", tmp_path / "reviews.jsonl").output
-    assert "unchanged by reviews: NO-GO" in output
-
-
 def blob(size):
     mask = np.zeros((24, 24), np.uint8)
     mask[4 : 4 + size, 4 : 4 + size] = 1
@@ -170,10 +156,14 @@ def test_an_option_that_a_policy_does_not_read_is_refused(archive, words, refusa
     assert not (archive / "policy.json").exists()
 
 
-def test_a_file_that_was_named_and_is_not_there_is_one_sentence(archive, monkeypatch, capsys):
+def test_a_file_that_was_named_and_is_not_there_is_one_sentence(monkeypatch, capsys):
     from casewise.cli import main
 
-    monkeypatch.setattr("sys.argv", ["casewise", "calibrate", str(archive), "--policy", "cardiac", "--reviews=nope"])
+    def gone(*_):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "nope")
+
+    monkeypatch.setattr("casewise.archive.store.as_archive", gone)
+    monkeypatch.setattr("sys.argv", ["casewise", "calibrate", "nope"])
     with pytest.raises(SystemExit) as stopped:
         main()
     assert stopped.value.code == 2

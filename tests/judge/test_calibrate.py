@@ -29,9 +29,10 @@ from casewise.core.records import Case, Trajectory
 from casewise.judge.calibration.calibrate import _settled, calibrate
 from casewise.judge.calibration.cuts import stream_of
 from casewise.judge.calibration.fixed_budget import budget, budgets, shape, tau
-from casewise.judge.calibration.preflight import in_words, reach_of, read_reviews
+from casewise.judge.calibration.preflight import in_words, reach_of
+from casewise.judge.monitors.quota import quota_drift, quota_of
 from casewise.judge.outcomes import outcomes
-from casewise.judge.policy import MODULATIONS, READY, controller_of
+from casewise.judge.policy import MODULATIONS, READY, check_held_out, controller_of
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +141,7 @@ def test_only_the_calibration_cases_of_a_mixed_archive_are_used(tmp_path):
 def test_shared_cases_between_calibration_and_evaluation_are_refused(archive, tmp_path):
     shared = synthetic_archive(tmp_path, cases=3, split="evaluation")
     with pytest.raises(Overlap, match=r"share 3 cases \(case-0000, case-0001, case-0002\)"):
-        calibrate(archive, "cardiac", evaluation=shared)
+        check_held_out(calibrate(archive, "cardiac"), shared.entries.values())
 
 
 def torn_archive(path, split):
@@ -161,7 +162,7 @@ def test_a_patient_in_both_splits_of_one_archive_is_refused(tmp_path):
 def test_another_visit_of_a_calibration_patient_is_no_evaluation_case(tmp_path):
     torn = torn_archive(tmp_path, "follow-up")
     with pytest.raises(Overlap, match=r"'cardiac' and evaluation share 6 clusters \(case-cluster-0000, "):
-        calibrate(torn, "cardiac", evaluation=torn.select(split="follow-up"))
+        check_held_out(calibrate(torn, "cardiac"), torn.select(split="follow-up").entries.values())
 
 
 def test_a_coordinate_without_spread_is_refused_and_a_fit_one_is_named(tmp_path):
@@ -319,28 +320,6 @@ def test_a_policy_that_hurts_more_than_it_helps_is_a_no_go(tmp_path):
     assert any(line.startswith("HA is 0 at every step") for line in policy.preflight["concerns"])
 
 
-def test_reviews_stand_in_for_labels(tmp_path):
-    archive = synthetic_archive(tmp_path / "a", cases=6, labelled=False)
-    lines = [{"case": name, "decision": "keep-m0" if n < 4 else "keep-adapted"} for n, name in enumerate(archive.ids)]
-    lines += [{"case": archive.ids[5], "decision": "flag"}, {"event": "opened"}]
-    (tmp_path / "reviews.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n")
-    reviews = read_reviews(tmp_path / "reviews.jsonl")
-    assert list(reviews.values()) == [-1, -1, -1, -1, 1, 0]
-    kept = calibrate(archive, "frag-stop", reviews=reviews).preflight["retained"]
-    assert (kept["helped"], kept["hurt"], kept["unchanged"], kept["go"]) == (1, 4, 1, False)
-    assert kept["judged_by"] == "reviews"
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [("{", "line 1 .* is not JSON"), ("{}", "holds no review"), ('{"case": "a", "decision": "maybe"}', "'maybe'")],
-)
-def test_reviews_that_cannot_be_read_are_refused(tmp_path, text, words):
-    (tmp_path / "r").write_text(text)
-    with pytest.raises(BadInput, match=words):
-        read_reviews(tmp_path / "r")
-
-
 def test_the_conformal_floor_of_the_papers_holdouts():
     """L6, Q20."""
     assert reach_of(8)["floor"] == pytest.approx(1 / 9)
@@ -356,12 +335,6 @@ def test_the_usability_of_m0_is_measured_against_the_source_domain(archive):
     policy = calibrate(archive, "frag-stop", source_metric=metric + 0.06)
     assert policy.preflight["source"]["usable"] is False
     assert any("M0 is not usable" in line for line in policy.preflight["concerns"])
-
-
-def test_evaluation_cases_judge_the_stability_without_labels(archive, evaluation):
-    found = calibrate(archive, "cardiac", evaluation=evaluation).preflight
-    assert found["stability"]["judged"] == 20
-    assert sum(found["evaluation_buckets"].values()) == 20
 
 
 def test_hybrid_cut_points_move_with_the_stream_and_seed_only_ones_do_not(archive, tmp_path):
@@ -427,9 +400,10 @@ def test_quotas_that_do_not_travel_are_noticed(tmp_path):
     calm = synthetic_archive(tmp_path / "a", cases=40, harmful=0.5)
     wild = synthetic_archive(tmp_path / "b", cases=40, harmful=1.0, prefix="new", split="evaluation", seed=3)
     same = synthetic_archive(tmp_path / "c", cases=40, harmful=0.5, prefix="new", split="evaluation", seed=4)
-    said = [calibrate(calm, "cardiac", evaluation=other).preflight["concerns"] for other in (wild, same)]
-    assert any("QUOTA: the cut-points do not travel" in line for line in said[0])
-    assert not any("QUOTA" in line for line in said[1])
+    policy = calibrate(calm, "cardiac")
+    said = [quota_drift(policy, quota_of(casewise.replay(other, policy))) for other in (wild, same)]
+    assert said[0].startswith("QUOTA: the cut-points do not travel")
+    assert said[1] is None
 
 
 def test_ties_that_leave_no_thirds_take_the_fallback():

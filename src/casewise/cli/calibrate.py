@@ -40,10 +40,6 @@ def calibrate(
     unshrunk: bool = setting(
         False, help="Use the full update in bucket mid, for archives without interpolated states."
     ),
-    reviews: Path = typer.Option(None, help="Decisions of reviewers (JSON lines), used instead of labels."),
-    evaluation: Path = typer.Option(
-        None, help="Evaluation archive to compare with: its ids and signals are read (and logged), not its labels."
-    ),
     source_metric: float = setting(None, help="Metric of the model on its own data, to warn if it is much lower here."),
     ladder: list[str] = typer.Option([], help="Which method, if the archive holds several; repeat to use several."),
     consensus: str = setting(None, help="Name of the candidate that combines the others."),
@@ -62,13 +58,11 @@ def calibrate(
     from casewise.core.errors import CasewiseWarning
     from casewise.core.records import CALIBRATION
     from casewise.judge.calibration.calibrate import calibrate as fitted
-    from casewise.judge.calibration.preflight import in_words, read_reviews
+    from casewise.judge.calibration.preflight import in_words
     from casewise.judge.calibration.quality import too_few_for_flags
-    from casewise.judge.ledger import expose
     from casewise.judge.policy import write_policy
 
     holdout = as_archive(archive, ladder)
-    held_out = None if evaluation is None else as_archive(evaluation, ladder)
     unflagged = None if flag_below is None else too_few_for_flags(holdout.marked(CALIBRATION), confidence)
     if unflagged:  # known before anything is computed
         typer.echo(f"! {unflagged}", err=True)
@@ -76,13 +70,11 @@ def calibrate(
         warnings.simplefilter("always", CasewiseWarning)
         made = fitted(
             holdout, policy, mode=mode, percentiles=percentiles, coordinate=coordinate, budget_rule=budget_rule,
-            tau_quantile=tau_quantile, hybrid=hybrid, window=window, unshrunk=unshrunk, evaluation=held_out,
-            reviews=None if reviews is None else read_reviews(reviews), source_metric=source_metric,
+            tau_quantile=tau_quantile, hybrid=hybrid, window=window, unshrunk=unshrunk,
+            source_metric=source_metric,
             consensus=consensus, allowed_hurt=allowed_hurt, flag_below=flag_below, confidence=confidence,
             progress=_progress,
         )  # fmt: skip
-    if held_out is not None:
-        expose(held_out.path, choice="calibrate looked at label-free signals", policy=made, labels_visible=False)
     kept = _kept_previous(out or archive, made)
     file = write_policy(out or archive, made)
     for warning in caught:

@@ -108,6 +108,9 @@ class PredictCase:
         known = [self.known[files.id]] if files.id in self.known else []
         case = replace(reading.case, modality=files.modality)
         found = self.deployment.predict(case, deadline=deadline, known=known)
+        names = {str(state): name for state, (name, _) in named_candidates(found).items()}
+        state = found.decision.state
+        back = f", {state.shrink:.0%} back" if state.shrink else ""
         made = replace(
             self._blank(files),
             status=found.status,
@@ -119,8 +122,8 @@ class PredictCase:
             contract=found.findings,
             notes=found.notes,
             decision=found.decision,
-            candidate=_called(found),
-            names=_names(found),
+            candidate=f"{names[str(state.step)]}{back}" if state.step else "M0",
+            names=names,
             signals=signals_of(found),
             diagnostics=found.trajectory.diagnostics,
             appearance={} if found.appearance is None else dict(found.appearance.numbers),
@@ -225,7 +228,7 @@ def preview_of(
 ) -> Preview:
     """The slice that candidates changed most, or the one with the most foreground; then others that changed."""
     source, adapted, deployed = found.source_mask, found.trajectory.masks[-1], found.mask
-    candidates = _candidates(found)
+    candidates = (("M0", source), *named_candidates(found).values())
     look: dict[str, Any] = {"names": names, "background": background, "last": _last(found.trajectory)}
     if source.ndim == 2:
         flat = case.image[:, 0] if case.image.ndim == 4 else case.image  # a volume of one slice
@@ -245,35 +248,12 @@ def preview_of(
     return replace(at(first), candidates=here, more=tuple(map(at, sorted(most[:SLICES]))))
 
 
-def _called(found: CaseResult) -> str:
-    """Name of the deployed state for a person."""
-    state = found.decision.state
-    if not state.step:
-        return "M0"
-    rung = found.trajectory.rungs[state.step - 1] if found.trajectory.rungs else f"step {state.step}"
-    back = f", {state.shrink:.0%} back" if state.shrink else ""
-    return f"{state.ladder}: {rung}{back}" if len(found.ladders) > 1 else f"{rung}{back}"
-
-
-def _names(found: CaseResult) -> dict[str, str]:
-    """Name every candidate, by its state; those of ladders beside the deployed one as "tent:1"."""
-    several, others = len(found.ladders) > 1, _others(found)
-    own = next((ladder for ladder in found.ladders if ladder not in others), "") if several else ""
-    ladders = {"": (own, found.trajectory), **{ladder: (ladder, one) for ladder, one in others.items()}}
-    return {
-        str(State(step).on(key)): f"{ladder}: {rung}" if ladder else rung
-        for key, (ladder, one) in ladders.items()
-        for step, rung in enumerate(one.rungs or [f"step {step}" for step in range(1, one.steps + 1)], start=1)
-    }
-
-
-def _candidates(found: CaseResult) -> tuple[tuple[str, Mask], ...]:
-    """M0 and every candidate by name; with the name of its ladder where several were read."""
-    ladders = found.ladders if len(found.ladders) > 1 else {"": found.trajectory}
-    named: list[tuple[str, Mask]] = [("M0", found.source_mask)]
-    for ladder, one in ladders.items():
+def named_candidates(found: CaseResult) -> dict[State, tuple[str, Mask]]:
+    """Name and mask of every candidate; the state of one beside the deployed ladder names its ladder, as "tent:1"."""
+    several, named = len(found.ladders) > 1, {}
+    for ladder, one in (found.ladders if several else {"": found.trajectory}).items():
         rungs = one.rungs or tuple(f"step {step}" for step in range(1, one.steps + 1))
-        named += [
-            (f"{ladder}: {rung}" if ladder else rung, mask) for rung, mask in zip(rungs, one.masks[1:], strict=True)
-        ]
-    return tuple(named)
+        for step, (rung, mask) in enumerate(zip(rungs, one.masks[1:], strict=True), start=1):
+            state = State(step).on("" if one is found.trajectory else ladder)
+            named[state] = (f"{ladder}: {rung}" if several else rung, mask)
+    return named

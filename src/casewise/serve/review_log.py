@@ -1,6 +1,6 @@
 """Decisions of reviewers: appended to reviews.jsonl, never edited; the last one of a case counts.
 
-The file is a hash chain (:mod:`casewise.core.chain`). ``casewise calibrate --reviews`` reads it.
+The file is a hash chain (:mod:`casewise.core.chain`).
 
 :func:`apply_reviews` copies the mask that was chosen for each case, with a log of why. The prediction folder is not
 changed. A review about another output than the one that is there now decides nothing.

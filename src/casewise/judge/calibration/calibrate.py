@@ -29,14 +29,12 @@ from casewise.judge.calibration.quality import fitted_flag, too_few_for_flags
 from casewise.judge.controllers import takes
 from casewise.judge.controllers.metadata import RISK, metadata_of
 from casewise.judge.controllers.router import bucket_of
-from casewise.judge.decide import has_consensus, replay_case, unshrunk_hint
+from casewise.judge.decide import has_consensus, unshrunk_hint
 from casewise.judge.ledger import OURS, PAPER, note_comparison
-from casewise.judge.monitors.quota import BUCKETS, quota_drift, quota_of
 from casewise.judge.outcomes import outcomes
 from casewise.judge.policy import (
     READY,
     among_candidates,
-    check_held_out,
     check_modulated,
     controller_kind,
     controller_of,
@@ -62,8 +60,6 @@ def calibrate(
     hybrid: bool = False,
     window: int | None = None,
     unshrunk: bool = False,
-    reviews: Mapping[str, float] | None = None,
-    evaluation: str | Path | Archive | None = None,
     source_metric: float | None = None,
     consensus: str | None = None,
     allowed_hurt: float = 0.1,
@@ -90,8 +86,6 @@ def calibrate(
         hybrid: Let the calibration pool grow with the stream (E10).
         window: For hybrid policies: refit on this many latest cases.
         unshrunk: Keep the mid bucket at its full depth, for archives without shrunk states.
-        reviews: Decisions of reviewers by case, in place of labels.
-        evaluation: Archive to be evaluated; only its ids and label-free signals are read.
         source_metric: The model's metric on its own domain.
         consensus: Candidate that is the consensus of the others, if none is called so.
         allowed_hurt: Share of patients that may lose more than a point.
@@ -138,17 +132,12 @@ def calibrate(
         calibration_inputs=(),
     )
     design = fitted_on(unfitted, holdout.entries.values())
-    if evaluation is not None:
-        evaluation = as_archive(evaluation, ladders)
-        check_held_out(design, evaluation.entries.values())
-        evaluation = evaluation.locked()
     unflagged = None if flag_below is None else too_few_for_flags(holdout, confidence)
     flag_below = None if unflagged else flag_below
     if among_candidates(design) or (design.name == "default" and has_consensus(holdout, consensus)):
         unread = {
             "mode": mode != "union", "percentiles": percentiles, "coordinate": coordinate, "hybrid": hybrid,
-            "budget-rule": budget_rule != "ha", "window": window, "--reviews": reviews is not None,
-            "source-metric": source_metric is not None,
+            "budget-rule": budget_rule != "ha", "window": window, "source-metric": source_metric is not None,
         }  # fmt: skip
         if any(unread.values()):
             raise BadInput(
@@ -189,7 +178,7 @@ def calibrate(
         )
         raise BadInput(f"policy {design.name!r} {why}")
     if kind.fitted_by == "cuts":
-        fitted, examined = _routed(holdout, options, mode, convention, evaluation)
+        fitted, examined = _routed(holdout, options, mode, convention)
     elif kind.fitted_by == "budget":
         fitted["options"] = {"step": budget(frame, budget_rule)}
         examined = {"budget_rule": budget_rule}
@@ -197,19 +186,12 @@ def calibrate(
         fitted["options"] = {**tau(frame, quantile=tau_quantile), "cap": holdout.steps}
     exposures = tuple(line for line in (*PAPER, *OURS) if line["design"] == design.name)
     policy = replace(design, **fitted, exposures=exposures)
-    found = {
-        **examined,
-        **preflight(holdout, controller_of(policy), frame, reviews=reviews, source_metric=source_metric),
-    }
+    found = {**examined, **preflight(holdout, controller_of(policy), frame, source_metric=source_metric)}
     if kind.is_router:
         found["degenerate"] = found["degenerate"] or not all(row["cases"] for row in found["buckets"].values())
     if guarded and found["retained"]["hurt_p"] <= EVIDENT:
         policy, found["guard"] = _closed(policy), "closed"
         found["quota"] = {"low": 0, "mid": 0, "hard": sum(found["quota"].values())}
-    if evaluation is not None and kind.is_router:
-        decided = [replay_case(evaluation, controller_of(policy), case_id) for case_id in evaluation.ids]
-        found["evaluation_buckets"] = {name: sum(one.bucket == name for one in decided) for name in BUCKETS}
-        found["quota_drift"] = quota_drift(replace(policy, preflight=found), quota_of(decided))
     found["concerns"] = concerns(found)
     if flag_below is not None:
         try:
@@ -330,7 +312,7 @@ def _bucket(archive: Archive, design: Policy, plain: dict[str, Any], unshrunk: b
 
 
 def _routed(
-    archive: Archive, options: dict[str, Any], mode: str, convention: str, evaluation: Archive | None
+    archive: Archive, options: dict[str, Any], mode: str, convention: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the cut-points of a router and how stable they are."""
     first = _step(archive, 1)
@@ -346,15 +328,12 @@ def _routed(
         mine = values[first["group"].to_numpy() == name] if name else values
         what = f"{coordinate} of group {name}" if name else coordinate
         cuts.warn_if_degenerate(what, mine, own["cut_low"], own["cut_high"], best if best != coordinate else None)
-    judged = None if evaluation is None else _step(evaluation, 1)
-    if judged is not None:
-        judged = judged.assign(u=coordinate_values(judged, coordinate, options, fewest=1))
     examined = {
         "coordinate": coordinate,
         "convention": convention,
         "mode": mode,
         "degenerate": low == high,
-        "stability": _stability(first, values, fitted["groups"], convention, judged),
+        "stability": _stability(first, values, fitted["groups"], convention),
         "coordinates": table,
         "recommended_coordinate": best,
     }
@@ -383,14 +362,11 @@ def _closed(policy: Policy) -> Policy:
     return replace(policy, options={**policy.options, **shut}, groups=groups)
 
 
-def coordinate_values(
-    first: pd.DataFrame, coordinate: str, options: Mapping[str, Any] | None = None, *, fewest: int = FEWEST
-) -> Floats:
+def coordinate_values(first: pd.DataFrame, coordinate: str, options: Mapping[str, Any] | None = None) -> Floats:
     """Return the coordinate of each calibration case; refuse one that falls when risk rises (C12)."""
     if coordinate == RISK:
         known = (options or {})["statistics"]
-        regions, delta = _column(first, "regions", fewest), _column(first, "delta", fewest)
-        return np.asarray(RiskStatistics(**known).risk(regions, delta))
+        return np.asarray(RiskStatistics(**known).risk(_column(first, "regions"), _column(first, "delta")))
     name = coordinate.removeprefix("-")
     if name in SIGNALS and SIGNALS[name].higher_is_riskier == coordinate.startswith("-"):
         turned = name if coordinate.startswith("-") else f"-{name}"
@@ -398,10 +374,10 @@ def coordinate_values(
             f"coordinate {coordinate!r} falls when risk rises, so a router on it would roll back the safe "
             f"cases; route on {turned!r}"
         )
-    return _column(first, name, fewest) * (-1 if coordinate.startswith("-") else 1)
+    return _column(first, name) * (-1 if coordinate.startswith("-") else 1)
 
 
-def _column(rows: pd.DataFrame, name: str, fewest: int = FEWEST) -> Floats:
+def _column(rows: pd.DataFrame, name: str) -> Floats:
     if name not in rows:
         SIGNALS[name]
         raise BadInput(f"this archive has no signal {name!r}; record with it, or choose another coordinate")
@@ -412,18 +388,14 @@ def _column(rows: pd.DataFrame, name: str, fewest: int = FEWEST) -> Floats:
             f"signal {name!r} is not computable at step 1 for {len(missing)} of {len(rows)} calibration cases "
             f"({', '.join(missing[:3])}); choose another coordinate or leave those cases out"
         )
-    return cuts.checked(values, fewest=fewest)
+    return cuts.checked(values)
 
 
-def _stability(
-    first: pd.DataFrame, values: Floats, groups: Mapping[str, Any], convention: str, judged: pd.DataFrame | None
-) -> dict[str, Any]:
+def _stability(first: pd.DataFrame, values: Floats, groups: Mapping[str, Any], convention: str) -> dict[str, Any]:
     """Return how much the cut-points vary under resampling: of one pair for all, or of each group's pair."""
-    seen = first.assign(u=values) if judged is None else judged
     if not groups:
-        return cuts.stability(values, convention, judged=seen["u"].to_numpy(float), clusters=first["cluster"].tolist())
-    by_group = {str(name): part["u"].to_numpy(float) for name, part in seen.groupby("group")}
-    return cuts.stability_by_group(first, values, by_group, convention)
+        return cuts.stability(values, convention, clusters=first["cluster"].tolist())
+    return cuts.stability_by_group(first, values, convention)
 
 
 def _step(archive: Archive, step: int) -> pd.DataFrame:

@@ -10,7 +10,7 @@ without the other. After an alarm every case gets M0. Promises for fixed cut-poi
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,13 +51,13 @@ def cut_points(values: Sequence[float] | Floats, convention: str = "medical") ->
     return float(low), float(high)
 
 
-def checked(values: Any, *, fewest: int = FEWEST, what: str = "cut-points") -> Floats:
+def checked(values: Any, *, what: str = "cut-points") -> Floats:
     """Return the values as an array; refuse too few or infinite ones."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1:
         raise BadInput(f"{what} are fitted on one value per case, got shape {array.shape}")
-    if len(array) < fewest:
-        raise TooFewCases(f"{what} need at least {fewest} calibration cases, got {len(array)}; record {fewest} or more")
+    if len(array) < FEWEST:
+        raise TooFewCases(f"{what} need at least {FEWEST} calibration cases, got {len(array)}; record {FEWEST} or more")
     if not np.isfinite(array).all():
         raise NotFinite(f"{int((~np.isfinite(array)).sum())} of {len(array)} calibration values are not finite")
     return array
@@ -102,26 +102,24 @@ def stability(
     values: Floats,
     convention: str = "medical",
     *,
-    judged: Floats | None = None,
     clusters: Sequence[Hashable] | None = None,
     resamples: int = 5000,
-    seed: int = RESAMPLING_SEED,
 ) -> dict[str, Any]:
-    """Percentile intervals of both cuts, and the share of ``judged`` cases (default: the pool) that change bucket.
+    """Percentile intervals of both cuts, and the share of cases that change bucket: median and 97.5th percentile.
 
     Patients are drawn, each with all of its cases, where ``clusters`` names them.
     """
-    pool = checked(values, what="a bootstrap of cut-points")
-    judged = pool if judged is None else judged
+    pool, seed = checked(values, what="a bootstrap of cut-points"), RESAMPLING_SEED
     drawn, index = resampled(pool, clusters, resamples, seed)
     if isinstance(drawn, list):
         low, high = np.array([_percentiles(one, convention) for one in drawn]).T
     else:
         low, high = _percentiles(drawn, convention)
-    moved = _moved(judged, cut_points(pool, convention), low, high)
+    moved = (buckets(pool, low[:, None], high[:, None]) != buckets(pool, *cut_points(pool, convention))).mean(axis=1)
+    changed = {"changed_median": float(np.median(moved)), "changed_upper": float(np.percentile(moved, 97.5))}
     stream = {"first_row": index[0, :5].tolist(), "sum": int(index.sum())}
-    made = {"judged": len(judged), "patients": index.shape[1], "resamples": resamples, "seed": seed, "stream": stream}
-    return {"cut_low": _interval(low), "cut_high": _interval(high), **moved, **made}
+    made = {"judged": len(pool), "patients": index.shape[1], "resamples": resamples, "seed": seed, "stream": stream}
+    return {"cut_low": _interval(low), "cut_high": _interval(high), **changed, **made}
 
 
 def resampled(
@@ -139,27 +137,14 @@ def resampled(
     return [np.concatenate([each[unit] for unit in row]) for row in index], index
 
 
-def _moved(judged: Floats, deployed: tuple[float, float], low: Floats, high: Floats) -> dict[str, float]:
-    """Return the share of cases that change bucket under resampled cut-points: median and 97.5th percentile."""
-    if not len(judged):
-        return {"changed_median": 0.0, "changed_upper": 0.0}
-    moved = (buckets(judged, low[:, None], high[:, None]) != buckets(judged, *deployed)).mean(axis=1)
-    return {"changed_median": float(np.median(moved)), "changed_upper": float(np.percentile(moved, 97.5))}
-
-
-def stability_by_group(
-    step_one: pd.DataFrame, values: Floats, judged: Mapping[str, Floats], convention: str
-) -> dict[str, Any]:
-    """For each group the stability of its own cut-points; over all groups, the share of cases that change bucket.
-
-    ``judged`` holds the values to put into buckets, by group; a group without cut-points of its own is left out.
-    """
+def stability_by_group(step_one: pd.DataFrame, values: Floats, convention: str) -> dict[str, Any]:
+    """For each group the stability of its own cut-points; over all groups, the share of cases that change bucket."""
     known = step_one["group"].to_numpy()
     groups = {}
-    for name in sorted(set(judged) & set(known)):
+    for name in sorted(set(known)):
         own = known == name
         members = step_one.loc[own, "cluster"].tolist()
-        groups[str(name)] = stability(values[own], convention, judged=judged[name], clusters=members)
+        groups[str(name)] = stability(values[own], convention, clusters=members)
     cases = sum(one["judged"] for one in groups.values())
     shares = {
         key: sum(one[key] * one["judged"] for one in groups.values()) / max(cases, 1)
@@ -169,8 +154,7 @@ def stability_by_group(
 
 
 def _interval(draws: Floats) -> list[float]:
-    finite = draws[np.isfinite(draws)]
-    return [float(value) for value in np.percentile(finite, [2.5, 97.5])] if len(finite) else []
+    return [float(value) for value in np.percentile(draws, [2.5, 97.5])]
 
 
 def mean_and_sigma(values: Floats, name: str) -> tuple[float, float]:

@@ -6,10 +6,8 @@ a dozen cases may be luck.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from math import comb
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +15,8 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from casewise.archive.store import Archive
-from casewise.core.errors import BadInput, CasewiseError
+from casewise.core.errors import CasewiseError
 from casewise.core.records import Controller, Decision, Policy
-from casewise.core.registry import Registry
 from casewise.core.text import UNIT, pluralize
 from casewise.judge.calibration.cuts import statistics
 from casewise.judge.calibration.design_comparison import choice_sentences
@@ -43,7 +40,6 @@ def preflight(
     controller: Controller,
     frame: pd.DataFrame,
     *,
-    reviews: Mapping[str, float] | None = None,
     source_metric: float | None = None,
 ) -> dict[str, Any]:
     """Return what the holdout shows about a policy.
@@ -52,7 +48,6 @@ def preflight(
         archive: The calibration cases.
         controller: The controller of the policy, with its cut-points.
         frame: Outcomes of the calibration cases.
-        reviews: Decisions of reviewers by case, in place of labels.
         source_metric: The model's metric on its own domain.
 
     Returns:
@@ -67,7 +62,7 @@ def preflight(
         "cases": len(archive.ids),
         "labelled": labelled,
         "patients": patients,
-        "retained": retained(frame, decisions, archive, controller, reviews),
+        "retained": retained(frame, decisions, archive, controller),
         "ladder": _or_reason(lambda: shape(frame)),
         "budgets": _or_reason(lambda: budgets(frame)),
         "coherence": coherence(frame),
@@ -84,27 +79,21 @@ def preflight(
 
 
 def retained(
-    frame: pd.DataFrame,
-    decisions: Sequence[Decision],
-    archive: Archive,
-    controller: Controller,
-    reviews: Mapping[str, float] | None = None,
+    frame: pd.DataFrame, decisions: Sequence[Decision], archive: Archive, controller: Controller
 ) -> dict[str, Any]:
     """Helped and hurt among the cases that keep an adaptation: go iff more are helped than hurt (M3)."""
     rows = deployed(frame, decisions, archive=archive, controller=controller)
     kept = rows.loc[~rows["rolled_back"]]
-    change = kept["change"] if reviews is None else kept["case"].map(reviews)
-    change = change.dropna()
+    change = kept["change"].dropna()
     helped, hurt = int((change > 0).sum()), int((change < 0).sum())
     return {
         "kept": len(kept),
         "rolled_back": len(rows) - len(kept),
         "judged": len(change),
-        "judged_by": "labels" if reviews is None else "reviews",
         "helped": helped,
         "hurt": hurt,
         "unchanged": len(change) - helped - hurt,
-        "mean_change": float(change.mean()) if reviews is None and len(change) else None,
+        "mean_change": float(change.mean()) if len(change) else None,
         "go": bool(helped > hurt) if len(change) else None,
         "hurt_p": hurt_p(change, rows.loc[change.index, "cluster"].fillna(rows["case"]).tolist()),
     }
@@ -168,7 +157,7 @@ def concerns(found: Mapping[str, Any]) -> list[str]:
     elif kept["go"] is False:
         said.append(f"NO-GO: {counted}")
     if kept["go"] is None:
-        said.append("no label or review says whether the retained cases were helped; helped/hurt is unknown")
+        said.append("no label says whether the retained cases were helped; helped/hurt is unknown")
     if not kept["kept"]:
         said.append("every calibration case rolls back: this policy deploys M0 only")
     if "instead_of" in found:
@@ -198,8 +187,6 @@ def concerns(found: Mapping[str, Any]) -> list[str]:
             f"{seen['swapped']:.0%} of the changed voxels move between foreground classes, which HA does not see here "
             f"(foreground against background); record with --set classes=true, or certify worse-voxels"
         )
-    if found.get("quota_drift"):
-        said.append(found["quota_drift"])
     return said
 
 
@@ -237,31 +224,6 @@ def hurt_p(changes: ArrayLike, clusters: Sequence[str]) -> float:
     means = np.bincount(units, weights=values) / np.bincount(units)
     hurt, moved = int((means < 0).sum()), int((means != 0).sum())
     return float(sum(comb(moved, more) for more in range(hurt, moved + 1)) / 2**moved)
-
-
-REVIEWS: Registry[float] = Registry("review", {"keep-m0": -1.0, "keep-adapted": 1.0, "both-wrong": 0.0, "flag": 0.0})
-"""What the decision of a reviewer says about a new mask: it hurt (-1), it helped (1), neither (0)."""
-
-
-def read_reviews(path: str | Path) -> dict[str, float]:
-    """Return the change that reviewers saw, by case (:data:`REVIEWS`); the last decision of a case counts.
-
-    Args:
-        path: A file with one JSON object per line. Lines without ``case`` and ``decision`` are ignored.
-    """
-    found: dict[str, float] = {}
-    for number, text in enumerate(Path(path).read_text().splitlines(), start=1):
-        if not text.strip():
-            continue
-        try:
-            row = json.loads(text)
-        except ValueError as error:
-            raise BadInput(f"line {number} of {path} is not JSON ({error})") from error
-        if isinstance(row, Mapping) and {"case", "decision"} <= set(row) and isinstance(row["decision"], str):
-            found[str(row["case"])] = REVIEWS[row["decision"]]
-    if not found:
-        raise BadInput(f"{path} holds no review; expected lines such as {{'case': 'c1', 'decision': 'keep-m0'}}")
-    return found
 
 
 def in_words(policy: Policy) -> list[str]:
@@ -319,7 +281,8 @@ def _router_lines(found: Mapping[str, Any]) -> Iterator[str]:
     )
     moved = found["stability"]
     for name, own in moved.get("groups", {"": moved}).items():
-        whose, cuts = f"of {name} " if name else "", f"{_interval(own['cut_low'])} and {_interval(own['cut_high'])}"
+        whose = f"of {name} " if name else ""
+        cuts = " and ".join("[{:.4g}, {:.4g}]".format(*own[cut]) for cut in ("cut_low", "cut_high"))
         yield (
             f"cut-points {whose}under resampling: {cuts}; {own['changed_median']:.1%} of {own['judged']} cases change "
             f"bucket (median), {own['changed_upper']:.1%} at worst of 97.5%"
@@ -335,7 +298,7 @@ def _common_lines(found: Mapping[str, Any]) -> Iterator[str]:
     if kept["judged"]:
         yield (
             f"retained {kept['kept']}, rolled back {kept['rolled_back']}; of the retained {kept['helped']} helped, "
-            f"{kept['hurt']} hurt, {kept['unchanged']} unchanged by {kept['judged_by']}: "
+            f"{kept['hurt']} hurt, {kept['unchanged']} unchanged by labels: "
             f"{'GO' if kept['go'] else 'NO-GO'}"
         )
     else:
@@ -357,7 +320,3 @@ def _common_lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"M0: mean metric {source['metric_mean']:.3f}, lowest {lowest:.3f}, empty in {pluralize(empty, 'case')}"
     floor = found["conformal"]
     yield f"conformal floor with {pluralize(floor['patients'], *UNIT)} labelled: {floor['floor']:.3f}"
-
-
-def _interval(pair: list[float]) -> str:
-    return f"[{pair[0]:.4g}, {pair[1]:.4g}]" if pair else "unbounded"

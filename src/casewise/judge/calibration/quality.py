@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.stats import rankdata
 
 from casewise.archive.store import Archive
 from casewise.core.errors import TooFewCases
@@ -173,18 +174,12 @@ def carries(
     if len(set(number)) < 3 or np.ptp(values) == 0 or np.ptp(truth) == 0:
         return float("nan"), 1.0
     size = np.bincount(number)
-    first, second = (_ranks(np.bincount(number, column) / size) for column in (values, truth))
+    first, second = (rankdata(np.bincount(number, column) / size) for column in (values, truth))
     first, second = first - first.mean(), second - second.mean()
     rng = np.random.default_rng(seed)
     drawn = np.array([first @ second[rng.permutation(len(second))] for _ in range(draws)])
     p = (1 + int((drawn >= first @ second - 1e-9).sum())) / (draws + 1)
-    return float(np.corrcoef(_ranks(values), _ranks(truth))[0, 1]), p
-
-
-def _ranks(values: Floats) -> Floats:
-    """Ranks from 1, equal values sharing their mean rank."""
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[which])
+    return float(np.corrcoef(rankdata(values), rankdata(truth))[0, 1]), p
 
 
 def fitted_flag(
