@@ -14,7 +14,6 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -46,18 +45,11 @@ def main() -> None:
     ours = contestant(stages, Tuning(), inputs, target)
     plain = plain_step(stages, "norm+head", inputs, target)
     full = plain_step(stages, "all", inputs, target)
-    head = Tuning(parameters=("head.*",))
-    fresh, reused = (contestant(stages, replace(head, batches=n), inputs, target) for n in (None, 1))
-    rows = compared(
-        {"update": ours, "plain": plain, "full": full, "head": fresh, "head, again": reused}, options.rounds
-    )
+    rows = compared({"update": ours, "plain": plain, "full": full}, options.rounds)
     ratios = {
         "an update of norm+head to a plain step of norm+head": (rows["update"], rows["plain"], LIMIT),
         "an update of norm+head to a plain step of all weights": (rows["update"], rows["full"], 1.0),
-        "an update of the head on a batch that is used again to one on a new batch": (
-            rows["head, again"], rows["head"], 1.0,
-        ),
-    }  # fmt: skip
+    }
     missed = False
     for what, (one, other, limit) in ratios.items():
         ratio = statistics.median(a / b for a, b in zip(one, other, strict=True))

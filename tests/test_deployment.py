@@ -48,7 +48,7 @@ FIXED = Policy("fixed-k", "fixed-k", {"step": 1}, 1)
 OTHER: dict[str, Any] = {
     "objective": "memo", "learning_rate": 0.01, "parameters": "all", "steps": 2, "seed": 5, "min_area": 9,
     "foreground": False, "max_slices": 1, "modulation": "param-subset", "statistics": RiskStatistics(1, 1, 1, 1),
-    "batch_statistics": "blend", "blend_prior": 3.0, "reset": "stream", "cache_frozen": True,
+    "batch_statistics": "blend", "blend_prior": 3.0, "reset": "stream",
     "signals": ("drop",), "shrink": (State(1, 0.5),),
     "keep_parameters": True, "keep_entropy": True, "consensus": "vote", "weights": (("mirror(x)", 2.0),),
     "mirrored_views": True, "source_statistics": "statistics.npz", "save_probabilities": True, "tuned": "weights",

@@ -99,16 +99,6 @@ def test_source_statistics_stay_and_batch_statistics_are_trained_along(tiny):
     }
 
 
-def test_a_batch_that_is_used_again_runs_the_frozen_layers_once(tiny):
-    backbone, (cases, labels, _) = tiny(), cohort(2)
-    calls = []
-    backbone.network.encoder[0].register_forward_hook(lambda *_: calls.append(1))
-    again = replace(FAST, updates=6, batches=2, parameters=("head.*",))
-    reused = tune(backbone, cases, labels, again)
-    assert len(calls) == 2, "both batches once; the watch over the layers is not needed for patterns"
-    assert len(reused.facts["losses"]) == 6
-
-
 def test_keep_close_keeps_the_tuned_network_close_to_m0(tiny):
     backbone, (cases, labels, _) = tiny(), cohort(3)
     logits = []

@@ -54,7 +54,6 @@ class Adaptation:
         batch_statistics: BatchNorm statistics of the ``"source"``, of the ``"batch"``, or a ``"blend"``; M0 always
             uses the source.
         blend_prior: Weight of the source statistics in a blend, in samples.
-        cache_frozen: Compute modules before everything that moves only once per case.
         signals: Further signals, by name or as functions.
         shrink: States between a step and M0 that are predicted too.
         reset: ``"case"``, or ``"stream"`` to carry weights and the state of the objective from case to case
@@ -87,7 +86,6 @@ class Adaptation:
     statistics: RiskStatistics | None = None
     batch_statistics: str = "source"
     blend_prior: float = PRIOR
-    cache_frozen: bool = False
     signals: tuple[Any, ...] = ()
     shrink: tuple[State, ...] = ()
     reset: str = "case"

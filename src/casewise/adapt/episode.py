@@ -59,10 +59,6 @@ class Episode:
         self._movable = movable(network, how.parameters, self._moves)
         inputs = as_inputs(image, next(iter((self._movable or dict(network.named_parameters())).values())))
         if self._moves == "input":
-            if how.cache_frozen:
-                raise BadInput(
-                    f"{type(self.objective).__name__} moves the input, so no layer is frozen; leave cache_frozen out"
-                )
             self._movable = dict(self.objective.prompt(network, inputs))  # type: ignore[attr-defined]
         self.parameters = {name: t for name, t in self._movable.items() if isinstance(t, nn.Parameter)}
         self.learning_rate = how.rate(self.objective)
@@ -108,7 +104,7 @@ class Episode:
 
     def __exit__(self, *error: Any) -> None:
         loan, self._loan, self._update = self._loan, None, None
-        self._forwards.forget()
+        self._forwards.drop_graph()
         if loan is not None:
             loan.__exit__(*error)
 
@@ -145,7 +141,7 @@ class Episode:
         self._seed()
         with self._forwards.holding(self.source), source_statistics(self.network):
             self._keep(self._forwards.prediction(where=self._where, keep_graph=False), {"gradient_norm": None}, began)
-        self._forwards.forget()
+        self._forwards.drop_graph()
 
     # ---- one step ----
 
@@ -158,7 +154,7 @@ class Episode:
         self._seed()
         if self._update is None:
             if use_statistics(self.network, self.how.batch_statistics, self.how.blend_prior):
-                self._forwards.forget()
+                self._forwards.drop_graph()
             self._update = self.objective.begin(self)
         self.clear_gradients()
         update = self._as_found if self._moves == "anything" else self._update

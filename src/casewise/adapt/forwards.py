@@ -1,16 +1,13 @@
 """Run the network on a case: resolution, precision, micro-batches, and forward passes that are used twice.
 
-- The forward pass that predicts a mask keeps its graph, and the next update uses it if no parameter moved in between.
-  With micro-batches only the last one keeps its graph, so that memory stays bounded.
-- :class:`FrozenPrefix` computes the layers before everything that moves once per case, such as the encoder if only the
-  decoder adapts. The result is exact and about three times faster for ``decoder-norm``. The stored features cost
-  memory, so this is an option.
+The forward pass that predicts a mask keeps its graph, and the next update uses it if no parameter moved in between.
+With micro-batches only the last one keeps its graph, so that memory stays bounded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -23,106 +20,6 @@ from casewise.adapt.logits import at_resolution, check_finite, confidence, label
 from casewise.adapt.recording import Prediction
 from casewise.core.errors import BadInput
 from casewise.core.records import Mask
-
-Outputs = dict[nn.Module, list[Any]]
-
-
-class FrozenPrefix:
-    """Stores the outputs of frozen modules at the front of a network, for each batch under a key of the caller.
-
-    The first forward pass under a key is observed: a module without moving parameters that runs before every module
-    with moving parameters returns the same output for the same input. Later passes use the stored output.
-    """
-
-    def __init__(self, network: nn.Module, moving: Collection[Tensor]) -> None:
-        ids = {id(tensor) for tensor in moving}
-        modules = list(network.modules())
-        self._owners = {m for m in modules if any(id(t) in ids for t in _own(m))}
-        self._frozen = {m for m in modules if not any(part in self._owners for part in m.modules())}
-        self._modules = modules
-        self._known: dict[Hashable, Outputs] = {}
-
-    def clear(self) -> None:
-        """Forget everything; needed if the network changed in another way than by its moving parameters."""
-        self._known.clear()
-
-    @contextmanager
-    def __call__(self, key: Hashable) -> Iterator[None]:
-        """Return a context for one forward pass on the inputs ``key``, which uses or fills the store."""
-        known = self._known.get(key)
-        if known is not None and all(_intact(output) for outputs in known.values() for output in outputs):
-            with _replayed(known):
-                yield
-        else:
-            with self._watched() as found:
-                yield
-            self._known[key] = found
-
-    @contextmanager
-    def _watched(self) -> Iterator[Outputs]:
-        found: Outputs = {}
-        inside: list[nn.Module] = []
-        silent = set(self._owners)  # owners that never run: their parameters are used in ways that cannot be watched
-        touched = False
-
-        def enter(module: nn.Module, *_: Any) -> None:
-            nonlocal touched
-            silent.discard(module)
-            touched = touched or module in self._owners
-            if module in self._frozen and not touched and not inside:
-                inside.append(module)
-
-        def leave(module: nn.Module, _: Any, output: Any) -> None:
-            if inside and inside[-1] is module:
-                inside.pop()
-                found.setdefault(module, []).append(_with_versions(output))
-
-        hooks = [m.register_forward_pre_hook(enter) for m in self._modules]
-        hooks += [m.register_forward_hook(leave) for m in self._modules]
-        try:
-            yield found
-        finally:
-            for hook in hooks:
-                hook.remove()
-            if silent:
-                found.clear()
-
-
-@contextmanager
-def _replayed(known: Outputs) -> Iterator[None]:
-    """Return a context in which each module returns its stored outputs, call by call."""
-    for module, outputs in known.items():
-        rest = iter([output for output, _ in outputs])
-        module.forward = lambda *_, rest=rest, **__: next(rest)
-    try:
-        yield
-    finally:
-        for module in known:
-            del module.forward
-
-
-def _own(module: nn.Module) -> Iterator[Tensor]:
-    yield from module.parameters(recurse=False)
-    yield from module.buffers(recurse=False)
-
-
-def _leaves(output: Any) -> list[Tensor]:
-    if isinstance(output, Tensor):
-        return [output]
-    if isinstance(output, dict):
-        output = list(output.values())
-    return [leaf for item in output for leaf in _leaves(item)] if isinstance(output, list | tuple) else []
-
-
-def _with_versions(output: Any) -> tuple[Any, list[int]]:
-    return output, [leaf._version for leaf in _leaves(output)]
-
-
-def _intact(kept: tuple[Any, list[int]]) -> bool:
-    """True if nothing changed the output in place after it was stored."""
-    output, versions = kept
-    return [leaf._version for leaf in _leaves(output)] == versions
-
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -154,7 +51,6 @@ class Forwards:
         self._on_grid: bool = getattr(predict, "on_grid", True)  # whether its mask has the voxels of the inputs
         self._before = before_forward or (lambda: None)
         self._max_slices = how.max_slices
-        self._prefix = FrozenPrefix(network, moving.values()) if how.cache_frozen else None
         self._kept: tuple[Tensor, list[int]] | None = None
 
     def chunks(self, batch: Tensor) -> list[slice]:
@@ -162,13 +58,10 @@ class Forwards:
         size = self._max_slices or len(batch)
         return [slice(first, min(first + size, len(batch))) for first in range(0, len(batch), size)]
 
-    def logits(self, inputs: Tensor, *, where: str, rows: slice | None = None) -> Tensor:
-        """Return the logits of inputs; ``rows`` are their rows in the case, whose frozen features may be stored."""
+    def logits(self, inputs: Tensor, *, where: str) -> Tensor:
+        """Return the logits of inputs."""
         self._before()
-        known = nullcontext() if self._prefix is None or rows is None else self._prefix((rows.start, rows.stop))
-        with known:
-            logits = self._run(inputs)
-        return check_finite(logits.float(), where)
+        return check_finite(self._run(inputs).float(), where)
 
     def prediction(self, *, where: str, keep_graph: bool) -> Prediction:
         """Predict with the current weights; the last micro-batch keeps its graph for the next update."""
@@ -177,8 +70,8 @@ class Forwards:
         chunks = self.chunks(self.inputs)
         for rows in chunks:
             keep = keep_graph and rows == chunks[-1]
-            with nullcontext() if keep else self._quiet():
-                logits = self.logits(self.inputs[rows], where=where, rows=rows)
+            with nullcontext() if keep else torch.inference_mode():
+                logits = self.logits(self.inputs[rows], where=where)
             if keep:
                 self._kept = logits, self._stamp()
             self.classes = logits.shape[1]
@@ -196,8 +89,8 @@ class Forwards:
             return self._piped()
         masks = []
         for rows in self.chunks(self.inputs):
-            with self._quiet():
-                logits = self.logits(self.inputs[rows], where=where, rows=rows)
+            with torch.inference_mode():
+                logits = self.logits(self.inputs[rows], where=where)
             masks.append(labels(logits, self.head or HEADS[logits.shape[1] == 1]))
         return _joined(masks)
 
@@ -229,25 +122,15 @@ class Forwards:
             yield rows, batch[rows], kept[0]
             del kept
         for rows in chunks:
-            yield rows, batch[rows], self.logits(batch[rows], where=where, rows=rows if own else None)
+            yield rows, batch[rows], self.logits(batch[rows], where=where)
 
     def drop_graph(self) -> None:
         """Drop the kept forward pass, because the weights changed."""
         self._kept = None
 
-    def forget(self) -> None:
-        """Drop the kept forward pass and the frozen features."""
-        self.drop_graph()
-        if self._prefix is not None:
-            self._prefix.clear()
-
     def _stamp(self) -> list[int]:
         """Return the version of every tensor that may move; an in-place change raises it and makes the graph stale."""
         return [tensor._version for tensor in self._moving.values()]
-
-    def _quiet(self) -> AbstractContextManager[Any]:
-        """Return a context without a graph: inference mode, unless stored features are needed by a later graph."""
-        return torch.inference_mode() if self._prefix is None else torch.no_grad()
 
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -20,7 +19,6 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from casewise.adapt.backbones.nnunet import members_of
-from casewise.adapt.forwards import FrozenPrefix
 from casewise.adapt.logits import cross_entropy, entropy, probabilities
 from casewise.adapt.parameters import norm_layers, select, statistics
 from casewise.adapt.tuned_weights import TunedWeights, lent_weights
@@ -77,10 +75,6 @@ class Loop:
         self.optimizer = self._optimizer()
         self.schedule = torch.optim.lr_scheduler.PolynomialLR(self.optimizer, tuning.updates, POWER)
         self.source = TunedWeights({name: t.detach().float().clone() for name, t in self.moving.items()}, "")
-        self._pool = min(tuning.batches or tuning.updates, tuning.updates)
-        self._drawn: dict[int, tuple[Tensor, Any]] = {}
-        known = self._pool < tuning.updates and tuning.batch_statistics == "source"
-        self._prefixes = [FrozenPrefix(member, [*self.moving.values()]) for member in self.members] if known else []
 
     def _optimizer(self) -> torch.optim.Optimizer:
         values, rate = self.parameters.values(), self.tuning.learning_rate
@@ -94,7 +88,7 @@ class Loop:
         Raises:
             NotFinite: The loss or the gradient is NaN or infinite.
         """
-        loss = self.step(*self._batch())
+        loss = self.step(*self.task.draw())
         if on_progress is not None:
             on_progress(self.made, loss)
         return loss
@@ -103,10 +97,8 @@ class Loop:
         """Forward, backward and optimizer on one batch."""
         self.optimizer.zero_grad(set_to_none=True)
         total = 0.0
-        for place, member in enumerate(self.members):
-            with self._prefixes[place](self.made % self._pool) if self._prefixes else nullcontext():
-                outputs = self.task.outputs(member, inputs)
-            loss = self.task.loss(outputs, target)
+        for member in self.members:
+            loss = self.task.loss(self.task.outputs(member, inputs), target)
             torch.autograd.backward(loss)
             total += float(loss.detach()) / len(self.members)
         if self.tuning.keep_close:
@@ -132,15 +124,6 @@ class Loop:
         if wrong := [name for name, value in found.items() if not torch.isfinite(value).all()]:
             raise NotFinite(f"the tuned {wrong[0]} is NaN or infinite; lower the learning rate or look at the images")
         return found
-
-    def _batch(self) -> tuple[Tensor, Any]:
-        number = self.made % self._pool
-        if number not in self._drawn:
-            drawn = self.task.draw()
-            if self._pool == self.tuning.updates:
-                return drawn
-            self._drawn[number] = drawn
-        return self._drawn[number]
 
     def _keep_close(self) -> float:
         """Add the gradient of keep_close * KL(M0(u) || f(u)); returns that term."""

@@ -48,8 +48,6 @@ class Tuning:
             "upright" (only left-right mirrors and small rotations) or "none".
         keep_close: Weight of KL(M0 || tuned) on unlabelled images; 0 for none.
         batch_statistics: "source" keeps the running statistics of BatchNorm layers, "batch" trains them along.
-        batches: Different batches that are drawn; None for a new one in every update. Where they are fewer than
-            ``updates`` they are used in turn, and the features of frozen layers are computed once for each.
         seed: Seed of all random draws.
     """
 
@@ -62,7 +60,6 @@ class Tuning:
     augmentation: str = "default"
     keep_close: float = 0.0
     batch_statistics: str = "source"
-    batches: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -75,7 +72,7 @@ class Tuning:
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise BadInput(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
-        for name in ("updates", "batch", "batches"):
+        for name in ("updates", "batch"):
             if (number := getattr(self, name)) is not None and number < 1:
                 raise BadInput(f"{name} must be at least 1, got {number}")
         if not (0 < self.learning_rate < math.inf and 0 <= self.keep_close < math.inf):
