@@ -9,20 +9,21 @@
     decision = "< 40"
 
 A formula holds numbers, label names, ``volume(label)``, ``volume(label, scan)``, ``+ - * /``, ``max``, ``min`` and
-parentheses. It is parsed by the grammar below and never run as Python:
+parentheses. It has the grammar below, is read by Python's parser and never run:
 
     sum     = product (("+" | "-") product)*
     product = factor (("*" | "/") factor)*
     factor  = number | "-" factor | "(" sum ")" | ("max" | "min") "(" sum ("," sum)* ")"
             | "volume" "(" label ["," scan] ")" | label
 
-A label name alone means its volume. ``scan`` names one of a patient's scans, such as ED or ES; a measure that names
-scans has one value per patient, any other has one value per case. A division by zero, or a scan that is missing, gives
-None: not computable.
+A label is a word, or any text in quotation marks. A label name alone means its volume. ``scan`` names one of a
+patient's scans, such as ED or ES; a measure that names scans has one value per patient, any other has one value per
+case. A division by zero, or a scan that is missing, gives None: not computable.
 """
 
 from __future__ import annotations
 
+import ast
 import math
 import operator
 import re
@@ -40,8 +41,7 @@ Volumes = Mapping[str, float]
 """Volume by label name: millilitres where the spacing is known, voxels (pixels) otherwise."""
 
 UNIT_SPACING = "every header says a spacing of 1 x 1 x 1 mm; if a converter wrote that without knowing, ml are wrong"
-LONGEST, DEEPEST = 1000, 40  # characters and nested parentheses of a formula
-_TOKEN = re.compile(r"\s*(?:(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)|([^\W\d][\w.]*)|\"([^\"]+)\"|([-+*/(),]))")
+LONGEST, DEEPEST = 1000, 200  # characters and nested parts of a formula
 _DECISION = re.compile(r"\s*(<=|>=|<|>)\s*(-?\d+\.?\d*(?:[eE][+-]?\d+)?)\s*")
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
@@ -165,7 +165,7 @@ def measure(name: str, formula: Any, *, unit: str = "", decision: Any = ()) -> M
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise BadInput(f"measure {name}: a decision is a text such as '< 40', got {decision!r}")
     decisions = tuple(_decision(name, text) for text in texts)
-    return Measure(name, formula, _Parser(name, formula).parsed(), str(unit), decisions)
+    return Measure(name, formula, _parsed(name, formula), str(unit), decisions)
 
 
 def declared_measures(plain: Any) -> tuple[Measure, ...]:
@@ -318,116 +318,52 @@ def _evaluated(expression: Expression, looked_up: Callable[[LabelVolume], float 
     return first + second if expression.sign == "+" else first - second if expression.sign == "-" else first * second
 
 
-class _Parser:
-    """Recursive descent over the grammar of this module."""
+_SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
-    def __init__(self, name: str, text: str) -> None:
-        self.name, self.text, self.depth = name, text, 0
+
+def _parsed(name: str, text: str) -> Expression:
+    """Read a formula; what Python reads and the grammar of this module does not hold is refused."""
+    try:
         if len(text) > LONGEST:
-            raise BadInput(f"measure {name}: a formula has at most {LONGEST} characters, got {len(text):,}")
-        self.tokens = list(self._tokens())
-        self.at = 0
-
-    def _tokens(self) -> Iterable[tuple[str, str]]:
-        at, end = 0, len(self.text.rstrip())
-        while at < end:
-            found = _TOKEN.match(self.text, at)
-            if found is None:
-                raise self._wrong(f"{self.text[at:].strip()[:20]!r} is not part of a formula")
-            number, word, quoted, sign = found.groups()
-            if number is not None:
-                yield "number", number
-            elif word is not None or quoted is not None:
-                yield "name", word or quoted
-            else:
-                yield "sign", sign
-            at = found.end()
-
-    def _wrong(self, what: str) -> BadInput:
-        return BadInput(
-            f"measure {self.name}: {what}; a formula holds numbers, label names, volume(label, scan), + - * /, max, "
-            f"min and parentheses"
-        )
-
-    def parsed(self) -> Expression:
-        found = self._sum()
-        if self.at < len(self.tokens):
-            raise self._wrong(f"{self.tokens[self.at][1]!r} is not expected there")
+            raise ValueError(f"a formula has at most {LONGEST} characters, got {len(text):,}")
+        found = _converted(ast.parse(" ".join(text.split()), mode="eval").body)
         if not any(True for _ in _volumes(found)):
-            raise self._wrong("no label is named")
-        return found
+            raise ValueError("no label is named")
+    except (SyntaxError, ValueError, ArithmeticError, MemoryError, RecursionError) as error:
+        what = error.msg if isinstance(error, SyntaxError) else str(error) or "too many nested parentheses"
+        raise BadInput(
+            f"measure {name}: {what}; a formula holds numbers, label names, volume(label, scan), + - * /, max, min and "
+            f"parentheses"
+        ) from None
+    return found
 
-    def _next(self) -> tuple[str, str]:
-        return self.tokens[self.at] if self.at < len(self.tokens) else ("end", "")
 
-    def _take(self, *signs: str) -> str | None:
-        kind, text = self._next()
-        if kind != "sign" or text not in signs:
-            return None
-        self.at += 1
-        return text
+def _converted(node: ast.expr, depth: int = 0) -> Expression:
+    """Return a node of Python's syntax tree as a part of a formula."""
+    if depth > DEEPEST:
+        raise ValueError(f"more than {DEEPEST} nested parts")
+    if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
+        return Operation(_SIGNS[type(node.op)], tuple(_converted(one, depth + 1) for one in (node.left, node.right)))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return Operation("neg", (_converted(node.operand, depth + 1),))
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return float(node.value)
+    if not isinstance(node, ast.Call):
+        return LabelVolume(_label(node))
+    function, given = ast.unparse(node.func), node.args
+    if function == "volume" and 1 <= len(given) <= 2 and not node.keywords:
+        return LabelVolume(*map(_label, given))
+    if function not in ("max", "min") or not given or node.keywords:
+        raise ValueError(f"{ast.unparse(node)[:40]!r} is not expected there")
+    parts = tuple(_converted(one, depth + 1) for one in given)
+    return Operation(function, parts) if len(parts) > 1 else parts[0]
 
-    def _need(self, sign: str) -> None:
-        if self._take(sign) is None:
-            raise self._wrong(f"{sign!r} is missing before {self._next()[1]!r}")
 
-    def _sum(self) -> Expression:
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise self._wrong(f"more than {DEEPEST} nested parentheses")
-        found = self._chained(self._product, "+", "-")
-        self.depth -= 1
-        return found
-
-    def _product(self) -> Expression:
-        return self._chained(self._factor, "*", "/")
-
-    def _chained(self, part: Callable[[], Expression], *signs: str) -> Expression:
-        found = part()
-        while (sign := self._take(*signs)) is not None:
-            found = Operation(sign, (found, part()))
-        return found
-
-    def _factor(self) -> Expression:
-        if self._take("("):
-            found = self._sum()
-            self._need(")")
-            return found
-        if self._take("-"):
-            self.depth += 1
-            if self.depth > DEEPEST:
-                raise self._wrong(f"more than {DEEPEST} signs in a row")
-            negated = Operation("neg", (self._factor(),))
-            self.depth -= 1
-            return negated
-        kind, text = self._next()
-        self.at += 1
-        if kind == "number":
-            return float(text)
-        if kind != "name":
-            raise self._wrong(f"{text!r} is not expected there" if text else "the formula ends too early")
-        if self._next() != ("sign", "("):
-            return LabelVolume(text)
-        self.at += 1
-        return self._called(text)
-
-    def _called(self, function: str) -> Expression:
-        if function == "volume":
-            label = self._name()
-            scan = self._name() if self._take(",") else None
-            self._need(")")
-            return LabelVolume(label, scan)
-        if function not in ("max", "min"):
-            raise self._wrong(f"there is no function {function!r}")
-        parts = [self._sum()]
-        while self._take(","):
-            parts.append(self._sum())
-        self._need(")")
-        return Operation(function, tuple(parts)) if len(parts) > 1 else parts[0]
-
-    def _name(self) -> str:
-        kind, text = self._next()
-        if kind not in ("name", "number"):
-            raise self._wrong(f"volume() takes the name of a label, got {text!r}")
-        self.at += 1
-        return text
+def _label(node: ast.expr) -> str:
+    """Return the name of a label or scan: a word, a number inside volume(), or a text in quotation marks."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | int):
+        return str(node.value)
+    name = ast.unparse(node)
+    if not isinstance(node, ast.Name | ast.Attribute) or not re.fullmatch(r"[\w.]+", name):
+        raise ValueError(f"{name[:40]!r} is not expected there")
+    return name
