@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from statsmodels.stats.multitest import multipletests
 
 from casewise.measure.metrics.selective import auroc
-from casewise.study.analyses.region_shapes import region_geometry
+from casewise.study.analyses.edited_area import region_geometry
 from casewise.study.statistics.chance import chance_draws, chance_moments
 from casewise.study.statistics.ranks import auroc_draws, spearman, spearman_draws, spearman_p
 from casewise.study.statistics.resample import draws, holm, mean_interval, paired_interval, wilcoxon

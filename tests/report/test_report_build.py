@@ -16,7 +16,7 @@ from worlds.identities import audit_study
 from casewise.core.errors import BadInput, Overlap, UnknownName
 from casewise.judge.certificates.certificate import Certificate, policy_digest
 from casewise.report.study_report import build, check_place
-from casewise.study.analyses import ANALYSES, backbones
+from casewise.study.analyses import ANALYSES, elsewhere
 from casewise.study.study import Extras, Study
 
 
@@ -131,7 +131,7 @@ def everything(sources, tmp_path_factory):
         ),
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backbones, "BAND", (0.1, 1.0))  # the synthetic source is better than the paper's band
+        patch.setattr(elsewhere, "BAND", (0.1, 1.0))  # the synthetic source is better than the paper's band
         return build(
             sources.evaluation, sources.calibration, sources.policy, root / "report", extras=extras, resamples=100,
             pictures=2, progress=False,

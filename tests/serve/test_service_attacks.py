@@ -6,15 +6,12 @@ import base64
 import gzip
 import random
 import socket
-import time
 from contextlib import ExitStack
 from typing import Any
 
 import nibabel
 import numpy as np
 import pytest
-
-from casewise.serve import server as server_module
 
 IMAGE = np.random.default_rng(0).normal(size=(16, 16, 1)).astype(np.float32)
 FILE = bytes(nibabel.Nifti1Image(IMAGE, np.eye(4)).to_bytes())
@@ -33,29 +30,6 @@ def test_three_hundred_half_sent_headers_block_nobody(serving: Any) -> None:
         with running.client() as client:
             assert client.get("/health/ready").status_code == 200
             assert client.post("/segment", content=FILE).status_code == 200
-
-
-def test_a_header_that_does_not_come_is_sent_away(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "HEADER_S", 0.3)
-    with serving() as running, half_sent(running.port) as slow:
-        assert slow.recv(64).startswith(b"HTTP/1.1 408")
-        deadline = time.monotonic() + 30
-        while server_module._TimedProtocol.waiting and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not server_module._TimedProtocol.waiting
-
-
-def test_a_second_request_on_the_same_connection_has_its_header_time_too(
-    serving: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with serving() as running, socket.create_connection(("127.0.0.1", running.port), timeout=60) as connection:
-        connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        answered = b""
-        while not answered.endswith(b'{"live":true}'):
-            answered += connection.recv(1024)
-        monkeypatch.setattr(server_module, "HEADER_S", 0.3)
-        connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: ")
-        assert connection.recv(1024).startswith(b"HTTP/1.1 408")
 
 
 def test_a_packed_body_is_refused_in_a_sentence(service: Any) -> None:

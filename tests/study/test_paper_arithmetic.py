@@ -10,13 +10,12 @@ from worlds.arms import arms_at
 from worlds.identities import audit
 
 from casewise.core.records import State
-from casewise.study.analyses.accounting import accounting
 from casewise.study.analyses.controls import attribution
 from casewise.study.analyses.cost import cost, firing
 from casewise.study.analyses.deployed_methods import bucket_decomposition, method_table
-from casewise.study.analyses.frozen import frozen_design
+from casewise.study.analyses.edited_area import accounting, cliff_d
+from casewise.study.analyses.elsewhere import frozen_design
 from casewise.study.analyses.helphurt import help_hurt
-from casewise.study.analyses.region_shapes import cliff_d
 from casewise.study.assignment import buckets_at
 from casewise.study.statistics.chance import chance_moments
 from casewise.study.statistics.ranks import spearman_p

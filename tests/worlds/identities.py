@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from casewise.study.analyses.accounting import accounting_of
 from casewise.study.analyses.deployed_methods import bucket_decomposition, method_table_of
+from casewise.study.analyses.edited_area import accounting_of
 from casewise.study.analyses.helphurt import help_hurt
 from casewise.study.finding import Finding
 from casewise.study.study import Study

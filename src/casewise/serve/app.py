@@ -13,7 +13,7 @@ import json
 import math
 import struct
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from importlib import resources
@@ -275,9 +275,7 @@ class _Service:
 
     async def page(self) -> Response:
         """A form to try an image and what can be asked here, as a page that loads nothing from elsewhere."""
-        void = self.deployment.promise or {}
-        said = dict.fromkeys([*self.deployment.warnings, *filter(None, [void.get("why_void")])])
-        text = service_page(self.app, self.name, self.deployment, self.deployment.promise, tuple(said))
+        text = service_page(self.app, self.name, self.deployment)
         return Response(text, media_type="text/html; charset=utf-8")
 
     async def live(self) -> dict[str, bool]:
@@ -403,21 +401,19 @@ async def _invalid(request: Request, error: Any) -> JSONResponse:
     return JSONResponse({"error": f"{'.'.join(map(str, first['loc']))}: {first['msg']}"}, 422)
 
 
-def service_page(
-    app: FastAPI, model: str, deployment: Deployment, promise: Mapping[str, Any] | None, warnings: Sequence[str]
-) -> str:
+def service_page(app: FastAPI, model: str, deployment: Deployment) -> str:
     """The first page: a form to try an image, how a program asks, and every path; it loads nothing from elsewhere."""
     backbone = deployment.backbone
     kinds = [backbone.ending] if backbone.ending else [".nii.gz", ".nii", ".png"]
     channels = backbone.expects.channels
     text = (resources.files("casewise.serve") / "assets" / "service.html").read_text(encoding="utf-8")
-    held = "" if promise is None or promise["void"] else str(promise["statement"])
+    promise = deployment.promise or {}
     return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True).from_string(text).render(
         model=model,
         version=__version__,
         policy=deployment.policy.name,
-        promise=held,
-        warnings=warnings,
+        promise="" if promise.get("void") else promise.get("statement", ""),
+        warnings=list(dict.fromkeys([*deployment.warnings, *filter(None, [promise.get("why_void")])])),
         kinds=", ".join(kinds),
         accept=",".join(dict.fromkeys(f".{kind.rpartition('.')[2]}" for kind in kinds)),
         expects=f"The model reads {pluralize(channels, 'channel')}." if channels else "",

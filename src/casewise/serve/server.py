@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import signal
 from collections.abc import Mapping
-from typing import ClassVar
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from casewise.deployment import Deployment
 from casewise.serve.access import LOOPBACK_NAMES, ServiceSettings
@@ -18,8 +14,6 @@ from casewise.serve.app import create_app
 
 TOKEN = "CASEWISE_TOKEN"
 MANY = 1024  # connections; more are answered 503 at once
-WAITING = 128  # connections without a complete header; the oldest is closed for a new one
-HEADER_S = 10.0  # for a header; slower connections are closed
 
 
 def token_for(host: str, environment: Mapping[str, str]) -> tuple[str | None, bool]:
@@ -48,48 +42,10 @@ def server(deployment: Deployment, settings: ServiceSettings) -> uvicorn.Server:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            http=_TimedProtocol,
+            http="h11",
             ws="none",
             lifespan="on",
             limit_concurrency=MANY,
             timeout_graceful_shutdown=None,
         )
     )
-
-
-class _TimedProtocol(H11Protocol):
-    """uvicorn's protocol with a time limit for the header, which is read before the token is checked."""
-
-    waiting: ClassVar[dict[_TimedProtocol, asyncio.TimerHandle]] = {}  # oldest first
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._wait()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            self._wait()
-        else:
-            self._stop_waiting()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
-        super().connection_lost(exc)
-
-    def _wait(self) -> None:
-        if self not in self.waiting:
-            self.waiting[self] = self.loop.call_later(HEADER_S, self._refuse)
-        if len(self.waiting) > WAITING:
-            next(iter(self.waiting))._refuse()
-
-    def _stop_waiting(self) -> None:
-        timer = self.waiting.pop(self, None)
-        if timer is not None:
-            timer.cancel()
-
-    def _refuse(self) -> None:
-        self._stop_waiting()
-        if not self.transport.is_closing():
-            self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
-            self.transport.close()

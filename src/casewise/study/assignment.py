@@ -15,6 +15,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from casewise.core.errors import BadInput
+from casewise.judge.monitors.quota import BUCKETS
 from casewise.measure.signals import SIGNALS
 from casewise.study.statistics.chance import ChanceMoments, chance_moments
 from casewise.study.statistics.resample import cluster_numbers
@@ -56,7 +57,7 @@ def _labelled(frame: pd.DataFrame) -> pd.DataFrame:
 Arms = Mapping[str, pd.DataFrame]
 Floats = NDArray[np.float64]
 
-BUCKETS = ("hard", "mid", "low")  # the order in which ranks are filled, riskiest first (J2)
+RANKED = BUCKETS[::-1]  # the order in which ranks are filled, riskiest first (J2)
 MEDICAL = (33.33, 66.67)
 DRIVING = (33.0, 66.0)
 QUANTITIES = {"metric": "metric", "ha": "ha", "steps": "deployed"}
@@ -122,12 +123,12 @@ class Assignment:
     def __init__(self, arms: Arms, router: pd.DataFrame) -> None:
         self.router = router.sort_values("case", kind="stable").reset_index(drop=True)
         self.cases = self.router["case"].tolist()
-        unknown = set(self.router["bucket"]) - set(BUCKETS)
+        unknown = set(self.router["bucket"]) - set(RANKED)
         if unknown:
-            raise BadInput(f"matched controls need a router with buckets {BUCKETS}, got {sorted(map(str, unknown))}")
-        self.arms = {name: arms[name].set_index("case").reindex(self.cases) for name in BUCKETS}
-        self.buckets = self.router["bucket"].map({name: number for number, name in enumerate(BUCKETS)}).to_numpy(int)
-        self.sizes = {name: int((self.buckets == number).sum()) for number, name in enumerate(BUCKETS)}
+            raise BadInput(f"matched controls need a router with buckets {RANKED}, got {sorted(map(str, unknown))}")
+        self.arms = {name: arms[name].set_index("case").reindex(self.cases) for name in RANKED}
+        self.buckets = self.router["bucket"].map({name: number for number, name in enumerate(RANKED)}).to_numpy(int)
+        self.sizes = {name: int((self.buckets == number).sum()) for number, name in enumerate(RANKED)}
         self.n = len(self.cases)
         self.units = cluster_numbers(self.router)
 
@@ -141,7 +142,7 @@ class Assignment:
     def arm_values(self, quantity: str) -> Floats:
         """The value of every case in every bucket, (case, bucket)."""
         column = QUANTITIES.get(quantity, quantity)
-        return np.column_stack([self.arms[name][column].to_numpy(float) for name in BUCKETS])
+        return np.column_stack([self.arms[name][column].to_numpy(float) for name in RANKED])
 
     def assigned(self, score: pd.Series) -> NDArray[np.int64]:
         """Buckets by rank: highest scores roll back, ties in the order of the cases (J2)."""
@@ -149,7 +150,7 @@ class Assignment:
         if np.isnan(values).any():
             raise BadInput(f"selector {score.name!r} has no value for some cases; drop it or record the signal")
         assigned = np.empty(self.n, np.int64)
-        assigned[np.argsort(-values, kind="stable")] = np.repeat(np.arange(3), [self.sizes[name] for name in BUCKETS])
+        assigned[np.argsort(-values, kind="stable")] = np.repeat(np.arange(3), [self.sizes[name] for name in RANKED])
         return assigned
 
     def chosen(self, quantity: str, assigned: NDArray[np.int64]) -> Floats:

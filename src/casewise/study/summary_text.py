@@ -15,14 +15,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from casewise.core.text import UNIT, pluralize
+from casewise.judge.monitors.quota import BUCKETS
 from casewise.judge.outcomes import POINT, judged_sentence, judged_share
 from casewise.judge.policy import no_go
 from casewise.render.ink import FAINT, HARM, HELP, INK, MUTED, SOURCE, Picture, canvas, inked
 from casewise.render.tables import interval, number
 from casewise.study.analyses.controls import attribution_of
+from casewise.study.analyses.cut_points import quota_found
 from casewise.study.analyses.deployed_methods import interval_between, verdict
 from casewise.study.analyses.gain import answers, captured, deployed_row
-from casewise.study.analyses.routing import quota_found
 from casewise.study.statistics.resample import cluster_numbers
 from casewise.study.study import Study
 
@@ -162,7 +163,7 @@ def keys(study: Study) -> list[Key]:
     harm = f"{number(study.uncontrolled['ha'].mean())} of {study.everywhere}; {judged_sentence(judged_share(ours))}"
     found.append(Key(number(ours["ha"].mean()), f"HA of the {study.title(study.ours)}", harm, "ours"))
     counts = ours["bucket"].value_counts()
-    buckets = [", ".join(f"{int(counts.get(one, 0))} {one}" for one in ("low", "mid", "hard"))] * study.is_router
+    buckets = [", ".join(f"{int(counts.get(one, 0))} {one}" for one in BUCKETS)] * study.is_router
     made = pluralize(study.evaluation.steps, "candidate" if study.rungs else "update")
     spent = f"{number(ours['executed'].mean(), 2)} of {made} made per case"
     back = "; ".join([f"of {len(ours)}", *buckets, spent])

@@ -6,8 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from casewise.study.analyses.association import association, per_step, signal_signal, signal_summary
-from casewise.study.analyses.ranking import auroc_table, top_tertile
+from casewise.study.analyses.association import (
+    association,
+    auroc_table,
+    per_step,
+    signal_signal,
+    signal_summary,
+    top_tertile,
+)
 
 
 def test_a_planted_signal_is_found_and_noise_is_not(outcomes):

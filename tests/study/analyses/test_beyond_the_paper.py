@@ -10,12 +10,17 @@ import pytest
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.core.records import Policy
 from casewise.data.splits import fold_of
-from casewise.study.analyses.backbones import coherence
+from casewise.study.analyses.budget import early_segment
 from casewise.study.analyses.criteria import reconcile
-from casewise.study.analyses.early import early_segment
-from casewise.study.analyses.frozen import frozen_design, frozen_differences
-from casewise.study.analyses.rerun import alignment, harm_moves, shared_signals
-from casewise.study.analyses.scale import scale_probe
+from casewise.study.analyses.elsewhere import (
+    alignment,
+    coherence,
+    frozen_design,
+    frozen_differences,
+    harm_moves,
+    scale_probe,
+    shared_signals,
+)
 from casewise.study.statistics.resample import Interval
 
 # reruns
@@ -120,9 +125,7 @@ def test_an_undefined_fact_is_not_a_failure():
 def test_coherence_is_read_inside_the_band_of_source_quality(outcomes):
     solid = outcomes.assign(largest=345.0, singleton_share=0.33)
     crumbs = outcomes.assign(largest=3.5, singleton_share=0.83, metric=outcomes["metric"] - 0.1)
-    found = coherence({"cnn": solid, "transformer": crumbs}, source_metric=0.82)
-    assert found.row(backbone="cnn")["usable"]
-    assert not found.row(backbone="transformer")["usable"]
+    found = coherence({"cnn": solid, "transformer": crumbs})
     assert found.notes == ("the largest component of cnn is 98.6 times that of transformer",)
     assert found.row(backbone="cnn")["meets"]
 
@@ -135,7 +138,7 @@ def test_an_empty_band_is_said(outcomes):
 
 def test_a_cut_ported_to_a_larger_scale_rolls_back_almost_everybody(outcomes):
     away = outcomes.assign(delta=40 * outcomes["delta"])
-    found = scale_probe(outcomes, away)
+    found = scale_probe(outcomes, away, coordinate="delta", cut_high=None)
     assert found.number("ratio_mean", cohort="away") == pytest.approx(40)
     assert found.number("rolled_back", cohort="home") == pytest.approx(1 / 3, abs=0.02)
     assert found.number("rolled_back", cohort="away") == 1.0

@@ -9,11 +9,11 @@ from worlds.identities import audit
 
 from casewise.archive.layout import Entry
 from casewise.core.errors import DegenerateStatistic
-from casewise.study.analyses.accounting import accounting
 from casewise.study.analyses.cost import cost, firing, measured_costs, signal_costs, step_seconds
+from casewise.study.analyses.cut_points import depth_dispersion
 from casewise.study.analyses.deployed_methods import MethodPair, bucket_decomposition, intervals, method_table
+from casewise.study.analyses.edited_area import accounting
 from casewise.study.analyses.helphurt import help_hurt, net_helped, weaker_source
-from casewise.study.analyses.routing import depth_dispersion
 
 
 @pytest.fixture

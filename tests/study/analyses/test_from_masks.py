@@ -14,9 +14,15 @@ from casewise.judge.outcomes import deployed, outcomes
 from casewise.measure.metrics.harm import harm
 from casewise.replay import replay
 from casewise.study.analyses.controls import check_licence
-from casewise.study.analyses.distance import distances, harm_and_distance
-from casewise.study.analyses.min_area import min_area_sweep, rank_invariance, sweep_outcomes
-from casewise.study.analyses.region_shapes import region_features, region_geometry
+from casewise.study.analyses.edited_area import (
+    distances,
+    harm_and_distance,
+    min_area_sweep,
+    rank_invariance,
+    region_features,
+    region_geometry,
+    sweep_outcomes,
+)
 from casewise.study.assignment import arms_of
 
 

@@ -9,8 +9,7 @@ from worlds.cohorts import SYNTHETIC, synthetic_archive
 
 from casewise.core.records import Binding
 from casewise.judge.outcomes import outcomes
-from casewise.study.analyses.criteria import facts
-from casewise.study.analyses.objectives import label_of, objectives
+from casewise.study.analyses.criteria import facts, label_of, objectives
 from casewise.study.study import Extras
 
 OTHER = Binding(SYNTHETIC.model, "Grata()", SYNTHETIC.loader, SYNTHETIC.measure)

@@ -20,8 +20,8 @@ from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.policy import write_policy
 from casewise.study.analyses import ANALYSES
 from casewise.study.analyses.association import fragmentation_state, states
-from casewise.study.analyses.objectives import gradient_checks
-from casewise.study.analyses.sensitivity import reproduced
+from casewise.study.analyses.criteria import gradient_checks
+from casewise.study.analyses.cut_points import reproduced
 from casewise.study.study import Extras, Study
 
 BOUND = Binding("model", "objective", "loader", "measure")

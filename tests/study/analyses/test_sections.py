@@ -11,9 +11,8 @@ from casewise.core.records import Policy
 from casewise.judge.certificates.certificate import Certificate, policy_digest
 from casewise.judge.monitors.quota import quota_of
 from casewise.judge.outcomes import judged_share
-from casewise.study.analyses import ANALYSES, backbones, sections_of
-from casewise.study.analyses.routing import quota_found
-from casewise.study.analyses.sensitivity import refit_of
+from casewise.study.analyses import ANALYSES, elsewhere, sections_of
+from casewise.study.analyses.cut_points import quota_found, refit_of
 from casewise.study.study import Extras, Study
 
 PROMISE = "The mean harmful area of a new case is at most 0.10."
@@ -77,13 +76,13 @@ def test_the_case_of_two_backbones_has_the_median_change():
     home = pd.DataFrame({"case": list("abcd"), "step": 0, "shrink": 0.0, "metric": [0.7, 0.7, 0.7, 0.9], "area": 0})
     last = home.assign(step=4, area=[5, 90, 30, 40])
     both = pd.concat([home, last])
-    assert backbones.chosen_case(both, both) == "c"
-    assert backbones.chosen_case(home.assign(metric=0.95), both) is None
+    assert elsewhere.chosen_case(both, both) == "c"
+    assert elsewhere.chosen_case(home.assign(metric=0.95), both) is None
 
 
 def test_two_backbones_are_drawn_in_two_rows(study, monkeypatch):
-    monkeypatch.setattr(backbones, "BAND", (0.1, 1.0))
-    picture = backbones.backbone_picture(study, "swin", study.evaluation)
+    monkeypatch.setattr(elsewhere, "BAND", (0.1, 1.0))
+    picture = elsewhere.backbone_picture(study, "swin", study.evaluation)
     assert picture is not None
     assert len(picture.figure.axes) == 6
     assert "median changed volume under swin" in picture.caption

@@ -8,8 +8,7 @@ import pytest
 from casewise.core.errors import BadInput, TooFewCases
 from casewise.judge.calibration.calibrate import calibrate
 from casewise.study.analyses import ANALYSES
-from casewise.study.analyses.routing import cut_stability, stability_of
-from casewise.study.analyses.sensitivity import calibration_sensitivity
+from casewise.study.analyses.cut_points import calibration_sensitivity, cut_stability, stability_of
 from casewise.study.assignment import DRIVING, MEDICAL, buckets_at
 from casewise.study.study import Study
 

@@ -1,8 +1,9 @@
-"""The budget axis: HA and metric at each number of steps, the budget that a holdout chooses, and its regret."""
+"""The budget axis: HA and metric at each number of steps, the budget that a holdout chooses, stops, learning rates."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,18 +15,23 @@ from numpy.typing import NDArray
 from casewise.archive.layout import cached_table
 from casewise.archive.store import Archive
 from casewise.core.formats import json_text
-from casewise.core.records import State
+from casewise.core.records import Controller, State
 from casewise.core.seeds import RESAMPLING_SEED
+from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.calibration.fixed_budget import cheapest
-from casewise.judge.outcomes import judged_sentence, judged_share
+from casewise.judge.controllers.depth import FRAG_STOP, FixedK, StopRule, TauStop
+from casewise.judge.outcomes import deployed, judged_sentence, judged_share, outcomes
+from casewise.judge.policy import controller_of
 from casewise.measure.metrics.overlap import micro_miou
 from casewise.render.ink import HARM, INK, MUTED, OURS, Picture, canvas, inked
-from casewise.render.tables import NOT_RUN, Cell, Table, number
+from casewise.render.tables import NOT_RUN, Cell, Column, PairCell, Table, number
+from casewise.replay import replay
 from casewise.study.analyses.deployed_methods import method_table_of
-from casewise.study.finding import Finding, Section, rows, show
-from casewise.study.statistics.resample import RESAMPLES, draws
+from casewise.study.assignment import oracle_steps
+from casewise.study.finding import Finding, Section, not_run, rows, show
+from casewise.study.statistics.resample import RESAMPLES, cluster_numbers, draws, paired_interval
 from casewise.study.study import Study, once
-from casewise.study.trajectories import harm_and_metric, horizon, mean_or_nan, scopes_of, unshrunk
+from casewise.study.trajectories import harm_and_metric, horizon, labelled, mean_or_nan, same_cases, scopes_of, unshrunk
 
 Floats = NDArray[np.float64]
 RULES = {"lowest HA": "ha", "highest metric": "metric", "HA - 0.5 metric": "ha-half-metric", "HA - metric": "ha-metric"}
@@ -122,19 +128,15 @@ def selection_stability(
     """How often each step is chosen if holdout and evaluation cases are resampled independently (G4)."""
     held, proof = _choices(holdout, resamples, seed)
     scored, other = _choices(evaluation, resamples, seed + 1)
-    records: list[dict[str, Any]] = []
+    records: list[tuple[Any, ...]] = []
     for rule in RULES:
         for step in range(1, horizon(evaluation) + 1):
-            own = {"rule": rule, "kind": "holdout", "k_holdout": step, "probability": np.mean(held[rule] == step)}
-            seen = {"rule": rule, "kind": "evaluation", "k_eval": step, "probability": np.mean(scored[rule] == step)}
-            records += [own, seen]
+            records.append((rule, "holdout", step, None, np.mean(held[rule] == step)))
+            records.append((rule, "evaluation", None, step, np.mean(scored[rule] == step)))
         pairs = pd.Series(list(zip(held[rule].tolist(), scored[rule].tolist(), strict=True)))
-        for (first, second), share in pairs.value_counts(normalize=True).items():
-            records.append(
-                {"rule": rule, "kind": "joint", "k_holdout": first, "k_eval": second, "probability": float(share)}
-            )
+        records += [(rule, "joint", *pair, share) for pair, share in pairs.value_counts(normalize=True).items()]
     made = {"holdout": proof, "evaluation": other, "resamples": resamples}
-    table = rows(records, "rule kind k_holdout k_eval probability")
+    table = pd.DataFrame(records, columns=["rule", "kind", "k_holdout", "k_eval", "probability"])
     return Finding("budget.selection_stability", table, evaluation["case"].nunique(), "G4", made)
 
 
@@ -171,19 +173,10 @@ def ladder_shape(outcomes: pd.DataFrame, *, by_group: bool = False) -> Finding:
         every, metrics = harm_and_metric(part)
         ha, metric = every.mean(axis=0), np.nanmean(metrics, axis=0)
         best, change = int(np.argmin(ha)), np.diff(ha)
-        records.append(
-            {
-                "group": name,
-                "n": len(every),
-                "k_best": best + 1,
-                "ha_first": ha[0],
-                "ha_best": ha[best],
-                "ha_last": ha[-1],
-                "non_monotone": bool((change > 0).any() and (change < 0).any()),
-                "dips": bool(ha[-1] > ha[best] and 0 < best < len(ha) - 1),
-                "metric_spread": float(metric.max() - metric.min()),
-            }
-        )
+        values = {"k_best": best + 1, "ha_first": ha[0], "ha_best": ha[best], "ha_last": ha[-1]}
+        values["non_monotone"] = bool((change > 0).any() and (change < 0).any())
+        values["dips"] = bool(ha[-1] > ha[best] and 0 < best < len(ha) - 1)
+        records.append({"group": name, "n": len(every), **values, "metric_spread": float(np.ptp(metric))})
     return Finding("budget.ladder_shape", pd.DataFrame(records), outcomes["case"].nunique(), "G6, G7")
 
 
@@ -313,3 +306,100 @@ def _panel_methods(axis: Any, methods: pd.DataFrame, ours: frozenset[str], metri
     axis.set_xlim(0, max(0.02, float(methods["ha"].max()) * 1.6))
     axis.set(xlabel="HA (lower is safer)", title="B  harm that each method accepts")
     axis.grid(visible=False, axis="y")
+
+
+# ---- early stopping ----
+
+
+def early_section(study: Study) -> Section:
+    """Is an early segment of the trajectory worth keeping? (O12)"""
+    found = early_segment(study.outcomes, study.methods, stop=FRAG_STOP, reference=study.reference, **study.bootstrap)
+    made = show("early", "Ladder, stop rule and oracle", found, caption="The oracle stop sees labels.")
+    return Section("early", "Early stopping", found.notes[0], (made,), (), (found,))
+
+
+def early_segment(
+    outcomes: pd.DataFrame, methods: Mapping[str, pd.DataFrame], *, stop: str, reference: str, **bootstrap: Any
+) -> Finding:
+    """The ladder, a stop rule and the oracle stop on the same trajectories (O12, E12).
+
+    Worth keeping: some adapted step has a mean metric above that of M0. The oracle stop takes the best step of each
+    case from 1 on, ties to the smallest; it bounds the metric only.
+    """
+    ladder = unshrunk(labelled(outcomes))
+    records = [_early_row(f"fixed-{step}" if step else "M0", part, "step") for step, part in ladder.groupby("step")]
+    source = records[0]["metric"]
+    better = [record["row"] for record in records[1:] if record["metric"] > source]
+    adapted = ladder[ladder["step"] >= 1]
+    whole = adapted[~adapted["metric"].isna().groupby(adapted["case"]).transform("any")]
+    best = oracle_steps(whole, include_source=False) if len(whole) else whole
+    records += [_early_row(stop, methods[stop], "deployed"), _early_row("oracle stop", best, "step")]
+    left, right = same_cases(methods[stop], methods[reference])
+    cut = paired_interval(left["ha"], right["ha"], clusters=cluster_numbers(left), **bootstrap)
+    kept = f"{', '.join(better)} lie above it" if better else "no step lies above it: nothing to keep"
+    how = "is shown to differ from zero" if cut.shown else "is not shown to differ from zero"
+    note = (
+        f"M0 {source:.4f}; {kept}. HA of {stop} against {reference}: {cut.estimate:+.4f} [{cut.low:+.4f}, "
+        f"{cut.high:+.4f}], which {how} (sign-flip p {cut.p_flip:.3f}, n={cut.n})."
+    )
+    made = {"cut": cut.estimate, "low": cut.low, "high": cut.high, "reference": reference}
+    return Finding("early", pd.DataFrame(records), len(left), "O12", {"worth_keeping": bool(better), **made}, (note,))
+
+
+def _early_row(name: str, frame: pd.DataFrame, depth: str) -> dict[str, Any]:
+    means = {column: mean_or_nan(frame[column]) for column in ("metric", "ha")}
+    return {"row": name, "n": len(frame), **means, "steps": mean_or_nan(frame[depth])}
+
+
+# ---- learning rates ----
+
+
+def learning_rates_section(study: Study) -> Section:
+    """tab:supp-acdc-lr."""
+    paper = "tab:supp-acdc-lr"
+    if not study.extras.sweep:
+        reason = "needs archives at several learning rates: --sweep RATE=EVALUATION[,CALIBRATION], once for each"
+        return not_run("learning-rates", "Learning rates", f"learning-rate sweep ({paper})", reason)
+    arms: dict[float, tuple[pd.DataFrame, ...]] = {}
+    rules = set()
+    for rate, (archive, holdout) in sorted(study.extras.sweep.items()):
+        frame, rule = outcomes(archive), _stop_of(archive, holdout)
+        rules.add(rule.name)
+        arms[rate] = tuple(deployed(frame, replay(archive, one)) for one in (rule, FixedK(archive.steps)))
+    found = learning_rate_sweep(arms)
+    cells: list[dict[str, Cell]] = [
+        {
+            "rate": f"{row['learning_rate']:g}",
+            "stop": PairCell(row["stop_metric"], row["stop_ha"]),
+            "fixed": PairCell(row["fixed_metric"], row["fixed_ha"]),
+            **{name: row[name] for name in ("ha_cut", "steps", "n")},
+        }
+        for row in found.table.to_dict("records")
+    ]
+    heads: dict[str, str | Column] = {
+        "rate": Column("rate", "learning rate", text=True),
+        "stop": f"{' / '.join(sorted(rules))} ({study.metric} / HA)",
+        "fixed": f"{study.reference} ({study.metric} / HA)",
+        "ha_cut": Column("ha_cut", "HA reduction", signed=True),
+        "steps": "steps of the stop rule",
+    }
+    caption = "τ-stop if a calibration archive was given for the rate (refitted there), else FragStop."
+    made = show("learning-rates", "Stop rule over learning rates", cells, heads=heads, caption=caption, paper=paper)
+    return Section("learning-rates", "Learning rates", "", (made,), (), (found,))
+
+
+def _stop_of(archive: Archive, holdout: Archive | None) -> Controller:
+    """tau-stop refitted at this rate if there is a holdout, else the parameter-free rule."""
+    return StopRule(archive.steps) if holdout is None else controller_of(calibrate(holdout, TauStop.name))
+
+
+def learning_rate_sweep(arms: Mapping[float, Sequence[pd.DataFrame]]) -> Finding:
+    """A stop rule refitted at every learning rate, against the full budget at the same rate (G8)."""
+    records = []
+    for rate, (stopped, fixed) in arms.items():
+        sides = {"stop": stopped, "fixed": fixed}
+        means = {f"{arm}_{name}": mean_or_nan(frame[name]) for arm, frame in sides.items() for name in ("metric", "ha")}
+        cut, steps = means["fixed_ha"] - means["stop_ha"], mean_or_nan(stopped["deployed"])
+        records.append({"learning_rate": rate, "n": len(stopped), **means, "ha_cut": cut, "steps": steps})
+    table = pd.DataFrame(records)
+    return Finding("budget.learning_rate_sweep", table, int(table["n"].max()), "G8")

@@ -17,7 +17,7 @@ import pandas as pd
 from casewise.core.errors import BadInput, Refused
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.render.tables import DASH, Cell, Estimate, Table, best, number
-from casewise.study.assignment import BUCKETS, QUANTITIES, Arms, Assignment, buckets_at
+from casewise.study.assignment import QUANTITIES, RANKED, Arms, Assignment, buckets_at
 from casewise.study.finding import Finding, Section, not_run, rows, show
 from casewise.study.statistics.chance import Floats, chance_draws
 from casewise.study.statistics.resample import RESAMPLES, cluster_numbers, interval_fields, paired_interval
@@ -148,7 +148,7 @@ def matched_controls(
         records.extend(_scope_rows(scope, part, scores, draws, seed))
     if by_group:
         records.extend(_pooled(records, weighting))
-    columns = ("scope", "selector", "n", *BUCKETS, *QUANTITIES, *_P, "overlap_hard", "faithful")
+    columns = ("scope", "selector", "n", *RANKED, *QUANTITIES, *_P, "overlap_hard", "faithful")
     notes = ("does not reproduce the deployed router: retained cases get a substitute action",) if substitute else ()
     made = {"draws": draws, "seed": seed, "by_group": by_group, "weighting": weighting, "substitute": substitute}
     return Finding("controls.matched", rows(records, columns), whole.n, "J1-J4, J6, J7", made, notes)
@@ -185,7 +185,7 @@ def _pooled(records: list[dict[str, Any]], weighting: str) -> Iterator[dict[str,
     for selector, part in groups.groupby("selector", sort=False) if len(groups) else ():
         weights = part["n"] if weighting == "cases" else np.ones(len(part))
         means = {name: float(np.average(part[name], weights=weights)) for name in QUANTITIES}
-        sizes = {name: int(part[name].sum()) for name in ("n", *BUCKETS)}
+        sizes = {name: int(part[name].sum()) for name in ("n", *RANKED)}
         yield {"scope": "pooled", "selector": selector, **sizes, **means}
 
 
@@ -296,7 +296,7 @@ def substitution(arms: Arms, router: pd.DataFrame, values: pd.Series, *, cut_low
     native = buckets_at(values.reindex(table.cases).to_numpy(float), cut_low, cut_high)[0]
     records = []
     for kind, assigned in (("matched", table.assigned(values)), ("native", native)):
-        sizes = {name: int((assigned == number).sum()) for number, name in enumerate(BUCKETS)}
+        sizes = {name: int((assigned == number).sum()) for number, name in enumerate(RANKED)}
         means = {**table.means(assigned), "ba": table.mean("ba", assigned)}
         records.append({"kind": kind, "n": table.n, **sizes, **means})
     made = {"cut_low": cut_low, "cut_high": cut_high}
@@ -319,7 +319,7 @@ def _lead(chance: Finding, share: Finding) -> str:
 
 def _matched_table(matched: Finding) -> Table:
     frame = matched.table[matched.table["scope"] == "all"].reset_index(drop=True)
-    sizes = "/".join(str(int(frame.iloc[0][bucket])) for bucket in BUCKETS)
+    sizes = "/".join(str(int(frame.iloc[0][bucket])) for bucket in RANKED)
     real = [at for at, name in enumerate(frame["selector"]) if not name.startswith("oracle") and name != "m0"]
     caption = (
         f"Buckets hard/mid/low: {sizes}. Every row rolls back the same number of cases and gives the same actions; "

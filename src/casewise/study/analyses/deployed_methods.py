@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from casewise.core.errors import UnknownName
 from casewise.core.seeds import RESAMPLING_SEED
+from casewise.judge.monitors.quota import BUCKETS
 from casewise.judge.outcomes import judged_sentence, judged_share
 from casewise.render.ink import MUTED, OURS, SOURCE, Picture, canvas, draw_forest, inked
 from casewise.render.tables import DASH, NOT_RUN, Cell, Column, PairCell, Table, best, interval, number
@@ -32,7 +33,6 @@ from casewise.study.trajectories import mean_or_nan, same_cases
 
 Methods = Mapping[str, pd.DataFrame]
 REPRODUCIBILITY_SCALE = 0.002  # of a cohort HA mean between two runs (H9)
-BUCKETS = ("low", "mid", "hard")
 INTERVAL_COLUMNS = (
     "id tier method reference quantity estimate low high p_below n clusters separated p_flip shown matched below_scale "
     "wins ties losses wilcoxon wilcoxon_p family holm_p interval corrected reason"
