@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
 from typing import Any
@@ -64,4 +66,50 @@ def test_help_of_predict_has_sections_and_says_first_what_is_its_own() -> None:
     headings = [line.removesuffix(":") for line in text.splitlines() if line.endswith(":") and line[0] != " "]
     assert headings[:-1] == ["Options", *(title for title in SECTIONS if not title.startswith("Candidates"))]
     assert headings[-1].startswith("Settings")
-    assert text.index("-o <path>") < text.index("--policy") < text.index("-i <path>") < text.index("-chk")
+    assert text.index("-o, --out <path>") < text.index("--policy") < text.index("-i <path>") < text.index("-chk")
+
+
+def shown_help(command: str) -> str:
+    return str(CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}, catch_exceptions=False).output)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_names_no_python_types_and_writes_arguments_in_capitals(command: str) -> None:
+    text = shown_help(command)
+    assert not re.search(r"list\[|<int range>|\{\w+\}", text)
+    usage = text.splitlines()[0].removeprefix(f"Usage: casewise {command} ")
+    assert usage == usage.upper()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_of_help_can_be_copied_into_a_shell(command: str) -> None:
+    lines = shown_help(command).splitlines()
+    at = lines.index(next(line for line in lines if line.strip().startswith("Example")))
+    end = lines.index("", at + 2)
+    example = lines[at + 2 : end]
+    assert all(line.endswith(" \\") for line in example[:-1]), example
+    words = shlex.split("\n".join(example))
+    assert words[:2] == ["casewise", command]
+    known = {word for one in _parameters(command) for word in (*one.opts, *one.secondary_opts)}
+    assert {word for word in words if word.startswith("-")} <= known
+
+
+def _parameters(command: str) -> list[Any]:
+    group: Any = typer.main.get_command(app)
+    return list(group.get_command(Context(group, resilient_parsing=True), command).params)
+
+
+def test_help_breaks_no_name_at_its_hyphen() -> None:
+    from casewise.judge.policy import READY
+
+    text = shown_help("calibrate")
+    assert all(name in text for name in READY)
+
+
+def test_an_unknown_setting_lists_settings_and_no_options() -> None:
+    done = told(
+        "import sys; sys.argv = ['casewise', 'predict', '--set', 'overlay=1', '-i', 'a', '-o', 'b']\n"
+        "from casewise.cli import main; main()"
+    )
+    assert "Did you mean 'overlays'?" in done.stderr
+    assert not {"o", "i", "disable-tta"} & set(done.stderr.partition("Known: ")[2].split(", "))

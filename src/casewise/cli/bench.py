@@ -44,11 +44,15 @@ class BenchmarkOptions:
         ),
     ] = None
     policy: Annotated[
-        list[str] | None, typer.Option(help="Policy to calibrate and score; repeat for several. Default: default.")
+        list[str] | None,
+        typer.Option(
+            help="Policy to calibrate and score: {policies}, or package.module:Name; repeat for several. "
+            "Default: default."
+        ),
     ] = None
-    metric: Annotated[str, typer.Option(help="dice or miou.")] = "dice"
+    metric: Annotated[str, typer.Option(help="Metric that labels are scored with: {metrics}.")] = "dice"
     shrink: Annotated[str, setting(help="Interpolated states of updates, as step:alpha with commas.")] = ""
-    loss: Annotated[str, typer.Option(help="Loss that is certified: ha, harmed, dice, worse-voxels, or none.")] = "ha"
+    loss: Annotated[str, typer.Option(help="Loss that is certified: {losses}, or none.")] = "ha"
     alpha: Annotated[float, typer.Option(help="Largest allowed risk.")] = 0.2
     delta: Annotated[
         float | None, typer.Option(help="Probability that the bound may fail; without it, the mean risk is bounded.")

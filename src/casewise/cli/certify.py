@@ -32,9 +32,7 @@ def certify(
         help="Policy file, archive folder, region-gate, or 'default': fit all designs on half of the patients and "
         "certify the best on the others. Repeat to certify several together. If not given: the archive's policy.",
     ),
-    loss: list[str] = typer.Option(
-        ["ha"], help="Loss to bound: ha, harmed, dice, worse-voxels or surrogate; several with --method ltt."
-    ),
+    loss: list[str] = typer.Option(["ha"], help="Loss to bound: {losses} or surrogate; several with --method ltt."),
     margin: float = typer.Option(
         0.0, help="harmed: a case is harmed if its metric falls by more than this, such as 0.01."
     ),
@@ -46,7 +44,9 @@ def certify(
     among_kept: Path | None = typer.Option(
         None, help="Archive of the new cases (no labels): bound the risk among those that are kept."
     ),
-    out: Path | None = typer.Option(None, help="Folder for certificate.json, .html and the certified policy."),
+    out: Path | None = typer.Option(
+        None, "-o", "--out", help="Folder for certificate.json, .html and the certified policy."
+    ),
     ladder: list[str] = typer.Option(
         [],
         help="Which method, if the archive holds several; repeat to use several; default: that of the policy.",
@@ -75,6 +75,10 @@ def certify(
     Example:
 
         casewise certify archive --loss harmed --alpha 0.1
+
+    Losses: ha is the share of the changed area that became worse; harmed, the share of cases whose metric falls by more
+    than --margin; dice, the mean fall of Dice; worse-voxels, the share of changed voxels that became wrong; surrogate,
+    for a region gate, the harmful part of what it accepts as a share of the whole edit.
 
     The command refuses where the bound would not be valid. --sample-size prints how many labelled patients a bound
     needs; with --set cases=N, the smallest risk that N patients can show. Exit code 1: nothing can be certified.

@@ -42,7 +42,7 @@ def compare(
         None, help="Names of labels: 1=LV,2=MYO, or a dataset.json; by default the one that nnU-Net left beside masks."
     ),
     classes: str = typer.Option(None, help="Compare these labels only, such as 1,2,3; others become background."),
-    metric: str = typer.Option("dice", help="dice or miou."),
+    metric: str = typer.Option("dice", help="Metric that labels are scored with: {metrics}."),
     good: float = typer.Option(
         0.7, help="A case is good if its metric is at least this; the page lists cases that are no longer good."
     ),
@@ -51,7 +51,7 @@ def compare(
         None,
         help="Policy (casewise calibrate --policy update) that chooses the old or new mask by case; writes OUT/masks.",
     ),
-    jobs: int = typer.Option(0, "-j", "--jobs", help="Processes; default: one per core."),
+    jobs: int = typer.Option(0, "-j", "--jobs", help="Processes; 0: one for each core."),
     fresh: bool = typer.Option(False, help="Compare every pair again; do not use results of an earlier run in OUT."),
     spacing: tuple[float, float, float] = setting(
         (0, 0, 0), help="Spacing in mm (slices, rows, columns), for files without spacing.", show_default=False

@@ -70,13 +70,15 @@ def defaults(
 
 def setting_values(command: str, parameters: Any, pairs: Sequence[str]) -> dict[str, tuple[str, Any]]:
     """Values after ``--set NAME=VALUE``: (the name as it was typed, the value) by parameter."""
-    known = Registry(f"setting of casewise {command}", _by_spelling(parameters))
+    spellings = _by_spelling(parameters)
+    named = {_plain(one.opts[0]): one for one in parameters if one.hidden}
+    known = Registry(f"setting of casewise {command}", named)
     values: dict[str, tuple[str, Any]] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals:
             raise BadInput(f"--set takes NAME=VALUE, got {pair!r}")
-        parameter = known[_plain(key)]
+        parameter = spellings.get(_plain(key)) or known[_plain(key)]
         said = {"true": True, "false": False}.get(text.lower(), text) if parameter.is_flag else text
         value = _as_option(parameter, said, key)
         if parameter.nargs > 1:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from casewise.cli.options import NnUNetStyle
 from casewise.cli.printing import AS_JSON, StepProgress, answer
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ UPDATES = 40  # of tuning; the default of fit is 80
 VIEWS = "light"
 
 
-@app.command()
+@app.command(cls=NnUNetStyle)
 def demo(
     out: Path = typer.Option(Path("demo-report"), "-o", "--out", help="Folder for data, masks and the report."),
     jobs: int = typer.Option(2, "-j", help="Number of processes."),

@@ -19,21 +19,27 @@ def fit(
     telling: PrintingOptions,
     images: Path = typer.Option(..., "-i", help="Folder with the labelled images."),
     labels: Path = typer.Option(..., "-l", "--labels", help="Folder with their labels, under the same names."),
-    out: Path = typer.Option(..., "-o", help="Folder to write the deployment to; repeat the command to resume."),
+    out: Path = typer.Option(
+        ..., "-o", "--out", help="Folder to write the deployment to; repeat the command to resume."
+    ),
     groups: Path = typer.Option(None, help="CSV with case and cluster (patient); default: cases.csv beside images."),
     views: str = typer.Option(
-        None, help="Set of views (transformed images), '' for none; default: chosen from the images."
+        None, help="Views (transformed images) to predict: {views}; '' for none; default: chosen from the images."
     ),
-    learn: bool = typer.Option(
-        True, "--learn/--no-learn", help="Tune the weights of the model on the labels; default: yes."
-    ),
+    learn: bool = typer.Option(True, "--learn/--no-learn", help="Tune the weights of the model on the labels."),
     propose: list[str] = setting([], help="Further proposers, such as members:folds; repeat for several."),
-    metric: str = setting(None, help="dice or miou; default: chosen from the classes."),
+    metric: str = setting(None, help="{metrics}; default: chosen from the classes."),
     flag_below: float = typer.Option(
-        None, "--flag-below", help="Flag cases whose metric may be below this value; 0: no flags."
+        None,
+        "--flag-below",
+        help="Flag cases whose metric may be below this; default: 0.7 (Dice), 0.5 (mIoU); 0: no flags.",
     ),
     allowed_hurt: float = setting(0.1, help="Share of patients that may lose more than 0.01 of the metric."),
-    promise: float = typer.Option(None, help="Certify a risk of at most this; some patients are set aside for it."),
+    promise: float = typer.Option(
+        None,
+        help="Promise that at most this share of new cases is harmed, such as 0.2; some patients are set aside to "
+        "certify it.",
+    ),
     loss: str = setting("harmed", help="Loss that promise bounds: harmed, ha or dice."),
     measures: Path = typer.Option(None, help="measures.toml: clinical measures such as the ejection fraction."),
     learning_curve: bool = typer.Option(

@@ -32,7 +32,7 @@ def import_(
         "imported", help="Name of the method that produced the masks; a policy is valid for this method only."
     ),
     model: str = typer.Option("imported", help="Name or hash of the source model."),
-    metric: str = typer.Option("dice", help="dice or miou."),
+    metric: str = typer.Option("dice", help="Metric that labels are scored with: {metrics}."),
     min_area: int = typer.Option(16, help="Smallest changed region that counts, in voxels (driving: 200)."),
     foreground: bool = setting(True, help="Compare foreground only, or every label."),
     ignore: int = setting(None, help="Label of voxels that are left out, such as 255."),

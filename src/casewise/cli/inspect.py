@@ -29,7 +29,9 @@ def inspect(
     path: Path = typer.Argument(
         ..., help="A dataset, images, an archive, a prediction folder, a model folder or a checkpoint."
     ),
-    dataset: str = typer.Option(None, help="Layout of the folder: {datasets}; default: recognized by its files."),
+    layout: str = typer.Option(
+        None, "--dataset", help="Layout of the folder: {datasets}; default: recognized by its files."
+    ),
     option: list[str] = typer.Option([], help="Option of the loader as name=value, such as group=centre; repeatable."),
     every: bool = typer.Option(False, "--all", help="Open every image and label, instead of 20 of them."),
     export: Path = typer.Option(
@@ -73,11 +75,11 @@ def inspect(
         _export_model(path, export, as_json=as_json)
     elif _is_archive(path) or any((path / log).exists() for log in ("audit.jsonl", "applied.jsonl")):
         _verify(path, report, as_json=as_json)
-    elif dataset is None and (known := _model_kind(path)) is not None:
+    elif layout is None and (known := _model_kind(path)) is not None:
         _describe_model(path, known, as_json=as_json)
     else:
         drawn = None if holdout is None else (holdout, seed)
-        _inspect_images(path, dataset, option, split, group, drawn, export, every=every, as_json=as_json)
+        _inspect_images(path, layout, option, split, group, drawn, export, every=every, as_json=as_json)
 
 
 def _inspect_images(

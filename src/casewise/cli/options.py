@@ -56,7 +56,11 @@ class ModelOptions:
 
     model: Annotated[
         str | None,
-        typer.Option("-m", "--model", help="Model folder, hub id or package.module:factory."),
+        typer.Option(
+            "-m",
+            "--model",
+            help="Model folder, hub id or package.module:factory; predict and serve also take a deployment of fit.",
+        ),
     ] = None
     folds: Annotated[str | None, typer.Option("-f", help="Folds of an nnU-Net, such as 0 1 2; default: all.")] = None
     checkpoint: Annotated[str, setting(help="Checkpoint of an nnU-Net.")] = "checkpoint_final.pth"
@@ -445,6 +449,9 @@ LISTS = {
     "objectives": "casewise.adapt.objectives:OBJECTIVES",
     "views": "casewise.adapt.views:SETS",
     "policies": "casewise.judge.policy:READY",
+    "controllers": "casewise.judge.controllers:CONTROLLERS",
+    "metrics": "casewise.measure.metrics:METRICS",
+    "losses": "casewise.judge.certificates.evidence:LOSSES",
     "monitors": "casewise.judge.monitors.watch:MONITORS",
 }
 """Registries whose names a help text lists: ``{views}`` is replaced by them when the help is shown."""
@@ -463,6 +470,11 @@ def listed(text: str) -> str:
     return re.sub(rf"\{{({'|'.join(LISTS)})\}}", names, text)
 
 
+_UNBROKEN = "\N{NON-BREAKING HYPHEN}"  # keeps frag-stop on one line while text is wrapped
+TYPE_NAMES = {"list[str]": "str", "list[Path]": "path", "list[float]": "float", "int range": "int"}
+"""What ``--help`` calls the type of an option, where typer has the name of a Python type."""
+
+
 class NnUNetStyle(TyperCommand):
     """A command whose ``-f`` takes all the values that follow it, and whose help has a section for each group."""
 
@@ -473,6 +485,22 @@ class NnUNetStyle(TyperCommand):
             one.add_to_parser = _not_parsed
             one.get_error_hint = functools.partial(_setting_hint, one)
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The usage line: arguments in capitals, those that may be left out in brackets."""
+        return [one.replace("{", "").replace("}", "").upper() for one in super().collect_usage_pieces(ctx)]
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """The docstring; a command that does not fit on a line is broken so that it can still be copied."""
+        formatter.write_paragraph()
+        with formatter.indentation():
+            for number, paragraph in enumerate(inspect.cleandoc(self.help or "").split("\n\n")):
+                if number:
+                    formatter.write_paragraph()
+                if paragraph.startswith("    "):
+                    formatter.write(f"{_copyable(paragraph, formatter.width)}\n")
+                else:
+                    formatter.write_text(paragraph)
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """The command's own options, what is required first; then those of each group; the names of its settings."""
         headings = {field.name: title for title, group in SECTIONS.items() for field in fields(group)}
@@ -481,15 +509,17 @@ class NnUNetStyle(TyperCommand):
             row = one.get_help_record(ctx)
             own = "Arguments" if one.param_type_name == "argument" else "Options"
             if row is not None:
-                rows[headings.get(str(one.name), own)].append((row[0], listed(row[1])))
+                spelled = re.sub(r"<([^>]+)>", lambda kind: f"<{TYPE_NAMES.get(kind[1], kind[1])}>", row[0])
+                rows[headings.get(str(one.name), own)].append((spelled, listed(row[1])))
         for title, found in rows.items():
             if found:
                 with formatter.section(colored(title, "cyan")):
-                    formatter.write_dl(found)
+                    formatter.write_dl([(spelled, said.replace("-", _UNBROKEN)) for spelled, said in found])
         named = [_words(one, None)[0].lstrip("-") for one in self.params if is_setting(one)]
         if named:
             with formatter.section("Settings (casewise.toml or --set; docs/reference/settings.md)"):
-                formatter.write_text(", ".join(sorted(named)))
+                formatter.write_text(", ".join(sorted(named)).replace("-", _UNBROKEN))
+        formatter.buffer[:] = [line.replace(_UNBROKEN, "-") for line in formatter.buffer]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Join the values of ``-f`` into one before the options are parsed."""
@@ -508,6 +538,17 @@ class NnUNetStyle(TyperCommand):
             return super().invoke(ctx)
         finally:
             _TYPED.reset(before)
+
+
+def _copyable(command: str, width: int) -> str:
+    """Indent an example; break lines that are too long after a backslash, as a shell reads them."""
+    lines = [""]
+    for word in command.split():
+        if len(lines[-1]) + len(word) > width - 12:
+            lines[-1] += " \\"
+            lines.append("   ")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return "\n".join(f"      {line}" for line in lines)
 
 
 def _setting_hint(option: Any, *_: Any) -> str:

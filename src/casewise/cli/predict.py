@@ -41,7 +41,7 @@ def predict(
     which: CaseOptions,
     where: EngineOptions,
     telling: PrintingOptions,
-    out: Path = typer.Option(..., "-o", help="Folder for the masks; created if needed."),
+    out: Path = typer.Option(..., "-o", "--out", help="Folder for the masks; created if needed."),
     resume: bool = typer.Option(
         False, "--continue_prediction", "--c", help="Skip cases that are finished (checked by hash)."
     ),

@@ -43,7 +43,7 @@ def record(
     where: EngineOptions,
     telling: PrintingOptions,
     out: Path = typer.Option(
-        None, "-o", help="Archive to create or continue; with --measure-source, the file to write."
+        None, "-o", "--out", help="Archive to create or continue; with --measure-source, the file to write."
     ),
     propose: list[str] = typer.Option(
         [],
@@ -54,7 +54,7 @@ def record(
         "case",
         help="case: every case starts from the original weights. stream: each case continues from the last (CoTTA).",
     ),
-    metric: str = typer.Option("dice", help="dice or miou."),
+    metric: str = typer.Option("dice", help="Metric that labels are scored with: {metrics}."),
     measure_source: bool = typer.Option(
         False, "--measure-source", help="Write statistics of training images, for --source-statistics; record nothing."
     ),

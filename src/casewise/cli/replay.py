@@ -24,7 +24,7 @@ app = typer.Typer()
 @grouped
 def replay(
     archive: Path = typer.Argument(..., help="Archive of casewise record."),
-    controller: str = typer.Argument(..., help="policy.json or its folder, m0, fixed-k, ..., or package.module:Name."),
+    controller: str = typer.Argument(..., help="policy.json or its folder, {controllers}, or package.module:Name."),
     out: Path = typer.Option(None, "--out", "-o", help="Write the decisions here, one JSON object per line."),
     option: list[str] = typer.Option([], help="Option of the controller as name=value, such as step=2; repeatable."),
     own: str = setting(None, "--controller", help="Your own controller (package.module:Name)."),

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import typer
 
+from casewise.cli.options import NnUNetStyle
 from casewise.cli.printing import AS_JSON, answer
 from casewise.core.text import pluralize
 
 app = typer.Typer()
 
 
-@app.command()
+@app.command(cls=NnUNetStyle)
 def review(
     folder: Path = typer.Argument(..., help="Folder that casewise predict wrote."),
     images: Path = typer.Option(None, help="Folder with the images that predict used."),
@@ -83,7 +84,7 @@ def _apply(folder: Path, out: Path | None, *, as_json: bool) -> None:
         raise typer.Exit(3)
 
 
-@app.command()
+@app.command(cls=NnUNetStyle)
 def qc(
     opinions: list[Path] = typer.Argument(
         ..., help="Folders of masks of the same cases (the masks in use first), or one archive with several candidates."
@@ -94,9 +95,7 @@ def qc(
     flag_below: float = typer.Option(0.7, help="Flag cases whose metric may be below this."),
     confidence: float = typer.Option(0.9, help="Probability that the lower bound of the metric holds."),
     quality: Path = typer.Option(None, help="quality.json of an earlier run on labelled cases of the same model."),
-    metric: str = typer.Option(
-        "dice", help="dice, miou or another metric of casewise; ignored for an archive, which has its own."
-    ),
+    metric: str = typer.Option("dice", help="Metric that labels are scored with: {metrics}; an archive has its own."),
     ignore: int = typer.Option(None, help="Label of voxels that are left out, such as 255."),
     ladder: str = typer.Option(None, help="Which method, if the archive holds several."),
     as_json: bool = AS_JSON,
