@@ -240,6 +240,11 @@ def test_sgd_makes_the_update_of_nnunets_trainer(tiny):
         torch.testing.assert_close(2 * (value - before[name]), two.values[name] - before[name], rtol=1e-3, atol=1e-7)
 
 
+def test_the_rate_follows_what_is_tuned():
+    assert [Tuning(name).rate for name in ("norm+head", "norm", "all")] == [3e-3, 3e-3, 3e-4]
+    assert (Tuning("all", optimizer="sgd").rate, Tuning("all", learning_rate=1.0).rate) == (1e-2, 1.0)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

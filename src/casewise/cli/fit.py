@@ -27,6 +27,7 @@ def fit(
         None, help="Views (transformed images) to predict: {views}; '' for none; default: chosen from the images."
     ),
     learn: bool = typer.Option(True, "--learn/--no-learn", help="Tune the weights of the model on the labels."),
+    parameters: str = setting("norm+head", help="Weights that are tuned: norm+head, norm, all, or patterns of names."),
     propose: list[str] = setting([], help="Further proposers, such as members:folds; repeat for several."),
     metric: str = setting(None, help="{metrics}; default: chosen from the classes."),
     flag_below: float = typer.Option(
@@ -60,12 +61,14 @@ def fit(
     with casewise predict -i IN -o OUT -m FOLDER.
     """
     from casewise.fit import fit as run_fit
+    from casewise.learn.tuning import NAMED, Tuning
     from casewise.run.local import keep_freed_memory
 
     keep_freed_memory()
     with telling.steps() as progress:
         deployment = run_fit(
             source.chosen(), images, labels, patients=groups, out=out, views=views, learn=learn, propose=propose,
+            tuning=Tuning(parameters if parameters in NAMED else tuple(parameters.split(","))),
             metric=metric, flag_below=flag_below, allowed_hurt=allowed_hurt, promise=promise, loss=loss,
             learning_curve=learning_curve, measures=measures or (), jobs=jobs, copy_model=copy_model,
             on_progress=progress,

@@ -77,7 +77,7 @@ class Loop:
         self.source = TunedWeights({name: t.detach().float().clone() for name, t in self.moving.items()}, "")
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        values, rate = self.parameters.values(), self.tuning.learning_rate
+        values, rate = self.parameters.values(), self.tuning.rate
         if self.tuning.optimizer == "sgd":  # as nnUNetTrainer sets it up
             return torch.optim.SGD(values, lr=rate, momentum=0.99, nesterov=True, weight_decay=3e-5)
         return torch.optim.AdamW(values, lr=rate)
@@ -107,7 +107,7 @@ class Loop:
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise NotFinite(
                 f"the loss of update {self.made + 1} is {total:g} and the norm of its gradient {norm:g}; lower the "
-                f"learning rate, now {self.tuning.learning_rate:g}, or look at the images"
+                f"learning rate, now {self.tuning.rate:g}, or look at the images"
             )
         self.optimizer.step()
         self.schedule.step()

@@ -24,6 +24,7 @@ from casewise.core.records import Case, Mask
 if TYPE_CHECKING:
     from casewise.learn.loop import Task
 
+NAMED = ("norm+head", "norm", "all")  # sets of parameters
 OPTIMIZERS = ("adamw", "sgd")
 AUGMENTATIONS = ("default", "upright", "none")
 
@@ -38,8 +39,9 @@ class Tuning:
     Args:
         parameters: "norm+head" (scales and shifts of normalization layers, and the output layers), "norm", "all", or
             patterns of parameter names.
-        optimizer: "adamw", or "sgd" as nnU-Net trains (Nesterov momentum 0.99, weight decay 3e-5; use rate 0.01).
-        learning_rate: Learning rate of the first update; it decays to 0.
+        optimizer: "adamw", or "sgd" as nnU-Net trains (Nesterov momentum 0.99, weight decay 3e-5).
+        learning_rate: Learning rate of the first update; it decays to 0. Default: 3e-3 for AdamW, 3e-4 if all weights
+            are tuned, 1e-2 for SGD.
         updates: Number of updates.
         batch: Patches in an update; None for the batch size of an nnU-Net's plans, else 8.
         patch: Size of a patch; None for the one of nnU-Net's plans, the network's window, or the whole image. Ignored
@@ -53,7 +55,7 @@ class Tuning:
 
     parameters: str | tuple[str, ...] = "norm+head"
     optimizer: str = "adamw"
-    learning_rate: float = 3e-3
+    learning_rate: float | None = None
     updates: int = 80
     batch: int | None = None
     patch: tuple[int, ...] | None = None
@@ -75,9 +77,16 @@ class Tuning:
         for name in ("updates", "batch"):
             if (number := getattr(self, name)) is not None and number < 1:
                 raise BadInput(f"{name} must be at least 1, got {number}")
-        if not (0 < self.learning_rate < math.inf and 0 <= self.keep_close < math.inf):
-            got = f"got {self.learning_rate} and {self.keep_close}"
+        if not (0 < self.rate < math.inf and 0 <= self.keep_close < math.inf):
+            got = f"got {self.rate} and {self.keep_close}"
             raise BadInput(f"learning_rate must be above 0 and keep_close at least 0, {got}")
+
+    @property
+    def rate(self) -> float:
+        """Learning rate of the first update."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return 1e-2 if self.optimizer == "sgd" else 3e-4 if self.parameters == "all" else 3e-3
 
 
 def tune(
