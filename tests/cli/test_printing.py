@@ -229,3 +229,28 @@ def test_a_service_that_nobody_could_reach_is_refused(words: tuple[str, str]) ->
     result = CliRunner().invoke(app, ["serve", *map(str, MODEL), "--policy", "nothing-of-this-name", *words])
     assert result.exit_code == 2
     assert f"Invalid value for '{' '.join(words).partition('=')[0] if '=' in words[1] else words[0]}'" in result.stderr
+
+
+def test_the_remaining_time_follows_a_machine_that_becomes_slow(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("casewise.cli.printing.time.monotonic", lambda: now[0])
+    progress = Progress(400, unit="update")
+    for number in range(360):
+        now[0] += 1 if number < 300 else 5
+        progress.step("")
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert int(said.partition("about ")[2].split()[0]) in (3, 4)  # minutes: 40 updates of 5 s; all together say 66 s
+
+
+def test_the_log_of_a_long_run_has_few_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("casewise.cli.printing.time.monotonic", lambda: now[0])
+    progress = Progress(10_000)
+    for _ in range(10_000):
+        now[0] += 1
+        progress.step("")
+    assert len(capsys.readouterr().err.splitlines()) < 120  # 667 with a line every 15 seconds

@@ -310,6 +310,7 @@ def test_the_average_comes_first_and_fitted_designs_last(smaller, larger, chosen
     assert not found.row(larger).fails
     assert found.chosen == chosen
     assert (f"{larger} passes too" in found.why) == (chosen != larger)
+    assert ("largest lower bound" in found.why) == (chosen == larger)  # it was claimed of the smaller one, too
 
 
 def test_a_design_that_hurts_more_than_it_helps_is_not_taken():
@@ -773,3 +774,10 @@ def test_too_few_patients_for_flags_are_said_before_anything_is_computed(tmp_pat
     result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, TypeError)  # 1 / None: no flag is asked of the comparison
     assert "needs at least 9 clusters (patients), got 4" in result.output
+
+
+def test_a_design_that_hurts_too_many_names_the_count_that_is_too_large():
+    """Three of 20 cases were too many, and the sentence said "0 of 10 patients were hurt"."""
+    change = [0.05, -0.02] * 3 + [0.05, 0.05] * 7
+    said = hurt_share(change, [f"p{number // 2}" for number in range(20)]).excess()
+    assert said == "3 of 20 cases lost more than 0.01, and at most 10% may"

@@ -210,3 +210,22 @@ def test_the_demo_says_whether_a_rollback_was_right(tuned: float, said: str) -> 
     heart = ScoredHeart("other", {"m0": 0.8, "tuned": tuned, "deployed": 0.8}, True, True, True)
     assert said in heart.rollback_sentence
     assert "third scanner" in heart.rollback_sentence
+
+
+@pytest.mark.parametrize(("views", "deployed", "said"), [
+    (0.85, 0.9, "Labelled hearts win more."), (0.95, 0.9, "Labelled hearts do not win more."),
+])  # fmt: skip
+def test_the_demo_names_the_hearts_that_each_way_hurts(views: float, deployed: float, said: str) -> None:
+    good = {"m0": 0.8, "views": views, "tuned": 0.7, "deployed": deployed}
+    hurt = {"m0": 0.8, "views": views, "tuned": 0.7, "deployed": 0.7}
+    hearts = [ScoredHeart("a", good, False, True, False)] * 9 + [ScoredHeart("b", hurt, False, False, False)]
+    compared = {"comparison": {"chosen": "tuned/1", "rows": [{}] * 3}}
+    facts = DemoFacts(tuple(hearts), 0.97, {"preflight": compared, "patients": 10}, {"alpha": 0.2, "units": 9})
+    fall, gain, harm, promise = facts.sentences
+    assert "0.970" in fall
+    assert said in gain
+    assert harm.startswith(
+        "1 of 10 hearts lose more than a point of Dice (0.01); with the mean of the views alone none, "
+        "with the tuned weights alone 10."
+    )
+    assert promise.endswith("1 of 10 did: the promise was kept.")

@@ -16,6 +16,7 @@ from casewise.core.text import pluralize
 
 AS_JSON = typer.Option(False, "--json", help="Print the answer as JSON.")
 UNITS = {"learn": "update", "propose": "case", "compare": "step"}  # what the steps of fit count
+RECENT = 5  # lines of progress that the remaining time is estimated from
 EVERY_S = 15.0  # between two lines of progress if the output is no terminal
 
 
@@ -47,6 +48,7 @@ class Progress(AbstractContextManager["Progress"]):
         self.quiet, self.verbose, self.every_s = quiet, verbose, every_s
         self._first = done
         self._began = self._said = self._first_at = time.monotonic()
+        self._marks = [(self._began, done)]  # (time, done) of each line of progress
         self._bar: Any = None
         if sys.stderr.isatty() and not quiet and not verbose:
             from tqdm import tqdm
@@ -62,10 +64,12 @@ class Progress(AbstractContextManager["Progress"]):
             self._echo(line)
         now = time.monotonic()
         self._first_at = now if self.done == self._first + 1 else self._first_at
-        due = self.done == self._first + 1 or self.done == self.total or now - self._said >= self.every_s
+        waited = max(self.every_s, (now - self._began) / 20)  # fewer lines in the log of a long run
+        due = self.done == self._first + 1 or self.done == self.total or now - self._said >= waited
         if due and self._bar is None and not self.quiet and not self.verbose:
             self._said = now
             self._echo(self.line(now))
+            self._marks.append((now, self.done))
 
     def line(self, now: float) -> str:
         """Return the progress: ``propose: 12 of 60 cases, about 4 min left``."""
@@ -74,6 +78,9 @@ class Progress(AbstractContextManager["Progress"]):
             return f"{said}, {in_words(now - self._began)} in all"
         later = self.done - self._first - 1  # the first one also loads the model, so it is timed only while it is alone
         each = (now - self._first_at) / later if later > 0 else now - self._began
+        before, counted = self._marks[-RECENT:][0]
+        if len(self._marks) > RECENT and self.done > counted:  # the machine may have become slower or faster
+            each = (now - before) / (self.done - counted)
         return f"{said}, about {in_words(each * (self.total - self.done))} left" if later > 0 or each >= 1 else said
 
     def _echo(self, line: str) -> None:

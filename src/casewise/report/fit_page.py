@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from casewise.archive.store import Archive
 from casewise.core.records import SOURCE, State
 from casewise.core.text import UNIT, pluralize
-from casewise.judge.calibration.adoption import NO_INTERVAL, unseen_sentence
+from casewise.judge.calibration.adoption import unseen_sentence
 from casewise.measure.cleanup import Cleanup
 from casewise.render.ink import POINT, change_svg
 from casewise.render.mask_pictures import Classes, before_after, data_uri
 from casewise.report.page import render_page
 
-NOT_NESTED = "; the tuned weights were not, so the estimate is not fully nested"
+NOT_NESTED = "; the weights were not tuned again"
+NO_INTERVAL = "no interval is given, because in simulations none was reliable with so few patients"
 METRIC = {"dice": "Dice", "miou": "mIoU"}
 DESIGNS = {
     "m0": "the model's own mask",
@@ -38,7 +39,7 @@ DESIGNS = {
 def design_words(design: str) -> str:
     """Say what a design deploys: ``"tuned/average+largest"`` is explained, an unknown name stays as it is."""
     name, _, cleanup = design.partition("+")
-    after = ", then only the largest piece of some labels" if cleanup == "largest" else f", then {cleanup}"
+    after = ", then only the largest piece of some classes" if cleanup == "largest" else f", then {cleanup}"
     return DESIGNS.get(name, name) + (after if cleanup else "")
 
 
@@ -55,7 +56,8 @@ def summary_lines(facts: Mapping[str, Any]) -> list[str]:
     lines = [
         f"Fitted on {pluralize(facts['cases'], 'labelled case')} of {pluralize(facts['patients'], *UNIT)}; "
         f"candidates: {', '.join(facts['ladders'])}.",
-        f"Deploys {compared['chosen']} ({design_words(compared['chosen'])}): {compared['why']}.",
+        f"Deploys {design_words(compared['chosen'])} ({compared['chosen']}).",
+        f"Why: {compared['why']}.",
     ]
     if compared["chosen"] != "m0":
         row = _chosen_row(compared)
@@ -65,8 +67,8 @@ def summary_lines(facts: Mapping[str, Any]) -> list[str]:
         )
         if compared["nested"] is not None:
             lines.append(
-                f"Expected change of {metric}: {compared['nested']['gain']:+.4f} (estimated: choice and fit were "
-                f"repeated without each {UNIT[0]}{NOT_NESTED if facts.get('learned') else ''}); {NO_INTERVAL}."
+                f"Expected change of {metric}: {compared['nested']['gain']:+.4f} (the choice was repeated without each "
+                f"{UNIT[0]}{NOT_NESTED if facts.get('learned') else ''}); {NO_INTERVAL}."
             )
             lines.append(f"{unseen_sentence(compared['nested']['patients'])}.".capitalize())
     lines += [*_measures(facts), *_curve(facts, metric)]
@@ -75,7 +77,7 @@ def summary_lines(facts: Mapping[str, Any]) -> list[str]:
     lines += [f"Flags: {flags} would be flagged for a person.", f"Promised: {_promise(facts)}", *_price(facts)]
     took = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in facts["steps_s"].items())
     lines.append(f"Time: {facts['seconds'] / 60:.1f} min ({took}); about {facts['case_s']:.1f} s for a new case.")
-    return [*lines, *(f"! {note}" for note in facts["notes"]), f"Next: {facts['next']}"]
+    return [*lines, *(f"Note: {note}" for note in facts["notes"]), f"Next: {facts['next']}"]
 
 
 def _measures(facts: Mapping[str, Any]) -> list[str]:

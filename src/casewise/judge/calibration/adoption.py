@@ -143,6 +143,16 @@ class HurtShare:
             return said
         return f"{said}; to show at most {self.limit:.0%}, {self.needed} {UNIT[1]} without harm are needed"
 
+    def excess(self) -> str:
+        """Say which count is above the limit: patients (by the mean over their cases) or cases.
+
+        >>> hurt_share([0.05, -0.02, 0.05, -0.02], ["a", "a", "b", "b"]).excess()
+        '2 of 4 cases lost more than 0.01, and at most 10% may'
+        """
+        counts = ((self.hurt, self.patients, UNIT[1]), (self.cases_hurt, self.cases, "cases"))
+        above = [f"{hurt} of {n} {unit}" for hurt, n, unit in counts if hurt > (self.limit + 1e-9) * n]
+        return f"{' and '.join(above)} lost more than {self.margin:g}, and at most {self.limit:.0%} may"
+
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return asdict(self)

@@ -227,15 +227,16 @@ def _why(rows: Sequence[DesignRow], chosen: str, allowed_hurt: float) -> str:
     if not row.fails:
         harm = HurtShare(**row.harm)
         better = [one for one in rows if one.low > row.low]
-        passed = "".join(f"; {one.design} would gain more, but {one.fails[0]}" for one in better[:1] if one.fails)
+        passed = "".join(f". {one.design} would gain more, but {one.fails[0]}" for one in better[:1] if one.fails)
         bolder = [one for one in better if not one.fails]
         if bolder:
             most = max(bolder, key=lambda one: one.low)
             safer = "the average with M0" if row.design.removesuffix(SUFFIX).endswith(CAREFUL) else row.design
-            passed += f"; {most.design} passes too and gains more ({most.gain:+.4f}), {safer} is safer"
+            passed += f". {most.design} passes too and gains more ({most.gain:+.4f}); {safer} is taken as the safer one"
+        largest = "" if bolder else "has the largest lower bound of gain and "
         return (
-            f"the largest lower bound of gain, {row.low:+.4f}, among those that pass (p {row.p:.3f} over "
-            f"{pluralize(len(rows) - 1, 'design')}; {harm.sentence()}){passed}"
+            f"it {largest}passes every test: the gain is at least {row.low:+.4f} (p {row.p:.3f} among "
+            f"{pluralize(len(rows) - 1, 'design')}), and {harm.sentence()}{passed}"
         )
     patients = row.clusters
     if patients < adoption.patients_for_chance(CHANCE):
@@ -300,7 +301,7 @@ def _row(
         if helped <= hurt:
             fails.append(f"it helps {helped} cases and hurts {hurt}")
         if not harm.within:
-            fails.append(f"{HARM} ({harm.sentence()})")
+            fails.append(f"{HARM} ({harm.excess()})")
     return DesignRow(
         name,
         len(gain),
