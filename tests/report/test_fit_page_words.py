@@ -1,0 +1,46 @@
+"""fit.html says what its bounds are, what so few patients cannot show, and how many poor masks were seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from worlds.candidates import views_archive
+
+from casewise.judge.calibration.calibrate import calibrate
+from casewise.report.fit_page import fit_page, summary_lines
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What ``fit`` would write about ten patients of two scans."""
+    archive = views_archive(tmp_path_factory.mktemp("fit") / "archive", cases=20)
+    policy = calibrate(archive, "default", flag_below=0.05)  # no mask is that poor
+    return {
+        "model": "made-up", "cases": 20, "patients": 10, "ladders": ["views"], "metric": "dice",
+        "preflight": dict(policy.preflight), "flagged": True, "promise": None, "certified": None, "learned": None,
+        "notes": [], "seconds": 1.0, "steps_s": {}, "case_s": 1.0, "next": "",
+    }  # fmt: skip
+
+
+def test_the_bounds_are_not_called_a_95_percent_interval(facts: dict[str, Any]) -> None:
+    page = fit_page(facts, ())
+    assert "95 % interval</th>" not in page
+    assert "one-sided 90 % bounds" in page
+    assert "held the truth in 55 % of simulations" in page
+
+
+def test_the_page_says_in_the_open_what_so_few_patients_cannot_show(facts: dict[str, Any]) -> None:
+    visible = fit_page(facts, ()).split("<details>")[0]
+    assert "Rare disasters cannot be seen in so few: up to 21% of new patients" in visible
+
+
+@pytest.mark.parametrize(
+    ("poor", "said"),
+    [(0, "poor masks seen: 0, so poor ones will hardly be caught"), (3, "poor masks seen: 3, of which 2 were flagged")],
+)
+def test_page_and_summary_say_how_many_poor_masks_were_seen(poor: int, said: str, facts: dict[str, Any]) -> None:
+    quality = {**facts["preflight"]["quality"], "poor": poor, "poor_flagged": 2 if poor else 0}
+    facts = {**facts, "preflight": {**facts["preflight"], "quality": quality}}
+    assert any(said in line for line in summary_lines(facts))
+    assert said in fit_page(facts, ()).split("<details>")[0]
