@@ -198,7 +198,7 @@ def fit_page(
         words={one["design"]: design_words(one["design"]) for one in compared["rows"]},
         flags=_flags(facts).capitalize(),
         bounds=BOUNDS,
-        unseen=f"{unseen_sentence(_chosen_row(compared)['clusters'])}.".capitalize(),
+        unseen=f"{unseen_sentence(facts['patients'])}.".capitalize(),
         promise=_promise(facts),
         price=_price(facts),
         rows=rows,
