@@ -11,8 +11,7 @@ from casewise.adapt.objectives.consensus_distillation import Consensus
 from casewise.adapt.objectives.dg_tta import DgTta, disagreement, shown_by
 from casewise.adapt.proposers.live import run_episode
 from casewise.adapt.views import Drawn, ViewChain, inverted, views_of
-from casewise.adapt.views.intensity import Gamma
-from casewise.adapt.views.spatial import Mirror, Turn
+from casewise.adapt.views.transforms import Gamma, Mirror, Turn
 from casewise.core.errors import BadInput
 from casewise.core.seeds import seed_of
 

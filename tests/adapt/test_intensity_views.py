@@ -8,8 +8,8 @@ import torch
 from scipy import ndimage
 
 from casewise.adapt.views import views_of
-from casewise.adapt.views.intensity import blurred
 from casewise.adapt.views.source import read_source_statistics, source_statistics
+from casewise.adapt.views.transforms import blurred
 from casewise.core.errors import BadInput, Mismatch
 
 PICTURE = np.random.default_rng(0).gamma(2.0, size=(1, 2, 20, 24)).astype(np.float32)

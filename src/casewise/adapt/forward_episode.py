@@ -14,11 +14,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from casewise.adapt.adaptation import Adaptation
-from casewise.adapt.backbones import OwnPrediction, Pipeline
+from casewise.adapt.backbones import Backbone, OwnPrediction, Pipeline
 from casewise.adapt.consensus import Ballots, Mean, balanced_entropy, intent_weights, medoid, vote
+from casewise.adapt.proposers import PreparedCase
 from casewise.adapt.recording import Prediction, Recording
 from casewise.adapt.snapshot import restored
 from casewise.core.errors import BadInput, Mismatch, NotFinite
@@ -44,46 +45,40 @@ class ForwardEpisode:
     M0. The network comes back bit-identical.
 
     Args:
-        network: The network on loan.
+        case: The prepared case, with M0 where it was predicted already.
+        backbone: The model; its network is on loan.
         pipeline: The way from the prepared case to probabilities and masks.
         passes: The forward passes, in order.
         how: Options; ``how.steps`` is the number of states after M0.
-        case_id: Id of the case, for messages.
-        head: "softmax" or "sigmoid".
         running: Every state is the consensus so far.
-        source: M0 and its probabilities, where they were predicted already.
         source_weight: Weight of M0 in a mean: the number of passes that it averages itself.
         changing: Names of the parameters that may move meanwhile; None for all.
-        before_forward: Called before every forward pass; may raise to stop the case.
     """
 
     shrinks: ClassVar[bool] = False
 
     def __init__(
         self,
-        network: nn.Module,
+        case: PreparedCase,
+        backbone: Backbone,
         pipeline: Pipeline,
         passes: Sequence[ForwardPass],
         how: Adaptation,
         *,
-        case_id: str,
-        head: str,
         running: bool = False,
-        source: Callable[[], tuple[Mask, Tensor]] | None = None,
         source_weight: float = 1.0,
         changing: Collection[str] | None = (),
-        before_forward: Callable[[], None] | None = None,
     ) -> None:
-        self.network, self.pipeline, self.passes = network, pipeline, tuple(passes)
-        self.case_id, self.head = case_id, head
+        self.network, self.pipeline, self.passes = backbone.network, pipeline, tuple(passes)
+        self.case_id, self.head = case.case.id, backbone.head
         self.how, self.consensus, self.running = how, how.consensus, running
         self._changing = changing
         self.record = Recording(how.min_area, how.foreground)
         self.left_out: dict[str, str] = {}
-        self._source, self._source_weight = source or pipeline.source, source_weight
-        self._look = before_forward or (lambda: None)
+        self._source, self._source_weight = case.source or pipeline.source, source_weight
+        self._look = case.before_forward or (lambda: None)
         self._mean = Mean()
-        self._ballots = Ballots(head) if how.save_probabilities or how.consensus == "intent" else None
+        self._ballots = Ballots(self.head) if how.save_probabilities or how.consensus == "intent" else None
         self._entropies: list[float] = []
         self._loan: ExitStack | None = None
 

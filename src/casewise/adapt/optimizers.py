@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from casewise.adapt.objective import Adaptable
+from casewise.adapt.objective import Adaptable, ChunkLoss, Update
 from casewise.core.errors import UnknownName
 
 OPTIMIZERS = ("adam", "sgd", "sgd-momentum")
@@ -34,6 +34,18 @@ def optimizer_of(subject: Adaptable, name: str) -> torch.optim.Optimizer:
         return torch.optim.Adam(subject.parameters.values(), lr=subject.learning_rate)
     momentum = 0.9 if name == "sgd-momentum" else 0.0
     return torch.optim.SGD(subject.parameters.values(), lr=subject.learning_rate, momentum=momentum)
+
+
+def descent(subject: Adaptable, loss: ChunkLoss, name: str = "adam") -> Update:
+    """Return updates that step down the gradient of one loss, and report it."""
+    optimizer = optimizer_of(subject, name)
+
+    def update() -> Mapping[str, float]:
+        value = subject.backward(loss)
+        optimizer.step()
+        return {} if value is None else {"loss": value}
+
+    return update
 
 
 Values = Mapping[str, Tensor]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,8 @@ class Inspection:
 def inspect_cohort(cohort: Cohort, *, layout: str, sample: int | None = SAMPLE) -> Inspection:
     """Read every header, and ``sample`` labels and images spread over the cases (None: all of them)."""
     found = files_of(cohort)
-    grids, problems = _grids(found)
+    problems: list[str] = []
+    grids = dict(_read(found, lambda one: grid_of(found[one].images[0]), problems))
     seen, read, wrong = _labels(cohort, _spread([c for c, m in cohort.members.items() if m.labelled], sample))
     dark = _images(cohort, _spread(cohort.ids, sample))
     members = cohort.members.values()
@@ -192,14 +193,13 @@ def _spread(ids: Sequence[str], sample: int | None) -> list[str]:
     return [ids[i] for i in np.linspace(0, len(ids) - 1, sample).round().astype(int)] if sample else []
 
 
-def _grids(found: Mapping[str, LocatedCase]) -> tuple[dict[str, ImageGrid], list[str]]:
-    grids, problems = {}, []
-    for case_id, one in found.items():
+def _read(ids: Iterable[str], read: Callable[[str], Any], problems: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield (id, what was read); add a problem for what cannot be read."""
+    for case_id in ids:
         try:
-            grids[case_id] = grid_of(one.images[0])
+            yield case_id, read(case_id)
         except (CasewiseError, OSError) as error:
             problems.append(f"{case_id}: {error}")
-    return grids, problems
 
 
 def _geometry(grids: Any) -> dict[str, dict[str, int]]:
@@ -212,13 +212,9 @@ def _geometry(grids: Any) -> dict[str, dict[str, int]]:
 
 def _labels(cohort: Cohort, ids: Sequence[str]) -> tuple[dict[int, int], int, list[str]]:
     seen: Counter[int] = Counter()
-    problems, read = [], 0
-    for case_id in ids:
-        try:
-            label = cohort.label(case_id)
-        except (CasewiseError, OSError) as error:
-            problems.append(f"{case_id}: {error}")
-            continue
+    problems: list[str] = []
+    read = 0
+    for case_id, label in _read(ids, cohort.label, problems):
         seen.update(int(value) for value in np.unique(label))
         read += 1
         if not label.any():
@@ -237,17 +233,12 @@ def _strange_labels(cohort: Cohort, seen: Mapping[int, int]) -> list[str]:
 
 
 def _images(cohort: Cohort, ids: Sequence[str]) -> list[str]:
-    problems = []
-    for case_id in ids:
-        try:
-            image = cohort.case(case_id).image
-        except (CasewiseError, OSError) as error:
-            problems.append(f"{case_id}: {error}")
-            continue
-        if not np.isfinite(image).all():
+    problems: list[str] = []
+    for case_id, case in _read(ids, cohort.case, problems):
+        if not np.isfinite(case.image).all():
             problems.append(f"{case_id}: the image holds NaN or infinite values")
-        elif image.min() == image.max():
-            problems.append(f"{case_id}: every voxel of the image is {image.flat[0]}")
+        elif case.image.min() == case.image.max():
+            problems.append(f"{case_id}: every voxel of the image is {case.image.flat[0]}")
     return problems
 
 

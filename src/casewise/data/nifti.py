@@ -254,12 +254,16 @@ def _voxels(path: Path, image: Any, header: Header, frame: int | None) -> NDArra
 
 def read_label(path: Path, *, frame: int | None = None) -> Mask:
     """Read a label as integers in (slices, rows, columns); floats must be whole numbers."""
-    voxels = read_volume(path, frame=frame).voxels
-    if not np.issubdtype(voxels.dtype, np.integer):
-        if not np.array_equal(voxels, np.rint(voxels)):
-            raise BadInput(f"{path.name} holds values that are not whole numbers; it is not a label")
-        voxels = np.rint(voxels).astype(np.int32)
-    return voxels
+    return whole_numbers(read_volume(path, frame=frame).voxels, path.name)
+
+
+def whole_numbers(voxels: NDArray[Any], name: str, *, within: float = 0.0) -> Mask:
+    """Return the voxels of a label as integers; refuse floats further than ``within`` from a whole number."""
+    if np.issubdtype(voxels.dtype, np.integer):
+        return voxels
+    if not np.isfinite(voxels).all() or np.abs(voxels - np.rint(voxels)).max(initial=0) > within:
+        raise BadInput(f"{name} holds values that are not whole numbers; it is not a label")
+    return np.asarray(np.rint(voxels).astype(np.int32))
 
 
 def read_geometry(path: Path) -> Geometry:

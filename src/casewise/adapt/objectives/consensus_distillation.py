@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from casewise.adapt.consensus import Mean
 from casewise.adapt.logits import cross_entropy, probabilities
 from casewise.adapt.objective import Adaptable, Update
+from casewise.adapt.optimizers import descent
 from casewise.adapt.views import Drawn, View, inverted, views_of
 from casewise.core.errors import BadInput
 
@@ -44,7 +44,6 @@ class Consensus:
         """Compute the target; each update is then one step toward it."""
         target = self._target(subject)
         counts = (target.amax(1) >= self.agree) if self.agree else None
-        optimizer = torch.optim.Adam(subject.parameters.values(), lr=subject.learning_rate)
 
         def loss(logits: Tensor, inputs: Tensor, rows: slice) -> tuple[Tensor, float]:
             voxels = cross_entropy(logits, target[rows], subject.head)
@@ -52,12 +51,7 @@ class Consensus:
                 return voxels.sum(), voxels.numel()
             return voxels[counts[rows]].sum(), float(counts[rows].sum())
 
-        def update() -> Mapping[str, float]:
-            value = subject.backward(loss)
-            optimizer.step()
-            return {} if value is None else {"loss": value}
-
-        return update
+        return descent(subject, loss)
 
     @torch.no_grad()
     def _target(self, subject: Adaptable) -> Tensor:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from casewise.adapt.logits import entropy
 from casewise.adapt.objective import Adaptable, Update
+from casewise.adapt.optimizers import descent
 
 
 @dataclass(frozen=True)
@@ -24,15 +23,8 @@ class Tent:
     learning_rate: float = 5e-4
 
     def begin(self, subject: Adaptable) -> Update:
-        optimizer = torch.optim.Adam(subject.parameters.values(), lr=subject.learning_rate)
-
         def loss(logits: Tensor, inputs: Tensor, rows: slice) -> tuple[Tensor, float]:
             voxels = entropy(logits, subject.head)
             return subject.entropy_weight * voxels.sum(), voxels.numel()
 
-        def update() -> Mapping[str, float]:
-            value = subject.backward(loss)
-            optimizer.step()
-            return {} if value is None else {"loss": value}
-
-        return update
+        return descent(subject, loss)

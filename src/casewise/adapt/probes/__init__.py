@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from casewise.core.records import Signals
 from casewise.core.registry import Registry, from_address
 from casewise.measure.signals import REGION_SCORES, SIGNALS, check_registered
+from casewise.measure.signals.risk import region_drops
 
 if TYPE_CHECKING:
     from casewise.adapt.episode import Episode
@@ -24,7 +25,7 @@ PROBES: Registry[str] = Registry(
     "signal",
     {
         **{name: f"casewise.adapt.{info.probe}" for name, info in SIGNALS.items() if info.probe},
-        REGION_SCORES: "casewise.adapt.probes.region_drops:drop",
+        REGION_SCORES: "casewise.adapt.probes:drop",
     },
 )
 """Addresses of probes by name: those of ``SIGNALS``, and the scores of the region gate."""
@@ -64,3 +65,15 @@ def _imported(address: str) -> Probe:
     module, name = address.split(":")
     found: Probe = getattr(importlib.import_module(module), name)
     return found
+
+
+def drop(episode: Episode) -> Signals:
+    """Return the mean entropy drop in each region of the edit of step 1 (L1, L2), for the region gate.
+
+    It is None if logits and mask differ in grid.
+    """
+    record = episode.record
+    first, now = record.entropies["entropy_0"], record.entropies[f"entropy_{episode.step}"]
+    if episode.step != 1 or now.shape != record.masks[1].shape:
+        return {"drop": None}
+    return region_drops(record.masks[0], record.masks[1], first - now, min_area=record.min_area)

@@ -164,10 +164,7 @@ def _mask_episode(
     case: PreparedCase, network: Backbone | nn.Module, how: Adaptation, masks: Callable[[], Any], **more: Any
 ) -> MaskEpisode:
     backbone = as_backbone(network)
-    episode = MaskEpisode(
-        backbone.network, pipeline_of(case.prepared, backbone), (), how, case_id=case.case.id, head=backbone.head,
-        source=case.source, before_forward=case.before_forward, **more,
-    )  # fmt: skip
+    episode = MaskEpisode(case, backbone, pipeline_of(case.prepared, backbone), (), how, **more)
     episode.masks = masks
     return episode
 

@@ -81,10 +81,8 @@ class Members:
         passes = [
             ForwardPass(name, _reader(name, member, case.case), weights[name]) for name, member in members.items()
         ]
-        return ForwardEpisode(
-            backbone.network, pipeline_of(case.prepared, backbone), passes, replace(how, steps=len(passes) + 1),
-            case_id=case.case.id, head=backbone.head, source=case.source, before_forward=case.before_forward,
-        )  # fmt: skip
+        pipeline = pipeline_of(case.prepared, backbone)
+        return ForwardEpisode(case, backbone, pipeline, passes, replace(how, steps=len(passes) + 1))
 
 
 def _reader(name: str, member: Backbone, case: Case) -> Callable[[], Tensor]:

@@ -185,10 +185,7 @@ class TunedEpisode(ForwardEpisode):
         shares: tuple[float, ...],
         **more: Any,
     ) -> None:
-        super().__init__(
-            backbone.network, read.pipeline, passes, how, case_id=case.case.id, head=backbone.head, source=case.source,
-            before_forward=case.before_forward, **more,
-        )  # fmt: skip
+        super().__init__(case, backbone, read.pipeline, passes, how, **more)
         self._read, self._shares = read, shares
 
     @property

@@ -124,11 +124,8 @@ class Views:
         weights = checked_weights(how.consensus, dict(how.weights), list(dict.fromkeys(map(str, views))))
         read = ViewReader(pipeline, views, how.max_slices, batched=not self.running)  # running: may stop at any view
         passes = [ForwardPass(str(view), partial(read, place), weights[str(view)]) for place, view in enumerate(views)]
-        return ForwardEpisode(
-            backbone.network, pipeline, passes, replace(how, steps=len(passes) + (not self.running)),
-            case_id=case.case.id, head=backbone.head, running=self.running, source=case.source,
-            source_weight=self.source_weight(backbone), before_forward=case.before_forward,
-        )  # fmt: skip
+        how, weight = replace(how, steps=len(passes) + (not self.running)), self.source_weight(backbone)
+        return ForwardEpisode(case, backbone, pipeline, passes, how, running=self.running, source_weight=weight)
 
 
 BATCHED = 1 << 17

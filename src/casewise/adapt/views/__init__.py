@@ -19,16 +19,30 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from casewise.adapt.parameters import blending_by
-from casewise.adapt.views.intensity import Bias, Blur, Clip, Contrast, Gamma, GreyWorld, Noise, Sharpen, Shift, Stretch
 from casewise.adapt.views.source import Fourier, Histogram, SourceStatistics, read_source_statistics
-from casewise.adapt.views.spatial import Mirror, Rotate90, Scale, Turn
-from casewise.adapt.views.view_text import WrittenView
+from casewise.adapt.views.transforms import (
+    Bias,
+    Blur,
+    Clip,
+    Contrast,
+    Gamma,
+    GreyWorld,
+    Mirror,
+    Noise,
+    Rotate90,
+    Scale,
+    Sharpen,
+    Shift,
+    Stretch,
+    Turn,
+    WrittenView,
+)  # fmt: skip
 from casewise.core.errors import BadInput
 from casewise.core.registry import Registry, from_address
 from casewise.core.seeds import seed_of
@@ -71,7 +85,6 @@ class Identity:
 class Statistics(WrittenView):
     """Mix BatchNorm statistics: (1 - share) of the source and ``share`` of the image (InTEnt, CVPR-W 2024)."""
 
-    name: ClassVar[str] = "statistics"
     share: float
 
     def __post_init__(self) -> None:

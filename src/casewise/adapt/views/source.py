@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from casewise.adapt.views.intensity import quantiles
+from casewise.adapt.views.transforms import quantiles
 from casewise.core.errors import BadInput, Mismatch
 from casewise.core.formats import json_text
 from casewise.core.text import pluralize

@@ -20,35 +20,22 @@ from casewise.data.datasets.plain import is_plain, plain
 from casewise.data.datasets.prostate import is_prostate158, is_saml_prostate, prostate158, saml_prostate
 from casewise.data.splits import Cohort
 
-DATASETS: Registry[Callable[..., Cohort]] = Registry(
-    "dataset",
-    {
-        "mnms": mnms,
-        "saml_prostate": saml_prostate,
-        "prostate158": prostate158,
-        "acdc_driving": acdc_driving,
-        "cityscapes": cityscapes,
-        "rimone_dl": rimone_dl,
-        "nnunet_raw": nnunet_raw,
-        "plain": plain,
-    },
-)
-
-_SIGNS: dict[str, Callable[[Path], bool]] = {
-    "nnunet_raw": is_nnunet_raw,
-    "mnms": is_mnms,
-    "saml_prostate": is_saml_prostate,
-    "prostate158": is_prostate158,
-    "acdc_driving": is_acdc_driving,
-    "cityscapes": is_cityscapes,
-    "rimone_dl": is_rimone_dl,
-    "plain": is_plain,
+_LAYOUTS: dict[str, tuple[Callable[[Path], bool], Callable[..., Cohort]]] = {  # the first one that fits a folder counts
+    "nnunet_raw": (is_nnunet_raw, nnunet_raw),
+    "mnms": (is_mnms, mnms),
+    "saml_prostate": (is_saml_prostate, saml_prostate),
+    "prostate158": (is_prostate158, prostate158),
+    "acdc_driving": (is_acdc_driving, acdc_driving),
+    "cityscapes": (is_cityscapes, cityscapes),
+    "rimone_dl": (is_rimone_dl, rimone_dl),
+    "plain": (is_plain, plain),
 }
+DATASETS: Registry[Callable[..., Cohort]] = Registry("dataset", {name: load for name, (_, load) in _LAYOUTS.items()})
 
 
 def recognize(path: Path) -> str | None:
     """Return the name of the dataset that has the layout of a folder; None if no layout fits."""
-    return next((name for name, is_here in _SIGNS.items() if is_here(path)), None)
+    return next((name for name, (is_here, _) in _LAYOUTS.items() if is_here(path)), None)
 
 
 def load_dataset(path: Path, name: str | None = None, **options: Any) -> Cohort:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, UnsafeInput
 from casewise.core.records import Case, Mask
-from casewise.data.nifti import Volume, check_header, read_volume
+from casewise.data.nifti import Volume, check_header, read_volume, whole_numbers
 from casewise.data.pictures import check_picture, read_label_picture, read_picture
 from casewise.data.splits import Cohort, Member
 
@@ -180,12 +180,7 @@ WHOLE = 1e-3  # a float label this near to a whole number is that number
 
 def whole_label(path: Path, *, frame: int | None = None) -> Mask:
     """A label volume of any dtype; floats are rounded, and refused where they are not whole numbers."""
-    voxels: Mask = volume_of(path, frame).voxels
-    if np.issubdtype(voxels.dtype, np.integer):
-        return voxels
-    if not np.isfinite(voxels).all() or np.abs(voxels - np.rint(voxels)).max(initial=0) > WHOLE:
-        raise BadInput(f"{path.name} holds values that are not whole numbers; it is not a label")
-    return np.rint(voxels).astype(np.int32)
+    return whole_numbers(volume_of(path, frame).voxels, path.name, within=WHOLE)
 
 
 def grey(path: Path) -> NDArray[np.uint8]:
