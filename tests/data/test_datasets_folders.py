@@ -177,7 +177,7 @@ def test_a_link_out_of_a_dataset_is_refused(tmp_path: Path, volume: Write) -> No
 def test_nothing_is_recognized_in_an_empty_folder(tmp_path: Path) -> None:
     assert recognize(tmp_path) is None
     assert recognize(tmp_path / "nowhere") is None
-    with pytest.raises(BadInput, match="laid out like none of mnms, "):
+    with pytest.raises(BadInput, match="laid out like none of nnunet_raw, mnms, "):
         load_dataset(tmp_path)
     with pytest.raises(BadInput, match="nowhere is not a folder"):
         load_dataset(tmp_path / "nowhere")

@@ -151,11 +151,6 @@ class Adaptation:
 
         return is_gradient(self.objective)
 
-    @property
-    def _names_views(self) -> bool:
-        """True if the objective is a list of views; names are not checked."""
-        return isinstance(self.objective, str) and self.objective.startswith(("views:", "running:", "tuned+views:"))
-
     def horizon(self, network: Backbone | nn.Module) -> int:
         """Return the number of states after M0: updates, or forward passes and their consensus."""
         from casewise.adapt.proposers import proposer_of
@@ -178,7 +173,8 @@ class Adaptation:
         plain = asdict(replace(self, objective="", signals=(), shrink=()))
         plain["objective"] = self.objective if isinstance(self.objective, str) else address_of(self.objective)
         kept = {name: value for name, value in plain.items() if name not in _KEPT}
-        said = (*_ALWAYS, "mirrored_views") if self._names_views else _ALWAYS
+        views = str(plain["objective"]).startswith(("views:", "running:", "tuned+views:"))
+        said = (*_ALWAYS, "mirrored_views") if views else _ALWAYS
         return {name: value for name, value in kept.items() if name in said or value != _DEFAULTS[name]}
 
     @classmethod

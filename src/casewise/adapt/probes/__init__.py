@@ -7,7 +7,6 @@ several signals. It may run forward passes and compute gradients, but must not c
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -44,7 +43,7 @@ def probes_of(asked: Sequence[str | Probe]) -> dict[str, Probe]:
         elif ":" in one:
             probes[one.partition(":")[2]] = from_address(one, "signal")
         else:
-            probes[one] = _imported(PROBES[one])
+            probes[one] = from_address(PROBES[one], "signal")
     return probes
 
 
@@ -59,12 +58,6 @@ def probed(probes: Mapping[str, Probe], episode: Episode) -> Signals:
             check_registered(found)
         signals.update(found)
     return signals
-
-
-def _imported(address: str) -> Probe:
-    module, name = address.split(":")
-    found: Probe = getattr(importlib.import_module(module), name)
-    return found
 
 
 def drop(episode: Episode) -> Signals:
