@@ -1,10 +1,10 @@
 """The members proposer: the predictions of other models as candidates, and their consensus.
 
 ``members:folds`` are the folds of an nnU-Net, each alone; ``members:FOLDER`` is another model folder with the same
-labels, or a folder of ``casewise fit`` (its model with the mean of its tuned weights); ``members:FOLDER@CHECKPOINT`` is
-another checkpoint of an nnU-Net. Separate several with commas. Each member prepares the case itself and predicts on the
-grid of the case, in the classes of its network; merged classes are merged after the consensus. An nnU-Net member uses
-the mirroring and tiling of the deployed model. Trust in a checkpoint is not passed on.
+labels; ``members:FOLDER@CHECKPOINT`` is another checkpoint of an nnU-Net. Separate several with commas. Each member
+prepares the case itself and predicts on the grid of the case, in the classes of its network; merged classes are merged
+after the consensus. An nnU-Net member uses the mirroring and tiling of the deployed model. Trust in a checkpoint is not
+passed on.
 """
 
 from __future__ import annotations
@@ -20,19 +20,14 @@ from torch import Tensor, nn
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone, load_backbone, pipeline_of
-from casewise.adapt.backbones.architectures import read_model_json
 from casewise.adapt.backbones.merged import unmerged
-from casewise.adapt.backbones.module import Module, as_backbone
+from casewise.adapt.backbones.module import as_backbone
 from casewise.adapt.consensus import checked_weights
 from casewise.adapt.contract import unlike_spacings
 from casewise.adapt.forward_episode import ForwardEpisode, ForwardPass
 from casewise.adapt.proposers import PreparedCase, bind
-from casewise.adapt.snapshot import fingerprint, tensors_of
-from casewise.adapt.tuned_weights import read_tuned_folder
 from casewise.core.errors import BadInput, CasewiseError, Mismatch, Refused, in_one_line
 from casewise.core.records import Binding, Case
-
-DEPLOYMENT = "deployment.json"
 
 
 @dataclass(frozen=True)
@@ -113,34 +108,10 @@ def _folds(backbone: Backbone) -> dict[str, Backbone]:
 
 @functools.lru_cache(maxsize=8)
 def _loaded(word: str, device: str, tiling: tuple[tuple[str, Any], ...]) -> Backbone:
-    if (Path(word) / DEPLOYMENT).is_file():
-        return _deployed(Path(word), device, dict(tiling))
     if "@" not in word or Path(word).exists():
         return load_backbone(word, device=device, **dict(tiling))
     folder, _, checkpoint = word.rpartition("@")
     return load_backbone(folder, checkpoint=checkpoint, device=device, **dict(tiling))
-
-
-def _deployed(folder: Path, device: str, tiling: dict[str, Any]) -> Backbone:
-    """Return the model of a deployment with the mean of its tuned weights; its policy has no part in it."""
-    facts = read_model_json(folder / DEPLOYMENT).get("model") or {}
-    spec = str(folder / "model" if facts.get("spec") == "model" else facts.get("spec"))
-    if not Path(spec).is_dir():
-        raise BadInput(f"the model of deployment {folder} is no folder ({spec}), so it cannot be loaded as a member")
-    if not (folder / "tuned").is_dir():
-        raise BadInput(f"deployment {folder} has no tuned weights; name its model itself: members:{spec}")
-    plain = load_backbone(
-        spec, checkpoint=str(facts.get("checkpoint") or "checkpoint_final.pth"), folds=facts.get("folds"),
-        device=device, **tiling,
-    )  # fmt: skip
-    tuned = read_tuned_folder(folder / "tuned").mean
-    tuned.check(plain.fingerprint)
-    with torch.no_grad():
-        for name, tensor in tensors_of(plain.network).items():
-            if name in tuned.values:
-                tensor.copy_(tuned.values[name])
-    own = {} if isinstance(plain, Module) else {"fingerprint": fingerprint(plain.network)}
-    return replace(plain, **own)  # type: ignore[type-var]
 
 
 def _check_alike(name: str, member: Backbone, backbone: Backbone) -> None:
