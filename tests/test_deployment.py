@@ -318,7 +318,8 @@ def test_each_option_of_a_model_reaches_the_model(option: str, changes: dict[str
         "merge": ["disc=rim+cup"],
     }
     value = typed_value.get(option, next(iter(changes.values())))
-    plain = ModelOptions(model=MODEL.spec, device="cpu")
+    untyped = {field.name: field.default.default for field in fields(ModelOptions)}
+    plain = ModelOptions(**{**untyped, "model": MODEL.spec, "device": "cpu"})
     assert replace(plain, **{option: value}).chosen() == replace(plain.chosen(), **changes)
 
 

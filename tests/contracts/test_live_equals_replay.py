@@ -14,9 +14,8 @@ from casewise.adapt.proposers.live import run_episode
 from casewise.archive.store import create_archive
 from casewise.core.records import Binding, Case, State
 from casewise.judge.controllers import CONTROLLERS
-from casewise.judge.controllers.by_group import ByGroup
 from casewise.judge.controllers.flag import Flag, Quality
-from casewise.judge.controllers.router import Bucket, Router
+from casewise.judge.controllers.router import Bucket, ByGroup, Router
 from casewise.judge.decide import Judge, deployed_mask
 from casewise.measure.signals.risk import RiskStatistics
 from casewise.replay import replay

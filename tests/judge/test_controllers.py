@@ -10,10 +10,9 @@ import pytest
 from casewise.core.errors import BadInput, DegenerateStatistic, NotFinite, UnknownName
 from casewise.core.records import SOURCE, Action, Observation, State
 from casewise.judge.controllers import CONTROLLERS
-from casewise.judge.controllers.by_group import ByGroup
 from casewise.judge.controllers.depth import FixedK, Source, StopRule, TauStop
 from casewise.judge.controllers.region_gate import RegionGate, gated
-from casewise.judge.controllers.router import Bucket, Router, StopRouter
+from casewise.judge.controllers.router import Bucket, ByGroup, Router, StopRouter
 from casewise.measure.signals.risk import RiskStatistics, region_drops
 
 LOW, MID = Bucket("depth", 3), Bucket("depth", 2, shrink=0.5)

@@ -78,7 +78,7 @@ def test_what_speaks_against_a_promise_voids_it_in_the_report_and_the_last_line(
     policy = replace(NO_GO, preflight=preflight)
     made = work(policy=policy, certificate=certificate(policy), force=True)
     entries = list(predict_folder(made, LocalEngine()))
-    monkeypatch.setattr("casewise.run.summary.quota_in", lambda _: {"low": 40, "mid": 0, "hard": 0})
+    monkeypatch.setattr("casewise.run.summary.quota_of", lambda _: {"low": 40, "mid": 0, "hard": 0})
     statement, said = promised(made.deployment, entries)
     assert statement is None
     assert any(f"the certificate is void: {why}" in sentence for sentence in said)
@@ -112,7 +112,7 @@ def test_the_quotas_of_all_parts_decide_what_is_promised(
     made = work(policy=policy, certificate=certificate(policy), force=True)
     entries = list(predict_folder(made, LocalEngine()))
     monkeypatch.setattr(
-        "casewise.run.summary.quota_in", lambda some: {"low": 40 * (len(some) > 1), "mid": 0, "hard": 0}
+        "casewise.run.summary.quota_of", lambda some: {"low": 40 * (len(list(some)) > 1), "mid": 0, "hard": 0}
     )
     alone = run_report(made, tmp_path, entries[:1], 1.0, {})["certificate"]
     among = run_report(made, tmp_path, entries[:1], 1.0, {}, entries)["certificate"]

@@ -16,7 +16,13 @@ from casewise.core.records import Policy
 from casewise.judge.calibration.calibrate import calibrate
 from casewise.judge.calibration.designs import DESIGNS
 from casewise.judge.calibration.quality import fit_quality
-from casewise.judge.certificates.certify_designs import DesignEvidence, best_certified, certify_default
+from casewise.judge.certificates.certify_designs import (
+    DesignEvidence,
+    best_certified,
+    certify_default,
+    certify_designs,
+    halves_of,
+)
 from casewise.judge.certificates.certify_router import Promise, certify_router, flagged_share
 from casewise.judge.certificates.evidence import Evidence
 from casewise.judge.certificates.risk_control import share_bound
@@ -172,12 +178,15 @@ def archive(recorded):
 
 def test_all_designs_are_fitted_on_one_half_and_certified_on_the_other(archive, tmp_path):
     asked = Promise(("worse-voxels",), (0.6,), 0.2)
-    certificate, certified = certify_default(archive, asked, flag_below=0.3, confidence=0.8)
+    certificate, certified = certify_default(archive, asked)
     assert certificate.feasible
     assert certificate.details["designs"] == [name for name in DESIGNS if name != "m0"]
     assert certificate.cases == 22
     assert "fitted on 22 cases and tested on 22 others" in certificate.advice
     assert set(certified.calibration_cases) == set(archive.ids)  # neither half is new to it
+    fit, test = halves_of(archive)
+    flagged = [calibrate(fit, name, flag_below=0.3, confidence=0.8) for name in ("consensus", "medoid")]
+    certificate, _ = certify_designs(test, flagged, asked, halved=True)
     assert "are flagged for a person" in certificate.statement
     assert "With probability at least 0.8, at most" in certificate.statement
     with pytest.raises(BadInput, match="the choice is part of what is certified: add --method ltt"):
@@ -229,8 +238,8 @@ def _decided(archive, policy, case):
 def test_the_command_line_passes_every_option_on(archive, tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
+    import casewise.judge.certificates.certify_designs as module
     from casewise.cli import app
-    from casewise.judge.certificates import certify_designs
 
     seen = {}
 
@@ -238,26 +247,13 @@ def test_the_command_line_passes_every_option_on(archive, tmp_path, monkeypatch)
         seen.update(options, asked=asked, cases=len(given.ids))
         return certify_router(archive, calibrate(archive, "consensus"), Promise(("worse-voxels",), (0.7,)))
 
-    for place in (certify_designs, importlib.import_module("casewise.judge.certificates.certify")):
+    for place in (module, importlib.import_module("casewise.judge.certificates.certify")):
         monkeypatch.setattr(place, "certify_default", spy, raising=False)
     said = ["--policy", "default", "--method", "ltt", "--loss", "harmed", "--margin", "0.01", "--alpha", "0.4"]
-    said += [
-        "--delta",
-        "0.2",
-        "--set",
-        "flag_below=0.6",
-        "--set",
-        "confidence=0.8",
-        "--set",
-        "consensus=6",
-        "--set",
-        "allowed_hurt=0.3",
-    ]
-    said += ["--out", str(tmp_path / "o")]
+    said += ["--delta", "0.2", "--set", "consensus=6", "--out", str(tmp_path / "o")]
     result = CliRunner().invoke(app, ["certify", str(archive.path), *said])
     assert result.exit_code == 0, result.output
     assert seen["asked"] == Promise(("harmed",), (0.4,), 0.2, margin=0.01)
-    names = ("flag_below", "confidence", "consensus", "allowed_hurt", "force", "cases")
-    assert {name: seen[name] for name in names} == {
-        "flag_below": 0.6, "confidence": 0.8, "consensus": "6", "allowed_hurt": 0.3, "force": False, "cases": 44,
+    assert {name: seen[name] for name in ("consensus", "force", "cases")} == {
+        "consensus": "6", "force": False, "cases": 44,
     }  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -23,48 +22,9 @@ from casewise.cli.printing import AS_JSON, answer
 app = typer.Typer()
 
 
-@dataclass(frozen=True)
-class BenchmarkOptions:
-    """What is compared, and with which cases."""
-
-    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for archives, tables and result.json.")]
-    calibration: Annotated[
-        Path | None,
-        typer.Option("--calibration", help="Calibration cases: a folder, or an archive if DATA is an archive."),
-    ] = None
-    share: Annotated[
-        float,
-        setting(help="Share of patients drawn for calibration, without --calibration and without a column split."),
-    ] = 0.3
-    propose: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Method: {objectives}, views:SET (SET is {views}), NAME=views:gamma(1.4), members:FOLDER or "
-            "package.module:function; repeat for several. Default: views:light."
-        ),
-    ] = None
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Policy to calibrate and score: {policies}, or package.module:Name; repeat for several. "
-            "Default: default."
-        ),
-    ] = None
-    metric: Annotated[str, typer.Option(help="Metric that labels are scored with: {metrics}.")] = "dice"
-    shrink: Annotated[str, setting(help="Interpolated states of updates, as step:alpha with commas.")] = ""
-    loss: Annotated[str, typer.Option(help="Loss that is certified: {losses}, or none.")] = "ha"
-    alpha: Annotated[float, typer.Option(help="Largest allowed risk.")] = 0.2
-    delta: Annotated[
-        float | None, typer.Option(help="Probability that the bound may fail; without it, the mean risk is bounded.")
-    ] = None
-    margin: Annotated[float, setting(help="With --loss harmed: a case is harmed if it loses more than this.")] = 0.0
-    name: Annotated[str | None, setting(help="Title of the table. Default: name of the model.")] = None
-
-
 @app.command(cls=NnUNetStyle)
 @grouped
 def bench(
-    what: BenchmarkOptions,
     source: ModelOptions,
     how: Annotated[AdaptationOptions, SETTINGS],
     where: EngineOptions,
@@ -72,6 +32,32 @@ def bench(
     data: Path = typer.Argument(
         ..., help="Folder with images/, labels/ and cases.csv, a dataset that casewise knows, or an archive."
     ),
+    out: Path = typer.Option(..., "-o", "--out", help="Folder for archives, tables and result.json."),
+    calibration: Path | None = typer.Option(
+        None, "--calibration", help="Calibration cases: a folder, or an archive if DATA is an archive."
+    ),
+    share: float = setting(
+        0.3, help="Share of patients drawn for calibration, without --calibration and without a column split."
+    ),
+    propose: list[str] | None = typer.Option(
+        None,
+        help="Method: {objectives}, views:SET (SET is {views}), NAME=views:gamma(1.4), members:FOLDER or "
+        "package.module:function; repeat for several. Default: views:light.",
+    ),
+    policy: list[str] | None = typer.Option(
+        None,
+        help="Policy to calibrate and score: {policies}, or package.module:Name; repeat for several. "
+        "Default: default.",
+    ),
+    metric: str = typer.Option("dice", help="Metric that labels are scored with: {metrics}."),
+    shrink: str = setting("", help="Interpolated states of updates, as step:alpha with commas."),
+    loss: str = typer.Option("ha", help="Loss that is certified: {losses}, or none."),
+    alpha: float = typer.Option(0.2, help="Largest allowed risk."),
+    delta: float | None = typer.Option(
+        None, help="Probability that the bound may fail; without it, the mean risk is bounded."
+    ),
+    margin: float = setting(0.0, help="With --loss harmed: a case is harmed if it loses more than this."),
+    name: str | None = setting(None, help="Title of the table. Default: name of the model."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Compare methods and policies on your labelled data.
@@ -96,19 +82,19 @@ def bench(
     model = adaptation = None
     if not (data / "manifest.json").is_file():
         model = source.chosen()
-        adaptation = Adaptation(**how.asked(model), shrink=parsed_states(what.shrink))
-        how.check_used(proposals(adaptation, what.propose or list(METHODS), how.objective))
+        adaptation = Adaptation(**how.asked(model), shrink=parsed_states(shrink))
+        how.check_used(proposals(adaptation, propose or list(METHODS), how.objective))
     with telling.steps() as progress:
         found = run_bench(
-            model, data, methods=what.propose or METHODS, policies=what.policy or DESIGNS,
-            calibration=what.calibration, share=what.share, metric=what.metric,
-            loss=None if what.loss == "none" else what.loss, alpha=what.alpha, delta=what.delta, margin=what.margin,
-            adaptation=adaptation, out=what.out, name=what.name or "", engine=where.chosen(), on_progress=progress,
+            model, data, methods=propose or METHODS, policies=policy or DESIGNS,
+            calibration=calibration, share=share, metric=metric,
+            loss=None if loss == "none" else loss, alpha=alpha, delta=delta, margin=margin,
+            adaptation=adaptation, out=out, name=name or "", engine=where.chosen(), on_progress=progress,
             on_warning=lambda note: typer.echo(f"casewise: {note}", err=True),
         )  # fmt: skip
-    lines = [found.summary(), f"Wrote {what.out}: bench.html, result.json, tables/"]
+    lines = [found.summary(), f"Wrote {out}: bench.html, result.json, tables/"]
     if model is not None and found.policies:
         first = policy_file(next(iter(found.policies)))
-        archives = f"{what.out}/evaluation -c {what.out}/calibration"
-        lines.append(f"All tables of the paper: casewise study {archives} -p {what.out}/policies/{first}")
+        archives = f"{out}/evaluation -c {out}/calibration"
+        lines.append(f"All tables of the paper: casewise study {archives} -p {out}/policies/{first}")
     answer("\n".join(lines), dict(found.result), as_json=as_json)

@@ -63,10 +63,7 @@ def certify(
     population: str = setting("all", help="Region gate: all cases, or only scored ones."),
     evaluation: Path | None = setting(None, help="Labelled archive of other cases for the reliability diagram."),
     split: str | None = setting(None, help="Use only cases of this split; default: calibration."),
-    flag_below: float = setting(None, help="--policy default: flag cases whose metric may be below this."),
-    confidence: float = setting(0.9, help="flag-below: probability that the lower bound holds."),
     consensus: str = setting(None, help="--policy default: name of the candidate that combines the others."),
-    allowed_hurt: float = setting(0.1, help="--policy default: share of cases that may lose more than 0.01."),
     force: bool = setting(False, help="Certify a policy that calibration called NO-GO."),
     as_json: bool = AS_JSON,
 ) -> None:
@@ -96,8 +93,7 @@ def certify(
     certificate, certified = certification.certify(
         archive, policy, loss=loss, alpha=alpha, delta=delta, method=method, margin=margin, p_value=p_value,
         low_mid=low_mid, within=within, population=population, evaluation=evaluation,
-        split=split, among_kept=among_kept, flag_below=flag_below, confidence=confidence, consensus=consensus,
-        allowed_hurt=allowed_hurt, force=force, ladders=ladder,
+        split=split, among_kept=among_kept, consensus=consensus, force=force, ladders=ladder,
     )  # fmt: skip
     files = _written(place, certificate, certified)
     words = "\n".join([*(f"wrote {file}" for file in files), _summary(certificate)])

@@ -1,8 +1,9 @@
 """Options and settings that several commands share, each spelled once, and nnU-Net's way of writing a command.
 
-A group is a dataclass whose fields are options. A command names a group as the type of a parameter and is wrapped in
-:func:`grouped`; on the command line the group's options stand there one by one. An option of :class:`AdaptationOptions`
-reaches the episode by its name alone: the field of that name of :class:`casewise.adapt.adaptation.Adaptation`.
+A group is a dataclass whose fields are options, declared as a command declares its own. A command names a group as the
+type of a parameter and is wrapped in :func:`grouped`; on the command line the group's options stand there one by one.
+An option of :class:`AdaptationOptions` reaches the episode by its name alone: the field of that name of
+:class:`casewise.adapt.adaptation.Adaptation`.
 
 What few people need is a *setting*: declared with :func:`setting` instead of ``typer.Option``, it has no option of its
 own and is given in casewise.toml or as ``--set NAME=VALUE``. ``Annotated[Group, SETTINGS]`` makes settings of a group.
@@ -18,7 +19,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
@@ -54,37 +55,29 @@ def is_setting(parameter: Any) -> bool:
 class ModelOptions:
     """Which model, and how it is loaded."""
 
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "-m",
-            "--model",
-            help="Model folder, hub id or package.module:factory; predict and serve also take a deployment of fit.",
-        ),
-    ] = None
-    folds: Annotated[str | None, typer.Option("-f", help="Folds of an nnU-Net, such as 0 1 2; default: all.")] = None
-    checkpoint: Annotated[str, setting(help="Checkpoint of an nnU-Net.")] = "checkpoint_final.pth"
-    weights: Annotated[
-        Path | None, typer.Option(help="File with the weights, for package.module:factory or network.json.")
-    ] = None
-    device: Annotated[str | None, typer.Option("-device", help="cuda, cpu or mps; default: cuda if available.")] = None
-    unmirrored: Annotated[bool, typer.Option("--disable_tta", help="Do not average mirrored images.")] = False
-    trust: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--trust",
-            help="Allow code of the model to run: checkpoint (a pickle), bundle (MONAI), or a class that the model "
-            "folder names, such as mypackage.nets.Net; repeat for several.",
-        ),
-    ] = None
-    dataset: Annotated[str | None, setting(help="nnU-Net dataset, instead of -m.")] = None
-    configuration: Annotated[str, setting(help="nnU-Net configuration, with dataset.")] = "3d_fullres"
-    plans: Annotated[str, setting(help="nnU-Net plans, with dataset.")] = "nnUNetPlans"
-    trainer: Annotated[str, setting(help="nnU-Net trainer, with dataset.")] = "nnUNetTrainer"
-    step_size: Annotated[float, setting(help="Step of nnU-Net's sliding window, as a share of the window.")] = 0.5
-    merge: Annotated[
-        list[str] | None, setting(help="Merge or rename classes, such as disc=rim+cup; repeat for several.")
-    ] = None
+    model: str | None = typer.Option(
+        None,
+        "-m",
+        "--model",
+        help="Model folder, hub id or package.module:factory; predict and serve also take a deployment of fit.",
+    )
+    folds: str | None = typer.Option(None, "-f", help="Folds of an nnU-Net, such as 0 1 2; default: all.")
+    checkpoint: str = setting("checkpoint_final.pth", help="Checkpoint of an nnU-Net.")
+    weights: Path | None = typer.Option(None, help="File with the weights, for package.module:factory or network.json.")
+    device: str | None = typer.Option(None, "-device", help="cuda, cpu or mps; default: cuda if available.")
+    unmirrored: bool = typer.Option(False, "--disable_tta", help="Do not average mirrored images.")
+    trust: list[str] | None = typer.Option(
+        None,
+        "--trust",
+        help="Allow code of the model to run: checkpoint (a pickle), bundle (MONAI), or a class that the model "
+        "folder names, such as mypackage.nets.Net; repeat for several.",
+    )
+    dataset: str | None = setting(None, help="nnU-Net dataset, instead of -m.")
+    configuration: str = setting("3d_fullres", help="nnU-Net configuration, with dataset.")
+    plans: str = setting("nnUNetPlans", help="nnU-Net plans, with dataset.")
+    trainer: str = setting("nnUNetTrainer", help="nnU-Net trainer, with dataset.")
+    step_size: float = setting(0.5, help="Step of nnU-Net's sliding window, as a share of the window.")
+    merge: list[str] | None = setting(None, help="Merge or rename classes, such as disc=rim+cup; repeat for several.")
 
     def chosen(self) -> Model:
         """The model, not loaded yet."""
@@ -114,47 +107,37 @@ class ModelOptions:
 class NnUNetModelOptions(ModelOptions):
     """Model options, with those of nnUNetv2_predict."""
 
-    dataset: Annotated[str | None, typer.Option("-d", help="nnU-Net dataset, instead of -m.")] = None
-    configuration: Annotated[str, typer.Option("-c", help="nnU-Net configuration, with -d.")] = "3d_fullres"
-    plans: Annotated[str, typer.Option("-p", help="nnU-Net plans, with -d.")] = "nnUNetPlans"
-    trainer: Annotated[str, typer.Option("-tr", help="nnU-Net trainer, with -d.")] = "nnUNetTrainer"
-    checkpoint: Annotated[str, typer.Option("-chk", help="Checkpoint of an nnU-Net.")] = "checkpoint_final.pth"
-    step_size: Annotated[
-        float,
-        typer.Option("-step_size", hidden=True, help="Step of nnU-Net's sliding window, as a share of the window."),
-    ] = 0.5
+    dataset: str | None = typer.Option(None, "-d", help="nnU-Net dataset, instead of -m.")
+    configuration: str = typer.Option("3d_fullres", "-c", help="nnU-Net configuration, with -d.")
+    plans: str = typer.Option("nnUNetPlans", "-p", help="nnU-Net plans, with -d.")
+    trainer: str = typer.Option("nnUNetTrainer", "-tr", help="nnU-Net trainer, with -d.")
+    checkpoint: str = typer.Option("checkpoint_final.pth", "-chk", help="Checkpoint of an nnU-Net.")
+    step_size: float = typer.Option(
+        0.5, "-step_size", hidden=True, help="Step of nnU-Net's sliding window, as a share of the window."
+    )
 
 
 @dataclass(frozen=True)
 class DeploymentOptions:
     """Which policy decides, for a deployment or a plain model."""
 
-    policy: Annotated[
-        str | None, typer.Option(help="Only if -m is a model: policy.json, its archive, or m0 (no change).")
-    ] = None
-    model_at: Annotated[
-        str | None, typer.Option("--model-at", help="Where the model of the deployment is now, if it was moved.")
-    ] = None
-    objective: Annotated[
-        str | None, setting(help="Your own method (package.module:Name) or model files, if the policy names them.")
-    ] = None
-    controller: Annotated[
-        str | None, setting(help="Your own controller (package.module:Name), if the policy names one.")
-    ] = None
-    certificate: Annotated[Path | None, setting(help="Certificate of this policy; another certificate is refused.")] = (
-        None
+    policy: str | None = typer.Option(None, help="Only if -m is a model: policy.json, its archive, or m0 (no change).")
+    model_at: str | None = typer.Option(
+        None, "--model-at", help="Where the model of the deployment is now, if it was moved."
     )
-    watch: Annotated[
-        Path | None,
-        setting(help="watch.json of casewise monitor: decisions are added; original masks while it is suspended."),
-    ] = None
-    force: Annotated[bool, setting(help="Deploy a policy that calibration advised against.")] = False
-    contract: Annotated[
-        str | None, setting(help="What to do with images unlike the training data: refuse, warn or off.")
-    ] = None
-    max_ram: Annotated[
-        str | None, setting(help="Refuse images that need more memory, such as 16G; serve: 80 % of the free memory.")
-    ] = None
+    objective: str | None = setting(
+        None, help="Your own method (package.module:Name) or model files, if the policy names them."
+    )
+    controller: str | None = setting(None, help="Your own controller (package.module:Name), if the policy names one.")
+    certificate: Path | None = setting(None, help="Certificate of this policy; another certificate is refused.")
+    watch: Path | None = setting(
+        None, help="watch.json of casewise monitor: decisions are added; original masks while it is suspended."
+    )
+    force: bool = setting(False, help="Deploy a policy that calibration advised against.")
+    contract: str | None = setting(None, help="What to do with images unlike the training data: refuse, warn or off.")
+    max_ram: str | None = setting(
+        None, help="Refuse images that need more memory, such as 16G; serve: 80 % of the free memory."
+    )
 
     def opened(self, model: Model, **more: Any) -> Deployment:
         """Open and check the deployment; ``more`` are further options of ``open_deployment``."""
@@ -172,53 +155,40 @@ class DeploymentOptions:
 class AdaptationOptions:
     """How candidates are made; what is not given is the policy's, else the default of an Adaptation."""
 
-    learning_rate: Annotated[
-        float | None, typer.Option("--lr", help="Learning rate of the updates; default: that of the method.")
-    ] = None
-    steps: Annotated[int | None, typer.Option(help="Number of updates per case; default: 4.")] = None
-    source_statistics: Annotated[
-        Path | None,
-        typer.Option(
-            "--source-statistics", help="File from record --measure-source, for the views histogram and fourier."
-        ),
-    ] = None
-    save_probabilities: Annotated[
-        bool | None,
-        typer.Option("--save-probabilities", help="Also store the probabilities of all views (where views differ)."),
-    ] = None
-    objective: Annotated[str | None, setting(help="Method, as after --propose, if --propose is not given.")] = None
-    parameters: Annotated[
-        str | None,
-        setting(
-            help="Parameters that updates change: all-norm, decoder-norm, encoder-norm, all, or patterns of names."
-        ),
-    ] = None
-    seed: Annotated[int | None, setting(help="Random seed; default: 0.")] = None
-    min_area: Annotated[int | None, setting(help="Smallest changed region that counts, in voxels; default: 16.")] = None
-    foreground: Annotated[
-        bool | None,
-        setting(
-            "--foreground/--classes", help="Measure changes of the foreground, or of every class; default: foreground."
-        ),
-    ] = None
-    max_slices: Annotated[
-        int | None, setting(help="Slices or patches in one batch: fewer need less memory; the result is the same.")
-    ] = None
-    consensus: Annotated[
-        str | None, setting(help="How views are combined: mean, vote, medoid or intent; default: mean.")
-    ] = None
-    mirrored_views: Annotated[
-        bool | None,
-        setting(help="Predict each view with the model's mirroring too (several times slower); default: false."),
-    ] = None
-    modulation: Annotated[
-        str | None,
-        setting(help="Weaken updates after risky edits: param-subset (FragSubset), entropy-weight, anchor-weight, ..."),
-    ] = None
-    statistics: Annotated[
-        Path | None,
-        setting(help="With modulation: archive recorded without modulation, to scale the risk; needs no labels."),
-    ] = None
+    learning_rate: float | None = typer.Option(
+        None, "--lr", help="Learning rate of the updates; default: that of the method."
+    )
+    steps: int | None = typer.Option(None, help="Number of updates per case; default: 4.")
+    source_statistics: Path | None = typer.Option(
+        None, "--source-statistics", help="File from record --measure-source, for the views histogram and fourier."
+    )
+    save_probabilities: bool | None = typer.Option(
+        None, "--save-probabilities", help="Also store the probabilities of all views (where views differ)."
+    )
+    objective: str | None = setting(None, help="Method, as after --propose, if --propose is not given.")
+    parameters: str | None = setting(
+        None, help="Parameters that updates change: all-norm, decoder-norm, encoder-norm, all, or patterns of names."
+    )
+    seed: int | None = setting(None, help="Random seed; default: 0.")
+    min_area: int | None = setting(None, help="Smallest changed region that counts, in voxels; default: 16.")
+    foreground: bool | None = setting(
+        None,
+        "--foreground/--classes",
+        help="Measure changes of the foreground, or of every class; default: foreground.",
+    )
+    max_slices: int | None = setting(
+        None, help="Slices or patches in one batch: fewer need less memory; the result is the same."
+    )
+    consensus: str | None = setting(None, help="How views are combined: mean, vote, medoid or intent; default: mean.")
+    mirrored_views: bool | None = setting(
+        None, help="Predict each view with the model's mirroring too (several times slower); default: false."
+    )
+    modulation: str | None = setting(
+        None, help="Weaken updates after risky edits: param-subset (FragSubset), entropy-weight, anchor-weight, ..."
+    )
+    statistics: Path | None = setting(
+        None, help="With modulation: archive recorded without modulation, to scale the risk; needs no labels."
+    )
 
     def asked(self, model: Model) -> dict[str, Any]:
         """Fields of an Adaptation that were given; an archive of statistics as the statistics themselves."""
@@ -269,29 +239,22 @@ _TYPED: ContextVar[Mapping[str, str]] = ContextVar("typed", default=MappingProxy
 class CaseOptions:
     """Cases that this process handles."""
 
-    images: Annotated[
-        Path,
-        typer.Option("-i", help="Folder with images (nnU-Net names, or one file per case) or DICOM series."),
-    ]
-    labels: Annotated[
-        Path | None,
-        typer.Option("-l", "--labels", help="Folder with labels, if available; decisions never use them."),
-    ] = None
-    groups: Annotated[
-        Path | None,
-        typer.Option(
-            help="CSV with case and any of cluster (patient), group (site), split; default: cases.csv beside images."
-        ),
-    ] = None
-    num_parts: Annotated[
-        int | None,
-        typer.Option("-num_parts", help="Number of jobs that share the folder; default: the SLURM array, else 1."),
-    ] = None
-    part_id: Annotated[int | None, typer.Option("-part_id", help="Number of this job, from 0.")] = None
-    channels: Annotated[
-        str,
-        setting(help="DICOM: series descriptions in the order of the model's channels, such as 'T1*,FLAIR*'."),
-    ] = ""
+    images: Path = typer.Option(
+        ..., "-i", help="Folder with images (nnU-Net names, or one file per case) or DICOM series."
+    )
+    labels: Path | None = typer.Option(
+        None, "-l", "--labels", help="Folder with labels, if available; decisions never use them."
+    )
+    groups: Path | None = typer.Option(
+        None, help="CSV with case and any of cluster (patient), group (site), split; default: cases.csv beside images."
+    )
+    num_parts: int | None = typer.Option(
+        None, "-num_parts", help="Number of jobs that share the folder; default: the SLURM array, else 1."
+    )
+    part_id: int | None = typer.Option(None, "-part_id", help="Number of this job, from 0.")
+    channels: str = setting(
+        "", help="DICOM: series descriptions in the order of the model's channels, such as 'T1*,FLAIR*'."
+    )
 
     @property
     def channel_patterns(self) -> tuple[str, ...]:
@@ -327,12 +290,10 @@ class CaseOptions:
 class EngineOptions:
     """Engine, number of processes and time limit."""
 
-    jobs: Annotated[int, typer.Option("-j", help="Number of processes.")] = 1
-    engine: Annotated[str, setting(help="Where cases run: local or ray.")] = "local"
-    address: Annotated[str | None, setting(help="Address of a Ray cluster; default: start Ray on this machine.")] = None
-    timeout: Annotated[float | None, setting(help="Seconds per case; after that predict writes the original mask.")] = (
-        None
-    )
+    jobs: int = typer.Option(1, "-j", help="Number of processes.")
+    engine: str = setting("local", help="Where cases run: local or ray.")
+    address: str | None = setting(None, help="Address of a Ray cluster; default: start Ray on this machine.")
+    timeout: float | None = setting(None, help="Seconds per case; after that predict writes the original mask.")
 
     def chosen(self) -> Any:
         """The engine."""
@@ -345,10 +306,10 @@ class EngineOptions:
 class PrintingOptions:
     """Progress output."""
 
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", "--disable_progress_bar", help="Print no progress, only problems.")
-    ] = False
-    verbose: Annotated[bool, setting(help="Print a line for each case.")] = False
+    quiet: bool = typer.Option(
+        False, "--quiet", "-q", "--disable_progress_bar", help="Print no progress, only problems."
+    )
+    verbose: bool = setting(False, help="Print a line for each case.")
 
     def progress(self, total: int, *, done: int = 0, unit: str = "case") -> Progress:
         """The progress of a run over so many cases."""
@@ -372,7 +333,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             if option.name in flat:
                 raise TypeError(f"{command.__name__} has two options {option.name}")
             flat[option.name] = option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-    if any(is_setting(_info(option)) for option in flat.values()):
+    if any(is_setting(option.default) for option in flat.values()):
         kind = inspect.Parameter.KEYWORD_ONLY
         flat["set_"] = inspect.Parameter("set_", kind, default=_SET, annotation=list[str])
 
@@ -395,24 +356,14 @@ def _unmarked(annotation: Any) -> Any:
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
-def _info(option: inspect.Parameter) -> Any:
-    """What typer knows of a parameter: the default of an old declaration, the last remark of an annotated one."""
-    remarks = get_args(option.annotation) if get_origin(option.annotation) is Annotated else (option.default,)
-    return remarks[-1]
-
-
 def _options(group: Any, *, hidden: bool) -> list[inspect.Parameter]:
-    hints, kind = get_type_hints(group, include_extras=True), inspect.Parameter.KEYWORD_ONLY
-    made = []
+    hints, made = get_type_hints(group), []
     for field in fields(group):
-        hint = hints[field.name]
+        info: Any = copy.copy(field.default)
         if hidden:
-            plain, info = get_args(hint)
-            info = copy.copy(info)
             info.hidden, info.rich_help_panel = True, SETTINGS
-            hint = Annotated[plain, info]
-        default = inspect.Parameter.empty if field.default is MISSING else field.default
-        made.append(inspect.Parameter(field.name, kind, default=default, annotation=hint))
+        kind = inspect.Parameter.KEYWORD_ONLY
+        made.append(inspect.Parameter(field.name, kind, default=info, annotation=hints[field.name]))
     return made
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,28 +76,36 @@ def study(
     from casewise.archive.store import open_archive
     from casewise.core.errors import BadInput, Refused
     from casewise.core.records import CALIBRATION, EVALUATION
+    from casewise.judge.certificates.certificate import CERTIFICATE, read_certificate
     from casewise.judge.policy import read_policy
     from casewise.report.study_report import build
     from casewise.run.local import chosen_engine
     from casewise.study.plan import read_measures
+    from casewise.study.study import Extras, images_of
 
     place = out if out is not None else evaluation / "report"
     known = read_policy(policy or calibration, typed=controller)
     if known.ladders and ladder not in (None, *known.ladders):
         raise BadInput(f"--ladder is one of those that the policy reads ({', '.join(known.ladders)}), got {ladder!r}")
     named = ladder or known.ladder or next(iter(known.ladders), None)
-    given = replace(
-        _extras(calibration, other, rerun, sweep, backbone, other_modality, frozen, images, named),
+    judged, holdout = (open_archive(path, ladder=named).only_ladder() for path in (evaluation, calibration))
+    pairs = {name: _two(paths, name) for name, paths in _pairs("--other", other)}
+    further = [name for name in known.ladders if name != named and name not in pairs]
+    others = {name: first for name, (first, _) in pairs.items()}
+    holdouts = {name: second for name, (_, second) in pairs.items() if second is not None}
+    given = Extras(
+        others={**others, **{name: judged.ladder(name).marked(EVALUATION) for name in further}},
+        holdouts={**holdouts, **{name: holdout.ladder(name).marked(CALIBRATION) for name in further}},
+        rerun=_opened(rerun, named) if rerun else None,
+        sweep=dict(_swept(name, paths, named) for name, paths in _pairs("--sweep", sweep)),
+        backbones={name: _opened(path, named) for name, path in _pairs("--backbone", backbone)},
+        away=_opened(other_modality, named) if other_modality else None,
+        frozen=read_policy(frozen) if frozen else None,
+        certificate=read_certificate(calibration) if (calibration / CERTIFICATE).exists() else None,
+        images=images_of(images) if images else None,
         first_step=include_first_step,
         substitute=substitute,
         measures=() if measures is None else read_measures(measures),
-    )
-    judged, holdout = (open_archive(path, ladder=named).only_ladder() for path in (evaluation, calibration))
-    further = [name for name in known.ladders if name != named and name not in given.others]
-    given = replace(
-        given,
-        others={**given.others, **{name: judged.ladder(name).marked(EVALUATION) for name in further}},
-        holdouts={**given.holdouts, **{name: holdout.ladder(name).marked(CALIBRATION) for name in further}},
     )
     if engine != "local" or jobs > 1:
         judged = _measured(judged, holdout, known, chosen_engine(engine, jobs=jobs, address=address))
@@ -129,36 +136,6 @@ def _measured(evaluation: Archive, calibration: Archive, policy: Policy, engine:
     for archive in (judged, calibration.marked(CALIBRATION)):
         scored(archive, engine)
     return judged
-
-
-def _extras(
-    calibration: Path,
-    other: list[str] | None,
-    rerun: Path | None,
-    sweep: list[str] | None,
-    backbone: list[str] | None,
-    other_modality: Path | None,
-    frozen: Path | None,
-    images: Path | None,
-    ladder: str | None,
-) -> Any:
-    """The optional archives, opened; the certificate that lies beside the calibration archive."""
-    from casewise.judge.certificates.certificate import CERTIFICATE, read_certificate
-    from casewise.judge.policy import read_policy
-    from casewise.study.study import Extras, images_of
-
-    others = {name: _two(paths, name) for name, paths in _pairs("--other", other)}
-    return Extras(
-        others={name: first for name, (first, _) in others.items()},
-        holdouts={name: second for name, (_, second) in others.items() if second is not None},
-        rerun=_opened(rerun, ladder) if rerun else None,
-        sweep=dict(_swept(name, paths, ladder) for name, paths in _pairs("--sweep", sweep)),
-        backbones={name: _opened(path, ladder) for name, path in _pairs("--backbone", backbone)},
-        away=_opened(other_modality, ladder) if other_modality else None,
-        frozen=read_policy(frozen) if frozen else None,
-        certificate=read_certificate(calibration) if (calibration / CERTIFICATE).exists() else None,
-        images=images_of(images) if images else None,
-    )
 
 
 def _pairs(option: str, given: list[str] | None) -> list[tuple[str, str]]:

@@ -24,14 +24,7 @@ from casewise.adapt.parameters import select
 from casewise.adapt.proposers.live import prepare, unread_notes
 from casewise.adapt.snapshot import evaluating
 from casewise.archive.layout import image_sha256, mask_sha256
-from casewise.core.errors import (
-    BadInput,
-    CasewiseError,
-    MovedUnselected,
-    NotFinite,
-    Refused,
-    in_one_line,
-)
+from casewise.core.errors import BadInput, CasewiseError, MovedUnselected, NotFinite, Refused, in_one_line
 from casewise.core.prediction_record import CALIBRATED, OUTSIDE, ContractFinding
 from casewise.core.records import (
     DONE,
@@ -57,14 +50,7 @@ from casewise.judge.certificates.certificate import (
     outside_promise,
 )
 from casewise.judge.monitors.watch import Watching
-from casewise.judge.policy import (
-    READY,
-    adapts,
-    calibration_case,
-    check_go,
-    judge_of,
-    no_go,
-)
+from casewise.judge.policy import READY, adapts, calibration_case, check_go, judge_of, no_go
 from casewise.measure.measures import label_volumes, named_volumes
 from casewise.study.clinical import MeasuredCase
 from casewise.study.deployed_measures import DeployedMeasures

@@ -16,10 +16,9 @@ from casewise.core.records import EVALUATION, Binding, Controller, Policy
 from casewise.core.registry import Registry, check_names_no_code, from_address
 from casewise.data.splits import Clustered, check_disjoint, cluster_of, clusters_of
 from casewise.judge.controllers import CONTROLLERS, takes
-from casewise.judge.controllers.by_group import ByGroup
 from casewise.judge.controllers.flag import Flag
 from casewise.judge.controllers.metadata import metadata_of
-from casewise.judge.controllers.router import bucket_of
+from casewise.judge.controllers.router import ByGroup, bucket_of
 from casewise.judge.decide import Judge
 
 POLICY, HASH = "policy.json", "sha256"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from casewise.adapt.backbones import Backbone
@@ -296,27 +297,19 @@ def _check_apart_from_inputs(layout: Layout, cases: Sequence[CaseFiles]) -> None
                 )
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """Id, patient and image hash of a case, to compare it with calibration cases."""
-
-    id: str
-    cluster: str | None
-    input_sha256: str | None
-
-
 def check_scorable(deployment: Deployment, cases: Sequence[CaseFiles]) -> None:
     """Refuse to score a policy on its calibration cases; the images are read, so that no other name hides them."""
     known = any(deployment.policy.calibration_inputs)
     check_held_out(deployment.policy, [_seen(files, deployment.backbone, known=known) for files in cases])
 
 
-def _seen(files: CaseFiles, backbone: Backbone, *, known: bool) -> _Seen:
+def _seen(files: CaseFiles, backbone: Backbone, *, known: bool) -> SimpleNamespace:
+    """Id, patient and image hash of a case, to compare it with calibration cases."""
     try:
         digest = image_sha256(backbone.read(files.checked()).case.image) if known else None
     except (CasewiseError, OSError, ValueError, RuntimeError):  # the run itself says what is wrong with the file
         digest = None
-    return _Seen(files.id, files.cluster, digest)
+    return SimpleNamespace(id=files.id, cluster=files.cluster, input_sha256=digest)
 
 
 def _ending_for(cases: Sequence[CaseFiles]) -> str:

@@ -158,18 +158,14 @@ class _WorkerPool:
         """What a worker owed: the result of its case; None where it only became ready, or was lost and replaced."""
         try:
             answer = ray.get(worker.owes)
-        except RayError as error:
-            return self._replaced(worker, error)
+        except RayError as error:  # a new worker; the case of the lost one waits again, unless it was lost too often
+            given_up = self._given_up(worker, error)
+            self._stop_worker(worker)
+            return given_up
         result: Result | None = None if worker.case_id is None else answer
         worker.case_id, worker.owes = None, None
         self.failed_starts = 0
         self.idle.append(worker)
-        return result
-
-    def _replaced(self, worker: _RemoteWorker, error: RayError) -> Result | None:
-        """A new worker; the case of the lost one waits again, unless it was lost too often."""
-        result = self._given_up(worker, error)
-        self._stop_worker(worker)
         return result
 
     def _given_up(self, worker: _RemoteWorker, error: RayError) -> Result | None:

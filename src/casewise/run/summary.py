@@ -30,7 +30,7 @@ from casewise.core.durable import file_lock, file_sha256, write_durably, write_j
 from casewise.core.errors import BadInput, CasewiseError, in_one_line, without_folders
 from casewise.core.formats import worded
 from casewise.core.prediction_record import CALIBRATED, OUTSIDE, PredictedCase
-from casewise.core.records import Mask
+from casewise.core.records import Mask, Policy
 from casewise.data.folders import CaseFiles
 from casewise.judge.certificates.certificate import DRIFTED
 from casewise.judge.monitors.quota import quota_drift, quota_of
@@ -47,10 +47,7 @@ if TYPE_CHECKING:
 
 Region = int | tuple[int, ...]
 METRICS = ("Dice", "FN", "FP", "IoU", "TN", "TP", "n_pred", "n_ref")
-SCORES = {
-    True: "Dice",
-    False: "IoU",
-}  # what makes a case better or worse: where 0 is background, and where it is a class
+SCORES = {True: "Dice", False: "IoU"}  # what makes a case better or worse: where 0 is background, where it is a class
 
 
 def summarize(
@@ -239,7 +236,7 @@ def run_report(
         "model": {"name": backbone.name, "sha256": backbone.fingerprint, "trusted": deployment.trusted["checkpoint"]},
         "policy": {"name": policy.name, "calibration_id": policy.calibration_id, "no_go": no_go(policy)},
         "certificate": in_short(deployment, among),
-        "quota": quota_drift(policy, quota_in(among)),
+        "quota": drift_of(policy, among),
         "alarms": {} if deployment.watch is None else deployment.watch.state.alarms,
         "device": deployment.device,
         "options": {**deployment.plain_adaptation, "contract": deployment.contract, "timeout_s": work.timeout_s},
@@ -302,14 +299,16 @@ def with_patient_measures(work: PredictCase, entries: list[PredictedCase]) -> li
     return made
 
 
-def quota_in(entries: Sequence[PredictedCase]) -> dict[str, int]:
-    """Patients in each bucket, by the first decision about each of them."""
-    return quota_of(entry.decision for entry in entries if entry.decision is not None)
+def drift_of(policy: Policy, entries: Sequence[PredictedCase]) -> str | None:
+    """Say if the shares of the buckets of a router are not those of calibration; None where they are."""
+    if "quota" not in policy.preflight:
+        return None
+    return quota_drift(policy, quota_of(entry.decision for entry in entries if entry.decision is not None))
 
 
 def promised(deployment: Deployment, entries: Sequence[PredictedCase]) -> tuple[str | None, list[str]]:
     """What is promised about these cases, None where it does not hold, and what a reader must know about it."""
-    drift, void = quota_drift(deployment.policy, quota_in(entries)), why_void(deployment, entries)
+    drift, void = drift_of(deployment.policy, entries), why_void(deployment, entries)
     said = [*deployment.warnings, *([] if drift is None else [drift])]
     said += [void] if void is not None and void not in said else []
     statement = None if deployment.certificate is None or said else deployment.certificate.statement
@@ -323,7 +322,7 @@ def why_void(deployment: Deployment, entries: Sequence[PredictedCase]) -> str | 
     """Why the certificate does not hold for these cases, as a sentence; None where it does, or where there is none."""
     if deployment.certificate is None or deployment.why_void is not None:
         return deployment.why_void
-    if quota_drift(deployment.policy, quota_in(entries)) is not None:
+    if drift_of(deployment.policy, entries) is not None:
         return DRIFTED
     decided = [entry for entry in entries if entry.has_output]
     return UNCOVERED if decided and all(entry.uncovered for entry in decided) else None

@@ -8,8 +8,7 @@ from worlds.cohorts import synthetic_archive
 
 from casewise.core.records import SOURCE, State
 from casewise.judge.controllers import CONTROLLERS
-from casewise.judge.controllers.by_group import ByGroup
-from casewise.judge.controllers.router import Bucket, Router
+from casewise.judge.controllers.router import Bucket, ByGroup, Router
 from casewise.judge.outcomes import deployed, outcomes
 from casewise.measure.metrics.harm import harm
 from casewise.replay import replay

@@ -45,10 +45,7 @@ def certify(
     evaluation: str | Path | Archive | None = None,
     split: str | None = None,
     among_kept: str | Path | Archive | None = None,
-    flag_below: float | None = None,
-    confidence: float = 0.9,
     consensus: str | None = None,
-    allowed_hurt: float = 0.1,
     force: bool = False,
     ladders: Sequence[str] = (),
 ) -> Certified:
@@ -70,10 +67,7 @@ def certify(
         evaluation: Labelled archive of other cases, for the reliability diagram.
         split: Use the archive's cases of this split; default: calibration.
         among_kept: Archive of the batch to deploy (no labels): bound the risk among the cases that it keeps.
-        flag_below: Policy ``default``: ask a person where the metric may lie below this.
-        confidence: Chance that the lower bound of ``flag_below`` holds.
         consensus: Policy ``default``: which candidate is the consensus of the others.
-        allowed_hurt: Policy ``default``: share of cases that the anchor of choose may hurt.
         force: Certify a policy that calibration called NO-GO.
         ladders: Which ladders of the archive; default: the policy's.
 
@@ -113,11 +107,7 @@ def certify(
     if among_kept is not None:
         return Certified(*certify_kept(calibration, chosen, asked, as_archive(among_kept, read), force=force))
     if named == ["default"] and chosen.binding is None and has_consensus(calibration, consensus):
-        found = certify_default(
-            calibration, asked, force=force, flag_below=flag_below, confidence=confidence, consensus=consensus,
-            allowed_hurt=allowed_hurt,
-        )  # fmt: skip
-        return Certified(*found)
+        return Certified(*certify_default(calibration, asked, force=force, consensus=consensus))
     if len(designs) > 1:
         return Certified(*certify_designs(calibration, designs, asked, force=force))
     return Certified(*certify_router(calibration, chosen, asked, evaluation=judged, force=force))

@@ -106,7 +106,7 @@ def best_certified(
 
 
 def certify_default(
-    archive: Archive, asked: Promise, *, force: bool = False, **options: Any
+    archive: Archive, asked: Promise, *, force: bool = False, consensus: str | None = None
 ) -> tuple[Certificate, Policy]:
     """Fit every design on half of the patients and certify all of them together on the other half.
 
@@ -117,7 +117,7 @@ def certify_default(
         archive: Labelled calibration cases.
         asked: What is to be promised, with a ``delta``.
         force: Include designs that are a NO-GO.
-        options: Options of calibrate (flag_below, confidence, consensus, allowed_hurt).
+        consensus: Which candidate is the consensus of the others, if none is called so.
 
     Returns:
         The certificate and the policy that it holds for.
@@ -134,7 +134,7 @@ def certify_default(
         )
     fit, test = halves_of(archive)
     names = [name for name in DESIGNS if name != "m0"]
-    made = [calibrate(fit, name, **options) for name in names]
+    made = [calibrate(fit, name, consensus=consensus) for name in names]
     helping = [one for one in made if force or no_go(one) is None]
     if not helping:
         raise Refused(

@@ -37,12 +37,6 @@ class LossTable:
     kept: Floats  # (setting,): share of cases (or regions) that each setting keeps, label-free
 
     def __post_init__(self) -> None:
-        units, settings = np.shape(self.losses) if np.ndim(self.losses) == 2 else (0, 0)
-        if not units or settings != len(self.settings) or settings != len(self.kept):
-            raise BadInput(
-                f"a loss table needs n >= 1 rows and one column a setting, got shape {np.shape(self.losses)} "
-                f"for {len(self.settings)} settings and {len(self.kept)} kept shares"
-            )
         check_losses(self.losses)
 
     @property

@@ -7,14 +7,14 @@ stop router tests n_k after it is known: a bucket runs to the first rise or to i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from casewise.core.errors import BadInput
-from casewise.core.records import SOURCE, Action, Observation, State, Verdict
+from casewise.core.records import SOURCE, Action, Controller, Decision, Mask, Observation, State, Verdict, deployed
 from casewise.judge.controllers.depth import TURNS, last_before_turn
-from casewise.judge.controllers.metadata import Metadata, needed, value_at
+from casewise.judge.controllers.metadata import Metadata, metadata_of, needed, value_at
 from casewise.measure.signals.risk import RiskStatistics
 
 
@@ -197,3 +197,43 @@ class StopRouter:
     def _router(self) -> Router:
         low, mid = Bucket("stop", self.low_cap), Bucket("stop", self.mid_cap)
         return Router(self.coordinate, self.cut_low, self.cut_high, low, mid)
+
+
+@dataclass(frozen=True)
+class ByGroup:
+    """One controller for each known group, where cut-points depend on the group (S2)."""
+
+    controllers: Mapping[str, Controller]
+
+    @property
+    def name(self) -> str:
+        """Name of the controllers, which all groups share."""
+        return next(iter(self.controllers.values())).name
+
+    @property
+    def metadata(self) -> Metadata:
+        """Metadata of the controllers."""
+        return metadata_of(next(iter(self.controllers.values())))
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Signals that any of the controllers needs."""
+        return frozenset().union(*(one.needs for one in self.controllers.values()))
+
+    @property
+    def states(self) -> frozenset[State]:
+        """Shrunk states that any of the controllers may deploy."""
+        return frozenset().union(*(one.states for one in self.controllers.values()))
+
+    def decide(self, seen: Observation) -> Verdict | None:
+        """Return the verdict of the controller of the case's group."""
+        if seen.group is None or seen.group not in self.controllers:
+            raise BadInput(
+                f"case {seen.case_id} is of group {seen.group!r}, cut-points exist for "
+                f"{', '.join(sorted(self.controllers))}; calibrate with mode union or robust"
+            )
+        return self.controllers[seen.group].decide(seen)
+
+    def output(self, mask: Callable[[State], Mask], decision: Decision) -> Mask:
+        """Return the mask that the controller of the case's group deploys."""
+        return deployed(self.controllers[decision.group or ""], mask, decision)
