@@ -62,8 +62,7 @@ def _apply(folder: Path, out: Path | None, *, as_json: bool) -> None:
     from collections import Counter
 
     from casewise.core.errors import BadInput
-    from casewise.run.prediction_folder import APPLIED
-    from casewise.serve.review_log import apply_reviews
+    from casewise.serve.review_log import APPLIED, apply_reviews
 
     if out is None:
         raise BadInput("--apply writes masks; give an empty folder for them: --apply -o FOLDER")
