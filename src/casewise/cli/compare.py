@@ -145,20 +145,27 @@ def _about_plan(plan: Path, *, write: bool, as_json: bool) -> None:
         answer(f"{plan}: edit it before you look at the new masks, then casewise compare --plan {plan} --how-many",
                {"plan": plan}, as_json=as_json)  # fmt: skip
         return
-    rows = how_many(read_plan(plan))
+    read = read_plan(plan)
+    rows = how_many(read)
     known = [row.patients for row in rows if row.patients is not None]
     lines = [
-        f"{row.criterion} on {row.scope}: {row.why if row.patients is None else pluralize(row.patients, 'patient')}"
+        f"{row.criterion} on {row.scope}: {'' if row.patients is None else pluralize(row.patients, 'patient')}{row.why}"
         for row in rows
     ]
-    open_ones = len(rows) - len(known)
-    lines.append(
-        f"{max(known, default=0)} labelled patients{' at least' if open_ones else ''}: if your guesses are right, all "
-        f"{len(rows)} criteria hold together with a chance of {POWER:.0%}. Criteria on a group, size or label need as "
-        f"many patients of that group, size or label."
-    )
+    needed, unknown = max(known, default=0), len(rows) - len(known)
+    if unknown:
+        lines.append(
+            f"No number can be given for the plan: {pluralize(unknown, 'criterion', 'criteria')} above has none."
+        )
+    else:
+        lines.append(
+            f"{needed} labelled patients: if your guesses are right, all {len(rows)} criteria hold together with a "
+            f"chance of {POWER:.0%}. Criteria on a group, size or label need as many of that group, size or label."
+        )
+        if read.patients is not None and read.patients < needed:
+            lines.append(f"The plan says patients = {read.patients}; that is too few.")
     plain = [vars(row) for row in rows]
-    answer("\n".join(lines), {"patients": max(known, default=None), "criteria": plain}, as_json=as_json)
+    answer("\n".join(lines), {"patients": None if unknown else needed, "criteria": plain}, as_json=as_json)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -182,12 +189,21 @@ def _engine(name: str, jobs: int, address: str | None, old: Path) -> Engine:
 def _print(outcome: Outcome, out: Path) -> None:
     from casewise.measure.changes import label_name
     from casewise.measure.measures import UNIT_SPACING
-    from casewise.report.comparison_text import change_sentence, check_lines, headline, measure_lines, unseen_harm
+    from casewise.report.comparison_text import (
+        change_sentence,
+        check_lines,
+        headline,
+        measure_lines,
+        unseen_harm,
+        worse_parts,
+    )  # fmt: skip
 
     summary = outcome.as_dict()
     typer.echo(headline(summary))
     if "metric_old" in summary["summary"]:
         typer.echo(change_sentence(summary["summary"]).replace("→", "->").replace("−", "-"))
+    if worse_parts(summary):
+        typer.echo(worse_parts(summary).replace("−", "-"))
     for row in summary["summary"]["labels"]:
         drift = row["drift"]
         words = [f"{label_name(row['label'], outcome.names)}: {row['changed']} of {row['cases']} changed"]

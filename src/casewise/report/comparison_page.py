@@ -56,6 +56,7 @@ from casewise.report.comparison_text import (
     short_number,
     unseen_harm,
     verdict_reason,
+    worse_parts,
 )
 from casewise.report.page import render_page
 from casewise.study.compare import Outcome, csv_rows
@@ -215,6 +216,7 @@ def comparison_page(summary: Mapping[str, Any], cases: Sequence[Mapping[str, Any
         words=WORDS,
         why=verdict_reason(summary) if summary["checks"] else "",
         counts=change_counts(summary),
+        worse=worse_parts(summary),
         whose=of_whom(summary["summary"], named=summary["summary"]["named"]),
         result=summary,
         cohort=summary["summary"],

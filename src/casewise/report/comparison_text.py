@@ -33,7 +33,8 @@ def verdict_reason(summary: Summary) -> str:
     checks = summary["checks"]
     broken, undecided = (_with(checks, state) for state in ("broken", "undecided"))
     if broken:
-        return f"{len(broken)} of {_criteria(len(checks))} {'is' if len(broken) == 1 else 'are'} broken."
+        which = ", ".join(f"{check['name']} on {check['scope']}" for check in broken[:3]) + ", ..." * (len(broken) > 3)
+        return f"{len(broken)} of {_criteria(len(checks))} {'is' if len(broken) == 1 else 'are'} broken ({which})."
     if undecided:
         few = pluralize(summary["summary"].get("labelled_clusters", summary["summary"]["clusters"]), *UNIT)
         return (
@@ -64,20 +65,33 @@ def change_counts(summary: Summary) -> str:
     return f"{said}."
 
 
+def worse_parts(summary: Summary, *, most: int = 3) -> str:
+    """The labels, groups and sizes with the largest falls that are shown, in one sentence; empty if there is none."""
+    cohort, names = summary["summary"], {int(key): name for key, name in summary.get("names", {}).items()}
+    parts = [(label_name(row["label"], names), row.get("change")) for row in cohort["labels"]]
+    for kind in ("group", "size"):
+        parts += [(f"{kind} {row[kind]}", row.get("change")) for row in cohort.get(f"{kind}s", ())]
+    fell = [(change["estimate"], name, change) for name, change in parts if change and change["shown"]]
+    fell = sorted((one for one in fell if one[0] < 0), key=lambda one: one[0])
+    said = ", ".join(f"{name} {plain_interval(change, signed=True)}" for _, name, change in fell[:most])
+    return f"Worse most of all in: {said}." if fell else ""
+
+
 def check_lines(summary: Summary) -> list[str]:
-    """One line for each criterion that is met or broken, and one for each cause that leaves others undecided."""
-    lines = []
-    for check in summary["checks"]:
-        if check["verdict"] != "undecided":
-            word = "ok  " if check["verdict"] == "met" else "FAIL"
-            lines.append(f"{word} {check['name']} on {check['scope']}: {check['reason']}{_named(check)}")
+    """One line for each broken criterion, for each cause that leaves others undecided, and for each that is met."""
+
+    def lines_of(word: str, verdict: str) -> list[str]:
+        found = _with(summary["checks"], verdict)
+        return [f"{word} {check['name']} on {check['scope']}: {check['reason']}{_named(check)}" for check in found]
+
+    lines = lines_of("FAIL", "broken")
     causes: dict[str, list[str]] = {}
     for check in _with(summary["checks"], "undecided"):
         causes.setdefault(_cause(check), []).append(f"{check['name']} on {check['scope']}")
     for cause, names in causes.items():
         which = names[0] if len(names) == 1 else f"{len(names)} criteria ({', '.join(names[:3])}, ...)"
         lines.append(f"?    {which}: {cause}")
-    return lines
+    return [*lines, *lines_of("ok  ", "met")]
 
 
 def unseen_harm(summary: Summary) -> str:
@@ -174,6 +188,8 @@ def markdown_summary(summary: Summary, *, shown: int = 10) -> str:
             f"{plain_interval(cohort['hurt_share'])}. {of_whom(change, named=cohort['named'])}.",
             "",
         ]
+    if worse_parts(summary):
+        lines += [_cell(worse_parts(summary)), ""]
     if summary["checks"]:
         lines += ["| | criterion | on | limit | observed | bound | patients |", "|---|---|---|---|---|---|---|"]
         for check in summary["checks"]:

@@ -20,16 +20,15 @@ If the confidence is None, the observed values decide.
 
 Student's t cannot see disasters that are too rare to be in the sample: where one case in forty loses half of its Dice,
 the mean of 30 patients mostly looks perfect. So ``max_mean_drop`` is always tested together with a limit on the share
-of harmed cases: the given one, or :data:`COMPANION` where the same scope has none. With ``"bounded": true`` the mean is
-bounded without any assumption on its distribution instead, which needs hundreds of patients for small limits.
+of harmed cases: the one of the same scope, else that for all cases, else :data:`COMPANION`. With ``"bounded": true``
+the mean is bounded without any assumption on its distribution, which needs hundreds of patients for small limits.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from heapq import nlargest
 from typing import Any
 
 import numpy as np
@@ -47,7 +46,7 @@ FEWEST = 10  # patients below which Student's t is not used for a mean differenc
 CONFIDENCE = 0.95
 COMPANION = (0.1, 0.05)
 """Limit and margin of the share of harmed cases that ``max_mean_drop`` is tested with where the file gives none."""
-MOST_NAMED = 10  # cases that a check names
+SKEW = 2.0  # factor on the observed skewness; see mean_bound
 MET, BROKEN, UNDECIDED = "met", "broken", "undecided"
 _SCOPES = ("each_label", "labels", "each_group", "groups", "each_size")
 Floats = NDArray[np.float64]
@@ -106,7 +105,7 @@ QUANTITIES: Registry[Quantity] = Registry(
     "criterion",
     {
         "max_mean_drop": _of_metric("mean fall of the metric", _fall, is_share=False),
-        "min_mean_gain": _of_metric("mean fall of the metric (a gain is a negative fall)", _fall, is_share=False),
+        "min_mean_gain": _of_metric("mean gain of the metric", _fall, is_share=False),
         "max_harmed_share": _of_metric(
             "share of cases whose metric falls by more than the margin",
             lambda old, new, margin: float(_fall(old, new) > margin),
@@ -148,10 +147,21 @@ class Criterion:
     """One criterion of a plan."""
 
     name: str
-    limit: float
+    limit: float  # as the plan says it
     margin: float
     scope: str = "all"  # all, each_label, each_group, each_size, "label 3", "group site B"
     bounded: bool = False  # bound a mean without any assumption on its distribution
+    added: bool = False  # the share of harmed cases that a mean is tested with
+
+    @property
+    def sign(self) -> int:
+        """-1 for a gain, which is tested as a fall of at most ``-limit``."""
+        return -1 if self.name == "min_mean_gain" else 1
+
+    @property
+    def highest(self) -> float:
+        """The largest value that is allowed."""
+        return self.sign * self.limit
 
 
 @dataclass(frozen=True)
@@ -179,7 +189,7 @@ class Check:
     verdict: str  # "met", "broken" or "undecided" (too few patients, or nothing to judge)
     reason: str  # one sentence
     needed: int | None = None  # patients that might decide it, where these cannot
-    worst: tuple[str, ...] = ()  # cases whose own value is above the limit, the worst first, at most ten
+    worst: tuple[str, ...] = ()  # cases (patients, for a measure) beyond the limit, the worst first
 
     @property
     def holds(self) -> bool:
@@ -215,7 +225,7 @@ def acceptance_of(plain: Any, *, scope: str = "all") -> Acceptance:
     if not isinstance(plain, Mapping):
         raise BadInput(f"criteria are a table such as {{'max_mean_drop': 0.005}}, got {type(plain).__name__}")
     confidence = plain.get("confidence", CONFIDENCE)
-    if confidence is not None and not (_is_number(confidence) and 0.5 <= confidence < 1):
+    if confidence is not None and not (is_number(confidence) and 0.5 <= confidence < 1):
         raise BadInput(f"confidence is a number from 0.5 to below 1, or 'observed', got {confidence!r}")
     criteria = tuple(_criteria(plain, scope))
     if not criteria:
@@ -225,11 +235,12 @@ def acceptance_of(plain: Any, *, scope: str = "all") -> Acceptance:
 
 def _companions(criteria: Iterable[Criterion]) -> Iterator[Criterion]:
     """A limit on the harmed share for every scope that bounds a mean by Student's t and has no such limit."""
-    has = {one.scope for one in criteria if one.name == "max_harmed_share"}
+    given = {one.scope: (one.limit, one.margin) for one in criteria if one.name == "max_harmed_share"}
+    usual = given.get("all", COMPANION)
     for one in criteria:
-        if one.name in ("max_mean_drop", "min_mean_gain") and not one.bounded and one.scope not in has:
-            has.add(one.scope)
-            yield Criterion("max_harmed_share", *COMPANION, one.scope)
+        if one.name in ("max_mean_drop", "min_mean_gain") and not one.bounded and one.scope not in given:
+            given[one.scope] = usual
+            yield Criterion("max_harmed_share", *usual, one.scope, added=True)
 
 
 def _criteria(plain: Mapping[str, Any], scope: str) -> Iterator[Criterion]:
@@ -255,19 +266,17 @@ def _criterion(name: str, given: Any, scope: str) -> Criterion:
     parts = dict(given) if isinstance(given, Mapping) else {"limit": given}
     bounded = parts.pop("bounded", False)
     unknown = set(parts) - {"limit", "margin"}
-    if unknown or "limit" not in parts or not all(_is_number(value) for value in parts.values()):
+    if unknown or "limit" not in parts or not all(is_number(value) for value in parts.values()):
         raise BadInput(f"{name} is a number or {{'limit': ..., 'margin': ...}}, got {given!r}")
     if not isinstance(bounded, bool) or (bounded and quantity.is_share):
         raise BadInput(f"'bounded' is true or false, and only for max_mean_drop (shares always are); got {given!r}")
     limit, margin = float(parts["limit"]), float(parts.get("margin", quantity.margin))
     if quantity.is_share and not 0 <= limit <= 1:
         raise BadInput(f"{name} bounds a share, so its limit is from 0 to 1, got {limit}")
-    if name == "min_mean_gain":
-        limit = -limit  # a gain of at least 0.01 is a fall of at most -0.01
     return Criterion(name, limit, margin, scope, bounded)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
 
 
@@ -280,7 +289,7 @@ class _Gathered:
         self._kind, _, self._which = scope.partition(" ")
         self.values, self.patients = array("d"), array("q")
         self.undefined = 0
-        self.above: list[tuple[float, str]] = []  # cases above the limit, with their values
+        self.beyond, self.beyond_ids = array("d"), list[str]()  # the cases beyond the limit
 
     def add(self, case: ComparedCase, patient: int, size: str | None = None) -> None:
         if (self._kind == "group" and case.group != self._which) or (self._kind == "size" and size != self._which):
@@ -294,8 +303,9 @@ class _Gathered:
             return
         self.values.append(value)
         self.patients.append(patient)
-        if value > self.criterion.limit + 1e-12:
-            self.above = nlargest(MOST_NAMED, [*self.above, (value, case_id)], key=lambda one: one[0])
+        if value > self.criterion.highest + 1e-12:
+            self.beyond.append(value)
+            self.beyond_ids.append(case_id)
 
     @property
     def means(self) -> Floats:
@@ -343,7 +353,9 @@ def checks_of(
         size = None if cuts is None else size_class(case.size, cuts)
         for one in gathered:
             one.add(case, patient, size)
-    checks = [_check(one, acceptance.confidence) for one in gathered]
+    checks = [
+        _check(one, acceptance.confidence, (*shown.values(), *(f"group {name}" for name in groups))) for one in gathered
+    ]
     return tuple(replace(check, scope=shown.get(check.scope, check.scope)) for check in checks)
 
 
@@ -364,41 +376,47 @@ _NOBODY = {
 }
 
 
-def _check(gathered: _Gathered, confidence: float | None) -> Check:
+def _check(gathered: _Gathered, confidence: float | None, known: Sequence[str] = ()) -> Check:
+    """Check one criterion; ``known`` are the labels and groups that there are, for the message if it is on another."""
     criterion, quantity, means = gathered.criterion, gathered.quantity, gathered.means
-    verdict, reason, bound, needed = _decided(gathered, means, confidence)
+    verdict, reason, bound, needed = _decided(gathered, means, confidence, known)
+    value = criterion.sign * float(means.mean()) if means.size else None
+    worst = sorted(zip(gathered.beyond, gathered.beyond_ids, strict=True), key=lambda one: -one[0])
     return Check(
-        criterion.name, gathered.scope, quantity.says, criterion.limit, criterion.margin,
-        float(means.mean()) if means.size else None, bound, len(gathered.values), len(means), gathered.undefined,
-        verdict, f"{quantity.says}: {reason}", needed, tuple(case_id for _, case_id in gathered.above),
+        criterion.name, gathered.scope, quantity.says, criterion.limit, criterion.margin, value,
+        None if bound is None else criterion.sign * bound, len(gathered.values), len(means), gathered.undefined,
+        verdict, f"{quantity.says}: {reason}", needed, tuple(case_id for _, case_id in worst),
     )  # fmt: skip
 
 
-def _decided(gathered: _Gathered, means: Floats, confidence: float | None) -> tuple[str, str, float | None, int | None]:
+def _decided(
+    gathered: _Gathered, means: Floats, confidence: float | None, known: Sequence[str]
+) -> tuple[str, str, float | None, int | None]:
     """Return the verdict, its reason, the upper bound, and how many patients are needed if these cannot decide."""
     criterion, quantity = gathered.criterion, gathered.quantity
+    sign, most, beyond = (1, "at most", "above") if criterion.sign > 0 else (-1, "at least", "below")
     if not means.size:
         needs = " with a label" if quantity.needs_label else ""
-        where = "" if gathered.scope == "all" else f" in {gathered.scope}"
+        where = "" if gathered.scope == "all" else f" in {gathered.scope} (there are: {', '.join(known) or 'none'})"
         nobody = _NOBODY.get(gathered.scope, f"no case{needs}{where}")
         return UNDECIDED, f"{nobody}, so it is not shown", None, None
-    value, limit = float(means.mean()), criterion.limit + 1e-12
+    value, limit = float(means.mean()), criterion.highest + 1e-12
+    said = f"observed {sign * value:.4g}"
     if confidence is None:
-        verdict, side = (MET, "within") if value <= limit else (BROKEN, "above")
-        return verdict, f"observed {value:.4g}, {side} the limit {criterion.limit:g}", None, None
+        verdict, side = (MET, "within") if value <= limit else (BROKEN, beyond)
+        return verdict, f"{said}, {side} the limit {criterion.limit:g}", None, None
     low, high = _bounds(gathered, means, confidence)
     needed = _needed(gathered, means, confidence)
     if high is not None and high <= limit:
-        said = f"at most {high:.4g} at confidence {confidence:g}, within the limit {criterion.limit:g}"
-        return MET, said, high, None
+        return MET, f"{most} {sign * high:.4g} at confidence {confidence:g}, limit {criterion.limit:g}", high, None
     if (low is not None and low > limit) or (high is not None and value > limit and means.size >= needed):
-        count = f"{len(gathered.above)}{'+' * (len(gathered.above) == MOST_NAMED)}"
-        return BROKEN, f"observed {value:.4g}, above the limit {criterion.limit:g}; {count} cases are", high, None
-    most = f"a bound needs at least {FEWEST} {UNIT[1]}, got {means.size}"
+        who = pluralize(len(gathered.beyond), *(UNIT if quantity.of_measure else ("case", "cases")))
+        return BROKEN, f"{said}, {beyond} the limit {criterion.limit:g}, in {who}", high, None
+    why = f"{said}, limit {criterion.limit:g}; a bound needs at least {FEWEST} {UNIT[1]}"
     if high is not None:
-        most = f"observed {value:.4g}, at most {high:.4g} at confidence {confidence:g}, limit {criterion.limit:g}"
+        why = f"{said}, {most} {sign * high:.4g} at confidence {confidence:g}, limit {criterion.limit:g}"
     more = f"; about {needed} are needed" if value <= limit and needed > means.size else ""
-    return UNDECIDED, f"{most}: cannot be decided with {pluralize(means.size, *UNIT)}{more}", high, needed
+    return UNDECIDED, f"{why}: cannot be decided with {pluralize(means.size, *UNIT)}{more}", high, needed
 
 
 def _bounds(gathered: _Gathered, means: Floats, confidence: float) -> tuple[float | None, float | None]:
@@ -418,7 +436,7 @@ def _needed(gathered: _Gathered, means: Floats, confidence: float) -> int:
 
     A mean needs about (z s / (limit - mean))^2 patients, with the normal quantile z of the confidence.
     """
-    limit = gathered.criterion.limit
+    limit = gathered.criterion.highest
     if gathered.quantity.is_share or gathered.criterion.bounded:
         return ltt_cases(limit, 1 - confidence) if 0 < limit < 1 else 1
     room = limit - float(means.mean())
@@ -436,6 +454,19 @@ def _values(quantity: Quantity, margin: float, case: ComparedCase, kind: str, wh
 
 
 def mean_bound(means: Floats, confidence: float) -> float:
-    r"""One-sided upper bound of a mean by Student's t, :math:`\bar x + t_{n-1} s / \sqrt n`."""
-    spread = float(means.std(ddof=1)) / np.sqrt(means.size)
-    return float(means.mean() + stats.t.ppf(confidence, means.size - 1) * spread)
+    r"""One-sided upper bound of a mean: the larger one of Student's t and Hall's transformation of it.
+
+    Where few patients lose much, a sample that misses them has a small mean and a small spread, and Student's t
+    accepts too often. Hall (1992) corrects t for the skewness :math:`g`, with :math:`q = -t_{n-1} / \sqrt n`:
+
+    .. math:: u = \bar x - s \, \frac{3}{g} \left( \sqrt[3]{1 + g (q - g / 6 n)} - 1 \right)
+
+    The skewness of a small sample is too small; so :math:`g` is :data:`SKEW` times the observed one.
+    """
+    n, mean, spread = means.size, float(means.mean()), float(means.std(ddof=1))
+    reach = float(stats.t.ppf(confidence, n - 1)) / np.sqrt(n)
+    if spread <= 1e-12:
+        return mean + reach * spread
+    skewed = SKEW * float(stats.skew(means, bias=False))
+    hall = reach if abs(skewed) < 1e-6 else -3 / skewed * (np.cbrt(1 - skewed * (reach + skewed / (6 * n))) - 1)
+    return mean + spread * max(reach, float(hall))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from sys import intern
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, overload
 
@@ -19,7 +20,7 @@ from casewise.core.durable import json_sha256
 from casewise.core.errors import BadInput
 from casewise.core.registry import Registry
 from casewise.core.text import UNIT
-from casewise.data.dicom_masks import IMAGES, nifti_folders
+from casewise.data.dicom_masks import IMAGES, is_mask_folder, nifti_folders
 from casewise.data.pairs import ENDINGS, KINDS, Pair, find_pairs, label_sets
 from casewise.data.pairs import label_names as names_of_labels
 from casewise.measure.changes import Comparison, label_name
@@ -30,7 +31,7 @@ from casewise.study.acceptance import MET, UNDECIDED, Check, checks_of, verdict_
 from casewise.study.clinical import MeasureResult, measure_checks, measure_results, volume_results
 from casewise.study.compared_cohort import GOOD, CasesInOrder, ComparedCase, Comparisons, comparison_of
 from casewise.study.compared_pairs import LOG, CaseLog, CompareCase, Settings, compare_pairs
-from casewise.study.plan import ChangePlan, Seal, log_verdict, read_measures, read_plan, seal_plan
+from casewise.study.plan import ChangePlan, Seal, log_opened, log_verdict, read_measures, read_plan, seal_plan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -303,6 +304,8 @@ def compare_folders(
         if judged_by is not None:
             log = None if out is None else Path(out) / LOG
             seal = seal_plan(judged_by, _listed(Path(new)), compared_before=log is not None and log.is_file())
+            if is_mask_folder(Path(new)):  # reading DICOM masks opens them
+                seal = log_opened(judged_by, seal)
         folders, places = _readable(Path(old), Path(new), given, keep)
         found = find_pairs(folders[0], folders[1], **places)
         pairs = {pair.id: pair for pair in found}
@@ -315,6 +318,8 @@ def compare_folders(
             hashed=judged_by is not None,
         )
         work = CompareCase(pairs, settings)
+        if judged_by is not None and seal is not None:
+            seal = log_opened(judged_by, seal)
         stream: Lines = compare_pairs(work, engine, None if out is None else Path(out), fresh=fresh)
         kept = []
         for line in stream if progress is None else progress(stream, len(pairs)):
@@ -402,7 +407,7 @@ def outcome_of(
     def case_at(at: int) -> ComparedCase:
         line = lines[at]
         found = comparison_of(line["comparison"])
-        return ComparedCase(line["case"], found, line["group"], line["cluster"], line["scan"])
+        return ComparedCase(intern(line["case"]), found, line["group"], line["cluster"], line["scan"])
 
     compared, problems = [], []
     hashes: dict[str, dict[str, str]] = {}

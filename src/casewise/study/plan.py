@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,13 @@ from casewise.core.durable import json_sha256, text_sha256
 from casewise.core.errors import BadInput
 from casewise.judge.certificates.risk_control import clopper_pearson_upper, hoeffding_bentkus
 from casewise.measure.measures import Measure, declared_measures
-from casewise.study.acceptance import CONFIDENCE, FEWEST, QUANTITIES, Acceptance, Criterion, acceptance_of
+from casewise.study.acceptance import CONFIDENCE, FEWEST, QUANTITIES, Acceptance, Criterion, acceptance_of, is_number
 
 LARGEST = 256 * 1024  # bytes of a plan
 POWER = 0.8
 MOST_PATIENTS = 20_000
 SEALED, OPENED, JUDGED = "plan-sealed", "new-opened", "judged"
+ADDED = " (added because a mean does not see rare disasters; give max_harmed_share there to change it)"
 
 TEMPLATE = """\
 # A plan for one change of a model. Write it before you look at the new masks.
@@ -178,11 +179,10 @@ def read_toml(path: Path, what: str) -> tuple[dict[str, Any], str]:
 
 def _plan(path: Path, plain: Mapping[str, Any], sha256: str) -> ChangePlan:
     tables = {name: _table(name, plain.get(name, {})) for name in _PARTS}
-    unknown = sorted(set(plain) - set(_PARTS))
-    for name, keys in _PARTS.items():
-        unknown += [f"{name}.{key}" for key in tables[name] if keys is not None and key not in keys]
-    if unknown:
-        raise BadInput(f"a plan has no {unknown[0]!r}; it has {', '.join(_PARTS)}")
+    for name, keys in [("", tuple(_PARTS)), *_PARTS.items()]:
+        unknown = [key for key in (tables[name] if name else plain) if keys is not None and key not in keys]
+        if unknown:
+            raise BadInput(f"{f'[{name}]' if name else 'a plan'} has no {unknown[0]!r}; it has {', '.join(keys or ())}")
     protocol = tables["protocol"]
     measures = declared_measures(tables["measures"])
     criteria = _table("protocol.criteria", protocol.get("criteria", {}))
@@ -206,10 +206,12 @@ def _plan(path: Path, plain: Mapping[str, Any], sha256: str) -> ChangePlan:
             known = ", ".join(one.name for one in measures) or "none; declare it under [measures]"
             raise BadInput(f"criteria on the measure {name!r}, which the plan does not declare; declared: {known}")
         inner = _without_expected(_table(f"measures.{name}", given), f"measure {name}", expected)
-        for key in inner:
-            if not QUANTITIES[key].of_measure:
-                allowed = ", ".join(one for one, quantity in QUANTITIES.items() if quantity.of_measure)
-                raise BadInput(f"{key} is no criterion on a measure; those are {allowed}")
+        allowed = [one for one, quantity in QUANTITIES.items() if quantity.of_measure]
+        wrong = next((key for key in inner if key not in allowed), None)
+        if wrong is not None:
+            raise BadInput(f"{wrong} is no criterion on a measure; those are {', '.join(allowed)}")
+        if "max_crossed_share" in inner and not next(one for one in measures if one.name == name).decisions:
+            raise BadInput(f'max_crossed_share on {name} needs a decision: [measures.{name}] decision = "< 40"')
         of_measures[name] = acceptance_of({**confidence, **inner}, scope=f"measure {name}")
     if wanted:
         acceptance = acceptance_of({**confidence, **wanted})
@@ -274,7 +276,7 @@ def _without_expected(
             kept[name] = given
         elif name in QUANTITIES:
             numbers = {key: given[key] for key in ("expected", "sd") if key in given}
-            if not all(isinstance(one, int | float) and np.isfinite(one) for one in numbers.values()):
+            if not all(is_number(one) for one in numbers.values()):
                 raise BadInput(f"{name}: expected and sd are numbers, got {numbers}")
             if numbers.get("sd", 1) <= 0:
                 raise BadInput(f"{name}: sd is the spread between patients and above 0, got {numbers['sd']}")
@@ -298,12 +300,12 @@ def _check_consistent(plan: ChangePlan) -> None:
         held[one.name] = one
     for scope, held in by_scope.items():
         gain, still = held.get("min_mean_gain"), held.get("max_changed_share")
-        if gain is not None and gain.limit <= 0 and still is not None and still.limit == still.margin == 0:
+        if gain is not None and gain.limit >= 0 and still is not None and still.limit == still.margin == 0:
             raise BadInput(f"on {scope}, min_mean_gain asks for a gain and max_changed_share lets no case change")
         drop = held.get("max_mean_drop")
-        if gain is not None and drop is not None and drop.limit < gain.limit:  # both bound the fall
+        if gain is not None and drop is not None and drop.highest < gain.highest:  # both bound the fall
             raise BadInput(
-                f"on {scope}, max_mean_drop = {drop.limit:g} asks for more than min_mean_gain = {-gain.limit:g} does"
+                f"on {scope}, max_mean_drop = {drop.limit:g} asks for more than min_mean_gain = {gain.limit:g} does"
             )
     if plan.patients is None or plan.acceptance.confidence is None:
         return
@@ -314,8 +316,8 @@ def _check_consistent(plan: ChangePlan) -> None:
                 raise BadInput(f"no sample can show {one.name} <= {one.limit:g}; allow more, such as 0.05")
             if plan.patients < fewest:
                 raise BadInput(
-                    f"{plan.patients} patients can never show {one.name} <= {one.limit:g} at confidence "
-                    f"{plan.acceptance.confidence:g}: {fewest} are needed, all without harm"
+                    f"{plan.patients} patients can never show {one.name} <= {one.limit:g} on {one.scope} at confidence "
+                    f"{plan.acceptance.confidence:g}: {fewest} are needed, all without harm{ADDED * one.added}"
                 )
 
 
@@ -346,7 +348,8 @@ def how_many(plan: ChangePlan, *, power: float = POWER) -> tuple[Needed, ...]:
         One row per criterion; ``patients`` is None where no number is enough or a guess is missing.
     """
     target = 1 - (1 - power) / len(plan.criteria)
-    return tuple(_needed(plan, one, target) for one in plan.criteria)
+    rows = [_needed(plan, one, target) for one in plan.criteria]
+    return tuple(replace(row, why=row.why + ADDED * one.added) for row, one in zip(rows, plan.criteria, strict=True))
 
 
 def _needed(plan: ChangePlan, criterion: Criterion, power: float) -> Needed:
@@ -360,7 +363,7 @@ def _needed(plan: ChangePlan, criterion: Criterion, power: float) -> Needed:
             return Needed(name, scope, None, f"the expected share {guess.value:g} is not below the limit {limit:g}")
         found = _share_patients(limit, guess.value, confidence, power, plan.scans)
         return Needed(name, scope, found, "" if found else f"more than {MOST_PATIENTS:,}")
-    room = limit - (-guess.value if name == "min_mean_gain" else guess.value)
+    room = criterion.sign * (limit - guess.value)
     if room <= 0:
         return Needed(name, scope, None, f"expected {guess.value:g} leaves no room to the limit {limit:g}")
     if guess.sd is None:
@@ -426,6 +429,7 @@ class Seal:
     log: str  # name of the file
     lines: int
     tip: str  # last hash of the log
+    new: str  # hash of the names and sizes of the new masks
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -445,7 +449,7 @@ def listing_sha256(files: Iterable[Path | None]) -> str:
 
 
 def seal_plan(plan: ChangePlan, new: Sequence[Path | None], *, compared_before: bool = False) -> Seal:
-    """Seal a plan before the new masks are opened, and write down that they are opened now.
+    """Seal a plan before the new masks are opened; :func:`log_opened` follows when they are.
 
     Args:
         plan: The plan.
@@ -471,9 +475,15 @@ def seal_plan(plan: ChangePlan, new: Sequence[Path | None], *, compared_before: 
         notes.append(f"the plan was changed after the new masks were first opened ({opened}); sealed again {when}")
     elif first_look is None and compared_before:
         notes.append(f"the new masks were compared before the plan was sealed ({when})")
-    chain.append(OPENED, {"new": listing, "sha256": plan.sha256})
-    count, tip = chain.tip
-    return Seal(plan.sha256, when, chain.path.name, count, tip, tuple(notes))
+    return Seal(plan.sha256, when, chain.path.name, *chain.tip, listing, tuple(notes))
+
+
+def log_opened(plan: ChangePlan, seal: Seal) -> Seal:
+    """Write down that the new masks are opened now; a run that stops at a wrong option before has not seen them."""
+    chain = Chain(log_of(plan.path))
+    chain.append(OPENED, {"new": seal.new, "sha256": plan.sha256})
+    lines, tip = chain.tip
+    return replace(seal, lines=lines, tip=tip)
 
 
 def log_verdict(plan: ChangePlan, verdict: str, hashes: Mapping[str, str]) -> None:
