@@ -7,13 +7,12 @@ import pandas as pd
 import pytest
 from scipy import stats
 from sklearn.metrics import roc_auc_score
-from statsmodels.stats.multitest import multipletests
 
 from casewise.measure.metrics.selective import auroc
 from casewise.study.analyses.edited_area import region_geometry
 from casewise.study.statistics.chance import chance_draws, chance_moments
 from casewise.study.statistics.ranks import auroc_draws, spearman, spearman_draws, spearman_p
-from casewise.study.statistics.resample import draws, holm, mean_interval, paired_interval, wilcoxon
+from casewise.study.statistics.resample import draws, mean_interval, paired_interval, wilcoxon
 
 
 @pytest.fixture
@@ -106,11 +105,6 @@ def test_the_signed_rank_test_is_scipys_without_zeros(rng, n):
     )
     assert found.p == pytest.approx(theirs.pvalue, abs=1e-12)
     assert (found.n, found.zeros) == (int((difference != 0).sum()), int((difference == 0).sum()))
-
-
-def test_holm_is_statsmodels(rng):
-    p = rng.random(9) ** 3
-    assert holm(p.tolist()) == pytest.approx(multipletests(p, method="holm")[1], abs=1e-14)
 
 
 def test_region_contrasts_are_scipys_mann_whitney(rng):

@@ -44,8 +44,8 @@ def test_the_table_names_the_candidate_and_who_was_flagged(views):
 
 
 def test_only_pictured_cases_carry_their_candidates(views):
-    shown = list(shown_cases(views, pictures=2))
-    assert [bool(one.facts["candidates"]) for one in shown[:3]] == [True, True, False]
+    shown = list(shown_cases(views, case_frame(views), pictures=2))
+    assert [bool(one["facts"]["candidates"]) for one in shown[:3]] == [True, True, False]
 
 
 def test_a_policy_that_asks_nobody_has_no_such_column(study):

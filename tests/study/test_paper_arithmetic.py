@@ -19,7 +19,6 @@ from casewise.study.analyses.helphurt import help_hurt
 from casewise.study.assignment import buckets_at
 from casewise.study.statistics.chance import chance_moments
 from casewise.study.statistics.ranks import spearman_p
-from casewise.study.statistics.resample import holm
 
 
 def routed(low: int, mid: int, hard: int, *, depths: tuple[float, float] = (3, 2), **columns: float) -> pd.DataFrame:
@@ -125,13 +124,6 @@ def test_native_region_cuts_empty_the_middle():
     assert np.bincount(buckets_at(counts, 0.0, 1.0)[0], minlength=3).tolist() == [167, 0, 63]
 
 
-def test_holm_with_four_members():
-    assert holm([0.01625, 0.2, 0.5, 0.9])[0] == pytest.approx(0.065)
-
-
-@pytest.mark.parametrize(
-    ("d", "first", "second", "p"), [(-0.46, 218, 524, 8e-23), (0.24, 218, 524, 4e-7), (-0.14, 144, 139, 0.031)]
-)
 def test_mann_whitney_p_follows_from_cliffs_d(d, first, second, p):
     z = abs(d) * np.sqrt(3 * first * second / (first + second + 1))
     ours = 2 * stats.norm.sf(z)

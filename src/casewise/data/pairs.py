@@ -21,6 +21,7 @@ from casewise.core.formats import read_csv, read_npy
 from casewise.core.records import Mask, check_case_id, made_case_id
 from casewise.data.folders import CaseTable, read_table, with_table
 from casewise.data.nifti import read_volume
+from casewise.data.pictures import ENDINGS as PICTURES
 from casewise.data.pictures import read_label_picture, read_picture
 
 ENDINGS = (".nii.gz", ".nii", ".png", ".npy")
@@ -270,8 +271,8 @@ def read_image(path: Path) -> NDArray[Any]:
     """Read the image of a pair: grey (slices, rows, columns) or (rows, columns), or (rows, columns, 3)."""
     if path.name.lower().endswith(".npy"):
         return read_npy(path)
-    if path.name.lower().endswith(".png"):
-        return np.moveaxis(read_picture(path), 0, -1)
+    if path.name.lower().endswith(PICTURES):
+        return np.ascontiguousarray(np.moveaxis(read_picture(path), 0, -1))
     return read_volume(path).voxels
 
 

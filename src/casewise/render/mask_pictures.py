@@ -9,7 +9,7 @@ import base64
 import colorsys
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,8 +131,7 @@ def painted(
 
 def photographed(plane: Pixels, view: SliceView, *, side: int = 176) -> Pixels:
     """Return the image of the slice in view, gray or in color, cropped and scaled like the masks."""
-    shown = fitted(plane[view.rows, view.columns], side)
-    return np.asarray(shown if shown.ndim == 3 else np.repeat(shown[..., None], 3, axis=-1))
+    return as_rgb(fitted(plane[view.rows, view.columns], side))
 
 
 def _box(picture: Pixels, inside: Flags, *, margin: int = 4, line: int = 2) -> None:
@@ -180,9 +179,8 @@ class Classes:
     @property
     def legend(self) -> list[tuple[str, str]]:
         """(class name, color as #rrggbb) as :func:`painted` paints them, in the order of their numbers."""
-        table = self.quiet
-        shown = [value for value in sorted(self.names) if 0 <= value < 255 and (value or not self.background)]
-        return [(self.names[value], "#{:02x}{:02x}{:02x}".format(*table[value])) for value in shown]
+        table, shown = self.quiet, {value: name for value, name in self.names.items() if 0 <= value < 255}
+        return legend(shown, background=self.background, color=table.__getitem__)
 
 
 def _colors() -> Pixels:
@@ -232,6 +230,7 @@ ADDED = np.array([43, 108, 176], np.uint8)  # in the deployed mask, not in M0
 REMOVED = np.array([196, 61, 27], np.uint8)  # in M0, not in the deployed mask
 RELABELED = np.array([204, 121, 167], np.uint8)
 REJECTED = np.array([150, 150, 150], np.uint8)  # changed by the adaptation, not deployed
+SAMPLED = 2**20  # values from which percentiles are taken, at most
 LARGEST_PANEL = 720  # pixels of its longer side; a street at full size would make sheets of many megabytes
 SHOWN_WIDTH = 832  # pixels of a page that a sheet fills at most
 TITLE_SIZE = 12  # of a title there, in pixels
@@ -260,9 +259,19 @@ def grey_levels(image: NDArray[Any]) -> Pixels:
     """
     if image.shape[0] == 3 and image.dtype == np.uint8:
         return np.ascontiguousarray(np.moveaxis(image, 0, -1))
-    first = np.asarray(image[0], np.float32)
-    low, high = np.percentile(first, (1, 99))
-    return np.asarray(np.clip((first - low) / max(high - low, 1e-6), 0, 1) * 255, np.uint8)
+    return windowed(image[0])
+
+
+def windowed(values: NDArray[Any], within: NDArray[Any] | None = None) -> Pixels:
+    """Convert values to 0..255 between two percentiles of them, or of a part of them; what is not finite becomes 0."""
+    part = values if within is None else within
+    sample = part.reshape(-1)[:: max(1, part.size // SAMPLED)].astype(np.float64)
+    sample = sample[np.isfinite(sample)]
+    low, high = np.percentile(sample, (1, 99)) if sample.size else (0.0, 1.0)
+    scale, shown = 255.0 / max(high - low, 1e-12), np.empty(values.shape, np.uint8)
+    for row, line in enumerate(values):  # slice by slice: no second copy of a volume in floats
+        shown[row] = np.nan_to_num(np.clip(np.rint((line - low) * scale), 0, 255))
+    return shown
 
 
 def before_after(
@@ -375,10 +384,13 @@ def as_rgb(image: NDArray[Any]) -> Pixels:
     return np.ascontiguousarray(np.repeat(image[..., None], 3, axis=-1) if image.ndim == 2 else image, np.uint8)
 
 
-def legend(names: Mapping[int, str], *, background: bool) -> list[tuple[str, str]]:
+def legend(
+    names: Mapping[int, str], *, background: bool, color: Callable[[int], Any] | None = None
+) -> list[tuple[str, str]]:
     """Return (class name, color as #rrggbb) of every class that an overlay paints, in the order of their numbers."""
+    painted = color or (lambda value: color_of(value, names))
     shown = [value for value in sorted(names) if value or not background]
-    return [(names[value], "#{:02x}{:02x}{:02x}".format(*color_of(value, names))) for value in shown]
+    return [(names[value], "#{:02x}{:02x}{:02x}".format(*painted(value))) for value in shown]
 
 
 def color_of(value: int, names: Mapping[int, str]) -> tuple[int, ...]:

@@ -7,9 +7,9 @@ have gained, and which one was deployed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from casewise.core.errors import CasewiseError
@@ -22,19 +22,6 @@ from casewise.study.quality_control import consensus_steps
 from casewise.study.study import Study, case_masks
 
 PICTURES = 150  # cases with pictures; four panels are about 5 kB per case
-
-
-@dataclass(frozen=True)
-class Shown:
-    """One case on the page."""
-
-    id: str
-    group: str
-    bucket: str
-    worse: bool
-    pictures: tuple[str, ...]
-    cells: tuple[Mapping[str, Any], ...]
-    facts: Mapping[str, Any]
 
 
 def panel_names(study: Study) -> list[str]:
@@ -120,7 +107,7 @@ def candidate_map(study: Study, decision: Decision) -> list[dict[str, str]]:
         {
             "name": _candidate_name(study, case_id, step),
             "agreement": "none" if signals["agreement"] is None else number(signals["agreement"]),
-            "change": _word_of(metric.get(step, float("nan")) - metric.get(0, float("nan"))) if step else "",
+            "change": number(metric.get(step, np.nan) - metric.get(0, np.nan), signed=True) if step else "",
             "sizes": _sizes(found.area_changes(at), study.classes.names) if step else "",
             "chosen": _chosen(study, decision, step),
         }
@@ -137,10 +124,6 @@ def _sizes(changes: Mapping[int, float | None], names: Mapping[int, str]) -> str
     return f"size against M0: {', '.join(said)}" if said else ""
 
 
-def _word_of(change: float) -> str:
-    return "undefined" if change != change else number(change, signed=True)
-
-
 def _chosen(study: Study, decision: Decision, step: int) -> str:
     """How much of a candidate is deployed: "" for none."""
     here = decision.state.ladder in ("", study.policy.ladder, study.evaluation.ladder_name)
@@ -151,78 +134,37 @@ def _chosen(study: Study, decision: Decision, step: int) -> str:
     return f"deployed, {decision.state.shrink:.0%} back" if decision.state.shrink else "deployed"
 
 
-def case_table(study: Study) -> Table:
-    """tables/cases.csv: the same rows at full precision."""
+def case_table(study: Study, frame: pd.DataFrame) -> Table:
+    """The rows of the page, and of tables/cases.csv at full precision."""
     made = columns(study)
     rows: list[dict[str, Cell]] = [
-        {column.key: _plain(row[column.key], column) for column in made} for row in case_frame(study).to_dict("records")
+        {column.key: _word(row[column.key]) if column.text else float(row[column.key]) for column in made}
+        for row in frame.astype({column.key: float for column in made if not column.text}).to_dict("records")
     ]
     return Table("cases", "Cases", made, rows)
 
 
-def _plain(value: Any, column: Column) -> Cell:
-    if column.text:
-        return "none" if value is None or value != value else str(value)
-    return float("nan") if value is None else float(value)
-
-
-def shown_cases(study: Study, *, pictures: int = PICTURES) -> Iterator[Shown]:
+def shown_cases(study: Study, frame: pd.DataFrame, *, pictures: int = PICTURES) -> Iterator[dict[str, Any]]:
     """Every case for the page; the first ``pictures`` with panels."""
     decisions = {name: {one.case_id: one for one in study.decisions[name]} for name in (study.reference, study.ours)}
-    for at, row in enumerate(case_frame(study).to_dict("records")):
+    for at, row in enumerate(frame.to_dict("records")):
         case = str(row["case"])
         pair = decisions[study.reference][case], decisions[study.ours][case]
         painted_panels, captions, where = _pictures(study, pair) if at < pictures else ((), panel_names(study), "")
-        yield Shown(
-            case,
-            _word(row["group"]),
-            _word(row["bucket"]),
-            bool(row["change_reference"] < 0),
-            painted_panels,
-            tuple(_cells(study, row)),
-            {
-                "panels": captions,
-                "where": where,
-                "facts": _facts(study, row, pair[1]),
-                "candidates": candidate_map(study, pair[1]) if at < pictures else [],
-                "flagged": pair[1].flagged,
-            },
-        )
+        facts = {
+            "panels": captions,
+            "where": where,
+            "facts": _facts(study, row, pair[1]),
+            "candidates": candidate_map(study, pair[1]) if at < pictures else [],
+            "flagged": pair[1].flagged,
+        }
+        words = {name: _word(row[name]) for name in ("group", "bucket")}
+        worse = bool(row["change_reference"] < 0)
+        yield {"id": case, **words, "worse": worse, "pictures": painted_panels, "facts": facts}
 
 
 def _word(value: Any) -> str:
     return "none" if value is None or value != value else str(value)
-
-
-def _cells(study: Study, row: Mapping[Any, Any]) -> Iterator[dict[str, Any]]:
-    for column in columns(study):
-        value = row[column.key]
-        if column.text:
-            word = _word(value)
-            kind = "text wide" if column.key == "case" else "text"
-            yield {
-                "kind": kind,
-                "text": word,
-                "sort": word,
-                "tag": word if column.key == "bucket" and word != "none" else "",
-                "tone": "",
-            }
-            continue
-        is_missing = value is None or value != value
-        text = "undefined" if is_missing else number(value, column.digits, signed=column.signed)
-        yield {
-            "kind": "",
-            "text": text,
-            "sort": "" if is_missing else value,
-            "tag": "",
-            "tone": _tone(column.key, value),
-        }
-
-
-def _tone(key: str, value: Any) -> str:
-    if value is None or value != value or not key.startswith("change"):
-        return ""
-    return "worse" if value < 0 else "better" if value > 0 else ""
 
 
 def _pictures(study: Study, pair: tuple[Decision, Decision]) -> tuple[tuple[str, ...], list[str], str]:

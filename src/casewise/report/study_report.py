@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from enum import Enum
@@ -40,40 +40,6 @@ from casewise.study.study import Extras, Study
 from casewise.study.summary_text import advised, hero, keys, report_summary, words
 
 
-def render(
-    content: Mapping[str, Any], *, sections: Sequence[Section], hero: Sequence[Picture], drawings: Mapping[str, str]
-) -> str:
-    """The page from its content; ``drawings`` (picture id to SVG) become inline SVG in the page's own colors."""
-    shown = [_drawn(section, drawings) for section in sections]
-    return render_page("report.html.j2", **content, sections=shown, hero=[_svg(picture, drawings) for picture in hero])
-
-
-def _drawn(section: Section, drawings: Mapping[str, str]) -> dict[str, Any]:
-    fields = ("id", "title", "lead", "notes", "tables", "missing")
-    pictures = [_svg(one, drawings) for one in section.pictures]
-    return {**{name: getattr(section, name) for name in fields}, "pictures": pictures}
-
-
-def _svg(picture: Picture, drawings: Mapping[str, str]) -> dict[str, Any]:
-    drawn = Markup(page_svg(drawings[picture.id], title=picture.title))
-    return {**{name: getattr(picture, name) for name in ("id", "title", "caption", "paper")}, "svg": drawn}
-
-
-def content(
-    study: Study,
-    *,
-    shown: Sequence[cases.Shown],
-    origin: Sequence[Table],
-) -> dict[str, Any]:
-    """Everything but the sections and the figures."""
-    return {
-        **_heading(study),
-        **_cases(study, shown),
-        "provenance": list(origin),
-        "footer": f"casewise {__version__}. One file, no network. Every number is in results.json at full precision.",
-    }
-
-
 def _heading(study: Study) -> dict[str, Any]:
     title = str(study.configuration.get("dataset") or study.evaluation.path.name)
     what = "candidates" if study.rungs else "updates"
@@ -86,28 +52,23 @@ def _heading(study: Study) -> dict[str, Any]:
         "summary": report_summary(study),
         "keys": keys(study),
         "words": words(study),
+        "footer": f"casewise {__version__}. One file, no network. Every number is in results.json at full precision.",
     }
 
 
-def _cases(study: Study, shown: Sequence[cases.Shown]) -> dict[str, Any]:
-    pictured = sum(bool(one.pictures) for one in shown)
+def _cases(study: Study, table: Table, shown: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    pictured = sum(bool(one["pictures"]) for one in shown)
     return {
-        "cases": list(shown),
-        "case_columns": cases.columns(study),
+        "cases": shown,
+        "case_table": table,
         "case_sorted": 3 + len(study.extras.others),
-        "case_facts": {one.id: one.facts for one in shown},
-        "case_lead": (
-            f"Worst first: by the change of {study.metric} under {study.everywhere}, without control. "
-            "Open a case to see more."
-        ),
+        "case_facts": {one["id"]: one["facts"] for one in shown},
         "case_note": (
             f"{pluralize(len(shown), 'case')}, {pictured} with pictures of the slice that shows most harm. Deployed: "
             f"{judged_sentence(judged_share(study.router))}."
         ),
         "panel_names": cases.panel_names(study),
         "classes": study.classes.legend,
-        "buckets": sorted({one.bucket for one in shown}),
-        "groups": sorted({one.group for one in shown}),
         "reference": study.everywhere,
         "metric": study.metric,
     }
@@ -133,28 +94,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else "inf" if value > 0 else "-inf"
     return value if isinstance(value, str | int | float | bool | None) else str(value)
-
-
-def finding_plain(finding: Finding) -> dict[str, Any]:
-    """One finding: what it is, on how many cases, how it was made, and its rows."""
-    return {
-        "n": finding.n,
-        "spec": finding.spec,
-        "made": plain(finding.made),
-        "notes": list(finding.notes),
-        "reason": finding.reason,
-        "rows": plain(finding.table),
-    }
-
-
-def findings_of(sections: Iterable[Section]) -> dict[str, dict[str, Any]]:
-    """Findings by their stable key."""
-    return {finding.name: finding_plain(finding) for section in sections for finding in section.findings}
-
-
-def write_results(path: Path, content: Mapping[str, Any]) -> None:
-    """Strict JSON: no NaN, keys in the order in which they were made."""
-    path.write_text(json_text(plain(content), indent=1) + "\n", encoding="utf-8")
 
 
 _PARTS = frozenset({"report.html", "results.json", "tables", "figures"})
@@ -187,26 +126,16 @@ def build(
             bar.set_description(what)
             bar.update()
 
-        study = Study.of(
-            _archive(evaluation),
-            _archive(calibration),
-            known,
-            extras=extras,
-            resamples=resamples,
-            seed=seed,
-            progress=tick,
-        )
+        pair = [one if isinstance(one, Archive) else open_archive(one) for one in (evaluation, calibration)]
+        study = Study.of(*pair, known, extras=extras, resamples=resamples, seed=seed, progress=tick)
         sections = sections_of(study, analyses, progress=tick)
         tick("pictures of the cases")
-        shown = list(cases.shown_cases(study, pictures=pictures))
+        frame = cases.case_frame(study)
+        shown = list(cases.shown_cases(study, frame, pictures=pictures))
         tick("writing")
         with whole_folder(Path(out)) as folder:
-            write_report(folder, study, sections, shown)
+            write_report(folder, study, sections, frame, shown)
     return Path(out) / "report.html"
-
-
-def _archive(given: Archive | str | Path) -> Archive:
-    return given if isinstance(given, Archive) else open_archive(given)
 
 
 @contextmanager
@@ -250,49 +179,53 @@ def _is_ours(results: Path) -> bool:
         return False
 
 
-def write_report(folder: Path, study: Study, sections: Sequence[Section], shown: Sequence[cases.Shown]) -> None:
-    """Everything into one folder."""
-    first = hero(study)
-    origin = list(provenance_tables(study))
-    write_tables(
-        folder / "tables", [cases.case_table(study), *origin, *(one for part in sections for one in part.tables)]
-    )
+def write_report(
+    folder: Path, study: Study, sections: Sequence[Section], frame: pd.DataFrame, shown: Sequence[Mapping[str, Any]]
+) -> None:
+    """Write everything into one folder; ``frame`` and ``shown`` are the rows of the case table."""
+    first, origin, table = hero(study), list(provenance_tables(study)), cases.case_table(study, frame)
+    for one in (table, *origin, *(one for part in sections for one in part.tables)):
+        write_csv(folder / "tables" / f"{one.id}.csv", one)
+        write_tex(folder / "tables" / f"{one.id}.tex", one)
     drawings = write_pictures(folder / "figures", [first, *(one for part in sections for one in part.pictures)])
-    write_results(folder / "results.json", _results(study, sections))
-    words = content(study, shown=shown, origin=origin)
-    spoken = [section for section in sections if section.tables or section.pictures or section.lead]
-    page = render(words, sections=spoken, hero=[first], drawings=drawings)
-    (folder / "report.html").write_text(page, encoding="utf-8")
-    _hide_folders(folder, study)
-
-
-def write_tables(folder: Path, made: Sequence[Table]) -> None:
-    """Every table as CSV and LaTeX."""
-    for one in made:
-        write_csv(folder / f"{one.id}.csv", one)
-        write_tex(folder / f"{one.id}.tex", one)
-
-
-def write_pictures(folder: Path, pictures: Sequence[Picture]) -> dict[str, str]:
-    """Every figure as SVG and PNG; gives the SVG texts by id, for the page."""
-    drawings = {}
-    for picture in pictures:
-        drawings[picture.id] = svg_text(picture.figure, id=picture.id)
-        (folder / f"{picture.id}.svg").write_text(drawings[picture.id], encoding="utf-8")
-        write_png(folder / f"{picture.id}.png", picture.figure)
-    return drawings
-
-
-def _results(study: Study, sections: Sequence[Section]) -> dict[str, Any]:
-    return {
+    results = {
         "schema": SCHEMA,
         "provenance": provenance(study),
         "summary": vars(report_summary(study)),
         "warnings": advised(study),
-        "findings": findings_of(sections),
-        "cases": plain(cases.case_frame(study)),
+        "findings": {one.name: _finding_plain(one) for section in sections for one in section.findings},
+        "cases": frame,
         "not_run": {**study.skipped, **{name: why for one in sections for name, why in one.missing.items()}},
     }
+    (folder / "results.json").write_text(json_text(plain(results), indent=1) + "\n", encoding="utf-8")
+    spoken = [section for section in sections if section.tables or section.pictures or section.lead]
+    content = {
+        **_heading(study),
+        **_cases(study, table, shown),
+        "sections": spoken,
+        "hero": first,
+        "provenance": origin,
+    }
+    page = render_page("report.html.j2", **content, drawings=drawings)
+    (folder / "report.html").write_text(page, encoding="utf-8")
+    _hide_folders(folder, study)
+
+
+def _finding_plain(finding: Finding) -> dict[str, Any]:
+    """One finding in results.json: on how many cases, how it was made, and its rows."""
+    known = {name: getattr(finding, name) for name in ("n", "spec", "made", "notes", "reason")}
+    return {**known, "rows": finding.table}
+
+
+def write_pictures(folder: Path, pictures: Sequence[Picture]) -> dict[str, Markup]:
+    """Every figure as SVG and PNG; gives inline SVG in the page's own colors by id, for the page."""
+    drawings = {}
+    for picture in pictures:
+        drawn = svg_text(picture.figure, id=picture.id)
+        (folder / f"{picture.id}.svg").write_text(drawn, encoding="utf-8")
+        write_png(folder / f"{picture.id}.png", picture.figure)
+        drawings[picture.id] = Markup(page_svg(drawn, title=picture.title))
+    return drawings
 
 
 def _hide_folders(folder: Path, study: Study) -> None:

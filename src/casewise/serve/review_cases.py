@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from scipy import ndimage
 
 from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256
@@ -25,9 +26,10 @@ from casewise.core.errors import BadInput, Mismatch, Refused, UnsafeInput
 from casewise.core.prediction_record import PredictedCase
 from casewise.core.records import FAILED, Action, Mask, check_case_id
 from casewise.data import nifti, pictures
-from casewise.data.folders import CaseFiles, list_cases
+from casewise.data.folders import CaseFiles
+from casewise.data.pairs import read_image
 from casewise.judge.controllers.region_gate import gate_regions
-from casewise.render.mask_pictures import Classes
+from casewise.render.mask_pictures import Classes, windowed
 from casewise.run.prediction_folder import Layout, read_entry
 
 
@@ -134,20 +136,18 @@ class Predictions:
         """Every case of the folder."""
         return {case_id: self._case(case_id, entry) for case_id, entry in self.entries.items()}
 
+    def _audited(self, *events: str) -> list[dict[str, Any]]:
+        return [line for line in Chain(self.audit).lines() if line.get("event") in events]
+
     @property
-    def lost(self) -> tuple[str, ...]:
+    def lost(self) -> list[str]:
         """Cases that a run ended, says the audit log, and whose entry is gone."""
-        ended = (
-            line for line in Chain(self.path / "audit.jsonl").lines() if line.get("event") in ("case", "case-kept")
-        )
-        return tuple(
-            dict.fromkeys(str(line.get("case")) for line in ended if str(line.get("case")) not in self.entries)
-        )
+        ended = dict.fromkeys(str(line.get("case")) for line in self._audited("case", "case-kept"))
+        return [case_id for case_id in ended if case_id not in self.entries]
 
     @cached_property
     def _last_run(self) -> Mapping[str, Any]:
-        runs = [line for line in Chain(self.path / "audit.jsonl").lines() if line.get("event") == "run-started"]
-        return runs[-1] if runs else {}
+        return (self._audited("run-started") or [{}])[-1]
 
     @property
     def min_area(self) -> int:
@@ -169,10 +169,8 @@ class Predictions:
         case, layout = self.cases[case_id], self._layout(case_id)
         if not case.has_masks:
             raise BadInput(f"case {case_id} has no output: {case.error}")
-        deployed = self._read(case_id, layout.mask(case_id))
-        kept = layout.source(case_id)
-        source = self._read(case_id, kept) if self._names(case_id, kept) else deployed
-        adapted = None if state is None else self._read(case_id, self.file_of(case_id, "adapted", state))
+        source, deployed = (_read(self.file_of(case_id, which)) for which in ("m0", "deployed"))
+        adapted = None if state is None else _read(self.file_of(case_id, "adapted", state))
         return Masks(source, adapted, deployed, _spacing_mm(layout.mask(case_id)))
 
     def file_of(self, case_id: str, which: str, state: str | None = None) -> Path:
@@ -259,17 +257,16 @@ class Predictions:
             raise Refused(f"{name} is missing or was changed after it was written; predict case {case_id} again")
         return path
 
-    def _read(self, case_id: str, path: Path) -> Mask:
-        path = self._checked(case_id, path)
-        return pictures.read_label_picture(path) if _is_picture(path) else nifti.read_label(path)
+
+def _read(path: Path) -> Mask:
+    return pictures.read_label_picture(path) if _is_picture(path) else nifti.read_label(path)
 
 
 def _name(state: str, entry: PredictedCase) -> str:
     """What a person calls a state: the name of its candidate where the entry has it."""
     if state == DEPLOYED:
-        return (
-            f"written mask ({entry.candidate}{', after cleanup' if entry.decision and entry.decision.cleanup else ''})"
-        )
+        cleaned = ", after cleanup" if entry.decision and entry.decision.cleanup else ""
+        return f"written mask ({entry.candidate}{cleaned})"
     deployed = entry.decision is not None and str(entry.decision.state.on("")) == state
     return entry.names.get(state) or (entry.candidate if deployed and entry.candidate else f"candidate {state}")
 
@@ -312,12 +309,8 @@ def listed_regions(masks: Masks, *, min_area: int) -> dict[str, Any]:
     groups = np.split(found.voxels[order], np.cumsum(found.sizes)[:-1]) if found.area else []
     rows = [_row(number, groups[component], masks) for number, component in enumerate(np.flatnonzero(found.kept))]
     rows.sort(key=lambda row: -row["voxels"])
-    return {
-        "area": found.area,
-        "total": len(rows),
-        "crumbs": int(found.sizes[~found.kept].sum()),
-        "regions": rows[:LISTED],
-    }
+    crumbs = int(found.sizes[~found.kept].sum())
+    return {"area": found.area, "total": len(rows), "crumbs": crumbs, "regions": rows[:LISTED]}
 
 
 def _row(number: int, voxels: NDArray[np.int64], masks: Masks) -> dict[str, Any]:
@@ -353,7 +346,6 @@ WINDOWS = ("whole", "near")
 Where = tuple[int, int] | None
 """Axis and number of a slice; None for a picture, which has only one."""
 MARGIN = 12
-SAMPLED = 2**20
 
 
 @dataclass(frozen=True)
@@ -361,11 +353,6 @@ class Images:
     """The images that the cases were made from, by case id; empty where no folder was given."""
 
     files: Mapping[str, CaseFiles]
-
-    @classmethod
-    def of(cls, folder: Path | None) -> Images:
-        """Images in nnU-Net's or plain naming."""
-        return cls({} if folder is None else {files.id: files for files in list_cases(folder)})
 
     def channels(self, case_id: str) -> int:
         """Number of image files; 0 where there is no image."""
@@ -388,46 +375,20 @@ class Images:
         if problem is not None:
             raise Mismatch(problem)
         path = self.files[case.id].images[channel]
-        if path.name.lower().endswith(pictures.ENDINGS):
-            shown: Pixels = np.ascontiguousarray(np.moveaxis(pictures.read_picture(path), 0, -1))
-            space = shown.shape[:2]
-        else:
-            voxels = nifti.read_volume(path).voxels
-            space = voxels.shape
-            if space == masks.source.shape:
-                shown = windowed(voxels, window, masks)
+        image = read_image(path)
+        is_picture = _is_picture(path)
+        space = image.shape[:2] if is_picture else image.shape
         if space != masks.source.shape:
             raise Mismatch(f"{path.name} has shape {space}, its mask {masks.source.shape}; give the original images")
-        return shown
+        return image if is_picture else windowed(image, image[_near(masks)] if window == "near" else None)
 
 
-def windowed(voxels: NDArray[Any], window: str, masks: Masks) -> Pixels:
-    """Voxels to 0..255 between two percentiles; what is not finite becomes 0."""
-    if window not in WINDOWS:
-        raise BadInput(f"a window is one of {', '.join(WINDOWS)}, got {window!r}")
-    part = voxels[_box(masks)] if window == "near" else voxels
-    sample = part.reshape(-1)[:: max(1, part.size // SAMPLED)].astype(np.float64)
-    sample = sample[np.isfinite(sample)]
-    low, high = np.percentile(sample, (1, 99)) if sample.size else (0.0, 1.0)
-    scale = 255.0 / max(high - low, 1e-12)
-    shown = np.empty(voxels.shape, np.uint8)
-    for row in range(len(voxels)):  # slice by slice: no second copy of the volume in floats
-        shown[row] = np.nan_to_num(np.clip(np.rint((voxels[row] - low) * scale), 0, 255))
-    return shown
-
-
-def _box(masks: Masks) -> tuple[slice, ...]:
+def _near(masks: Masks) -> tuple[slice, ...]:
     """The box around the foreground of every mask with a margin; everything where there is no foreground."""
-    present = (masks.source > 0) | (masks.deployed > 0)
-    if masks.adapted is not None:
-        present = present | (masks.adapted > 0)
-    if not present.any():
-        return tuple(slice(None) for _ in present.shape)
-    found = []
-    for axis in range(present.ndim):
-        places = np.flatnonzero(present.any(axis=tuple(other for other in range(present.ndim) if other != axis)))
-        found.append(slice(max(0, int(places[0]) - MARGIN), int(places[-1]) + MARGIN + 1))
-    return tuple(found)
+    known = [mask for mask in (masks.source, masks.adapted, masks.deployed) if mask is not None]
+    present = np.logical_or.reduce([mask > 0 for mask in known])
+    boxes = ndimage.find_objects(present.astype(np.uint8)) or [tuple(slice(0, length) for length in present.shape)]
+    return tuple(slice(max(0, part.start - MARGIN), part.stop + MARGIN) for part in boxes[0])
 
 
 def mask_slice(masks: Masks, where: Where) -> bytes:

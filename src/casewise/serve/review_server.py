@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from casewise.core.errors import BadInput, CasewiseError, Refused, UnknownName
 from casewise.core.formats import json_bytes
 from casewise.core.text import pluralize
+from casewise.data.folders import list_cases
 from casewise.render.mask_pictures import color_of
 from casewise.serve.review_cases import (
     WINDOWS,
@@ -63,7 +64,8 @@ def review_server(
     if not folder.cases:
         raise BadInput(f"{path} holds no case to review")
     log = ReviewLog(folder.path / REVIEWS)
-    desk = Desk(folder, Images.of(None if images is None else Path(images)), log, reviewer=reviewer)
+    files = {} if images is None else {files.id: files for files in list_cases(Path(images))}
+    desk = Desk(folder, Images(files), log, reviewer)
     try:
         return ReviewServer(desk, port)
     except OSError as error:
@@ -211,7 +213,7 @@ class Answer:
 class Desk:
     """A folder under review."""
 
-    def __init__(self, folder: Predictions, images: Images, log: ReviewLog, *, reviewer: str = "") -> None:
+    def __init__(self, folder: Predictions, images: Images, log: ReviewLog, reviewer: str) -> None:
         log.check()
         self.folder, self.images, self.log, self.reviewer = folder, images, log, reviewer
         self._order = worst_first(folder.cases)
@@ -304,23 +306,19 @@ class Desk:
         }
 
     def _list(self) -> dict[str, Any]:
-        latest = self._latest()
-        rows = []
-        for case_id in self._order:
-            case = self.folder.cases[case_id]
-            rows.append({**_brief(case), "review": latest.get(case_id)})
+        latest, classes = self._latest(), self.folder.classes
         return {
             "folder": self.folder.path.resolve().name,
-            "metric": "Dice" if self.folder.classes.background else "mIoU",
+            "metric": "Dice" if classes.background else "mIoU",
             "reviewer": self.reviewer,
             "problems": self.log.problems,
-            "background": self.folder.classes.background,
+            "background": classes.background,
             "classes": [
-                {"value": value, "name": name, "color": color_of(value, self.folder.classes.names)}
-                for value, name in sorted(self.folder.classes.names.items())
-                if value or not self.folder.classes.background
+                {"value": value, "name": name, "color": color_of(value, classes.names)}
+                for value, name in sorted(classes.names.items())
+                if value or not classes.background
             ],
-            "cases": rows,
+            "cases": [{**_brief(self.folder.cases[one]), "review": latest.get(one)} for one in self._order],
         }
 
     def _detail(self, case: ReviewCase, query: Mapping[str, str]) -> dict[str, Any]:
@@ -348,6 +346,8 @@ class Desk:
     def _image(self, case: ReviewCase, query: Mapping[str, str]) -> bytes:
         masks = self._opened(case, {})
         channel, window = _number(query, "channel"), query.get("window", WINDOWS[0])
+        if window not in WINDOWS:
+            raise BadInput(f"a window is one of {', '.join(WINDOWS)}, got {window!r}")
         if channel >= self.images.channels(case.id):
             raise BadInput(
                 f"case {case.id} has {pluralize(self.images.channels(case.id), 'channel')}, {channel} was asked for"
@@ -399,12 +399,7 @@ def editor_commands(files: Mapping[str, Path]) -> list[str]:
     ground = quoted.get("image", quoted["m0"])
     loads = [f"slicer.util.loadVolume({str(files['image'])!r})"] if "image" in files else []
     loads += [f"slicer.util.loadSegmentation({str(files[name])!r})" for name in ("m0", "deployed")]
-    slicer = [
-        "Slicer",
-        "--python-code",
-        "; ".join(loads),
-    ]
-    return [f"itksnap -g {ground} -s {quoted['deployed']}", shlex.join(slicer)]
+    return [f"itksnap -g {ground} -s {quoted['deployed']}", shlex.join(["Slicer", "--python-code", "; ".join(loads)])]
 
 
 def _brief(case: ReviewCase) -> dict[str, Any]:

@@ -168,10 +168,10 @@ def notes_of(*findings: Finding) -> tuple[str, ...]:
     return tuple(dict.fromkeys(note for finding in findings for note in finding.notes))
 
 
-def rows(records: Iterable[Mapping[str, Any]], columns: str | Sequence[str]) -> pd.DataFrame:
-    """Make a frame with exactly these columns, also if there is no record."""
+def rows(records: Iterable[Any], columns: str | Sequence[str]) -> pd.DataFrame:
+    """Make a frame with exactly these columns, also if there is no record; records are mappings or tuples."""
     names = columns.split() if isinstance(columns, str) else list(columns)
-    return pd.DataFrame.from_records([dict(record) for record in records], columns=names)
+    return pd.DataFrame.from_records(list(records), columns=names)
 
 
 def need_columns(frame: pd.DataFrame, columns: Iterable[str], what: str) -> None:

@@ -184,12 +184,7 @@ class Study:
     @property
     def measure(self) -> dict[str, Any]:
         """Options of the measurement of regions."""
-        made = self.configuration
-        return {
-            "min_area": int(made.get("min_area", 16)),
-            "foreground": bool(made.get("foreground", True)),
-            "ignore": made.get("ignore"),
-        }
+        return measure_options(self.evaluation)
 
     @property
     def ours(self) -> str:
@@ -312,6 +307,13 @@ def unlocked(evaluation: Archive, policy: Policy) -> Archive:
         return unlock(evaluation, purpose="study", policy=policy)
     together = unlock(evaluation.join(policy.ladders), purpose="study", policy=policy)
     return together.ladder(evaluation.ladder_name or next(iter(policy.ladders)))
+
+
+def measure_options(archive: Archive) -> dict[str, Any]:
+    """Options of the measurement of regions, as the archive was recorded."""
+    made = archive.configuration
+    foreground = bool(made.get("foreground", True))
+    return {"min_area": int(made.get("min_area", 16)), "foreground": foreground, "ignore": made.get("ignore")}
 
 
 def once(make: Callable[[Study], Found]) -> Callable[[Study], Found]:

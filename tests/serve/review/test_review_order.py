@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from casewise.render.mask_pictures import windowed
 from casewise.serve.review_cases import (
     Masks,
     ReviewCase,
+    _near,
     changes_by_slice,
     listed_regions,
     mask_slice,
     shown_first,
     state_order,
-    windowed,
     worst_first,
 )
 
@@ -87,8 +88,8 @@ def test_a_window_around_the_masks_ignores_what_is_far_away():
     source = np.zeros(voxels.shape, np.uint8)
     source[1, 2:6, 2:6] = 1
     masks = Masks(source, None, source, None)
-    assert windowed(voxels, "whole", masks)[1, 3, 3] < 10
-    near = windowed(voxels, "near", masks)
+    assert windowed(voxels)[1, 3, 3] < 10
+    near = windowed(voxels, voxels[_near(masks)])
     assert near[1, 3, 3] == 255
     assert (near[0, 0, 0], near[0, 0, 1]) == (0, 255)
 

@@ -31,10 +31,6 @@ def test_differences_begin_at_the_second_step_unless_told(outcomes):
     assert more.row(kind="difference")["rows"] == 240
 
 
-def test_a_step_limit_leaves_later_rows_out(outcomes):
-    assert association(outcomes, signals=["delta"], max_step=2, resamples=20).row(kind="level")["rows"] == 120
-
-
 def test_groups_are_reported_beside_the_pool(outcomes):
     found = association(outcomes, signals=["delta"], by_group=True, differences=False, resamples=20)
     assert found.table["scope"].tolist() == ["all", "site-0", "site-1"]

@@ -83,18 +83,13 @@ def test_draws_agree_with_the_closed_form(arms, router):
     assert found["low"] < found["mean_exact"] < found["high"]
 
 
-def test_groups_are_matched_inside_and_pooled_plainly_or_by_cases(arms, router, scores):
+def test_groups_are_matched_inside_and_pooled_plainly(arms, router, scores):
     uneven = router[(router["group"] == "site-0") | (router["case"] < "c030")]
     plain = matched_controls(arms, uneven, scores, by_group=True, draws=20).table
-    weighted = matched_controls(arms, uneven, scores, by_group=True, draws=20, weighting="cases").table
     groups = plain[plain["scope"].str.startswith("site") & (plain["selector"] == "deployed")]
     assert groups["n"].tolist() == [30, 15]
-    pooled = {
-        name: table[(table["scope"] == "pooled") & (table["selector"] == "deployed")]["ha"].iloc[0]
-        for name, table in (("plain", plain), ("cases", weighted))
-    }
-    assert pooled["plain"] == pytest.approx(groups["ha"].mean())
-    assert pooled["cases"] == pytest.approx(np.average(groups["ha"], weights=groups["n"]))
+    pooled = plain[(plain["scope"] == "pooled") & (plain["selector"] == "deployed")]["ha"].iloc[0]
+    assert pooled == pytest.approx(groups["ha"].mean())
 
 
 def test_a_selector_against_itself_differs_by_nothing(arms, router, scores):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from casewise.core.errors import BadInput, TooFewCases
+from casewise.core.errors import TooFewCases
 from casewise.judge.calibration.calibrate import calibrate
 from casewise.study.analyses import ANALYSES
 from casewise.study.analyses.cut_points import calibration_sensitivity, cut_stability, stability_of
@@ -50,15 +50,6 @@ def test_fewer_cases_spread_more_and_the_worst_draw_is_the_largest(values, arms,
 def test_beating_the_reference_is_strict(values, arms, router):
     found = calibration_sensitivity(values, values, arms, reference=router, sizes=(60,), draws=5).table
     assert found["beats_reference"].tolist() == [0, 0]
-
-
-def test_only_the_rollback_cut_may_vary(values, arms, methods):
-    options = {"reference": methods["fixed-3"], "sizes": (6,), "draws": 50}
-    both = calibration_sensitivity(values, values, arms, **options).table.iloc[1]
-    high = calibration_sensitivity(values, values, arms, vary="high", **options).table.iloc[1]
-    assert both["ha"] != high["ha"]
-    with pytest.raises(BadInput, match="'both' or 'high'"):
-        calibration_sensitivity(values, values, arms, vary="low", **options)
 
 
 def test_a_subsample_larger_than_the_pool_is_refused(values, arms, methods):

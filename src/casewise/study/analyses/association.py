@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,6 @@ def association(
     by_group: bool = False,
     differences: bool = True,
     include_first: bool = False,
-    max_step: int | None = None,
     resamples: int = RESAMPLES,
     seed: int = RESAMPLING_SEED,
 ) -> Finding:
@@ -68,10 +68,9 @@ def association(
     resampled, with all steps of their cases.
     """
     names = signals_in(outcomes, signals)
-    frame = outcomes if max_step is None else outcomes[outcomes["step"] <= max_step]
-    kinds = {"level": adapted_rows(frame)}
+    kinds = {"level": adapted_rows(outcomes)}
     if differences:
-        ladder, columns = unshrunk(frame), [*names, "ha"]
+        ladder, columns = unshrunk(outcomes), [*names, "ha"]
         changed = ladder.assign(**dict(ladder.groupby("case")[columns].diff().items()))
         kinds["difference"] = changed[changed["step"] >= (1 if include_first else 2)]
     records = [
@@ -81,7 +80,7 @@ def association(
         for record in _correlations(rest, names, resamples, seed, scope=scope, kind=kind, step="pooled")
     ]
     table = rows(records, COLUMNS)
-    made = {"resamples": resamples, "seed": seed, "max_step": max_step, "include_first": include_first}
+    made = {"resamples": resamples, "seed": seed, "include_first": include_first}
     return Finding("association", table, outcomes["case"].nunique(), "I1-I3, I5, I6, I9", made, _boundary(table))
 
 
@@ -100,14 +99,12 @@ def per_step(outcomes: pd.DataFrame, *, resamples: int = RESAMPLES, seed: int = 
 
 def signal_signal(outcomes: pd.DataFrame) -> Finding:
     """Spearman between signals over (case, step) rows (I7)."""
-    names, frame, records = signals_in(outcomes), adapted_rows(outcomes), []
-    for at, first in enumerate(names):
-        for second in names[at + 1 :]:
-            both = frame[[first, second, "case"]].dropna()
-            rho = spearman(both[first].to_numpy(float), both[second].to_numpy(float))
-            reason = "a signal is constant or there are fewer than three rows" if np.isnan(rho) else ""
-            size = {"rows": len(both), "n": both["case"].nunique()}
-            records.append({"first": first, "second": second, "rho": rho, **size, "reason": reason})
+    frame, records = adapted_rows(outcomes), []
+    for first, second in combinations(signals_in(outcomes), 2):
+        both = frame[[first, second, "case"]].dropna()
+        rho = spearman(both[first].to_numpy(float), both[second].to_numpy(float))
+        reason = "a signal is constant or there are fewer than three rows" if np.isnan(rho) else ""
+        records.append((first, second, rho, len(both), both["case"].nunique(), reason))
     table = rows(records, "first second rho rows n reason")
     return Finding("association.signal_signal", table, outcomes["case"].nunique(), "I7")
 
@@ -116,17 +113,11 @@ def signal_summary(found: Finding) -> Finding:
     """One row per signal: rho with HA, rho of the differences, and its extra passes (I10)."""
     pooled = found.table[found.table["scope"] == "all"]
     wide = pooled.pivot(index="signal", columns="kind", values="rho")
-    records = [
-        {
-            "signal": name,
-            "rho": float(wide.loc[name].get("level", np.nan)),
-            "rho_difference": float(wide.loc[name].get("difference", np.nan)),
-            "backwards": SIGNALS[name].backwards if name in SIGNALS else None,
-            "forwards": SIGNALS[name].forwards if name in SIGNALS else None,
-        }
-        for name in dict.fromkeys(pooled["signal"])
-    ]
-    table = rows(records, "signal rho rho_difference backwards forwards")
+    names = list(dict.fromkeys(pooled["signal"]))
+    wide = wide.reindex(index=names, columns=["level", "difference"])
+    passes = {kind: [getattr(SIGNALS.get(name), kind, None) for name in names] for kind in ("backwards", "forwards")}
+    table = pd.DataFrame({"signal": names, "rho": wide["level"].to_numpy(float), **passes})
+    table.insert(2, "rho_difference", wide["difference"].to_numpy(float))
     return Finding("association.summary", table, found.n, "I10", found.made)
 
 
@@ -142,12 +133,10 @@ def states(outcomes: pd.DataFrame) -> pd.DataFrame:
 def fragmentation_state(outcomes: pd.DataFrame) -> Finding:
     """Means of the five parts of the state at every step; the entropy over the cases that recorded it."""
     found = states(outcomes)
-    records = [
-        {"step": int(step), "n": len(part), **{name: float(part[name].mean()) for name in STATE}}
-        for step, part in found.groupby("step")
-    ]
+    table = found.groupby("step", as_index=False)[list(STATE)].mean()
+    table.insert(1, "n", found.groupby("step").size().to_numpy())
     made = {"cases_with_entropy": int(found.loc[found["entropy_on_d"].notna(), "case"].nunique())}
-    return Finding("association.state", rows(records, ("step", "n", *STATE)), found["case"].nunique(), "C5", made)
+    return Finding("association.state", table, found["case"].nunique(), "C5", made)
 
 
 def _correlations(
@@ -253,12 +242,10 @@ def _clustered_table(study: Study, pooled: Finding) -> Table:
     for scope, part in pooled.table.groupby("scope", sort=False):
         rules.add(len(cells))
         for signal, both in part.groupby("signal", sort=False):
-            kinds = {str(row["kind"]): row for row in both.to_dict("records")}
-            first = next(iter(kinds.values()))
+            first = both.iloc[0]
             row: dict[str, Cell] = {"scope": "all cases" if scope == "all" else str(scope), "signal": str(signal)}
-            row |= {kind: _rho(record) for kind, record in kinds.items()}
-            p = float(first["p_shuffled"])
-            row["p"] = undefined(int(first["n"])) if p != p else p
+            row |= {str(record["kind"]): estimate_cell(record, "rho") for record in both.to_dict("records")}
+            row["p"] = undefined(int(first["n"])) if pd.isna(first["p_shuffled"]) else float(first["p_shuffled"])
             cells.append({**row, "n": int(first["n"]), "skipped": int(first["skipped"])})
     caption = (
         f"Bootstrap over {UNIT[1]} with all steps of their cases, B = {study.resamples}, seed {study.seed}. p: "
@@ -272,9 +259,10 @@ def _clustered_table(study: Study, pooled: Finding) -> Table:
     )  # fmt: skip
 
 
-def _rho(row: dict[str, Any]) -> Cell:
-    rho = float(row["rho"])
-    return undefined(int(row["n"])) if rho != rho else Estimate(rho, float(row["low"]), float(row["high"]))
+def estimate_cell(row: Mapping[Hashable, Any], key: str) -> Cell:
+    """A cell with an estimate and its interval; words where there is none."""
+    value, low, high = (float(row[name]) for name in (key, "low", "high"))
+    return undefined(int(row["n"])) if value != value else Estimate(value, low, high)
 
 
 def _step_table(steps: Finding) -> Table:
@@ -389,11 +377,9 @@ def _ranking_lead(study: Study, found: Finding) -> str:
 def _auroc_table(study: Study, ranked: Finding) -> Table:
     cells: list[dict[str, Cell]] = []
     for signal, part in ranked.table.groupby("signal", sort=False):
-        row: dict[str, Cell] = {"signal": str(signal)}
-        for record in part.to_dict("records"):
-            value, low, high = (float(record[key]) for key in ("auroc", "low", "high"))
-            row[record["target"]] = undefined(int(record["n"])) if value != value else Estimate(value, low, high)
-        cells.append({**row, "n": int(part["n"].max())})
+        row: dict[str, Cell] = {"signal": str(signal), "n": int(part["n"].max())}
+        row |= {str(record["target"]): estimate_cell(record, "auroc") for record in part.to_dict("records")}
+        cells.append(row)
     heads = {
         "signal": "Signal after one update",
         "worse": f"AUROC for a lower {study.metric} [95 %]",

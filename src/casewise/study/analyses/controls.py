@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from casewise.core.errors import BadInput, Refused
+from casewise.core.errors import Refused
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.render.tables import DASH, Cell, Estimate, Table, best, number
 from casewise.study.assignment import QUANTITIES, RANKED, Arms, Assignment, buckets_at
 from casewise.study.finding import Finding, Section, not_run, rows, show
 from casewise.study.statistics.chance import Floats, chance_draws
-from casewise.study.statistics.resample import RESAMPLES, cluster_numbers, interval_fields, paired_interval
+from casewise.study.statistics.resample import cluster_numbers, interval_fields, paired_interval
 from casewise.study.study import Study, once
 from casewise.study.trajectories import mean_or_nan, step_one
 
@@ -123,23 +124,14 @@ def check_licence(arms: Arms, router: pd.DataFrame) -> dict[str, float]:
 
 
 def matched_controls(
-    arms: Arms,
-    router: pd.DataFrame,
-    scores: pd.DataFrame,
-    *,
-    by_group: bool = False,
-    draws: int = 1000,
-    seed: int = RESAMPLING_SEED,
-    weighting: str = "plain",
-    substitute: bool = False,
-) -> Finding:
+    arms: Arms, router: pd.DataFrame, scores: pd.DataFrame, *, by_group: bool = False, draws: int = 1000,
+    seed: int = RESAMPLING_SEED, substitute: bool = False,
+) -> Finding:  # fmt: skip
     """Every selector at the router's quota, beside the deployed row, chance and M0 (J2-J4, J6, J7).
 
-    ``by_group`` matches the quota inside each group and adds a scope "pooled": the plain mean over groups, or weighted
-    by cases. ``substitute`` allows arms that do not reproduce the deployed router, and says so.
+    ``by_group`` matches the quota inside each group and adds a scope "pooled": the plain mean over groups.
+    ``substitute`` allows arms that do not reproduce the deployed router, and says so.
     """
-    if weighting not in ("plain", "cases"):
-        raise BadInput(f"weighting is 'plain' or 'cases', got {weighting!r}")
     if not substitute:
         check_licence(arms, router)
     whole = Assignment(arms, router)
@@ -147,10 +139,10 @@ def matched_controls(
     for scope, part in whole.scopes(by_group):
         records.extend(_scope_rows(scope, part, scores, draws, seed))
     if by_group:
-        records.extend(_pooled(records, weighting))
+        records.extend(_pooled(records))
     columns = ("scope", "selector", "n", *RANKED, *QUANTITIES, *_P, "overlap_hard", "faithful")
     notes = ("does not reproduce the deployed router: retained cases get a substitute action",) if substitute else ()
-    made = {"draws": draws, "seed": seed, "by_group": by_group, "weighting": weighting, "substitute": substitute}
+    made = {"draws": draws, "seed": seed, "by_group": by_group, "substitute": substitute}
     return Finding("controls.matched", rows(records, columns), whole.n, "J1-J4, J6, J7", made, notes)
 
 
@@ -179,14 +171,12 @@ def _against(chance: Floats, ha: float) -> dict[str, float]:
     return {"p_random": hits / len(chance), "p_random_corrected": (1 + hits) / (1 + len(chance))}
 
 
-def _pooled(records: list[dict[str, Any]], weighting: str) -> Iterator[dict[str, Any]]:
-    """Over groups: plain mean (the paper's), or weighted by cases (J7)."""
+def _pooled(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Over groups: plain mean, as in the paper (J7)."""
     groups = pd.DataFrame([record for record in records if record["scope"] != "all"])
-    for selector, part in groups.groupby("selector", sort=False) if len(groups) else ():
-        weights = part["n"] if weighting == "cases" else np.ones(len(part))
-        means = {name: float(np.average(part[name], weights=weights)) for name in QUANTITIES}
-        sizes = {name: int(part[name].sum()) for name in ("n", *RANKED)}
-        yield {"scope": "pooled", "selector": selector, **sizes, **means}
+    how = {**dict.fromkeys(("n", *RANKED), "sum"), **dict.fromkeys(QUANTITIES, "mean")}
+    pooled = groups.groupby("selector", sort=False, as_index=False).agg(how)
+    return list(pooled.assign(scope="pooled").to_dict("records"))
 
 
 def random_control(
@@ -200,36 +190,16 @@ def random_control(
             moments = part.moments(quantity)
             drawn = chance_draws(part.arm_values(quantity), part.buckets, draws, seed, part.units)
             observed = part.mean(quantity, part.buckets)
-            low, high = np.percentile(drawn, [2.5, 97.5])
-            against = _against(drawn, observed)
             records.append(
-                {
-                    "scope": scope,
-                    "quantity": quantity,
-                    "mean_exact": moments.mean,
-                    "sd_chance": moments.sd,
-                    "mean_draws": float(drawn.mean()),
-                    "low": float(low),
-                    "high": float(high),
-                    "deployed": observed,
-                    "z": moments.z(observed),
-                    "p_normal": moments.p_normal(observed),
-                    "p_draws": against["p_random"],
-                    "p_draws_corrected": against["p_random_corrected"],
-                    "n": part.n,
-                }
-            )
-    return Finding("controls.random", pd.DataFrame(records), whole.n, "J4, P1", {"draws": draws, "seed": seed})
+                (scope, quantity, moments.mean, moments.sd, drawn.mean(), *np.percentile(drawn, [2.5, 97.5]), observed,
+                 moments.z(observed), moments.p_normal(observed), *_against(drawn, observed).values(), part.n)
+            )  # fmt: skip
+    columns = "scope quantity mean_exact sd_chance mean_draws low high deployed z p_normal p_draws p_draws_corrected n"
+    return Finding("controls.random", rows(records, columns), whole.n, "J4, P1", {"draws": draws, "seed": seed})
 
 
 def selector_intervals(
-    arms: Arms,
-    router: pd.DataFrame,
-    scores: pd.DataFrame,
-    *,
-    against: str,
-    resamples: int = RESAMPLES,
-    seed: int = RESAMPLING_SEED,
+    arms: Arms, router: pd.DataFrame, scores: pd.DataFrame, *, against: str, **bootstrap: Any
 ) -> Finding:
     """Paired intervals of every selector minus ``against`` at the same quota (J5)."""
     table = Assignment(arms, router)
@@ -241,22 +211,19 @@ def selector_intervals(
             pair = np.stack([table.chosen(quantity, other), table.chosen(quantity, base)])
             defined = np.isfinite(pair).all(axis=0)
             numbers = np.unique(units[defined], return_inverse=True)[1]
-            found = paired_interval(*pair[:, defined], clusters=numbers, resamples=resamples, seed=seed)
+            found = paired_interval(*pair[:, defined], clusters=numbers, **bootstrap)
             names = {"selector": selector, "against": against, "quantity": quantity}
             records.append({**names, **interval_fields(found), "reason": found.reason})
-    made = {"against": against, "resamples": resamples, "seed": seed}
-    return Finding("controls.selectors", pd.DataFrame(records), table.n, "J5", made)
+    return Finding("controls.selectors", pd.DataFrame(records), table.n, "J5", {"against": against, **bootstrap})
 
 
 def overlap(arms: Arms, router: pd.DataFrame, scores: pd.DataFrame) -> Finding:
     """Number of rolled-back cases that two selectors share (J6)."""
     table = Assignment(arms, router)
     hard = {name: table.assigned(scores[name]) == 0 for name in scores.columns}
-    names, size = list(hard), table.sizes["hard"]
     records = [
-        {"first": first, "second": second, "shared": int((hard[first] & hard[second]).sum()), "hard": size}
-        for number, first in enumerate(names)
-        for second in names[number + 1 :]
+        (first, second, int((hard[first] & hard[second]).sum()), table.sizes["hard"])
+        for first, second in combinations(hard, 2)
     ]
     return Finding("controls.overlap", rows(records, "first second shared hard"), table.n, "J6")
 
@@ -347,9 +314,8 @@ def _group_table(matched: Finding, chance: Finding, own: str) -> Table:
         mine = part[part["selector"] == own].iloc[0]
         drawn = chance.table[(chance.table["scope"] == scope) & (chance.table["quantity"] == "ha")]
         random: Cell = float(ha["random"])
-        if len(drawn):
-            one = drawn.iloc[0]
-            random = Estimate(float(one["mean_exact"]), float(one["low"]), float(one["high"]))
+        for mean, low, high in drawn[["mean_exact", "low", "high"]].to_numpy():
+            random = Estimate(mean, low, high)
         row: dict[str, Cell] = {"scope": str(scope), "n": int(part["n"].max()), "hard": int(mine["hard"])}
         row |= {"own": float(ha[own]), "random": random, "oracle": float(ha.get("oracle HA", np.nan))}
         cells.append({**row, "p": float(mine["p_random_corrected"]) if len(drawn) else DASH})

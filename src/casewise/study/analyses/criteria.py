@@ -57,25 +57,34 @@ TESTS: dict[str, Callable[[Any, Any], float]] = {
 """Margin of each test; a criterion holds if its margin is at least 0."""
 STRICT = {"above": "at least", "below": "at most"}  # tests whose margin must be above 0
 
-CRITERIA = (
-    DeclaredCriterion("V0a", "the first step is at least as good as TENT's", TENT, "at least", 0.0),
-    DeclaredCriterion("V0b", "and at most 0.01 below the source", "metric.first_minus_source", "at least", -0.01),
-    DeclaredCriterion("V1a", "pooled rho of delta with HA lies in [0.4, 0.6]", "rho.delta", "between", (0.4, 0.6)),
-    DeclaredCriterion("V1b", "pooled rho of regions with HA lies in [0.4, 0.6]", "rho.regions", "between", (0.4, 0.6)),
-    DeclaredCriterion("V2a", "cohort HA is non-monotone in the budget", "ladder.non_monotone", "is true"),
-    DeclaredCriterion("V2b", "and ends above its minimum", "ladder.last_minus_best", "above", 0.0, 0.02),
-    DeclaredCriterion("V3a", "HA of the router is below the full budget's", "ha.router_minus_default", "below", 0.0),
-    DeclaredCriterion(
-        "V3b", "at a metric cost of at most 0.005 (upper bound)", "metric.default_minus_router", "upper at most", 0.005
-    ),
-    DeclaredCriterion("V4", "share of the HA reduction that the quota alone makes", "share.random", "report"),
-    DeclaredCriterion("matched-random", "random at the matched rate is worse", "p.random", "at most", 0.05),
-    DeclaredCriterion(
-        "matched-entropy", "entropy at the matched rate is not better", "ha.entropy_minus_router", "at least", 0.0
-    ),
-    DeclaredCriterion(
-        "matched-oracle", "the metric oracle at the matched rate is a bound", "ha.oracle_minus_router", "at most", 0.0
-    ),
+CRITERIA = tuple(
+    DeclaredCriterion(*one)
+    for one in (
+        ("V0a", "the first step is at least as good as TENT's", TENT, "at least", 0.0),
+        ("V0b", "and at most 0.01 below the source", "metric.first_minus_source", "at least", -0.01),
+        ("V1a", "pooled rho of delta with HA lies in [0.4, 0.6]", "rho.delta", "between", (0.4, 0.6)),
+        ("V1b", "pooled rho of regions with HA lies in [0.4, 0.6]", "rho.regions", "between", (0.4, 0.6)),
+        ("V2a", "cohort HA is non-monotone in the budget", "ladder.non_monotone", "is true"),
+        ("V2b", "and ends above its minimum", "ladder.last_minus_best", "above", 0.0, 0.02),
+        ("V3a", "HA of the router is below the full budget's", "ha.router_minus_default", "below", 0.0),
+        (
+            "V3b",
+            "at a metric cost up to 0.005 (upper bound)",
+            "metric.default_minus_router",
+            "upper at most",
+            0.005,
+        ),
+        ("V4", "share of the HA reduction that the quota alone makes", "share.random", "report"),
+        ("matched-random", "random at the matched rate is worse", "p.random", "at most", 0.05),
+        ("matched-entropy", "entropy at the matched rate is not better", "ha.entropy_minus_router", "at least", 0.0),
+        (
+            "matched-oracle",
+            "the metric oracle at the matched rate bounds it",
+            "ha.oracle_minus_router",
+            "at most",
+            0.0,
+        ),
+    )
 )
 """V0-V4 of the paper's section on objectives, and the expectations of its matched controls."""
 
@@ -198,16 +207,15 @@ def _table(found: Finding) -> Table:
 
 def _lines(study: Study) -> Table:
     """tab:app-three-pillars: replay, ranking and calibration perturbation in words."""
-    lines = pd.DataFrame(
-        [
-            {"analysis": "Deployment replay at matched quota", "verdict": _replayed(study)},
-            {"analysis": "Case-level ranking AUROC (top-tertile HA)", "verdict": _ranked(study)},
-            {"analysis": "Calibration perturbation", "verdict": _perturbed(study)},
-        ]
-    )
+    lines = {
+        "Deployment replay at matched quota": _replayed(study),
+        "Case-level ranking AUROC (top-tertile HA)": _ranked(study),
+        "Calibration perturbation": _perturbed(study),
+    }
+    frame = pd.DataFrame({"analysis": list(lines), "verdict": list(lines.values())})
     caption = "Three analyses that share no method; agreement between them is evidence, disagreement a warning."
     heads, paper = {"verdict": "Here"}, "tab:app-three-pillars"
-    return show("three-lines", "Three lines of evidence", lines, heads=heads, caption=caption, paper=paper)
+    return show("three-lines", "Three lines of evidence", frame, heads=heads, caption=caption, paper=paper)
 
 
 def _replayed(study: Study) -> str:
@@ -253,15 +261,15 @@ def objectives_section(study: Study) -> Section:
         caption = " ".join(f"{note}." for note in checked.notes)
         tables.append(show("grata-checks", "Checks of GraTa's rule", checked, caption=caption))
         found.append(checked)
-    missing = {}
-    if not study.is_router:
-        missing["criteria by objective"] = f"the policy is a {study.controller.name}; the criteria are about a router"
-    elif not study.extras.others:
-        missing["other objectives (tab:newobj)"] = "need --other NAME=EVALUATION[,CALIBRATION] for each"
     if study.is_router:
         compared, one = objectives(study)
         tables, found = [*compared, *tables], [one, *found]
-    lead = "One row for each objective that was given: do the conclusions depend on it?" if study.is_router else ""
+        lead = "One row for each objective that was given: do the conclusions depend on it?"
+        needs = {"other objectives (tab:newobj)": "need --other NAME=EVALUATION[,CALIBRATION] for each"}
+        missing = {} if study.extras.others else needs
+    else:
+        reason = f"the policy is a {study.controller.name}; the criteria are about a router"
+        lead, missing = "", {"criteria by objective": reason}
     return Section("objectives", "Other objectives", lead, tuple(tables), (), tuple(found), notes_of(*found), missing)
 
 
@@ -284,7 +292,7 @@ def gradient_checks(archives: Mapping[str, Archive]) -> Finding:
         if not {"cosine", "multiplier"} <= set(updates.columns):
             continue
         made = updates[["cosine", "multiplier"]].dropna()
-        records += [{"objective": name, "n": len(made), **check} for check in _checks(updates)]
+        records += [(name, *check, len(made)) for check in _checks(updates)]
         mean, spread = made["cosine"].mean(), made["cosine"].std(ddof=0)
         notes.append(
             f"{name}: cosine {mean:+.3f} (s.d. {spread:.3f}, {pluralize(len(made), 'update')}), so the mean rate is "
@@ -294,24 +302,20 @@ def gradient_checks(archives: Mapping[str, Archive]) -> Finding:
     return Finding("objectives.grata", rows(records, columns), len(archives), "O11", {"span": list(SPAN)}, tuple(notes))
 
 
-def _checks(updates: pd.DataFrame) -> Iterator[dict[str, Any]]:
+def _checks(updates: pd.DataFrame) -> Iterator[tuple[str, str, str, bool]]:
+    """(check, what is wanted, what was observed, whether it holds)."""
     cosine, multiplier = updates["cosine"], updates["multiplier"]
     losses = updates[[name for name in ("entropy_loss", "consistency_loss") if name in updates]]
     lowest = float(losses.min().min())
-    yield _check("both losses are above zero", "> 0", f"{lowest:.3g}", bool(losses.notna().all().all()) and lowest > 0)
+    yield "both losses are above zero", "> 0", f"{lowest:.3g}", bool(losses.notna().all().all()) and lowest > 0
     defined = cosine.notna() & (cosine != 0) & (cosine.abs() <= 1 + 1e-6)
-    yield _check("both gradients exist", "every update", f"{int(defined.sum())} of {len(cosine)}", bool(defined.all()))
+    yield "both gradients exist", "every update", f"{int(defined.sum())} of {len(cosine)}", bool(defined.all())
     spread = float(cosine.std(ddof=0))
-    yield _check("the cosine differs between updates", f"s.d. > {STILL}", f"{spread:.3f}", spread > STILL)
+    yield "the cosine differs between updates", f"s.d. > {STILL}", f"{spread:.3f}", spread > STILL
     least, most = float(multiplier.min()), float(multiplier.max())
-    yield _check("the rate never becomes zero", "multiplier > 0", f"{least:.3g}", least > 0)
-    span = f"[{least:.2f}, {most:.2f}]"
-    wanted = f"holds [{SPAN[0]}, {SPAN[1]}]"
-    yield _check("the multiplier spans its range", wanted, span, least <= SPAN[0] and most >= SPAN[1])
-
-
-def _check(what: str, wanted: str, observed: str, holds: bool) -> dict[str, Any]:
-    return {"check": what, "wanted": wanted, "observed": observed, "holds": holds}
+    yield "the rate never becomes zero", "multiplier > 0", f"{least:.3g}", least > 0
+    wanted, span = f"holds [{SPAN[0]}, {SPAN[1]}]", f"[{least:.2f}, {most:.2f}]"
+    yield "the multiplier spans its range", wanted, span, least <= SPAN[0] and most >= SPAN[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -401,9 +405,7 @@ def _record(study: Study, arm: Arm) -> dict[str, Any]:
 
 
 def _estimate(fact: Fact | None) -> Cell:
-    if not isinstance(fact, Interval):
-        return None
-    return Estimate(fact.estimate, fact.low, fact.high)
+    return Estimate(fact.estimate, fact.low, fact.high) if isinstance(fact, Interval) else None
 
 
 def _whole(parts: list[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from casewise.archive.store import Archive
-from casewise.core.errors import BadInput, DegenerateTertiles, TooFewCases
+from casewise.core.errors import DegenerateTertiles, TooFewCases
 from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.core.text import UNIT
@@ -23,7 +23,7 @@ from casewise.judge.policy import controller_of
 from casewise.render.tables import Cell, Column, Table, number
 from casewise.replay import replay
 from casewise.study.assignment import MEDICAL, RANKED, Arms, buckets_at
-from casewise.study.finding import INTERVAL, Finding, Section, not_run, notes_of, sentences, show
+from casewise.study.finding import INTERVAL, Finding, Section, not_run, notes_of, rows, sentences, show
 from casewise.study.statistics.resample import RESAMPLES, cluster_numbers, draws
 from casewise.study.study import Study, once
 from casewise.study.trajectories import mean_or_nan, step_one
@@ -57,12 +57,17 @@ def routing_section(study: Study) -> Section:
     return Section("routing", "The router", _routing_lead(study, stability), tables, (), found, notes)
 
 
+def _coordinate_values(study: Study) -> tuple[pd.Series, pd.Series, pd.Series]:
+    """The coordinate of the calibration and of the evaluation cases, and the patient of each calibration case."""
+    first = study.holdout[(study.holdout["step"] == 1) & (study.holdout["shrink"] == 0)].sort_values("case")
+    pool, values = (step_one(frame, study.coordinate) for frame in (study.holdout, study.outcomes))
+    return pool, values, pd.Series(cluster_numbers(first), index=first["case"])
+
+
 def stability_of(study: Study) -> Finding:
     """Cut-points from redrawn calibration patients: one pair for all cases, or one for each group."""
     options: dict[str, Any] = {"percentiles": study.percentiles, **study.bootstrap}
-    pool, values = (step_one(frame, study.coordinate) for frame in (study.holdout, study.outcomes))
-    first = study.holdout[(study.holdout["step"] == 1) & (study.holdout["shrink"] == 0)].sort_values("case")
-    units = pd.Series(cluster_numbers(first), index=first["case"])
+    pool, values, units = _coordinate_values(study)
     if not study.policy.groups:
         return cut_stability(pool, values, clusters=units.tolist(), **options)
     of = {case: entry.group for case, entry in {**study.calibration.entries, **study.evaluation.entries}.items()}
@@ -73,9 +78,8 @@ def stability_of(study: Study) -> Finding:
             found[group] = cut_stability(mine, theirs, clusters=units[mine.index].tolist(), **options)
     n = sum(one.n for one in found.values())
     table = pd.concat([one.table.assign(group=group) for group, one in found.items()], ignore_index=True)
-    shares = {
-        key: sum(one.made[key] * one.n for one in found.values()) / n for key in ("changed_median", "changed_high")
-    }
+    names = ("changed_median", "changed_high")
+    shares = {key: sum(one.made[key] * one.n for one in found.values()) / n for key in names}
     notes = tuple(f"{group}: {note}" for group, one in found.items() for note in one.notes)
     return Finding("sensitivity.cuts", table, n, "F9", shares, notes)
 
@@ -99,12 +103,10 @@ def quota_found(study: Study) -> Finding:
     if not calibrated:
         reason = "the policy does not know its buckets at calibration; calibrate it again"
         return Finding("routing.quota", pd.DataFrame(), sum(deployed.values()), "F9", reason=reason)
-    rows = pd.DataFrame(
-        [{"bucket": name, "calibrated": int(calibrated.get(name, 0)), "deployed": deployed[name]} for name in BUCKETS]
-    )
-    drift = quota_drift(study.policy, deployed)
+    counts = [(name, int(calibrated.get(name, 0)), deployed[name]) for name in BUCKETS]
+    table, drift = rows(counts, "bucket calibrated deployed"), quota_drift(study.policy, deployed)
     made = {"p": quota_p(calibrated, deployed)}
-    return Finding("routing.quota", rows, sum(deployed.values()), "F9", made, () if drift is None else (drift,))
+    return Finding("routing.quota", table, sum(deployed.values()), "F9", made, () if drift is None else (drift,))
 
 
 def _coordinates(study: Study) -> Table:
@@ -135,24 +137,18 @@ def _cuts(study: Study, stability: Finding) -> Table:
 
 def depth_dispersion(router: pd.DataFrame) -> Finding:
     """Cases, standard deviation (ddof 0) and range of the deployed depth by bucket."""
-    records = []
-    for name in BUCKETS:
-        depth = router.loc[router["bucket"] == name, "deployed"].to_numpy(float)
-        low, std, high = (depth.min(), depth.std(), depth.max()) if len(depth) else (np.nan, np.nan, np.nan)
-        reason = "" if len(depth) else "the bucket is empty"
-        records.append({"bucket": name, "n": len(depth), "std": std, "low": low, "high": high, "reason": reason})
-    return Finding("dispersion", pd.DataFrame(records), len(router), "M11")
+    depths = {name: router.loc[router["bucket"] == name, "deployed"].astype(float) for name in BUCKETS}
+    records = [
+        (name, len(depth), depth.std(ddof=0), depth.min(), depth.max(), "" if len(depth) else "the bucket is empty")
+        for name, depth in depths.items()
+    ]
+    return Finding("dispersion", rows(records, "bucket n std low high reason"), len(router), "M11")
 
 
 def cut_stability(
-    calibration_values: ArrayLike,
-    evaluation_values: ArrayLike,
-    *,
-    percentiles: tuple[float, float] = MEDICAL,
-    clusters: Sequence[Hashable] | None = None,
-    resamples: int = RESAMPLES,
-    seed: int = RESAMPLING_SEED,
-) -> Finding:
+    calibration_values: ArrayLike, evaluation_values: ArrayLike, *, percentiles: tuple[float, float] = MEDICAL,
+    clusters: Sequence[Hashable] | None = None, resamples: int = RESAMPLES, seed: int = RESAMPLING_SEED,
+) -> Finding:  # fmt: skip
     """Bootstrap intervals of both cut-points, and how many evaluation cases would change their bucket (F9).
 
     Patients are drawn, each with all of its cases, where ``clusters`` numbers them.
@@ -163,14 +159,12 @@ def cut_stability(
     fitted = np.percentile(pool, percentiles)
     cuts = np.array([np.percentile(one, percentiles) for one in pools]).T  # (cut, draw)
     changed = (buckets_at(u, *cuts) != buckets_at(u, *fitted)).mean(axis=1)
-    records = []
-    for at, name in enumerate(("cut_low", "cut_high")):
-        low, high = np.percentile(cuts[at], [2.5, 97.5])
-        records.append({"cut": name, "estimate": fitted[at], "low": low, "high": high, "n": len(pool)})
+    low, high = np.percentile(cuts, [2.5, 97.5], axis=1)
+    table = pd.DataFrame({"cut": ["cut_low", "cut_high"], "estimate": fitted, "low": low, "high": high, "n": len(pool)})
     median, upper = np.percentile(changed, [50, 97.5])
     note = f"a resampled calibration rebuckets {median:.1%} of {len(u)} evaluation cases (97.5 %: {upper:.1%})"
     made = {"changed_median": float(median), "changed_high": float(upper), "stream": drawn.proof}
-    return Finding("sensitivity.cuts", pd.DataFrame(records), len(u), "F9", made, (note,))
+    return Finding("sensitivity.cuts", table, len(u), "F9", made, (note,))
 
 
 # ---- fewer calibration cases ----
@@ -255,9 +249,7 @@ def refitted(study: Study, calibration: Archive, *, unshrunk: bool = False) -> t
 @once
 def refit_of(study: Study) -> Finding:
     """The router with cut-points from fewer calibration cases."""
-    pool, values = (step_one(frame, study.coordinate) for frame in (study.holdout, study.outcomes))
-    first = study.holdout[(study.holdout["step"] == 1) & (study.holdout["shrink"] == 0)].sort_values("case")
-    units = cluster_numbers(first)
+    pool, values, units = _coordinate_values(study)
     found = calibration_sensitivity(
         pool, values, study.arms, reference=study.methods[study.retrospective], percentiles=study.percentiles,
         sizes=tuple(size for size in (5, 10, 15) if size < len(set(units))), seed=study.seed, clusters=units,
@@ -294,55 +286,42 @@ def calibration_sensitivity(
     draws: int = 500,
     seed: int = RESAMPLING_SEED,
     percentiles: tuple[float, float] = MEDICAL,
-    vary: str = "both",
     clusters: ArrayLike | None = None,
 ) -> Finding:
-    """Refit the cut-points on subsamples of the calibration cases and replay the whole evaluation split (K1-K5).
+    """Refit the cut-points on subsamples of the calibration cases and replay the whole evaluation split (K1-K4).
 
-    ``evaluation_values`` is the coordinate by case. ``reference`` is the deployed frame of the budget to beat.
-    ``vary="high"`` refits the rollback cut only (K5). The first row is the full calibration.
-    Where ``clusters`` numbers patients with several cases, patients are drawn, each with all of its cases.
+    ``evaluation_values`` is the coordinate by case. ``reference`` is the deployed frame of the budget to beat. The
+    first row is the full calibration. Where ``clusters`` numbers patients with several cases, patients are drawn.
     """
     pool = np.asarray(calibration_values, dtype=np.float64)
-    if vary not in ("both", "high"):
-        raise BadInput(f"vary is 'both' or 'high', got {vary!r}")
     fitted = tuple(np.percentile(pool, percentiles))
-    harm, metric = (_arm_values(arms, evaluation_values.index, name) for name in ("ha", "metric"))
+    values = {name: _arm_values(arms, evaluation_values.index, name) for name in ("ha", "metric")}
     u, rng = evaluation_values.to_numpy(float), np.random.default_rng(seed)
     to_beat = mean_or_nan(reference["ha"])
-    whole = _replayed(u, np.array([fitted[0]]), np.array([fitted[1]]), harm, metric)
     units = np.unique(np.arange(len(pool)) if clusters is None else np.asarray(clusters), return_inverse=True)[1]
     patients = int(units.max()) + 1
-    records = [_row(patients, whole, to_beat, len(u))]
+    records = [_refit_row(patients, buckets_at(u, *fitted), values, to_beat)]
     for size in sizes:
         if size > patients:
             raise TooFewCases(f"a subsample of {size} needs at least as many calibration cases, got {patients}")
         chosen = rng.permuted(np.tile(np.arange(patients), (draws, 1)), axis=1)[:, :size]
         low, high = np.array([np.percentile(pool[np.isin(units, row)], percentiles) for row in chosen]).T
-        low = np.full(draws, fitted[0]) if vary == "high" else low
-        records.append(_row(size, _replayed(u, np.minimum(low, high), high, harm, metric), to_beat, len(u)))
-    made = {"draws": draws, "seed": seed, "percentiles": list(percentiles), "vary": vary, "to_beat": to_beat}
-    made["cuts"] = [float(cut) for cut in fitted]
-    return Finding("sensitivity.calibration", pd.DataFrame(records), len(u), "K1-K5", made)
+        records.append(_refit_row(size, buckets_at(u, low, high), values, to_beat))
+    made = {"draws": draws, "seed": seed, "percentiles": list(percentiles), "to_beat": to_beat, "cuts": list(fitted)}
+    return Finding("sensitivity.calibration", pd.DataFrame(records), len(u), "K1-K4", made)
 
 
 def _arm_values(arms: Arms, cases: pd.Index, column: str) -> Floats:
     return np.column_stack([arms[name].set_index("case")[column].reindex(cases).to_numpy(float) for name in RANKED])
 
 
-def _replayed(u: Floats, low: Floats, high: Floats, harm: Floats, metric: Floats) -> dict[str, Floats]:
-    """Cohort means in every draw."""
-    bucket = buckets_at(u, low, high)[:, :, None]
-    took = {
-        name: np.take_along_axis(values[None], bucket, axis=2)[:, :, 0]
-        for name, values in (("ha", harm), ("metric", metric))
-    }
-    return {name: np.nanmean(values, axis=1) for name, values in took.items()}
-
-
-def _row(size: int, drawn: dict[str, Floats], to_beat: float, n: int) -> dict[str, Any]:
-    record: dict[str, Any] = {"cases": size, "draws": len(drawn["ha"]), "n": n}
-    for name, values in drawn.items():
-        low, high = np.percentile(values, [2.5, 97.5])
-        record |= {name: float(values.mean()), f"{name}_low": float(low), f"{name}_high": float(high)}
-    return {**record, "ha_worst": float(drawn["ha"].max()), "beats_reference": float((drawn["ha"] < to_beat).mean())}
+def _refit_row(size: int, buckets: NDArray[np.int64], values: Mapping[str, Floats], to_beat: float) -> dict[str, Any]:
+    """Cohort means over the draws of cut-points; ``buckets`` is (draw, case), ``values`` are (case, bucket)."""
+    record: dict[str, Any] = {"cases": size, "draws": len(buckets), "n": buckets.shape[1]}
+    for name, by_bucket in values.items():
+        drawn = np.nanmean(np.take_along_axis(by_bucket[None], buckets[:, :, None], axis=2)[:, :, 0], axis=1)
+        low, high = np.percentile(drawn, [2.5, 97.5])
+        record |= {name: float(drawn.mean()), f"{name}_low": float(low), f"{name}_high": float(high)}
+        if name == "ha":
+            record |= {"ha_worst": float(drawn.max()), "beats_reference": float((drawn < to_beat).mean())}
+    return record

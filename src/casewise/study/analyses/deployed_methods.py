@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from casewise.core.errors import UnknownName
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.judge.monitors.quota import BUCKETS
 from casewise.judge.outcomes import judged_sentence, judged_share
@@ -21,7 +20,6 @@ from casewise.study.statistics.resample import (
     RESAMPLES,
     cluster_numbers,
     draws,
-    holm,
     interval_fields,
     paired_interval,
     undefined_interval,
@@ -35,9 +33,10 @@ Methods = Mapping[str, pd.DataFrame]
 REPRODUCIBILITY_SCALE = 0.002  # of a cohort HA mean between two runs (H9)
 INTERVAL_COLUMNS = (
     "id tier method reference quantity estimate low high p_below n clusters separated p_flip shown matched below_scale "
-    "wins ties losses wilcoxon wilcoxon_p family holm_p interval corrected reason"
+    "wins ties losses wilcoxon wilcoxon_p interval reason"
 )
-_MEANS = ("metric", "ha", "ba", "neutral_scored", "unscored", "worse_voxels")
+_MEANS = {name: name for name in ("metric", "ha", "ba", "neutral_scored", "unscored", "worse_voxels", "executed")}
+_MEANS["steps"] = "deployed"
 _KEYS = "metric ha judged worse_voxels ba steps executed rolled_back n undefined"
 _SHAPES = "osD^vP*X<>ph8dH"
 
@@ -49,8 +48,6 @@ class MethodPair:
     method: str
     reference: str
     tier: str = "C"
-    family: str | None = None  # a declared family of tests, corrected by Holm; None is uncorrected (H5, H6)
-    family_size: int | None = None  # its declared size, if not every member is compared here
 
 
 def section(study: Study) -> Section:
@@ -80,9 +77,9 @@ def method_table_of(study: Study) -> Finding:
 def intervals_of(study: Study) -> Finding:
     """Every interval between a controller and a budget: computed here, once, and cited by id."""
     ours = study.paper_methods
-    against = {"deployable": study.deployable, "default": study.reference, "retrospective": study.retrospective}
-    asked = tiers(study.methods, ours=ours, source=study.source, **against)
-    known = {*ours, study.source, *against.values()}
+    against = {"A": study.deployable, "A'": study.reference, "B": study.retrospective, "C": study.source}
+    asked = tiers(ours, against)
+    known = {*ours, *against.values()}
     others = [MethodPair(study.ours, name) for name in study.methods if name not in known]
     if study.reference != study.source:
         others.append(MethodPair(study.reference, study.source))
@@ -104,40 +101,19 @@ def method_table(methods: Methods) -> Finding:
     records = []
     for name, frame in methods.items():
         share = judged_share(frame)
-        records.append(
-            {
-                "method": name,
-                "n": len(frame),
-                "undefined": int(frame["metric"].isna().sum()),
-                **{column: mean_or_nan(frame[column]) for column in _MEANS},
-                "judged": np.nan if share is None else share,
-                "steps": mean_or_nan(frame["deployed"]),
-                "executed": mean_or_nan(frame["executed"]),
-                "rolled_back": int(frame["rolled_back"].astype(bool).sum()),
-            }
-        )
+        means = {key: mean_or_nan(frame[column]) for key, column in _MEANS.items()}
+        counts = {"n": len(frame), "undefined": int(frame["metric"].isna().sum())}
+        counts["rolled_back"] = int(frame["rolled_back"].astype(bool).sum())
+        records.append({"method": name, **counts, **means, "judged": np.nan if share is None else share})
     table = pd.DataFrame(records)
     return Finding("deployment.methods", table, int(table["n"].max()), "H, A12, B9")
 
 
-def tiers(
-    methods: Methods,
-    *,
-    ours: Sequence[str],
-    deployable: str | None = None,
-    default: str | None = None,
-    retrospective: str | None = None,
-    source: str | None = "m0",
-) -> list[MethodPair]:
-    """Each of our methods against the deployable budget (A), the default (A'), the best in hindsight (B), M0 (C)."""
-    named = {"A": deployable, "A'": default, "B": retrospective, "C": source if source in methods else None}
+def tiers(ours: Sequence[str], references: Mapping[str, str]) -> list[MethodPair]:
+    """Each of our methods against every reference; a reference of several tiers (A, A', B, C) names them all."""
     by_reference: dict[str, list[str]] = {}
-    for tier, reference in named.items():
-        if reference is not None:
-            by_reference.setdefault(reference, []).append(tier)
-    for name in (*ours, *by_reference):
-        if name not in methods:
-            raise UnknownName(f"no method is called {name!r}. Known: {', '.join(methods)}")
+    for tier, reference in references.items():
+        by_reference.setdefault(reference, []).append(tier)
     return [
         MethodPair(method, reference, "+".join(joined))
         for method in ours
@@ -147,25 +123,18 @@ def tiers(
 
 
 def intervals(
-    methods: Methods,
-    comparisons: Iterable[MethodPair],
-    *,
-    resamples: int = RESAMPLES,
-    seed: int = RESAMPLING_SEED,
-    method: str = "auto",
+    methods: Methods, asked: Sequence[MethodPair], *, resamples: int = RESAMPLES, seed: int = RESAMPLING_SEED
 ) -> Finding:
     """Compute paired intervals of HA and metric by patient for every comparison (H1, H7-H9)."""
-    asked = list(comparisons)
-    options = {"resamples": resamples, "seed": seed, "method": method}
+    options = {"resamples": resamples, "seed": seed}
     records = [_interval_row(one, name, methods, options) for one in asked for name in ("ha", "metric")]
     table = rows(records, INTERVAL_COLUMNS)
-    _correct(table, asked)
     units = int(table["clusters"].max()) if len(table) else 0
     made = {**options, "stream": draws(units, resamples, seed).proof if units else None}
     joined = sorted({(one.reference, one.tier) for one in asked if "+" in one.tier})
     notes = [f"tiers {tier.replace('+', ' and ')} coincide: both are {reference}" for reference, tier in joined]
-    if plain := int((~table["corrected"].astype(bool)).sum()):
-        notes.append(f"{plain} of {len(table)} intervals are not corrected for multiplicity")
+    if len(table):
+        notes.append(f"the {len(table)} intervals are not corrected for multiplicity")
     reason = "" if asked else "no comparison was asked for"
     n = int(table["n"].max()) if len(table) else 0
     return Finding("deployment.intervals", table, n, "H1-H9, H12", made, tuple(notes), reason)
@@ -194,21 +163,9 @@ def _interval_row(one: MethodPair, quantity: str, methods: Methods, options: Map
         "losses": lost,
         "wilcoxon": signed.method,
         "wilcoxon_p": signed.p,
-        "family": one.family,
-        "holm_p": float("nan"),
         "interval": found.method,
-        "corrected": False,
         "reason": found.reason or signed.reason,
     }
-
-
-def _correct(table: pd.DataFrame, asked: Sequence[MethodPair]) -> None:
-    """Holm within each declared family, on the signed-rank p of HA (H5)."""
-    for family in {one.family for one in asked if one.family is not None}:
-        members = table.index[(table["family"] == family) & (table["quantity"] == "ha") & table["wilcoxon_p"].notna()]
-        size = max((one.family_size or 0 for one in asked if one.family == family), default=0)
-        table.loc[members, "holm_p"] = holm(table.loc[members, "wilcoxon_p"].tolist(), family=max(size, len(members)))
-        table.loc[members, "corrected"] = True
 
 
 def bucket_decomposition(router: pd.DataFrame) -> Finding:
@@ -219,15 +176,14 @@ def bucket_decomposition(router: pd.DataFrame) -> Finding:
     defined = router[router["change"].notna()]
     empty = [name for name in BUCKETS if not (defined["bucket"] == name).any()]
     reason = f"bucket {', '.join(empty)} is empty, so bucket means are not reported" if empty else ""
-    records = []
+    whole, n = mean_or_nan(defined["change"]), len(defined)
+    records: list[tuple[Any, ...]] = []
     for name in BUCKETS:
         part = defined.loc[defined["bucket"] == name, "change"]
-        mean = float("nan") if empty else float(part.mean())
-        share = float(part.sum()) / len(defined) if len(defined) else float("nan")
-        records.append({"bucket": name, "n": len(part), "mean_change": mean, "contribution": share, "reason": reason})
-    whole = mean_or_nan(defined["change"])
-    records.append({"bucket": "all", "n": len(defined), "mean_change": whole, "contribution": whole, "reason": ""})
-    return Finding("deployment.buckets", pd.DataFrame(records), len(defined), "H10, F4", reason=reason)
+        mean, share = np.nan if empty else float(part.mean()), float(part.sum()) / n if n else np.nan
+        records.append((name, len(part), mean, share, reason))
+    table = rows([*records, ("all", n, whole, whole, "")], "bucket n mean_change contribution reason")
+    return Finding("deployment.buckets", table, n, "H10, F4", reason=reason)
 
 
 def verdict(row: Mapping[str, Any]) -> str:

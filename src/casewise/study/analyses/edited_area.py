@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from casewise.archive.store import Archive
-from casewise.core.errors import BadInput
-from casewise.core.records import SOURCE, State
+from casewise.core.records import SOURCE, Mask, State
 from casewise.judge.monitors.quota import BUCKETS
 from casewise.measure.metrics.harm import Harm, harm
 from casewise.measure.metrics.surface import hd95
@@ -22,7 +22,7 @@ from casewise.render.ink import HARM, INK, MUTED, Picture, canvas, inked
 from casewise.render.tables import Cell, Column, Table, number
 from casewise.study.finding import Finding, Section, not_run, notes_of, rows, show
 from casewise.study.statistics.ranks import spearman, spearman_p
-from casewise.study.study import Study, once
+from casewise.study.study import Study, measure_options, once
 from casewise.study.trajectories import horizon, mean_or_nan, unshrunk
 
 ACCOUNTING_COLUMNS = "method bucket n ha ba ratio scored ha_within retained ha_retained coverage reason"
@@ -65,21 +65,13 @@ def accounting(methods: Mapping[str, pd.DataFrame], *, buckets_of: Collection[st
 
 def _accounting_row(frame: pd.DataFrame) -> dict[str, Any]:
     harm = frame["ha"].dropna()
-    total, scored = float(harm.sum()), int((frame["regions"] >= 1).sum())
-    retained = int((~frame["rolled_back"].astype(bool)).sum())
-    ha, ba = mean_or_nan(frame["ha"]), mean_or_nan(frame["ba"])
-    return {
-        "n": len(harm),
-        "ha": ha,
-        "ba": ba,
-        "ratio": ba / ha if ha > 0 else float("inf") if ba > 0 else float("nan"),
-        "scored": scored,
-        "ha_within": total / scored if scored else float("nan"),
-        "retained": retained,
-        "ha_retained": total / retained if retained else float("nan"),
-        "coverage": mean_or_nan(frame["delta"]),
-        "reason": "" if scored else "no case has a region",
-    }
+    scored, retained = int((frame["regions"] >= 1).sum()), int((~frame["rolled_back"].astype(bool)).sum())
+    ha, ba, coverage = (mean_or_nan(frame[name]) for name in ("ha", "ba", "delta"))
+    within, kept = (float(harm.sum()) / count if count else np.nan for count in (scored, retained))
+    ratio = ba / ha if ha > 0 else np.inf if ba > 0 else np.nan
+    reason = "" if scored else "no case has a region"
+    values = (len(harm), ha, ba, ratio, scored, within, retained, kept, coverage, reason)
+    return dict(zip(ACCOUNTING_COLUMNS.split()[2:], values, strict=True))
 
 
 def _buckets(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
@@ -145,37 +137,29 @@ def sweep_outcomes(
     archive: Archive, *, min_areas: Sequence[int], connectivities: Sequence[Connectivity] = ("face",)
 ) -> pd.DataFrame:
     """HA, BA and region count of every labelled candidate under every setting."""
-    options = {
-        "foreground": bool(archive.configuration.get("foreground", True)),
-        "ignore": archive.configuration.get("ignore"),
-    }
-    records = [record for case in archive.ids for record in _case(archive, case, min_areas, connectivities, options)]
+    options = {**measure_options(archive), "min_area": 1}
+    records = []
+    for case, masks, label in _labelled_masks(archive):
+        for (state, mask), kind in product(masks.items(), connectivities):
+            found = harm(masks[SOURCE], mask, label, connectivity=kind, **options)
+            for area in min_areas:
+                records.append((case, state.step, state.shrink, kind, area, *_thresholded(found, area)))
     return rows(records, (*_KEYS, "connectivity", "min_area", "ha", "ba", "regions", "delta", "area"))
 
 
-def _case(
-    archive: Archive, case: str, min_areas: Sequence[int], kinds: Sequence[Connectivity], options: Mapping[str, Any]
-) -> Iterator[dict[str, Any]]:
-    if not archive.entries[case].labelled:
-        return
-    masks, label = archive.masks(case), archive.label(case)
-    for state, mask in masks.items():
-        for kind in kinds:
-            found = harm(masks[SOURCE], mask, label, min_area=1, connectivity=kind, **options)
-            for area in min_areas:
-                key = {"case": case, "step": state.step, "shrink": state.shrink}
-                yield {**key, "connectivity": kind, "min_area": area, **_thresholded(found, area)}
+def _labelled_masks(archive: Archive) -> Iterator[tuple[str, Mapping[State, Mask], Mask]]:
+    """(id, masks by state, label) of every labelled case."""
+    for case in archive.ids:
+        if archive.entries[case].labelled:
+            yield case, archive.masks(case), archive.label(case)
 
 
-def _thresholded(found: Harm, min_area: int) -> dict[str, float]:
-    """The same components under another minimum; HA cannot rise with it (B14)."""
+def _thresholded(found: Harm, min_area: int) -> tuple[float, ...]:
+    """HA, BA, regions, delta and area of the same components under another minimum; HA cannot rise with it (B14)."""
     sizes = found.found.sizes
     kept = sizes >= min_area
-    whole = max(found.area, 1)
-    shares = {
-        name: float(sizes[kept & (sign * found.worse > 0)].sum()) / whole for name, sign in (("ha", 1), ("ba", -1))
-    }
-    return {**shares, "regions": int(kept.sum()), "delta": found.delta, "area": found.area}
+    shares = (sizes[kept & (sign * found.worse > 0)].sum() / max(found.area, 1) for sign in (1, -1))
+    return *map(float, shares), int(kept.sum()), found.delta, found.area
 
 
 def min_area_sweep(sweep: pd.DataFrame, methods: Mapping[str, pd.DataFrame], *, router: str, reference: str) -> Finding:
@@ -184,9 +168,6 @@ def min_area_sweep(sweep: pd.DataFrame, methods: Mapping[str, pd.DataFrame], *, 
     The setting changes how an edit is scored, not the decisions. Region gates deploy masks that were not recorded, so
     they are left out and named.
     """
-    for name in (router, reference):
-        if name not in methods:
-            raise BadInput(f"the sweep compares {router!r} with {reference!r}, methods are {', '.join(methods)}")
     gated = [name for name, frame in methods.items() if (frame["action"] == "gate").any()]
     methods = {name: frame for name, frame in methods.items() if name not in gated}
     records: list[dict[str, Any]] = []
@@ -207,22 +188,15 @@ def min_area_sweep(sweep: pd.DataFrame, methods: Mapping[str, pd.DataFrame], *, 
 def _scored(part: pd.DataFrame, frame: pd.DataFrame) -> dict[str, Any]:
     states = frame[["case", "deployed", "shrink"]].rename(columns={"deployed": "step"})
     joined = states.merge(part, on=_KEYS, how="left")
-    return {
-        "ha": mean_or_nan(joined["ha"]),
-        "scored": int((joined["regions"] >= 1).sum()),
-        "n": int(joined["ha"].notna().sum()),
-    }
+    counts = {"scored": int((joined["regions"] >= 1).sum()), "n": int(joined["ha"].notna().sum())}
+    return {"ha": mean_or_nan(joined["ha"]), **counts}
 
 
 def rank_invariance(found: Finding) -> Finding:
     """Whether each method keeps its rank by HA across the sweep (N2)."""
-    records = [
-        {"connectivity": kind, "method": name, "ranks": part["rank"].tolist(), "invariant": part["rank"].nunique() == 1}
-        for (kind, name), part in found.table.groupby(["connectivity", "method"], sort=False)
-    ]
-    return Finding(
-        "sweep.ranks", rows(records, ("connectivity", "method", "ranks", "invariant")), found.n, "N2", found.made
-    )
+    ranks = found.table.groupby(["connectivity", "method"], sort=False)["rank"]
+    table = pd.DataFrame({"ranks": ranks.agg(list), "invariant": ranks.nunique() == 1}).reset_index()
+    return Finding("sweep.ranks", table, found.n, "N2", found.made)
 
 
 # ---- shapes of harmful and beneficial regions ----
@@ -265,20 +239,11 @@ def region_features(archive: Archive) -> pd.DataFrame:
 
     compactness = area / boundary voxels squared; distance = between centroids, to the largest region, in voxels.
     """
-    configured = archive.configuration
-    options: dict[str, Any] = {
-        "min_area": int(configured.get("min_area", 16)),
-        "foreground": bool(configured.get("foreground", True)),
-        "ignore": configured.get("ignore"),
-    }
-    records = []
-    for case in archive.ids:
-        if not archive.entries[case].labelled:
-            continue
-        masks = archive.masks(case)
-        for row in harm(masks[SOURCE], masks[State(archive.steps)], archive.label(case), **options).table:
-            numbers = {name: float(row[source]) for name, source in FEATURES.items()}
-            records.append({"case": case, "region": int(row["number"]), "side": str(row["verdict"]), **numbers})
+    options, records = measure_options(archive), []
+    for case, masks, label in _labelled_masks(archive):
+        for row in harm(masks[SOURCE], masks[State(archive.steps)], label, **options).table:
+            numbers = (float(row[source]) for source in FEATURES.values())
+            records.append((case, int(row["number"]), str(row["verdict"]), *numbers))
     return rows(records, ("case", "region", "side", *FEATURES))
 
 
@@ -310,8 +275,7 @@ def cliff_d(u: float, first: int, second: int) -> float:
 
 def _contrast(first: NDArray[np.float64], second: NDArray[np.float64]) -> dict[str, Any]:
     record: dict[str, Any] = {"harmful": len(first), "beneficial": len(second)}
-    record["mean_harmful"] = float(first.mean()) if len(first) else np.nan
-    record["mean_beneficial"] = float(second.mean()) if len(second) else np.nan
+    record |= {"mean_harmful": mean_or_nan(first), "mean_beneficial": mean_or_nan(second)}
     if not len(first) or not len(second):
         return {**record, "u": np.nan, "p": np.nan, "cliff_d": np.nan, "reason": "one side has no region"}
     u, p = len(first) * len(second) / 2, 1.0
@@ -352,12 +316,10 @@ def distances(archive: Archive) -> pd.DataFrame:
     An empty mask has no surface: its distance is NaN and ``empty`` is true (M9).
     """
     records = []
-    for case in archive.ids:
-        if archive.entries[case].labelled:
-            masks, label = archive.masks(case), archive.label(case)
-            spacing = archive.entries[case].spacing_mm
-            pair = [hd95(masks[which], label, spacing_mm=spacing) for which in (SOURCE, State(archive.steps))]
-            records.append({"case": case, "hd95_source": pair[0], "hd95": pair[1], "empty": bool(np.isnan(pair).any())})
+    for case, masks, label in _labelled_masks(archive):
+        spacing = archive.entries[case].spacing_mm
+        pair = [hd95(masks[which], label, spacing_mm=spacing) for which in (SOURCE, State(archive.steps))]
+        records.append((case, *pair, bool(np.isnan(pair).any())))
     return rows(records, "case hd95_source hd95 empty")
 
 
@@ -375,18 +337,17 @@ def harm_and_distance(outcomes: pd.DataFrame, measured: pd.DataFrame) -> Finding
     for name, (first, second) in pairs.items():
         rho = spearman(first, second)
         reason = "fewer than three cases, or one side does not vary" if np.isnan(rho) else ""
-        p = spearman_p(rho, len(first))
-        records.append({"pairing": name, "rho": rho, "p": p, "n": len(first), "reason": reason})
+        records.append((name, rho, spearman_p(rho, len(first)), len(first), reason))
     made = {
         "step": depth,
         "excluded": len(joined) - len(kept),
         "zero_ha": int((ha == 0).sum()),
         "unmoved": int((change == 0).sum()),
         "both_move": int(moving.sum()),
-        "mean_change": float(change.mean()) if len(change) else float("nan"),
-        "median_change": float(np.median(change)) if len(change) else float("nan"),
+        "mean_change": mean_or_nan(change),
+        "median_change": float(pd.Series(change).median()),
     }
-    return Finding("distance", pd.DataFrame(records), len(kept), "M9, M10", made)
+    return Finding("distance", rows(records, "pairing rho p n reason"), len(kept), "M9, M10", made)
 
 
 def draw_distance(frame: pd.DataFrame, *, unit: str = "mm") -> Figure:

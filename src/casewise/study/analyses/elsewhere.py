@@ -113,8 +113,8 @@ def alignment(first: pd.DataFrame, second: pd.DataFrame) -> Finding:
             records.append((f"cohort {name}", int(step), *_gap(means, name), limit, len(part)))
         records.append(("case metric", int(step), *_gap(part, "metric"), np.nan, len(part)))
     table = pd.DataFrame(records, columns=["layer", "step", "difference", "relative", "limit", "n"])
-    table["gated"] = table["limit"].notna()
-    table["passed"] = (table["difference"] <= table["limit"]) | ~table["gated"]
+    gates = table["limit"].notna()
+    table = table.assign(passed=(table["difference"] <= table["limit"]) | ~gates, gated=gates)
     gated = table[table["gated"]]
     own, other = set(first["case"]), set(second["case"])
     made = {"aligned": bool(gated["passed"].all()), "only_first": len(own - other), "only_second": len(other - own)}

@@ -7,16 +7,25 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, CasewiseError, Mismatch
 from casewise.core.records import SOURCE, Mask, State
 from casewise.data.folders import CaseFiles
-from casewise.data.nifti import read_volume
-from casewise.data.pictures import ENDINGS, read_picture
+from casewise.data.pairs import read_image
+from casewise.data.pictures import ENDINGS
 from casewise.judge.controllers.depth import TauStop
 from casewise.render.ink import Picture
-from casewise.render.mask_pictures import Edits, Pixels, SliceView, draw_masks, edits, painted, photographed, view_of
+from casewise.render.mask_pictures import (
+    Edits,
+    Pixels,
+    SliceView,
+    draw_masks,
+    edits,
+    painted,
+    photographed,
+    view_of,
+    windowed,
+)
 from casewise.render.tables import Table, number
 from casewise.study.finding import Finding, Section, not_run, show
 from casewise.study.study import CaseMasks, Study, case_masks
@@ -216,25 +225,12 @@ def input_plane(images: Images, case_id: str, shape: tuple[int, ...], index: int
     if case_id not in images:
         raise BadInput(f"the image folder has no case {case_id}; name files as they were named when recorded")
     path = images[case_id].images[0]
+    image = read_image(path)
     is_picture = path.name.lower().endswith(ENDINGS)
-    image = np.moveaxis(read_picture(path), 0, -1) if is_picture else read_volume(path).voxels
     space = image.shape[:2] if is_picture else image.shape
-    if _without_ones(space) != _without_ones(shape):
+    if [length for length in space if length > 1] != [length for length in shape if length > 1]:
         raise Mismatch(f"{path.name} has shape {space}, its mask {shape}; give the images that were recorded")
     if is_picture:
-        return np.ascontiguousarray(image)
-    volume = image.reshape(shape)
-    return _windowed(volume if index is None else volume[index])
-
-
-def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A volume of one slice lies where a picture lies."""
-    return tuple(length for length in shape if length > 1)
-
-
-def _windowed(plane: NDArray[Any]) -> Pixels:
-    """0..255 between the slice's 1st and 99th percentile; what is not finite becomes black."""
-    finite = plane[np.isfinite(plane)]
-    low, high = np.percentile(finite, (1, 99)) if finite.size else (0.0, 1.0)
-    shown = np.clip((np.nan_to_num(plane.astype(float), nan=low) - low) / max(high - low, 1e-12), 0, 1)
-    return np.asarray(np.rint(255 * shown), np.uint8)
+        return image
+    volume = image.reshape(shape)  # a volume of one slice lies where a picture lies
+    return windowed(volume if index is None else volume[index])

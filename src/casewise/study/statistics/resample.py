@@ -9,7 +9,7 @@ and its first row and sum go into the result, so that another program can show t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -301,22 +301,3 @@ def wilcoxon(method: ArrayLike, reference: ArrayLike) -> SignedRank:
     how = "exact" if len(nonzero) <= _EXACT_UP_TO and not tied else "asymptotic"
     found = stats.wilcoxon(nonzero, method="exact" if how == "exact" else "approx", correction=False)
     return SignedRank(float(found.statistic), float(found.pvalue), len(nonzero), zeros, how)
-
-
-def holm(p_values: Sequence[float], *, family: int | None = None) -> NDArray[np.float64]:
-    r"""Holm's step-down adjustment, :math:`\tilde p_{(i)} = \max_{j \le i} \min(1, (m - j + 1) p_{(j)})` (H5).
-
-    ``family`` is the declared size m when not every member is at hand.
-
-    >>> holm([0.01625, 0.5], family=4).round(6).tolist()
-    [0.065, 1.0]
-    """
-    p = np.asarray(p_values, dtype=np.float64)
-    size = len(p) if family is None else family
-    if size < len(p) or ((p < 0) | (p > 1)).any() or np.isnan(p).any():
-        raise BadInput(f"Holm needs p-values in [0, 1] and a family of at least {len(p)}, got {p.tolist()} and {size}")
-    order = np.argsort(p, kind="stable")
-    stepped = np.minimum(1.0, (size - np.arange(len(p))) * p[order])
-    adjusted = np.empty(len(p))
-    adjusted[order] = np.maximum.accumulate(stepped)
-    return adjusted
