@@ -46,8 +46,7 @@ def bench(
     ),
     policy: list[str] | None = typer.Option(
         None,
-        help="Policy to calibrate and score: {policies}, or package.module:Name; repeat for several. "
-        "Default: default.",
+        help="Policy to calibrate and score: {policies}, or package.module:Name; repeat for several. Default: default.",
     ),
     metric: str = typer.Option("dice", help="Metric that labels are scored with: {metrics}."),
     shrink: str = setting("", help="Interpolated states of updates, as step:alpha with commas."),

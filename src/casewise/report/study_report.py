@@ -126,8 +126,8 @@ def build(
             bar.set_description(what)
             bar.update()
 
-        pair = [one if isinstance(one, Archive) else open_archive(one) for one in (evaluation, calibration)]
-        study = Study.of(*pair, known, extras=extras, resamples=resamples, seed=seed, progress=tick)
+        judged, fitted = (one if isinstance(one, Archive) else open_archive(one) for one in (evaluation, calibration))
+        study = Study.of(judged, fitted, known, extras=extras, resamples=resamples, seed=seed, progress=tick)
         sections = sections_of(study, analyses, progress=tick)
         tick("pictures of the cases")
         frame = cases.case_frame(study)

@@ -26,6 +26,7 @@ the mean is bounded without any assumption on its distribution, which needs hund
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -464,7 +465,7 @@ def mean_bound(means: Floats, confidence: float) -> float:
     The skewness of a small sample is too small; so :math:`g` is :data:`SKEW` times the observed one.
     """
     n, mean, spread = means.size, float(means.mean()), float(means.std(ddof=1))
-    reach = float(stats.t.ppf(confidence, n - 1)) / np.sqrt(n)
+    reach = float(stats.t.ppf(confidence, n - 1)) / math.sqrt(n)
     if spread <= 1e-12:
         return mean + reach * spread
     skewed = SKEW * float(stats.skew(means, bias=False))
