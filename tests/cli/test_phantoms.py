@@ -80,7 +80,7 @@ def test_the_demo_fits_predicts_and_says_what_it_measured(tmp_path: Path, monkey
     ours = [one["dice"] for one in hearts if not one["other"]]
     before, after = (sum(one[way] for one in ours) / 2 for way in ("m0", "deployed"))
     assert (len(hearts), len(ours)) == (3, 2)
-    assert f"Dice of {answer['home']:.3f} on the scanner that it was trained on and {before:.3f} on another" in first
+    assert f"{answer['home']:.3f} on the scanner that it was trained on and {before:.3f} on 2 new hearts" in first
     assert rows[list(rows)[-1]]["dice"] == pytest.approx(after)
     assert f"{after:.3f} (" in third
     lost = sum(one["deployed"] < one["m0"] - 0.01 for one in ours)

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from casewise.core.errors import BadInput
+from casewise.measure.masks import label_volumes
 from casewise.measure.measures import (
     check_names,
     conformal_interval,
     declared_measures,
-    label_volumes,
     measure,
     named_volumes,
     scan_of,

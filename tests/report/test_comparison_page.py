@@ -88,7 +88,7 @@ def test_shares_of_helped_and_hurt_have_intervals_and_flipped_cases_are_named():
 
 def test_the_headline_counts():
     counted = "2 of 3 cases changed; 0 became better, 2 worse, and 1 fell below 0.7."
-    assert headline(summary()) == f"Rejected: 1 of 1 criterion is broken. {counted}"
+    assert headline(summary()) == f"Rejected: 1 of 1 criterion is broken (max_ha on group {EVIL}). {counted}"
     plain = {**summary(labelled=False), "verdict": "compared", "checks": []}
     assert headline(plain) == "2 of 3 cases changed; 2 should be looked at."
     late = {**summary(), "notes": ["the plan was changed"]}

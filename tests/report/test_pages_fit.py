@@ -140,7 +140,7 @@ def service(folder: Path) -> str:
         {"": Adaptation(steps=1)},
     )
     app = create_app(deployment, ServiceSettings())
-    return service_page(app, LONG, deployment, deployment.promise, deployment.warnings)
+    return service_page(app, LONG, deployment)
 
 
 PAGES: dict[str, Callable[[Path], str]] = {

@@ -14,14 +14,12 @@ from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.model import Model
 from casewise.archive.store import describe_cases, open_archive
 from casewise.archive.verify import verify
-from casewise.cli.config import driving_cases
 from casewise.core import records
 from casewise.core.errors import BadInput, Mismatch, UnsafeInput
 from casewise.core.records import made_case_id
 from casewise.core.seeds import content_id
 from casewise.data.folders import CaseFiles, list_cases, with_labels
 from casewise.data.nifti import check_same_place
-from casewise.data.pictures import write_label_picture
 from casewise.data.splits import count_patients
 from casewise.judge.policy import READY, fitted_on
 from casewise.run.gather import gathered_cases
@@ -175,17 +173,6 @@ def test_a_volume_of_one_slice_keeps_its_label(
     cases = gathered_cases(model.load(), tmp_path / "images", labels=tmp_path / "labels")
     record(RecordCase(model, {"": HOW}, {files.id: files for files in cases}), tmp_path / "a")
     assert open_archive(tmp_path / "a").label("c").sum() == 24 * 24
-
-
-def test_frames_of_two_sizes_need_a_smallest_region(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, size in (("a_000001", (54, 96)), ("a_000002", (54, 96)), ("b_000001", (108, 192))):
-        write_label_picture(tmp_path / f"{name}.png", np.zeros(size, np.uint8))
-    cases = list_cases(tmp_path)
-    with pytest.raises(BadInput, match=r"2 of 54 x 96, 1 of 108 x 192.*--min-area"):
-        driving_cases(cases, {})
-    assert driving_cases(cases, {"min_area": 3})[1] == {"min_area": 3}
-    assert driving_cases(cases[:2], {})[1] == {"min_area": 1}
-    assert "regions of 1 pixels in 54 x 96 frames" in capsys.readouterr().err
 
 
 # ---- names ----

@@ -247,12 +247,12 @@ def bytes_held(tmp_path, line, cases):
 
 
 def test_memory_does_not_grow_with_the_rows_but_by_a_few_numbers_per_case(tmp_path):
-    """Three labels: a row is 3 kB of JSON and 8 kB as records; ids, places and numbers of a case are below 0.6 kB."""
+    """Three labels: a row is 3 kB of JSON and 8 kB as records; ids, places and numbers of a case are below 0.7 kB."""
     (line,) = [line for line in lines_of(update(tmp_path), tmp_path / "out") if line["case"] == PLANTED["swapped"]]
     line = {**line, "cluster": None}
     bytes_held(tmp_path, line, 20)  # warm: imports and caches
     few, many = bytes_held(tmp_path, line, 210), bytes_held(tmp_path, line, 460)
-    assert (many[0] - few[0]) / 250 < 600
+    assert (many[0] - few[0]) / 250 < 700
     assert (many[1] - few[1]) / 250 < 2500
 
 

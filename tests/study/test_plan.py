@@ -9,7 +9,7 @@ from worlds.updates import heart, update, write
 import casewise
 from casewise.core.chain import Chain
 from casewise.core.errors import BadInput, CasewiseError
-from casewise.study.plan import TEMPLATE, how_many, log_of, read_plan, seal_plan
+from casewise.study.plan import TEMPLATE, how_many, log_of, log_opened, read_plan, seal_plan
 
 
 def written(root, text, name="plan.toml"):
@@ -46,7 +46,7 @@ def test_the_template_is_a_plan_and_each_commented_line_is_one_too(tmp_path):
         ("[protocol.criteria.measures.ef]\nmax_error_rise = 3", "measure 'ef', which the plan does not declare"),
         (f"[protocol.criteria.measures.ef]\nmax_ha = 0.1\n{EF}", "max_ha is no criterion on a measure"),
         ("[protocol.criteria]\nmax_error_rise = 3", "is a criterion on a measure"),
-        ('[protocol.criteria]\nmax_ha=0.1\n[measures]\nx = "__import__(1)"', "measure x: there is no function"),
+        ('[protocol.criteria]\nmax_ha=0.1\n[measures]\nx = "__import__(1)"', "measure x: .*is not expected there"),
         ("[protocol]\npatients = 0\n[protocol.criteria]\nmax_ha = 0.1", "patients is a whole number of at least 1"),
         ("[protocol]\npatients = 5\n[protocol.criteria]\nmax_ha = 0.1", "5 patients can never show max_ha <= 0.1"),
         ("[protocol]\npatients = 5\n[protocol.criteria]\nmax_ha = 0", "no sample can show max_ha <= 0"),
@@ -54,7 +54,7 @@ def test_the_template_is_a_plan_and_each_commented_line_is_one_too(tmp_path):
         ("[protocol.criteria]\nmin_mean_gain = 0.01\nmax_changed_share = 0", "lets no case change"),
         ("[protocol.criteria]\nmin_mean_gain = 0.01\nmax_mean_drop = -0.02", "asks for more than min_mean_gain"),
         ("[protocl]\n", "a plan has no 'protocl'"),
-        ("[protocol]\npatient = 3", "a plan has no 'protocol.patient'"),
+        ("[protocol]\npatient = 3", "\\[protocol\\] has no 'patient'"),
         ("protocol = 3", "is a table"),
         ("[protocol.criteria]\nmax_mean_drop = {limit = 0.1, sd = 0}", "above 0"),
         ("[protocol.criteria.a.b.c]\nx = 1", "nested too deep"),
@@ -113,7 +113,8 @@ def sealed(root, text="[protocol.criteria]\nmax_ha = 0.5\n", **more):
         write(root / "new", name, heart()) for name in ("a", "b") if not (root / "new" / f"{name}.nii.gz").exists()
     ]
     masks = sorted((root / "new").iterdir())
-    return seal_plan(read_plan(written(root, text)), masks, **more)
+    plan = read_plan(written(root, text))
+    return log_opened(plan, seal_plan(plan, masks, **more))
 
 
 def test_a_plan_is_sealed_before_the_masks_are_opened_and_stays_so(tmp_path):

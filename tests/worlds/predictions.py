@@ -23,6 +23,7 @@ from casewise.run.prediction_folder import Layout
 from casewise.serve.review_server import ReviewServer, review_server
 
 CUTS = {"cut_low": 0.05, "cut_high": 0.3}
+from casewise.serve.review_log import ReviewLog
 
 
 def blob(mask: Mask, at: tuple[int, ...], size: int, label: int) -> Mask:
@@ -116,3 +117,8 @@ def serving(*arguments: Any, **options: Any) -> Iterator[ReviewServer]:
         yield server
         server.shutdown()
         thread.join()
+
+
+def decisions_of(log: Path) -> dict[str, str]:
+    """The last decision of a reviewer on each case."""
+    return {case: line["decision"] for case, line in ReviewLog(log).latest().items()}

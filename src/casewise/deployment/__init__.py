@@ -51,7 +51,8 @@ from casewise.judge.certificates.certificate import (
 )
 from casewise.judge.monitors.watch import Watching
 from casewise.judge.policy import READY, adapts, calibration_case, check_go, judge_of, no_go
-from casewise.measure.measures import label_volumes, named_volumes
+from casewise.measure.masks import label_volumes
+from casewise.measure.measures import named_volumes
 from casewise.study.clinical import MeasuredCase
 from casewise.study.deployed_measures import DeployedMeasures
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from casewise.core.errors import BadInput
 
@@ -170,3 +170,27 @@ def labels_of(mean: NDArray[Any], head: str) -> NDArray[np.int64]:
         return np.asarray(mean.argmax(0), np.int64)
     numbers = np.arange(1, mean.shape[0] + 1)[:, None]
     return np.asarray(((mean > FULL / 2) * numbers).max(0), np.int64)
+
+
+def label_volumes(mask: ArrayLike, spacing_mm: Sequence[float] | None) -> dict[int, float]:
+    """Volume of every label of a mask: millilitres for a volume with a spacing, else voxels (pixels).
+
+    Args:
+        mask: Label numbers, (slices, rows, columns) or (rows, columns).
+        spacing_mm: One number per axis of the mask; None where the header does not say it.
+
+    Returns:
+        Volume by label number, without the background.
+
+    Example:
+        >>> label_volumes(np.ones((1, 10, 10), np.uint8), (10, 1, 1))
+        {1: 1.0}
+    """
+    voxels = np.asarray(mask)
+    unit = 1.0
+    if spacing_mm is not None and voxels.ndim == 3:
+        unit = float(np.prod(checked_spacing(spacing_mm, 3))) / 1000
+    labels, counts = np.unique(voxels, return_counts=True)
+    return {
+        int(label): int(count) * unit for label, count in zip(labels.tolist(), counts.tolist(), strict=True) if label
+    }

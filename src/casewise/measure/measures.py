@@ -35,7 +35,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from casewise.core.errors import BadInput
-from casewise.measure.masks import checked_spacing
 
 Volumes = Mapping[str, float]
 """Volume by label name: millilitres where the spacing is known, voxels (pixels) otherwise."""
@@ -204,30 +203,6 @@ def named_volumes(volumes: Mapping[int, float], labels: Mapping[int, str]) -> di
     """Volumes by label number as formulas read them: by name, and by the number as a text."""
     by_number = {str(label): volume for label, volume in volumes.items()}
     return by_number | {plain_name(name): float(volumes.get(label, 0.0)) for label, name in labels.items()}
-
-
-def label_volumes(mask: ArrayLike, spacing_mm: Sequence[float] | None) -> dict[int, float]:
-    """Volume of every label of a mask: millilitres for a volume with a spacing, else voxels (pixels).
-
-    Args:
-        mask: Label numbers, (slices, rows, columns) or (rows, columns).
-        spacing_mm: One number per axis of the mask; None where the header does not say it.
-
-    Returns:
-        Volume by label number, without the background.
-
-    Example:
-        >>> label_volumes(np.ones((1, 10, 10), np.uint8), (10, 1, 1))
-        {1: 1.0}
-    """
-    voxels = np.asarray(mask)
-    unit = 1.0
-    if spacing_mm is not None and voxels.ndim == 3:
-        unit = float(np.prod(checked_spacing(spacing_mm, 3))) / 1000
-    labels, counts = np.unique(voxels, return_counts=True)
-    return {
-        int(label): int(count) * unit for label, count in zip(labels.tolist(), counts.tolist(), strict=True) if label
-    }
 
 
 def all_unit_spacing(spacings_mm: Iterable[Sequence[float] | None]) -> bool:

@@ -21,7 +21,7 @@ from casewise.data.dicom_objects import Statement, read_codes, write_report, wri
 from casewise.data.dicom_series import Series, check_channels, read_series, survey_series
 from casewise.data.folders import CaseFiles
 from casewise.data.nifti import read_geometry, read_label, write_volume
-from casewise.measure.measures import label_volumes
+from casewise.measure.masks import label_volumes
 from casewise.study.deployed_measures import measure_text
 
 FOLDER = "dicom"  # of a prediction folder: <case>.seg.dcm and <case>.sr.dcm

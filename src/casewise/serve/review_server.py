@@ -399,7 +399,11 @@ def editor_commands(files: Mapping[str, Path]) -> list[str]:
     ground = quoted.get("image", quoted["m0"])
     loads = [f"slicer.util.loadVolume({str(files['image'])!r})"] if "image" in files else []
     loads += [f"slicer.util.loadSegmentation({str(files[name])!r})" for name in ("m0", "deployed")]
-    return [f"itksnap -g {ground} -s {quoted['deployed']}", shlex.join(["Slicer", "--python-code", "; ".join(loads)])]
+    return [
+        f"itksnap -g {ground} -s {quoted['deployed']}",
+        shlex.join(("Slicer",
+                    "--python-code", "; ".join(loads))),
+    ]  # fmt: skip
 
 
 def _brief(case: ReviewCase) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from scipy import stats
 
 from casewise.core.text import pluralize
 from casewise.measure.changes import label_name
-from casewise.measure.measures import LabelVolume, Measure, label_volumes, named_volumes, plain_name, scan_of
+from casewise.measure.masks import label_volumes
+from casewise.measure.measures import LabelVolume, Measure, named_volumes, plain_name, scan_of
 from casewise.study.acceptance import Acceptance, Check, check_values, patient_means
 from casewise.study.compared_cohort import ComparedCase, ComparedCohort
 

@@ -304,7 +304,7 @@ def compare_folders(
         if judged_by is not None:
             log = None if out is None else Path(out) / LOG
             seal = seal_plan(judged_by, _listed(Path(new)), compared_before=log is not None and log.is_file())
-            if is_mask_folder(Path(new)):  # reading DICOM masks opens them
+            if converts := is_mask_folder(Path(new)):  # reading DICOM masks opens them
                 seal = log_opened(judged_by, seal)
         folders, places = _readable(Path(old), Path(new), given, keep)
         found = find_pairs(folders[0], folders[1], **places)
@@ -318,7 +318,7 @@ def compare_folders(
             hashed=judged_by is not None,
         )
         work = CompareCase(pairs, settings)
-        if judged_by is not None and seal is not None:
+        if judged_by is not None and seal is not None and not converts:
             seal = log_opened(judged_by, seal)
         stream: Lines = compare_pairs(work, engine, None if out is None else Path(out), fresh=fresh)
         kept = []

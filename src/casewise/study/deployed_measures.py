@@ -22,7 +22,8 @@ from casewise.judge.controllers.merge import merged
 from casewise.judge.decide import candidate_masks, deployed_mask, replay_case
 from casewise.judge.policy import judge_of
 from casewise.measure.cleanup import Cleanup
-from casewise.measure.measures import Measure, conformal_interval, declared_measures, label_volumes, named_volumes
+from casewise.measure.masks import label_volumes
+from casewise.measure.measures import Measure, conformal_interval, declared_measures, named_volumes
 from casewise.study.clinical import MeasuredCase, mask_measures, measured_values, worsened_sentence
 
 LEVEL = 0.9

@@ -7,12 +7,12 @@ import threading
 
 import pytest
 from typer.testing import CliRunner
+from worlds.predictions import decisions_of
 
 from casewise.cli.review import app
 from casewise.core.chain import Chain
 from casewise.core.durable import TEMPORARY, file_lock, file_sha256
 from casewise.core.errors import BadInput, Refused
-from casewise.judge.calibration.preflight import read_reviews
 from casewise.run.prediction_folder import verify_predictions
 from casewise.serve.review_cases import Predictions, ReviewCase, worst_first
 from casewise.serve.review_log import APPLIED, REVIEWS, Overtaken, Review, ReviewLog, apply_reviews
@@ -123,7 +123,7 @@ def test_a_case_with_two_wrong_masks_gets_none_and_is_named_for_contouring(predi
     assert result.exit_code == 3
     assert "! kept is open: Ada finds both masks wrong: contour it again" in result.output
     assert not (tmp_path / "chosen" / "kept.nii.gz").exists()
-    assert read_reviews(out / REVIEWS) == {"kept": 0.0}
+    assert decisions_of(out / REVIEWS) == {"kept": "both-wrong"}
 
 
 def test_flagged_cases_come_first_and_then_the_lowest_quality():

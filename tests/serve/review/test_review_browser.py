@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from worlds.browsers import browser, needs_chromium
+from worlds.predictions import decisions_of
 
 from casewise.core.chain import Chain
-from casewise.judge.calibration.preflight import read_reviews
 
 __all__ = ["browser"]
 pytestmark = needs_chromium
@@ -121,7 +121,7 @@ def test_a_reviewer_goes_through_the_folder_with_the_keyboard(predictions, serve
         saved(tab, "reviews.jsonl", tmp_path)
     wanted = {"broken": "flag", "undone": "keep-m0", "unsaved": "flag"}
     assert {row["case"]: row["decision"] for row in rows} == wanted
-    assert read_reviews(tmp_path / "reviews.jsonl") == {"broken": 0.0, "undone": -1.0, "unsaved": 0.0}
+    assert decisions_of(tmp_path / "reviews.jsonl") == {"broken": "flag", "undone": "keep-m0", "unsaved": "flag"}
 
 
 def test_slices_scroll_by_key_wheel_and_slider(predictions, serve, open_page):
@@ -271,4 +271,4 @@ def test_a_stale_tab_shows_what_somebody_else_decided_before_it_overrules_that(p
         decide(bob, "a", "keep-adapted")
         for tab in tabs:
             tab.close()
-    assert read_reviews(predictions.layout.out / "reviews.jsonl") == {"kept": 1.0}
+    assert decisions_of(predictions.layout.out / "reviews.jsonl") == {"kept": "keep-adapted"}

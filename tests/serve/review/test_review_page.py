@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
+from worlds.predictions import decisions_of
 
 from casewise.core.chain import Chain
 from casewise.core.errors import BadInput
-from casewise.judge.calibration.preflight import read_reviews
 from casewise.run.prediction_folder import review_problems, verify_predictions
 from casewise.serve.review_server import review_server
 
@@ -118,7 +118,7 @@ def test_decisions_go_to_the_log_of_reviews_and_calibrate_reads_them(predictions
             assert request(server, "POST", "decide", decision(server, case, word))[0].status == 200
         flag = decision(server, "broken", "flag", note="send it again")
         assert request(server, "POST", "decide", flag)[0].status == 200
-    assert read_reviews(out / "reviews.jsonl") == {"undone": -1.0, "kept": 1.0, "broken": 0.0}
+    assert decisions_of(out / "reviews.jsonl") == {"undone": "keep-m0", "kept": "keep-adapted", "broken": "flag"}
     assert Chain(out / "reviews.jsonl").problems == []
     assert verify_predictions(out) == []
 
@@ -156,7 +156,7 @@ def test_a_line_that_a_killed_writer_left_does_not_stop_the_next_one(predictions
         file.write(b'{"case": "undone", "deci')
     with serve(out) as server:
         assert request(server, "POST", "decide", decision(server, "undone", "keep-m0"))[0].status == 200
-    assert read_reviews(out / "reviews.jsonl") == {"kept": 0.0, "undone": -1.0}
+    assert decisions_of(out / "reviews.jsonl") == {"kept": "flag", "undone": "keep-m0"}
     assert Chain(out / "reviews.jsonl").problems == []
 
 
@@ -388,7 +388,7 @@ def test_a_decision_of_a_stale_tab_does_not_overrule_one_that_its_reviewer_never
         assert request(one, "POST", "decide", first)[0].status == 200  # the same, sent twice
         assert len(Chain(out / "reviews.jsonl").lines()) == 1
         assert request(other, "POST", "decide", {**stale, "seen": ada["hash"]})[0].status == 200
-    assert read_reviews(out / "reviews.jsonl") == {"kept": 1.0}
+    assert decisions_of(out / "reviews.jsonl") == {"kept": "keep-adapted"}
     assert verify_predictions(out) == []
 
 

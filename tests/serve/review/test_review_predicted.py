@@ -14,12 +14,12 @@ import nibabel
 import numpy as np
 import pytest
 import torch
+from worlds.predictions import decisions_of
 
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.model import Model
 from casewise.core.records import Policy
 from casewise.deployment import Deployment
-from casewise.judge.calibration.preflight import read_reviews
 from casewise.run.gather import gathered_cases
 from casewise.run.local import LocalEngine
 from casewise.run.predict_folder import predict_folder, prediction_work
@@ -101,5 +101,5 @@ def test_a_user_reviews_what_predict_wrote_and_stops_with_control_c(predicted):
         _, told = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "1 cases are reviewed" in told
-    assert read_reviews(out / "reviews.jsonl") == {row["id"]: -1.0}
+    assert decisions_of(out / "reviews.jsonl") == {row["id"]: "keep-m0"}
     assert verify_predictions(out) == []
