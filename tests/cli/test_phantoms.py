@@ -75,14 +75,15 @@ def test_the_demo_fits_predicts_and_says_what_it_measured(tmp_path: Path, monkey
     answer = json.loads(call("demo", "-o", tmp_path, "-j", 1, "--json").stdout)
     assert answer["page"] == str(tmp_path / "demo.html")
     assert [line.split()[1] for line in answer["commands"]] == ["fit", "predict"]
-    first, _, third, last = answer["sentences"]
+    first, second, third, last = answer["sentences"]
     rows, hearts = answer["rows"], answer["hearts"]
     ours = [one["dice"] for one in hearts if not one["other"]]
     before, after = (sum(one[way] for one in ours) / 2 for way in ("m0", "deployed"))
     assert (len(hearts), len(ours)) == (3, 2)
     assert f"{answer['home']:.3f} on the scanner that it was trained on and {before:.3f} on 2 new hearts" in first
     assert rows[list(rows)[-1]]["dice"] == pytest.approx(after)
-    assert f"{after:.3f} (" in third
+    assert f": {after:.3f}." in second
+    assert "of 2 hearts lose more than a point" in third
     lost = sum(one["deployed"] < one["m0"] - 0.01 for one in ours)
     promised = (tmp_path / "deployment" / "certificate.json").is_file()
     assert (f"{lost} of 2 did" in last) if promised else last.startswith("Nothing is promised")

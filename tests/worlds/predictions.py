@@ -20,10 +20,10 @@ from casewise.data import nifti, pictures
 from casewise.data.phantom import cardiac_cohort
 from casewise.measure.signals.fragmentation import fragmentation
 from casewise.run.prediction_folder import Layout
+from casewise.serve.review_log import ReviewLog
 from casewise.serve.review_server import ReviewServer, review_server
 
 CUTS = {"cut_low": 0.05, "cut_high": 0.3}
-from casewise.serve.review_log import ReviewLog
 
 
 def blob(mask: Mask, at: tuple[int, ...], size: int, label: int) -> Mask:

@@ -1,4 +1,4 @@
-"""Intervals of means by patient, the bootstrap behind them, and paired tests (A8, H1 to H5).
+"""Intervals of means by patient, the bootstrap behind them, and paired tests (A8, H1-H4).
 
 Every bootstrap of a study with the same number of clusters uses the same index matrix,
 
