@@ -130,3 +130,10 @@ def test_a_design_that_a_comparison_included_cannot_be_certified_by_its_name(tmp
         certify_router(archive, calibrate(archive, "consensus"), asked, force=True)
     assert (archive.path / "exposures.jsonl").read_text() == lines  # a refused question is no attempt
     assert not was_compared(archive, "choose")
+
+
+def test_a_comparison_notes_all_that_took_part(tmp_path):
+    archive = views_archive(tmp_path / "a", cases=24)
+    rows = calibrate(archive, "default").preflight["comparison"]["rows"]
+    assert "settled" in {row["design"] for row in rows}
+    assert all(was_compared(archive, row["design"]) for row in rows)

@@ -73,3 +73,11 @@ def test_cases_to_check_come_first_with_the_reason() -> None:
 def test_a_list_on_a_certificate_is_written_as_words() -> None:
     assert _listed(["consensus", "merge"]) == "consensus, merge"
     assert _listed(3) == "3"
+
+
+def test_the_poorest_estimate_is_checked_first():
+    lows = {"a": 0.6, "b": 0.2, "c": None}
+    entries = [entry(name, flagged=True, quality=0.7, quality_low=low) for name, low in lows.items()]
+    page = prediction_page(entries, FACTS)
+    places = [page.index(f'<li><a href="#{name}">') for name in ("c", "b", "a")]
+    assert places == sorted(places)

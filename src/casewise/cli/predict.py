@@ -100,7 +100,9 @@ def predict(
     )  # fmt: skip
     if report is not None:
         write_durably(report, json_bytes(found.report))
-    answer("\n".join(_summary(found, deployment, out)), {**found.report, "page": found.page}, as_json=as_json)
+    answer(
+        "\n".join(_summary(found, deployment, which.images, out)), {**found.report, "page": found.page}, as_json=as_json
+    )
     for line in (*found.failures, *found.warnings, *_alarms(deployment)):
         typer.echo(f"! {line}", err=True)
     if not found.is_done:
@@ -115,7 +117,7 @@ def _case_line(entry: PredictedCase) -> str:
 SHOWN = 5
 
 
-def _summary(found: PredictedFolder, deployment: Deployment, out: Path) -> list[str]:
+def _summary(found: PredictedFolder, deployment: Deployment, images: Path, out: Path) -> list[str]:
     """Say in plain counts what was done, which cases to check, and where the page is."""
     entries = found.entries
     name, key = ("Dice", "Dice") if deployment.adaptation.foreground else ("mIoU", "IoU")
@@ -128,7 +130,7 @@ def _summary(found: PredictedFolder, deployment: Deployment, out: Path) -> list[
     if found.flagged:
         named = ", ".join(_flag_line(one, name) for one in found.flagged[:SHOWN])
         more = f", and {len(found.flagged) - SHOWN} more" if len(found.flagged) > SHOWN else ""
-        lines.append(f"Please check: {named}{more}. To review them: casewise review {out}")
+        lines.append(f"Please check: {named}{more}. To review them: casewise review {out} --images {images}")
     elif deployment.policy.flag:
         lines.append("No case was flagged.")
     for title, cases in (("Failed, no mask", failed), ("Original mask after an error", fallen)):

@@ -81,6 +81,12 @@ class PredictedCase:
         return self.status == DONE
 
     @property
+    def lowest_quality(self) -> float:
+        """Lower bound of the estimated quality, to sort by: a case without an estimate comes first."""
+        low = None if self.decision is None else self.decision.quality_low
+        return -1.0 if low is None else low
+
+    @property
     def has_output(self) -> bool:
         """True if the case has a mask."""
         return self.status != FAILED

@@ -69,7 +69,7 @@ def _row(entry: PredictedCase, metric: str) -> dict[str, Any]:
         "group": entry.group or "",
         "status": entry.status,
         "flagged": flagged,
-        "rank": (ORDER[entry.status], not flagged, not entry.warnings),
+        "rank": (ORDER[entry.status], not flagged, entry.lowest_quality if flagged else 0.0, not entry.warnings),
         "mask": NONE if not entry.has_output else ORIGINAL if kept else NEW,
         "changed": "nothing" if kept else _changed(entry),
         "quality": _quality(entry, metric),

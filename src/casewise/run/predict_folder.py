@@ -90,8 +90,9 @@ class PredictedFolder:
 
     @property
     def flagged(self) -> tuple[PredictedCase, ...]:
-        """Cases that a person should check."""
-        return tuple(one for one in self.entries if one.decision is not None and one.decision.flagged)
+        """Cases that a person should check, the poorest estimate first."""
+        flagged = (one for one in self.entries if one.decision is not None and one.decision.flagged)
+        return tuple(sorted(flagged, key=lambda one: one.lowest_quality))
 
 
 def predict_all(
