@@ -135,5 +135,4 @@ def test_a_design_that_a_comparison_included_cannot_be_certified_by_its_name(tmp
 def test_a_comparison_notes_all_that_took_part(tmp_path):
     archive = views_archive(tmp_path / "a", cases=24)
     rows = calibrate(archive, "default").preflight["comparison"]["rows"]
-    assert "settled" in {row["design"] for row in rows}
     assert all(was_compared(archive, row["design"]) for row in rows)

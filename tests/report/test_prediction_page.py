@@ -50,10 +50,11 @@ def test_a_case_says_how_much_changed_and_hides_signals_behind_details() -> None
     assert "1 case: 1 new mask" in page
 
 
-def test_cases_to_check_come_first_with_the_reason() -> None:
-    def entry(name: str, **more: Any) -> PredictedCase:
-        return PredictedCase(name, "done", Decision(name, Action.KEEP, State(1), 1, "consensus", **more))
+def entry(name: str, **more: Any) -> PredictedCase:
+    return PredictedCase(name, "done", Decision(name, Action.KEEP, State(1), 1, "consensus", **more))
 
+
+def test_cases_to_check_come_first_with_the_reason() -> None:
     poor = entry("z", flagged=True, quality=0.7, quality_low=0.57)
     page = prediction_page([entry("a"), poor], FACTS)
     assert "Please check 1 case:" in page
@@ -75,7 +76,7 @@ def test_a_list_on_a_certificate_is_written_as_words() -> None:
     assert _listed(3) == "3"
 
 
-def test_the_poorest_estimate_is_checked_first():
+def test_the_poorest_estimate_is_checked_first() -> None:
     lows = {"a": 0.6, "b": 0.2, "c": None}
     entries = [entry(name, flagged=True, quality=0.7, quality_low=low) for name, low in lows.items()]
     page = prediction_page(entries, FACTS)
