@@ -150,3 +150,9 @@ def test_the_example_of_the_documentation_runs_as_printed(
     exec(code, {"network": network, "images": images, "labels": labels, "patients": patients})
     assert "mine: step 2 for everyone" in capsys.readouterr().out
     assert (tmp_path / "bench" / "bench.html").exists()
+
+
+def test_a_result_prints_its_table_and_notes(found: Any) -> None:
+    printed = repr(found)
+    assert all(name in printed for name in found.table["method"])
+    assert len(printed.splitlines()) < 40

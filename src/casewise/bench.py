@@ -68,6 +68,9 @@ class BenchResult:
     policies: Mapping[str, Policy]
     folder: Path
 
+    def __repr__(self) -> str:
+        return self.summary()
+
     @property
     def table(self) -> pd.DataFrame:
         """One row for each method, with its name, scores and promise."""

@@ -37,7 +37,7 @@ class Model:
         'cpu'
     """
 
-    spec: str
+    spec: str = ""
     weights: Path | None = None
     folds: tuple[int | str, ...] | None = None
     checkpoint: str = "checkpoint_final.pth"
@@ -54,6 +54,11 @@ class Model:
             object.__setattr__(self, "spec", str(self.spec))
         if isinstance(self.weights, str):
             object.__setattr__(self, "weights", Path(self.weights))
+        if self.spec == "":
+            raise BadInput(
+                "a Model needs a folder, a hub id or package.module:factory; a weights file alone does not say which "
+                'network it belongs to: Model("package.module:factory", weights="unet.pth")'
+            )
         if not isinstance(self.spec, str):
             raise BadInput(
                 f"a Model names a folder, a hub id or package.module:factory, got {type(self.spec).__name__}; pass a "
