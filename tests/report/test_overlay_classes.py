@@ -15,7 +15,7 @@ from casewise.render.mask_pictures import (
     Preview,
     SliceView,
     _busiest,
-    _four,
+    _panels,
     _wrapped,
     legend,
     overlay_png,
@@ -27,11 +27,12 @@ from casewise.run.predict_case import preview_of
 NAMES = {0: "road", 1: "sky", 2: "thing"}
 SOURCE = np.array([[0, 1], [2, 2]])
 DEPLOYED = np.array([[1, 1], [0, 2]])
+TITLE = 11 + 4  # pixels of a line of titles on a narrow sheet
 STREET = Preview(np.zeros((2, 2), np.uint8), SOURCE, DEPLOYED, DEPLOYED, None, NAMES, background=False)
 
 
 def panels(preview: Preview) -> list[np.ndarray]:
-    sheet = np.array(Image.open(io.BytesIO(overlay_png(preview))))[14:]
+    sheet = np.array(Image.open(io.BytesIO(overlay_png(preview))))[TITLE:]
     side = sheet.shape[0]
     found = [sheet[:, left : left + side] for left in range(0, sheet.shape[1], side + 4)]
     return [panel[side // 4 :: side // 2, side // 4 :: side // 2][:2, :2] for panel in found]
@@ -61,26 +62,21 @@ def test_the_legend_names_every_class_with_its_color() -> None:
     assert "red removed" in prediction_page([], facts)
 
 
-def test_candidates_are_enlarged_where_they_differ_and_further_slices_follow() -> None:
+def test_what_changed_is_enlarged_and_further_slices_follow() -> None:
     image, source = np.zeros((64, 64), np.uint8), np.zeros((64, 64), int)
     source[20:30, 20:30] = 1
-    grown, other = source.copy(), source.copy()
-    grown[20:30, 30:34], other[18:20, 20:30] = 1, 2
+    grown = source.copy()
+    grown[20:30, 30:34] = 1
     plain = Preview(image, source, grown, grown, 3, NAMES)
-    candidates = (("M0", source), ("gamma(1.4)", grown), ("same", grown), ("mean", other))
-    rich = replace(plain, candidates=candidates, more=(replace(plain, slice=4),))
-    small, tall = (Image.open(io.BytesIO(overlay_png(one))) for one in (plain, rich))
-    assert small.size[1] == 192 + 14
-    assert tall.size[1] > 2 * small.size[1]  # a row of enlarged candidates, and a row for the other slice
-    row = np.array(tall)[small.size[1] + 14 : -small.size[1]]
-    step = row.shape[0] + 4
-    shown = [row[:, left : left + row.shape[0]] for left in range(0, 3 * step, step)]
-    assert len({panel.tobytes() for panel in shown}) == 3  # three that differ; the same mask is not shown twice
-    alike = replace(plain, candidates=(("M0", source), ("again", source)))
-    assert overlay_png(alike) == overlay_png(plain)
+    assert _busiest(source != grown) == (slice(17, 33), slice(24, 40))  # a quarter, with the change in its middle
+    small, tall = (Image.open(io.BytesIO(overlay_png(one))) for one in (plain, replace(plain, more=(plain,))))
+    assert small.size == (4 * 192 + 3 * 4, 192 + TITLE)
+    assert tall.size[1] == 2 * small.size[1]
+    drawn = np.array(small)[TITLE:, -192:]
+    assert (drawn[:, :, 2] > drawn[:, :, 0]).mean() > 0.1  # blue: 40 of the 256 enlarged pixels were added
 
 
-def test_the_picture_holds_the_candidates_of_all_ladders_on_the_slice_that_any_of_them_changes_most() -> None:
+def test_the_picture_is_of_the_slice_that_any_ladder_changes_most() -> None:
     source = np.zeros((3, 4, 4), int)
     view, update = source.copy(), source.copy()
     view[1, 0, :2], update[2, :, :3] = 1, 1
@@ -89,24 +85,20 @@ def test_the_picture_holds_the_candidates_of_all_ladders_on_the_slice_that_any_o
     decision = Decision("a", Action.KEEP, State(1, ladder="some"), 2, "choose")
     found = CaseResult(view, source, decision, some, ladders={"some": some, "tent": tent})
     seen = preview_of(Case("a", np.zeros((1, 3, 4, 4), np.float32)), found)
-    assert [name for name, _ in seen.candidates] == ["M0", "some: mean", "tent: step 1"]
     assert seen.slice == 2
-    assert np.array_equal(seen.candidates[2][1], update[2])
     assert [one.slice for one in seen.more] == [1]
-    alone = preview_of(Case("a", np.zeros((1, 3, 4, 4), np.float32)), replace(found, ladders={}))
-    assert [name for name, _ in alone.candidates] == ["M0", "mean"]
-    assert alone.slice == 1
+    assert preview_of(Case("a", np.zeros((1, 3, 4, 4), np.float32)), replace(found, ladders={})).slice == 1
 
 
-def test_only_what_updates_made_is_called_adapted() -> None:
-    source = np.zeros((3, 4, 4), int)
-    called = {}
-    for name, rungs in (("views", ("mean",)), ("tent", ())):
-        made = Trajectory("a", (source, source + 1), ({}, {}), rungs=rungs)
-        found = CaseResult(source, source, Decision("a", Action.ROLLBACK, State(0), 1, "m0"), made)
-        called[name] = [title for title, _ in _four(preview_of(Case("a", np.zeros((1, 3, 4, 4), np.float32)), found))]
-    assert called["views"] == ["original (M0), slice 1", "candidate: mean", "what changed", "written mask"]
-    assert called["tent"] == ["original (M0), slice 1", "candidate: adapted", "what changed", "written mask"]
+def test_titles_say_whether_the_new_mask_was_written() -> None:
+    source, image = np.zeros((8, 8), int), np.zeros((8, 8), np.uint8)
+
+    def titles(adapted: np.ndarray, deployed: np.ndarray) -> list[str]:
+        return [title for title, _ in _panels(Preview(image, source, adapted, deployed, 0))][1:3]
+
+    assert titles(source + 1, source + 1) == ["written mask", "what changed"]
+    assert titles(source + 1, source) == ["new mask, not used", "where they differ"]
+    assert titles(source, source)[0] == "new mask, the same"
 
 
 class Ruler:
@@ -125,18 +117,17 @@ def test_a_long_caption_is_wrapped_and_nothing_of_it_is_lost() -> None:
     assert _wrapped(title, Ruler(), 200) == ["contrast(0.7,range)", "then mirror(x),", "enlarged"]
 
 
-def test_wide_frames_stand_two_in_a_row_and_are_enlarged_where_they_differ_most() -> None:
+def test_wide_frames_stand_two_in_a_row_and_are_enlarged_where_most_changed() -> None:
     source = np.zeros((90, 160), int)
     other = source.copy()
-    other[::30, ::30] = 1  # crumbs everywhere, so that a window around all of them is the whole frame
+    other[::30, ::30] = 1  # crumbs everywhere, so that no window holds all of them
     other[60:85, 100:150] = 1
     street = Preview(np.zeros((90, 160), np.uint8), source, other, other, None, NAMES, background=False)
-    assert _busiest(source != other) == (slice(40, 85), slice(71, 151))
-    plain = Image.open(io.BytesIO(overlay_png(street)))
-    rich = Image.open(io.BytesIO(overlay_png(replace(street, candidates=(("M0", source), ("step 8", other))))))
-    assert plain.width == 2 * 192 + 4
-    assert rich.width == plain.width
-    assert rich.height > 1.4 * plain.height
+    rows, columns = _busiest(source != other)
+    assert (rows.stop - rows.start, columns.stop - columns.start) == (45, 80)
+    assert rows.start <= 60 < 85 <= rows.stop
+    assert columns.start <= 100 < 150 <= columns.stop
+    assert Image.open(io.BytesIO(overlay_png(street))).width == 2 * 192 + 4
 
 
 def test_a_frame_at_full_size_makes_no_sheet_of_many_megabytes() -> None:

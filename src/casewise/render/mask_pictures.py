@@ -11,8 +11,10 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -234,6 +236,7 @@ SAMPLED = 2**20  # values from which percentiles are taken, at most
 LARGEST_PANEL = 720  # pixels of its longer side; a street at full size would make sheets of many megabytes
 SHOWN_WIDTH = 832  # pixels of a page that a sheet fills at most
 TITLE_SIZE = 12  # of a title there, in pixels
+FONT = str(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,8 +250,6 @@ class Preview:
     slice: int | None  # number of the slice in a volume
     names: Mapping[int, str] = field(default_factory=dict)  # of the classes
     background: bool = True  # False where label 0 is a class, as in street scenes
-    candidates: tuple[tuple[str, Mask], ...] = ()  # by name, M0 first, on this slice
-    last: str = "adapted"  # name of the mask beside M0
     more: tuple[Preview, ...] = ()  # further slices of the volume
 
 
@@ -306,11 +307,11 @@ def before_after(
 
 
 def overlay_png(preview: Preview) -> bytes:
-    """Draw one case as PNG: four panels, then candidates enlarged where they differ, then further slices of a volume.
+    """Draw one case as PNG: four panels, then the same for further slices of a volume.
 
     Frames that are much wider than tall stand two in a row. The same masks give the same bytes.
     """
-    rows = [_four(preview), _zoomed(preview), *(_four(other) for other in preview.more)]
+    rows = [_panels(one) for one in (preview, *preview.more)]
     return sheet_png(rows, side=min(max(192, *preview.image.shape[:2]), LARGEST_PANEL))
 
 
@@ -327,55 +328,37 @@ def sheet_png(rows: Sequence[list[tuple[str, Pixels]]], *, side: int) -> bytes:
     return buffer.getvalue()
 
 
-def _four(preview: Preview) -> list[tuple[str, Pixels]]:
-    """Return the panels M0, last candidate, edits, and deployed mask."""
+PANELS = 4  # side by side
+
+
+def _panels(preview: Preview) -> list[tuple[str, Pixels]]:
+    """Return the original mask, the written or rejected mask, what changed, and the latter enlarged."""
     base = as_rgb(preview.image)
-
-    def painted(mask: Mask) -> Pixels:
-        return painted_over(base, mask, preview.names, preview.background)
-
+    replaced = bool((preview.deployed != preview.source).any())
+    proposed = bool((preview.adapted != preview.source).any())
+    second = preview.deployed if replaced else preview.adapted
     where = "" if preview.slice is None else f", slice {preview.slice + 1}"
+    named = "written mask" if replaced else "new mask, not used" if proposed else "new mask, the same"
+    drawn = edits_over(base, preview)
+    window = _busiest((preview.source != preview.deployed) | (preview.source != preview.adapted))
     return [
-        (f"original (M0){where}", painted(preview.source)),
-        (f"candidate: {preview.last}", painted(preview.adapted)),
-        ("what changed", edits_over(base, preview)),
-        ("written mask", painted(preview.deployed)),
+        (f"original mask{where}", painted_over(base, preview.source, preview.names, preview.background)),
+        (named, painted_over(base, second, preview.names, preview.background)),
+        ("what changed" if replaced else "where they differ", drawn),
+        ("enlarged", drawn[window]),
     ]
 
 
-ZOOMED = 4  # candidates side by side
-
-
-def _zoomed(preview: Preview) -> list[tuple[str, Pixels]]:
-    """Return up to four candidates, enlarged where they differ: M0, then the one that differs most, and so on."""
-    if len(preview.candidates) < 2:
-        return []
-    masks = np.stack([mask for _, mask in preview.candidates])
-    differ = (masks != masks[0]).any(axis=0)
-    if not differ.any():
-        return []
-    rows, columns = _busiest(differ)
-    masks = masks[:, rows, columns]
-    shown = [0]
-    while len(shown) < ZOOMED:
-        apart = [min(int((mask != masks[other]).sum()) for other in shown) for mask in masks]
-        if max(apart) == 0:
-            break
-        shown.append(int(np.argmax(apart)))
-    base = as_rgb(preview.image)[rows, columns]
-    painted = [painted_over(base, masks[at], preview.names, preview.background) for at in shown]
-    return [(f"{preview.candidates[at][0]}, enlarged", one) for at, one in zip(shown, painted, strict=True)]
-
-
 def _busiest(flags: Flags) -> tuple[slice, slice]:
-    """Return a window around all flags; if that is the whole plane, the half-size window with most flags."""
-    rows, columns = window_of(flags, 8)
-    if (rows.stop - rows.start, columns.stop - columns.start) != flags.shape or min(flags.shape) < 64:
-        return rows, columns
-    tall, wide = (length // 2 for length in flags.shape)
+    """Return a quarter, a third or half of the plane in each direction: the smallest with all flags, or with most."""
     total = np.pad(flags.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
-    inside = total[tall:, wide:] - total[:-tall, wide:] - total[tall:, :-wide] + total[:-tall, :-wide]
-    top, left = np.unravel_index(int(inside.argmax()), inside.shape)
+    for parts in (4, 3, 2):
+        tall, wide = (max(1, length // parts) for length in flags.shape)
+        inside = total[tall:, wide:] - total[:-tall, wide:] - total[tall:, :-wide] + total[:-tall, :-wide]
+        if inside.max() == total[-1, -1]:
+            break
+    best = np.argwhere(inside == inside.max())
+    top, left = best[len(best) // 2]  # of equal ones the middle
     return slice(int(top), int(top) + tall), slice(int(left), int(left) + wide)
 
 
@@ -442,9 +425,9 @@ def _row(panels: Sequence[tuple[str, Pixels]], *, side: int) -> Image.Image:
     near = Image.Resampling.NEAREST
     large = [(title, Image.fromarray(panel).resize((width, height), near)) for title, panel in panels]
     step = width + 4
-    across = (2 if wide > 1.5 * tall else ZOOMED) * step - 4  # of the sheet that this line will be a part of
+    across = (2 if wide > 1.5 * tall else PANELS) * step - 4  # of the sheet that this line will be a part of
     size = max(TITLE_SIZE - 1, round(TITLE_SIZE * across / SHOWN_WIDTH))
-    font, line = ImageFont.load_default(size), size + 3
+    font, line = ImageFont.truetype(FONT, size), size + 4
     titles = [_wrapped(title, font, width - 4) for title, _ in large]
     top = line * max(len(lines) for lines in titles)
     sheet = Image.new("RGB", (step * (len(large) - 1) + width, height + top), "white")

@@ -216,24 +216,16 @@ def _others(found: CaseResult) -> dict[str, Trajectory]:
 SLICES = 6  # further slices of a volume on a case's picture
 
 
-def _last(trajectory: Trajectory) -> str:
-    """What the last candidate is called: adapted where updates made it, else by its name."""
-    if trajectory.steps == 0:
-        return "candidate"
-    return trajectory.rungs[-1] if trajectory.rungs else "adapted"
-
-
 def preview_of(
     case: Case, found: CaseResult, *, names: Mapping[int, str] = MappingProxyType({}), background: bool = True
 ) -> Preview:
     """The slice that candidates changed most, or the one with the most foreground; then others that changed."""
     source, adapted, deployed = found.source_mask, found.trajectory.masks[-1], found.mask
-    candidates = (("M0", source), *named_candidates(found).values())
-    look: dict[str, Any] = {"names": names, "background": background, "last": _last(found.trajectory)}
+    look: dict[str, Any] = {"names": names, "background": background}
     if source.ndim == 2:
         flat = case.image[:, 0] if case.image.ndim == 4 else case.image  # a volume of one slice
         where = None if case.image.ndim < 4 else 0
-        return Preview(grey_levels(flat), source, adapted, deployed, where, candidates=candidates, **look)
+        return Preview(grey_levels(flat), source, adapted, deployed, where, **look)
 
     def at(number: int) -> Preview:
         shown = case.image[:, number] if case.image.shape[1:] == source.shape else np.zeros((1, *source.shape[1:]))
@@ -244,8 +236,7 @@ def preview_of(
     weight = changed if changed.any() else (source > 0).sum(axis=(1, 2))
     first = int(np.argmax(weight))
     most = [int(number) for number in np.argsort(-weight, kind="stable") if number != first and weight[number]]
-    here = tuple((name, mask[first]) for name, mask in candidates)
-    return replace(at(first), candidates=here, more=tuple(map(at, sorted(most[:SLICES]))))
+    return replace(at(first), more=tuple(map(at, sorted(most[:SLICES]))))
 
 
 def named_candidates(found: CaseResult) -> dict[State, tuple[str, Mask]]:
