@@ -463,3 +463,8 @@ def test_a_network_that_was_left_in_training_mode_predicts_as_in_evaluation_mode
 def test_an_episode_of_a_backbone_says_what_takes_one() -> None:
     with pytest.raises(BadInput, match="guard takes both"):
         run_episode(MODEL.load(), np.zeros((1, 1, 32, 32)), "views:light")
+
+
+def test_a_weights_file_alone_is_no_model() -> None:
+    with pytest.raises(BadInput, match="factory"):
+        Model(weights=Path("unet.pth"))

@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 from worlds.cohorts import synthetic_archive
 from worlds.updates import heart, update, write
 
+import casewise
+from casewise.adapt.networks import phantom_cardiac
 from casewise.cli import COMMANDS as COMMAND_NAMES
 from casewise.cli import app
 from casewise.data.datasets.plain import write_cohort
@@ -127,11 +129,15 @@ def test_the_commands_about_certificates_run_as_printed(here: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::casewise.core.errors.CasewiseWarning")
 def test_the_commands_about_monitors_run_as_printed(here: Path) -> None:
-    write_policy(here / "A", calibrate(synthetic_archive(here / "A", cases=24, seed=1), "cardiac"))
-    for name, seed in (("decisions", 2), ("more-decisions", 3)):
-        synthetic_archive(here / name, cases=6, seed=seed, prefix=name)
-        CliRunner().invoke(app, ["replay", name, "A", "-o", f"{name}.jsonl"])
-    assert len(ran("docs/how-to/monitor.md")) == 3
+    hearts = cardiac_cohort("B", 8, split="target")
+    cases = [hearts.case(name) for name in hearts.ids]
+    labels = [hearts.label(name) for name in hearts.ids]
+    deployment = casewise.fit(phantom_cardiac(), cases, labels, out=here / "deployment", views="light", learn=False)
+    for number, folder in enumerate(("out", "more-out")):
+        write_cohort(cardiac_cohort("B", 2, split=f"new{number}"), here / folder / "in")
+        deployment.predict_folder(here / folder / "in" / "images", here / folder)
+    said = ran("docs/how-to/monitor.md")
+    assert [text.split(" (")[0] for text in said] == ["0 decisions", "2 decisions", "4 decisions"]
 
 
 @pytest.mark.filterwarnings("ignore::casewise.core.errors.CasewiseWarning")

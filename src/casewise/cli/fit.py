@@ -27,8 +27,10 @@ def fit(
         None, help="Views (transformed images) to predict: {views}; '' for none; default: chosen from the images."
     ),
     learn: bool = typer.Option(True, "--learn/--no-learn", help="Tune the weights of the model on the labels."),
-    parameters: str = setting("norm+head", help="Weights that are tuned: norm+head, norm, all, or patterns of names."),
-    propose: list[str] = setting([], help="Further proposers, such as members:folds; repeat for several."),
+    parameters: str = typer.Option(
+        "norm+head", help="Weights that are tuned: norm+head, norm, all, or patterns of names."
+    ),
+    propose: list[str] = typer.Option([], help="Further proposers, such as members:folds; repeat for several."),
     metric: str = setting(None, help="{metrics}; default: chosen from the classes."),
     flag_below: float = typer.Option(
         None,
@@ -41,7 +43,7 @@ def fit(
         help="Promise that at most this share of new cases is harmed, such as 0.2; some patients are set aside to "
         "certify it.",
     ),
-    loss: str = setting("harmed", help="Loss that promise bounds: harmed, ha or dice."),
+    loss: str = typer.Option("harmed", help="Loss that --promise bounds: harmed, ha or dice."),
     measures: Path = typer.Option(None, help="measures.toml: clinical measures such as the ejection fraction."),
     learning_curve: bool = typer.Option(
         True, "--learning-curve/--no-learning-curve", help="Report what half of the labels would have gained."

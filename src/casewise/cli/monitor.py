@@ -27,12 +27,14 @@ SHOWN = 5
 def monitor(
     stream: Path = typer.Argument(
         None,
-        help="New decisions: decisions.jsonl of casewise predict, or a CSV with case, cluster, value, agreement, "
+        help="New decisions: a folder of casewise predict, JSON lines, or a CSV with case, cluster, value, agreement, "
         "foreground and, for audited cases, loss. Without it, a watch is only started.",
     ),
     state: Path = typer.Option(Path("watch.json"), help="State of the monitors; continued if the file exists."),
-    calibration: Path | None = typer.Option(None, help="Calibration archive; needed to start a watch."),
-    policy: Path | None = typer.Option(None, help="Policy that made the decisions; default: that of the archive."),
+    calibration: Path | None = typer.Option(
+        None, help="Deployment of fit, or calibration archive; needed to start a watch."
+    ),
+    policy: Path | None = typer.Option(None, help="Policy that made the decisions; default: that of --calibration."),
     certificate: Path | None = typer.Option(None, help="Certificate whose alpha is the limit of monitor audit."),
     monitors: str = typer.Option(
         "exchangeability,go-live",
@@ -48,13 +50,14 @@ def monitor(
 
     Example:
 
-        casewise monitor masks/casewise/decisions.jsonl --calibration archive
+        casewise monitor masks --calibration deployment
 
     Exit code 1: there is an alarm.
     """
     from casewise.archive.store import as_archive
     from casewise.core.errors import BadInput
     from casewise.core.records import CALIBRATION
+    from casewise.deployment.saved import archive_of
     from casewise.judge.certificates.certificate import read_certificate
     from casewise.judge.monitors.watch import read_watch, start_watch, watch_lock, write_watch
     from casewise.judge.policy import read_policy
@@ -63,12 +66,12 @@ def monitor(
         if state.exists():
             watch = read_watch(state)
         elif calibration is None:
-            raise BadInput(f"there is no watch at {state}; give --calibration ARCHIVE to start one")
+            raise BadInput(f"there is no watch at {state}; give --calibration DEPLOYMENT to start one")
         else:
             decides = read_policy(policy or calibration)
             ladders = tuple(decides.ladders) or ((decides.ladder,) if decides.ladder else ())
             watch = start_watch(
-                as_archive(calibration, ladders).marked(CALIBRATION),
+                as_archive(archive_of(calibration), ladders).marked(CALIBRATION),
                 decides,
                 [name for name in monitors.split(",") if name],
                 delta=delta, limit=limit, first=first, suspend_on_harm=suspend_on_harm,
@@ -81,7 +84,7 @@ def monitor(
         write_watch(state, watch)
     content = {"state": state, "decisions": len(watch.decided), "audits": len(watch.audited), "alarms": watch.alarms,
                "suspended": watch.suspended, "passed_over": passed_over}  # fmt: skip
-    answer("\n".join([_summary(watch), *_unread(passed_over)]), content, as_json=as_json)
+    answer("\n".join([_summary(watch), *_unread(passed_over), *_approximate(calibration)]), content, as_json=as_json)
     raise typer.Exit(1 if watch.alarms else 0)
 
 
@@ -90,7 +93,10 @@ def _rows(stream: Path) -> Iterator[dict[str, Any]]:
     from casewise.core.formats import read_csv
 
     if not stream.exists():
-        raise BadInput(f"there is no stream at {stream}; give decisions.jsonl of a prediction folder, or a CSV")
+        raise BadInput(f"there is no stream at {stream}; give a prediction folder, JSON lines or a CSV")
+    if stream.is_dir():
+        yield from _decisions(stream)
+        return
     if stream.suffix == ".csv":
         yield from read_csv(stream)
         return
@@ -99,6 +105,20 @@ def _rows(stream: Path) -> Iterator[dict[str, Any]]:
             yield from (dict(json.loads(line)) for line in lines if line.strip())
     except (ValueError, TypeError) as error:
         raise BadInput(f"{stream} holds a line that is no JSON object ({error}); nothing was taken from it") from None
+
+
+def _decisions(folder: Path) -> Iterator[dict[str, Any]]:
+    """The decisions of a prediction folder, in the order in which they were taken."""
+    from casewise.core.errors import BadInput
+    from casewise.judge.monitors.watch import numbers_of
+    from casewise.run.prediction_folder import decisions_in
+
+    if not (folder / "audit.jsonl").is_file():
+        raise BadInput(
+            f"{folder} is no folder of casewise predict: it has no audit.jsonl; give the folder after its -o"
+        )
+    for decision in decisions_in(folder):
+        yield {"case": decision.case_id, "cluster": decision.cluster, **numbers_of(decision)}
 
 
 def _taken(watch: Watch, row: dict[str, Any]) -> tuple[Watch, bool]:
@@ -142,6 +162,15 @@ def _unread(cases: list[str]) -> Iterator[str]:
         )
 
 
+def _approximate(calibration: Path | None) -> Iterator[str]:
+    """That the rate of false alarms is no bound, where the calibration cases were predicted by other weights."""
+    if calibration is not None and (calibration / "tuned").is_dir() and not (calibration / "held-out").is_dir():
+        yield (
+            "! the labelled cases were predicted by weights tuned without them, new cases by their mean, so "
+            " the probability of a false alarm is approximate; fit --promise sets cases aside for which it holds"
+        )
+
+
 def _summary(watch: Watch) -> str:
     from casewise.judge.monitors.watch import UNSEEN
 
@@ -155,5 +184,5 @@ def _summary(watch: Watch) -> str:
         lines.append(f"  the audits of {watch.waiting[0]} count when those of another {UNIT[0]} begin")
     for name, one in watch.monitors.items():
         said = "silent" if one.alarm_at is None else f"ALARM after {pluralize(one.alarm_at, *UNIT)}"
-        lines.append(f"  {name}: {said} (false with probability at most {one.delta:g})")
+        lines.append(f"  {name}: {said} (false with probability at most {one.delta:.2g})")
     return "\n".join([*lines, *(said for said in (watch.suspension, watch.void) if said), UNSEEN])

@@ -186,7 +186,9 @@ class Deployment:
     @property
     def trusted(self) -> dict[str, Any]:
         """What may run code of the model: checkpoint, bundle, architectures."""
-        own = self.model if isinstance(self.model, Model) else Model("")
+        own = self.model
+        if not isinstance(own, Model):  # a network in memory: nothing was read
+            return {"checkpoint": False, "bundle": False, "architectures": []}
         named = list(own.trust_architectures)
         return {"checkpoint": own.trust, "bundle": own.trust_bundle, "architectures": named}
 

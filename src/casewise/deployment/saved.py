@@ -185,6 +185,16 @@ def is_deployment(folder: str | Path) -> bool:
     return (Path(folder) / DEPLOYMENT).is_file()
 
 
+def archive_of(folder: Path) -> Path:
+    """Return the archive that a deployment of fit was calibrated on; any other folder is returned as it is.
+
+    Cases that were set aside for a promise come first: the weights that new cases get have predicted them.
+    """
+    if not is_deployment(folder):
+        return folder
+    return next((place for name in ("held-out", "archive") if (place := folder / name).is_dir()), folder)
+
+
 def load(
     folder: str | Path,
     *,

@@ -25,6 +25,7 @@ from casewise.core.durable import file_sha256, json_sha256, write_durably
 from casewise.core.errors import CasewiseError, Refused
 from casewise.core.formats import json_bytes
 from casewise.core.prediction_record import PredictedCase
+from casewise.core.records import Decision
 from casewise.core.text import pluralize
 from casewise.data.folders import CaseFiles
 
@@ -174,6 +175,14 @@ def read_entry(path: Path) -> PredictedCase | None:
         return PredictedCase.from_dict(plain) if isinstance(plain, dict) else None
     except (OSError, ValueError, CasewiseError):
         return None
+
+
+def decisions_in(out: Path) -> list[Decision]:
+    """Return the decisions of a prediction folder, in the order in which the log has their cases."""
+    lines = map(json.loads, (out / "audit.jsonl").read_text(encoding="utf-8").splitlines())
+    cases = dict.fromkeys(line["case"] for line in lines if line.get("event") == "case")
+    entries = [read_entry(Layout(out, "").entry(case)) for case in cases]
+    return [entry.decision for entry in entries if entry is not None and entry.decision is not None]
 
 
 def verify_predictions(out: Path, report: Path | None = None) -> list[str]:
