@@ -99,9 +99,11 @@ def _changed(entry: PredictedCase) -> str:
 
 
 def _places(entry: PredictedCase) -> str:
-    """Count the changed regions; an entry lists the largest of them only."""
-    least = "at least " if len(entry.regions) >= REGIONS_LISTED else ""
-    return f"{least}{pluralize(len(entry.regions), 'place')}"
+    """Count the changed regions as the review page does, without the smallest; an entry lists the largest only."""
+    large = sum(bool(region.get("counts", True)) for region in entry.regions)
+    if not large:
+        return "very small places"
+    return f"{'at least ' if large >= REGIONS_LISTED else ''}{pluralize(large, 'place')}"
 
 
 def _quality(entry: PredictedCase, metric: str) -> str:
