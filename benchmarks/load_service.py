@@ -48,16 +48,21 @@ def main() -> int:
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """``casewise serve`` on a free port."""
+    from casewise.adapt.adaptation import Adaptation
     from casewise.adapt.backbones.checkpoints import write_safetensors
     from casewise.adapt.networks import PlainUNet
+    from casewise.core.records import Policy
+    from casewise.judge.policy import write_policy
 
     torch.manual_seed(3)
     write_safetensors(folder / "w.safetensors", PlainUNet().state_dict())
+    tent = Adaptation(objective="tent", steps=1, learning_rate=0.05)
+    write_policy(folder / "policy.json", Policy("fixed-k", "fixed-k", {"step": 1}, 1, adaptation=tent.as_plain()))
     port = free_port()
     command = [
         sys.executable, "-m", "casewise", "serve", "-m", FACTORY, "--weights", str(folder / "w.safetensors"),
-        "--policy", "fixed-k", "--set", "steps=1", "--set", "objective=tent", "--set", "lr=0.05", "-device", "cpu",
-        "--port", str(port), "--set", "places=16", "--set", "timeout=0",
+        "--policy", str(folder / "policy.json"), "-device", "cpu", "--port", str(port), "--set", "places=16",
+        "--set", "timeout=0",
     ]  # fmt: skip
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
     url = f"http://127.0.0.1:{port}"

@@ -165,7 +165,7 @@ def test_a_worker_killed_while_recording_loses_nothing_and_a_second_run_adds_not
                 os.kill(os.getpid(), signal.SIGKILL)
             return found
 
-    deadly = DiesOnce(whole.deployment, whole.cases)
+    deadly = DiesOnce(whole.model, whole.proposers, whole.cases)
     _, results = record_folder(deadly, RayEngine(jobs=2), tmp_path / "ray")
     assert [result.error for result in results] == [None] * 4
     _, again = record_folder(whole, RayEngine(jobs=2), tmp_path / "ray")
