@@ -39,7 +39,7 @@ from casewise.run import summary
 from casewise.run.dicom import write_objects
 from casewise.run.gather import gathered_cases
 from casewise.run.local import Engine, LocalEngine, Result
-from casewise.run.predict_case import Draw, PredictCase
+from casewise.run.predict_case import PredictCase
 from casewise.run.prediction_folder import (
     Layout,
     check_replaceable,
@@ -255,34 +255,23 @@ def _in_words(promise: Mapping[str, Any] | None) -> str:
 # ---- the run, case by case ----
 
 
-def prediction_work(
-    deployment: Deployment,
-    cases: Sequence[CaseFiles],
-    out: Path,
-    *,
-    timeout_s: float | None = None,
-    save_candidates: bool = False,
-    keep_header: bool = False,
-    draw: Draw | None = None,
-) -> PredictCase:
-    """Return the work of a prediction run. Labels are removed from the cases, so no decision can read them."""
+def prediction_work(deployment: Deployment, cases: Sequence[CaseFiles], out: Path, **options: Any) -> PredictCase:
+    """Return the work of a prediction run; ``options`` are fields of :class:`PredictCase`.
+
+    Labels are removed from the cases, so no decision can read them.
+    """
     deployment.check()
     backbone = deployment.backbone
-    work = PredictCase(
-        deployment=deployment,
-        layout=Layout(out, backbone.ending or _ending_for(cases)),
-        cases={files.id: replace(files, label=None) for files in cases},
-        key="",
-        timeout_s=timeout_s,
-        save_candidates=save_candidates,
-        keep_header=keep_header,
-        draw=draw,
-        known=orientation_findings(cases, backbone),
-    )
+    layout = Layout(out, backbone.ending or _ending_for(cases))
+    unlabelled = {files.id: replace(files, label=None) for files in cases}
+    known = orientation_findings(cases, backbone)
+    work = PredictCase(deployment, layout, unlabelled, key="", known=known, **options)
     if cases and work.keep_header and not work.layout.ending.endswith((".nii", ".nii.gz")):
         raise BadInput(f"keep-header is for NIfTI, the masks of this model are {work.layout.ending}; leave it out")
     _check_apart_from_inputs(work.layout, cases)
-    written = {"candidates": save_candidates, "overlays": draw is not None, "keep_header": keep_header}
+    written = {
+        "candidates": work.save_candidates, "overlays": work.draw is not None, "keep_header": work.keep_header
+    }  # fmt: skip
     return replace(work, key=run_key(deployment, written))
 
 

@@ -25,7 +25,7 @@ from casewise.data.folders import CaseFiles
 from casewise.data.nifti import check_same_place
 from casewise.data.splits import check_disjoint, clusters_of
 from casewise.judge.appearance import appearance_numbers
-from casewise.judge.calibration.cuts import statistics
+from casewise.judge.calibration.cuts import first_step_statistics
 from casewise.judge.outcomes import Rows, case_outcomes, outcomes
 from casewise.measure.metrics import METRICS
 from casewise.measure.signals.risk import RiskStatistics
@@ -252,9 +252,7 @@ def risk_statistics(path: Path, model: Model, plain: Adaptation) -> RiskStatisti
         )
     holdout, rest = archive.marked(CALIBRATION), archive.select(split=EVALUATION)
     check_disjoint(clusters_of(holdout.entries.values()), clusters_of(rest.entries.values()))
-    signals = holdout.signals()
-    first = signals[(signals["step"] == 1) & (signals["shrink"] == 0)]
-    return statistics(*(first[name].to_numpy(float) for name in ("regions", "delta")))
+    return first_step_statistics(holdout.signals())
 
 
 @dataclass(frozen=True)

@@ -50,14 +50,14 @@ METRICS = ("Dice", "FN", "FP", "IoU", "TN", "TP", "n_pred", "n_ref")
 SCORES = {True: "Dice", False: "IoU"}  # what makes a case better or worse: where 0 is background, where it is a class
 
 
-def summarize(
-    layout: Layout,
-    cases: Sequence[CaseFiles],
-    entries: Mapping[str, PredictedCase],
-    backbone: Backbone,
-    adaptation: Adaptation,
-) -> dict[str, Any]:
-    """Score every output that has a label; M0 beside it. A case whose label cannot be used is left out."""
+def write_summary(work: PredictCase, cases: Sequence[CaseFiles], found: Sequence[PredictedCase]) -> dict[str, Any]:
+    """Score every output that has a label, and M0 beside it, and write summary.json beside the masks.
+
+    A case whose label cannot be used is left out. The file has null where nnU-Net writes NaN, which strict readers
+    refuse.
+    """
+    layout, backbone, adaptation = work.layout, work.deployment.backbone, work.deployment.adaptation
+    entries = {entry.case: entry for entry in found}
     scored = [
         files for files in cases if files.label is not None and files.id in entries and entries[files.id].has_output
     ]
@@ -82,7 +82,7 @@ def summarize(
         for region in regions
         if rows
     }
-    return {
+    summary = {
         "foreground_mean": {name: float(np.mean([one[name] for one in mean.values()])) for name in METRICS if mean},
         "mean": mean,
         "metric_per_case": rows,
@@ -94,6 +94,8 @@ def summarize(
             **_cohort(effects),
         },
     }
+    write_json(layout.out / "summary.json", summary, indent=4, sort_keys=True)
+    return summary
 
 
 def _masks(layout: Layout, case_id: str, file: Path, backbone: Backbone) -> tuple[Mask, Mask, Mask]:
@@ -184,14 +186,6 @@ def _cohort(effects: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "harmed": sum(row["change"] < 0 for row in rows),
         "helped": sum(row["change"] > 0 for row in rows),
     }
-
-
-def write_summary(work: PredictCase, cases: Sequence[CaseFiles], entries: Sequence[PredictedCase]) -> dict[str, Any]:
-    """summary.json beside the masks; null where nnU-Net writes NaN, which strict readers refuse."""
-    by_id = {entry.case: entry for entry in entries}
-    summary = summarize(work.layout, cases, by_id, work.deployment.backbone, work.deployment.adaptation)
-    write_json(work.layout.out / "summary.json", summary, indent=4, sort_keys=True)
-    return summary
 
 
 def copy_model_files(work: PredictCase) -> None:

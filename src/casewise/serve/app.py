@@ -33,7 +33,7 @@ from casewise import __version__
 from casewise.adapt.backbones import Backbone, Reading
 from casewise.core.errors import BadInput, CasewiseError, UnsafeInput, in_one_line
 from casewise.core.formats import json_bytes, json_text
-from casewise.core.records import Case, Mask
+from casewise.core.records import Case
 from casewise.core.text import pluralize
 from casewise.data import nifti, pictures
 from casewise.data.folders import CaseFiles
@@ -138,12 +138,6 @@ def opened(
         yield backbone.read(CaseFiles(case_id, (path,), group=group)), path.with_name(f"mask{ending}")
 
 
-def written(mask: Mask, reading: Reading, path: Path, backbone: Backbone) -> bytes:
-    """The mask as a file of the image's kind, in the image's geometry."""
-    backbone.write(mask, reading, path)
-    return path.read_bytes()
-
-
 def named_after(content: bytes) -> str:
     """Case id made of the content: equal images are one case, so equal requests get equal answers."""
     return f"case-{hashlib.sha256(content).hexdigest()[:16]}"
@@ -210,14 +204,12 @@ ALWAYS = _problems(
 )  # fmt: skip
 READY: Responses = {**ALWAYS, **_problems(_503="Shutting down.")}
 SEGMENT: Responses = {
+    **READY,
     **_problems(
         _400="The body cannot be understood.",
-        _401="The token is missing.",
-        _403="A page of another site asked.",
         _408="The body came too slowly.",
         _413="The body is too large.",
         _422="Understood, but not an image for this model.",
-        _503="Shutting down.",
     ),
     429: {
         "model": Refusal,
@@ -227,15 +219,10 @@ SEGMENT: Responses = {
     200: {
         "model": SegmentReply,
         "description": "The mask, as a file of the image's kind or inside JSON; facts in the header Casewise-Facts.",
-        "content": dict.fromkeys(("application/gzip", "application/octet-stream", "image/png"), _BYTES),
+        "content": dict.fromkeys(MEDIA_TYPES.values(), _BYTES),
     },
 }
-SEGMENT_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": dict.fromkeys(("application/octet-stream", "application/gzip", "image/png"), _BYTES),
-    }
-}
+SEGMENT_BODY = {"requestBody": {"required": True, "content": dict.fromkeys(MEDIA_TYPES.values(), _BYTES)}}
 
 
 # ---- the application ----
@@ -318,7 +305,8 @@ class _Service:
             backbone, name = self.deployment.backbone, case_id or named_after(body)
             with opened(body, backbone, case_id=name, group=group, max_bytes=limit) as (reading, place):
                 found = self.deployment.predict(reading.case, deadline=deadline)
-                content = written(found.mask, reading, place, backbone)
+                backbone.write(found.mask, reading, place)
+                content = place.read_bytes()
                 drawn = self._drawn(reading.case, found) if preview and answer == "json" else None
             facts = facts_of(found, self.deployment.promise)
             return _file(content, MEDIA_TYPES[ending_of(body)], facts, answer, drawn)

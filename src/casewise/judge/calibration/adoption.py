@@ -12,7 +12,7 @@ A patient (or sequence) is the unit everywhere. Three questions are asked of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -152,10 +152,6 @@ class HurtShare:
         counts = ((self.hurt, self.patients, UNIT[1]), (self.cases_hurt, self.cases, "cases"))
         above = [f"{hurt} of {n} {unit}" for hurt, n, unit in counts if hurt > (self.limit + 1e-9) * n]
         return f"{' and '.join(above)} lost more than {self.margin:g}, and at most {self.limit:.0%} may"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
 
 
 def hurt_share(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -103,13 +103,9 @@ class DesignComparison:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types, without the single cases."""
-        return {
-            "rows": [asdict(row) for row in self.rows],
-            "chosen": self.chosen,
-            "why": self.why,
-            "allowed_hurt": self.allowed_hurt,
-            "nested": None if self.nested is None else asdict(self.nested),
-        }
+        plain = asdict(replace(self, deployed={}))
+        del plain["deployed"]
+        return plain
 
 
 OnCompared = Callable[[Mapping[str, Sequence[Deployed]]], None]
@@ -316,7 +312,7 @@ def _row(
         int((gain == 0).sum()),
         mean / oracle if oracle > 0 else None,
         p,
-        harm.as_dict(),
+        asdict(harm),
         tuple(fails),
     )
 

@@ -18,7 +18,7 @@ from casewise.archive.store import Archive
 from casewise.core.errors import CasewiseError
 from casewise.core.records import Controller, Decision, Policy
 from casewise.core.text import UNIT, pluralize
-from casewise.judge.calibration.cuts import statistics
+from casewise.judge.calibration.cuts import first_step_statistics
 from casewise.judge.calibration.design_comparison import choice_sentences
 from casewise.judge.calibration.fixed_budget import budgets, shape
 from casewise.judge.calibration.quality import flag_sentences
@@ -69,7 +69,7 @@ def preflight(
         "source": usability(frame, source_metric),
         "conformal": reach_of(patients),
         "edit": edit(frame, archive),
-        "statistics": _or_reason(lambda: vars(_statistics(archive))),
+        "statistics": _or_reason(lambda: vars(first_step_statistics(archive.signals()))),
     }
     if metadata_of(controller).is_router:
         counts = {name: sum(one.bucket == name for one in decisions) for name in BUCKETS}
@@ -192,12 +192,6 @@ def concerns(found: Mapping[str, Any]) -> list[str]:
 
 def _or_none(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
-
-
-def _statistics(archive: Archive) -> Any:
-    signals = archive.signals()
-    first = signals.loc[(signals["step"] == 1) & (signals["shrink"] == 0)]
-    return statistics(first["regions"].to_numpy(float), first["delta"].to_numpy(float))
 
 
 def _or_reason(make: Any) -> dict[str, Any]:
