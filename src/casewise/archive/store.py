@@ -336,7 +336,8 @@ class Archive:
 
     @cached_property
     def _signals(self) -> pd.DataFrame:
-        return layout.signal_table(self.path, self.entries, self.digest)
+        name = f"signals-{self.digest}"
+        return layout.cached_table(self.path, name, lambda: layout.signal_table(self.path, self.entries))
 
     @cached_property
     def _ladders(self) -> dict[str, dict[State, Signals]]:

@@ -193,12 +193,8 @@ DISK = {
 }
 """Errors of the operating system that a user can correct, in words."""
 
-RESUME = {
-    "predict": "run the same command with --continue_prediction to go on",
-    "record": "run the same command again to go on",
-    "import": "run the same command again to go on",
-    "bench": "run the same command again to go on",
-}
+RESUME = dict.fromkeys(("record", "import", "bench"), "run the same command again to go on")
+RESUME["predict"] = "run the same command with --continue_prediction to go on"
 
 
 def _named_files() -> set[str]:

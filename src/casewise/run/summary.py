@@ -23,7 +23,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone
 from casewise.core.chain import Chain
 from casewise.core.durable import file_lock, file_sha256, write_durably, write_json
@@ -34,10 +33,9 @@ from casewise.core.records import Mask, Policy
 from casewise.data.folders import CaseFiles
 from casewise.judge.certificates.certificate import DRIFTED
 from casewise.judge.monitors.quota import quota_drift, quota_of
-from casewise.judge.outcomes import edit_shares, judged_share
+from casewise.judge.outcomes import edit_harm, judged_share
 from casewise.judge.policy import no_go
 from casewise.measure.measures import named_volumes
-from casewise.measure.metrics.harm import harm
 from casewise.run.predict_case import PredictCase
 from casewise.run.prediction_folder import MEASURED, Layout, read_entry, versions, write_entry
 from casewise.study.clinical import MeasuredCase
@@ -76,7 +74,13 @@ def write_summary(work: PredictCase, cases: Sequence[CaseFiles], found: Sequence
         before = _metrics(source, label, regions, backbone.ignore)
         place = {"reference_file": str(files.label), "prediction_file": str(layout.mask(files.id))}
         rows.append({**place, "metrics": metrics})
-        effects[files.id] = _effect(entries[files.id], source, mask, label, before, metrics, backbone, adaptation)
+        effects[files.id] = {
+            **_effect(entries[files.id], before, metrics, foreground=adaptation.foreground),
+            **edit_harm(
+                source, mask, label, ignore=backbone.ignore, min_area=adaptation.min_area,
+                foreground=adaptation.foreground,
+            ),
+        }  # fmt: skip
     mean = {
         str(region): {name: _nanmean([row["metrics"][str(region)][name] for row in rows]) for name in METRICS}
         for region in regions
@@ -147,32 +151,17 @@ def _nanmean(values: Sequence[float]) -> float:
 
 
 def _effect(
-    entry: PredictedCase,
-    source: Mask,
-    mask: Mask,
-    label: Mask,
-    before: dict[str, dict[str, float]],
-    after: dict[str, dict[str, float]],
-    backbone: Backbone,
-    adaptation: Adaptation,
+    entry: PredictedCase, before: dict[str, dict[str, float]], after: dict[str, dict[str, float]], *, foreground: bool
 ) -> dict[str, Any]:
-    done = harm(
-        source, mask, label, min_area=adaptation.min_area, foreground=adaptation.foreground, ignore=backbone.ignore
-    )
+    """What was done with a case, and its scores before and after."""
     scores = {
         f"{when}{name}": _nanmean([values[name] for values in metrics.values()])
         for when, metrics in (("source_", before), ("", after))
         for name in SCORES.values()
     }
-    name = SCORES[adaptation.foreground]
+    change = scores[SCORES[foreground]] - scores[f"source_{SCORES[foreground]}"]
     depth = None if entry.decision is None else entry.decision.deployed
-    return {
-        "status": entry.status, "action": entry.action, "deployed": depth,
-        **scores, "change": scores[name] - scores[f"source_{name}"],
-        "ha": done.ha, "ba": done.ba, "neutral_scored": done.neutral_scored, "unscored": done.unscored,
-        "regions": done.regions, "delta": done.delta, "area": done.area,
-        **edit_shares(source, mask, label, backbone.ignore),
-    }  # fmt: skip
+    return {"status": entry.status, "action": entry.action, "deployed": depth, **scores, "change": change}
 
 
 def _cohort(effects: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

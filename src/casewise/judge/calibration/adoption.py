@@ -186,17 +186,10 @@ def hurt_share(
     _, number = np.unique(np.asarray(clusters).astype(str), return_inverse=True)
     means = np.bincount(number, values) / np.bincount(number)
     hurt, patients = int((means < -margin).sum()), len(means)
-    return HurtShare(
-        patients,
-        hurt,
-        len(values),
-        int((values < -margin).sum()),
-        limit,
-        clopper_pearson_upper(hurt, patients, confidence),
-        ltt_cases(limit, 1 - confidence) if 0 < limit < 1 else 1,
-        margin,
-        confidence,
-    )
+    upper = clopper_pearson_upper(hurt, patients, confidence)
+    needed = ltt_cases(limit, 1 - confidence) if 0 < limit < 1 else 1
+    cases_hurt = int((values < -margin).sum())
+    return HurtShare(patients, hurt, len(values), cases_hurt, limit, upper, needed, margin, confidence)
 
 
 def unseen_sentence(patients: int, *, confidence: float = LEVEL) -> str:

@@ -299,22 +299,10 @@ def _row(
         if not harm.within:
             fails.append(f"{HARM} ({harm.excess()})")
     return DesignRow(
-        name,
-        len(gain),
-        harm.patients,
-        mean,
-        low,
-        high,
-        helped,
-        hurt,
-        int(harm.cases_hurt),
-        float(gain.min()),
-        int((gain == 0).sum()),
-        mean / oracle if oracle > 0 else None,
-        p,
-        asdict(harm),
-        tuple(fails),
-    )
+        design=name, cases=len(gain), clusters=harm.patients, gain=mean, low=low, high=high, helped=helped, hurt=hurt,
+        hurt_by_a_point=harm.cases_hurt, worst=float(gain.min()), unchanged=int((gain == 0).sum()),
+        captured=mean / oracle if oracle > 0 else None, p=p, harm=asdict(harm), fails=tuple(fails),
+    )  # fmt: skip
 
 
 def fitted_choice(

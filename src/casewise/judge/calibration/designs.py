@@ -21,7 +21,7 @@ from casewise.core.errors import TooFewCases
 from casewise.core.records import SOURCE, Action, Controller, Mask, Observation, State, Verdict
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.data.splits import cluster_of, fold_of
-from casewise.judge.calibration.adoption import ALLOWED_HURT, chance_of_best, mean_low
+from casewise.judge.calibration.adoption import ALLOWED_HURT, Floats, chance_of_best, mean_low
 from casewise.judge.controllers import choose, merge
 from casewise.judge.controllers.choose import AgreementRule, Choose, candidate_signals, state_of
 from casewise.judge.controllers.depth import Settled, Source
@@ -32,7 +32,6 @@ from casewise.judge.outcomes import POINT, outcomes, scoring_options
 from casewise.measure.metrics import METRICS
 from casewise.measure.signals.agreement import Candidates
 
-Floats = NDArray[np.float64]
 RIVALS_READ = 3  # single candidates whose edits are read with the consensus; others are read when they are needed
 FOLDS = 10  # at most; with fewer clusters each is left out in turn
 
@@ -136,16 +135,9 @@ def gather(archive: Archive, setting: Setting, progress: Progress | None = None)
         )
         masks = {state: masks[state] for state in candidate_signals(whole)}  # in the order of ``held``
         edits.need([state for state in first if state in masks], masks, held)
-        found.append(
-            Known(
-                case_id,
-                cluster_of(entry),
-                seen,
-                {state: metric for state, (metric, _) in worth.items()},
-                {state: ha for state, (_, ha) in worth.items()},
-                edits,
-            )
-        )
+        metrics = {state: metric for state, (metric, _) in worth.items()}
+        harms = {state: ha for state, (_, ha) in worth.items()}
+        found.append(Known(case_id, cluster_of(entry), seen, metrics, harms, edits))
         if progress is not None:
             progress("reading cases", len(found), total)
     if not found:
@@ -500,9 +492,7 @@ class KnownLadder:
         """Signals of all states; for merge also the scores of the pieces, from the gathered features."""
         if not isinstance(controller, Merge):
             return self.one.seen
-        scores = controller.scores(self.one.edits[controller.edited].features)
-        named = {f"{merge.PIECE}{number}": float(score) for number, score in enumerate(scores)}
-        return choose.added(self.one.seen, {controller.edited: {"pieces": float(len(scores)), **named}})
+        return controller.scored(self.one.seen, self.one.edits[controller.edited].features)
 
 
 def answer(one: Known, controller: Controller) -> Deployed:
@@ -523,16 +513,10 @@ def _worth(one: Known, verdict: Verdict) -> Deployed:
         accepted = np.zeros(len(edit.features), bool)
         accepted[list(verdict.accepted or ())] = True
         metric = edit.metric_of(accepted)
-    return Deployed(
-        one.case_id,
-        one.cluster,
-        str(verdict.state),
-        gated,
-        one.source,
-        metric,
-        {name: deployed_signal(candidates, verdict.state, name, gated=gated) for name in QUALITY_SIGNALS},
-        tuple(verdict.accepted or ()),
-    )
+    signals = {name: deployed_signal(candidates, verdict.state, name, gated=gated) for name in QUALITY_SIGNALS}
+    accepted_pieces = tuple(verdict.accepted or ())
+    state = str(verdict.state)
+    return Deployed(one.case_id, one.cluster, state, gated, one.source, metric, signals, accepted_pieces)
 
 
 def folds(clusters: Sequence[str]) -> list[tuple[list[int], list[int]]]:
