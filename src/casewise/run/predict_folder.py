@@ -176,8 +176,9 @@ def predict_all(
         entries = tuple(by_case.get(one.case, one) for one in entries)
         _write_page(work, all_parts, scores, promise, [*warnings, *unscored])
     report = summary.run_report(work, images, entries, time.monotonic() - began, scores, all_parts)
+    certificate = _in_words(summary.in_short(deployment, all_parts))
     unwritten = _write_dicom(
-        work, images, entries, codes, segmentation, summary.in_short(deployment, all_parts), channels
+        work, images, entries, codes=codes, kind=segmentation, certificate=certificate, channels=tuple(channels)
     )
     found = {**report, "unscored": unscored, "unwritten": unwritten, "refused": refused}
     return PredictedFolder(
@@ -224,23 +225,15 @@ def _write_page(
     write_durably(work.layout.out / PAGE, prediction_page(entries, facts).encode())
 
 
-def _write_dicom(
-    work: PredictCase,
-    images: Path,
-    entries: Sequence[PredictedCase],
-    codes: Path | None,
-    segmentation: str,
-    promise: Mapping[str, Any] | None,
-    channels: Sequence[str],
-) -> list[str]:
-    """Write SEG and structured report of every case whose image came as DICOM; return what could not be written."""
+def _write_dicom(work: PredictCase, images: Path, entries: Sequence[PredictedCase], **options: Any) -> list[str]:
+    """Write SEG and structured report of every case whose image came as DICOM; return what could not be written.
+
+    ``options`` are those of :func:`casewise.run.dicom.write_objects`.
+    """
     if not is_dicom_folder(images):
         return []
-    masks = {case_id: work.layout.mask(case_id) for case_id in work.cases}
-    failed = write_objects(
-        images, work.layout.out, masks, entries, classes=work.deployment.backbone.labels, codes=codes,
-        certificate=_in_words(promise), channels=tuple(channels), kind=segmentation,
-    )  # fmt: skip
+    masks, classes = {case_id: work.layout.mask(case_id) for case_id in work.cases}, work.deployment.backbone.labels
+    failed = write_objects(images, work.layout.out, masks, entries, classes=classes, **options)
     return [f"{case_id}: no DICOM output, {reason}" for case_id, reason in failed.items()]
 
 

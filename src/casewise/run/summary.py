@@ -168,10 +168,9 @@ def _cohort(effects: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     rows = list(effects.values())
     names = (*(f"{when}{name}" for name in SCORES.values() for when in ("source_", "")), "change", "ha", "ba")
     means = {name: _nanmean([float(row[name]) for row in rows]) for name in (*names, "worse_voxels")}
-    actions = [str(row["action"]) for row in rows]
     return {
         "mean": {**means, "judged": judged_share(pd.DataFrame(rows)) if rows else None},
-        "actions": {action: actions.count(action) for action in sorted(set(actions))},
+        "actions": dict(sorted(Counter(str(row["action"]) for row in rows).items())),
         "harmed": sum(row["change"] < 0 for row in rows),
         "helped": sum(row["change"] > 0 for row in rows),
     }

@@ -47,18 +47,6 @@ Result = TypeVar("Result")
 SMOOTHING = 0.2  # weight of the newest case in the estimate of a case's time
 
 
-class Full(Exception):
-    """Every place is taken; ``retry_s`` says when to come again."""
-
-    def __init__(self, retry_s: int) -> None:
-        super().__init__(f"every place is taken; try again in {retry_s} s")
-        self.retry_s = retry_s
-
-
-class Closing(Exception):
-    """The service is shutting down."""
-
-
 class Lane:
     """Runs the model in one thread, so that two cases never share adapted weights. Used from one event loop."""
 
@@ -73,9 +61,10 @@ class Lane:
     def place(self) -> Iterator[None]:
         """Take a place before the body is read, so that memory is at most places times the largest body."""
         if not self.open:
-            raise Closing("the service is shutting down")
+            raise HTTPException(503, "the service is shutting down")
         if self.taken >= self.places:
-            raise Full(max(1, math.ceil(self._case_s * self.taken)))
+            retry_s = str(max(1, math.ceil(self._case_s * self.taken)))
+            raise HTTPException(429, f"every place is taken; try again in {retry_s} s", {"Retry-After": retry_s})
         self.taken += 1
         try:
             yield
@@ -346,7 +335,6 @@ STATUS: dict[type[Exception], int] = {
     BadInput: 400,
     UnsafeInput: 400,
     CasewiseError: 422,  # understood, but not for this model
-    Closing: 503,
     ClientDisconnect: 400,
 }
 
@@ -355,7 +343,6 @@ def add_refusals(app: FastAPI) -> None:
     """Handlers for everything that is refused on purpose; the rest is a bug and answers 500."""
     for kind, status in STATUS.items():
         app.add_exception_handler(kind, _handler(status))
-    app.add_exception_handler(Full, _full)
     app.add_exception_handler(OSError, _disk)
     app.add_exception_handler(HTTPException, _as_is)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -374,10 +361,6 @@ async def _disk(request: Request, error: Any) -> JSONResponse:
     return JSONResponse(
         {"error": f"the service cannot read or write its files ({why}); correct that and send the image again"}, 503
     )
-
-
-async def _full(request: Request, error: Any) -> JSONResponse:
-    return JSONResponse({"error": str(error)}, 429, headers={"Retry-After": str(error.retry_s)})
 
 
 async def _as_is(request: Request, error: Any) -> JSONResponse:

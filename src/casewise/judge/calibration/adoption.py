@@ -154,24 +154,15 @@ class HurtShare:
         return f"{' and '.join(above)} lost more than {self.margin:g}, and at most {self.limit:.0%} may"
 
 
-def hurt_share(
-    change: ArrayLike,
-    clusters: Sequence[str],
-    *,
-    limit: float = ALLOWED_HURT,
-    margin: float = POINT,
-    confidence: float = LEVEL,
-) -> HurtShare:
+def hurt_share(change: ArrayLike, clusters: Sequence[str], *, limit: float = ALLOWED_HURT) -> HurtShare:
     """Count the patients that are hurt, with an exact upper bound of their share.
 
-    A patient is hurt where the mean change over the patient's cases is below minus the margin.
+    A patient is hurt by losing more than a point: the mean change over the patient's cases is below minus 0.01.
 
     Args:
         change: Change of the metric against M0, one per case.
         clusters: The patient or sequence of each case.
         limit: The share that is allowed.
-        margin: How much a patient may lose without being called hurt.
-        confidence: Confidence of the upper bound.
 
     Returns:
         The counts, the bound, and how many patients without harm the limit needs.
@@ -185,11 +176,11 @@ def hurt_share(
     values = np.asarray(change, np.float64)
     _, number = np.unique(np.asarray(clusters).astype(str), return_inverse=True)
     means = np.bincount(number, values) / np.bincount(number)
-    hurt, patients = int((means < -margin).sum()), len(means)
-    upper = clopper_pearson_upper(hurt, patients, confidence)
-    needed = ltt_cases(limit, 1 - confidence) if 0 < limit < 1 else 1
-    cases_hurt = int((values < -margin).sum())
-    return HurtShare(patients, hurt, len(values), cases_hurt, limit, upper, needed, margin, confidence)
+    hurt, patients = int((means < -POINT).sum()), len(means)
+    upper = clopper_pearson_upper(hurt, patients, LEVEL)
+    needed = ltt_cases(limit, 1 - LEVEL) if 0 < limit < 1 else 1
+    cases_hurt = int((values < -POINT).sum())
+    return HurtShare(patients, hurt, len(values), cases_hurt, limit, upper, needed)
 
 
 def unseen_sentence(patients: int, *, confidence: float = LEVEL) -> str:

@@ -140,11 +140,6 @@ class Fits:
         return tuple(found[one.case_id] for one in self.known if one.case_id in found)
 
 
-def cross_fitted(known: Sequence[Known], setting: Setting, design: Design) -> tuple[Deployed, ...]:
-    """Every case by a controller that was fitted without its cluster."""
-    return Fits(known, setting, {"": design}).cross_fitted("")
-
-
 def compare_designs(
     known: Sequence[Known],
     setting: Setting,

@@ -126,10 +126,9 @@ def usability(frame: pd.DataFrame, source_metric: float | None = None) -> dict[s
 def edit(frame: pd.DataFrame, archive: Archive) -> dict[str, Any]:
     """Return the share of the last step's edit that HA judges, and the share that swaps foreground classes."""
     plain = frame.loc[(frame["shrink"] == 0) & (frame["step"] == frame["step"].max())]
-    changed = plain.loc[plain["area"] > 0] if "swapped" in plain else plain.iloc[:0]
     return {
         "judged": judged_share(plain) if plain["unscored"].notna().any() else None,
-        "swapped": float(plain["swapped"].mean()) if len(changed) or "swapped" in plain else None,
+        "swapped": float(plain["swapped"].mean()) if "swapped" in plain else None,
         "foreground": bool(archive.configuration.get("foreground", True)),
     }
 
