@@ -21,11 +21,11 @@ from casewise.adapt.adaptation import Adaptation
 from casewise.archive.store import open_archive
 from casewise.archive.verify import verify
 from casewise.cli import app
-from casewise.cli.certify import PAGE, _check_place
+from casewise.cli.certify import _check_place
 from casewise.core.durable import TEMPORARY
 from casewise.core.errors import BadInput
 from casewise.core.records import Case, Policy
-from casewise.judge.certificates.certificate import CERTIFICATE, certificate_problems
+from casewise.judge.certificates.certificate import CERTIFICATE, CERTIFICATE_PAGE, certificate_problems
 from casewise.judge.policy import write_policy
 from casewise.learn.tuning import Tuning
 from casewise.run.local import LocalEngine
@@ -73,7 +73,7 @@ def test_certify(tmp_path: Path) -> None:
 
 
 def test_a_page_of_somebody_else_is_still_refused(tmp_path: Path) -> None:
-    (tmp_path / PAGE).write_text("mine")
+    (tmp_path / CERTIFICATE_PAGE).write_text("mine")
     with pytest.raises(BadInput, match="somebody else"):
         _check_place(tmp_path)
 

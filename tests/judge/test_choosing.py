@@ -16,7 +16,7 @@ from casewise.core.records import SOURCE, Action, Decision, Observation, State
 from casewise.judge.calibration import designs
 from casewise.judge.calibration.adoption import chance_of_best, hurt_share, mean_low, patients_for_chance
 from casewise.judge.calibration.calibrate import calibrate
-from casewise.judge.calibration.design_comparison import compare_designs, cross_fitted, fitted_choice
+from casewise.judge.calibration.design_comparison import Fits, compare_designs, fitted_choice
 from casewise.judge.calibration.designs import (
     DESIGNS,
     Known,
@@ -250,7 +250,7 @@ def test_a_case_never_helps_to_fit_what_decides_on_it(known, setting):
         shown.append({one.cluster for one in some})
         return DESIGNS["consensus"](some, given)
 
-    scored = cross_fitted(known, setting, spy)
+    scored = Fits(known, setting, {"spy": spy}).cross_fitted("spy")
     for fold, (_, out) in zip(shown, folds([one.cluster for one in known]), strict=True):
         assert not fold & {scored[i].cluster for i in out}
 
@@ -438,7 +438,7 @@ def test_a_flag_follows_the_answer_of_any_controller():
 
 def test_agreement_ranks_quality_here_and_not_where_views_are_misled(tmp_path, known, setting):
     def quality(known, setting, design):
-        taken = cross_fitted(known, setting, DESIGNS[design])
+        taken = Fits(known, setting, DESIGNS).cross_fitted(design)
         return quality_of([(one.signals, one.metric, one.cluster) for one in taken], level=0.8)
 
     found = quality(known, setting, "m0")
@@ -730,8 +730,8 @@ def test_gains_without_any_residual_can_be_solved():
     features = np.zeros((2, len(FEATURES)))
     features[0, 1] = 1.0
     rows = [(features, np.array([0.1, 0.0]), ["moves", "stays"])] * 3
-    shrink = _shrinkage(rows, ["moves", "stays"], 1.0)
-    _, own = _fit_gain(rows, ["moves", "stays"], 1.0, shrink)
+    shrink = _shrinkage(rows, ["moves", "stays"])
+    _, own = _fit_gain(rows, ["moves", "stays"], shrink)
     assert dict(own) == pytest.approx({"moves": 0.1, "stays": 0.0}, abs=1e-4)
 
 

@@ -306,11 +306,6 @@ def _array(content: bytes, name: str) -> NDArray[Any]:
 KEYS = ["case", "step", "shrink"]
 
 
-def signal_table(path: Path, entries: Mapping[str, Entry], digest: str) -> pd.DataFrame:
-    """One row for each (case, step, shrink); read once from the cases, later from the cache."""
-    return cached_table(path, f"signals-{digest}", lambda: _collected(path, entries))
-
-
 def cached_table(path: Path, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
     """Return a derived table, computed once and cached if the folder is writable."""
     file = path / CACHE / f"{name}.parquet"
@@ -339,7 +334,8 @@ def ladders(table: pd.DataFrame) -> dict[str, dict[State, Signals]]:
     return found
 
 
-def _collected(path: Path, entries: Mapping[str, Entry]) -> pd.DataFrame:
+def signal_table(path: Path, entries: Mapping[str, Entry]) -> pd.DataFrame:
+    """Read the signals of all cases: one row for each (case, step, shrink)."""
     if not entries:
         return pd.DataFrame(columns=KEYS)
     tables = [case_table(path / CASES / entry.place / SIGNALS, entry.id) for entry in entries.values()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -42,10 +42,13 @@ def _plain(value: Any) -> Any:
     raise BadInput(f"a configuration holds plain JSON values, got {type(value).__name__}: {value!r}")
 
 
-def software() -> dict[str, str]:
-    """The versions that matter for what was recorded."""
+PACKAGES = ("casewise", "numpy", "scipy", "torch", "nnunetv2", "monai", "transformers")
+
+
+def software(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
+    """The versions of Python and of those packages that are installed."""
     versions = {"python": platform.python_version()}
-    for name in ("casewise", "numpy", "scipy", "torch", "nnunetv2", "monai", "transformers"):
+    for name in packages:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

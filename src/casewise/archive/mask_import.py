@@ -113,14 +113,9 @@ def _inside(file: Path, root: Path) -> Path:
 
 
 def _add(
-    archive: Archive,
-    found: Found,
-    read: ReadMask,
-    compare: Compare,
-    more: Mapping[State, Signals],
-    who: Mapping[str, str],
-    made_by: str,
-) -> None:
+    archive: Archive, found: Found, read: ReadMask, compare: Compare, more: Mapping[State, Signals],
+    who: Mapping[str, str], made_by: str,
+) -> None:  # fmt: skip
     masks, spacing = {}, None
     for state in sorted(found.states):
         masks[state], spacing = read(found.states[state])
@@ -136,14 +131,8 @@ def _add(
         shrunk_signals={state: measured[state] for state in shrunk},
         made_by=made_by,
     )
-    case = Case(
-        found.id,
-        np.empty((1, 0)),
-        spacing_mm=spacing,
-        group=who.get("group") or None,
-        cluster=who.get("cluster") or None,
-        split=who.get("split") or None,
-    )
+    told = {name: who.get(name) or None for name in ("group", "cluster", "split")}
+    case = Case(found.id, np.empty((1, 0)), spacing_mm=spacing, **told)
     archive.add(case, trajectory, None if found.label is None else read(found.label)[0])
 
 

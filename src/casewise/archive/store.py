@@ -38,6 +38,8 @@ from casewise.core.records import (
 )
 from casewise.core.text import brief, pluralize
 
+_OF_TRAJECTORY = ("made_by", "seed", "seconds", "spent", "diagnostics", "ladder", "rungs")  # fields of an entry
+
 
 @dataclass(eq=False, repr=False)
 class Archive:
@@ -245,14 +247,8 @@ class Archive:
             shrunk={state: mask for state, mask in masks.items() if state.shrink},
             shrunk_signals={state: values for state, values in signals.items() if state.shrink},
             entropies=self.entropies(case_id),
-            made_by=entry.made_by,
-            seed=entry.seed,
-            seconds=entry.seconds,
-            spent=entry.spent,
-            diagnostics=entry.diagnostics,
-            ladder=entry.ladder,
-            rungs=entry.rungs,
             ballots=self.ballots(case_id),
+            **{name: getattr(entry, name) for name in _OF_TRAJECTORY},
         )
 
     def signals(self) -> pd.DataFrame:
@@ -324,7 +320,7 @@ class Archive:
 
     def _seal(self) -> Archive:
         manifest = dict(layout.read_json(self.path / layout.MANIFEST))  # of every writer
-        there = _sorted({entry.id: entry for entry in _read_entries(self.path)})
+        there = _read_cases(self.path)
         parts = _read_parts(self.path, there, manifest)
         cases: dict[str, Any] = {}
         for name, entry in there.items():
@@ -340,7 +336,8 @@ class Archive:
 
     @cached_property
     def _signals(self) -> pd.DataFrame:
-        return layout.signal_table(self.path, self.entries, self.digest)
+        name = f"signals-{self.digest}"
+        return layout.cached_table(self.path, name, lambda: layout.signal_table(self.path, self.entries))
 
     @cached_property
     def _ladders(self) -> dict[str, dict[State, Signals]]:
@@ -520,7 +517,7 @@ def open_archive(path: str | Path, *, ladder: str | None = None) -> Archive:
     names = named_ladders(manifest)
     if not names:
         raise DamagedArchive(f"{path / layout.MANIFEST} names no ladder; restore it or record again")
-    cases = _sorted({entry.id: entry for entry in _read_entries(path)})
+    cases = _read_cases(path)
     parts = _read_parts(path, cases, manifest)
     _check_sealed(path, manifest, cases, parts)
     archive = Archive(path, MappingProxyType(manifest), cases, ladder_name=None, cases=cases, parts=parts)
@@ -578,15 +575,17 @@ def _read_parts(path: Path, cases: Mapping[str, Entry], manifest: Mapping[str, A
     return found
 
 
-def _read_entries(path: Path) -> Iterable[Entry]:
+def _read_cases(path: Path) -> Mapping[str, Entry]:
+    """The entries of all complete cases, by id."""
+    found = {}
     for folder in sorted((path / layout.CASES).glob("*")):
         if folder.name.startswith(layout.HALF_WRITTEN):
             continue
         file = folder / layout.ENTRY
-        entry = _read_entry(file)
+        found[folder.name] = entry = _read_entry(file)
         if entry.id != folder.name:
             raise DamagedArchive(f"{file} describes case {entry.id!r}, not {folder.name!r}; the archive was edited")
-        yield entry
+    return MappingProxyType(found)
 
 
 def _read_entry(file: Path) -> Entry:

@@ -34,7 +34,20 @@ def write_case(path: Path, case: Case, trajectory: Trajectory, label: Mask | Non
     files = {layout.MASKS: packed(layout.encode_masks(list(masks.values()))), **_other_files(trajectory, masks)}
     if label is not None:
         files[layout.LABEL] = packed(layout.encode_masks([label]))
-    return _written(path, _entry(case, trajectory, masks, label, files), files)
+    entry = Entry(
+        id=case.id,
+        shape=tuple(masks[State(0)].shape),
+        group=case.group,
+        cluster=case.cluster,
+        split=case.split,
+        spacing_mm=None if case.spacing_mm is None else tuple(float(x) for x in case.spacing_mm),
+        labelled=label is not None,
+        label_sha256=None if label is None else layout.mask_sha256(label),
+        input_sha256=layout.image_sha256(case.image),
+        appearance=dict(trajectory.appearance),
+        **_produced(trajectory, masks, files),
+    )
+    return _written(path, entry, files)
 
 
 def write_ladder(path: Path, case: Entry, trajectory: Trajectory) -> Entry:
@@ -100,24 +113,6 @@ def _checked(case_id: str, state: State, name: str, value: float | None) -> floa
     if value is not None and not math.isfinite(value):
         raise NotFinite(f"signal {name} of case {case_id} at state {state} is {value}; None means not computable")
     return None if value is None else float(value)
-
-
-def _entry(
-    case: Case, trajectory: Trajectory, masks: Mapping[State, Mask], label: Mask | None, files: Mapping[str, bytes]
-) -> Entry:
-    return Entry(
-        id=case.id,
-        shape=tuple(masks[State(0)].shape),
-        group=case.group,
-        cluster=case.cluster,
-        split=case.split,
-        spacing_mm=None if case.spacing_mm is None else tuple(float(x) for x in case.spacing_mm),
-        labelled=label is not None,
-        label_sha256=None if label is None else layout.mask_sha256(label),
-        input_sha256=layout.image_sha256(case.image),
-        appearance=dict(trajectory.appearance),
-        **_produced(trajectory, masks, files),
-    )
 
 
 def _produced(trajectory: Trajectory, masks: Mapping[State, Mask], files: Mapping[str, bytes]) -> dict[str, Any]:

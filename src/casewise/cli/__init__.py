@@ -49,17 +49,13 @@ GROUPS = {"Every day": EVERYDAY, "Research": RESEARCH, "Expert": EXPERT}
 COMMANDS = {name: said for group in GROUPS.values() for name, said in group.items()}
 
 EXTRAS = {
-    "torch": "adapt",
-    "safetensors": "adapt",
+    **dict.fromkeys(("torch", "safetensors"), "adapt"),
     "nnunetv2": "nnunet",
     "transformers": "segformer",
     "monai": "monai",
     "ray": "ray",
-    "fastapi": "serve",
-    "starlette": "serve",
-    "uvicorn": "serve",
-    "pydicom": "dicom",
-    "highdicom": "dicom",
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn"), "serve"),
+    **dict.fromkeys(("pydicom", "highdicom"), "dicom"),
 }
 """The extra that installs a missing library."""
 
@@ -193,12 +189,8 @@ DISK = {
 }
 """Errors of the operating system that a user can correct, in words."""
 
-RESUME = {
-    "predict": "run the same command with --continue_prediction to go on",
-    "record": "run the same command again to go on",
-    "import": "run the same command again to go on",
-    "bench": "run the same command again to go on",
-}
+RESUME = dict.fromkeys(("record", "import", "bench"), "run the same command again to go on")
+RESUME["predict"] = "run the same command with --continue_prediction to go on"
 
 
 def _named_files() -> set[str]:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-PAGE, CERTIFIED = "certificate.html", "policy-certified.json"
 MOST_PLANNED = 10**12  # cases; the binomial distribution is exact up to here, and nobody has more
 
 
@@ -104,9 +103,14 @@ def certify(
 def _check_place(folder: Path) -> None:
     """Refuse to replace files that casewise did not write; an earlier certificate is replaced."""
     from casewise.core.errors import BadInput, CasewiseError, Refused
-    from casewise.judge.certificates.certificate import CERTIFICATE, read_certificate
+    from casewise.judge.certificates.certificate import (
+        CERTIFICATE,
+        CERTIFICATE_PAGE,
+        CERTIFIED_POLICY,
+        read_certificate,
+    )
 
-    there = [name for name in (CERTIFICATE, PAGE, CERTIFIED) if (folder / name).exists()]
+    there = [name for name in (CERTIFICATE, CERTIFICATE_PAGE, CERTIFIED_POLICY) if (folder / name).exists()]
     try:
         if there:
             read_certificate(folder / CERTIFICATE)
@@ -121,14 +125,14 @@ def _check_place(folder: Path) -> None:
 
 def _written(folder: Path, certificate: Certificate, policy: Policy) -> tuple[Path, ...]:
     from casewise.core.durable import sweep, write_durably
-    from casewise.judge.certificates.certificate import write_certificate
+    from casewise.judge.certificates.certificate import CERTIFICATE_PAGE, CERTIFIED_POLICY, write_certificate
     from casewise.judge.policy import write_policy
     from casewise.report.certificate_page import certificate_page
 
     folder.mkdir(parents=True, exist_ok=True)
     sweep(folder)
     file = write_certificate(folder, certificate)  # first: by it the next run knows the other two as its own
-    page, chosen = folder / PAGE, folder / CERTIFIED
+    page, chosen = folder / CERTIFICATE_PAGE, folder / CERTIFIED_POLICY
     if certificate.feasible:
         write_policy(chosen, policy)
     else:  # nothing is certified, so there is no policy for it, nor one of an earlier certificate

@@ -116,7 +116,8 @@ def compare(
         code = outcome.exit_code
         taken: dict[str, Any] = {}
         if take_over is not None:
-            code, taken = _take_over(outcome, out, take_over, model, method, certificate, force)
+            options: dict[str, Any] = {"model": model, "method": method, "certificate": certificate, "force": force}
+            code, taken = _take_over(outcome, out, take_over, **options)
     if as_json:
         answer("", {**outcome.as_dict(), **taken}, as_json=True)
     else:
@@ -234,15 +235,7 @@ def _print(outcome: Outcome, out: Path) -> None:
     typer.echo(f"{outcome.verdict}; look at {out / 'report.html'}")
 
 
-def _take_over(
-    outcome: Outcome,
-    out: Path,
-    policy: Path,
-    model: str,
-    method: str,
-    certificate: Path | None,
-    force: bool,
-) -> tuple[int, dict[str, Any]]:
+def _take_over(outcome: Outcome, out: Path, policy: Path, **options: Any) -> tuple[int, dict[str, Any]]:
     """Let a policy choose old or new for every case; the exit code and what to print."""
     from casewise.judge.policy import read_policy
     from casewise.run.take_over import take_over_folders, take_over_lines
@@ -252,9 +245,7 @@ def _take_over(
         return outcome.exit_code, {"lines": [f"nothing was taken over: the plan's verdict is {outcome.verdict}"]}
     chosen = read_policy(policy)
     masks = out / "masks"
-    pairs = list(outcome.files.values())
-    options: dict[str, Any] = {"model": model, "method": method, "certificate": certificate, "force": force}
-    taken = list(take_over_folders(pairs, chosen, masks, **options))
+    taken = list(take_over_folders(list(outcome.files.values()), chosen, masks, **options))
     code = FAILED if any(not one.compared for one in taken) else outcome.exit_code
     kinds = {one.case_id: one.taken for one in taken}
     return code, {"taken": kinds, "masks": str(masks), "lines": take_over_lines(taken, chosen, masks)}

@@ -213,18 +213,8 @@ def _export_model(deployment: Path, out: Path, *, as_json: bool) -> None:
 def _model_kind(path: Path) -> str | None:
     """Return the kind of a model by its files; None if it is no model."""
     if path.is_file():
-        return "checkpoint" if path.suffix in (".pth", ".pt", ".safetensors") else None
-    if (path / "deployment.json").is_file():
-        return "deployment"
-    if (path / "dataset.json").is_file() and (path / "plans.json").is_file():
-        return "nnU-Net model"
-    if (path / "configs" / "metadata.json").is_file():
-        return "MONAI bundle"
-    if (path / "network.json").is_file():
-        return "network with its description"
-    if (path / "config.json").is_file() and any(path.glob("*.safetensors")):
-        return "Hugging Face model"
-    return None
+        return "checkpoint" if path.suffix in _WEIGHTS else None
+    return next((kind for kind, files in _MODELS.items() if all(any(path.glob(name)) for name in files)), None)
 
 
 def _describe_model(path: Path, kind: str, *, as_json: bool) -> None:
@@ -254,6 +244,14 @@ def _describe_model(path: Path, kind: str, *, as_json: bool) -> None:
 
 
 _WEIGHTS = (".pth", ".pt", ".safetensors")
+_MODELS = {
+    "deployment": ("deployment.json",),
+    "nnU-Net model": ("dataset.json", "plans.json"),
+    "MONAI bundle": ("configs/metadata.json",),
+    "network with its description": ("network.json",),
+    "Hugging Face model": ("config.json", "*.safetensors"),
+}
+"""The files that each kind of model folder holds."""
 
 
 def _plainly(value: Any) -> str:

@@ -279,10 +279,8 @@ class CaseOptions:
             backbone, self.images, labels=self.labels, groups=self.groups, parts=(self.num_parts, self.part_id),
             environment=os.environ, keep=keep, refused=refused, channels=self.channel_patterns, notes=notes,
         )  # fmt: skip
-        for note in notes:
-            typer.echo(f"casewise: {note}", err=True)
-        for reason in refused.values():
-            typer.echo(f"casewise: {reason}", err=True)
+        for sentence in (*notes, *refused.values()):
+            typer.echo(f"casewise: {sentence}", err=True)
         return cases
 
 
@@ -311,9 +309,9 @@ class PrintingOptions:
     )
     verbose: bool = setting(False, help="Print a line for each case.")
 
-    def progress(self, total: int, *, done: int = 0, unit: str = "case") -> Progress:
+    def progress(self, total: int, *, done: int = 0) -> Progress:
         """The progress of a run over so many cases."""
-        return Progress(total, done=done, unit=unit, quiet=self.quiet, verbose=self.verbose)
+        return Progress(total, done=done, quiet=self.quiet, verbose=self.verbose)
 
     def steps(self) -> StepProgress:
         """Return the progress of a command that has several steps."""

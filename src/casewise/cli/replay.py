@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,9 +91,7 @@ def _summary(decisions: list[Decision]) -> str:
     """Counts of actions, and the mean depth that was deployed and executed."""
     if not decisions:
         return "the archive holds no case"
-    counts: dict[str, int] = {}
-    for one in decisions:
-        counts[one.action.value] = counts.get(one.action.value, 0) + 1
+    counts = Counter(one.action.value for one in decisions)
     deployed = sum(one.deployed for one in decisions) / len(decisions)
     executed = sum(one.executed for one in decisions) / len(decisions)
     actions = ", ".join(f"{action} {count}" for action, count in sorted(counts.items()))

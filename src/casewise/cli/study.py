@@ -138,33 +138,29 @@ def _measured(evaluation: Archive, calibration: Archive, policy: Policy, engine:
     return judged
 
 
-def _pairs(option: str, given: list[str] | None) -> list[tuple[str, str]]:
+def _pairs(option: str, given: list[str]) -> list[tuple[str, str]]:
     """NAME=VALUE as two words."""
     from casewise.core.errors import BadInput
 
-    pairs = [tuple(word.partition("=")[::2]) for word in given or ()]
-    for (name, value), word in zip(pairs, given or (), strict=True):
+    pairs = []
+    for word in given:
+        name, _, value = word.partition("=")
         if not name or not value:
             raise BadInput(f"{option} takes NAME=ARCHIVE, got {word!r}")
-    return [(name, value) for name, value in pairs]
-
-
-def _rate(name: str) -> float:
-    from casewise.core.errors import BadInput
-
-    try:
-        return float(name)
-    except ValueError:
-        raise BadInput(
-            f"--sweep takes RATE=ARCHIVE with a number as its rate, such as 5e-4=eval, got {name!r}"
-        ) from None
+        pairs.append((name, value))
+    return pairs
 
 
 def _swept(name: str, paths: str, ladder: str | None) -> tuple[float, Any]:
     """A rate and its archives, as far as they say how they were recorded at that very rate."""
-    from casewise.core.errors import Mismatch
+    from casewise.core.errors import BadInput, Mismatch
 
-    rate, pair = _rate(name), _two(paths, ladder)
+    try:
+        rate = float(name)
+    except ValueError:
+        form = "RATE=ARCHIVE with a number as its rate, such as 5e-4=eval"
+        raise BadInput(f"--sweep takes {form}, got {name!r}") from None
+    pair = _two(paths, ladder)
     for archive in filter(None, pair):
         recorded = archive.configuration.get("learning_rate")
         if any(entry.rungs for entry in archive.entries.values()):

@@ -220,19 +220,16 @@ def known_appearance(cases: Sequence[Appearance]) -> KnownAppearance:
     return KnownAppearance(names, rows, tuple(sorted({one.modality for one in cases if one.modality})))
 
 
-def outside(
-    appearance: Appearance, known: KnownAppearance, *, alpha: float = ALPHA, image_only: bool = False
-) -> list[str]:
+def outside(appearance: Appearance, known: KnownAppearance, *, image_only: bool = False) -> list[str]:
     """Say in which numbers one image lies outside of what the calibration patients showed.
 
-    With n patients, at most one in n + 1 images of the calibration kind is named, and about ``alpha`` where numbers are
-    normal. An image that is not named may still be of another kind: a few patients show little. Agreement is tested by
-    itself in the same way, and only a low one is named, so both together name up to twice as many.
+    With n patients, at most one in n + 1 images of the calibration kind is named, and about :data:`ALPHA` where numbers
+    are normal. An image that is not named may still be of another kind: a few patients show little. Agreement is tested
+    by itself in the same way, and only a low one is named, so both together name up to twice as many.
 
     Args:
         appearance: The image. Numbers that it lacks are passed over.
         known: What the calibration patients showed.
-        alpha: Share of images of the same kind that may be named, over all numbers together.
         image_only: Leave out the numbers that are computed from masks (see :func:`_of_labels`).
 
     Returns:
@@ -244,13 +241,11 @@ def outside(
         said.append(f"its modality is {appearance.modality}, the labelled images are {of}")
     places = [place for place, name in enumerate(known.names) if name in appearance.numbers]
     by_itself = [place for place in places if known.names[place] == AGREEMENT]
-    said += _beyond(appearance, known, [place for place in places if place not in by_itself], alpha, image_only)
-    return said if image_only else said + _beyond(appearance, known, by_itself, alpha, image_only)
+    said += _beyond(appearance, known, [place for place in places if place not in by_itself], image_only)
+    return said if image_only else said + _beyond(appearance, known, by_itself, image_only)
 
 
-def _beyond(
-    appearance: Appearance, known: KnownAppearance, places: Sequence[int], alpha: float, image_only: bool
-) -> list[str]:
+def _beyond(appearance: Appearance, known: KnownAppearance, places: Sequence[int], image_only: bool) -> list[str]:
     """Sentences about the numbers at some places of ``known`` that lie outside, all of them tested together."""
     if not places or len(known.patients) < 3:
         return []
@@ -258,7 +253,7 @@ def _beyond(
     there = np.array(known.patients)[:, places]
     rows = np.concatenate([there, [[appearance.numbers[name] for name in names]]])
     n, distances = len(there), _distances(rows, names)
-    limit = max(stats.t.ppf(1 - alpha / (2 * len(names)), n - 1), distances[:-1].max())
+    limit = max(stats.t.ppf(1 - ALPHA / (2 * len(names)), n - 1), distances[:-1].max())
     said = []
     for place in np.argsort(-distances[-1], kind="stable"):
         if image_only and names[place].startswith(OF_LABELS):
@@ -315,7 +310,7 @@ def _distances(rows: NDArray[Any], names: Sequence[str]) -> NDArray[Any]:
     return np.asarray(np.abs(rows - means) / (spread * math.sqrt(1 + 1 / others)))
 
 
-def folder_differs(cases: Sequence[Appearance], known: KnownAppearance, *, seed: int = 0) -> tuple[float, str]:
+def folder_differs(cases: Sequence[Appearance], known: KnownAppearance) -> tuple[float, str]:
     r"""Test whether the patients of a folder look unlike the calibration patients.
 
     With one row :math:`x_i` per patient, standardized over both groups, the energy distance
@@ -328,7 +323,6 @@ def folder_differs(cases: Sequence[Appearance], known: KnownAppearance, *, seed:
     Args:
         cases: Appearances of the folder; the first case of each patient counts.
         known: What the calibration patients showed.
-        seed: Seed of the random exchanges.
 
     Returns:
         p and a sentence. p is never below one over the number of exchanges; a folder of one patient against nine has
@@ -350,7 +344,7 @@ def folder_differs(cases: Sequence[Appearance], known: KnownAppearance, *, seed:
     scale = np.maximum(both.std(axis=0), [_floor(name) for name in names])
     rows = (both - both.mean(axis=0)) / scale
     gaps = np.sqrt(((rows[:, None] - rows[None]) ** 2).sum(axis=2))
-    p = _permutation_p(gaps, len(here), seed)
+    p = _permutation_p(gaps, len(here))
     apart = np.abs(np.median(here, axis=0) - np.median(there, axis=0)) / scale
     most = int(np.argmax(apart))
     medians = [_in_units(names[most], float(np.median(group[:, most]))) for group in (here, there)]
@@ -368,7 +362,7 @@ def _in_units(name: str, value: float) -> str:
     return f"{math.exp(value):.3g} mm" if name.startswith("spacing") else f"{value:.3g}"
 
 
-def _permutation_p(gaps: NDArray[Any], new: int, seed: int) -> float:
+def _permutation_p(gaps: NDArray[Any], new: int) -> float:
     """p of the energy distance between the last ``new`` rows and the others."""
     total = len(gaps)
     own = np.arange(total) >= total - new
@@ -378,7 +372,7 @@ def _permutation_p(gaps: NDArray[Any], new: int, seed: int) -> float:
         for row, members in zip(chosen, itertools.combinations(range(total), new), strict=True):
             row[list(members)] = 1
     else:
-        generator = np.random.default_rng(seed)
+        generator = np.random.default_rng(0)
         chosen = generator.permuted(np.tile(own.astype(float), (MOST_PERMUTATIONS, 1)), axis=1)
         chosen = np.concatenate([own[None].astype(float), chosen])  # the division that was found is one of them
     observed = _energy(gaps, own[None].astype(float))[0]

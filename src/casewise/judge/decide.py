@@ -346,9 +346,7 @@ def _consensuses(views: Mapping[str, Archive]) -> dict[State, str]:
     return {state: kind for state, kind in found.items() if kind in CONSENSUS_NAMES}
 
 
-def setting_of(
-    archive: Archive, *, consensus: str | None = None, silent: Sequence[str] = (), ladders: Sequence[str] = ()
-) -> Setting:
+def setting_of(archive: Archive, *, consensus: str | None = None, ladders: Sequence[str] = ()) -> Setting:
     """Describe the candidates of an archive; the consensus is found by its name unless it is given."""
     views = ladder_views(archive, ladders)
     made = _consensuses(views)
@@ -359,15 +357,10 @@ def setting_of(
             f"no candidate of {archive.path} is called {' or '.join(CONSENSUS_NAMES)}; record views or members with a "
             f"consensus, or say which candidate it is"
         )
-    others = [str(state) for state in made if str(state) != consensus]
+    silent = tuple(str(state) for state in made if str(state) != consensus)
     first = next(iter(views.values()))
-    return Setting(
-        first.steps,
-        consensus,
-        tuple(ladders),
-        tuple(dict.fromkeys((*silent, *others))),
-        str(first.configuration.get("metric", "dice")) == "miou",
-    )
+    every_class = str(first.configuration.get("metric", "dice")) == "miou"
+    return Setting(first.steps, consensus, tuple(ladders), silent, background=every_class)
 
 
 def ladder_views(archive: Archive, ladders: Sequence[str]) -> dict[str, Archive]:

@@ -163,11 +163,16 @@ def _measured(
         found = fragmentation(source, mask, **area)
         sizes = {"regions": found.regions, "delta": found.delta, "area": found.area}
         return {**sizes, **edit_shares(source, mask, None, None)}
-    judged = harm(source, mask, label, ignore=options["ignore"], **area)
-    shares = {name: getattr(judged, name) for name in COLUMNS[1:8]}
-    edit = edit_shares(source, mask, label, options["ignore"])
     score = METRICS[options["metric"]].of(mask, label, ignore=options["ignore"], spacing_mm=spacing_mm)
-    return {"metric": float(score), **shares, **edit}
+    return {"metric": float(score), **edit_harm(source, mask, label, ignore=options["ignore"], **area)}
+
+
+def edit_harm(
+    source: Mask, mask: Mask, label: Mask, *, ignore: int | None, min_area: int, foreground: bool
+) -> dict[str, float]:
+    """Measure an edit against the label: HA and BA with what they count, and the shares of its voxels."""
+    judged = harm(source, mask, label, ignore=ignore, min_area=min_area, foreground=foreground)
+    return {name: getattr(judged, name) for name in COLUMNS[1:8]} | edit_shares(source, mask, label, ignore)
 
 
 def edit_shares(source: Mask, mask: Mask, label: Mask | None, ignore: int | None) -> dict[str, float]:

@@ -53,6 +53,8 @@ GUARDED: dict[str, Any] = {"fallback": "delta", "guard": True}
 """The router uses the fallback where the tertiles of its coordinate coincide (S11), and rolls back every case where the
 retained calibration cases are evidently hurt (M3)."""
 
+STOP_RULES = ("frag-stop", "entropy-stop", "msp-stop", "gradient-stop", "tau-stop")
+
 READY: Registry[Policy] = Registry(
     "policy",
     {
@@ -69,11 +71,7 @@ READY: Registry[Policy] = Registry(
         "m0": Policy("m0", "m0", {}, 0),
         "fixed-k": Policy("fixed-k", "fixed-k", {}, 4),
         "settled": Policy("settled", "settled", {"cap": 4}, 4),
-        "frag-stop": Policy("frag-stop", "frag-stop", {}, 4),
-        "entropy-stop": Policy("entropy-stop", "entropy-stop", {}, 4),
-        "msp-stop": Policy("msp-stop", "msp-stop", {}, 4),
-        "gradient-stop": Policy("gradient-stop", "gradient-stop", {}, 4),
-        "tau-stop": Policy("tau-stop", "tau-stop", {}, 4),
+        **{name: Policy(name, name, {}, 4) for name in STOP_RULES},
         **{name: Policy(name, "frag-stop", {}, 4) for name in MODULATIONS},
         "region-gate": Policy("region-gate", "region-gate", {"threshold": 0.0}, 1),
         **{name: Policy(name, name, {}, 1) for name, kind in CONTROLLERS.items() if metadata_of(kind).among_candidates},

@@ -125,18 +125,10 @@ def _write_case(
         write_segmentation(
             temporary, mask, series, classes=_named(classes, mask), codes=codes, software=software, kind=kind
         )
-    said = Statement(
-        decision_sentence(entry),
-        flag_sentence(entry),
-        certificate_sentence(entry, certificate),
-        software,
-        "; ".join(
-            [
-                volume_sentence(mask, read_geometry(file).affine, classes),
-                *(measure_text(name, found) for name, found in entry.measures.items()),
-            ]
-        ),
-    )
+    measured = [measure_text(name, found) for name, found in entry.measures.items()]
+    volumes = "; ".join([volume_sentence(mask, read_geometry(file).affine, classes), *measured])
+    promised = certificate_sentence(entry, certificate)
+    said = Statement(decision_sentence(entry), flag_sentence(entry), promised, software, volumes)
     with replacing(report) as temporary:
         write_report(temporary, series, segmentation, said)
 

@@ -39,7 +39,7 @@ from casewise.run import summary
 from casewise.run.dicom import write_objects
 from casewise.run.gather import gathered_cases
 from casewise.run.local import Engine, LocalEngine, Result
-from casewise.run.predict_case import Draw, PredictCase
+from casewise.run.predict_case import PredictCase
 from casewise.run.prediction_folder import (
     Layout,
     check_replaceable,
@@ -176,8 +176,9 @@ def predict_all(
         entries = tuple(by_case.get(one.case, one) for one in entries)
         _write_page(work, all_parts, scores, promise, [*warnings, *unscored])
     report = summary.run_report(work, images, entries, time.monotonic() - began, scores, all_parts)
+    certificate = _in_words(summary.in_short(deployment, all_parts))
     unwritten = _write_dicom(
-        work, images, entries, codes, segmentation, summary.in_short(deployment, all_parts), channels
+        work, images, entries, codes=codes, kind=segmentation, certificate=certificate, channels=tuple(channels)
     )
     found = {**report, "unscored": unscored, "unwritten": unwritten, "refused": refused}
     return PredictedFolder(
@@ -224,23 +225,15 @@ def _write_page(
     write_durably(work.layout.out / PAGE, prediction_page(entries, facts).encode())
 
 
-def _write_dicom(
-    work: PredictCase,
-    images: Path,
-    entries: Sequence[PredictedCase],
-    codes: Path | None,
-    segmentation: str,
-    promise: Mapping[str, Any] | None,
-    channels: Sequence[str],
-) -> list[str]:
-    """Write SEG and structured report of every case whose image came as DICOM; return what could not be written."""
+def _write_dicom(work: PredictCase, images: Path, entries: Sequence[PredictedCase], **options: Any) -> list[str]:
+    """Write SEG and structured report of every case whose image came as DICOM; return what could not be written.
+
+    ``options`` are those of :func:`casewise.run.dicom.write_objects`.
+    """
     if not is_dicom_folder(images):
         return []
-    masks = {case_id: work.layout.mask(case_id) for case_id in work.cases}
-    failed = write_objects(
-        images, work.layout.out, masks, entries, classes=work.deployment.backbone.labels, codes=codes,
-        certificate=_in_words(promise), channels=tuple(channels), kind=segmentation,
-    )  # fmt: skip
+    masks, classes = {case_id: work.layout.mask(case_id) for case_id in work.cases}, work.deployment.backbone.labels
+    failed = write_objects(images, work.layout.out, masks, entries, classes=classes, **options)
     return [f"{case_id}: no DICOM output, {reason}" for case_id, reason in failed.items()]
 
 
@@ -255,34 +248,23 @@ def _in_words(promise: Mapping[str, Any] | None) -> str:
 # ---- the run, case by case ----
 
 
-def prediction_work(
-    deployment: Deployment,
-    cases: Sequence[CaseFiles],
-    out: Path,
-    *,
-    timeout_s: float | None = None,
-    save_candidates: bool = False,
-    keep_header: bool = False,
-    draw: Draw | None = None,
-) -> PredictCase:
-    """Return the work of a prediction run. Labels are removed from the cases, so no decision can read them."""
+def prediction_work(deployment: Deployment, cases: Sequence[CaseFiles], out: Path, **options: Any) -> PredictCase:
+    """Return the work of a prediction run; ``options`` are fields of :class:`PredictCase`.
+
+    Labels are removed from the cases, so no decision can read them.
+    """
     deployment.check()
     backbone = deployment.backbone
-    work = PredictCase(
-        deployment=deployment,
-        layout=Layout(out, backbone.ending or _ending_for(cases)),
-        cases={files.id: replace(files, label=None) for files in cases},
-        key="",
-        timeout_s=timeout_s,
-        save_candidates=save_candidates,
-        keep_header=keep_header,
-        draw=draw,
-        known=orientation_findings(cases, backbone),
-    )
+    layout = Layout(out, backbone.ending or _ending_for(cases))
+    unlabelled = {files.id: replace(files, label=None) for files in cases}
+    known = orientation_findings(cases, backbone)
+    work = PredictCase(deployment, layout, unlabelled, key="", known=known, **options)
     if cases and work.keep_header and not work.layout.ending.endswith((".nii", ".nii.gz")):
         raise BadInput(f"keep-header is for NIfTI, the masks of this model are {work.layout.ending}; leave it out")
     _check_apart_from_inputs(work.layout, cases)
-    written = {"candidates": save_candidates, "overlays": draw is not None, "keep_header": keep_header}
+    written = {
+        "candidates": work.save_candidates, "overlays": work.draw is not None, "keep_header": work.keep_header
+    }  # fmt: skip
     return replace(work, key=run_key(deployment, written))
 
 

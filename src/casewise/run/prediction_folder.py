@@ -11,15 +11,14 @@ OUT/audit.jsonl  OUT/summary.json  OUT/report.html
 from __future__ import annotations
 
 import json
-import platform
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from casewise import __version__
+from casewise.archive.manifest import software
 from casewise.core.chain import Chain
 from casewise.core.durable import file_sha256, json_sha256, write_durably
 from casewise.core.errors import CasewiseError, Refused
@@ -87,13 +86,7 @@ class Layout:
 
 def versions() -> dict[str, str]:
     """Software versions."""
-    found = {"python": platform.python_version(), "casewise": __version__}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    return {**software(PACKAGES), "casewise": __version__}
 
 
 def run_key(deployment: Deployment, options: Mapping[str, Any]) -> str:
@@ -197,7 +190,9 @@ def verify_predictions(out: Path, report: Path | None = None) -> list[str]:
     audit = out / "audit.jsonl"
     if not audit.is_file():
         return [f"{out} has no audit.jsonl; it is no prediction folder"]
-    problems = [*log_problems(audit), *_unlisted(out), *_pages(out, audit)]
+    entries = {path.name: read_entry(path) for path in Layout(out, "").entries()}
+    readable = [entry for entry in entries.values() if entry is not None]
+    problems = [*log_problems(audit), *_unlisted(out, readable), *_pages(out, audit)]
     if left := unfinished(out):
         cases = pluralize(len(left), "case that was", "cases that were")
         problems.append(
@@ -206,12 +201,9 @@ def verify_predictions(out: Path, report: Path | None = None) -> list[str]:
         )
     if report is not None:
         problems += _against_report(out, audit, report)
-    for path in sorted((out / "casewise").glob("*.json")):
-        entry = read_entry(path)
-        if entry is None:
-            problems.append(f"{path.name} cannot be read")
-            continue
-        problems += [f"{name} {fault}" for name, fault in _faults(out, entry.outputs)]
+    problems += [f"{name} cannot be read" for name, entry in entries.items() if entry is None]
+    for entry in readable:
+        problems += _faults(out, entry.outputs)
     return [*problems, *_against_log(out, audit)]
 
 
@@ -231,7 +223,7 @@ def _copy_problems(out: Path, log: str, started: str, finished: str) -> list[str
     files = {str(line.get("file") or line.get("mask")): str(line["sha256"]) for line in lines if line.get("sha256")}
     unlisted = (path.name for path in sorted(out.iterdir()) if path.name.lower().endswith(MASKS))
     problems += [f"{name} is a mask that the log does not name" for name in unlisted if name not in files and ended]
-    return [*problems, *(f"{name} {fault}" for name, fault in _faults(out, files))]
+    return [*problems, *_faults(out, files)]
 
 
 def review_problems(folder: Path) -> list[str]:
@@ -247,18 +239,18 @@ def log_problems(path: Path) -> list[str]:
     return [*log.problems, *([torn] if log.torn else [])]
 
 
-def _faults(out: Path, outputs: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _faults(out: Path, outputs: Mapping[str, str]) -> Iterator[str]:
+    """Say which files are missing or differ from their hash."""
     for name, digest in outputs.items():
         if not (out / name).is_file():
-            yield name, "is missing"
+            yield f"{name} is missing"
         elif file_sha256(out / name) != digest:
-            yield name, "was changed after it was written"
+            yield f"{name} was changed after it was written"
 
 
-def _unlisted(out: Path) -> Iterator[str]:
+def _unlisted(out: Path, entries: Iterable[PredictedCase]) -> Iterator[str]:
     """Masks without an entry: added by somebody, or their entry was deleted."""
-    entries = (read_entry(path) for path in (out / "casewise").glob("*.json"))
-    listed = {name for entry in entries if entry is not None for name in entry.outputs}
+    listed = {name for entry in entries for name in entry.outputs}
     for path in sorted(out.iterdir()):
         if path.is_file() and path.name.lower().endswith(MASKS) and path.name not in listed:
             yield f"{path.name} is a mask without an entry"
@@ -266,9 +258,8 @@ def _unlisted(out: Path) -> Iterator[str]:
 
 def _pages(out: Path, audit: Path) -> Iterator[str]:
     """Compare page and summary with the hashes in the log."""
-    last = [event for event in Chain(audit).lines() if event.get("event") == "pages"][-1:]
-    for event in last:
-        yield from (f"{name} {fault}" for name, fault in _faults(out, event.get("files", {})))
+    for event in [event for event in Chain(audit).lines() if event.get("event") == "pages"][-1:]:
+        yield from _faults(out, event.get("files", {}))
 
 
 def _against_report(out: Path, audit: Path, report: Path) -> Iterator[str]:
@@ -291,10 +282,10 @@ def _against_log(out: Path, audit: Path) -> list[str]:
     for event in Chain(audit).lines():
         if event.get("event") in ("case", "case-kept", MEASURED):
             logged[str(event.get("case"))] = str(event.get("entry"))
-    unlogged = [path.stem for path in sorted((out / "casewise").glob("*.json")) if path.stem not in logged]
-    return [f"casewise/{case_id}.json has no line in the audit log" for case_id in unlogged] + [
+    files = {path.stem: path for path in Layout(out, "").entries()}
+    unlogged = [f"casewise/{case_id}.json has no line in the audit log" for case_id in files if case_id not in logged]
+    return unlogged + [
         f"casewise/{case_id}.json is not the entry that the audit log saw"
         for case_id, digest in sorted(logged.items())
-        if not (out / "casewise" / f"{case_id}.json").is_file()
-        or file_sha256(out / "casewise" / f"{case_id}.json") != digest
+        if case_id not in files or file_sha256(files[case_id]) != digest
     ]

@@ -25,7 +25,7 @@ from casewise.data.folders import CaseFiles
 from casewise.data.nifti import check_same_place
 from casewise.data.splits import check_disjoint, clusters_of
 from casewise.judge.appearance import appearance_numbers
-from casewise.judge.calibration.cuts import statistics
+from casewise.judge.calibration.cuts import first_step_statistics
 from casewise.judge.outcomes import Rows, case_outcomes, outcomes
 from casewise.measure.metrics import METRICS
 from casewise.measure.signals.risk import RiskStatistics
@@ -94,8 +94,9 @@ def record_folder(
         }
         for ladder, how in work.proposers.items()
     }
+    on_warning = on_warning or (lambda note: None)
     described = describe_cases(path, work.cases.values())
-    if described and on_warning is not None:
+    if described:
         on_warning(f"group, {UNIT[0]} or split was filled in for {pluralize(len(described), 'case')} recorded before")
     archives = {ladder: create_archive(path, ladder=ladder, **facts) for ladder, facts in asked.items()}
     missing = {
@@ -136,12 +137,9 @@ def _foreign(label: Mask, backbone: Backbone) -> list[int]:
 
 
 def _recorded(
-    work: RecordCase,
-    engine: Engine,
-    archives: Mapping[str, Archive],
-    backbone: Backbone,
-    on_warning: Callable[[str], None] | None,
-) -> Iterator[Result]:
+    work: RecordCase, engine: Engine, archives: Mapping[str, Archive], backbone: Backbone,
+    on_warning: Callable[[str], None],
+) -> Iterator[Result]:  # fmt: skip
     with ExitStack() as stack:
         streams = {
             name: stack.enter_context(CaseStream(backbone, how))
@@ -149,7 +147,14 @@ def _recorded(
             if how.reset == "stream"
         }
         proposes = replace(work, labels={}, streams=streams)  # what proposes cannot reach a label
-        yield from _added(work, engine.map(proposes, list(work.missing)), archives, backbone, on_warning)
+        for result in engine.map(proposes, list(work.missing)):
+            if result.error is None:
+                case, trajectories = result.value
+                try:
+                    _add(work, case, trajectories, archives, backbone, on_warning)
+                except ValueError as error:
+                    result = replace(result, error=str(error), kind=type(error).__name__)
+            yield replace(result, value=None)
     for archive in archives.values():
         archive.seal()
 
@@ -171,35 +176,24 @@ def _check_stream(work: RecordCase, engine: Engine) -> None:
         )
 
 
-def _added(
-    work: RecordCase,
-    results: Iterable[Result],
-    archives: Mapping[str, Archive],
-    backbone: Backbone,
-    on_warning: Callable[[str], None] | None,
-) -> Iterator[Result]:
-    """Add every case to its ladders, and yield its result or error."""
-    for result in results:
-        if result.error is None:
-            case, trajectories = result.value
-            try:
-                label = _label(work.cases[case.id], work.labels.get(case.id), backbone, work.ignore_geometry)
-                label = None if label is None else _as_shaped(label, next(iter(trajectories.values())).masks[0])
-                foreign = [] if label is None else _foreign(label, backbone)
-                if foreign and on_warning is not None:
-                    on_warning(
-                        f"{case.id}: its label holds {', '.join(map(str, foreign))}, which is no class of the model "
-                        f"({', '.join(map(str, sorted(backbone.labels)))}); those voxels can only count as wrong"
-                    )
-                if on_warning is not None:
-                    for note in unread_notes(trajectories.values()):
-                        on_warning(f"{case.id}: {note}")
-                for ladder, trajectory in trajectories.items():
-                    if case.id not in archives[ladder].entries:
-                        archives[ladder].add(case, trajectory, label)
-            except ValueError as error:
-                result = replace(result, error=str(error), kind=type(error).__name__)
-        yield replace(result, value=None)
+def _add(
+    work: RecordCase, case: Case, trajectories: Mapping[str, Trajectory], archives: Mapping[str, Archive],
+    backbone: Backbone, on_warning: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Add one case, with its label where there is one, to each of its ladders."""
+    label = _label(work.cases[case.id], work.labels.get(case.id), backbone, work.ignore_geometry)
+    if label is not None:
+        label = _as_shaped(label, next(iter(trajectories.values())).masks[0])
+        if foreign := _foreign(label, backbone):
+            on_warning(
+                f"{case.id}: its label holds {', '.join(map(str, foreign))}, which is no class of the model "
+                f"({', '.join(map(str, sorted(backbone.labels)))}); those voxels can only count as wrong"
+            )
+    for note in unread_notes(trajectories.values()):
+        on_warning(f"{case.id}: {note}")
+    for ladder, trajectory in trajectories.items():
+        if case.id not in archives[ladder].entries:
+            archives[ladder].add(case, trajectory, label)
 
 
 def _configuration(how: Adaptation, backbone: Backbone, metric: str, dataset: str) -> dict[str, Any]:
@@ -252,9 +246,7 @@ def risk_statistics(path: Path, model: Model, plain: Adaptation) -> RiskStatisti
         )
     holdout, rest = archive.marked(CALIBRATION), archive.select(split=EVALUATION)
     check_disjoint(clusters_of(holdout.entries.values()), clusters_of(rest.entries.values()))
-    signals = holdout.signals()
-    first = signals[(signals["step"] == 1) & (signals["shrink"] == 0)]
-    return statistics(*(first[name].to_numpy(float) for name in ("regions", "delta")))
+    return first_step_statistics(holdout.signals())
 
 
 @dataclass(frozen=True)
@@ -262,13 +254,13 @@ class ScoreCase:
     """Measures one case; opens the archive where it runs."""
 
     path: Path
-    options: tuple[tuple[str, Any], ...]
+    options: dict[str, Any]
     unlocked_by: str = ""  # the ledger's line, where these are evaluation cases (F12)
     ladder: str = ""
 
     def __call__(self, case_id: str) -> Rows:
         """The rows of the case."""
-        return case_outcomes(_opened(self.path, self.unlocked_by, self.ladder), dict(self.options), case_id)
+        return case_outcomes(_opened(self.path, self.unlocked_by, self.ladder), self.options, case_id)
 
 
 @functools.lru_cache(maxsize=2)
@@ -280,8 +272,7 @@ def scored(archive: Archive, engine: Engine) -> pd.DataFrame:
     """The outcomes of an archive, kept beside it, so that a study finds them."""
 
     def measured(archive: Archive, options: dict[str, Any]) -> Iterable[Rows]:
-        settings = tuple((k, _hashable(v)) for k, v in options.items())
-        work = ScoreCase(archive.path.resolve(), settings, archive.unlocked_by, archive.ladder_name or "")
+        work = ScoreCase(archive.path.resolve(), options, archive.unlocked_by, archive.ladder_name or "")
         found = {result.case_id: result for result in engine.map(work, archive.ids)}
         for result in found.values():
             if result.error is not None:
@@ -289,7 +280,3 @@ def scored(archive: Archive, engine: Engine) -> pd.DataFrame:
         return [found[case_id].value for case_id in archive.ids]
 
     return outcomes(archive, measured=measured)
-
-
-def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

@@ -23,7 +23,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone
 from casewise.core.chain import Chain
 from casewise.core.durable import file_lock, file_sha256, write_durably, write_json
@@ -34,10 +33,9 @@ from casewise.core.records import Mask, Policy
 from casewise.data.folders import CaseFiles
 from casewise.judge.certificates.certificate import DRIFTED
 from casewise.judge.monitors.quota import quota_drift, quota_of
-from casewise.judge.outcomes import edit_shares, judged_share
+from casewise.judge.outcomes import edit_harm, judged_share
 from casewise.judge.policy import no_go
 from casewise.measure.measures import named_volumes
-from casewise.measure.metrics.harm import harm
 from casewise.run.predict_case import PredictCase
 from casewise.run.prediction_folder import MEASURED, Layout, read_entry, versions, write_entry
 from casewise.study.clinical import MeasuredCase
@@ -50,14 +48,14 @@ METRICS = ("Dice", "FN", "FP", "IoU", "TN", "TP", "n_pred", "n_ref")
 SCORES = {True: "Dice", False: "IoU"}  # what makes a case better or worse: where 0 is background, where it is a class
 
 
-def summarize(
-    layout: Layout,
-    cases: Sequence[CaseFiles],
-    entries: Mapping[str, PredictedCase],
-    backbone: Backbone,
-    adaptation: Adaptation,
-) -> dict[str, Any]:
-    """Score every output that has a label; M0 beside it. A case whose label cannot be used is left out."""
+def write_summary(work: PredictCase, cases: Sequence[CaseFiles], found: Sequence[PredictedCase]) -> dict[str, Any]:
+    """Score every output that has a label, and M0 beside it, and write summary.json beside the masks.
+
+    A case whose label cannot be used is left out. The file has null where nnU-Net writes NaN, which strict readers
+    refuse.
+    """
+    layout, backbone, adaptation = work.layout, work.deployment.backbone, work.deployment.adaptation
+    entries = {entry.case: entry for entry in found}
     scored = [
         files for files in cases if files.label is not None and files.id in entries and entries[files.id].has_output
     ]
@@ -76,13 +74,19 @@ def summarize(
         before = _metrics(source, label, regions, backbone.ignore)
         place = {"reference_file": str(files.label), "prediction_file": str(layout.mask(files.id))}
         rows.append({**place, "metrics": metrics})
-        effects[files.id] = _effect(entries[files.id], source, mask, label, before, metrics, backbone, adaptation)
+        effects[files.id] = {
+            **_effect(entries[files.id], before, metrics, foreground=adaptation.foreground),
+            **edit_harm(
+                source, mask, label, ignore=backbone.ignore, min_area=adaptation.min_area,
+                foreground=adaptation.foreground,
+            ),
+        }  # fmt: skip
     mean = {
         str(region): {name: _nanmean([row["metrics"][str(region)][name] for row in rows]) for name in METRICS}
         for region in regions
         if rows
     }
-    return {
+    summary = {
         "foreground_mean": {name: float(np.mean([one[name] for one in mean.values()])) for name in METRICS if mean},
         "mean": mean,
         "metric_per_case": rows,
@@ -94,6 +98,8 @@ def summarize(
             **_cohort(effects),
         },
     }
+    write_json(layout.out / "summary.json", summary, indent=4, sort_keys=True)
+    return summary
 
 
 def _masks(layout: Layout, case_id: str, file: Path, backbone: Backbone) -> tuple[Mask, Mask, Mask]:
@@ -145,53 +151,29 @@ def _nanmean(values: Sequence[float]) -> float:
 
 
 def _effect(
-    entry: PredictedCase,
-    source: Mask,
-    mask: Mask,
-    label: Mask,
-    before: dict[str, dict[str, float]],
-    after: dict[str, dict[str, float]],
-    backbone: Backbone,
-    adaptation: Adaptation,
+    entry: PredictedCase, before: dict[str, dict[str, float]], after: dict[str, dict[str, float]], *, foreground: bool
 ) -> dict[str, Any]:
-    done = harm(
-        source, mask, label, min_area=adaptation.min_area, foreground=adaptation.foreground, ignore=backbone.ignore
-    )
+    """What was done with a case, and its scores before and after."""
     scores = {
         f"{when}{name}": _nanmean([values[name] for values in metrics.values()])
         for when, metrics in (("source_", before), ("", after))
         for name in SCORES.values()
     }
-    name = SCORES[adaptation.foreground]
+    change = scores[SCORES[foreground]] - scores[f"source_{SCORES[foreground]}"]
     depth = None if entry.decision is None else entry.decision.deployed
-    return {
-        "status": entry.status, "action": entry.action, "deployed": depth,
-        **scores, "change": scores[name] - scores[f"source_{name}"],
-        "ha": done.ha, "ba": done.ba, "neutral_scored": done.neutral_scored, "unscored": done.unscored,
-        "regions": done.regions, "delta": done.delta, "area": done.area,
-        **edit_shares(source, mask, label, backbone.ignore),
-    }  # fmt: skip
+    return {"status": entry.status, "action": entry.action, "deployed": depth, **scores, "change": change}
 
 
 def _cohort(effects: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     rows = list(effects.values())
     names = (*(f"{when}{name}" for name in SCORES.values() for when in ("source_", "")), "change", "ha", "ba")
     means = {name: _nanmean([float(row[name]) for row in rows]) for name in (*names, "worse_voxels")}
-    actions = [str(row["action"]) for row in rows]
     return {
         "mean": {**means, "judged": judged_share(pd.DataFrame(rows)) if rows else None},
-        "actions": {action: actions.count(action) for action in sorted(set(actions))},
+        "actions": dict(sorted(Counter(str(row["action"]) for row in rows).items())),
         "harmed": sum(row["change"] < 0 for row in rows),
         "helped": sum(row["change"] > 0 for row in rows),
     }
-
-
-def write_summary(work: PredictCase, cases: Sequence[CaseFiles], entries: Sequence[PredictedCase]) -> dict[str, Any]:
-    """summary.json beside the masks; null where nnU-Net writes NaN, which strict readers refuse."""
-    by_id = {entry.case: entry for entry in entries}
-    summary = summarize(work.layout, cases, by_id, work.deployment.backbone, work.deployment.adaptation)
-    write_json(work.layout.out / "summary.json", summary, indent=4, sort_keys=True)
-    return summary
 
 
 def copy_model_files(work: PredictCase) -> None:

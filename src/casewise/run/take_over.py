@@ -151,19 +151,14 @@ def _checked(policy: Policy, model: str, method: str, certificate: Path | None) 
 
 def _decided(pair: Pair, judge: Judge, options: Mapping[str, Any], policy: Policy, out: Path) -> Taken:
     try:
-        decision = decide_pair(pair, judge, options)
+        old, new, _ = read_pair(replace(pair, label=None))  # labels are never opened
+        decision = decide(judge, _PairLadder(pair, (old.mask, new.mask), options))
     except (CasewiseError, OSError) as error:
         return _kept_old(pair, out, in_one_line(error))
     if decision.state.step > 1 or decision.state.shrink or decision.accepted is not None:
         return _kept_old(pair, out, f"policy {policy.name!r} asks for state {decision.state}, which is neither mask")
     taken = NEW if decision.state.step else ASK if decision.flagged else OLD
     return _copied(Taken(pair.id, taken, decision.reason, decision), pair, out)
-
-
-def decide_pair(pair: Pair, judge: Judge, options: Mapping[str, Any]) -> Decision:
-    """Decide on one pair, the old mask first, as live; labels are never opened."""
-    old, new, _ = read_pair(replace(pair, label=None))
-    return decide(judge, _PairLadder(pair, (old.mask, new.mask), options))
 
 
 class _PairLadder:

@@ -33,7 +33,7 @@ from casewise import __version__
 from casewise.adapt.backbones import Backbone, Reading
 from casewise.core.errors import BadInput, CasewiseError, UnsafeInput, in_one_line
 from casewise.core.formats import json_bytes, json_text
-from casewise.core.records import Case, Mask
+from casewise.core.records import Case
 from casewise.core.text import pluralize
 from casewise.data import nifti, pictures
 from casewise.data.folders import CaseFiles
@@ -45,18 +45,6 @@ from casewise.serve.access import AccessControl, ServiceSettings
 Result = TypeVar("Result")
 
 SMOOTHING = 0.2  # weight of the newest case in the estimate of a case's time
-
-
-class Full(Exception):
-    """Every place is taken; ``retry_s`` says when to come again."""
-
-    def __init__(self, retry_s: int) -> None:
-        super().__init__(f"every place is taken; try again in {retry_s} s")
-        self.retry_s = retry_s
-
-
-class Closing(Exception):
-    """The service is shutting down."""
 
 
 class Lane:
@@ -73,9 +61,10 @@ class Lane:
     def place(self) -> Iterator[None]:
         """Take a place before the body is read, so that memory is at most places times the largest body."""
         if not self.open:
-            raise Closing("the service is shutting down")
+            raise HTTPException(503, "the service is shutting down")
         if self.taken >= self.places:
-            raise Full(max(1, math.ceil(self._case_s * self.taken)))
+            retry_s = str(max(1, math.ceil(self._case_s * self.taken)))
+            raise HTTPException(429, f"every place is taken; try again in {retry_s} s", {"Retry-After": retry_s})
         self.taken += 1
         try:
             yield
@@ -136,12 +125,6 @@ def opened(
         else:
             nifti.check_header(path, max_bytes=max_bytes)
         yield backbone.read(CaseFiles(case_id, (path,), group=group)), path.with_name(f"mask{ending}")
-
-
-def written(mask: Mask, reading: Reading, path: Path, backbone: Backbone) -> bytes:
-    """The mask as a file of the image's kind, in the image's geometry."""
-    backbone.write(mask, reading, path)
-    return path.read_bytes()
 
 
 def named_after(content: bytes) -> str:
@@ -210,14 +193,12 @@ ALWAYS = _problems(
 )  # fmt: skip
 READY: Responses = {**ALWAYS, **_problems(_503="Shutting down.")}
 SEGMENT: Responses = {
+    **READY,
     **_problems(
         _400="The body cannot be understood.",
-        _401="The token is missing.",
-        _403="A page of another site asked.",
         _408="The body came too slowly.",
         _413="The body is too large.",
         _422="Understood, but not an image for this model.",
-        _503="Shutting down.",
     ),
     429: {
         "model": Refusal,
@@ -227,15 +208,10 @@ SEGMENT: Responses = {
     200: {
         "model": SegmentReply,
         "description": "The mask, as a file of the image's kind or inside JSON; facts in the header Casewise-Facts.",
-        "content": dict.fromkeys(("application/gzip", "application/octet-stream", "image/png"), _BYTES),
+        "content": dict.fromkeys(MEDIA_TYPES.values(), _BYTES),
     },
 }
-SEGMENT_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": dict.fromkeys(("application/octet-stream", "application/gzip", "image/png"), _BYTES),
-    }
-}
+SEGMENT_BODY = {"requestBody": {"required": True, "content": dict.fromkeys(MEDIA_TYPES.values(), _BYTES)}}
 
 
 # ---- the application ----
@@ -318,7 +294,8 @@ class _Service:
             backbone, name = self.deployment.backbone, case_id or named_after(body)
             with opened(body, backbone, case_id=name, group=group, max_bytes=limit) as (reading, place):
                 found = self.deployment.predict(reading.case, deadline=deadline)
-                content = written(found.mask, reading, place, backbone)
+                backbone.write(found.mask, reading, place)
+                content = place.read_bytes()
                 drawn = self._drawn(reading.case, found) if preview and answer == "json" else None
             facts = facts_of(found, self.deployment.promise)
             return _file(content, MEDIA_TYPES[ending_of(body)], facts, answer, drawn)
@@ -358,7 +335,6 @@ STATUS: dict[type[Exception], int] = {
     BadInput: 400,
     UnsafeInput: 400,
     CasewiseError: 422,  # understood, but not for this model
-    Closing: 503,
     ClientDisconnect: 400,
 }
 
@@ -367,7 +343,6 @@ def add_refusals(app: FastAPI) -> None:
     """Handlers for everything that is refused on purpose; the rest is a bug and answers 500."""
     for kind, status in STATUS.items():
         app.add_exception_handler(kind, _handler(status))
-    app.add_exception_handler(Full, _full)
     app.add_exception_handler(OSError, _disk)
     app.add_exception_handler(HTTPException, _as_is)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -386,10 +361,6 @@ async def _disk(request: Request, error: Any) -> JSONResponse:
     return JSONResponse(
         {"error": f"the service cannot read or write its files ({why}); correct that and send the image again"}, 503
     )
-
-
-async def _full(request: Request, error: Any) -> JSONResponse:
-    return JSONResponse({"error": str(error)}, 429, headers={"Retry-After": str(error.retry_s)})
 
 
 async def _as_is(request: Request, error: Any) -> JSONResponse:

@@ -17,7 +17,7 @@ import shlex
 import shutil
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from email.message import Message
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -407,11 +407,8 @@ def editor_commands(files: Mapping[str, Path]) -> list[str]:
 
 
 def _brief(case: ReviewCase) -> dict[str, Any]:
-    names = (
-        "id", "about", "status", "group", "action", "reason", "error", "warnings", "states", "adapted", "has_masks",
-        "flagged", "quality", "quality_low",
-    )  # fmt: skip
-    return {name: getattr(case, name) for name in names}
+    shown = {one.name: getattr(case, one.name) for one in fields(case) if one.name not in ("edit", "inputs")}
+    return {**shown, "has_masks": case.has_masks}
 
 
 def _state(case: ReviewCase, query: Mapping[str, str]) -> str | None:

@@ -12,7 +12,7 @@ A patient (or sequence) is the unit everywhere. Three questions are asked of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -153,29 +153,16 @@ class HurtShare:
         above = [f"{hurt} of {n} {unit}" for hurt, n, unit in counts if hurt > (self.limit + 1e-9) * n]
         return f"{' and '.join(above)} lost more than {self.margin:g}, and at most {self.limit:.0%} may"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
 
-
-def hurt_share(
-    change: ArrayLike,
-    clusters: Sequence[str],
-    *,
-    limit: float = ALLOWED_HURT,
-    margin: float = POINT,
-    confidence: float = LEVEL,
-) -> HurtShare:
+def hurt_share(change: ArrayLike, clusters: Sequence[str], *, limit: float = ALLOWED_HURT) -> HurtShare:
     """Count the patients that are hurt, with an exact upper bound of their share.
 
-    A patient is hurt where the mean change over the patient's cases is below minus the margin.
+    A patient is hurt by losing more than a point: the mean change over the patient's cases is below minus 0.01.
 
     Args:
         change: Change of the metric against M0, one per case.
         clusters: The patient or sequence of each case.
         limit: The share that is allowed.
-        margin: How much a patient may lose without being called hurt.
-        confidence: Confidence of the upper bound.
 
     Returns:
         The counts, the bound, and how many patients without harm the limit needs.
@@ -189,18 +176,11 @@ def hurt_share(
     values = np.asarray(change, np.float64)
     _, number = np.unique(np.asarray(clusters).astype(str), return_inverse=True)
     means = np.bincount(number, values) / np.bincount(number)
-    hurt, patients = int((means < -margin).sum()), len(means)
-    return HurtShare(
-        patients,
-        hurt,
-        len(values),
-        int((values < -margin).sum()),
-        limit,
-        clopper_pearson_upper(hurt, patients, confidence),
-        ltt_cases(limit, 1 - confidence) if 0 < limit < 1 else 1,
-        margin,
-        confidence,
-    )
+    hurt, patients = int((means < -POINT).sum()), len(means)
+    upper = clopper_pearson_upper(hurt, patients, LEVEL)
+    needed = ltt_cases(limit, 1 - LEVEL) if 0 < limit < 1 else 1
+    cases_hurt = int((values < -POINT).sum())
+    return HurtShare(patients, hurt, len(values), cases_hurt, limit, upper, needed)
 
 
 def unseen_sentence(patients: int, *, confidence: float = LEVEL) -> str:

@@ -335,7 +335,9 @@ def _routed(
         "convention": convention,
         "mode": mode,
         "degenerate": low == high,
-        "stability": _stability(first, values, fitted["groups"], convention),
+        "stability": cuts.stability_by_group(first, values, convention)
+        if fitted["groups"]
+        else cuts.stability(values, convention, clusters=first["cluster"].tolist()),
         "coordinates": table,
         "recommended_coordinate": best,
     }
@@ -391,13 +393,6 @@ def _column(rows: pd.DataFrame, name: str) -> Floats:
             f"({', '.join(missing[:3])}); choose another coordinate or leave those cases out"
         )
     return cuts.checked(values)
-
-
-def _stability(first: pd.DataFrame, values: Floats, groups: Mapping[str, Any], convention: str) -> dict[str, Any]:
-    """Return how much the cut-points vary under resampling: of one pair for all, or of each group's pair."""
-    if not groups:
-        return cuts.stability(values, convention, clusters=first["cluster"].tolist())
-    return cuts.stability_by_group(first, values, convention)
 
 
 def _step(archive: Archive, step: int) -> pd.DataFrame:

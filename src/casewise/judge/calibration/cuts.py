@@ -181,6 +181,12 @@ def statistics(regions: Floats, delta: Floats) -> RiskStatistics:
     return RiskStatistics(*mean_and_sigma(regions, "regions"), *mean_and_sigma(delta, "delta"))
 
 
+def first_step_statistics(signals: pd.DataFrame) -> RiskStatistics:
+    """The statistics of the two-term risk from a table of recorded signals: those of step 1."""
+    first = signals.loc[(signals["step"] == 1) & (signals["shrink"] == 0)]
+    return statistics(first["regions"].to_numpy(float), first["delta"].to_numpy(float))
+
+
 SMALLEST_SHARE = 0.10
 DISTINCT_SHARE = 2 / 3
 _BOOKKEEPING = frozenset({"area", "largest"})  # counts of voxels: delta and largest_share say the same without units

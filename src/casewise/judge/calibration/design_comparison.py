@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -103,13 +103,9 @@ class DesignComparison:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types, without the single cases."""
-        return {
-            "rows": [asdict(row) for row in self.rows],
-            "chosen": self.chosen,
-            "why": self.why,
-            "allowed_hurt": self.allowed_hurt,
-            "nested": None if self.nested is None else asdict(self.nested),
-        }
+        plain = asdict(replace(self, deployed={}))
+        del plain["deployed"]
+        return plain
 
 
 OnCompared = Callable[[Mapping[str, Sequence[Deployed]]], None]
@@ -142,11 +138,6 @@ class Fits:
         """Every case outside the folds ``out`` by a controller that was fitted without its patient."""
         found = {one.case_id: one for k in self.folds if k not in out for one in self.scored(name, k, out)}
         return tuple(found[one.case_id] for one in self.known if one.case_id in found)
-
-
-def cross_fitted(known: Sequence[Known], setting: Setting, design: Design) -> tuple[Deployed, ...]:
-    """Every case by a controller that was fitted without its cluster."""
-    return Fits(known, setting, {"": design}).cross_fitted("")
 
 
 def compare_designs(
@@ -303,22 +294,10 @@ def _row(
         if not harm.within:
             fails.append(f"{HARM} ({harm.excess()})")
     return DesignRow(
-        name,
-        len(gain),
-        harm.patients,
-        mean,
-        low,
-        high,
-        helped,
-        hurt,
-        int(harm.cases_hurt),
-        float(gain.min()),
-        int((gain == 0).sum()),
-        mean / oracle if oracle > 0 else None,
-        p,
-        harm.as_dict(),
-        tuple(fails),
-    )
+        design=name, cases=len(gain), clusters=harm.patients, gain=mean, low=low, high=high, helped=helped, hurt=hurt,
+        hurt_by_a_point=harm.cases_hurt, worst=float(gain.min()), unchanged=int((gain == 0).sum()),
+        captured=mean / oracle if oracle > 0 else None, p=p, harm=asdict(harm), fails=tuple(fails),
+    )  # fmt: skip
 
 
 def fitted_choice(

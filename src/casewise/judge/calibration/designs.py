@@ -21,7 +21,7 @@ from casewise.core.errors import TooFewCases
 from casewise.core.records import SOURCE, Action, Controller, Mask, Observation, State, Verdict
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.data.splits import cluster_of, fold_of
-from casewise.judge.calibration.adoption import ALLOWED_HURT, chance_of_best, mean_low
+from casewise.judge.calibration.adoption import ALLOWED_HURT, LEVEL, Floats, chance_of_best, mean_low
 from casewise.judge.controllers import choose, merge
 from casewise.judge.controllers.choose import AgreementRule, Choose, candidate_signals, state_of
 from casewise.judge.controllers.depth import Settled, Source
@@ -32,7 +32,9 @@ from casewise.judge.outcomes import POINT, outcomes, scoring_options
 from casewise.measure.metrics import METRICS
 from casewise.measure.signals.agreement import Candidates
 
-Floats = NDArray[np.float64]
+RIVALS = 2  # single candidates whose edits ``merge`` compares with the consensus
+RIDGE, PIECE_RIDGE = 1.0, 0.01  # of the gain of a candidate, of the chance of a piece
+SURE = 0.975  # confidence at which a fitted threshold counts as no luck
 RIVALS_READ = 3  # single candidates whose edits are read with the consensus; others are read when they are needed
 FOLDS = 10  # at most; with fewer clusters each is left out in turn
 
@@ -136,16 +138,9 @@ def gather(archive: Archive, setting: Setting, progress: Progress | None = None)
         )
         masks = {state: masks[state] for state in candidate_signals(whole)}  # in the order of ``held``
         edits.need([state for state in first if state in masks], masks, held)
-        found.append(
-            Known(
-                case_id,
-                cluster_of(entry),
-                seen,
-                {state: metric for state, (metric, _) in worth.items()},
-                {state: ha for state, (_, ha) in worth.items()},
-                edits,
-            )
-        )
+        metrics = {state: metric for state, (metric, _) in worth.items()}
+        harms = {state: ha for state, (_, ha) in worth.items()}
+        found.append(Known(case_id, cluster_of(entry), seen, metrics, harms, edits))
         if progress is not None:
             progress("reading cases", len(found), total)
     if not found:
@@ -234,7 +229,7 @@ def fit_rule(rule: str, **options: Any) -> Design:
     return lambda known, setting: AgreementRule(**asdict(setting), rule=rule, **options)  # type: ignore[arg-type]
 
 
-def fit_low_agreement(known: Sequence[Known], setting: Setting, *, level: float = 0.975) -> Controller:
+def fit_low_agreement(known: Sequence[Known], setting: Setting) -> Controller:
     """Fit the agreement of M0 below which the consensus is deployed; M0 everywhere if the gain may be luck."""
     said = [candidate_signals(one.seen)[SOURCE]["agreement"] for one in known]
     own = np.array([np.inf if value is None else value for value in said])  # all masks are empty: M0
@@ -242,18 +237,11 @@ def fit_low_agreement(known: Sequence[Known], setting: Setting, *, level: float 
     cuts = [-np.inf, *np.unique(own[np.isfinite(own)])[1:].tolist(), np.inf]
     gains = np.where(own[:, None] < np.array(cuts), gain[:, None], 0.0)
     best = int(np.argmax(gains.sum(axis=0)))
-    sure = chance_of_best(gains, [one.cluster for one in known])[best] <= 1 - level
+    sure = chance_of_best(gains, [one.cluster for one in known])[best] <= 1 - SURE
     return AgreementRule(**asdict(setting), rule="low-agreement", threshold=cuts[best] if sure else -np.inf)
 
 
-def fit_choose(
-    known: Sequence[Known],
-    setting: Setting,
-    *,
-    ridge: float = 1.0,
-    level: float = 0.9,
-    allowed_hurt: float = ALLOWED_HURT,
-) -> Controller:
+def fit_choose(known: Sequence[Known], setting: Setting, *, allowed_hurt: float = ALLOWED_HURT) -> Controller:
     """Fit ``choose``: the anchor, and a model of when another candidate is better.
 
     The anchor is the fixed candidate with the largest lower bound of gain over clusters, among those that hurt at most
@@ -266,19 +254,19 @@ def fit_choose(
     for state in candidate_signals(known[0].seen):
         gains = np.array([one.metric[state] - one.source for one in known])
         if state != SOURCE and (gains < -POINT).sum() <= allowed_hurt * len(gains) + 1e-9:
-            lows[state] = mean_low(gains, clusters, level=level)[1]
+            lows[state] = mean_low(gains, clusters)[1]
     anchor = max(lows, key=lambda state: lows[state])
-    found = _departures(known, setting, anchor, ridge, level)
+    found = _departures(known, setting, anchor)
     if len(set(clusters)) < 3:
         return replace(found, spread=float("inf"))
     more = np.zeros(len(known))
     for inside, out in folds(clusters):
-        tried = _departures([known[i] for i in inside], setting, anchor, ridge, level)
+        tried = _departures([known[i] for i in inside], setting, anchor)
         more[out] = [answer(known[i], tried).metric - known[i].metric[anchor] for i in out]
-    return found if mean_low(more, clusters, level=level)[1] > 0 else replace(found, spread=float("inf"))
+    return found if mean_low(more, clusters)[1] > 0 else replace(found, spread=float("inf"))
 
 
-def _departures(known: Sequence[Known], setting: Setting, anchor: State, ridge: float, level: float) -> Choose:
+def _departures(known: Sequence[Known], setting: Setting, anchor: State) -> Choose:
     """Fit the expected gain of a candidate by ridge regression, on all cases and without each cluster in turn.
 
     The intercept of a candidate is shrunk by the noise of its mean residual (empirical Bayes).
@@ -286,10 +274,10 @@ def _departures(known: Sequence[Known], setting: Setting, anchor: State, ridge: 
     rows = [_rows(one) for one in known]
     names = sorted({name for one in rows for name in one[2]})
     clusters = np.array([one.cluster for one in known])
-    shrink = _shrinkage(rows, names, ridge)
-    whole = _fit_gain(rows, names, ridge, shrink)
+    shrink = _shrinkage(rows, names)
+    whole = _fit_gain(rows, names, shrink)
     left_out = [
-        _fit_gain([row for row, cluster in zip(rows, clusters, strict=True) if cluster != out], names, ridge, shrink)
+        _fit_gain([row for row, cluster in zip(rows, clusters, strict=True) if cluster != out], names, shrink)
         for out in np.unique(clusters)
     ]
     return Choose(
@@ -297,7 +285,7 @@ def _departures(known: Sequence[Known], setting: Setting, anchor: State, ridge: 
         weights=whole[0],
         own=whole[1],
         replicates=tuple(left_out),
-        spread=float(stdtrit(max(1, len(left_out) - 1), level)),
+        spread=float(stdtrit(max(1, len(left_out) - 1), LEVEL)),
         anchor=str(anchor),
     )
 
@@ -314,11 +302,11 @@ def _rows(one: Known) -> tuple[Floats, Floats, list[str]]:
     return rows, np.array([row[1] for row in found]), [row[2] for row in found]
 
 
-def _shrinkage(rows: Sequence[tuple[Floats, Floats, list[str]]], names: Sequence[str], ridge: float) -> float:
+def _shrinkage(rows: Sequence[tuple[Floats, Floats, list[str]]], names: Sequence[str]) -> float:
     """Variance of a residual over the variance between candidates: the ridge that treats their means as random."""
     if not names:  # masks are empty everywhere, so nothing agrees and there is nothing to learn from
         return 1e6
-    weights, _ = _fit_gain(rows, names, ridge, 1e9)
+    weights, _ = _fit_gain(rows, names, 1e9)
     place = {name: k for k, name in enumerate(names)}
     rest = np.concatenate([row[1] - row[0] @ np.asarray(weights) for row in rows])
     which = np.array([place[name] for row in rows for name in row[2]])
@@ -330,7 +318,7 @@ def _shrinkage(rows: Sequence[tuple[Floats, Floats, list[str]]], names: Sequence
 
 
 def _fit_gain(
-    rows: Sequence[tuple[Floats, Floats, list[str]]], names: Sequence[str], ridge: float, shrink: float
+    rows: Sequence[tuple[Floats, Floats, list[str]]], names: Sequence[str], shrink: float
 ) -> tuple[tuple[float, ...], tuple[tuple[str, float], ...]]:
     r"""Fit the gain y of a candidate k: weights w of its features x, and an intercept b_k that counts where it edits.
 
@@ -345,7 +333,7 @@ def _fit_gain(
     own = np.zeros((len(y), len(names)))
     own[np.arange(len(y)), which] = x[:, 1] > 0
     design = np.column_stack([x / scale, own])
-    penalty = np.diag([ridge] * x.shape[1] + [shrink] * len(names))
+    penalty = np.diag([RIDGE] * x.shape[1] + [shrink] * len(names))
     solved = np.linalg.solve(design.T @ design + penalty, design.T @ y)
     own_part = tuple(zip(names, solved[x.shape[1] :].tolist(), strict=True))
     return tuple((solved[: x.shape[1]] / scale).tolist()), own_part
@@ -354,36 +342,34 @@ def _fit_gain(
 THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
-def fit_merge(
-    known: Sequence[Known], setting: Setting, *, ridge: float = 0.01, rivals: int = 2, level: float = 0.975
-) -> Controller:
+def fit_merge(known: Sequence[Known], setting: Setting) -> Controller:
     """Fit which pieces of one candidate's edit are right; candidate and threshold are chosen on left-out clusters.
 
-    The consensus is compared with the ``rivals`` single candidates that gain most. The best of many settings looks
+    The consensus is compared with the two single candidates that gain most. The best of many settings looks
     better than it is, so M0 is deployed unless its gain passes a test that accounts for all of them.
     """
     consensus = state_of(setting.consensus)
     single = [state for state in candidate_signals(known[0].seen) if state not in (SOURCE, consensus)]
     single.sort(key=lambda state: -float(np.mean([one.metric[state] for one in known])))
-    edits = (consensus, *single[:rivals])
+    edits = (consensus, *single[:RIVALS])
     for one in known:
         one.edits.need(edits)
-    gains = np.hstack([_held_out_gains(known, edit, ridge) for edit in edits])
+    gains = np.hstack([_held_out_gains(known, edit) for edit in edits])
     clusters = [one.cluster for one in known]
-    best = int(np.argmax([mean_low(column, clusters, level=level)[1] for column in gains.T]))
+    best = int(np.argmax([mean_low(column, clusters, level=SURE)[1] for column in gains.T]))
     taken, threshold = edits[best // len(THRESHOLDS)], THRESHOLDS[best % len(THRESHOLDS)]
-    if chance_of_best(gains, clusters)[best] > 1 - level:
+    if chance_of_best(gains, clusters)[best] > 1 - SURE:
         threshold = float("inf")
-    weights, center, scale = (tuple(part.tolist()) for part in _piece_model(tuple(known), taken, ridge))
+    weights, center, scale = (tuple(part.tolist()) for part in _piece_model(tuple(known), taken))
     return Merge(**asdict(setting), edit=str(taken), weights=weights, center=center, scale=scale, threshold=threshold)
 
 
-def _held_out_gains(known: Sequence[Known], edit: State, ridge: float) -> Floats:
+def _held_out_gains(known: Sequence[Known], edit: State) -> Floats:
     """Return the gain of each case and threshold, with a model that was fitted without the case's cluster."""
     gains = np.zeros((len(known), len(THRESHOLDS)))
     edits = [one.edits[edit] for one in known]
     for inside, out in folds([one.cluster for one in known]):
-        model = _piece_model(tuple(known[i] for i in inside), edit, ridge)
+        model = _piece_model(tuple(known[i] for i in inside), edit)
         for i in out:
             scores = merge.piece_scores(edits[i].features, *model)
             accepted = scores[:, None] > np.array(THRESHOLDS)
@@ -404,7 +390,7 @@ def _pieces(one: Known, edit: State) -> tuple[Floats, Floats, Floats]:
 
 
 @lru_cache(maxsize=4096)  # folds within folds ask for the same cases again
-def _piece_model(known: tuple[Known, ...], edit: State, ridge: float) -> tuple[Floats, Floats, Floats]:
+def _piece_model(known: tuple[Known, ...], edit: State) -> tuple[Floats, Floats, Floats]:
     r"""Fit the chance p that a piece made its voxels right: weights, and mean and deviation of the features.
 
     .. math:: \min_w \sum_j v_j \left(-t_j \ln p_j - (1 - t_j) \ln (1 - p_j)\right) + \mathrm{ridge}\, |w_{1:}|^2 / 2
@@ -423,7 +409,7 @@ def _piece_model(known: tuple[Known, ...], edit: State, ridge: float) -> tuple[F
     scale = np.where(scale > 1e-9, scale, 1.0)
     design = np.column_stack([np.ones(len(x)), (x - center) / scale])
     target = np.divide(won, total, out=np.zeros_like(won), where=total > 0)
-    penalty = np.diag([1e-9] + [ridge] * width)
+    penalty = np.diag([1e-9] + [PIECE_RIDGE] * width)
     solved = np.zeros(width + 1)
     for _ in range(50):
         p = 1 / (1 + np.exp(-np.clip(design @ solved, -35, 35)))
@@ -500,9 +486,7 @@ class KnownLadder:
         """Signals of all states; for merge also the scores of the pieces, from the gathered features."""
         if not isinstance(controller, Merge):
             return self.one.seen
-        scores = controller.scores(self.one.edits[controller.edited].features)
-        named = {f"{merge.PIECE}{number}": float(score) for number, score in enumerate(scores)}
-        return choose.added(self.one.seen, {controller.edited: {"pieces": float(len(scores)), **named}})
+        return controller.scored(self.one.seen, self.one.edits[controller.edited].features)
 
 
 def answer(one: Known, controller: Controller) -> Deployed:
@@ -523,16 +507,10 @@ def _worth(one: Known, verdict: Verdict) -> Deployed:
         accepted = np.zeros(len(edit.features), bool)
         accepted[list(verdict.accepted or ())] = True
         metric = edit.metric_of(accepted)
-    return Deployed(
-        one.case_id,
-        one.cluster,
-        str(verdict.state),
-        gated,
-        one.source,
-        metric,
-        {name: deployed_signal(candidates, verdict.state, name, gated=gated) for name in QUALITY_SIGNALS},
-        tuple(verdict.accepted or ()),
-    )
+    signals = {name: deployed_signal(candidates, verdict.state, name, gated=gated) for name in QUALITY_SIGNALS}
+    accepted_pieces = tuple(verdict.accepted or ())
+    state = str(verdict.state)
+    return Deployed(one.case_id, one.cluster, state, gated, one.source, metric, signals, accepted_pieces)
 
 
 def folds(clusters: Sequence[str]) -> list[tuple[list[int], list[int]]]:

@@ -18,7 +18,7 @@ from casewise.archive.store import Archive
 from casewise.core.errors import CasewiseError
 from casewise.core.records import Controller, Decision, Policy
 from casewise.core.text import UNIT, pluralize
-from casewise.judge.calibration.cuts import statistics
+from casewise.judge.calibration.cuts import first_step_statistics
 from casewise.judge.calibration.design_comparison import choice_sentences
 from casewise.judge.calibration.fixed_budget import budgets, shape
 from casewise.judge.calibration.quality import flag_sentences
@@ -69,7 +69,7 @@ def preflight(
         "source": usability(frame, source_metric),
         "conformal": reach_of(patients),
         "edit": edit(frame, archive),
-        "statistics": _or_reason(lambda: vars(_statistics(archive))),
+        "statistics": _or_reason(lambda: vars(first_step_statistics(archive.signals()))),
     }
     if metadata_of(controller).is_router:
         counts = {name: sum(one.bucket == name for one in decisions) for name in BUCKETS}
@@ -126,10 +126,9 @@ def usability(frame: pd.DataFrame, source_metric: float | None = None) -> dict[s
 def edit(frame: pd.DataFrame, archive: Archive) -> dict[str, Any]:
     """Return the share of the last step's edit that HA judges, and the share that swaps foreground classes."""
     plain = frame.loc[(frame["shrink"] == 0) & (frame["step"] == frame["step"].max())]
-    changed = plain.loc[plain["area"] > 0] if "swapped" in plain else plain.iloc[:0]
     return {
         "judged": judged_share(plain) if plain["unscored"].notna().any() else None,
-        "swapped": float(plain["swapped"].mean()) if len(changed) or "swapped" in plain else None,
+        "swapped": float(plain["swapped"].mean()) if "swapped" in plain else None,
         "foreground": bool(archive.configuration.get("foreground", True)),
     }
 
@@ -192,12 +191,6 @@ def concerns(found: Mapping[str, Any]) -> list[str]:
 
 def _or_none(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
-
-
-def _statistics(archive: Archive) -> Any:
-    signals = archive.signals()
-    first = signals.loc[(signals["step"] == 1) & (signals["shrink"] == 0)]
-    return statistics(first["regions"].to_numpy(float), first["delta"].to_numpy(float))
 
 
 def _or_reason(make: Any) -> dict[str, Any]:

@@ -27,7 +27,9 @@ from casewise.judge.decide import Setting, candidate_masks, has_consensus, repla
 from casewise.judge.outcomes import outcomes
 
 Floats = NDArray[np.float64]
+DRAWS = 2000  # permutations behind p of a rank correlation
 FEWEST_CLUSTERS = 9  # with fewer, a correlation is luck, and choosing a signal by it breaks the bound
+SOFTENING = 0.02  # s of :class:`Quality`
 CARRIES = 0.1  # a signal is used if the one-sided p of its rank correlation is at most this
 
 
@@ -100,7 +102,6 @@ def fit_quality(
     clusters: Sequence[Any],
     *,
     level: float = 0.9,
-    softening: float = 0.02,
     every: Every | None = None,
 ) -> QualityFit:
     """Fit the two quantiles of a :class:`Quality`.
@@ -111,7 +112,6 @@ def fit_quality(
         metric: Metric of the deployed masks.
         clusters: Patient or sequence of each case.
         level: Chance that the metric of a new case is at least its lower bound.
-        softening: s of :class:`Quality`.
         every: Signals and metric of all masks that might have been deployed, (case, mask) each. The lower bound then
             comes from the worst of them, and holds whatever is deployed, however it was chosen.
 
@@ -133,7 +133,7 @@ def fit_quality(
     used = p <= CARRIES and len(set(names[known].tolist())) >= FEWEST_CLUSTERS
 
     def ratios(signal: Floats, truth: Floats) -> Floats:  # without a signal the bound is for cases that have none, too
-        return np.asarray((1 - truth) / (softening + (1 - signal if used else 0.0)))
+        return np.asarray((1 - truth) / (SOFTENING + (1 - signal if used else 0.0)))
 
     own = ratios(signal, truth)
     worst = own if every is None else np.max(np.nan_to_num(ratios(every[0][chosen], every[1]), nan=-np.inf), axis=1)
@@ -143,14 +143,14 @@ def fit_quality(
         ratio=cluster_quantile(worst[known], names[known].tolist(), level),
         level=level,
         signal=chosen if used else None,
-        softening=softening,
+        softening=SOFTENING,
     )
     return QualityFit(quality, int(known.sum()), len(set(names[known].tolist())), rho, p)
 
 
-def _left_out_error(signal: Floats, truth: Floats, clusters: Any, softening: float = 0.02) -> float:
+def _left_out_error(signal: Floats, truth: Floats, clusters: Any) -> float:
     """Mean absolute error of 1 - k (1 - signal + s) on each patient, with k the median ratio of the other patients."""
-    gap = softening + 1 - signal
+    gap = SOFTENING + 1 - signal
     names = np.unique(clusters)
     if len(names) < 2:
         return 0.0
@@ -162,12 +162,10 @@ def _left_out_error(signal: Floats, truth: Floats, clusters: Any, softening: flo
     return float(np.mean(errors))
 
 
-def carries(
-    signal: ArrayLike, metric: ArrayLike, clusters: Sequence[Any], *, draws: int = 2000, seed: int = RESAMPLING_SEED
-) -> tuple[float, float]:
+def carries(signal: ArrayLike, metric: ArrayLike, clusters: Sequence[Any]) -> tuple[float, float]:
     """Return the rank correlation of a signal with the metric, and its one-sided permutation p over clusters.
 
-    p = (1 + #{permuted >= observed}) / (1 + draws), with the rank products of cluster means.
+    p = (1 + #{permuted >= observed}) / (1 + :data:`DRAWS`), with the rank products of cluster means.
     """
     values, truth = np.asarray(signal, np.float64), np.asarray(metric, np.float64)
     _, number = np.unique(np.asarray(list(clusters)).astype(str), return_inverse=True)
@@ -176,9 +174,9 @@ def carries(
     size = np.bincount(number)
     first, second = (rankdata(np.bincount(number, column) / size) for column in (values, truth))
     first, second = first - first.mean(), second - second.mean()
-    rng = np.random.default_rng(seed)
-    drawn = np.array([first @ second[rng.permutation(len(second))] for _ in range(draws)])
-    p = (1 + int((drawn >= first @ second - 1e-9).sum())) / (draws + 1)
+    rng = np.random.default_rng(RESAMPLING_SEED)
+    drawn = np.array([first @ second[rng.permutation(len(second))] for _ in range(DRAWS)])
+    p = (1 + int((drawn >= first @ second - 1e-9).sum())) / (DRAWS + 1)
     return float(np.corrcoef(rankdata(values), rankdata(truth))[0, 1]), p
 
 

@@ -279,8 +279,6 @@ def reliability_points(
         fresh: Both tables of evaluation cases; without them each unit is scored by the setting of the others.
         source: Where ``fresh`` comes from, in words.
     """
-    if fresh is None:
-        points = risk_control.left_out_reliability(certified, paid)
-        return {"reliability": points, "reliability_from": "leave-one-out on the calibration cases"}
-    points = risk_control.tested_reliability(certified, *fresh)
-    return {"reliability": points, "reliability_from": source}
+    points = risk_control.reliability(certified, paid, fresh)
+    left_out = "leave-one-out on the calibration cases"
+    return {"reliability": points, "reliability_from": left_out if fresh is None else source}

@@ -212,29 +212,24 @@ def left_out_risk(table: LossTable, alpha: float, *, paid: LossTable | None = No
 
 
 ALPHAS = (0.05, 0.10, 0.15, 0.20, 0.25, 0.30)
-Points = tuple[dict[str, float], ...]
+Points = tuple[dict[str, float | None], ...]
 
 
-def left_out_reliability(certified: LossTable, paid: LossTable) -> Points:
-    """alpha, certified risk and deployed risk of each unit under the setting that the others certify."""
+def reliability(certified: LossTable, paid: LossTable, fresh: tuple[LossTable, LossTable] | None = None) -> Points:
+    """alpha, certified risk and deployed risk, for every alpha that can be certified.
+
+    Each unit is scored under the setting that the others certify; units of ``fresh`` (both tables of evaluation
+    cases) under the setting that all of them certify.
+    """
     points = []
     for alpha in ALPHAS:
-        risk = left_out_risk(certified, alpha)
-        deployed = left_out_risk(certified, alpha, paid=paid)
-        if risk is not None and deployed is not None:
-            points.append({"alpha": alpha, "risk": risk, "deployed": deployed})
-    return tuple(points)
-
-
-def tested_reliability(certified: LossTable, fresh: LossTable, paid: LossTable) -> Points:
-    """The same on evaluation cases: the setting from calibration, the risks from tables of fresh cases."""
-    points = []
-    for alpha in ALPHAS:
-        at = conformal_setting(certified, alpha)
-        if at is None:
-            continue
-        setting = float(certified.settings[at])
-        points.append({"alpha": alpha, "risk": risk_at(fresh, setting), "deployed": risk_at(paid, setting)})
+        if fresh is None:
+            risks = [left_out_risk(certified, alpha, paid=table) for table in (certified, paid)]
+        else:
+            at = conformal_setting(certified, alpha)
+            risks = [None if at is None else risk_at(table, float(certified.settings[at])) for table in fresh]
+        if None not in risks:
+            points.append({"alpha": alpha, "risk": risks[0], "deployed": risks[1]})
     return tuple(points)
 
 

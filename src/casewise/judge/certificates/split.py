@@ -53,9 +53,7 @@ class PromiseSplit:
         )
 
 
-def split_for_promise(
-    patients: Iterable[str], alpha: float, *, seed: int = RESAMPLING_SEED, fewest: int = FEWEST_LEARNING
-) -> PromiseSplit:
+def split_for_promise(patients: Iterable[str], alpha: float) -> PromiseSplit:
     """Set aside the patients that a promise needs; the others learn and choose.
 
     1/alpha - 1 patients certify with no harm among them, and 1/alpha more for each whole patient that may be harmed.
@@ -64,14 +62,12 @@ def split_for_promise(
     Args:
         patients: Names of the labelled patients; repeated names count once.
         alpha: The risk that is to be promised.
-        seed: Of the draw.
-        fewest: Patients that must remain for learning.
 
     Returns:
         Who learns and who certifies.
 
     Raises:
-        TooFewCases: Fewer than ``fewest`` patients would remain for learning.
+        TooFewCases: Fewer than :data:`FEWEST_LEARNING` patients would remain for learning.
 
     Example:
         >>> split = split_for_promise([f"p{k}" for k in range(20)], 0.1)
@@ -80,16 +76,16 @@ def split_for_promise(
     """
     names = sorted({str(name) for name in patients})
     needed = patients_needed(alpha)
-    if len(names) - needed < fewest:
+    if len(names) - needed < FEWEST_LEARNING:
         raise TooFewCases(
             f"a promise of at most {alpha:g} needs {needed} {UNIT[1]} that take no part in learning, and learning "
-            f"needs {fewest}: {needed + fewest} in all, got {len(names)}. Label more, promise less (a larger alpha), "
-            "or leave the promise out: then all of them learn and the gain is estimated"
+            f"needs {FEWEST_LEARNING}: {needed + FEWEST_LEARNING} in all, got {len(names)}. Label more, promise less "
+            "(a larger alpha), or leave the promise out: then all of them learn and the gain is estimated"
         )
     more = round(1 / alpha)
     while needed + more <= len(names) // 2:
         needed += more
-    aside = np.random.default_rng(seed).permutation(len(names))[:needed]
+    aside = np.random.default_rng(RESAMPLING_SEED).permutation(len(names))[:needed]
     return PromiseSplit(
         tuple(name for k, name in enumerate(names) if k not in aside), tuple(names[k] for k in sorted(aside)), alpha
     )

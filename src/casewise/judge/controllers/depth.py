@@ -140,14 +140,8 @@ class TauStop:
         return self._verdict(self.cap, None, f"z({self.signal}) stayed at or below {self.tau:.3g}")
 
     def _verdict(self, step: int, z: float | None, reason: str) -> Verdict:
-        return Verdict(
-            State(step),
-            Action.KEEP,
-            coordinate=self.signal,
-            value=z,
-            cut_high=self.tau,
-            reason=f"{reason}; step {step}",
-        )
+        why = f"{reason}; step {step}"
+        return Verdict(State(step), Action.KEEP, coordinate=self.signal, value=z, cut_high=self.tau, reason=why)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput
 from casewise.core.records import SOURCE, Action, Decision, Mask, Observation, State, Verdict
-from casewise.judge.controllers.choose import _AmongAll, added, candidate_signals, non_voting, state_of, with_agreement
+from casewise.judge.controllers.choose import _AmongAll, added, candidate_signals, non_voting, state_of
 from casewise.measure.regions import components
 from casewise.measure.signals.agreement import Candidates, candidates_of
 
@@ -144,19 +144,17 @@ class Merge(_AmongAll):
         """The candidate whose edit is judged."""
         return state_of(self.edit or self.consensus)
 
-    def scores(self, features: Floats) -> Floats:
-        """The chance of each piece to be right."""
-        return piece_scores(features, self.weights, self.center, self.scale)
+    def scored(self, seen: Observation, features: Floats) -> Observation:
+        """Return the observation with the number of pieces of the edit and the chance of each to be right."""
+        chances = piece_scores(features, self.weights, self.center, self.scale)
+        scores = {f"{PIECE}{number}": float(chance) for number, chance in enumerate(chances)}
+        return added(seen, {self.edited: {"pieces": float(len(scores)), **scores}})
 
     def compared(self, seen: Observation, masks: Mapping[State, Mask]) -> Observation:
         """Return the observation with the agreement signals and the score of every piece of the edit."""
-        silent = (*self.silent, self.consensus)
-        shown = with_agreement(seen, masks, silent=silent, background=self.background)
-        _, features = piece_features(
-            {state: masks[state] for state in candidate_signals(seen)}, self.edited, non_voting(seen, silent)
-        )
-        scores = {f"{PIECE}{number}": float(score) for number, score in enumerate(self.scores(features))}
-        return added(shown, {self.edited: {"pieces": float(len(scores)), **scores}})
+        silent = non_voting(seen, (*self.silent, self.consensus))
+        shown = {state: masks[state] for state in candidate_signals(seen)}
+        return self.scored(super().compared(seen, masks), piece_features(shown, self.edited, silent)[1])
 
     def decide(self, seen: Observation) -> Verdict | None:
         """Return the accepted pieces, or a rollback if there are none; None until all candidates are known."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from casewise.core.errors import BadInput
@@ -191,8 +191,8 @@ class StopRouter:
         verdict = self._router().decide(seen)
         if verdict is None or verdict.bucket != "mid" or not self.mid_shrink:
             return verdict
-        shrunk = {**vars(verdict), "state": State(verdict.state.step, self.mid_shrink), "action": Action.SHRINK}
-        return Verdict(**{**shrunk, "reason": f"{verdict.reason}, then shrink {self.mid_shrink:g}"})
+        state, reason = State(verdict.state.step, self.mid_shrink), f"{verdict.reason}, then shrink {self.mid_shrink:g}"
+        return replace(verdict, state=state, action=Action.SHRINK, reason=reason)
 
     def _router(self) -> Router:
         low, mid = Bucket("stop", self.low_cap), Bucket("stop", self.mid_cap)

@@ -24,6 +24,7 @@ from casewise.core.errors import BadInput, Refused
 from casewise.judge.certificates.certificate import Certificate, check_feasible
 from casewise.judge.certificates.evidence import Floats, check_level
 from casewise.judge.certificates.risk_control import crc_budget, loss_sum_bound
+from casewise.judge.monitors.exchangeability import Alarm
 
 _TRUNCATION = 0.5  # c of aGRAPA: a stake is at most c/m, so wealth never reaches zero
 
@@ -58,7 +59,7 @@ def check_loss(loss: float) -> float:
 
 
 @dataclass(frozen=True)
-class Audit:
+class Audit(Alarm):
     """Alarm when labelled audits contradict "the mean loss is at most ``limit``"."""
 
     limit: float
@@ -70,11 +71,6 @@ class Audit:
     def __post_init__(self) -> None:
         check_level("limit", self.limit)
         check_level("delta", self.delta)
-
-    @property
-    def alarm(self) -> bool:
-        """True once the alarm was raised; it stays raised."""
-        return self.alarm_at is not None
 
     def seen(self, loss: float) -> Audit:
         """Return the monitor after one more audited patient."""

@@ -38,8 +38,19 @@ AUDITED = "the promise no longer holds: audited cases are harmed more than was p
 _SHUFFLES = 4999
 
 
+class Alarm:
+    """What raises an alarm once; it stays raised."""
+
+    alarm_at: int | None  # patients seen when the alarm was raised
+
+    @property
+    def alarm(self) -> bool:
+        """True once the alarm was raised."""
+        return self.alarm_at is not None
+
+
 @dataclass(frozen=True)
-class Exchangeability:
+class Exchangeability(Alarm):
     """Alarm when the calibration coordinate drifts; suspends the policy."""
 
     calibration: tuple[float, ...]
@@ -53,11 +64,6 @@ class Exchangeability:
         check_level("delta", self.delta)
         if not self.calibration or not np.isfinite(self.calibration).all():
             raise BadInput("an exchangeability alarm needs finite calibration coordinates; record and calibrate first")
-
-    @property
-    def alarm(self) -> bool:
-        """True once the alarm was raised; the policy is then suspended until recalibration."""
-        return self.alarm_at is not None
 
     @property
     def pool(self) -> tuple[float, ...]:
@@ -86,7 +92,7 @@ class Exchangeability:
 
 
 @dataclass(frozen=True)
-class GoLive:
+class GoLive(Alarm):
     """Alarm when the first ``first`` patients of a stream differ from the calibration pool; asked once, suspends."""
 
     calibration: tuple[float, ...]
@@ -102,11 +108,6 @@ class GoLive:
             raise BadInput(f"a go-live test needs finite coordinates of at least two calibration {UNIT[1]}")
         if self.first < 2:
             raise BadInput(f"a go-live test needs at least 2 {UNIT[1]}, got first = {self.first}")
-
-    @property
-    def alarm(self) -> bool:
-        """True once the alarm was raised; the policy is then suspended."""
-        return self.alarm_at is not None
 
     def seen(self, value: float) -> GoLive:
         """Return the test after one more patient; patients after the first ones change nothing."""

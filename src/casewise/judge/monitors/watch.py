@@ -170,7 +170,6 @@ def start_watch(
     limit: float | None = None,
     certificate: Certificate | None = None,
     first: int = 20,
-    seed: int = 0,
     suspend_on_harm: bool = False,
 ) -> Watch:
     """Start a watch over the stream of one policy.
@@ -183,7 +182,6 @@ def start_watch(
         limit: Risk that audits are held against, where there is no certificate.
         certificate: Certificate whose promise the audits test, see :func:`audit_of`.
         first: Number of patients that the go-live test compares with the calibration patients.
-        seed: Seed of random tie-breaking.
         suspend_on_harm: True if an alarm of the audits deploys M0, too.
 
     Returns:
@@ -202,10 +200,9 @@ def start_watch(
         if kind in DRIFT:
             pools = calibration_numbers(archive, policy)
             for name, pool in pools.items():
-                own = (
-                    (pool, delta / len(pools), seed) if kind == "exchangeability" else (pool, first, delta / len(pools))
-                )
-                monitors[kind if name == "value" else f"{kind}/{name}"] = MONITORS[kind](*own)
+                own = {"first": first} if kind == "go-live" else {}
+                key = kind if name == "value" else f"{kind}/{name}"
+                monitors[key] = MONITORS[kind](pool, delta=delta / len(pools), **own)
         elif certificate is not None:
             monitors[kind] = audit_of(certificate, delta)
         elif limit is not None:
@@ -264,9 +261,7 @@ def watch_lock(path: str | Path) -> AbstractContextManager[object]:
 
 def write_watch(path: str | Path, watch: Watch) -> Path:
     """Write the state atomically."""
-    plain = asdict(replace(watch, monitors={}))
-    plain["monitors"] = {name: asdict(one) for name, one in watch.monitors.items()}
-    write_json(Path(path), {"schema": SCHEMA, **plain})
+    write_json(Path(path), {"schema": SCHEMA, **asdict(watch)})
     return Path(path)
 
 
