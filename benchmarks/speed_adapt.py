@@ -175,7 +175,7 @@ def gradient_norm(episode: Episode) -> Any:
 
 PARTS: dict[str, Callable[[Episode], Any]] = {
     "update and prediction": lambda episode: episode.advance(),
-    "fragmentation": lambda episode: fragmentation(episode.masks[0], episode.masks[-1]),
+    "fragmentation": lambda episode: fragmentation(episode.record.masks[0], episode.record.masks[-1]),
     "gradient norm": gradient_norm,
     "GraTa cosine": probe("grata_cosine"),
     "8-pass agreement": probe("augmentation_disagreement"),
