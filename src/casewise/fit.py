@@ -375,7 +375,7 @@ class _Fit:
         deployed: dict[str, Sequence[Deployed]] = {}
         policy = calibrate(
             _joined(archive), "default", allowed_hurt=self.allowed_hurt, flag_below=below or None, fixed=fixed,
-            progress=lambda step, done, total: self.on_progress("compare", done, total), on_compared=deployed.update,
+            progress=self.on_progress, on_compared=deployed.update,
         )  # fmt: skip
         if below and not policy.flag:
             self.notes += [one for one in policy.preflight.get("concerns", ()) if one.startswith("no case is flagged")]

@@ -15,7 +15,7 @@ from casewise.core.formats import json_text
 from casewise.core.text import pluralize
 
 AS_JSON = typer.Option(False, "--json", help="Print the answer as JSON.")
-UNITS = {"learn": "update", "propose": "case", "compare": "step"}  # what the steps of fit count
+UNITS = {"learn": "update", "propose": "case", "read": "case", "compare": "design", "check the choice": "fold"}
 RECENT = 5  # lines of progress that the remaining time is estimated from
 EVERY_S = 15.0  # between two lines of progress if the output is no terminal
 

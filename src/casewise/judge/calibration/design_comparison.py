@@ -168,7 +168,7 @@ def compare_designs(
     for done, name in enumerate(designs, start=1):
         deployed[name] = fits.cross_fitted(name)
         if progress is not None:
-            progress("fitting designs", done, len(designs))
+            progress("compare", done, len(designs))
     best = float(np.mean([max(one.metric.values()) - one.source for one in known]))
     rows = _rows(deployed, best, allowed_hurt)
     chosen = _best(rows)
@@ -194,7 +194,7 @@ def nested_gains(fits: Fits, allowed_hurt: float, progress: Progress | None = No
         choices[name] += 1
         gains |= {one.case_id: one for one in fits.scored(name, fold)}
         if progress is not None:
-            progress("repeating the choice without each fold", fold + 1, len(fits.folds))
+            progress("check the choice", fold + 1, len(fits.folds))
     ordered = [gains[one.case_id] for one in fits.known]
     mean = float(np.mean([one.gain for one in ordered]))
     patients = len({one.cluster for one in ordered})

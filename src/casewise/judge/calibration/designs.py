@@ -142,7 +142,7 @@ def gather(archive: Archive, setting: Setting, progress: Progress | None = None)
         harms = {state: ha for state, (_, ha) in worth.items()}
         found.append(Known(case_id, cluster_of(entry), seen, metrics, harms, edits))
         if progress is not None:
-            progress("reading cases", len(found), total)
+            progress("read", len(found), total)
     if not found:
         raise TooFewCases(f"designs are compared on labelled cases, {archive.path} has none; record with labels")
     return found
