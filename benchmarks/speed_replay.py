@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 from scipy import ndimage
-from worlds.cohorts import SYNTHETIC
 
 from casewise import open_archive, replay
 from casewise.archive.store import Archive, create_archive
@@ -29,6 +28,9 @@ from casewise.judge.outcomes import outcomes
 from casewise.measure.metrics.harm import harm
 from casewise.measure.signals.fragmentation import fragmentation, summary
 from casewise.measure.signals.risk import region_drops
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from worlds.cohorts import SYNTHETIC
 
 PATTERNS = 16  # distinct trajectories; every case still has files of its own
 

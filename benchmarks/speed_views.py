@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import tempfile
 import time
 import tracemalloc
@@ -133,6 +134,7 @@ Ratios = tuple[str, str, list[float], float | None]
 def through_nnunet(features: list[int], rounds: int) -> Iterator[Ratios]:
     """Twelve views against TENT with K = 4, both through the whole pipeline of an nnU-Net."""
     os.environ.setdefault("nnUNet_compile", "f")
+    sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
     from miniature_nnunet import scan, write_model
 
     image = scan(0, shape=(6, 128, 128))[0][None]

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from worlds.risks import (
     SEVERITIES,
     Outcome,

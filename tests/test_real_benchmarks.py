@@ -36,6 +36,13 @@ def test_a_line_has_an_interval_by_patient_and_none_for_a_few_sequences():
     assert "| +0.0800 |" in line("average", gain, list("aabbbb"), one, "cardiac")
 
 
+def test_every_script_finds_what_it_imports(tmp_path):
+    names = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
+    words = [sys.executable, "-c", f"import {', '.join(names)}"]
+    done = subprocess.run(words, cwd=ROOT / "benchmarks", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_clinical_measures_by_hand():
     from real_question import cup_to_disc, measure_errors
 
