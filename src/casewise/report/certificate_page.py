@@ -108,19 +108,16 @@ def _grid_svg(certificate: Certificate) -> str:
 
 def _numbers(certificate: Certificate) -> list[dict[str, str]]:
     before, after = certificate.deployed["before"], certificate.deployed["certified"]
-    rows = []
-    for name, words in NAMES.items():
-        if name in before:
-            unadapted = "–" if name in ("kept", "judged") else _share(0.0, name)
-            rows.append(
-                {
-                    "name": words,
-                    "before": _share(before[name], name),
-                    "after": _share(after[name], name) if name in after else "–",
-                    "source": unadapted,
-                }
-            )
-    return rows
+    return [
+        {
+            "name": words,
+            "before": _share(before[name], name),
+            "after": _share(after[name], name) if name in after else "–",
+            "source": "–" if name in ("kept", "judged") else _share(0.0, name),
+        }
+        for name, words in NAMES.items()
+        if name in before
+    ]
 
 
 def _facts(certificate: Certificate, unit: str) -> list[tuple[str, str]]:

@@ -261,10 +261,8 @@ def cohort_row(cohort: ComparedCohort, which: Integers | None = None, *, good: f
         "labelled": len(labelled),
         "labelled_clusters": len(np.unique(cohort.units(labelled))),
         "metric": cohort.metric,
-        "ha": _interval(cohort, labelled, of_case["ha"][labelled]),
+        **{name: _interval(cohort, labelled, of_case[name][labelled]) for name in ("ha", "ba", "worse_voxels")},
         "judged": _judged(of_case["changed"][labelled], of_case["unscored"][labelled]),
-        "ba": _interval(cohort, labelled, of_case["ba"][labelled]),
-        "worse_voxels": _interval(cohort, labelled, of_case["worse_voxels"][labelled]),
         **{name: int(of_case[name][labelled].sum()) for name in ("made_wrong", "made_right")},
         **_sides(cohort, labelled, of_case["metric_old"][labelled], of_case["metric_new"][labelled], good),
     }

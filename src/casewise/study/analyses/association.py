@@ -17,7 +17,14 @@ from casewise.measure.signals import SIGNALS
 from casewise.render.ink import Picture, draw_forest
 from casewise.render.tables import Cell, Column, Estimate, Table, interval, undefined
 from casewise.study.finding import Finding, Section, notes_of, rows, show
-from casewise.study.statistics.ranks import auroc_draws, shuffle_p, spearman, spearman_draws, spearman_p
+from casewise.study.statistics.ranks import (
+    auroc_draws,
+    column_spearman,
+    shuffle_p,
+    spearman,
+    spearman_draws,
+    spearman_p,
+)
 from casewise.study.statistics.resample import LEVEL, RESAMPLES, cluster_numbers, draws, interval_of
 from casewise.study.study import Study, once
 from casewise.study.trajectories import adapted_rows, horizon, scopes_of, signals_in, unshrunk
@@ -102,7 +109,7 @@ def signal_signal(outcomes: pd.DataFrame) -> Finding:
     frame, records = adapted_rows(outcomes), []
     for first, second in combinations(signals_in(outcomes), 2):
         both = frame[[first, second, "case"]].dropna()
-        rho = spearman(both[first].to_numpy(float), both[second].to_numpy(float))
+        rho = column_spearman(both, first, second)
         reason = "a signal is constant or there are fewer than three rows" if np.isnan(rho) else ""
         records.append((first, second, rho, len(both), both["case"].nunique(), reason))
     table = rows(records, "first second rho rows n reason")

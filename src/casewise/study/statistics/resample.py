@@ -116,10 +116,10 @@ def interval_of(estimate: float, drawn: Floats, *, n: int, clusters: int) -> Int
 
 def interval_of_row(row: Mapping[str, Any], *, estimate: str = "estimate") -> Interval:
     """The interval in a row of a finding's table."""
-    numbers = {name: float(row.get(name, np.nan)) for name in ("low", "high", "p_below", "p_flip")}
-    sizes = {name: int(row[name]) for name in ("n", "clusters")}
+    fields: dict[str, Any] = {name: float(row.get(name, np.nan)) for name in ("low", "high", "p_below", "p_flip")}
+    fields |= {name: int(row[name]) for name in ("n", "clusters")}
     method = str(row.get("interval", "percentile"))
-    return Interval(float(row[estimate]), **numbers, **sizes, resamples=0, method=method)
+    return Interval(float(row[estimate]), **fields, resamples=0, method=method)
 
 
 def interval_fields(found: Interval) -> dict[str, Any]:
@@ -240,10 +240,7 @@ def gain_fields(change: Floats, clusters: NDArray[np.int64], **options: Any) -> 
     gain, (hurt, bound) = mean_interval(change, clusters=clusters, **options), hurt_share(change, clusters, POINT)
     return {
         "gain": gain.estimate,
-        "low": gain.low,
-        "high": gain.high,
-        "clusters": gain.clusters,
-        "shown": gain.shown,
+        **{name: getattr(gain, name) for name in ("low", "high", "clusters", "shown")},
         "helped": int((change > 0).sum()),
         "hurt": int((change < 0).sum()),
         "hurt_by_a_point": int((change < -POINT).sum()),
