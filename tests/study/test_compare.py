@@ -19,7 +19,7 @@ from casewise.data.pairs import find_pairs
 from casewise.run.local import LocalEngine
 from casewise.study.acceptance import acceptance_of
 from casewise.study.compare import csv_rows, outcome_of
-from casewise.study.compared_pairs import LOG, CaseLog, CompareCase, Settings, alone, compare_pairs
+from casewise.study.compared_pairs import LOG, CompareCase, Settings, alone, case_log, compare_pairs
 from casewise.study.plan import ChangePlan
 
 
@@ -213,12 +213,12 @@ def test_every_setting_reaches_the_comparison(tmp_path):
 
 def test_the_log_gives_the_outcome_that_the_lines_gave_and_is_read_again_in_any_order(tmp_path):
     lines = lines_of(update(tmp_path), tmp_path / "out")
-    log = CaseLog(tmp_path / "out")
+    log = case_log(tmp_path / "out")
     assert (len(log), log[3]["case"], [line["case"] for line in log[1:3]]) == (12, "h03", ["h01", "h02"])
     with pytest.raises(IndexError):
         log[12]
     (tmp_path / LOG).write_text("".join(json.dumps(line) + "\n" for line in reversed(lines)))
-    backwards = CaseLog(tmp_path)
+    backwards = case_log(tmp_path)
     assert backwards[0]["case"] == "h11"
     criteria = judged_by({"max_mean_drop": 0.01, "each_label": {"max_ha": 0.5}, "each_group": {"max_ha": 0.5}})
     first, second, third = (outcome_of(given, plan=criteria) for given in (lines, log, backwards))
@@ -236,7 +236,7 @@ def bytes_held(tmp_path, line, cases):
         file.writelines(json.dumps({**line, "case": f"case{at:05d}"}) + "\n" for at in range(cases))
     criteria = judged_by({"max_mean_drop": 0.01, "each_label": {"max_ha": 0.5}})
     tracemalloc.start()
-    outcome = outcome_of(CaseLog(out), plan=criteria)
+    outcome = outcome_of(case_log(out), plan=criteria)
     summary = outcome.as_dict()
     rows = sum(1 for _ in csv_rows(outcome))
     gc.collect()

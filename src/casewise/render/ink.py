@@ -9,9 +9,10 @@ from __future__ import annotations
 import html
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,8 @@ SOURCE = "#8a6d1f"  # M0
 PAPER = "#fefdfb"  # the page itself
 SOFT = "#dbe9e6"  # the region in which a promise holds
 
-_VARIABLES = {
-    INK: "var(--ink)",
-    MUTED: "var(--muted)",
-    FAINT: "var(--faint)",
-    HARM: "var(--harm)",
-    HELP: "var(--help)",
-    OURS: "var(--ours)",
-    SOURCE: "var(--source)",
-    PAPER: "var(--paper)",
-    SOFT: "var(--soft)",
-}
+_NAMES = ("ink", "muted", "faint", "harm", "help", "ours", "source", "paper", "soft")  # of the CSS variables
+_VARIABLES = dict(zip((INK, MUTED, FAINT, HARM, HELP, OURS, SOURCE, PAPER, SOFT), _NAMES, strict=True))
 
 _STYLE = {
     "figure.facecolor": "none",
@@ -132,7 +124,7 @@ def page_svg(drawn: str, *, title: str) -> str:
     drawn = drawn.replace(opening[0], begin, 1)
     drawn = drawn.replace("font-family: 'DejaVu Sans', sans-serif", "font-family: var(--sans)")
     for color, variable in _VARIABLES.items():
-        drawn = drawn.replace(color, variable)
+        drawn = drawn.replace(color, f"var(--{variable})")
     return _trimmed(drawn.replace("xlink:href", "href"))
 
 
@@ -179,6 +171,21 @@ def _panel(axis: Any, frame: pd.DataFrame, names: Sequence[str]) -> None:
     axis.set_yticks(list(places.values()), list(places))
     axis.set_ylim(-0.7, len(names) - 0.3)
     axis.grid(visible=False, axis="y")
+
+
+def draw_reliability(promised: Sequence[float], risks: Mapping[str, Sequence[float]]) -> Figure:
+    """Draw risks that were found against the promised ones, on the safe side where it is shaded (L6, L10)."""
+    top = 1.1 * max([0.05, *promised, *chain(*risks.values())])
+    with inked():
+        figure, axes = canvas(5.4, 4.2)
+        axis = axes[0, 0]
+        axis.fill_between([0, top], [0, top], color=SOFT, linewidth=0)
+        axis.plot([0, top], [0, top], color=MUTED, linestyle=(0, (4, 3)), linewidth=1)
+        for (name, found), color in zip(risks.items(), (OURS, HARM), strict=False):
+            axis.plot(promised, found, marker="o", color=color, label=name, markersize=6)
+        axis.set(xlim=(0, top), ylim=(0, top), xlabel="promised risk α", ylabel="risk found")
+        axis.legend(loc="upper left")
+    return figure
 
 
 POINT = 0.01  # a change of the metric that counts

@@ -262,13 +262,8 @@ def markdown(made: Table) -> str:
     return f"{text}\n\n{made.caption}" if made.caption else text
 
 
-def write_tex(path: Path, made: Table) -> None:
-    """Write a booktabs tabular with the caption as a comment; ``\\input`` it inside your own table environment."""
-    path.write_text(tex(made), encoding="utf-8")
-
-
 def tex(made: Table) -> str:
-    """Return the LaTeX of a table."""
+    """Return a booktabs tabular with the caption as a comment; ``\\input`` it inside your own table environment."""
     letters = "".join("l" if column.text else "c" for column in made.columns)
     lines = [f"% {made.title}. {made.caption}".replace("\n", " "), rf"\begin{{tabular}}{{{letters}}}", r"\toprule"]
     lines += [" & ".join(tex_of(column.title) for column in made.columns) + r" \\", r"\midrule"]

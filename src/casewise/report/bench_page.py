@@ -11,7 +11,7 @@ from markupsafe import Markup
 from casewise.core.text import UNIT, pluralize
 from casewise.measure.metrics import METRICS
 from casewise.render.ink import page_svg, svg_text
-from casewise.render.tables import Table, number
+from casewise.render.tables import Table, interval, number
 from casewise.report.page import render_page
 from casewise.study.summary_text import draw_changes
 
@@ -58,10 +58,10 @@ def _headline(methods: Sequence[Mapping[str, Any]], metric: str) -> str:
         return f"No method has a defined {metric}."
     best = max(known, key=lambda one: float(one["scores"]["gain"]))
     scores = best["scores"]
-    gain = number(scores["gain"], 4, signed=True)
     counts = f"{scores['helped']} cases helped, {scores['hurt']} hurt"
     if scores["low"] is None:
+        gain = number(scores["gain"], 4, signed=True)
         return f"{best['name']} has the largest mean gain: {gain} {metric} ({counts})."
-    spread = f"[{number(scores['low'], 4, signed=True)}, {number(scores['high'], 4, signed=True)}]"
+    gain, _, spread = interval(scores["gain"], scores["low"], scores["high"], 4, signed=True).partition(" ")
     shown = "" if scores["low"] > 0 else "; the interval contains zero, so no gain is shown"
     return f"{best['name']} has the largest mean gain: {gain} {metric} {spread}, {counts}{shown}."

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from casewise.core.text import UNIT
 from casewise.judge.certificates.certificate import Certificate, unit_of
-from casewise.render.ink import HARM, INK, MUTED, OURS, SOFT, canvas, inked, page_svg, svg_text
+from casewise.render.ink import HARM, INK, OURS, canvas, draw_reliability, inked, page_svg, svg_text
 from casewise.report.page import render_page
 
 METHODS = {
@@ -108,19 +108,16 @@ def _grid_svg(certificate: Certificate) -> str:
 
 def _numbers(certificate: Certificate) -> list[dict[str, str]]:
     before, after = certificate.deployed["before"], certificate.deployed["certified"]
-    rows = []
-    for name, words in NAMES.items():
-        if name in before:
-            unadapted = "–" if name in ("kept", "judged") else _share(0.0, name)
-            rows.append(
-                {
-                    "name": words,
-                    "before": _share(before[name], name),
-                    "after": _share(after[name], name) if name in after else "–",
-                    "source": unadapted,
-                }
-            )
-    return rows
+    return [
+        {
+            "name": words,
+            "before": _share(before[name], name),
+            "after": _share(after[name], name) if name in after else "–",
+            "source": "–" if name in ("kept", "judged") else _share(0.0, name),
+        }
+        for name, words in NAMES.items()
+        if name in before
+    ]
 
 
 def _facts(certificate: Certificate, unit: str) -> list[tuple[str, str]]:
@@ -211,20 +208,7 @@ def curve_svg(certificate: Certificate) -> str:
 
 def reliability_svg(certificate: Certificate) -> str:
     """Draw the promised alpha against the risk that was found; the safe side is shaded (L10)."""
-    alphas = [one["alpha"] for one in certificate.reliability]
-    with inked():
-        figure, axes = canvas(5.4, 3.0)
-        axis = axes[0, 0]
-        axis.fill_between([0, 0.4], [0, 0.4], color=SOFT)
-        axis.plot([0, 0.4], [0, 0.4], color=MUTED, linestyle="--", linewidth=1)
-        axis.plot(
-            alphas, [one["risk"] for one in certificate.reliability], "o-", color=OURS, label="certified quantity"
-        )
-        axis.plot(
-            alphas, [one["deployed"] for one in certificate.reliability], "o-", color=HARM, markerfacecolor="none",
-            label="really deployed",
-        )  # fmt: skip
-        axis.legend()
-        axis.set_xlabel("promised risk (alpha)")
-        axis.set_ylabel("risk found")
+    names = {"risk": "certified quantity", "deployed": "really deployed"}
+    found = {name: [one[key] for one in certificate.reliability] for key, name in names.items()}
+    figure = draw_reliability([one["alpha"] for one in certificate.reliability], found)
     return page_svg(svg_text(figure, id="reliability"), title="promised risk against the risk that was found")

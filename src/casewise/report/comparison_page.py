@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from casewise.data.pairs import Pair, read_image, read_pair
 from casewise.judge.outcomes import judged_sentence
 from casewise.measure.changes import NOTABLE, label_name
 from casewise.measure.measures import UNIT_SPACING
+from casewise.measure.metrics import METRICS
 from casewise.render.mask_pictures import (
     BETTER,
     WORSE,
@@ -39,25 +41,7 @@ from casewise.render.mask_pictures import (
     painted_over,
     window_of,
 )
-from casewise.report.comparison_text import (
-    METRICS,
-    WORDS,
-    change_counts,
-    check_lines,
-    headline,
-    junit_xml,
-    markdown_summary,
-    of_whom,
-    plain_agreement,
-    plain_interval,
-    plain_number,
-    plain_percent,
-    plain_signed,
-    short_number,
-    unseen_harm,
-    verdict_reason,
-    worse_parts,
-)
+from casewise.report import comparison_text as text
 from casewise.report.page import render_page
 from casewise.study.compare import Outcome, csv_rows
 from casewise.study.compared_cohort import MANY, ComparedCase
@@ -75,8 +59,8 @@ def write_comparison(out: Path, outcome: Outcome, *, old: str, new: str, picture
     """
     summary = outcome.as_dict()
     write_tables(out, outcome)
-    write_durably(out / "summary.md", markdown_summary(summary).encode())
-    write_durably(out / "junit.xml", junit_xml(summary, list(outcome.files)).encode())
+    write_durably(out / "summary.md", text.markdown_summary(summary).encode())
+    write_durably(out / "junit.xml", text.junit_xml(summary, list(outcome.files)).encode())
     facts = {
         "old": old,
         "new": new,
@@ -204,24 +188,25 @@ def comparison_page(summary: Mapping[str, Any], cases: Sequence[Mapping[str, Any
     """The page from summary.json, the cases in the order to show them (with pictures) and the facts of the run."""
     names = {int(key): name for key, name in summary.get("names", {}).items()}
     filters: dict[str, Any] = {
-        "number": plain_number, "signed": plain_signed, "interval": plain_interval, "percent": plain_percent,
-        "agreement": plain_agreement, "metric": METRICS.__getitem__, "box": _box, "short": short_number,
+        "number": text.plain_number, "interval": text.plain_interval, "percent": text.plain_percent,
+        "agreement": text.plain_agreement, "box": _box, "short": text.short_number,
+        "signed": partial(text.plain_number, signed=True), "metric": lambda name: METRICS[name].title,
         "color": lambda label: "#{:02x}{:02x}{:02x}".format(*color_of(label, names)),
         "called": lambda label: label_name(label, names),
     }  # fmt: skip
     return render_page(
         "comparison.html.j2",
         filters=filters,
-        said=headline(summary),
-        words=WORDS,
-        why=verdict_reason(summary) if summary["checks"] else "",
-        counts=change_counts(summary),
-        worse=worse_parts(summary),
-        whose=of_whom(summary["summary"], named=summary["summary"]["named"]),
+        said=text.headline(summary),
+        words=text.WORDS,
+        why=text.verdict_reason(summary) if summary["checks"] else "",
+        counts=text.change_counts(summary),
+        worse=text.worse_parts(summary),
+        whose=text.of_whom(summary["summary"], named=summary["summary"]["named"]),
         result=summary,
         cohort=summary["summary"],
         judged=judged_sentence(summary["summary"].get("judged")),
-        not_met=[line[5:] for line in check_lines(summary) if not line.startswith("ok")],
+        not_met=[line[5:] for line in text.check_lines(summary) if not line.startswith("ok")],
         limits=known_limits(summary),
         cases=cases,
         facts={"notable": NOTABLE, "many": MANY, **facts},
@@ -234,7 +219,7 @@ def known_limits(summary: Mapping[str, Any]) -> list[str]:
     limits = []
     if "labelled" not in cohort:
         limits.append("There are no labels: nothing here says which of two masks is right.")
-    limits.append(unseen_harm(summary))
+    limits.append(text.unseen_harm(summary))
     if not cohort["named"]:
         limits.append(
             "No patient is named: each case counts as one, so bounds are too narrow if patients have several."

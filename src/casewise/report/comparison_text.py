@@ -9,9 +9,9 @@ from xml.sax.saxutils import escape, quoteattr
 from casewise.core.text import UNIT, pluralize
 from casewise.judge.outcomes import judged_sentence
 from casewise.measure.changes import label_name
+from casewise.measure.metrics import METRICS
 from casewise.render.tables import interval, number
 
-METRICS = {"dice": "Dice", "miou": "mIoU"}
 WORDS = {"accepted": "Accepted", "rejected": "Rejected", "undecided": "Not decided"}
 _MARKS = {"accepted": "✅ accepted", "rejected": "❌ rejected", "undecided": "❔ not decided"}
 _CHECK_MARKS = {"met": "✅", "broken": "❌", "undecided": "❔"}
@@ -122,7 +122,8 @@ def _named(check: Mapping[str, Any], most: int = 5) -> str:
 def change_sentence(cohort: Mapping[str, Any]) -> str:
     """The metric before and now, with the interval of its change."""
     before, now = plain_number(cohort["metric_old"]), plain_number(cohort["metric_new"])
-    return f"Mean {METRICS[cohort['metric']]} {before} → {now}, change {plain_interval(cohort['change'], signed=True)}"
+    change, metric = plain_interval(cohort["change"], signed=True), METRICS[cohort["metric"]].title
+    return f"Mean {metric} {before} → {now}, change {change}"
 
 
 def of_whom(counts: Mapping[str, Any], *, named: int) -> str:
@@ -280,34 +281,28 @@ def _cell(text: str) -> str:
     return "".join(f"\\{letter}" if letter in "\\|`*_[]<>@#" else letter for letter in " ".join(text.split()))
 
 
-def plain_number(value: Any) -> str:
+def plain_number(value: Any, *, signed: bool = False) -> str:
     """A number, or a dash where there is none."""
-    return "—" if value is None else number(float(value))
-
-
-def plain_signed(value: Any) -> str:
-    """A number with its sign."""
-    return "—" if value is None else number(float(value), signed=True)
+    return "—" if value is None else number(float(value), signed=signed)
 
 
 def plain_interval(found: Mapping[str, Any] | None, *, signed: bool = False) -> str:
     """An estimate with its interval; one patient has none."""
-    if _lacks(found):
+    estimate = _estimate(found)
+    if found is None or estimate is None:
         return "—"
-    assert found is not None
     if found["low"] is None:
-        return f"{number(float(found['estimate']), signed=signed)} (one {UNIT[0]}: no interval)"
-    estimate, low, high = (float(found[name]) for name in ("estimate", "low", "high"))
-    return interval(estimate, low, high, signed=signed)
-
-
-def _lacks(found: Mapping[str, Any] | None) -> bool:
-    return found is None or found["estimate"] is None or found["estimate"] != found["estimate"]
+        return f"{number(estimate, signed=signed)} (one {UNIT[0]}: no interval)"
+    return interval(estimate, float(found["low"]), float(found["high"]), signed=signed)
 
 
 def plain_percent(found: Mapping[str, Any] | None) -> str:
     """A share in percent with its sign."""
-    if _lacks(found):
-        return "—"
-    assert found is not None
-    return f"{100 * found['estimate']:+.1f} %".replace("-", "−")
+    estimate = _estimate(found)
+    return "—" if estimate is None else f"{100 * estimate:+.1f} %".replace("-", "−")
+
+
+def _estimate(found: Mapping[str, Any] | None) -> float | None:
+    """The estimate of an interval; None where it has none."""
+    value = None if found is None else found["estimate"]
+    return None if value is None or value != value else float(value)

@@ -16,6 +16,7 @@ from casewise.core.records import SOURCE, State
 from casewise.core.text import UNIT, pluralize
 from casewise.judge.calibration.adoption import unseen_sentence
 from casewise.measure.cleanup import Cleanup
+from casewise.measure.metrics import METRICS
 from casewise.render.ink import POINT, change_svg
 from casewise.render.mask_pictures import Classes, before_after, data_uri
 from casewise.report.page import render_page
@@ -27,7 +28,6 @@ BOUNDS = (
     "not allow for the choice among ways, and they do not hold where a few patients lose much: with 5 patients and one "
     "case in twenty that loses much, a 95 % interval of this kind held the truth in 55 % of simulations"
 )
-METRIC = {"dice": "Dice", "miou": "mIoU"}
 DESIGNS = {
     "m0": "the model's own mask",
     "consensus": "the mean of the views",
@@ -57,7 +57,7 @@ def summary_lines(facts: Mapping[str, Any]) -> list[str]:
     Returns:
         Plain sentences.
     """
-    compared, metric = facts["preflight"]["comparison"], METRIC[facts["metric"]]
+    compared, metric = facts["preflight"]["comparison"], METRICS[facts["metric"]].title
     lines = [
         f"Fitted on {pluralize(facts['cases'], 'labelled case')} of {pluralize(facts['patients'], *UNIT)}; "
         f"candidates: {', '.join(facts['ladders'])}.",
@@ -105,7 +105,7 @@ def _measures(facts: Mapping[str, Any]) -> list[str]:
     chosen = facts["preflight"]["comparison"]["chosen"]
     own = [f"Caution: {said}." for said in found["warnings"] if said.startswith(f"{chosen} ")]
     others = sorted({said.split(" improves ")[0] for said in found["warnings"]} - {chosen})
-    more = [f"Designs that improve {METRIC[facts['metric']]} and worsen a measure: {', '.join(others)}."]
+    more = [f"Designs that improve {METRICS[facts['metric']].title} and worsen a measure: {', '.join(others)}."]
     return [*own, *(more if others else []), *(f"{said}." for said in found["intervals"])]
 
 
@@ -138,8 +138,8 @@ def _price(facts: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"Price of the promise: {1 - found['kept']:.0%} of the {pluralize(found['cases'], 'case')} set aside go back "
-        f"to the original mask, those with the largest changes; the mean change of {METRIC[facts['metric']]} there is "
-        f"{found['gain']:+.4f} with the promise and {found['gain_before']:+.4f} without."
+        f"to the original mask, those with the largest changes; the mean change of {METRICS[facts['metric']].title} "
+        f"there is {found['gain']:+.4f} with the promise and {found['gain_before']:+.4f} without."
     ]
 
 
@@ -187,7 +187,7 @@ def fit_page(
         rows: One row per labelled case: case, patient, metric of M0, metric of the deployed mask, state.
         pictures: Cases with pictures, as :func:`labelled_pictures` makes them.
     """
-    compared, metric = facts["preflight"]["comparison"], METRIC[facts["metric"]]
+    compared, metric = facts["preflight"]["comparison"], METRICS[facts["metric"]].title
     changes = [(str(row["case"]), float(row["source"]), float(row["metric"])) for row in rows]
     return render_page(
         "fit.html.j2",

@@ -30,7 +30,7 @@ from casewise.core.text import pluralize
 from casewise.judge.outcomes import judged_sentence, judged_share
 from casewise.judge.policy import read_policy
 from casewise.render.ink import Picture, page_svg, svg_text, write_png
-from casewise.render.tables import Table, write_csv, write_tex
+from casewise.render.tables import Table, tex, write_csv
 from casewise.report import cases
 from casewise.report.page import render_page
 from casewise.study.analyses import chosen_analyses, sections_of
@@ -186,7 +186,7 @@ def write_report(
     first, origin, table = hero(study), list(provenance_tables(study)), cases.case_table(study, frame)
     for one in (table, *origin, *(one for part in sections for one in part.tables)):
         write_csv(folder / "tables" / f"{one.id}.csv", one)
-        write_tex(folder / "tables" / f"{one.id}.tex", one)
+        (folder / "tables" / f"{one.id}.tex").write_text(tex(one), encoding="utf-8")
     drawings = write_pictures(folder / "figures", [first, *(one for part in sections for one in part.pictures)])
     results = {
         "schema": SCHEMA,

@@ -232,21 +232,12 @@ def _result(values: MeasuredValues) -> MeasureResult:
     if three.any():
         gain = patient_means(np.abs(old - label)[three] - np.abs(new - label)[three], patients[three])
         closer, farther = int((gain > 1e-12).sum()), int((gain < -1e-12).sum())
-    measure = values.measure
-    return MeasureResult(
-        measure.name,
-        measure.unit,
-        measure.formula,
-        tuple(str(one) for one in measure.decisions),
-        int(both.sum()),
-        int((~both).sum()),
-        agreement((new - old)[both], patients[both]),
-        agreement((old - label)[three], patients[three]),
-        agreement((new - label)[three], patients[three]),
-        closer,
-        farther,
-        tuple(_crossings(values)),
-    )
+    compared = ((new - old, both), (old - label, three), (new - label, three))
+    change, before, after = (agreement(differences[which], patients[which]) for differences, which in compared)
+    measure, crossings = values.measure, tuple(_crossings(values))
+    named = (measure.name, measure.unit, measure.formula, tuple(str(one) for one in measure.decisions))
+    counts = int(both.sum()), int((~both).sum())
+    return MeasureResult(*named, *counts, change, before, after, closer, farther, crossings)
 
 
 def agreement(differences: NDArray[np.float64], patients: NDArray[np.int64]) -> Agreement | None:

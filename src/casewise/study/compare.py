@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from sys import intern
 from tempfile import TemporaryDirectory
@@ -29,8 +30,8 @@ from casewise.measure.masks import is_tensor
 from casewise.measure.measures import Measure, check_names
 from casewise.study.acceptance import MET, UNDECIDED, Check, checks_of, verdict_of
 from casewise.study.clinical import MeasureResult, measure_checks, measure_results, volume_results
-from casewise.study.compared_cohort import GOOD, CasesInOrder, ComparedCase, Comparisons, comparison_of
-from casewise.study.compared_pairs import LOG, CaseLog, CompareCase, Settings, compare_pairs
+from casewise.study.compared_cohort import GOOD, ComparedCase, Comparisons, comparison_of
+from casewise.study.compared_pairs import LOG, CompareCase, MadeOnDemand, Settings, case_log, compare_pairs
 from casewise.study.plan import ChangePlan, Seal, log_opened, log_verdict, read_measures, read_plan, seal_plan
 
 if TYPE_CHECKING:
@@ -225,23 +226,13 @@ def _each(
     options: Mapping[str, Any],
 ) -> Iterable[ComparedCase]:
     """Compare case by case, so that generators are not held in memory."""
-    olds, news = iter(old), iter(new)
-    labels = None if label is None else iter(label)
-    end, at = object(), 0
-    while True:
-        one, other = next(olds, end), next(news, end)
-        truth = None if labels is None else next(labels, end)
-        over = [item is end for item in (one, other, *(() if labels is None else (truth,)))]
-        if any(over):
-            break
-        case_id = str(at) if ids is None else ids[at]
-        found = comparison(one, other, truth, **options)
-        yield ComparedCase(
-            case_id, found, None if groups is None else groups[at], None if clusters is None else clusters[at]
-        )
-        at += 1
-    if not all(over):
-        raise BadInput(f"old, new and label must have as many masks each; one of them ended after {at}")
+    given = (old, new) if label is None else (old, new, label)
+    ended = object()
+    for at, masks in enumerate(zip_longest(*given, fillvalue=ended)):
+        if any(mask is ended for mask in masks):
+            raise BadInput(f"old, new and label must have as many masks each; one of them ended after {at}")
+        group, cluster = (None if of is None else of[at] for of in (groups, clusters))
+        yield ComparedCase(str(at) if ids is None else ids[at], comparison(*masks, **options), group, cluster)
 
 
 def compare_folders(
@@ -326,7 +317,7 @@ def compare_folders(
             if out is None:
                 kept.append(line)
     outcome = outcome_of(
-        kept if out is None else CaseLog(Path(out)),
+        kept if out is None else case_log(Path(out)),
         plan=judged_by,
         seal=seal,
         declared=declared,
@@ -397,8 +388,8 @@ def outcome_of(
 ) -> Outcome:
     """Compute the summary, the verdict and the problems from the lines of all pairs, in any order.
 
-    ``lines`` (a :class:`CaseLog`) are read a few times and not kept. ``names`` are the names of the labels; ``at_odds``
-    holds a sentence for each label that the two folders name differently.
+    ``lines`` (those of :func:`case_log`) are read a few times and not kept. ``names`` are the names of the labels;
+    ``at_odds`` holds a sentence for each label that the two folders name differently.
     """
     known = Registry("kind of problem", KINDS)
     allowed = {kind for kind in allow if known[kind]}
@@ -421,7 +412,7 @@ def outcome_of(
     if not compared:
         first = problems[0][2] if problems else "there is none"
         raise BadInput(f"none of {len(lines)} pairs could be compared; the first one: {first}")
-    cases = CasesInOrder(case_at, np.array([at for _, at in sorted(compared)], np.int64))
+    cases = MadeOnDemand(case_at, np.array([at for _, at in sorted(compared)], np.int64))
     cohort = Comparisons(cases, good)
     if settings.classes is None:
         only = label_sets(cohort.cohort.held, lambda label: label_name(label, names))

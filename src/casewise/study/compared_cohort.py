@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from casewise.core.text import brief
 from casewise.judge.certificates.risk_control import share_bound
 from casewise.measure.changes import NAN, Comparison, LabelChange, Regression
 from casewise.measure.masks import Floats, Integers
+from casewise.study.compared_pairs import MadeOnDemand
 from casewise.study.statistics.resample import Interval, draws, interval_of, mean_interval, undefined_interval
 
 MANY = 200  # clusters from which intervals are Student's t: as good as the bootstrap there, with less memory
@@ -99,39 +100,18 @@ class Comparisons:
         return tuple(sorted(self.cohort.labels))
 
     @property
-    def worst_first(self) -> CasesInOrder:
+    def worst_first(self) -> Sequence[ComparedCase]:
         """The most suspicious cases first.
 
         Sorted by the fall of the metric (with labels), then by the share of a label that was gained or lost in one
         piece (:attr:`Comparison.suspicion`), then by the share that changed.
         """
-        return CasesInOrder(self.cases.__getitem__, self.cohort.worst_first)
+        return MadeOnDemand(self.cases.__getitem__, self.cohort.worst_first)
 
     @property
     def worst_first_ids(self) -> list[str]:
         """Ids of ``worst_first``; no case is read for them."""
         return [self.cohort.ids[at] for at in self.cohort.worst_first.tolist()]
-
-
-class CasesInOrder(Sequence[ComparedCase]):
-    """Cases in some order; each is made when it is asked for and not kept."""
-
-    def __init__(self, at: Callable[[int], ComparedCase], order: Integers) -> None:
-        self._at, self._order = at, order
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    @overload
-    def __getitem__(self, which: int) -> ComparedCase: ...
-
-    @overload
-    def __getitem__(self, which: slice) -> CasesInOrder: ...
-
-    def __getitem__(self, which: int | slice) -> ComparedCase | CasesInOrder:
-        if isinstance(which, slice):
-            return CasesInOrder(self._at, self._order[which])
-        return self._at(int(self._order[which]))
 
 
 _OF_CASE = ("changed_share", "suspicion", "metric_old", "metric_new", "ha", "ba", "worse_voxels", "unscored", "changed")
@@ -281,10 +261,8 @@ def cohort_row(cohort: ComparedCohort, which: Integers | None = None, *, good: f
         "labelled": len(labelled),
         "labelled_clusters": len(np.unique(cohort.units(labelled))),
         "metric": cohort.metric,
-        "ha": _interval(cohort, labelled, of_case["ha"][labelled]),
+        **{name: _interval(cohort, labelled, of_case[name][labelled]) for name in ("ha", "ba", "worse_voxels")},
         "judged": _judged(of_case["changed"][labelled], of_case["unscored"][labelled]),
-        "ba": _interval(cohort, labelled, of_case["ba"][labelled]),
-        "worse_voxels": _interval(cohort, labelled, of_case["worse_voxels"][labelled]),
         **{name: int(of_case[name][labelled].sum()) for name in ("made_wrong", "made_right")},
         **_sides(cohort, labelled, of_case["metric_old"][labelled], of_case["metric_new"][labelled], good),
     }

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from casewise import __version__
 from casewise.core.durable import file_lock, file_sha256, json_sha256, replacing, sweep
@@ -198,31 +198,41 @@ def _finished_lines(log: Path) -> Iterator[dict[str, Any]]:
                 continue
 
 
-class CaseLog(Sequence[Mapping[str, Any]]):
-    """The lines of a finished run; each is read from OUT/cases.jsonl when it is needed."""
+Item = TypeVar("Item")
 
-    def __init__(self, out: Path) -> None:
-        self._log = out / LOG
-        self._begins = array("q", [0])
-        with self._log.open("rb") as file:
-            for text in file:
-                self._begins.append(self._begins[-1] + len(text))
+
+class MadeOnDemand(Sequence[Item]):
+    """Items in some order; each is made when it is asked for and not kept."""
+
+    def __init__(self, make: Callable[[int], Item], order: Any) -> None:
+        self._make, self._order = make, order
 
     def __len__(self) -> int:
-        return len(self._begins) - 1
+        return len(self._order)
 
     @overload
-    def __getitem__(self, at: int) -> Mapping[str, Any]: ...
+    def __getitem__(self, which: int) -> Item: ...
 
     @overload
-    def __getitem__(self, at: slice) -> Sequence[Mapping[str, Any]]: ...
+    def __getitem__(self, which: slice) -> MadeOnDemand[Item]: ...
 
-    def __getitem__(self, at: int | slice) -> Mapping[str, Any] | Sequence[Mapping[str, Any]]:
-        if isinstance(at, slice):
-            return [self[one] for one in range(*at.indices(len(self)))]
-        if not 0 <= at < len(self):
-            raise IndexError(at)
-        with self._log.open("rb") as file:
-            file.seek(self._begins[at])
-            line: Mapping[str, Any] = json.loads(file.readline())
-            return line
+    def __getitem__(self, which: int | slice) -> Item | MadeOnDemand[Item]:
+        if isinstance(which, slice):
+            return MadeOnDemand(self._make, self._order[which])
+        return self._make(int(self._order[which]))
+
+
+def case_log(out: Path) -> Sequence[Mapping[str, Any]]:
+    """The lines of a finished run; each is read from OUT/cases.jsonl when it is needed."""
+    begins = array("q", [0])
+    with (out / LOG).open("rb") as file:
+        for text in file:
+            begins.append(begins[-1] + len(text))
+
+    def line(at: int) -> Mapping[str, Any]:
+        with (out / LOG).open("rb") as file:
+            file.seek(begins[at])
+            found: Mapping[str, Any] = json.loads(file.readline())
+            return found
+
+    return MadeOnDemand(line, range(len(begins) - 1))

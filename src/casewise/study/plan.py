@@ -31,51 +31,8 @@ MOST_PATIENTS = 20_000
 SEALED, OPENED, JUDGED = "plan-sealed", "new-opened", "judged"
 ADDED = " (added because a mean does not see rare disasters; give max_harmed_share there to change it)"
 
-TEMPLATE = """\
-# A plan for one change of a model. Write it before you look at the new masks.
-# Its three parts are those of a predetermined change control plan (FDA guidance, December 2024).
-# casewise compare --plan plan.toml --how-many                    says how many labelled patients it needs
-# casewise compare OLD NEW --plan plan.toml -l LABELS -o OUT      seals it, then compares
-
-[description]  # 1. Description of modifications
-change = "What changes, and why: retrained on 200 more scans of scanner B."
-old_version = "model 1.0"   # name, version, sha256 of the weights
-new_version = "model 1.1"
-written_by = ""
-
-[protocol]  # 2. Modification protocol
-confidence = 0.95           # of each criterion; all must hold, so their number needs no correction. Or "observed"
-patients = 40               # labelled patients that the verdict needs
-scans = 1                   # scans per patient; used by --how-many
-subgroups = []              # groups such as ["site B"] in which each criterion must hold by itself
-
-[protocol.criteria]
-# limit: what is allowed. expected and sd (between patients) are your guess, and are used by --how-many alone.
-max_mean_drop = { limit = 0.01, expected = 0.0, sd = 0.02 }             # the mean Dice may fall by this much
-max_harmed_share = { limit = 0.20, margin = 0.05, expected = 0.02 }     # so many patients may lose more than 0.05
-# min_mean_gain = { limit = 0.0, expected = 0.01, sd = 0.02 }           # superiority: the mean Dice must rise
-# and max_flipped_share, max_ha, max_changed_share, max_drifted_share, max_holed_share, max_lost_share
-
-# [protocol.criteria.each_label]            # also each_group, each_size, labels.RV, groups."site B"
-# max_mean_drop = 0.02
-
-# [protocol.criteria.measures.ef]
-# max_error_rise = { limit = 3, sd = 4 }    # the mean error of the ejection fraction may grow by 3 points
-# max_crossed_share = 0.2                   # so many patients may change from the right decision to the wrong one
-
-# [protocol.data]                           # sha256 of the folders, as the page prints them
-# labels = ""
-
-# [measures.ef]                             # volume(label, scan); + - * / max min and parentheses
-# formula = "100 * (volume(LV, ED) - volume(LV, ES)) / volume(LV, ED)"
-# unit = "%"
-# decision = "< 40"
-
-[impact]  # 3. Impact assessment
-benefits = "Who gains, and how it is shown."
-risks = "What may become worse, for whom."
-mitigation = "What is done about it: monitoring, the way back to the old version."
-"""
+TEMPLATE = Path(__file__).with_name("plan_template.toml").read_text(encoding="utf-8")
+"""A commented plan, as ``casewise compare --new-plan`` writes it."""
 
 _PARTS: dict[str, tuple[str, ...] | None] = {
     "description": ("change", "old_version", "new_version", "written_by"),
@@ -348,30 +305,32 @@ def how_many(plan: ChangePlan, *, power: float = POWER) -> tuple[Needed, ...]:
         One row per criterion; ``patients`` is None where no number is enough or a guess is missing.
     """
     target = 1 - (1 - power) / len(plan.criteria)
-    rows = [_needed(plan, one, target) for one in plan.criteria]
-    return tuple(replace(row, why=row.why + ADDED * one.added) for row, one in zip(rows, plan.criteria, strict=True))
+    found = []
+    for one in plan.criteria:
+        patients, why = _needed(plan, one, target)
+        found.append(Needed(one.name, one.scope, patients, why + ADDED * one.added))
+    return tuple(found)
 
 
-def _needed(plan: ChangePlan, criterion: Criterion, power: float) -> Needed:
-    name, scope, limit = criterion.name, criterion.scope, criterion.limit
-    guess = plan.expected.get((name, scope)) or plan.expected.get((name, "all")) or Expected()
-    confidence, quantity = plan.acceptance.confidence, QUANTITIES[name]
+def _needed(plan: ChangePlan, criterion: Criterion, power: float) -> tuple[int | None, str]:
+    """How many patients a criterion needs, and why there is no number."""
+    name, limit = criterion.name, criterion.limit
+    guess = plan.expected.get((name, criterion.scope)) or plan.expected.get((name, "all")) or Expected()
+    confidence = plan.acceptance.confidence
     if confidence is None:
-        return Needed(name, scope, plan.patients or 1, "observed values decide")
-    if quantity.is_share:
+        return plan.patients or 1, "observed values decide"
+    if QUANTITIES[name].is_share:
         if guess.value >= limit:
-            return Needed(name, scope, None, f"the expected share {guess.value:g} is not below the limit {limit:g}")
-        found = _share_patients(limit, guess.value, confidence, power, plan.scans)
-        return Needed(name, scope, found, "" if found else f"more than {MOST_PATIENTS:,}")
-    room = criterion.sign * (limit - guess.value)
-    if room <= 0:
-        return Needed(name, scope, None, f"expected {guess.value:g} leaves no room to the limit {limit:g}")
-    if guess.sd is None:
-        return Needed(
-            name, scope, None, f"say sd, the spread between patients: {name} = {{limit = {limit:g}, sd = ...}}"
-        )
-    count = next((n for n in _counts(FEWEST) if _t_power(n, room / float(guess.sd), confidence) >= power), None)
-    return Needed(name, scope, count, "" if count else f"more than {MOST_PATIENTS:,}")
+            return None, f"the expected share {guess.value:g} is not below the limit {limit:g}"
+        count = _share_patients(limit, guess.value, confidence, power, plan.scans)
+    else:
+        room = criterion.sign * (limit - guess.value)
+        if room <= 0:
+            return None, f"expected {guess.value:g} leaves no room to the limit {limit:g}"
+        if guess.sd is None:
+            return None, f"say sd, the spread between patients: {name} = {{limit = {limit:g}, sd = ...}}"
+        count = next((n for n in _counts(FEWEST) if _t_power(n, room / float(guess.sd), confidence) >= power), None)
+    return count, "" if count else f"more than {MOST_PATIENTS:,}"
 
 
 def _counts(first: int) -> Iterable[int]:

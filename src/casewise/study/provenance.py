@@ -19,23 +19,14 @@ _LEDGER = {"choice": "Choice", "seen": "What could be seen", "times": "Times", "
 
 def provenance(study: Study) -> dict[str, Any]:
     """The provenance block of results.json."""
+    names = ("name", "controller", "options", "groups", "calibration_id")
+    known = {name: getattr(study.policy, name) for name in names}
     return {
         "casewise": __version__,
         "evaluation": _archive(study.evaluation),
         "calibration": _archive(study.calibration),
-        "policy": {
-            "name": study.policy.name,
-            "controller": study.policy.controller,
-            "options": study.policy.options,
-            "groups": study.policy.groups,
-            "calibration_id": study.policy.calibration_id,
-            "calibration_cases": len(study.policy.calibration_cases),
-        },
-        "bootstrap": {
-            "resamples": study.resamples,
-            "seed": study.seed,
-            "stream": intervals_of(study).made.get("stream"),
-        },
+        "policy": {**known, "calibration_cases": len(study.policy.calibration_cases)},
+        "bootstrap": {**study.bootstrap, "stream": intervals_of(study).made.get("stream")},
     }
 
 

@@ -7,7 +7,7 @@ lower bound of its metric is fitted, and the risk-coverage curve of every signal
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -189,22 +189,11 @@ def worth(known: pd.DataFrame, below: float | None, *, resamples: int = 1000) ->
             continue
         signal, metric = rows[name].to_numpy(float), rows["metric"].to_numpy(float)
         curve = risk_coverage(signal, 1 - metric)
+        rho = float(pd.Series(signal).corr(pd.Series(metric), method="spearman"))
+        ranked = float("nan") if below is None else auroc(-signal, metric < below)
         spread = _bootstrap(rows, signal, 1 - metric, resamples)
-        found.append(
-            {
-                "signal": name,
-                "n": len(rows),
-                "rho": float(pd.Series(signal).corr(pd.Series(metric), method="spearman")),
-                "auroc": float("nan") if below is None else auroc(-signal, metric < below),
-                "aurc": curve.aurc,
-                "low": spread[0],
-                "high": spread[1],
-                "optimum": curve.optimum,
-                "excess": curve.excess,
-                "normalized": curve.normalized,
-                "chance": curve.mean_risk,
-            }
-        )
+        summaries = (curve.optimum, curve.excess, curve.normalized, curve.mean_risk)
+        found.append((name, len(rows), rho, ranked, curve.aurc, *spread, *summaries))
     return pd.DataFrame(found, columns=columns)
 
 
@@ -232,18 +221,9 @@ def _with_quality(table: pd.DataFrame, rows: pd.Index, quality: Quality) -> pd.D
     return table
 
 
-def quality_from(plain: Mapping[str, Any]) -> Quality:
-    """Read a quality model from the plain data of quality.json."""
-    try:
-        return Quality(**plain["quality"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"this is no quality.json of casewise qc ({error}); run it once on labelled cases") from error
-
-
 def read_quality(path: Path) -> Quality:
     """Read the quality.json of an earlier run."""
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise BadInput(f"{path} cannot be read as JSON ({error}); run casewise qc on labelled cases again") from error
-    return quality_from(plain)
+        return Quality(**json.loads(path.read_text(encoding="utf-8"))["quality"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"{path} is no quality.json of casewise qc ({error}); run it on labelled cases again") from error

@@ -51,12 +51,12 @@ class Key:
 
 def report_summary(study: Study) -> ReportSummary:
     """Return the four answers of :mod:`casewise.study.analyses.gain`, and a comparison with the uncontrolled cases."""
-    said = answers(study)
-    rest = {"hurt": said.hurt, "flagged": said.flagged, "promised": said.promised}
+    rest = dict(answers(study))
+    gained = rest.pop("gained")
     beside = "".join(f" {_beside(study, name)}" for name in study.extras.others)
     if _nothing_undone(study):
-        return ReportSummary(said.gained, rest, f"Nothing was rolled back: {study.everywhere} was deployed.{beside}")
-    return ReportSummary(said.gained, rest, f"{_uncontrolled(study)} {_second(study)}{_attributed(study)}{beside}")
+        return ReportSummary(gained, rest, f"Nothing was rolled back: {study.everywhere} was deployed.{beside}")
+    return ReportSummary(gained, rest, f"{_uncontrolled(study)} {_second(study)}{_attributed(study)}{beside}")
 
 
 def _nothing_undone(study: Study) -> bool:

@@ -108,7 +108,7 @@ def test_risk_has_the_floor_of_a_case_that_did_not_change(outcomes):
 
 
 def test_no_spread_is_refused(outcomes):
-    with pytest.raises(DegenerateStatistic, match="spreads above zero"):
+    with pytest.raises(DegenerateStatistic, match="need a spread"):
         firing(outcomes, mean_regions=0, sd_regions=0, mean_delta=0, sd_delta=1)
 
 

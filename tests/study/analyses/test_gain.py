@@ -76,7 +76,7 @@ def test_a_gain_is_said_only_where_it_is_shown(chosen: Study, change: dict[str, 
 def test_the_flagged_are_named_and_compared_with_the_others(chosen: Study) -> None:
     flagged = [decision.case_id for decision in chosen.decisions[chosen.ours] if decision.flagged]
     metric = chosen.router.set_index("case")["metric"]
-    said = answers(chosen).flagged
+    said = answers(chosen)["flagged"]
     assert said.startswith(f"{len(flagged)} of 20 cases w")
     assert flagged[0] in said
     assert f"mean Dice {metric[flagged].mean():.3f}, of the others {metric.drop(flagged).mean():.3f}" in said
@@ -101,7 +101,7 @@ def certified(study: Study, **more: Any) -> Study:
     ],
 )
 def test_a_promise_is_printed_only_where_it_holds(study: Study, more: dict[str, Any], words: str) -> None:
-    assert answers(certified(study, **more)).promised.startswith(words)
+    assert answers(certified(study, **more))["promised"].startswith(words)
 
 
 @pytest.mark.parametrize(
@@ -120,13 +120,13 @@ def test_a_promise_is_void_where_calibration_said_no_go_or_its_quotas_did_not_tr
     advised = replace(
         study, policy=replace(study.policy, preflight={**study.policy.preflight, "guard": "", **preflight})
     )
-    assert answers(certified(advised)).promised.startswith(words)
+    assert answers(certified(advised))["promised"].startswith(words)
     assert promise.section(certified(advised)).lead.startswith(words)
 
 
 def test_the_policy_before_certification_is_promised_nothing(study: Study) -> None:
     other = certified(study, policy="another", policy_before=policy_digest(study.policy))
-    assert "the policy that certification made of this one" in answers(other).promised
+    assert "the policy that certification made of this one" in answers(other)["promised"]
     assert promise.section(other).lead.startswith("Nothing is promised")
 
 

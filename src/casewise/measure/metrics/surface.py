@@ -140,16 +140,6 @@ class Gaps:
     label: Flags
     spacing: Floats
 
-    @property
-    def mask_empty(self) -> bool:
-        """True if the mask has no foreground."""
-        return not self.mask.any()
-
-    @property
-    def label_empty(self) -> bool:
-        """True if the label has no foreground."""
-        return not self.label.any()
-
     @cached_property
     def voxels(self) -> Distances:
         """Between surface voxels, each counting one."""
@@ -365,4 +355,4 @@ def _gaps(mask: Any, label: Any, spacing_mm: Sequence[float] | None) -> Gaps:
 
 
 def _if_empty(metric: str, gaps: Gaps) -> float | None:
-    return value_if_empty(metric, mask_empty=gaps.mask_empty, label_empty=gaps.label_empty)
+    return value_if_empty(metric, mask_empty=not gaps.mask.any(), label_empty=not gaps.label.any())

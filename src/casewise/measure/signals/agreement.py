@@ -8,7 +8,7 @@ Choosing, merging, flagging and the consensus of views use this file.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -157,14 +157,7 @@ class Candidates:
 
     def drawn_with(self, labels: NDArray[Any]) -> Floats:
         """Mean class Dice of every candidate with one more label map; NaN where both hold nothing."""
-        found = []
-        for c in self.classes:
-            held, own = self.labels == c, labels == c
-            outside = self.outside.get(c, 0)
-            shared = (held & own).sum(axis=1) + float(outside)
-            total = held.sum(axis=1) + float(own.sum() + 2 * outside)
-            found.append(_share(2 * shared, total))
-        return _mean_of_known(found, (len(self.labels),), empty=np.nan)
+        return replace(self, labels=np.vstack([self.labels, labels])).drawn[:-1, -1]
 
     def _mean_pair(self) -> float | None:
         if len(self.voters) < 2:

@@ -15,9 +15,16 @@ from casewise.core.text import UNIT, pluralize
 from casewise.measure.metrics.selective import auroc
 from casewise.measure.signals import SIGNALS
 from casewise.render.ink import Picture, draw_forest
-from casewise.render.tables import Cell, Column, Estimate, Table, number, undefined
+from casewise.render.tables import Cell, Column, Estimate, Table, interval, undefined
 from casewise.study.finding import Finding, Section, notes_of, rows, show
-from casewise.study.statistics.ranks import auroc_draws, shuffle_p, spearman, spearman_draws, spearman_p
+from casewise.study.statistics.ranks import (
+    auroc_draws,
+    column_spearman,
+    shuffle_p,
+    spearman,
+    spearman_draws,
+    spearman_p,
+)
 from casewise.study.statistics.resample import LEVEL, RESAMPLES, cluster_numbers, draws, interval_of
 from casewise.study.study import Study, once
 from casewise.study.trajectories import adapted_rows, horizon, scopes_of, signals_in, unshrunk
@@ -102,7 +109,7 @@ def signal_signal(outcomes: pd.DataFrame) -> Finding:
     frame, records = adapted_rows(outcomes), []
     for first, second in combinations(signals_in(outcomes), 2):
         both = frame[[first, second, "case"]].dropna()
-        rho = spearman(both[first].to_numpy(float), both[second].to_numpy(float))
+        rho = column_spearman(both, first, second)
         reason = "a signal is constant or there are fewer than three rows" if np.isnan(rho) else ""
         records.append((first, second, rho, len(both), both["case"].nunique(), reason))
     table = rows(records, "first second rho rows n reason")
@@ -215,9 +222,8 @@ def _lead(pooled: Finding) -> str:
     inverted = [str(name) for name in levels.loc[levels["against"].astype(bool), "signal"]]
     warning = f" These point the other way than expected: {', '.join(inverted)}." if inverted else ""
     return (
-        f"The strongest association with HA is {best['signal']}: Spearman ρ = {number(best['rho'])} "
-        f"[{number(best['low'])}, {number(best['high'])}] over {int(best['rows'])} steps of {int(best['n'])} "
-        f"cases.{warning}"
+        f"The strongest association with HA is {best['signal']}: Spearman ρ = "
+        f"{interval(*best[['rho', 'low', 'high']])} over {int(best['rows'])} steps of {int(best['n'])} cases.{warning}"
     )
 
 
@@ -367,10 +373,10 @@ def _ranking_lead(study: Study, found: Finding) -> str:
     if defined.empty:
         return f"No case, or every case, is made worse by {study.reference}, so there is nothing to rank."
     best = defined.loc[defined["auroc"].idxmax()]
-    interval = f"{number(best['auroc'])} [{number(best['low'])}, {number(best['high'])}]"
+    ranked = interval(*best[["auroc", "low", "high"]])
     return (
         f"Of {defined['signal'].nunique()} signals after one update, {best['signal']} ranked best which cases "
-        f"{study.reference} makes worse: AUROC {interval}, n = {int(best['n'])}. It was picked in hindsight."
+        f"{study.reference} makes worse: AUROC {ranked}, n = {int(best['n'])}. It was picked in hindsight."
     )
 
 

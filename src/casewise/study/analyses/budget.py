@@ -42,7 +42,8 @@ _VERSION = 1  # of the cached table of micro-mIoU; raise it if a column changes 
 
 def section(study: Study) -> Section:
     """Ladders, selection on the holdout, its regret and its stability (G1-G7)."""
-    ladder, chosen, shape = ladder_of(study), selection(study.holdout, study.outcomes), shape_of(study)
+    ladder, chosen = ladder_of(study), selection(study.holdout, study.outcomes)
+    shape = ladder_shape(study.outcomes, by_group=bool(study.groups))
     stability = selection_stability(study.holdout, study.outcomes, **study.bootstrap)
     agreement, groups = selection_agreement(stability), group_agreement(study.holdout, study.outcomes)
     micro = (micro_of(study),) if micro_of(study) else ()
@@ -69,12 +70,6 @@ def ladder_of(study: Study) -> Finding:
 def micro_of(study: Study) -> Finding | None:
     """The metric over all voxels by step, for the teaser; None if the metric has no such average."""
     return micro_ladder(study.evaluation, by_group=bool(study.groups)) if study.scored_by.micro else None
-
-
-@once
-def shape_of(study: Study) -> Finding:
-    """Whether the ladder dips before it rises."""
-    return ladder_shape(study.outcomes, by_group=bool(study.groups))
 
 
 def ladder(outcomes: pd.DataFrame, *, by_group: bool = False) -> Finding:

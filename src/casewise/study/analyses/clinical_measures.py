@@ -50,22 +50,11 @@ def label_names(study: Study) -> dict[int, str]:
     return {int(number): str(name) for number, name in (study.evaluation.configuration.get("names") or {}).items()}
 
 
-def _row(result: MeasureResult) -> dict[str, object]:
-    change, before, after = result.change, result.error_old, result.error_new
-    return {
-        "measure": result.name,
-        "unit": result.unit,
-        "patients": 0 if change is None else change.patients,
-        "n": result.units,
-        "change": None if change is None else change.bias,
-        "change_low": None if change is None else change.bias_low,
-        "change_high": None if change is None else change.bias_high,
-        "error_m0": None if before is None else before.bias,
-        "error_deployed": None if after is None else after.bias,
-        "limit_low": None if after is None else after.limit_low,
-        "limit_high": None if after is None else after.limit_high,
-        "closer": result.closer,
-        "farther": result.farther,
-        "crossed": len(result.crossings),
-        "crossed_wrong": sum(one.right == "old" for one in result.crossings),
-    }
+def _row(result: MeasureResult) -> tuple[object, ...]:
+    """The cells of one measure in the order of the columns; None for an agreement that is not known."""
+    change = [getattr(result.change, name, None) for name in ("bias", "bias_low", "bias_high")]
+    after = [getattr(result.error_new, name, None) for name in ("bias", "limit_low", "limit_high")]
+    wrong = sum(one.right == "old" for one in result.crossings)
+    sizes = getattr(result.change, "patients", 0), result.units
+    sides = result.closer, result.farther, len(result.crossings), wrong
+    return result.name, result.unit, *sizes, *change, getattr(result.error_old, "bias", None), *after, *sides

@@ -11,6 +11,7 @@ import pandas as pd
 from casewise.archive.layout import Entry
 from casewise.core.errors import DegenerateStatistic
 from casewise.measure.signals import FROM_MASKS, SIGNALS
+from casewise.measure.signals.risk import RiskStatistics
 from casewise.render.tables import DASH, Cell, Table, number
 from casewise.study.finding import Finding, Section, rows, show
 from casewise.study.study import Study
@@ -100,24 +101,13 @@ def firing(
 
     The bound on the right is reported as ``floor``; a value below it means other statistics (R1).
     """
-    if sd_regions <= 0 or sd_delta <= 0:
-        raise DegenerateStatistic(
-            f"risk needs spreads above zero, got {sd_regions} and {sd_delta}; calibrate on more cases"
-        )
-    frame = adapted_rows(outcomes)
-    scores = (frame["regions"] - mean_regions) / sd_regions + (frame["delta"] - mean_delta) / sd_delta
-    risk = scores.to_numpy(float) / 2
-    fired = int((risk > 0).sum())
-    record = {
-        "n": frame["case"].nunique(),
-        "rows": len(risk),
-        "fired": fired,
-        "share": fired / len(risk) if len(risk) else np.nan,
-        "lowest": float(risk.min()) if len(risk) else np.nan,
-        "floor": -(mean_regions / sd_regions + mean_delta / sd_delta) / 2,
-    }
+    statistics, frame = RiskStatistics(mean_regions, sd_regions, mean_delta, sd_delta), adapted_rows(outcomes)
+    risk, n = statistics.risk(frame["regions"], frame["delta"]).astype(float), frame["case"].nunique()
+    fired = risk > 0
+    record = (n, len(risk), int(fired.sum()), fired.mean(), risk.min(), statistics.risk(0, 0))
+    table = rows([record], "n rows fired share lowest floor")
     made = {"mean_regions": mean_regions, "sd_regions": sd_regions, "mean_delta": mean_delta, "sd_delta": sd_delta}
-    return Finding("cost.firing", pd.DataFrame([record]), int(record["n"]), "M12, C6, R1", made)
+    return Finding("cost.firing", table, n, "M12, C6, R1", made)
 
 
 def measured_costs(entries: Iterable[Entry]) -> dict[str, tuple[float, float, int]]:

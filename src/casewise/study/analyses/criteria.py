@@ -14,7 +14,7 @@ from casewise.core.errors import CasewiseError
 from casewise.core.records import Policy
 from casewise.core.text import pluralize
 from casewise.judge.outcomes import outcomes
-from casewise.render.tables import DASH, NOT_RUN, Cell, Column, Estimate, Table, number
+from casewise.render.tables import DASH, NOT_RUN, Cell, Column, Estimate, Table, interval, number
 from casewise.study.analyses.association import association, ranking_of
 from casewise.study.analyses.budget import ladder_shape
 from casewise.study.analyses.controls import attribution_of, chance_of, matched_of
@@ -57,35 +57,21 @@ TESTS: dict[str, Callable[[Any, Any], float]] = {
 """Margin of each test; a criterion holds if its margin is at least 0."""
 STRICT = {"above": "at least", "below": "at most"}  # tests whose margin must be above 0
 
-CRITERIA = tuple(
-    DeclaredCriterion(*one)
-    for one in (
-        ("V0a", "the first step is at least as good as TENT's", TENT, "at least", 0.0),
-        ("V0b", "and at most 0.01 below the source", "metric.first_minus_source", "at least", -0.01),
-        ("V1a", "pooled rho of delta with HA lies in [0.4, 0.6]", "rho.delta", "between", (0.4, 0.6)),
-        ("V1b", "pooled rho of regions with HA lies in [0.4, 0.6]", "rho.regions", "between", (0.4, 0.6)),
-        ("V2a", "cohort HA is non-monotone in the budget", "ladder.non_monotone", "is true"),
-        ("V2b", "and ends above its minimum", "ladder.last_minus_best", "above", 0.0, 0.02),
-        ("V3a", "HA of the router is below the full budget's", "ha.router_minus_default", "below", 0.0),
-        (
-            "V3b",
-            "at a metric cost up to 0.005 (upper bound)",
-            "metric.default_minus_router",
-            "upper at most",
-            0.005,
-        ),
-        ("V4", "share of the HA reduction that the quota alone makes", "share.random", "report"),
-        ("matched-random", "random at the matched rate is worse", "p.random", "at most", 0.05),
-        ("matched-entropy", "entropy at the matched rate is not better", "ha.entropy_minus_router", "at least", 0.0),
-        (
-            "matched-oracle",
-            "the metric oracle at the matched rate bounds it",
-            "ha.oracle_minus_router",
-            "at most",
-            0.0,
-        ),
-    )
+_DECLARED: tuple[tuple[Any, ...], ...] = (
+    ("V0a", "the first step is at least as good as TENT's", TENT, "at least", 0.0),
+    ("V0b", "and at most 0.01 below the source", "metric.first_minus_source", "at least", -0.01),
+    ("V1a", "pooled rho of delta with HA lies in [0.4, 0.6]", "rho.delta", "between", (0.4, 0.6)),
+    ("V1b", "pooled rho of regions with HA lies in [0.4, 0.6]", "rho.regions", "between", (0.4, 0.6)),
+    ("V2a", "cohort HA is non-monotone in the budget", "ladder.non_monotone", "is true"),
+    ("V2b", "and ends above its minimum", "ladder.last_minus_best", "above", 0.0, 0.02),
+    ("V3a", "HA of the router is below the full budget's", "ha.router_minus_default", "below", 0.0),
+    ("V3b", "at a metric cost up to 0.005 (upper bound)", "metric.default_minus_router", "upper at most", 0.005),
+    ("V4", "share of the HA reduction that the quota alone makes", "share.random", "report"),
+    ("matched-random", "random at the matched rate is worse", "p.random", "at most", 0.05),
+    ("matched-entropy", "entropy at the matched rate is not better", "ha.entropy_minus_router", "at least", 0.0),
+    ("matched-oracle", "the metric oracle at the matched rate bounds it", "ha.oracle_minus_router", "at most", 0.0),
 )
+CRITERIA = tuple(DeclaredCriterion(*one) for one in _DECLARED)
 """V0-V4 of the paper's section on objectives, and the expectations of its matched controls."""
 
 
@@ -234,8 +220,8 @@ def _ranked(study: Study) -> str:
     row = own.iloc[0]
     p = float(row["p_shuffled"])
     word = "above chance" if float(row["low"]) > 0.5 and p <= LEVEL else "not separated from chance"
-    interval = f"{number(row['auroc'])} [{number(row['low'])}, {number(row['high'])}]"
-    return f"{word}: {study.coordinate} {interval}, permutation p = {number(p)}, n = {int(row['n'])}"
+    spread = interval(*row[["auroc", "low", "high"]])
+    return f"{word}: {study.coordinate} {spread}, permutation p = {number(p)}, n = {int(row['n'])}"
 
 
 def _perturbed(study: Study) -> str:
@@ -330,11 +316,6 @@ class Arm:
     notes: tuple[str, ...] = ()
 
 
-def arms(study: Study) -> list[Arm]:
-    """The studied objective first, then every other one."""
-    return [Arm(label_of(study.configuration), study.evaluation, study.outcomes, study), *_others(study)]
-
-
 def label_of(configuration: Mapping[str, Any]) -> str:
     """The objective as it was recorded, with the rate that was asked for in place of its own."""
     text, rate = str(configuration.get("objective", "this archive")), configuration.get("learning_rate")
@@ -367,7 +348,7 @@ def recalibrated(study: Study, archive: Archive, holdout: Archive) -> tuple[Poli
 
 def objectives(study: Study) -> tuple[tuple[Table, Table], Finding]:
     """The two tables about objectives, and the finding behind them."""
-    found = arms(study)
+    found = [Arm(label_of(study.configuration), study.evaluation, study.outcomes, study), *_others(study)]
     records = [_record(study, arm) for arm in found]
     notes = tuple(f"{arm.name}: {note}" for arm in found for note in (arm.reason, *arm.notes) if note)
     table, n = pd.DataFrame([_flat(record) for record in records]), max(int(record["n"]) for record in records)

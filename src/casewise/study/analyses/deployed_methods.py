@@ -147,7 +147,7 @@ def _interval_row(one: MethodPair, quantity: str, methods: Methods, options: Map
     found = undefined_interval(0, f"no case has a defined {quantity}")
     if len(left):
         found = paired_interval(left[quantity], right[quantity], clusters=cluster_numbers(left), **options)
-    won, tied, lost = wins(left[quantity], right[quantity], lower_is_better=quantity == "ha")
+    sides = wins(left[quantity], right[quantity], lower_is_better=quantity == "ha")
     signed = wilcoxon(left[quantity], right[quantity])
     return {
         "id": f"{one.method}~{one.reference}:{quantity}",
@@ -158,9 +158,7 @@ def _interval_row(one: MethodPair, quantity: str, methods: Methods, options: Map
         **interval_fields(found),
         "matched": found.holds_zero,
         "below_scale": quantity == "ha" and abs(found.estimate) < 10 * REPRODUCIBILITY_SCALE,
-        "wins": won,
-        "ties": tied,
-        "losses": lost,
+        **dict(zip(("wins", "ties", "losses"), sides, strict=True)),
         "wilcoxon": signed.method,
         "wilcoxon_p": signed.p,
         "interval": found.method,

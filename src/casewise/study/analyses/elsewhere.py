@@ -16,7 +16,7 @@ from casewise.render.ink import Picture
 from casewise.render.mask_pictures import WORSE, SliceView, draw_masks, painted
 from casewise.render.tables import Column
 from casewise.study.finding import INTERVAL, Finding, Section, not_run, rows, show
-from casewise.study.statistics.ranks import spearman
+from casewise.study.statistics.ranks import column_spearman
 from casewise.study.statistics.resample import cluster_numbers, paired_interval
 from casewise.study.study import Frames, Study
 from casewise.study.trajectories import adapted_rows, horizon, mean_or_nan, same_cases, signals_in, step_one, unshrunk
@@ -156,12 +156,8 @@ def shared_signals(first: pd.DataFrame, second: pd.DataFrame) -> Finding:
     """Pooled Spearman of every shared signal with HA in both runs; they agree within 0.002 (N6, N7)."""
     records = []
     for name in (one for one in signals_in(first) if one in signals_in(second)):
-        pairs = [adapted_rows(frame)[[name, "ha"]].dropna().to_numpy(float) for frame in (first, second)]
-        left, right = (spearman(pair[:, 0], pair[:, 1]) for pair in pairs)
-        gap = abs(left - right)
-        records.append(
-            {"signal": name, "rho_first": left, "rho_second": right, "difference": gap, "agrees": gap <= HARM_LIMIT}
-        )
+        left, right = (column_spearman(adapted_rows(frame), name, "ha") for frame in (first, second))
+        records.append((name, left, right, abs(left - right), abs(left - right) <= HARM_LIMIT))
     table = rows(records, "signal rho_first rho_second difference agrees")
     apart = table.loc[~table["agrees"].astype(bool), "signal"]
     notes = tuple(f"the correlation of {name} differs between the runs" for name in apart)
@@ -213,10 +209,7 @@ def _backbone_row(frame: pd.DataFrame) -> dict[str, Any]:
     source = ladder[ladder["step"] == 0].set_index("case")["metric"]
     inside = source.index[source.between(*BAND)]
     at = ladder[(ladder["step"] == horizon(ladder)) & ladder["case"].isin(inside)]
-    rho = {}
-    for name in ("regions", "delta"):
-        both = adapted[[name, "ha"]].dropna().to_numpy(float)
-        rho[f"rho_{name}"] = spearman(both[:, 0], both[:, 1])
+    rho = {f"rho_{name}": column_spearman(adapted, name, "ha") for name in ("regions", "delta")}
     return {
         "n": len(source),
         "in_band": len(inside),

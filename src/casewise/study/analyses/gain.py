@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
-
 import numpy as np
 import pandas as pd
 
@@ -24,16 +22,6 @@ _COLUMNS = (
 _SHOWN = _COLUMNS.replace(" low high", "")
 
 
-@dataclass(frozen=True)
-class Answers:
-    """The first sentences of a report about the deployed masks."""
-
-    gained: str
-    hurt: str
-    flagged: str
-    promised: str
-
-
 def section(study: Study) -> Section:
     """Gain, harm and flags of every method, its share of the oracle, and AURC of every signal of agreement."""
     found, row = (captured(study), signal_worth(study)), deployed_row(study)
@@ -43,7 +31,7 @@ def section(study: Study) -> Section:
         show("quality-captured", "Gained, hurt, flagged", found[0], _SHOWN, caption=caption),
         show("quality-signals", "Value of each quality signal", found[1], caption=confidence),
     )
-    lead = " ".join(astuple(answers(study)))
+    lead = " ".join(answers(study).values())
     if row is not None and row["captured"] > 0:
         lead += f" That is {row['captured']:.0%} of what the best candidate of each case would gain."
     return Section("quality", "Gain and quality", lead, tables, (), found)
@@ -88,15 +76,16 @@ def deployed_row(study: Study) -> pd.Series | None:
 
 
 @once
-def answers(study: Study) -> Answers:
-    """Return the first four sentences of a report: gain, cases hurt, cases flagged, promise."""
+def answers(study: Study) -> dict[str, str]:
+    """Return the first sentences of a report by what they are about: gained, hurt, flagged, promised."""
     row = deployed_row(study)
     holds, said = promised(study)
+    gained = f"What the deployed masks gained is unknown: no case has a {study.metric}."
+    hurt = "How many cases they hurt is unknown too."
+    if row is not None:
+        gained, hurt = _gained(study, row), _hurt(study, row)
     promise = said if holds else f"Nothing is promised: {said}."
-    if row is None:
-        unknown = f"What the deployed masks gained is unknown: no case has a {study.metric}."
-        return Answers(unknown, "How many cases they hurt is unknown too.", _flagged(study), promise)
-    return Answers(_gained(study, row), _hurt(study, row), _flagged(study), promise)
+    return {"gained": gained, "hurt": hurt, "flagged": _flagged(study), "promised": promise}
 
 
 def _gained(study: Study, row: pd.Series) -> str:

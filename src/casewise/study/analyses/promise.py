@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from casewise.core.errors import Mismatch
 from casewise.judge.certificates.certificate import (
@@ -16,7 +15,7 @@ from casewise.judge.certificates.certificate import (
 )
 from casewise.judge.monitors.quota import quota_drift, quota_of
 from casewise.judge.policy import no_go
-from casewise.render.ink import MUTED, OURS, SOFT, Picture, canvas, inked
+from casewise.render.ink import Picture, draw_reliability
 from casewise.render.tables import DASH, Cell, Table
 from casewise.study.finding import Section, not_run, show
 from casewise.study.study import Study
@@ -90,19 +89,6 @@ def _picture(found: Certificate, curve: pd.DataFrame) -> Picture:
         f"Promised risk against risk ({found.reliability_from or 'origin not said'}); below the diagonal it held. "
         "Levels that this many cases cannot certify are left out."
     )
-    figure = draw_reliability(found.policy_name or "policy", curve[["alpha", "risk"]].dropna())
+    known = curve[["alpha", "risk"]].dropna()
+    figure = draw_reliability(known["alpha"].tolist(), {found.policy_name or "policy": known["risk"].tolist()})
     return Picture("crc", "Reliability diagram", figure, caption, "fig:crc")
-
-
-def draw_reliability(name: str, curve: pd.DataFrame) -> Figure:
-    """Draw risk against promised risk; levels that are infeasible are not in ``curve`` (L6)."""
-    top = 1.1 * max(float(curve[["alpha", "risk"]].to_numpy().max()) if len(curve) else 0.3, 0.05)
-    with inked():
-        figure, axes = canvas(5.4, 4.2)
-        axis = axes[0, 0]
-        axis.fill_between([0, top], [0, top], color=SOFT, linewidth=0)
-        axis.plot([0, top], [0, top], color=MUTED, linestyle=(0, (4, 3)), linewidth=1)
-        axis.plot(curve["alpha"], curve["risk"], marker="o", color=OURS, label=name, markersize=6)
-        axis.set(xlim=(0, top), ylim=(0, top), xlabel="promised risk α", ylabel="risk on evaluation cases")
-        axis.legend(loc="upper left")
-    return figure

@@ -51,13 +51,8 @@ def section(study: Study) -> Section:
     judged = slices.assign(**wanted(slices))
     picks = chosen(judged)
     drawn = [_picture(study, row, at) for at, row in enumerate(picks)]
-    finding = Finding(
-        "qualitative.selection",
-        pd.DataFrame(picks),
-        int(slices["case"].nunique()),
-        "P",
-        {"slices": len(slices), **{name: int(judged[name].sum()) for name in DESIDERATA}, "all": _all(judged)},
-    )
+    made = {"slices": len(slices), **{name: int(judged[name].sum()) for name in DESIDERATA}, "all": _all(judged)}
+    finding = Finding("qualitative.selection", pd.DataFrame(picks), int(slices["case"].nunique()), "P", made)
     lead = (
         f"Of {len(slices)} slices with a change, {_all(judged)} have all four properties; (i) and (ii) have priority, "
         "then (iii), then (iv), then the larger HA. The second picture is the best slice of another case, one with a "
@@ -99,14 +94,12 @@ def _slices(study: Study) -> Iterator[tuple[Any, ...]]:
     reference = study.decisions[study.reference]
     for decision in reference:
         found = case_masks(study, decision.case_id, reference=decision)
-        if found is None or not (found.reference_edits.worse.any() or found.reference_edits.better.any()):
+        change = None if found is None else found.reference_edits
+        if found is None or change is None or not (change.worse.any() or change.better.any()):
             continue
-        for index in _indices(found.reference_edits):
+        for index in _indices(change):
             view = whole(found.label, index)
-            worse, better, area = (
-                int(view.of(flags).sum())
-                for flags in (found.reference_edits.worse, found.reference_edits.better, found.reference_edits.changed)
-            )
+            worse, better, area = (int(view.of(one).sum()) for one in (change.worse, change.better, change.changed))
             source, adapted = (metric_of(study, view, mask, found.label) for mask in (found.source, found.reference))
             yield found.case_id, index, worse / area, adapted - source, source, worse, better, area
 

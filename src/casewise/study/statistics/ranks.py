@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -54,6 +55,11 @@ def spearman(first: Floats, second: Floats) -> float:
         return float("nan")
     ranked = stats.rankdata(first), stats.rankdata(second)
     return float(np.corrcoef(*ranked)[0, 1])
+
+
+def column_spearman(frame: pd.DataFrame, first: str, second: str) -> float:
+    """Spearman's rho of two columns of a frame, over the rows that have both."""
+    return spearman(*frame[[first, second]].dropna().to_numpy(float).T)
 
 
 def spearman_p(rho: float, rows: int) -> float:

@@ -38,11 +38,6 @@ class Draws:
     index: NDArray[np.int64]  # (draw, position)
     seed: int
 
-    @property
-    def n(self) -> int:
-        """How many units are resampled."""
-        return int(self.index.shape[1])
-
     @cached_property
     def counts(self) -> NDArray[np.int32]:
         """How often each unit is in each draw: (draw, unit)."""
@@ -56,7 +51,7 @@ class Draws:
         return {
             "seed": self.seed,
             "resamples": int(self.index.shape[0]),
-            "units": self.n,
+            "units": int(self.index.shape[1]),
             "first_row": self.index[0].tolist(),
             "sum": int(self.index.sum()),
         }
@@ -108,30 +103,23 @@ def undefined_interval(n: int, reason: str, estimate: float = np.nan) -> Interva
     return Interval(estimate, nan, nan, nan, n, 0, 0, reason=reason)
 
 
-def interval_of(estimate: float, drawn: Floats, *, n: int, clusters: int, level: float = 0.95) -> Interval:
+def interval_of(estimate: float, drawn: Floats, *, n: int, clusters: int) -> Interval:
     """Percentile interval of the draws; draws without a value are counted (H1, I3)."""
     kept = drawn[np.isfinite(drawn)]
     skipped = len(drawn) - len(kept)
     if not len(kept):
         return undefined_interval(n, "no bootstrap draw has a value", estimate)
-    low, high = np.percentile(kept, [50 * (1 - level), 50 * (1 + level)])
+    low, high = np.percentile(kept, [2.5, 97.5])
     below = float(np.mean(kept < 0))
     return Interval(float(estimate), float(low), float(high), below, n, clusters, len(drawn), skipped)
 
 
 def interval_of_row(row: Mapping[str, Any], *, estimate: str = "estimate") -> Interval:
     """The interval in a row of a finding's table."""
-    return Interval(
-        float(row[estimate]),
-        float(row["low"]),
-        float(row["high"]),
-        float(row.get("p_below", np.nan)),
-        int(row["n"]),
-        int(row["clusters"]),
-        0,
-        method=str(row.get("interval", "percentile")),
-        p_flip=float(row.get("p_flip", np.nan)),
-    )
+    fields: dict[str, Any] = {name: float(row.get(name, np.nan)) for name in ("low", "high", "p_below", "p_flip")}
+    fields |= {name: int(row[name]) for name in ("n", "clusters")}
+    method = str(row.get("interval", "percentile"))
+    return Interval(float(row[estimate]), **fields, resamples=0, method=method)
 
 
 def interval_fields(found: Interval) -> dict[str, Any]:
@@ -156,7 +144,6 @@ def mean_interval(
     clusters: NDArray[np.int64] | None = None,
     resamples: int = RESAMPLES,
     seed: int = RESAMPLING_SEED,
-    level: float = 0.95,
     method: str = "auto",
 ) -> Interval:
     r"""Interval of a mean over cases; the cases of one cluster (patient or sequence) go together.
@@ -172,7 +159,6 @@ def mean_interval(
         clusters: The cluster of each case, numbered from 0; each case is its own by default.
         resamples: Draws of the bootstrap.
         seed: Of the draws.
-        level: Coverage.
         method: ``"auto"``, ``"t"`` or ``"percentile"``.
 
     Returns:
@@ -186,7 +172,7 @@ def mean_interval(
     unit = np.arange(len(numbers)) if clusters is None else np.asarray(clusters)
     sums, sizes = (np.bincount(unit, one).astype(np.float64) for one in (numbers, np.ones(len(unit))))
     means = cluster_means(sums, sizes, draws(len(sums), resamples, seed))
-    found = interval_of(numbers.mean(), means, n=len(numbers), clusters=len(sums), level=level)
+    found = interval_of(numbers.mean(), means, n=len(numbers), clusters=len(sums))
     found = replace(found, p_flip=sign_flip_p(sums, resamples=resamples, seed=seed))
     if method not in ("auto", "t", "percentile"):
         raise BadInput(f"the interval method is 'auto', 't' or 'percentile', got {method!r}")
@@ -194,7 +180,7 @@ def mean_interval(
         one = "one patient has no interval"
         return replace(found, low=float("nan"), high=float("nan"), p_below=float("nan"), reason=one)
     if method == "t" or (method == "auto" and len(sums) < MANY):
-        _, low, high = mean_low(numbers, unit, level=(1 + level) / 2)
+        _, low, high = mean_low(numbers, unit, level=0.975)
         return replace(found, low=low, high=high, method="t")
     return found
 
@@ -254,10 +240,7 @@ def gain_fields(change: Floats, clusters: NDArray[np.int64], **options: Any) -> 
     gain, (hurt, bound) = mean_interval(change, clusters=clusters, **options), hurt_share(change, clusters, POINT)
     return {
         "gain": gain.estimate,
-        "low": gain.low,
-        "high": gain.high,
-        "clusters": gain.clusters,
-        "shown": gain.shown,
+        **{name: getattr(gain, name) for name in ("low", "high", "clusters", "shown")},
         "helped": int((change > 0).sum()),
         "hurt": int((change < 0).sum()),
         "hurt_by_a_point": int((change < -POINT).sum()),
