@@ -17,7 +17,7 @@ from casewise.cli import app
 SOURCE = Path(casewise.__file__).parent
 ROOT = Path(__file__).parents[1]
 
-CODE = 34_650  # lines in all; the aim is 33,000
+CODE = 34_250  # lines in all; the aim is 33,000
 PACKAGE = 7_500
 COMMANDS, OPTIONS = 16, 220
 LINES = {"README.md": 120, "CHANGELOG.md": 60}
