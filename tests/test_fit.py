@@ -151,6 +151,20 @@ def test_images_labels_and_patients_must_fit_together(images, labels, patients, 
         labelled_cases(phantom_cardiac(), images, labels, patients, keep=tmp_path)
 
 
+def test_a_label_that_lies_elsewhere_is_refused_before_anything_is_learned(tmp_path):
+    there = np.diag([1.0, 1.0, 2.0, 1.0])
+    off = there.copy()
+    off[:3, 3] = 50
+    for name, (image, label) in zip("abcd", zip(*hearts(4), strict=True), strict=True):
+        for place, values, affine in (("images", image[0], there), ("labels", label, off if name == "b" else there)):
+            (tmp_path / place).mkdir(exist_ok=True)
+            volume = nibabel.Nifti1Image(np.asarray(values, np.float32).transpose(2, 1, 0), affine)
+            nibabel.save(volume, tmp_path / place / f"{name}.nii.gz")
+    with pytest.raises(BadInput, match="50"):
+        casewise.fit(phantom_cardiac(), tmp_path / "images", tmp_path / "labels", out=tmp_path / "out", jobs=1)
+    assert not (tmp_path / "out" / "tuned").exists()
+
+
 def test_a_link_that_leaves_its_folder_is_refused_before_anything_is_learned(tmp_path):
     images, labels = (tmp_path / name for name in ("images", "labels"))
     for folder in (images, labels):

@@ -29,6 +29,7 @@ from casewise.core.formats import json_text
 from casewise.core.records import CALIBRATION, Case, Mask, Policy
 from casewise.core.text import pluralize
 from casewise.data.folders import CaseFiles
+from casewise.data.nifti import check_same_place
 from casewise.deployment import SUMMARY, Deployment
 from casewise.deployment.saved import MEASURES, TUNED, with_tuned_at
 from casewise.judge.calibration.calibrate import calibrate
@@ -535,7 +536,7 @@ def labelled_cases(
         The labelled cases, and notes for a person.
 
     Raises:
-        BadInput: If a label is missing, or the numbers differ.
+        BadInput: If a label is missing, the numbers differ, or a label does not lie where its image lies.
     """
     notes: list[str] = []
     if isinstance(images, (str, Path)):
@@ -558,6 +559,9 @@ def labelled_cases(
     found = _with_patients(found, patients)
     if not found:
         raise BadInput("there is no labelled case; every image needs a label with the same name")
+    for one in found:
+        if isinstance(one.case, CaseFiles) and isinstance(one.label, Path):
+            check_same_place(one.case.images[0], one.label, reorients=backbone.expects.reorients)
     if (
         len({one.patient for one in found}) == len(found) > 1
         and patients is None

@@ -185,20 +185,21 @@ def check_labels(backbone: Backbone, cases: Sequence[Case], labels: Sequence[Mas
     """
     if not cases or len(cases) != len(labels):
         raise BadInput(f"tuning needs one label for each case, got {len(cases)} cases and {len(labels)} labels")
-    known, notes = known_values(backbone), []
+    known, notes, wrong = known_values(backbone), [], []
     for case, label in zip(cases, labels, strict=True):
-        if label.shape != case.image.shape[1:]:
-            raise BadInput(
-                f"the label of case {case.id} has shape {label.shape}, its image {case.image.shape[1:]}; resample it"
-            )
         values = {int(value) for value in np.unique(label)}
-        if foreign := sorted(values - known - {backbone.ignore}):
-            raise BadInput(
-                f"the label of case {case.id} holds {foreign[0]}, which is no label of the model "
-                f"({', '.join(map(str, sorted(known)))}); correct the label or leave the case out"
-            )
-        if not values - {0, backbone.ignore}:
+        if label.shape != case.image.shape[1:]:
+            wrong.append(f"the label of case {case.id} has shape {label.shape}, its image {case.image.shape[1:]}")
+        elif foreign := sorted(values - known - {backbone.ignore}):
+            wrong.append(f"the label of case {case.id} holds {foreign[0]}")
+        elif not values - {0, backbone.ignore}:
             notes.append(f"the label of case {case.id} is all background")
+    if wrong:
+        more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise BadInput(
+            f"{'; '.join(wrong[:5])}{more}. A label needs the shape of its image and may hold the labels of the model "
+            f"({', '.join(map(str, sorted(known)))}); correct these labels or leave the cases out"
+        )
     if len(notes) == len(cases):
         raise BadInput(f"all {len(cases)} labels are background, so there is nothing to learn; check the label files")
     return notes
