@@ -50,7 +50,7 @@ from casewise.data.pairs import find_pairs
 from casewise.measure.measures import declared_measures
 from casewise.run.local import LocalEngine
 from casewise.study.compare import Outcome, csv_rows, outcome_of
-from casewise.study.compared_pairs import CaseLog, CompareCase, Settings, compare_pairs
+from casewise.study.compared_pairs import CompareCase, Settings, case_log, compare_pairs
 
 SHAPE = (12, 320, 320)
 DISTINCT = 25  # triples of masks; further pairs are copies under other names
@@ -102,7 +102,7 @@ def written(work: CompareCase, out: Path) -> None:
     for _ in compare_pairs(work, LocalEngine(), out, fresh=True):
         pass
     declared = declared_measures({"ratio": {"formula": "volume(1) / (volume(1) + volume(2))", "decision": "< 0.5"}})
-    outcome: Outcome = outcome_of(CaseLog(out), declared=declared)
+    outcome: Outcome = outcome_of(case_log(out), declared=declared)
     write_json(out / "summary.json", outcome.as_dict())
     for _ in csv_rows(outcome):
         pass

@@ -179,7 +179,7 @@ def test_monitor_from_the_command_line_continues_where_it_stopped(site, tmp_path
 
 def test_monitor_without_a_state_or_calibration_says_what_is_missing(tmp_path):
     (tmp_path / "s.csv").write_text("case,value\n")
-    with pytest.raises(BadInput, match="give --calibration ARCHIVE to start one"):
+    with pytest.raises(BadInput, match="give --calibration"):
         RUN.invoke(app, ["monitor", str(tmp_path / "s.csv"), "--state", str(tmp_path / "w")], catch_exceptions=False)
 
 
