@@ -249,7 +249,7 @@ def train(
 
 
 def train_hearts(*, data: Path, out: Path, updates: int = 2000, most: int | None = None) -> dict[str, float]:
-    """Continue the training of the cardiac nnU-Net on vendor A, in nnU-Net's own way; every seventh subject is held out.
+    """Continue the training of the cardiac nnU-Net on vendor A in nnU-Net's own way; every seventh subject is left out.
 
     The model is written as an nnU-Net folder, OUT/hearts-longer. Returns the Dice on held-out volumes before and after.
     """
