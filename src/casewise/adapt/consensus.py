@@ -114,11 +114,11 @@ def balanced_entropy(entropy: NDArray[Any], mask: Mask) -> float:
 def checked_weights(kind: str, weights: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
     """Return the weight of every prediction by name, default 1; refuse unknown names and negative weights."""
     if kind not in KINDS:
-        raise BadInput(f"a consensus is one of {', '.join(KINDS)}, got {kind!r}")
+        raise BadInput(f"a consensus must be one of {', '.join(KINDS)}, got {kind!r}")
     if unknown := sorted(set(weights) - set(names)):
         raise BadInput(f"weights are given for {', '.join(unknown[:3])}, the readings are {', '.join(names)}")
     if any(not 0 <= value < float("inf") for value in weights.values()):
-        raise BadInput(f"weights are numbers from 0 on, got {dict(weights)}")
+        raise BadInput(f"weights must be 0 or more, got {dict(weights)}")
     if weights and kind != "weighted":
         raise BadInput(f"consensus {kind!r} takes no weights; choose consensus 'weighted'")
     return {name: float(weights.get(name, 1.0)) for name in names}

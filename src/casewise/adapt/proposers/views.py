@@ -40,7 +40,7 @@ class Views:
 
     def __post_init__(self) -> None:
         if self.running and self.how.consensus not in ("mean", "weighted"):
-            raise BadInput(f"a running consensus is a mean, got {self.how.consensus!r}")
+            raise BadInput(f"a running consensus must be a mean, got {self.how.consensus!r}")
         made = views_of(self.views, statistics=self._statistics)
         checked_weights(self.how.consensus, dict(self.how.weights), [str(view) for view in made])
 
