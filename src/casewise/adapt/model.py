@@ -61,9 +61,8 @@ class Model:
             )
         if not isinstance(self.spec, str):
             raise BadInput(
-                f"a Model must name a folder, a hub id or package.module:factory, got "
-                f"{type(self.spec).__name__}; pass a "
-                "network itself to guard, fit or Deployment"
+                f"a Model must name a folder, a hub id or package.module:factory, got {type(self.spec).__name__}; pass "
+                "a network itself to guard, fit or Deployment"
             )
 
     def load(self) -> Backbone:

@@ -127,9 +127,8 @@ def as_objective(objective: Any) -> Objective:
     if inspect.isfunction(objective):
         got = f"{objective.__name__}({', '.join(inspect.signature(objective).parameters)})"
     raise BadInput(
-        "a method must be a function (network, image) that returns a list of masks, a function (subject) "
-        "that returns a "
-        "function for one update, an object with begin(subject), or one with forward_and_adapt and reset; got "
+        "a method must be a function (network, image) that returns a list of masks, a function (subject) that returns "
+        "a function for one update, an object with begin(subject), or one with forward_and_adapt and reset; got "
         f"{got}; see docs/how-to/own-method.md"
     )
 

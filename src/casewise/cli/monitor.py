@@ -176,8 +176,7 @@ def _summary(watch: Watch) -> str:
     decided, audited = len(watch.decided_patients), len(watch.audited_patients)
     lines = [
         f"{pluralize(len(watch.decided), 'decision')} ({pluralize(decided, *UNIT)}) and "
-        f"{pluralize(len(watch.audited), 'audit')} "
-        f"({audited} counted) seen"
+        f"{pluralize(len(watch.audited), 'audit')} ({audited} counted) seen"
     ]
     if watch.waiting is not None:
         lines.append(f"  the audits of {watch.waiting[0]} are counted when those of another {UNIT[0]} begin")

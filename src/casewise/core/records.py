@@ -50,9 +50,8 @@ def check_ladder(name: str) -> str:
     """Refuse ladder names that are unsafe as file names: only lower-case letters, digits and ``-_+.``, at most 64."""
     if not _LADDER.fullmatch(name):
         raise BadInput(
-            f"the name of a ladder must be 1-64 small letters, digits, '-', '_', '+' or '.', beginning "
-            f"with a letter or digit, "
-            f"got {name!r}"
+            "the name of a ladder must be 1-64 small letters, digits, '-', '_', '+' or '.', beginning with a letter "
+            f"or digit, got {name!r}"
         )
     return name
 

@@ -131,8 +131,7 @@ def holdout(cohort: Cohort, *, share: float = 0.2, seed: int = RESAMPLING_SEED, 
         if not 0 < count < len(clusters):
             raise TooFewCases(
                 f"group {group or '(none)'} has {pluralize(len(clusters), 'cluster')}; a share of {share:g} is {count} "
-                f"of them, and both sides need at least one: choose another share, or draw from all groups "
-                f"together"
+                "of them, and both sides need at least one: choose another share, or draw from all groups together"
             )
         generator = np.random.default_rng(seed_of(seed, group))
         drawn.update(str(name) for name in generator.choice(sorted(clusters), size=count, replace=False))

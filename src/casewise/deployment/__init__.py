@@ -494,9 +494,8 @@ class Deployment:
         refusals = [finding.message for finding in findings if finding.level == "refusal"]
         if refusals and self.contract == "refuse":
             raise Refused(
-                f"case {case.id} does not meet the model's input contract: {'; '.join(refusals)}; "
-                f"correct the file, or pass "
-                "--set contract=warn"
+                f"case {case.id} does not meet the model's input contract: {'; '.join(refusals)}; correct the file, or "
+                "pass --set contract=warn"
             )
         return findings
 

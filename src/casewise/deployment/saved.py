@@ -133,9 +133,8 @@ def open_deployment(model: Any, policy: str | Path | None = None, **options: Any
 
 
 NO_POLICY = (
-    "there is no policy that decides between masks. Make a deployment from "
-    "labelled cases: casewise fit -m MODEL -i IMAGES -l LABELS -o DEPLOYMENT, then give -m DEPLOYMENT; or pass "
-    "--policy m0 for the model's own masks"
+    "there is no policy that decides between masks. Make a deployment from labelled cases: casewise fit -m MODEL -i "
+    "IMAGES -l LABELS -o DEPLOYMENT, then give -m DEPLOYMENT; or pass --policy m0 for the model's own masks"
 )
 CERTIFIED_POLICY = "policy-certified.json"
 

@@ -90,7 +90,7 @@ class KnownAppearance:
 
     def __post_init__(self) -> None:
         if len(self.patients) < 2:
-            raise BadInput(f"the look of a cohort needs at least 2 {UNIT[1]}, got {len(self.patients)}")
+            raise BadInput(f"the appearance of a cohort needs at least 2 {UNIT[1]}, got {len(self.patients)}")
         if any(len(row) != len(self.names) for row in self.patients):
             raise BadInput(f"an appearance has one value for each of its {len(self.names)} numbers; calibrate again")
         values = itertools.chain.from_iterable(self.patients)
@@ -115,7 +115,7 @@ class KnownAppearance:
                 tuple(map(str, plain["modalities"])),
             )
         except (KeyError, TypeError) as error:
-            raise BadInput(f"this is no appearance of calibration cases ({error}); calibrate again") from error
+            raise BadInput(f"these are not the appearances of calibration cases ({error}); calibrate again") from error
 
 
 def appearance_numbers(
@@ -290,7 +290,7 @@ def bound_by_appearance(
     if not said:
         return decision, ""
     if not of_image:
-        unlike = f"the model's own mask is unlike those of the labelled images: {said[0]}"
+        unlike = f"the model's own mask is unlike its masks of the labelled images: {said[0]}"
         return replace(decision, flagged=True), unlike
     reason = f"this image is unlike the labelled ones: {of_image[0]}"
     back = Decision(

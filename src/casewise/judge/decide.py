@@ -160,8 +160,8 @@ def first_verdict(controller: Controller, ladder: Ladder | ComparedLadder) -> tu
             return verdict, seen
         if ladder.complete:
             raise BadInput(
-                f"{controller.name} asked for step {seen.step + 1} of case {seen.case_id}, which has {seen.step}; "
-                "lower its cap or depth, or record or allow more steps"
+                f"{controller.name} asked for step {seen.step + 1} of case {seen.case_id}, which has "
+                f"{seen.step}; lower its cap or depth, or make more steps"
             )
         ladder.advance()
 
@@ -249,7 +249,7 @@ class RecordedLadders:
 
     def advance(self) -> None:
         """Raise an error: all states were shown at once."""
-        raise BadInput(f"every candidate of case {self.case_id} was shown, one more was asked for")
+        raise BadInput(f"every candidate of case {self.case_id} was shown, and the controller asked for one more")
 
     def observation(self) -> Observation:
         """Signals of all states."""
@@ -311,7 +311,7 @@ def unshrunk_hint(archive: Archive, state: State) -> str:
     """Say how to go on without a shrunk state; views and members have none."""
     without = "calibrate with --set unshrunk=true"
     if any(entry.rungs for entry in archive.entries.values()):
-        return f"its candidates move no weights and have no shrunk states, so {without}"
+        return f"its candidates have no interpolated states, so {without}"
     return f"record with --set shrink={state.step}:{state.shrink:g}, or {without}"
 
 

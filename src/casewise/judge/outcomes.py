@@ -84,7 +84,7 @@ def deployed(
     """
     chosen = pd.DataFrame([_chosen(decision) for decision in decisions])
     if chosen.empty:
-        raise BadInput("there is no decision to score; is the archive empty?")
+        raise BadInput("there is no decision to score; the archive may be empty")
     states = frame[[*WHO, "step", "shrink", *COLUMNS]]
     rows = chosen.merge(states.drop(columns="group"), on=KEYS, how="left", indicator=True)
     lost = rows.loc[rows["_merge"] != "both", "case"].tolist()
@@ -209,10 +209,10 @@ LITTLE = 0.5
 def judged_sentence(share: float | None) -> str:
     """Say how much of the edit HA judged; below one half, name the measure to read instead."""
     if share is None:
-        return "nothing was changed, so HA judged nothing"
+        return "no voxel changed, so HA judged nothing"
     if share >= LITTLE:
         return f"HA judged {share:.0%} of the edit"
-    return f"HA judged only {share:.0%} of the edit and says little here: read worse-voxels, which counts every voxel"
+    return f"HA judged only {share:.0%} of the edit, so use worse-voxels, which counts every voxel"
 
 
 def _chosen(decision: Decision) -> dict[str, Any]:
@@ -224,8 +224,8 @@ def _chosen(decision: Decision) -> dict[str, Any]:
 def _composed_row(archive: Archive | None, decision: Decision, controller: Controller | None) -> Sequence[float]:
     if archive is None or controller is None:
         raise BadInput(
-            f"{decision.controller} composes masks that no state holds; give deployed(..., archive=, controller=) to "
-            f"measure them"
+            f"{decision.controller} makes masks that were not recorded; call deployed(..., archive=, "
+            f"controller=) to measure them"
         )
     options, masks = scoring_options(archive), archive.masks(decision.case_id)
     output = mask_of(controller, lambda state: masks[state.on("")], decision)

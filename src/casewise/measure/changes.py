@@ -193,5 +193,5 @@ def _warnings(row: LabelChange, names: Mapping[int, str]) -> list[str]:
             said = f"1 {one}, " if count == 1 else f"{count} {many}, the largest "
             found.append(f"{name}: {said}{100 * row.share(largest):.1f} % of it")
     if row.changed and row.agreement < 1 - _DISAGREE:
-        found.append(f"{name}: old and new share only {row.agreement:.2f} (Dice)")
+        found.append(f"{name}: Dice of old with new is only {row.agreement:.2f} (Dice)")
     return found

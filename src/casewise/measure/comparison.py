@@ -69,11 +69,11 @@ def comparison(
     (2, 2, ('label 1: 1 hole, 4.0 % of it', 'label 1: 1 piece gained, 4.0 % of it'))
     """
     if metric not in ("dice", "miou"):
-        raise BadInput(f"the metric is dice or miou, got {metric!r}")
+        raise BadInput(f"the metric must be dice or miou, got {metric!r}")
     if surfaces not in ("none", "moved", "all"):
-        raise BadInput(f"surfaces are 'none', 'moved' or 'all', got {surfaces!r}")
+        raise BadInput(f"surfaces must be 'none', 'moved' or 'all', got {surfaces!r}")
     if holes not in ("volume", "slice"):
-        raise BadInput(f"holes are enclosed within the 'volume' or within a 'slice', got {holes!r}")
+        raise BadInput(f"holes must be 'volume' or 'slice', got {holes!r}")
     named = {"old": old, "new": new} | ({} if label is None else {"label": label})
     whole = [_compact(name, on_host(mask)) for name, mask in zip(named, checked_masks(**named), strict=True)]
     spacing = None if spacing_mm is None else tuple(checked_spacing(spacing_mm, whole[0].ndim).tolist())
@@ -107,7 +107,7 @@ def _compact(name: str, mask: NDArray[Any]) -> NDArray[Any]:
         return mask
     largest = int(mask.max())
     if largest >= 2**16:
-        raise BadInput(f"labels are at most {2**16 - 1}, got {largest} in {name}; give semantic labels, not instances")
+        raise BadInput(f"labels must be at most {2**16 - 1}, got {largest} in {name}; give classes, not instances")
     return mask.astype(np.uint8 if largest < 256 else np.uint16)
 
 

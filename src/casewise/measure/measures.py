@@ -39,7 +39,7 @@ from casewise.core.errors import BadInput
 Volumes = Mapping[str, float]
 """Volume by label name: millilitres where the spacing is known, voxels (pixels) otherwise."""
 
-UNIT_SPACING = "every header says a spacing of 1 x 1 x 1 mm; if a converter wrote that without knowing, ml are wrong"
+UNIT_SPACING = "every header has a spacing of 1 x 1 x 1 mm; if a converter made that up, volumes in ml are wrong"
 LONGEST, DEEPEST = 1000, 200  # characters and nested parts of a formula
 _DECISION = re.compile(r"\s*(<=|>=|<|>)\s*(-?\d+\.?\d*(?:[eE][+-]?\d+)?)\s*")
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
@@ -157,12 +157,12 @@ def measure(name: str, formula: Any, *, unit: str = "", decision: Any = ()) -> M
         LabelVolume(label='cup', scan=None)
     """
     if not re.fullmatch(r"[A-Za-z]\w{0,39}", name):
-        raise BadInput(f"a measure is called by letters, digits and underscores, such as ef; got {name!r}")
+        raise BadInput(f"the name of a measure must be letters, digits and underscores, such as ef; got {name!r}")
     if not isinstance(formula, str):
-        raise BadInput(f"measure {name}: the formula is a text such as 'volume(LV) / volume(RV)', got {formula!r}")
+        raise BadInput(f"measure {name}: the formula must be a text such as 'volume(LV) / volume(RV)', got {formula!r}")
     texts = [decision] if isinstance(decision, str) else decision
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-        raise BadInput(f"measure {name}: a decision is a text such as '< 40', got {decision!r}")
+        raise BadInput(f"measure {name}: a decision must be a text such as '< 40', got {decision!r}")
     decisions = tuple(_decision(name, text) for text in texts)
     return Measure(name, formula, _parsed(name, formula), str(unit), decisions)
 
@@ -174,7 +174,7 @@ def declared_measures(plain: Any) -> tuple[Measure, ...]:
         BadInput: The table is not one of measures; the message names the measure.
     """
     if not isinstance(plain, Mapping):
-        raise BadInput(f"[measures] holds a formula for each name, got {plain!r}")
+        raise BadInput(f"[measures] must have a formula for each name, got {plain!r}")
     found = []
     for name, given in plain.items():
         parts = dict(given) if isinstance(given, Mapping) else {"formula": given}
@@ -262,7 +262,7 @@ def conformal_interval(
 def _decision(name: str, text: str) -> DecisionRule:
     found = _DECISION.fullmatch(text.strip().removeprefix(name))
     if found is None:
-        raise BadInput(f"measure {name}: a decision is a sign and a number such as '< 40', got {text!r}")
+        raise BadInput(f"measure {name}: a decision must be a sign and a number such as '< 40', got {text!r}")
     return DecisionRule(found[1], float(found[2]))
 
 
@@ -300,15 +300,15 @@ def _parsed(name: str, text: str) -> Expression:
     """Read a formula; what Python reads and the grammar of this module does not hold is refused."""
     try:
         if len(text) > LONGEST:
-            raise ValueError(f"a formula has at most {LONGEST} characters, got {len(text):,}")
+            raise ValueError(f"a formula must have at most {LONGEST} characters, got {len(text):,}")
         found = _converted(ast.parse(" ".join(text.split()), mode="eval").body)
         if not any(True for _ in _volumes(found)):
             raise ValueError("no label is named")
     except (SyntaxError, ValueError, ArithmeticError, MemoryError, RecursionError) as error:
         what = error.msg if isinstance(error, SyntaxError) else str(error) or "too many nested parentheses"
         raise BadInput(
-            f"measure {name}: {what}; a formula holds numbers, label names, volume(label, scan), + - * /, max, min and "
-            f"parentheses"
+            f"measure {name}: {what}; a formula may have numbers, label names, volume(label, scan), + - * /, max, min "
+            "and parentheses"
         ) from None
     return found
 

@@ -125,7 +125,7 @@ def components(
 ) -> Regions:
     """The components of a set of voxels, given as ascending flat indices (C order)."""
     if connectivity not in ("face", "full"):
-        raise BadInput(f"connectivity is 'face' or 'full', got {connectivity!r}")
+        raise BadInput(f"connectivity must be 'face' or 'full', got {connectivity!r}")
     runs = runs_of(voxels, shape)
     touching = None
     if connectivity == "full" or runs.first.size * _CRUMBS > math.prod(shape):

@@ -36,7 +36,7 @@ def bench_page(result: Mapping[str, Any], made: Table, notes: Sequence[str]) -> 
     picture = ""
     if drawn:
         figure = draw_changes(drawn, metric=metric)
-        picture = page_svg(svg_text(figure, id="changes"), title="What each method did to each case")
+        picture = page_svg(svg_text(figure, id="changes"), title="Change of each case by method")
     return render_page(
         "bench.html.j2",
         result=result,

@@ -171,7 +171,7 @@ def _pictures(study: Study, pair: tuple[Decision, Decision]) -> tuple[tuple[str,
     """Four small panels of the slice that shows most harm, their captions, and where they look."""
     found = case_masks(study, pair[0].case_id, reference=pair[0], deployed=pair[1])
     if found is None:
-        return (), panel_names(study), "no label was recorded, so there is nothing to outline"
+        return (), panel_names(study), "no label was recorded, so no outline can be drawn"
     view = view_of(found.reference_edits, found.label, found.source, found.reference, found.deployed)
     output = edits(found.source, found.deployed, found.label, measure=study.measure)
     panels = (
@@ -196,7 +196,7 @@ def _facts(study: Study, row: Mapping[Any, Any], decision: Decision) -> list[tup
         ("HA, deployed", number(row["ha"], 4)),
         ("share of the deployed edit that HA judged", number(1 - row["unscored"] if row["area"] else None, 2)),
         ("BA, deployed", number(row["ba"], 4)),
-        ("regions of the deployed edit", f"{int(row['regions'])}"),
+        ("number of regions of the deployed edit", f"{int(row['regions'])}"),
         ("changed voxels deployed", f"{int(row['area'])}"),
     ]
     decided = [

@@ -218,22 +218,20 @@ def known_limits(summary: Mapping[str, Any]) -> list[str]:
     cohort = summary["summary"]
     limits = []
     if "labelled" not in cohort:
-        limits.append("There are no labels: nothing here says which of two masks is right.")
+        limits.append("There are no labels, so this page does not show which of two masks is right.")
     limits.append(text.unseen_harm(summary))
     if not cohort["named"]:
         limits.append(
-            "No patient is named: each case counts as one, so bounds are too narrow if patients have several."
+            "No patient is named: each case counts as one patient, so bounds are too narrow if patients have "
+            "several cases."
         )
     if summary.get("unit_spacing"):
         limits.append(f"Volumes: {UNIT_SPACING}.")
     if summary["problems"]:
-        limits.append(f"{pluralize(len(summary['problems']), 'problem')} with pairs: those are not in the numbers.")
+        limits.append(f"{pluralize(len(summary['problems']), 'problem')} with pairs; these are not in the numbers.")
     limits.append("The numbers hold for patients like these; other scanners, sites and diseases are not covered.")
     if summary["plan"] is not None:
-        limits.append(
-            "The seal shows runs that used this plan's log. It cannot show that somebody looked at the new masks "
-            "elsewhere."
-        )
+        limits.append("The log shows only runs that used it, not that somebody opened the new masks elsewhere.")
     return limits
 
 

@@ -74,7 +74,7 @@ def worse_parts(summary: Summary, *, most: int = 3) -> str:
     fell = [(change["estimate"], name, change) for name, change in parts if change and change["shown"]]
     fell = sorted((one for one in fell if one[0] < 0), key=lambda one: one[0])
     said = ", ".join(f"{name} {plain_interval(change, signed=True)}" for _, name, change in fell[:most])
-    return f"Worse most of all in: {said}." if fell else ""
+    return f"Largest losses: {said}." if fell else ""
 
 
 def check_lines(summary: Summary) -> list[str]:
@@ -99,7 +99,7 @@ def unseen_harm(summary: Summary) -> str:
     cohort = summary["summary"]
     patients = cohort.get("labelled_clusters", cohort["clusters"])
     return (
-        f"With {pluralize(patients, 'patient')}, a harm that none of them shows may still happen to up to "
+        f"With {pluralize(patients, 'patient')}, harm that occurred in none of them may still occur in up to "
         f"{100 * (1 - 0.05 ** (1 / max(patients, 1))):.0f} % of patients (95 % confidence)."
     )
 
@@ -107,7 +107,7 @@ def unseen_harm(summary: Summary) -> str:
 def _cause(check: Mapping[str, Any]) -> str:
     """Why a criterion is undecided, without its own numbers where there is one patient."""
     if check["patients"] == 1:
-        return f"one {UNIT[0]} shows nothing about others"
+        return f"one {UNIT[0]} is not enough for a statement about others"
     reason: str = check["reason"]
     return reason.removeprefix(f"{check['says']}: ")
 
@@ -130,7 +130,7 @@ def of_whom(counts: Mapping[str, Any], *, named: int) -> str:
     """How many cases, and of how many patients where any is named."""
     cases = pluralize(counts["cases"], "case")
     if not named:
-        return f"{cases} (no {UNIT[0]} is named: each case counts as one)"
+        return f"{cases} (no {UNIT[0]} is named: each case counts as one {UNIT[0]})"
     return f"{cases} of {pluralize(counts['clusters'], *UNIT)}"
 
 
@@ -150,7 +150,7 @@ def measure_lines(summary: Summary) -> list[str]:
             )
         if crossings:
             wrong = sum(one["right"] == "old" for one in crossings)
-            known = f", {wrong} to the wrong side" if crossings[0]["right"] is not None else ""
+            known = f", {wrong} of them to the wrong side" if crossings[0]["right"] is not None else ""
             words.append(f"{pluralize(len(crossings), 'decision')} changed{known}")
         lines.append("; ".join(words))
     return lines

@@ -44,7 +44,7 @@ class ScoredHeart:
     def rollback_sentence(self) -> str:
         """Say whose mask was rolled back in the second row of pictures, and whether that was right."""
         whose = "a heart of the third scanner" if self.other else "a heart"
-        right = "the better one" if self.change("tuned") < 0 else "the worse one: a judge without labels can be wrong"
+        right = "the better one" if self.change("tuned") < 0 else "the worse one: a choice without labels can be wrong"
         return f"In the second row {whose} kept its original mask, here {right}."
 
 
@@ -87,22 +87,22 @@ class DemoFacts:
         third = [one for one in self.hearts if one.other]
         held = sum(one.rolled_back and one.flagged for one in third)
         return [
-            f"The model falls on another scanner: its mean Dice is {self.home:.3f} on the scanner that it was trained "
-            f"on and {m0['dice']:.3f} on {n} new hearts of another one.",
+            f"The model is worse on another scanner: its mean Dice is {self.home:.3f} on the scanner of its training "
+            f"images and {m0['dice']:.3f} on {n} new hearts from another scanner.",
             f"{self._views()} casewise fit tuned the model on {learners} labelled hearts, compared "
             f"{len(compared['rows'])} ways and chose {design_words(compared['chosen'])}: {ours['dice']:.3f}.",
-            f"{self._harm()} Without labels the judge flags {flagged} of {n} hearts for a person and rolls {back} back "
-            f"to the original mask; of {pluralize(len(third), 'heart')} of a third scanner it rolls {held} back and "
-            f"flags {'it' if held == 1 else 'them'}, as unlike the labelled hearts.",
+            f"{self._harm()} Without labels, casewise flags {flagged} of {n} hearts for a person to check and rolls "
+            f"{back} back to the original mask; of {pluralize(len(third), 'heart')} of a third scanner it rolls "
+            f"{held} back and flags {'it' if held == 1 else 'them'}, as unlike the labelled hearts.",
             self._promise(ours["lost"], n),
         ]
 
     def _views(self) -> str:
         if "views" not in self.same[0].dice:
-            return "Labelled hearts win some of it back."
+            return "Labelled hearts recover some of the loss."
         views, ours = self.row("views")["dice"], self.row("deployed")["dice"]
-        more = "Labelled hearts win more." if ours > views else "Labelled hearts do not win more."
-        return f"Views (the same model on transformed images, no labels) win some of it back: {views:.3f}. {more}"
+        more = "Labelled hearts recover more." if ours > views else "Labelled hearts do not recover more."
+        return f"Views (the same model on transformed images) recover some of the loss: {views:.3f}. {more}"
 
     def _harm(self) -> str:
         """Say who is hurt, also by the other ways: the mean is not the only measure."""
@@ -116,12 +116,12 @@ class DemoFacts:
 
     def _promise(self, lost: int, n: int) -> str:
         if self.certificate is None:
-            return "Nothing is promised: the labelled hearts that were set aside do not support it."
+            return "Nothing is promised: the labelled hearts that were set aside are too few or show too much harm."
         alpha, units = self.certificate["alpha"], self.certificate["units"]
         kept = "the promise was kept" if lost <= alpha * n else "more than promised; the promise is an average"
         return (
-            f"With {units} other labelled hearts it promised that at most {alpha:.0%} of new hearts lose more than a "
-            f"point; {lost} of {n} did: {kept}."
+            f"With {units} other labelled hearts casewise promised that at most {alpha:.0%} of new hearts lose more "
+            f"than a point; {lost} of {n} did: {kept}."
         )
 
     def as_plain(self) -> dict[str, Any]:

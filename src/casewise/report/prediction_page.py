@@ -21,7 +21,7 @@ ORDER = {"failed": 0, "fallback": 1, "done": 2}
 SIGNALS = {
     "regions": "separate changes",
     "delta": "share of all voxels that changed",
-    "delta_foreground": "changed voxels by the original foreground",
+    "delta_foreground": "changed voxels divided by the original foreground",
     "entropy": "mean entropy of the model (nats)",
     "msp": "mean largest probability",
     "gradient_norm": "norm of the gradient",

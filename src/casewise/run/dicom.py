@@ -42,7 +42,7 @@ def series_cases(
     """
     ending = ending or ".nii.gz"
     if ending not in (".nii.gz", ".nii"):
-        raise BadInput(f"DICOM is handed to the model as NIfTI, but this one reads {ending} only; convert the series")
+        raise BadInput(f"casewise converts DICOM to NIfTI, but this model reads only {ending}; convert the series")
     found, problems = survey_series(folder, channels=channels)
     refused = {case_id: str(error) for case_id, error in problems.items()}
     if not found:
@@ -117,9 +117,7 @@ def _write_case(
     software = f"casewise {entry.versions.get('casewise', '')}".strip()
     mask = read_label(file)
     if not np.allclose(read_geometry(file).affine, series.affine, atol=1e-2):
-        raise BadInput(
-            f"{file.name} does not lie where series {series.case_id} lies; predict with --set keep-header=true"
-        )
+        raise BadInput(f"{file.name} is not placed like series {series.case_id}; predict with --set keep-header=true")
     segmentation, report = folder / f"{series.case_id}.seg.dcm", folder / f"{series.case_id}.sr.dcm"
     with replacing(segmentation) as temporary:
         write_segmentation(

@@ -169,7 +169,7 @@ class PredictCase:
             write_durably(self.layout.overlay(case.id), self.draw(seen))
         except Exception as error:
             warnings.warn(
-                f"the picture of case {case.id} cannot be drawn ({in_one_line(error)}); its mask is there",
+                f"the picture of case {case.id} cannot be drawn ({in_one_line(error)}); its mask was written",
                 CasewiseWarning,
                 stacklevel=2,
             )

@@ -200,7 +200,7 @@ def _unlike(deployment: Deployment, entries: Sequence[PredictedCase]) -> list[st
     beyond = sum(bool(one.noted(OUTSIDE)) for one in seen)
     if p > EVIDENT and 2 * beyond <= len(seen):
         return []
-    most = f"; {beyond} of {len(seen)} images were flagged for it" if beyond else ""
+    most = f"; {beyond} of {len(seen)} images were flagged for this reason" if beyond else ""
     return [f"{UNLIKE}, so no estimate and no promise covers it: {sentence}{most}"]
 
 
@@ -214,8 +214,8 @@ def _write_page(
     policy, warnings = work.deployment.policy, list(warnings)
     if left := unfinished(work.layout.out):
         warnings.append(
-            f"{pluralize(len(left), 'more case')} of this folder had no result when this page was written (such as "
-            f"{left[0]}): another part was at work, or was killed"
+            f"{pluralize(len(left), 'more case')} of this folder had no result when this page was written (such "
+            f"as {left[0]}): another part was still running, or was killed"
         )
     facts = {
         "model": work.deployment.backbone.name, "policy": policy.name, "calibration_id": policy.calibration_id,
@@ -260,7 +260,7 @@ def prediction_work(deployment: Deployment, cases: Sequence[CaseFiles], out: Pat
     known = orientation_findings(cases, backbone)
     work = PredictCase(deployment, layout, unlabelled, key="", known=known, **options)
     if cases and work.keep_header and not work.layout.ending.endswith((".nii", ".nii.gz")):
-        raise BadInput(f"keep-header is for NIfTI, the masks of this model are {work.layout.ending}; leave it out")
+        raise BadInput(f"--set keep-header needs NIfTI, and this model writes {work.layout.ending}; leave it out")
     _check_apart_from_inputs(work.layout, cases)
     written = {
         "candidates": work.save_candidates, "overlays": work.draw is not None, "keep_header": work.keep_header

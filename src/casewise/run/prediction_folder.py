@@ -129,9 +129,8 @@ def check_replaceable(layout: Layout, case_ids: Iterable[str]) -> None:
     if foreign:
         more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
         raise Refused(
-            f"{layout.out} holds {', '.join(foreign[:3])}{more}, which no casewise run wrote or which changed since; "
-            "this run would remove and replace them. Choose another folder with -o, or add --set "
-            "overwrite=true to lose them"
+            f"{layout.out} holds {', '.join(foreign[:3])}{more}, which casewise did not write or which changed since; "
+            "this run would replace them. Choose another folder with -o, or add --set overwrite=true to lose them"
         )
 
 
@@ -196,8 +195,8 @@ def verify_predictions(out: Path, report: Path | None = None) -> list[str]:
     if left := unfinished(out):
         cases = pluralize(len(left), "case that was", "cases that were")
         problems.append(
-            f"{cases} begun {'has' if len(left) == 1 else 'have'} no result (such as {left[0]}): the run was killed, "
-            "or still goes on; run the same command with --continue_prediction"
+            f"{cases} begun {'has' if len(left) == 1 else 'have'} no result (such as {left[0]}): the run was "
+            f"killed or is still running; repeat the command with --continue_prediction"
         )
     if report is not None:
         problems += _against_report(out, audit, report)
@@ -219,7 +218,7 @@ def _copy_problems(out: Path, log: str, started: str, finished: str) -> list[str
     lines, ended = Chain(out / log).since(started, finished)
     problems = log_problems(out / log)
     if not ended:
-        problems.append(f"{out} is incomplete: the run was killed, or still goes on; run the same command again")
+        problems.append(f"{out} is incomplete: the run was killed or is still running; repeat the command")
     files = {str(line.get("file") or line.get("mask")): str(line["sha256"]) for line in lines if line.get("sha256")}
     unlisted = (path.name for path in sorted(out.iterdir()) if path.name.lower().endswith(MASKS))
     problems += [f"{name} is a mask that the log does not name" for name in unlisted if name not in files and ended]
@@ -235,7 +234,7 @@ def review_problems(folder: Path) -> list[str]:
 def log_problems(path: Path) -> list[str]:
     """Return the problems of a hash-chained log, an incomplete last line included."""
     log = Chain(path)
-    torn = f"{path.name} ends with half a line: its writer was killed; the next one cuts it off"
+    torn = f"{path.name} ends with half a line, because its process was killed; the next run removes it"
     return [*log.problems, *([torn] if log.torn else [])]
 
 
@@ -271,10 +270,10 @@ def _against_report(out: Path, audit: Path, report: Path) -> Iterator[str]:
         return
     found = Chain(audit).lines()
     if len(found) < lines:
-        yield f"{audit.name} was cut off: the report saw {lines} lines, {len(found)} are left"
+        yield f"{audit.name} was truncated: the report has {lines} lines, the log {len(found)}"
     elif lines and found[lines - 1].get("hash") != last:
-        yield f"{audit.name} was written anew: its line {lines} is not the one that the report saw"
-    yield from (f"{name} is missing, the report names it" for name in files if not (out / name).is_file())
+        yield f"{audit.name} was replaced: its line {lines} is not that of the report"
+    yield from (f"{name} is missing, but the report names it" for name in files if not (out / name).is_file())
 
 
 def _against_log(out: Path, audit: Path) -> list[str]:
@@ -285,7 +284,7 @@ def _against_log(out: Path, audit: Path) -> list[str]:
     files = {path.stem: path for path in Layout(out, "").entries()}
     unlogged = [f"casewise/{case_id}.json has no line in the audit log" for case_id in files if case_id not in logged]
     return unlogged + [
-        f"casewise/{case_id}.json is not the entry that the audit log saw"
+        f"casewise/{case_id}.json is not the file that the audit log names"
         for case_id, digest in sorted(logged.items())
         if case_id not in files or file_sha256(files[case_id]) != digest
     ]

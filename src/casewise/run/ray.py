@@ -39,9 +39,9 @@ class RayEngine:
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
-            raise BadInput(f"-j counts workers, at least 1, got {self.jobs}")
+            raise BadInput(f"-j, the number of workers, must be at least 1, got {self.jobs}")
         if self.retries < 0:
-            raise BadInput(f"a lost case is tried again 0 or more times, got retries={self.retries}")
+            raise BadInput(f"retries must be 0 or more, got{self.retries}")
 
     def map(self, work: Work, case_ids: Sequence[str]) -> Iterator[Result]:
         """Yield one result per case, also where workers are lost."""
@@ -195,7 +195,7 @@ class _WorkerPool:
         late = [one for one in self.workers if one.case_id and one.seconds > self._limit]
         for worker in late:
             self._stop_worker(worker)
-        message = f"did not answer within {self._limit:g} s and was killed"
+        message = f"did not finish within {self._limit:g} s and was stopped"
         return [Result(str(one.case_id), error=message, kind="TimeOut", seconds=one.seconds) for one in late]
 
 

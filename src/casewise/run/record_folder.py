@@ -167,13 +167,11 @@ def _order(how: Adaptation, cases: Iterable[str]) -> dict[str, list[str]]:
 def _check_stream(work: RecordCase, engine: Engine) -> None:
     if len(work.proposers) > 1:
         raise BadInput(
-            "a stream changes the network until its last case, so it is recorded alone; run record once more for the "
-            "other ladders, into the same archive"
+            "a stream changes the network until its last case, so it must be recorded alone; record the other "
+            "ladders with a second command into the same archive"
         )
     if not isinstance(engine, LocalEngine) or engine.jobs > 1 or engine.timeout_s is not None:
-        raise BadInput(
-            "a stream runs in one process, one case after the other; use -j 1 on this machine, without a timeout"
-        )
+        raise BadInput("a stream must run in one process; use -j 1 on this machine, without a timeout")
 
 
 def _add(
@@ -226,7 +224,7 @@ def parsed_states(text: str) -> tuple[State, ...]:
         pairs = [part.split(":") for part in text.split(",") if part.strip()]
         return tuple(State(int(step), float(alpha)) for step, alpha in pairs)
     except ValueError as error:
-        raise BadInput(f"a shrunk state is step:alpha, such as 2:0.5, got {text!r}") from error
+        raise BadInput(f"an interpolated state must be step:alpha, such as 2:0.5, got {text!r}") from error
 
 
 def risk_statistics(path: Path, model: Model, plain: Adaptation) -> RiskStatistics:

@@ -106,7 +106,7 @@ def _masks(layout: Layout, case_id: str, file: Path, backbone: Backbone) -> tupl
     """The label, the deployed mask and M0."""
     label, mask = backbone.read_label(file), backbone.read_label(layout.mask(case_id))
     if label.shape != mask.shape:
-        raise BadInput(f"label {file.name} has shape {label.shape}, its mask {mask.shape}; is it another case's?")
+        raise BadInput(f"label {file.name} has shape {label.shape}, its mask {mask.shape}; check its name")
     kept_source = layout.source(case_id)
     return label, mask, backbone.read_label(kept_source) if kept_source.is_file() else mask
 
@@ -241,7 +241,7 @@ def run_report(
 
 
 PAGES = ("report.html", "summary.json")
-UNCOVERED = "the certificate does not hold here: it is about none of these cases"
+UNCOVERED = "the certificate does not hold here: it covers none of these cases"
 
 
 @contextmanager

@@ -101,13 +101,13 @@ def take_over_folders(
 def take_over_lines(taken: Sequence[Taken], policy: Policy, out: Path) -> list[str]:
     """Summarize the results in sentences."""
     counts = Counter(one.taken for one in taken)
-    said = {NEW: "new", OLD: "old", ASK: "old until a person has looked", FAILED: "without a mask"}
+    said = {NEW: "new", OLD: "old", ASK: "the old mask until a person decides", FAILED: "without a mask"}
     kinds = ", ".join(f"{counts[kind]} {words}" for kind, words in said.items() if counts[kind])
-    lines = [f"taken over, {pluralize(len(taken), 'case')}: {kinds}"]
+    lines = [f"{pluralize(len(taken), 'case')} decided: {kinds}"]
     lines += [f"{one.case_id}: {one.reason}" for one in taken if one.taken in (ASK, FAILED)]
     advised = no_go(policy)
     if advised is not None:
-        lines.append(f"! {advised}. It was followed all the same (force).")
+        lines.append(f"! {advised}. It was used nevertheless (force).")
     return [*lines, f"masks, decisions.jsonl and audit.jsonl are in {out}; M0 in a reason is the old mask"]
 
 
@@ -125,8 +125,8 @@ def _check_replaceable(out: Path, files: Sequence[str]) -> None:
     if foreign:
         more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
         raise Refused(
-            f"{out} holds {', '.join(foreign[:3])}{more}, which no --take-over wrote or which changed since; this "
-            "run would replace them. Choose another folder with -o"
+            f"{out} holds {', '.join(foreign[:3])}{more}, which --take-over did not write or which changed "
+            f"since; this run would replace them. Choose another folder with -o"
         )
 
 
@@ -145,7 +145,7 @@ def _checked(policy: Policy, model: str, method: str, certificate: Path | None) 
     known = frozenset(edit_signals(*_NOTHING))
     lacking = sorted(judge.controller.needs - known)
     if lacking:
-        raise Refused(f"policy {policy.name!r} reads {', '.join(lacking)}, which two masks alone do not say")
+        raise Refused(f"policy {policy.name!r} reads {', '.join(lacking)}, which two masks do not give")
     return judge, options
 
 
@@ -156,7 +156,7 @@ def _decided(pair: Pair, judge: Judge, options: Mapping[str, Any], policy: Polic
     except (CasewiseError, OSError) as error:
         return _kept_old(pair, out, in_one_line(error))
     if decision.state.step > 1 or decision.state.shrink or decision.accepted is not None:
-        return _kept_old(pair, out, f"policy {policy.name!r} asks for state {decision.state}, which is neither mask")
+        return _kept_old(pair, out, f"policy {policy.name!r} chose state {decision.state}, which is neither mask")
     taken = NEW if decision.state.step else ASK if decision.flagged else OLD
     return _copied(Taken(pair.id, taken, decision.reason, decision), pair, out)
 

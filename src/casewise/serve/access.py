@@ -40,8 +40,8 @@ class ServiceSettings:
     def __post_init__(self) -> None:
         if not self.is_local and not self.token:
             raise Refused(
-                f"binding to {self.host} lets others connect, so a token is needed; "
-                f"set CASEWISE_TOKEN, or bind to 127.0.0.1"
+                f"other machines can connect to {self.host}, so a token is needed; set CASEWISE_TOKEN, or use "
+                f"--host 127.0.0.1"
             )
 
     @property
@@ -108,7 +108,7 @@ class AccessControl:
                 return 403, "pages of other sites may not use this service"  # a browser sends passwords by itself
         packed = headers.get("content-encoding", "identity").lower()
         if packed != "identity":
-            return 415, f"the body is packed ({packed[:20]}); send it as it is, a .nii.gz file as the file that it is"
+            return 415, f"the body is compressed ({packed[:20]}); send the file itself, also if it is a .nii.gz file"
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > settings.max_bytes:
             return 413, _too_much(settings.max_bytes)
@@ -142,7 +142,7 @@ def _in_browser(headers: Mapping[str, str], token: str) -> bool:
 
 
 def _too_much(limit: int) -> str:
-    return f"the body may have {limit} bytes; send a smaller image, or start the service with a higher max-body"
+    return f"the body must have at most {limit} bytes; send a smaller image, or raise --set max-body"
 
 
 def _has_body(headers: Mapping[str, str]) -> bool:

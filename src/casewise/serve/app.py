@@ -64,7 +64,7 @@ class Lane:
             raise HTTPException(503, "the service is shutting down")
         if self.taken >= self.places:
             retry_s = str(max(1, math.ceil(self._case_s * self.taken)))
-            raise HTTPException(429, f"every place is taken; try again in {retry_s} s", {"Retry-After": retry_s})
+            raise HTTPException(429, f"the queue is full; try again in {retry_s} s", {"Retry-After": retry_s})
         self.taken += 1
         try:
             yield
@@ -106,7 +106,7 @@ def ending_of(body: bytes) -> str:
         return ".nii.gz"
     if body.startswith(_NIFTI_STARTS):
         return ".nii"
-    raise BadInput("the body must be one NIfTI (.nii or .nii.gz) or PNG file, sent as it is: no form, no base64")
+    raise BadInput("the body must be one NIfTI (.nii or .nii.gz) or PNG file itself, not a form and not base64")
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def opened(
     """The image as the model's own reader sees it, and a path for a mask beside it; both gone afterwards."""
     ending = ending_of(body)
     if backbone.ending not in (None, ending):
-        raise BadInput(f"this model reads {backbone.ending}, the body is a {ending}")
+        raise BadInput(f"this model reads {backbone.ending}, but the body is {ending}")
     with TemporaryDirectory(prefix="casewise-") as folder:
         path = Path(folder) / f"image{ending}"
         path.write_bytes(body)
@@ -188,21 +188,21 @@ def _problems(**meanings: str) -> Responses:
 
 
 ALWAYS = _problems(
-    _400="The Host header names another machine.", _401="The token is missing.", _403="A page of another site asked.",
-    _415="The body is packed (Content-Encoding).",
+    _400="The Host header names another machine.", _401="The token is missing.",
+    _403="The request comes from a page of another site.", _415="The body is compressed (Content-Encoding).",
 )  # fmt: skip
 READY: Responses = {**ALWAYS, **_problems(_503="Shutting down.")}
 SEGMENT: Responses = {
     **READY,
     **_problems(
         _400="The body cannot be understood.",
-        _408="The body came too slowly.",
+        _408="The body arrived too slowly.",
         _413="The body is too large.",
-        _422="Understood, but not an image for this model.",
+        _422="The file is valid, but not an image for this model.",
     ),
     429: {
         "model": Refusal,
-        "description": "Every place is taken.",
+        "description": "The queue is full.",
         "headers": {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}},
     },
     200: {
@@ -283,9 +283,9 @@ class _Service:
         self,
         request: Request,
         answer: Annotated[Literal["file", "json"], Query(description="The mask as a file, or inside JSON.")] = "file",
-        case_id: Annotated[str | None, Query(description="Default: named after the content.")] = None,
-        group: Annotated[str | None, Query(description="For policies that differ by group.")] = None,
-        preview: Annotated[bool, Query(description="With answer=json: a picture of what was decided, too.")] = False,
+        case_id: Annotated[str | None, Query(description="Default: a hash of the content.")] = None,
+        group: Annotated[str | None, Query(description="Needed by policies with cut-points for each group.")] = None,
+        preview: Annotated[bool, Query(description="With answer=json: also a picture of the decision.")] = False,
     ) -> Response:
         """Segment one NIfTI or PNG file, sent as the body; the mask comes back as a file of the same kind."""
 

@@ -127,7 +127,9 @@ class Predictions:
             entry = read_entry(file)
             case_id = check_case_id(file.stem)
             if entry is None or entry.case != case_id:
-                entry = PredictedCase(case_id, FAILED, error=f"{file.name} is not its entry; predict the case again")
+                entry = PredictedCase(
+                    case_id, FAILED, error=f"{file.name} does not belong to the case; predict the case again"
+                )
             found[case_id] = entry
         return found
 
@@ -243,7 +245,7 @@ class Predictions:
         for ending in ENDINGS:
             if f"{case_id}{ending}" in self.entries[case_id].outputs:
                 return Layout(self.path, ending)
-        raise BadInput(f"the entry of case {case_id} names no mask; run casewise inspect {self.path}")
+        raise BadInput(f"the JSON file of case {case_id} names no mask; run casewise inspect {self.path}")
 
     def _names(self, case_id: str, path: Path) -> bool:
         return path.relative_to(self.path).as_posix() in self.entries[case_id].outputs
@@ -252,7 +254,7 @@ class Predictions:
         """The path, inside the folder and with the bytes that were recorded."""
         name = path.relative_to(self.path).as_posix()
         if self.path.resolve() not in path.resolve().parents:
-            raise UnsafeInput(f"{name} is a link that leaves {self.path}; copy the file into the folder")
+            raise UnsafeInput(f"{name} is a link out of {self.path}; copy the file into the folder")
         if not path.is_file() or file_sha256(path) != self.entries[case_id].outputs.get(name):
             raise Refused(f"{name} is missing or was changed after it was written; predict case {case_id} again")
         return path
@@ -361,7 +363,7 @@ class Images:
     def problem(self, case: ReviewCase) -> str | None:
         """Why the image of a case cannot be shown; None where it can."""
         if not self.files:
-            return "no images: start with --images DIR to see them under the masks"
+            return "no images: start with --images DIR to show them under the masks"
         if case.id not in self.files:
             return f"the image folder has no case {case.id}"
         for path in self.files[case.id].images:

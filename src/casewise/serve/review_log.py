@@ -47,13 +47,13 @@ class Review:
     def __post_init__(self) -> None:
         check_case_id(self.case)
         if self.decision not in DECISIONS:
-            raise BadInput(f"a decision is one of {', '.join(DECISIONS)}, got {self.decision!r}")
+            raise BadInput(f"a decision must be one of {', '.join(DECISIONS)}, got {self.decision!r}")
         if not self.reviewer.strip() or len(self.reviewer) > NAME_LENGTH or not self.reviewer.isprintable():
             raise BadInput(f"a reviewer's name has 1 to {NAME_LENGTH} printable characters; enter yours first")
         if len(self.note) > NOTE_LENGTH:
             raise BadInput(f"a note has at most {NOTE_LENGTH} characters, got {len(self.note)}; shorten it")
         if any(character == "\0" or 0xD800 <= ord(character) < 0xE000 for character in self.note):
-            raise BadInput("a note is text, this one holds halves of characters or NUL; write it again")
+            raise BadInput("a note must be text without NUL or broken characters; write it again")
 
 
 class Overtaken(Refused):
@@ -70,7 +70,7 @@ class ReviewLog:
     def problems(self) -> list[str]:
         """What is wrong with the log; empty where every line follows from the one before."""
         strange = sum(not _is_review(line) for line in self._events())
-        foreign = [f"{self.path.name} holds {pluralize(strange, 'line')} of no review"] if strange else []
+        foreign = [f"{self.path.name} holds {pluralize(strange, 'line')} that are not reviews"] if strange else []
         return [*Chain(self.path).problems, *foreign]
 
     def check(self) -> None:
@@ -169,7 +169,7 @@ def apply_reviews(folder: Path, out: Path) -> list[Applied]:
         Refused: If ``out`` holds anything else, another process writes into it, or the reviews cannot be trusted.
     """
     if (folder / "manifest.json").is_file():
-        raise BadInput(f"{folder} is an archive and holds no mask files; apply reviews to what casewise predict wrote")
+        raise BadInput(f"{folder} is an archive without mask files; apply reviews to a folder of casewise predict")
     predicted = Predictions(folder)
     names = [predicted.file_of(one, "deployed").name for one, case in predicted.cases.items() if case.has_masks]
     _check_free(out, names)
@@ -191,7 +191,9 @@ def _apply_all(predicted: Predictions, out: Path, names: list[str], reviews: Rev
     latest, lines = reviews.latest(), reviews.lines()
     log = Chain(out / APPLIED)
     log.append(STARTED, {"files": names})
-    found = [Applied(case_id, "none", "its entry is gone; predict it again", open=True) for case_id in predicted.lost]
+    found = [
+        Applied(case_id, "none", "its JSON file is missing; predict it again", open=True) for case_id in predicted.lost
+    ]
     for one in found:
         log.append("applied", asdict(one))
     for case_id in predicted.cases:
@@ -210,14 +212,14 @@ def _check_free(out: Path, names: Iterable[str]) -> None:
     """Refuse a folder with anything in it, except what an earlier run left that did not finish."""
     there = [path.name for path in out.iterdir()] if out.is_dir() else []
     if out.exists() and not out.is_dir():
-        raise Refused(f"{out} is not a folder; masks that a person chose go into a folder of their own")
+        raise Refused(f"{out} is not a folder; reviewed masks need an empty folder")
     begun, ended = Chain(out / APPLIED).since(STARTED, FINISHED)
     own = {APPLIED, _LOCK, *names} if begun and not ended else {_LOCK}
     if not Chain(out / APPLIED).lines():
         own.add(APPLIED)  # empty or half a line: it was killed while it began
     foreign = [name for name in there if name not in own and not name.startswith(TEMPORARY)]
     if foreign:
-        raise Refused(f"{out} is not empty ({foreign[0]}); masks that a person chose go into a folder of their own")
+        raise Refused(f"{out} is not empty ({foreign[0]}); reviewed masks need an empty folder")
 
 
 def _overruled(lines: Iterable[Mapping[str, Any]], last: Mapping[str, Any] | None) -> str:
@@ -237,17 +239,17 @@ def _applied(predicted: Predictions, case_id: str, line: dict[str, object] | Non
     if line is None:
         taken, why, undecided = "deployed", "nobody reviewed it", case.flagged
     elif line.get("about") != case.about:
-        taken, why, undecided = "deployed", "the review is about another output; look at this one", True
+        taken, why, undecided = "deployed", "the review is of an earlier output; review this one", True
     elif line["decision"] == "both-wrong":
-        return Applied(case_id, "none", f"{reviewer} finds both masks wrong: contour it again", reviewer, open=True)
+        return Applied(case_id, "none", f"{reviewer} marked both masks as wrong: contour it again", reviewer, open=True)
     elif line["decision"] == "flag":
         taken, why, undecided = "deployed", f"{reviewer} flagged it", True
     elif line["decision"] == "keep-m0":
         taken, why, undecided = "m0", f"{reviewer} keeps M0", False
     elif line.get("adapted") == DEPLOYED:
-        taken, why, undecided = "deployed", f"{reviewer} keeps what was deployed", False
+        taken, why, undecided = "deployed", f"{reviewer} keeps the deployed mask", False
     else:
-        taken, why, undecided = "adapted", f"{reviewer} keeps the adaptation, state {line.get('adapted')}", False
+        taken, why, undecided = "adapted", f"{reviewer} keeps the new mask, state {line.get('adapted')}", False
     state = line.get("adapted") if line is not None else None
     path = predicted.file_of(case_id, taken, None if state is None else str(state))
     target = out / predicted.file_of(case_id, "deployed").name

@@ -224,10 +224,10 @@ def acceptance_of(plain: Any, *, scope: str = "all") -> Acceptance:
     ['max_mean_drop', 'max_harmed_share']
     """
     if not isinstance(plain, Mapping):
-        raise BadInput(f"criteria are a table such as {{'max_mean_drop': 0.005}}, got {type(plain).__name__}")
+        raise BadInput(f"criteria must be a table such as {{'max_mean_drop': 0.005}}, got {type(plain).__name__}")
     confidence = plain.get("confidence", CONFIDENCE)
     if confidence is not None and not (is_number(confidence) and 0.5 <= confidence < 1):
-        raise BadInput(f"confidence is a number from 0.5 to below 1, or 'observed', got {confidence!r}")
+        raise BadInput(f"confidence must be a number from 0.5 to below 1, or 'observed', got {confidence!r}")
     criteria = tuple(_criteria(plain, scope))
     if not criteria:
         raise BadInput(f"there is no criterion; name at least one of {', '.join(QUANTITIES)}")
@@ -251,14 +251,14 @@ def _criteria(plain: Mapping[str, Any], scope: str) -> Iterator[Criterion]:
         if name not in _SCOPES:
             yield _criterion(name, given, scope)
         elif not isinstance(given, Mapping):
-            raise BadInput(f"{name} holds criteria by name, got {given!r}")
+            raise BadInput(f"{name} must have criteria by name, got {given!r}")
         elif name.startswith("each_"):
             yield from (_criterion(key, value, name) for key, value in given.items())
         else:
             word = name.removesuffix("s")
             for which, inner in given.items():
                 if not isinstance(inner, Mapping):
-                    raise BadInput(f"{name} {which!r} holds criteria by name, got {inner!r}")
+                    raise BadInput(f"{name} {which!r} must have criteria by name, got {inner!r}")
                 yield from (_criterion(key, value, f"{word} {which}") for key, value in inner.items())
 
 
@@ -268,12 +268,12 @@ def _criterion(name: str, given: Any, scope: str) -> Criterion:
     bounded = parts.pop("bounded", False)
     unknown = set(parts) - {"limit", "margin"}
     if unknown or "limit" not in parts or not all(is_number(value) for value in parts.values()):
-        raise BadInput(f"{name} is a number or {{'limit': ..., 'margin': ...}}, got {given!r}")
+        raise BadInput(f"{name} must be a number or {{'limit': ..., 'margin': ...}}, got {given!r}")
     if not isinstance(bounded, bool) or (bounded and quantity.is_share):
-        raise BadInput(f"'bounded' is true or false, and only for max_mean_drop (shares always are); got {given!r}")
+        raise BadInput(f"'bounded' must be true or false, and works only with max_mean_drop; got {given!r}")
     limit, margin = float(parts["limit"]), float(parts.get("margin", quantity.margin))
     if quantity.is_share and not 0 <= limit <= 1:
-        raise BadInput(f"{name} bounds a share, so its limit is from 0 to 1, got {limit}")
+        raise BadInput(f"{name} bounds a share, so its limit must be from 0 to 1, got {limit}")
     return Criterion(name, limit, margin, scope, bounded)
 
 
@@ -400,7 +400,7 @@ def _decided(
         needs = " with a label" if quantity.needs_label else ""
         where = "" if gathered.scope == "all" else f" in {gathered.scope} (there are: {', '.join(known) or 'none'})"
         nobody = _NOBODY.get(gathered.scope, f"no case{needs}{where}")
-        return UNDECIDED, f"{nobody}, so it is not shown", None, None
+        return UNDECIDED, f"{nobody}, so it cannot be decided", None, None
     value, limit = float(means.mean()), criterion.highest + 1e-12
     said = f"observed {sign * value:.4g}"
     if confidence is None:

@@ -21,7 +21,7 @@ from casewise.study.statistics.chance import ChanceMoments, chance_moments
 from casewise.study.statistics.resample import cluster_numbers
 from casewise.study.trajectories import mean_or_nan, signals_in, unshrunk
 
-_NO_LABEL = "an oracle needs labels and no case has one; oracles are reference rows, never controllers"
+_NO_LABEL = "an oracle needs labels, and no case has one"
 
 
 def oracle_steps(frame: pd.DataFrame, *, include_source: bool = True) -> pd.DataFrame:

@@ -117,8 +117,8 @@ def split_cohort(data: Path, calibration: Path | None = None, *, share: float = 
             whole, how = with_split(whole, drawn), {"by": "draw of clusters", **facts}
         elif len(marks) == 1:
             raise BadInput(
-                f"{whole.name} marks {next(iter(marks))} cases only; mark calibration and evaluation in the column "
-                f"split of cases.csv, or give --calibration FOLDER"
+                f"{whole.name} marks {next(iter(marks))} cases only; mark calibration and evaluation cases in "
+                f"the column split of cases.csv, or give --calibration FOLDER"
             )
         parts = [whole.select(split=CALIBRATION), whole.select(split=EVALUATION)]
     found = []

@@ -198,11 +198,11 @@ def compare(old: Any, new: Any, label: Any = None, **options: Any) -> Comparison
     """
     if isinstance(old, str | os.PathLike) and isinstance(new, str | os.PathLike):
         if label is not None:
-            raise BadInput("two folders take their labels by name: compare(old, new, labels=folder)")
+            raise BadInput("for two folders give the labels as a folder: compare(old, new, labels=folder)")
         return compare_folders(old, new, **options)
     if _is_mask(old) and _is_mask(new):
         if options.keys() & {"ids", "clusters", "groups"}:
-            raise BadInput("ids, clusters and groups describe many cases; pass sequences of masks with them")
+            raise BadInput("ids, clusters and groups need sequences of masks, not two single masks")
         return comparison(old, new, label, **options)
     if any(_is_mask(one) or isinstance(one, str | os.PathLike) for one in (old, new)):
         raise BadInput("compare takes two masks, two sequences of masks or two folders, got one of each")
@@ -230,7 +230,7 @@ def _each(
     ended = object()
     for at, masks in enumerate(zip_longest(*given, fillvalue=ended)):
         if any(mask is ended for mask in masks):
-            raise BadInput(f"old, new and label must have as many masks each; one of them ended after {at}")
+            raise BadInput(f"old, new and label must have equal numbers of masks; one of them ended after {at}")
         group, cluster = (None if of is None else of[at] for of in (groups, clusters))
         yield ComparedCase(str(at) if ids is None else ids[at], comparison(*masks, **options), group, cluster)
 
@@ -368,8 +368,8 @@ def check_place(out: Path, folders: Iterable[Path | None]) -> None:
     there = [name for name in WRITTEN if (out / name).exists()]
     if there and not (out / LOG).exists():
         raise BadInput(
-            f"{out} holds {', '.join(there)}, which no casewise compare wrote and this run would replace; "
-            "choose another folder with -o"
+            f"{out} holds {', '.join(there)}, which casewise compare did not write and this run would replace; "
+            f"choose another folder with -o"
         )
 
 
@@ -463,7 +463,7 @@ def _notes(plan: ChangePlan, seal: Seal, folders: Mapping[str, str]) -> Iterator
     for side, sha256 in plan.data.items():
         found = folders.get("label" if side == "labels" else side)
         if found != sha256:
-            yield f"the {side} are not those of the plan (sha256 {(found or 'none')[:12]}, planned {sha256[:12]})"
+            yield f"the {side} differ from those of the plan (sha256 {(found or 'none')[:12]}, planned {sha256[:12]})"
 
 
 def csv_rows(outcome: Outcome) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -69,7 +69,7 @@ class DeployedMeasures:
     def no_interval(self, policy: Policy, status: str, uncovered: str | None) -> str:
         """Say why a case has no interval; empty where it has one."""
         if status != DONE:
-            return "the original mask replaced a failure"
+            return "the case failed and got the original mask"
         if uncovered:
             return uncovered
         return "" if policy_sha256(policy) == self.policy else "another policy than the fitted one decided"

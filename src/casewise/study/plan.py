@@ -29,7 +29,7 @@ LARGEST = 256 * 1024  # bytes of a plan
 POWER = 0.8
 MOST_PATIENTS = 20_000
 SEALED, OPENED, JUDGED = "plan-sealed", "new-opened", "judged"
-ADDED = " (added because a mean does not see rare disasters; give max_harmed_share there to change it)"
+ADDED = " (added because a mean does not show rare large losses; set max_harmed_share there to change it)"
 
 TEMPLATE = Path(__file__).with_name("plan_template.toml").read_text(encoding="utf-8")
 """A commented plan, as ``casewise compare --new-plan`` writes it."""
@@ -166,7 +166,7 @@ def _plan(path: Path, plain: Mapping[str, Any], sha256: str) -> ChangePlan:
         allowed = [one for one, quantity in QUANTITIES.items() if quantity.of_measure]
         wrong = next((key for key in inner if key not in allowed), None)
         if wrong is not None:
-            raise BadInput(f"{wrong} is no criterion on a measure; those are {', '.join(allowed)}")
+            raise BadInput(f"{wrong} is no criterion on a measure; the criteria on measures are {', '.join(allowed)}")
         if "max_crossed_share" in inner and not next(one for one in measures if one.name == name).decisions:
             raise BadInput(f'max_crossed_share on {name} needs a decision: [measures.{name}] decision = "< 40"')
         of_measures[name] = acceptance_of({**confidence, **inner}, scope=f"measure {name}")
@@ -203,7 +203,7 @@ def _table(name: str, given: Any) -> dict[str, Any]:
 
 def _names(name: str, given: Any) -> tuple[str, ...]:
     if not isinstance(given, list) or not all(isinstance(one, str) and one for one in given):
-        raise BadInput(f'{name} is a list of names such as ["site B"], got {str(given)[:60]!r}')
+        raise BadInput(f'{name} must be a list of names such as ["site B"], got {str(given)[:60]!r}')
     return tuple(given)
 
 
@@ -211,7 +211,7 @@ def _texts(name: str, given: Any, known: Iterable[str] | None = None) -> dict[st
     table = _table(name, given)
     for key, value in table.items():
         if not isinstance(value, str) or (known is not None and key not in known):
-            raise BadInput(f"{name}.{key} is not known here, or no text; got {str(value)[:60]!r}")
+            raise BadInput(f"{name}.{key} is unknown, or not text; got {str(value)[:60]!r}")
     return {key: value for key, value in table.items() if value}
 
 
@@ -219,7 +219,7 @@ def _count(name: str, given: Any) -> int | None:
     if given is None:
         return None
     if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= 10**6:
-        raise BadInput(f"{name} is a whole number of at least 1, got {str(given)[:60]!r}")
+        raise BadInput(f"{name} must be a whole number of at least 1, got {str(given)[:60]!r}")
     return given
 
 
@@ -234,16 +234,16 @@ def _without_expected(
         elif name in QUANTITIES:
             numbers = {key: given[key] for key in ("expected", "sd") if key in given}
             if not all(is_number(one) for one in numbers.values()):
-                raise BadInput(f"{name}: expected and sd are numbers, got {numbers}")
+                raise BadInput(f"{name}: expected and sd must be numbers, got {numbers}")
             if numbers.get("sd", 1) <= 0:
-                raise BadInput(f"{name}: sd is the spread between patients and above 0, got {numbers['sd']}")
+                raise BadInput(f"{name}: sd, the spread of patients, must be above 0, got {numbers['sd']}")
             found[name, scope] = Expected(float(numbers.get("expected", 0.0)), numbers.get("sd"))
             kept[name] = {key: value for key, value in given.items() if key not in numbers}
         elif depth < 2 and name != "measures":
             inner = {"labels": "label", "groups": "group"}.get(scope)
             kept[name] = _without_expected(given, name if inner is None else f"{inner} {name}", found, depth + 1)
         else:
-            raise BadInput(f"{name} is nested too deep; see casewise compare --new-plan")
+            raise BadInput(f"{name} is nested too deeply; see casewise compare --new-plan")
     return kept
 
 
@@ -253,7 +253,7 @@ def _check_consistent(plan: ChangePlan) -> None:
     for one in plan.criteria:
         held = by_scope.setdefault(one.scope, {})
         if one.name in held:
-            raise BadInput(f"{one.name} on {one.scope} is there twice")
+            raise BadInput(f"{one.name} on {one.scope} is given twice")
         held[one.name] = one
     for scope, held in by_scope.items():
         gain, still = held.get("min_mean_gain"), held.get("max_changed_share")
@@ -261,9 +261,7 @@ def _check_consistent(plan: ChangePlan) -> None:
             raise BadInput(f"on {scope}, min_mean_gain asks for a gain and max_changed_share lets no case change")
         drop = held.get("max_mean_drop")
         if gain is not None and drop is not None and drop.highest < gain.highest:  # both bound the fall
-            raise BadInput(
-                f"on {scope}, max_mean_drop = {drop.limit:g} asks for more than min_mean_gain = {gain.limit:g} does"
-            )
+            raise BadInput(f"on {scope}, max_mean_drop = {drop.limit:g} exceeds min_mean_gain = {gain.limit:g}")
     if plan.patients is None or plan.acceptance.confidence is None:
         return
     for one in plan.criteria:
@@ -328,7 +326,7 @@ def _needed(plan: ChangePlan, criterion: Criterion, power: float) -> tuple[int |
         if room <= 0:
             return None, f"expected {guess.value:g} leaves no room to the limit {limit:g}"
         if guess.sd is None:
-            return None, f"say sd, the spread between patients: {name} = {{limit = {limit:g}, sd = ...}}"
+            return None, f"give sd, the standard deviation between patients: {name} = {{limit = {limit:g}, sd = ...}}"
         count = next((n for n in _counts(FEWEST) if _t_power(n, room / float(guess.sd), confidence) >= power), None)
     return count, "" if count else f"more than {MOST_PATIENTS:,}"
 

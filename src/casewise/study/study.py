@@ -119,7 +119,7 @@ class Study:
         check_disjoint(clusters_of(calibration.entries.values()), clusters_of(evaluation.entries.values()))
         for archive in (evaluation, calibration):
             if not any(entry.labelled for entry in archive.entries.values()):
-                raise BadInput(f"{archive.path} has no labelled case; a study needs labels of both archives: record -l")
+                raise BadInput(f"{archive.path} has no labelled case; a study needs labels in both archives")
         evaluation = unlocked(evaluation, policy)
         progress("outcomes of the evaluation cases")
         scored = _with_coordinate(outcomes(evaluation), policy)

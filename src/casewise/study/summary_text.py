@@ -73,7 +73,8 @@ def advised(study: Study) -> list[str]:
     found = [*([] if against is None else [against]), *(quota_found(study).notes if study.is_router else ())]
     if units < FEWEST:
         found.append(
-            f"FEW: only {pluralize(units, *UNIT)} were evaluated; below {FEWEST} an interval says little. Record more"
+            f"FEW: only {pluralize(units, *UNIT)} were evaluated; with fewer than {FEWEST} an interval is "
+            f"unreliable. Record more"
         )
     return found
 
@@ -132,7 +133,7 @@ def _attributed(study: Study) -> str:
     if share != share:
         return ""
     ranked = (
-        "the choice of cases adds nothing"
+        "the choice of cases has no effect"
         if share >= 1
         else f"the other {100 * (1 - share):.0f} % comes from which cases were chosen"
     )
@@ -206,7 +207,7 @@ def hero(study: Study) -> Picture:
         f"One line per case, in the same order in every row: the change of {study.metric} against M0. Grey ticks: "
         f"rolled back to M0.{marks} The axis ends at the 99th percentile; longer lines are cut."
     )
-    return Picture("changes", "What was done to each case", figure, caption)
+    return Picture("changes", "Change of each case", figure, caption)
 
 
 def draw_changes(rows: Sequence[tuple[str, pd.DataFrame]], *, metric: str, flagged: Collection[str] = ()) -> Figure:

@@ -195,6 +195,6 @@ def unseen_sentence(patients: int, *, confidence: float = LEVEL) -> str:
     """
     share = clopper_pearson_upper(0, patients, confidence)
     return (
-        f"rare disasters cannot be seen in so few: up to {share:.0%} of new {UNIT[1]} may lose more than any of these "
-        f"{patients} did (confidence {confidence:g}), and no estimate here counts them"
+        f"rare large losses may be missed: up to {share:.0%} of new {UNIT[1]} may lose more than any of these "
+        f"{patients} did (confidence {confidence:g}), and no estimate here includes them"
     )

@@ -80,8 +80,8 @@ class Nested:
         """Say the estimate in words."""
         picked = ", ".join(f"{name} in {times}" for name, times in self.choices.items())
         return (
-            f"expected gain {self.gain:+.4f} (estimated from {self.patients} {UNIT[1]}, each scored by a choice and a "
-            f"fit that did not see it; chosen without it: {picked} of {sum(self.choices.values())} folds); "
+            f"expected gain {self.gain:+.4f} (estimated from {self.patients} {UNIT[1]}, each scored by a choice "
+            f"and a fit without it; chosen without it: {picked} of {sum(self.choices.values())} folds); "
             f"{adoption.NO_INTERVAL}"
         )
 
@@ -232,7 +232,7 @@ def _why(rows: Sequence[DesignRow], chosen: str, allowed_hurt: float) -> str:
     patients = row.clusters
     if patients < adoption.patients_for_chance(CHANCE):
         return (
-            f"{patients} {UNIT[1]} cannot show a gain: the smallest p that they can reach is {2.0**-patients:.3f}, and "
+            f"{patients} {UNIT[1]} cannot show a gain: their smallest possible p is {2.0**-patients:.3f}, and "
             f"{CHANCE:g} is needed; label {adoption.patients_for_chance(CHANCE)} or more{_at_more_harm(rows)}"
         )
     likely = sorted((one for one in rows if one.design != "m0"), key=lambda one: -one.low)[:3]
@@ -288,7 +288,7 @@ def _row(
         if low <= 0:
             fails.append(f"its gain may be 0 or less (lower bound {low:+.4f} over {harm.patients} {UNIT[1]})")
         if p > chance + 1e-12:
-            fails.append(f"its gain may be luck among all that was compared (p {p:.3f}, needed {chance:g})")
+            fails.append(f"its gain may be chance among all compared designs (p {p:.3f}, limit {chance:g})")
         if helped <= hurt:
             fails.append(f"it helps {helped} cases and hurts {hurt}")
         if not harm.within:
@@ -395,7 +395,7 @@ def named_rungs(archive: Archive, setting: Setting, names: Sequence[str]) -> dic
             found |= {state: state, rung: state, f"{view.ladder_name}/{rung}".lstrip("/"): state}
     lost = [name for name in names if name not in found]
     if lost:
-        raise BadInput(f"there is no candidate {lost[0]!r}; there are {', '.join(found)}")
+        raise BadInput(f"there is no candidate {lost[0]!r}; the candidates are {', '.join(found)}")
     return {name: found[name] for name in names}
 
 
@@ -421,8 +421,8 @@ def _concerns(compared: DesignComparison, name: str, changed: int) -> list[str]:
         return [f"M0 is deployed for every case: {compared.why}"]
     if not changed:
         return [
-            f"{name} keeps M0 for every case: fitted on all cases it found nothing that surely gains; the gain above "
-            f"comes from other fits, each without one {UNIT[0]}"
+            f"{name} keeps M0 for every case: fitted on all cases it found no candidate that surely gains; the "
+            f"gain above comes from other fits, each without one {UNIT[0]}"
         ]
     if _retained(compared, name)["go"] is False:
         return [
@@ -438,9 +438,9 @@ def choice_sentences(found: Mapping[str, Any]) -> list[str]:
     lines = [
         "each design, fitted without the patient that it is scored on: gain over M0 [bounds by Student's "
         "t, which do not allow for the choice], helped : hurt",
-        "(a point is 0.01; p: chance that the best of all gains as surely by luck, if gains and losses of one size are "
-        "equally likely; where losses are rare and large, designs that gain nothing pass more often; the best possible "
-        "takes the best recorded candidate of every case)",
+        "(a point is 0.01; p: probability that the best design gains as clearly by chance, if gains and losses "
+        "of equal size are equally likely; if losses are rare and large, designs without gain pass "
+        "more often; the best possible takes the best recorded candidate of every case)",
     ]
     lines += [f"  {DesignRow(**row).sentence()}" for row in compared["rows"]]
     if len(compared["rows"]) > 2:

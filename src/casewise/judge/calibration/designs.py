@@ -144,7 +144,7 @@ def gather(archive: Archive, setting: Setting, progress: Progress | None = None)
         if progress is not None:
             progress("read", len(found), total)
     if not found:
-        raise TooFewCases(f"designs are compared on labelled cases, {archive.path} has none; record with labels")
+        raise TooFewCases(f"designs are compared on labelled cases, and {archive.path} has none; record with labels")
     return found
 
 

@@ -125,7 +125,7 @@ def fit_quality(
     columns = {name: np.asarray(values, np.float64) for name, values in signals.items()}
     known = np.isfinite(truth) & np.all([np.isfinite(one) for one in columns.values()], axis=0)
     if not known.any():
-        raise TooFewCases("a quality needs labelled calibration cases with two candidates or more, there is none")
+        raise TooFewCases("a quality estimate needs labelled cases with two or more candidates, there is none")
     names = np.asarray([str(name) for name in clusters])
     chosen = min(columns, key=lambda one: round(_left_out_error(columns[one][known], truth[known], names[known]), 9))
     signal = columns[chosen]
@@ -257,7 +257,7 @@ def flag_concerns(fit: QualityFit) -> list[str]:
     if fit.clusters < FEWEST_CLUSTERS:
         return [f"agreement is not used with fewer than {FEWEST_CLUSTERS} {UNIT[1]}, there are {fit.clusters}: {same}"]
     weak = f"rank correlation {fit.rho:.2f}, p {fit.p:.2f}"
-    return [f"agreement does not surely tell good masks from poor ones on these cases ({weak}): {same}"]
+    return [f"agreement does not clearly separate good from poor masks on these cases ({weak}): {same}"]
 
 
 def flag_report(found: Taken, fit: QualityFit, below: float, every: Every | None = None) -> dict[str, Any]:
@@ -290,14 +290,14 @@ def flag_sentences(found: Mapping[str, Any]) -> list[str]:
         return []
     quality = found["quality"]
     caught = (
-        f"poor cases seen: {quality['poor']}, of which {quality['poor_flagged']} were flagged; how many of the next "
-        "poor ones will be is not promised"
+        f"poor cases seen: {quality['poor']}, of which {quality['poor_flagged']} were flagged; the share of "
+        f"future poor cases that will be flagged is not promised"
         if quality["poor"]
-        else "poor cases seen: 0, so poor ones will hardly be caught"
+        else "no labelled case is poor, so it is unknown whether poor cases will be flagged"
     )
     return [
         f"flags: {quality['flagged']} of {quality['cases']} calibration cases, each by a fit without its {UNIT[0]}; "
         f"{caught}",
         f"the lower bound holds for {quality['quality']['level']:.0%} of all cases of new {UNIT[1]} (from "
-        f"{quality['clusters']}); among the cases that are not flagged it may fail more often",
+        f"{quality['clusters']}); among cases that are not flagged it may fail more often",
     ]

@@ -31,13 +31,13 @@ _NUMBERS = ("cut", "bound", "deployed", "details")
 INVALID_IF = (
     "the model, its weights, the adaptation objective, the preprocessing or the region measure change",
     "the policy is refitted, or its actions are chosen, with the labels of these calibration cases",
-    f"a calibration case, or another of the same {UNIT[0]}, is among the cases that it is used on",
+    f"a calibration case, or another of the same {UNIT[0]}, is among the new cases",
     "cases come from another site, scanner, protocol or patient group than the calibration cases",
     "an exchangeability or audit alarm has been raised (casewise monitor)",
-    "it is read as a promise about one case: it is an average over cases",
+    "it is used for a single case: it bounds an average over cases",
 )
 NO_GO = "the certificate is void: its policy is a NO-GO; calibrate and certify another design"
-DRIFTED = "the certificate is void: the quotas are not those of calibration; recalibrate and certify again"
+DRIFTED = "the certificate is void: the buckets have other shares than in calibration; recalibrate and certify again"
 
 
 @dataclass(frozen=True)
@@ -279,9 +279,9 @@ def promise(
         else " (without foreground in the label: where more voxels became wrong than right)",
     }
     what = ", and ".join(f"{WHAT[name].format(**words)} is at most {alpha:g}" for name, alpha in pairs)
-    like = f"like the {units} that were used, and when policy '{policy}' decides"
+    like = f"like the {units} that were used, if policy '{policy}' decides"
     if delta is None:
-        luck = f"It is an average over the choice of the {units} too: one certificate may be unlucky."
+        luck = f"The bound is also an average over random draws of the {units}: a single certificate may be too low."
         return f"On average over new {unit} {like}: {what}. {luck}"
     return (
         f"With probability at least {1 - delta:g} over the calibration {unit}, on average over new ones {like}: {what}."
@@ -301,7 +301,7 @@ def refusal(alpha: float, units: int, floor: float, needed: int, unit: str, *, h
             f"adaptation, a larger alpha, or gather more than {units}."
         )
     return (
-        f"Nothing is certified: {units} labelled {unit} support alpha >= {floor:.3f}, asked was {alpha:g}. "
+        f"Nothing is certified: {units} labelled {unit} support alpha >= {floor:.3f}, got {alpha:g}. "
         f"Every case is rolled back to M0. At least {needed} labelled ones are needed for alpha = {alpha:g}{in_all}."
     )
 
@@ -310,8 +310,8 @@ def tightening(own: float, cut: float, kept: float) -> str:
     """Say how certification changed the rollback cut of a router."""
     if kept == 0:
         return (
-            "Certified, but only by keeping no calibration case: the observed harm leaves no room. "
-            "In effect M0 is deployed; gather more labelled cases or choose a gentler adaptation."
+            "Certified, but no calibration case keeps its new mask, because the observed harm is too large. In "
+            "effect M0 is deployed; label more cases or choose a weaker adaptation."
         )
     if cut < own:
         return f"The rollback cut was tightened from {own:.4g} to {cut:.4g}."

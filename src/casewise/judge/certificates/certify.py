@@ -84,7 +84,7 @@ def certify(
     losses = (loss,) if isinstance(loss, str) else tuple(loss)
     levels = (alpha,) if isinstance(alpha, (int, float)) else tuple(alpha)
     if method not in METHODS:
-        raise BadInput(f"a method is one of {', '.join(METHODS)}, got {method!r}")
+        raise BadInput(f"a method must be one of {', '.join(METHODS)}, got {method!r}")
     named: list[AnyPolicy | None]
     named = [policy] if policy is None or isinstance(policy, (str, Path, Policy)) else list(policy) or [None]
     gate = method == "envelope" or losses == ("surrogate",)
@@ -96,7 +96,7 @@ def certify(
     judged = None if evaluation is None else as_archive(evaluation, read)
     if metadata_of(controller_kind(chosen)).gates:
         if len(levels) != 1:
-            raise BadInput(f"a region gate is certified for one alpha, got {', '.join(map(str, levels))}")
+            raise BadInput(f"a region gate can be certified for one alpha only, got {', '.join(map(str, levels))}")
         found = certify_gate(
             calibration, chosen, loss=_gate_loss(losses, method), alpha=levels[0], population=population,
             within=within, evaluation=judged, force=force,

@@ -129,8 +129,8 @@ def certify_default(
     """
     if asked.delta is None:
         raise BadInput(
-            "policy 'default' chooses among designs with these labels, so the choice is part of what is certified: "
-            "add --method ltt, or certify one design that is named"
+            "policy 'default' chooses among designs with these labels, so the choice must be certified, too: add "
+            "--method ltt, or name one design"
         )
     fit, test = halves_of(archive)
     names = [name for name in DESIGNS if name != "m0"]
@@ -139,12 +139,12 @@ def certify_default(
     if not helping:
         raise Refused(
             f"NO-GO: none of {', '.join(names)} helps more of the {len(fit.ids)} cases that fit it than it hurts; keep "
-            "M0, or add --set force=true to use one all the same (every output says so)"
+            "M0, or add --set force=true to use one nevertheless (every output says so)"
         )
     certificate, certified = certify_designs(test, helping, asked, force=force, halved=True)
     more = f" Designs were fitted on {len(fit.ids)} cases and tested on {len(test.ids)} others."
     out = [one.name for one in made if not force and no_go(one) is not None]
-    more += f" NO-GO on the cases that fit, and so left out: {', '.join(out)}." if out else ""
+    more += f" Left out because they are NO-GO on the cases for fitting: {', '.join(out)}." if out else ""
     return replace(certificate, advice=certificate.advice + more), certified
 
 

@@ -49,13 +49,11 @@ class Promise:
         if self.delta is None and len(self.losses) > 1:
             raise BadInput("CRC certifies one risk at a time; several at once need method 'ltt' and --delta")
         if self.low_mid not in ("envelope", "fixed"):
-            raise BadInput(f"the low/mid cut is handled by 'envelope' or 'fixed', got {self.low_mid!r}")
+            raise BadInput(f"low_mid must be 'envelope' or 'fixed', got {self.low_mid!r}")
         if not 0 <= self.margin < 1:
-            raise BadInput(
-                f"a margin is a loss of the metric between 0 and 1, e.g. 0.01 for a point, got {self.margin}"
-            )
+            raise BadInput(f"a margin must be a loss of the metric between 0 and 1, such as 0.01, got {self.margin}")
         if self.margin and "harmed" not in self.losses:
-            raise BadInput(f"a margin is for the loss 'harmed', got {', '.join(self.losses)}; leave it out")
+            raise BadInput(f"a margin works only with the loss 'harmed', got {', '.join(self.losses)}; leave it out")
 
     @property
     def label(self) -> str:
@@ -100,7 +98,7 @@ def noted(archive: Archive, policy: Policy, question: Mapping[str, Any], *, forc
     """
     warning = check_go(policy, force=force)
     attempt = certification_attempt(archive, {"policy": policy_digest(policy), "name": policy.name, **question})
-    warnings = [f"{warning}. It was certified all the same (--set force=true)."] if warning else []
+    warnings = [f"{warning}. It was certified nevertheless (--set force=true)."] if warning else []
     warnings += [attempt_sentence(attempt)] if attempt > 1 else []
     return {"attempt": attempt, "warnings": tuple(warnings)}
 
@@ -171,7 +169,7 @@ def _flag_sentence(archive: Archive, policy: Policy, delta: float, designs: int)
         return ""
     known = set(policy.calibration_clusters or policy.calibration_cases)
     if any((entry.cluster or entry.id) in known for entry in archive.entries.values()):
-        return f" How many cases are flagged is not promised: the flag was fitted on these {UNIT[1]}."
+        return f" The share of flagged cases is not promised, because the flag was fitted on these {UNIT[1]}."
     share, most = flagged_share(archive, policy, delta=delta)
     return (
         f" With probability at least {1 - delta * designs:g}, at most {most:.1%} of the cases of a new "

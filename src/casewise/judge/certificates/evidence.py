@@ -77,7 +77,7 @@ def cluster_rows(losses: Floats, clusters: Sequence[Hashable] | None, within: st
     maximum of monotone losses in [0, 1] is again one, so the same certificate holds per patient with n = patients.
     """
     if within not in ("mean", "max"):
-        raise BadInput(f"within a cluster losses are joined by 'mean' or 'max', got {within!r}")
+        raise BadInput(f"losses of a cluster must be joined by 'mean' or 'max', got {within!r}")
     if clusters is None:
         return losses
     if len(clusters) != len(losses):
@@ -165,8 +165,8 @@ def check_router(policy: Policy) -> None:
     """Refuse a policy that does not roll back above a cut."""
     if policies.is_hybrid(policy):
         raise Refused(
-            f"policy {policy.name!r} is hybrid: its cut-points are a function of the stream, so no calibration can "
-            f"certify them; certify the seed-only policy"
+            f"policy {policy.name!r} is hybrid: its cut-points change with new cases, so they cannot be "
+            f"certified; certify a policy without hybrid"
         )
     hard = dict(policy.options.get("hard", {"action": "rollback"}))
     if policies.among_candidates(policy):
@@ -184,7 +184,7 @@ def _check_kept_aside(policy: Policy, archive: Archive) -> None:
         policies.check_held_out(policy, archive.entries.values())
     except Overlap as error:
         raise Overlap(
-            f"{error}. Keep {UNIT[1]} aside that calibrate never sees, or let certify halve them by itself: "
+            f"{error}. Keep {UNIT[1]} aside that calibrate does not use, or let certify split them: "
             "casewise certify ARCHIVE --policy default --method ltt"
         ) from error
 
@@ -200,8 +200,8 @@ def _choice_evidence(archive: Archive, policy: Policy, margin: float, chosen: bo
     if plain and chosen and was_compared(archive, policy.name):
         raise Refused(
             f"designs were compared with these labels, {policy.name!r} among them (the archive's ledger says so), so "
-            f"they chose it and cannot certify it. Certify on {UNIT[1]} that calibrate never saw, or with the choice: "
-            "casewise certify ARCHIVE --policy default --method ltt"
+            f"they chose it and cannot certify it. Certify on {UNIT[1]} that calibrate did not use, or certify the "
+            "choice, too: casewise certify ARCHIVE --policy default --method ltt"
         )
     if not plain:
         _check_kept_aside(policy, archive)

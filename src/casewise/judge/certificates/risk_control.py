@@ -37,7 +37,7 @@ def p_values(losses: ArrayLike, alpha: float, *, kind: str, delta: float = 0.1, 
     if kind == "hoeffding-bentkus":
         return hoeffding_bentkus(table.mean(axis=0), len(table), alpha)
     if kind != "binomial":
-        raise BadInput(f"a p-value is one of {', '.join(P_VALUES)}, got {kind!r}")
+        raise BadInput(f"a p-value must be one of {', '.join(P_VALUES)}, got {kind!r}")
     if not np.isin(table, (0.0, 1.0)).all():
         raise BadInput("the binomial p-value needs losses of 0 or 1; use 'hoeffding-bentkus' or 'betting'")
     return exact_binomial(table.mean(axis=0), len(table), alpha)
@@ -177,7 +177,7 @@ def conformal_setting(table: LossTable, alpha: float) -> int | None:
     """
     check_level("alpha", alpha)
     if not table.is_monotone:
-        raise BadInput("losses must not fall as settings keep more; take the envelope per case or use method 'ltt'")
+        raise BadInput("losses must not fall as settings keep more cases; use the envelope or method 'ltt'")
     safe = np.flatnonzero(conformal_bounds(table) <= alpha + ACCEPT)
     return int(safe[-1]) if safe.size else None
 

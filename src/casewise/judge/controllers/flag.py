@@ -36,9 +36,9 @@ class Quality:
 
     def __post_init__(self) -> None:
         if not 0 < self.level < 1:
-            raise BadInput(f"a lower bound holds at a level between 0 and 1, got {self.level}")
+            raise BadInput(f"the level of a lower bound must be between 0 and 1, got {self.level}")
         if self.softening <= 0:
-            raise BadInput(f"the softening is above 0, got {self.softening}")
+            raise BadInput(f"the softening must be above 0, got {self.softening}")
 
     def of(self, agreement: float | None) -> tuple[float, float] | None:
         """Return (estimate, lower bound), both in 0..1; None if the signal is missing."""

@@ -54,7 +54,7 @@ def agrapa_stakes(losses: ArrayLike, limit: float) -> Floats:
 def check_loss(loss: float) -> float:
     """Refuse a monitored loss outside [0, 1]."""
     if not 0 <= loss <= 1:
-        raise BadInput(f"a monitored loss lies in [0, 1], got {loss}")
+        raise BadInput(f"a monitored loss must be in [0, 1], got {loss}")
     return float(loss)
 
 
@@ -103,7 +103,7 @@ def audit_of(certificate: Certificate, delta: float) -> Audit:
     """
     check_feasible(certificate)
     if certificate.method == "selection":
-        raise Refused("this certificate is about the kept cases of one batch, which later audits cannot test")
+        raise Refused("this certificate is for the kept cases of one batch, which later audits cannot test")
     if certificate.delta is not None:
         return Audit(certificate.alpha, delta)
     single = certificate.units == certificate.cases or certificate.details.get("within_cluster") == "max"

@@ -50,7 +50,7 @@ UNSEEN = (
     "No monitor sees a mistake that leaves these numbers as they were, such as a lesion that the model and all of its "
     "candidates miss in the same way. Only labelled audits show it."
 )
-OVERTAKEN = "the certificate is void: the watch of another policy took the place of this one's; start it again"
+OVERTAKEN = "the certificate is void: the watch belongs to another policy; start a new watch"
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def start_watch(
     """
     check_binding(policy, archive.binding)
     if is_hybrid(policy) and "exchangeability" not in kinds:
-        raise Refused(f"policy {policy.name!r} is hybrid: it runs only under the exchangeability alarm; leave it on")
+        raise Refused(f"policy {policy.name!r} is hybrid and needs the monitor exchangeability; do not leave it out")
     monitors: dict[str, Monitor] = {}
     for kind in kinds:
         MONITORS[kind]
@@ -231,7 +231,7 @@ def calibration_numbers(archive: Archive, policy: Policy) -> dict[str, tuple[flo
         found.append(numbers_of(replace(decision, foreground=float(np.mean(mask > 0)))))
     pools = {name: tuple(one[name] for one in found) for name in WATCHED if all(name in one for one in found)}
     if not pools:
-        raise BadInput(f"{archive.path} has no case whose decisions could be watched; record cases first")
+        raise BadInput(f"{archive.path} has no case to compare with; record cases first")
     return pools
 
 

@@ -32,12 +32,12 @@ class Empty:
 EMPTY: Registry[Empty] = Registry(
     "metric",
     {
-        "dice": Empty(NAN, 0.0, NAN, "classes absent from the label are skipped; none left is undefined"),
+        "dice": Empty(NAN, 0.0, NAN, "classes absent from the label are skipped; undefined if none is left"),
         "miou": Empty(None, None, None, "background is a class; NaN only if every voxel is ignored"),
-        "hd95": Empty(NAN, NAN, NAN, "no surface, no distance: excluded and counted"),
-        "assd": Empty(NAN, NAN, NAN, "no surface, no distance"),
-        "surface_dice": Empty(NAN, 0.0, 0.0, "a surface with no counterpart is never within tolerance"),
-        "boundary_iou": Empty(NAN, 0.0, 0.0, "a boundary with no counterpart overlaps nothing"),
+        "hd95": Empty(NAN, NAN, NAN, "a mask without a surface has no distance; the case is excluded and counted"),
+        "assd": Empty(NAN, NAN, NAN, "a mask without a surface has no distance"),
+        "surface_dice": Empty(NAN, 0.0, 0.0, "a surface without a counterpart is never within the tolerance"),
+        "boundary_iou": Empty(NAN, 0.0, 0.0, "a boundary without a counterpart has no overlap"),
     },
 )
 
@@ -187,5 +187,5 @@ def _tally(values: NDArray[Any], size: int) -> Integers:
 
 def _checked(classes: Sequence[int]) -> list[int]:
     if any(c < 0 or c != int(c) for c in classes):
-        raise BadInput(f"classes are whole numbers from 0, got {list(classes)!r}; list the label values to score")
+        raise BadInput(f"classes must be whole numbers from 0, got {list(classes)!r}; list the label values to score")
     return [int(c) for c in classes]

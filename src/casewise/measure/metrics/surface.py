@@ -231,7 +231,7 @@ def hd95(
         2.0
     """
     if directed not in ("pooled", "max"):
-        raise BadInput(f"directed is 'pooled' (MedPy) or 'max' (MONAI), got {directed!r}")
+        raise BadInput(f"directed must be 'pooled' (MedPy) or 'max' (MONAI), got {directed!r}")
     gaps = _gaps(mask, label, spacing_mm)
     if (value := _if_empty("hd95", gaps)) is not None:
         return value
@@ -295,7 +295,7 @@ def surface_dice(
         1.0
     """
     if not tolerance_mm >= 0:
-        raise BadInput(f"tolerance_mm is zero or more, got {tolerance_mm!r}; give the accepted gap in millimetres")
+        raise BadInput(f"tolerance_mm must be 0 or more, got {tolerance_mm!r}; give the allowed gap in millimeters")
     gaps = _gaps(mask, label, spacing_mm)
     if (value := _if_empty("surface_dice", gaps)) is not None:
         return value
@@ -331,7 +331,7 @@ def boundary_iou(mask: Any, label: Any, *, width: int | None = None) -> float:
     mask, label = (on_host(array) > 0 for array in checked_masks(mask=mask, label=label))
     steps = max(1, round(0.02 * math.hypot(*mask.shape))) if width is None else width
     if steps < 1:
-        raise BadInput(f"width is a whole number of voxels, at least 1, got {width!r}")
+        raise BadInput(f"width must be a whole number of voxels, at least 1, got {width!r}")
     value = value_if_empty("boundary_iou", mask_empty=not mask.any(), label_empty=not label.any())
     if value is not None:
         return value
@@ -350,7 +350,7 @@ def _gaps(mask: Any, label: Any, spacing_mm: Sequence[float] | None) -> Gaps:
     if not isinstance(mask, Gaps):
         return surface_gaps(mask, label, spacing_mm=spacing_mm)
     if label is not None or spacing_mm is not None:
-        raise BadInput("surface gaps already know their label and spacing; pass either gaps alone, or mask and label")
+        raise BadInput("surface gaps already include label and spacing; pass only the gaps, or mask and label")
     return mask
 
 

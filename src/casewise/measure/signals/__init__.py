@@ -39,7 +39,7 @@ SIGNALS: Registry[SignalInfo] = Registry(
             SignalInfo("effective_regions", "(sum |R|)^2 / sum |R|^2 over all components", True),
             SignalInfo("largest_share", "share of D in its largest component", False),
             SignalInfo("singleton_share", "share of D in components of one voxel", True),
-            SignalInfo("delta_foreground", "|D| by the foreground of M0", True),
+            SignalInfo("delta_foreground", "|D| divided by the foreground of M0", True),
             SignalInfo("largest", "voxels of the largest component of D", True),
             SignalInfo("entropy", "mean entropy of M_k over all voxels, in nats", True),
             SignalInfo("msp", "mean largest softmax probability of M_k over all voxels", False),
@@ -67,8 +67,8 @@ SIGNALS: Registry[SignalInfo] = Registry(
                 9,
                 probe="probes.perturbations:dropout_disagreement",
             ),
-            SignalInfo("agreement", "mean class Dice with the other candidates; pairs of empty masks left out", False),
-            SignalInfo("likeness", "the same, two empty masks being alike by 1", False),
+            SignalInfo("agreement", "mean class Dice with the other candidates, without pairs of empty masks", False),
+            SignalInfo("likeness", "mean class Dice with the other candidates; two empty masks count 1", False),
             SignalInfo("agreement_lowest", "agreement of the class that agrees least", False),
             SignalInfo("agreement_consensus", "mean class Dice with the majority of the candidates", False),
             SignalInfo("agreement_source", "mean class Dice with M0", False),
@@ -99,6 +99,6 @@ def check_registered(names: Iterable[str]) -> None:
     for name in names:
         if name not in SIGNALS and name.partition(".")[0] != REGION_SCORES:
             raise UnknownName(
-                f"signal {name!r} is recorded but not registered; add a line to SIGNALS (measure/signals/__init__.py), "
-                f"or pass it as a function of your own"
+                f"signal {name!r} was recorded but is not registered; add a line to SIGNALS "
+                f"(measure/signals/__init__.py), or pass it as your own function"
             )

@@ -277,7 +277,7 @@ def draw_teaser(
 
 def _panel_ladder(axis: Any, ladder: pd.DataFrame, curve: str) -> None:
     axis.plot(ladder["step"], ladder["ha"], color=HARM, marker="o", markersize=5)
-    axis.set(xlabel="steps k", title="A  the mean hides the harm")
+    axis.set(xlabel="steps k", title="A  harm and mean by step")
     axis.set_ylabel("HA", color=HARM)
     axis.set_ylim(bottom=0)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -309,7 +309,7 @@ def _panel_methods(axis: Any, methods: pd.DataFrame, ours: frozenset[str], metri
 def early_section(study: Study) -> Section:
     """Is an early segment of the trajectory worth keeping? (O12)"""
     found = early_segment(study.outcomes, study.methods, stop=FRAG_STOP, reference=study.reference, **study.bootstrap)
-    made = show("early", "Ladder, stop rule and oracle", found, caption="The oracle stop sees labels.")
+    made = show("early", "Ladder, stop rule and oracle", found, caption="The oracle stop uses labels.")
     return Section("early", "Early stopping", found.notes[0], (made,), (), (found,))
 
 
@@ -331,7 +331,7 @@ def early_segment(
     records += [_early_row(stop, methods[stop], "deployed"), _early_row("oracle stop", best, "step")]
     left, right = same_cases(methods[stop], methods[reference])
     cut = paired_interval(left["ha"], right["ha"], clusters=cluster_numbers(left), **bootstrap)
-    kept = f"{', '.join(better)} lie above it" if better else "no step lies above it: nothing to keep"
+    kept = f"{', '.join(better)} have a higher mean" if better else "no step has a higher mean"
     how = "is shown to differ from zero" if cut.shown else "is not shown to differ from zero"
     note = (
         f"M0 {source:.4f}; {kept}. HA of {stop} against {reference}: {cut.estimate:+.4f} [{cut.low:+.4f}, "

@@ -41,10 +41,10 @@ def section(study: Study) -> Section:
     own = str(scores.columns[0])
     pairs = selector_intervals(arms, router, scores, against=own, **study.bootstrap)
     shared, swapped = overlap(arms, router, scores), substitutions_of(study)
-    caption = "Share of the router's HA reduction that the same quota makes, filled by another score or at random."
+    caption = "Share of the router's HA reduction that as many rollbacks give, chosen by another score or at random."
     tables = [
         _matched_table(matched),
-        show("attribution", "Share of the HA reduction made by each control", share, caption=caption, collapsed=True),
+        show("attribution", "Share of the HA reduction by control", share, caption=caption, collapsed=True),
     ]
     if study.groups:
         tables.append(_group_table(matched, chance, own))
@@ -249,10 +249,10 @@ def _share(control: str, before: float, ha: float, after: float, n: int) -> dict
     cut = before - after
     record = {"control": control, "ha_reference": before, "ha_control": ha, "ha_router": after, "n": n}
     if cut <= 0:
-        reason = f"the router does not reduce HA ({before:.4f} to {after:.4f}), so there is nothing to attribute"
+        reason = f"the router does not reduce HA ({before:.4f} to {after:.4f}), so no share is defined"
         return {**record, "share": np.nan, "sentence": reason, "reason": reason}
     share = (before - ha) / cut
-    what = "is due to the quota alone" if control == "random" else f"would also be made by {control}"
+    what = "comes from the number of rollbacks alone" if control == "random" else f"also results with {control}"
     sentence = f"{share:.0%} of the HA reduction ({before:.4f} to {after:.4f}, n={n}) {what} ({ha:.4f})"
     return {**record, "share": share, "sentence": sentence, "reason": ""}
 
@@ -290,7 +290,7 @@ def _matched_table(matched: Finding) -> Table:
     real = [at for at, name in enumerate(frame["selector"]) if not name.startswith("oracle") and name != "m0"]
     caption = (
         f"Buckets hard/mid/low: {sizes}. Every row rolls back the same number of cases and gives the same actions; "
-        "only the score that ranks the cases differs. Oracles see labels: each bounds only what it optimizes. "
+        "only the score that ranks the cases differs. Oracles use labels: each is optimal only for its own target. "
         f"{_P_CAPTION} n = {matched.n}."
     )
     shown = frame.assign(selector=frame["selector"].replace(_NAMES)).astype(object)
@@ -323,5 +323,5 @@ def _group_table(matched: Finding, chance: Finding, own: str) -> Table:
         "hard": "rolled back", "own": f"{own} HA", "random": "random HA [95 %]", "oracle": "oracle HA",
         "p": "p (random ≤)",
     }  # fmt: skip
-    caption = f"Quota matched inside each group; pooled is the plain mean over groups. {_P_CAPTION}"
+    caption = f"As many rollbacks in each group; pooled is the plain mean over groups. {_P_CAPTION}"
     return show("matched-by-group", "By group", cells, heads=heads, caption=caption, paper="tab:app-matched-acdc")

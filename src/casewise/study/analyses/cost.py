@@ -59,7 +59,7 @@ def _compute(signals: Finding, clock: Finding) -> Table:
         cells.append({"signal": name, "forwards": passes, "backwards": passes, "milliseconds": took, "megabytes": DASH})
     timed, frame = len(cells), signals.table
     shared = frame["shared"].astype(bool)
-    together = f"{', '.join(frame.loc[shared, 'signal'])} (one look for all)"
+    together = f"{', '.join(frame.loc[shared, 'signal'])} (computed together)"
     for row in pd.concat([frame[shared].head(1).assign(signal=together), frame[~shared]]).to_dict("records"):
         cells.append({str(key): DASH if value != value else value for key, value in row.items()})
     measured = f"Not measured here: {clock.reason}."
@@ -67,9 +67,9 @@ def _compute(signals: Finding, clock: Finding) -> Table:
         updates = int(clock.number("steps", part="update"))
         measured = f"Seconds: median of {updates} updates of {clock.n} cases, on the machine that recorded them."
     caption = (
-        "Passes of a signal come on top of the update; gradient_norm uses the backward pass of the update. "
-        f"Milliseconds: median of {signals.n} cases, each the median of its steps. Memory: how far the signal raised "
-        f"the peak of the process, largest of all cases; 0 if the update needed more. {measured}"
+        "Passes of a signal are in addition to those of the update; gradient_norm uses the backward pass of the "
+        f"update. Milliseconds: median of {signals.n} cases, each the median of its steps. Memory: how far the signal "
+        f"raised the peak of the process, largest of all cases; 0 if the update needed more. {measured}"
     )
     heads = {
         "signal": "Component", "forwards": "extra forward passes", "backwards": "backward passes",
@@ -148,5 +148,5 @@ def step_seconds(seconds: Mapping[str, Sequence[float]]) -> Finding:
         numbers = (every.mean(), np.median(every), every.max()) if every.size else (np.nan,) * 3
         values = dict(zip(("mean", "median", "slowest"), map(float, numbers), strict=True))
         records.append({"part": part, "n": len(timed), "steps": every.size, **values})
-    reason = "" if timed else "no case stored how long its steps took"
+    reason = "" if timed else "the time of the steps was not recorded"
     return Finding("cost.seconds", rows(records, "part n steps mean median slowest"), len(timed), "C13", reason=reason)

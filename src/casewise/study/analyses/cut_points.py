@@ -34,7 +34,7 @@ ALGORITHM = (
     "u ← the coordinate of (ŷ₀, ŷ₁): two masks, no label, no backward pass",
     "if u ≥ cut_high: restore M0 and return the cached ŷ₀ (rollback)",
     "bucket ← mid if u > cut_low, else low",
-    "run the bucket's action: a fixed depth (and part of the way back to M0 where it shrinks), or a stop rule in a cap",
+    "run the bucket's action: a fixed depth (with shrink, part of the way back to M0), or a stop rule with a cap",
     "return the deployed mask and the decision record",
 )
 
@@ -90,7 +90,7 @@ def _routing_lead(study: Study, stability: Finding) -> str:
     moved, drift = 100 * float(stability.made["changed_median"]), quota_found(study).notes
     return (
         f"Of {len(study.router)} cases {low} fall low, {mid} mid and {hard} hard, by {study.coordinate} after one "
-        f"update and cut-points fitted on {study.calibration_size} calibration cases. Redrawing the calibration "
+        f"update and cut-points fitted on {study.calibration_size} calibration cases. Resampling the calibration "
         f"{UNIT[1]} moves {moved:.1f} % of the cases to another bucket (median).{f' {drift[0]}.' if drift else ''}"
     )
 
@@ -101,7 +101,7 @@ def quota_found(study: Study) -> Finding:
     deployed = quota_of(study.decisions[study.ours])
     calibrated = study.policy.preflight.get("quota")
     if not calibrated:
-        reason = "the policy does not know its buckets at calibration; calibrate it again"
+        reason = "the policy does not store its buckets at calibration; calibrate it again"
         return Finding("routing.quota", pd.DataFrame(), sum(deployed.values()), "F9", reason=reason)
     counts = [(name, int(calibrated.get(name, 0)), deployed[name]) for name in BUCKETS]
     table, drift = rows(counts, "bucket calibrated deployed"), quota_drift(study.policy, deployed)
@@ -162,7 +162,7 @@ def cut_stability(
     low, high = np.percentile(cuts, [2.5, 97.5], axis=1)
     table = pd.DataFrame({"cut": ["cut_low", "cut_high"], "estimate": fitted, "low": low, "high": high, "n": len(pool)})
     median, upper = np.percentile(changed, [50, 97.5])
-    note = f"a resampled calibration rebuckets {median:.1%} of {len(u)} evaluation cases (97.5 %: {upper:.1%})"
+    note = f"resampled calibration cases change the bucket of {median:.1%} of {len(u)} cases (97.5 %: {upper:.1%})"
     made = {"changed_median": float(median), "changed_high": float(upper), "stream": drawn.proof}
     return Finding("sensitivity.cuts", table, len(u), "F9", made, (note,))
 
@@ -174,7 +174,7 @@ Floats = NDArray[np.float64]
 
 def sensitivity_section(study: Study) -> Section:
     """tab:app-calibsens."""
-    title = "How much depends on the calibration cases"
+    title = "Sensitivity to the calibration cases"
     if not study.is_router:
         reason = f"the policy is a {study.controller.name}; refitting cut-points needs a router"
         return not_run("sensitivity", title, "sensitivity", reason)
@@ -230,7 +230,7 @@ def _again(study: Study, cuts: pd.DataFrame, same: int) -> str:
         return f"{again} all {n} cases into the same bucket"
     why = "the policy was changed after it was fitted, or other calibration cases were given"
     if study.policy.preflight.get("guard") == "closed":
-        why = "its guard closed it"
+        why = "its guard rolls every case back"
     elif (cuts["deployed"] <= cuts["refitted"]).all():
         why = "the deployed cut-points are lower, as a certificate makes them"
     return f"{again} only {same} of {n} cases into the same bucket: {why}"
@@ -267,7 +267,7 @@ def refit_of(study: Study) -> Finding:
 def _sensitivity_lead(study: Study, refit: Finding) -> str:
     drawn = refit.table[refit.table["draws"] > 1]
     if drawn.empty:
-        return "There are too few calibration cases to leave some out."
+        return "There are too few calibration cases for subsamples."
     worst = drawn.iloc[0]
     return (
         f"With cut-points refitted on {int(worst['cases'])} calibration {UNIT[1]}, "

@@ -40,7 +40,7 @@ def frozen_section(study: Study) -> Section:
     keys = "method metric ha ba steps cut relative n"
     made = show("frozen", "Frozen design", found, keys, heads=heads, paper="tab:app-frozen-p158")
     lead = (
-        f"This is not a frozen design: also changed are {', '.join(differing)}."
+        f"This is not a frozen design: other changes are {', '.join(differing)}."
         if differing
         else "Only the cut-points differ from the frozen design."
     )
@@ -125,7 +125,7 @@ def alignment(first: pd.DataFrame, second: pd.DataFrame) -> Finding:
 def _joined(first: pd.DataFrame, second: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     joined = unshrunk(first).merge(unshrunk(second), on=["case", "step"], suffixes=("_1", "_2"))
     if joined.empty:
-        raise BadInput("the two archives share no (case, step); align two runs of the same cases")
+        raise BadInput("the two archives have no (case, step) in common; give two runs of the same cases")
     return joined, int(joined["case"].nunique())
 
 
@@ -310,6 +310,6 @@ def scale_probe(home: pd.DataFrame, away: pd.DataFrame, *, coordinate: str, cut_
         table[f"ratio_{name}"] = table[name] / (table[name].iloc[0] or np.nan)
     table["rolled_back"] = [float((found >= cut).mean()) for found in values.values()]
     share, ratio = table["rolled_back"].iloc[1], table["ratio_mean"].iloc[1]
-    note = f"{coordinate} is {ratio:.1f} times as large away; the ported cut {cut:.4g} rolls back {share:.1%} there"
+    note = f"{coordinate} is {ratio:.1f} times as large in the other cohort; the cut {cut:.4g} rolls back {share:.1%}"
     made = {"coordinate": coordinate, "cut_high": cut}
     return Finding("scale", table, len(values["away"]), "O13", made, (note,))

@@ -215,9 +215,7 @@ def paired_interval(first: ArrayLike, second: ArrayLike, **options: Any) -> Inte
     """Interval of mean(first - second) over the same cases (H1); options as in :func:`mean_interval`."""
     left, right = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if left.shape != right.shape:
-        raise BadInput(
-            f"paired values must be of the same cases, got {left.shape} and {right.shape}; join them by case"
-        )
+        raise BadInput(f"paired values must be of the same cases, got {left.shape} and {right.shape}; join by case")
     return mean_interval(left - right, **options)
 
 
