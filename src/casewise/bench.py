@@ -194,7 +194,8 @@ def bench(
         cases: Images as arrays ``(channel, *space)``, files or ``Case`` objects; a folder of images; a dataset folder
             (``images/``, ``labels/``, ``cases.csv``); or an archive that was recorded before.
         labels: Labels in the order of the images, or a folder. None for a dataset folder and for an archive.
-        methods: What makes candidates, as a list or by name: ``"tent"``, ``"views:photo"``, an objective, or a function
+        methods: Methods that make candidates, as a list or by name: ``"tent"``, ``"views:photo"``, an objective, or a
+            function
             ``(network, image) -> list of masks``, where ``image`` is the prepared batch ``(n, channel, *space)`` and
             the masks have the shape of the label. Of an archive: names of ladders; default: all.
         policies: Policies to fit, as ``casewise.calibrate`` takes them.

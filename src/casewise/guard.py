@@ -25,7 +25,7 @@ class Guarded:
 
     Attributes:
         mask: The mask to use.
-        decision: Which candidate was chosen, and why.
+        decision: The chosen candidate and the reason.
         trajectory: M0 and the candidates that were made, with their signals.
         ladders: The same for every ladder, where several were read together.
     """

@@ -105,7 +105,7 @@ def test_an_update_costs_one_forward_of_its_own(make_unet, slices):
 def test_what_it_cannot_do_is_refused(make_unet, slices):
     with pytest.raises(NothingToAdapt, match="running statistics of BatchNorm"):
         run_episode(make_unet(), slices, Vptta(), steps=1)
-    with pytest.raises(BadInput, match="no parameters; use it without a modulation"):
+    with pytest.raises(BadInput, match="use it without a modulation"):
         Modulated(Vptta(), "param-subset", RiskStatistics(0.0, 1.0, 0.0, 1.0))
     with pytest.raises(BadInput, match="above 0 and at most 1, got 2"):
         Vptta(share=2)

@@ -112,5 +112,5 @@ def test_a_controller_of_your_own_is_served_when_typed(archive: Path) -> None:
     words = ("serve", "-m", "casewise.adapt.networks:phantom_cardiac", "--policy", archive)
     with pytest.raises(UnsafeInput, match="type the same: --set controller=own_controller:SmallEdits"):
         said(*words)
-    with pytest.raises(BadInput, match="'SmallEdits' does not say how candidates are made"):  # it was read
+    with pytest.raises(BadInput, match="'SmallEdits' does not name its proposers"):  # it was read
         said(*words, "--set", f"controller={OWN}")

@@ -223,7 +223,7 @@ def test_what_does_not_belong_to_several_ladders_is_refused(home: Path, tmp_path
     calibrated(home, "choose", file)
     with pytest.raises(Mismatch, match="another objective"):
         call("certify", home / "both", "--policy", file, "--ladder", "tent")
-    with pytest.raises(BadInput, match=r"those that the policy reads \(some, tent\), got 'other'"):
+    with pytest.raises(BadInput, match=r"one that the policy reads \(some, tent\), got 'other'"):
         call("study", home / "both", "--calibration", home / "both", "--policy", file, "--ladder", "other")
     with pytest.raises(BadInput, match="'frag-stop' reads one ladder step by step, 2 were named"):
         call("calibrate", home / "both", "--policy", "frag-stop", "--ladder", "some", "--ladder", "tent")

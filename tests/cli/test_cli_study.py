@@ -103,7 +103,7 @@ def test_images_become_the_input_column(folders, tmp_path):
 def test_wrong_pairs_are_explained(folders):
     with pytest.raises(BadInput, match=r"--other takes NAME=ARCHIVE, got 'memo'"):
         raise run(folders / "stream", "-c", folders / "holdout", "--other", "memo").exception
-    with pytest.raises(BadInput, match="number as its rate"):
+    with pytest.raises(BadInput, match="RATE=ARCHIVE"):
         raise run(folders / "stream", "-c", folders / "holdout", "--sweep", "fast=x").exception
 
 

@@ -15,7 +15,7 @@ from casewise.core.seeds import seed_of
 
 @pytest.mark.parametrize("bad", ["", "../x", ".hidden", "a/b", "a b", "-rf", "x" * 129, "<script>"])
 def test_an_id_that_could_leave_its_folder_is_refused(bad: str) -> None:
-    with pytest.raises(BadInput, match="a case id holds"):
+    with pytest.raises(BadInput, match="a case id must have"):
         Case(bad, np.zeros((1, 2, 2)))
 
 

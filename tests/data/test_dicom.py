@@ -103,7 +103,7 @@ def test_a_missing_slice_is_named_by_its_neighbours(tmp_path: Path) -> None:
 
 def test_a_series_that_was_cut_short_is_seen_by_its_promise(tmp_path: Path) -> None:
     write_series(tmp_path / "s", VALUES, NumberOfSeriesRelatedInstances=4)[3].unlink()
-    with pytest.raises(BadInput, match="series s: 4 images are promised, 3 are here"):
+    with pytest.raises(BadInput, match="series s: 4 images are announced, 3 are present"):
         find_series(tmp_path)
 
 
@@ -133,7 +133,7 @@ def test_a_tilted_gantry_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("tags", "sentence"),
-    [({"NumberOfFrames": 3}, "holds several frames"), ({"SamplesPerPixel": 3}, "is in colour"),
+    [({"NumberOfFrames": 3}, "holds several frames"), ({"SamplesPerPixel": 3}, "is in color"),
      ({"ImagePositionPatient": None}, "does not say ImagePositionPatient")],
 )  # fmt: skip
 def test_what_is_no_slice_is_refused(tmp_path: Path, tags: dict[str, object], sentence: str) -> None:

@@ -78,7 +78,7 @@ def test_groups_and_patients_come_from_a_table(folders):
 def test_folders_that_share_no_name_are_refused_with_a_way_out(tmp_path):
     write(tmp_path / "old", "a", heart())
     write(tmp_path / "new", "b", heart())
-    with pytest.raises(BadInput, match=r"has a partner of the same name .*--names pairs\.csv"):
+    with pytest.raises(BadInput, match=r"has the same name .*--names pairs\.csv"):
         found(tmp_path)
 
 
@@ -119,7 +119,7 @@ def test_other_places_are_refused_and_resampled_by_name(folders):
     assert "affines differ by up to 3" in str(error)
     _, new, _ = read_pair(pair, resample="nearest")
     assert np.array_equal(new.mask[..., 2:], heart()[..., :-2])
-    with pytest.raises(BadInput, match="--resample knows nearest, got 'linear'"):
+    with pytest.raises(BadInput, match="--resample must be nearest, got 'linear'"):
         read_pair(pair, resample="linear")
 
 

@@ -66,7 +66,7 @@ def test_a_design_that_hurts_the_cases_that_fit_it_takes_no_part_in_the_choice(t
 
 def test_labels_that_fitted_a_design_cannot_certify_it(fitting):
     for design in ("choose", "merge", "consensus-where-low"):
-        with pytest.raises(Overlap, match=r"share .* or let certify halve them by itself: casewise certify ARCHIVE"):
+        with pytest.raises(Overlap, match=r"share .* or let certify split them: casewise certify ARCHIVE"):
             certify_router(fitting, calibrate(fitting, design), HARMED, force=True)
     certificate, _ = certify_router(fitting, calibrate(fitting, "consensus"), HARMED, force=True)
     assert certificate.units == 8

@@ -174,7 +174,7 @@ def test_monitor_from_the_command_line_continues_where_it_stopped(site, tmp_path
     assert second.exit_code == 1
     assert "80 decisions" in second.output
     assert "ALARM after" in second.output
-    assert "Deploying M0" in second.output
+    assert "Every case gets M0" in second.output
 
 
 def test_monitor_without_a_state_or_calibration_says_what_is_missing(tmp_path):

@@ -56,7 +56,7 @@ def test_dice_may_be_narrowed_to_classes():
     mask, label = np.array([[1, 1, 2, 2]]), np.array([[1, 1, 2, 0]])
     assert dice(mask, label, classes=[1]) == 1
     assert math.isnan(dice(mask, label, classes=[7]))
-    with pytest.raises(BadInput, match="classes are whole numbers from 0"):
+    with pytest.raises(BadInput, match="classes must be whole numbers from 0"):
         dice(mask, label, classes=[-1])
 
 

@@ -79,9 +79,9 @@ def test_a_negative_tolerance_is_refused():
 
 def test_gaps_come_alone():
     gaps = surface_gaps(square(1, 5), square(2, 6))
-    with pytest.raises(BadInput, match="already know their label and spacing"):
+    with pytest.raises(BadInput, match="already include label and spacing"):
         hd95(gaps, square(1, 5))
-    with pytest.raises(BadInput, match="already know their label and spacing"):
+    with pytest.raises(BadInput, match="already include label and spacing"):
         assd(gaps, spacing_mm=(1.0, 1.0))
 
 

@@ -264,5 +264,5 @@ def test_a_later_edit_of_an_output_or_an_entry_is_found(work: Maker, tmp_path: P
     entry.write_text(entry.read_text().replace('"keep"', '"shrink"'))
     (tmp_path / "out" / "case_1.nii.gz").unlink()
     problems = verify_predictions(tmp_path / "out")
-    assert problems == ["case_1.nii.gz is missing", "casewise/case_0.json is not the entry that the audit log saw"]
+    assert problems == ["case_1.nii.gz is missing", "casewise/case_0.json is not the file that the audit log names"]
     assert Chain(tmp_path / "out" / "audit.jsonl").problems == []

@@ -186,7 +186,7 @@ class Adaptation:
         Args:
             plain: The adaptation as a file holds it.
             typed: Objective that the person gave; an objective by address must be the same.
-            where: What an error calls the file.
+            where: Name of the file in errors.
 
         Raises:
             UnsafeInput: If any field names code by address, or a field is one that casewise never writes.

@@ -1,4 +1,4 @@
-"""What an archive looks like on disk (schema 3).
+"""Layout of an archive on disk (schema 3).
 
     ARCHIVE/
       manifest.json             schema, what produced each ladder, horizon, configuration, software; the sealed cases

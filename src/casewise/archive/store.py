@@ -390,7 +390,7 @@ def create_archive(
 
     Args:
         path: Folder of the archive.
-        binding: What makes the trajectories: model, objective, loader and measure.
+        binding: Origin of the trajectories: model, objective, loader and measure.
         steps: Number of updates or candidates of each case.
         configuration: Metric, min_area and other facts that reports print.
         ladder: Name of the ladder. A further ladder can be added to an archive of the same model, loader and measure;
@@ -442,7 +442,7 @@ def _created(path: Path, facts: dict[str, Any], ladder: str) -> Archive:
 def describe_cases(path: str | Path, cases: Iterable[Any]) -> tuple[str, ...]:
     """Fill in group, cluster and split of recorded cases, where the archive does not know them yet.
 
-    A person may add ``cases.csv`` after the first recording. What the archive knows already is never changed.
+    A person may add ``cases.csv`` after the first recording. Values that the archive already has are never changed.
 
     Args:
         path: An archive; nothing happens where there is none yet.

@@ -55,7 +55,8 @@ def read_config(path: Path | None) -> tuple[Path | None, dict[str, dict[str, Any
 def defaults(
     file: Path, tables: Mapping[str, Mapping[str, Any]], command: str, parameters: Any, *, named: bool
 ) -> dict[str, Any]:
-    """What the file says for one command, by parameter; [all] gives only what the command has, its own table wins."""
+    """Return the values of the file for one command, by parameter; [all] gives only what the command has, its own
+    table wins."""
     spellings = _by_spelling(parameters)
     known = Registry(f"option of casewise {command}", spellings)
     shared = {key: value for key, value in tables.get(ALL, {}).items() if _plain(key) in spellings}

@@ -153,7 +153,7 @@ def _number(row: dict[str, Any], name: str) -> float | None:
 
 
 def _unread(cases: list[str]) -> Iterator[str]:
-    """That rows held no number to watch, where some did."""
+    """Warn about rows without a number to watch, if there are any."""
     if cases:
         more = f" and {len(cases) - SHOWN} more" if len(cases) > SHOWN else ""
         yield (
@@ -162,7 +162,7 @@ def _unread(cases: list[str]) -> Iterator[str]:
 
 
 def _approximate(calibration: Path | None) -> Iterator[str]:
-    """That the rate of false alarms is no bound, where the calibration cases were predicted by other weights."""
+    """Warn that the rate of false alarms is not a bound if the calibration cases were predicted by other weights."""
     if calibration is not None and (calibration / "tuned").is_dir() and not (calibration / "held-out").is_dir():
         yield (
             "! the labelled cases were predicted by weights tuned without them, new cases by their mean, so "

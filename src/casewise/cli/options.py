@@ -5,7 +5,8 @@ type of a parameter and is wrapped in :func:`grouped`; on the command line the g
 An option of :class:`AdaptationOptions` reaches the episode by its name alone: the field of that name of
 :class:`casewise.adapt.adaptation.Adaptation`.
 
-What few people need is a *setting*: declared with :func:`setting` instead of ``typer.Option``, it has no option of its
+A rarely needed option is a *setting*: declared with :func:`setting` instead of ``typer.Option``, it has no option of
+its
 own and is given in casewise.toml or as ``--set NAME=VALUE``. ``Annotated[Group, SETTINGS]`` makes settings of a group.
 """
 
@@ -53,7 +54,7 @@ def is_setting(parameter: Any) -> bool:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Which model, and how it is loaded."""
+    """Options of the model and of loading it."""
 
     model: str | None = typer.Option(
         None,
@@ -119,7 +120,7 @@ class NnUNetModelOptions(ModelOptions):
 
 @dataclass(frozen=True)
 class DeploymentOptions:
-    """Which policy decides, for a deployment or a plain model."""
+    """Options of the policy that decides, for a deployment or a plain model."""
 
     policy: str | None = typer.Option(None, help="Only if -m is a model: policy.json, its archive, or m0 (no change).")
     model_at: str | None = typer.Option(None, "--model-at", help="Folder of the model, if it was moved after fit.")
@@ -151,7 +152,7 @@ class DeploymentOptions:
 
 @dataclass(frozen=True)
 class AdaptationOptions:
-    """How candidates are made; what is not given is the policy's, else the default of an Adaptation."""
+    """How candidates are made; a missing option has the value of the policy, else the default of an Adaptation."""
 
     learning_rate: float | None = typer.Option(
         None, "--lr", help="Learning rate of the updates; default: that of the method."
@@ -500,7 +501,7 @@ def _copyable(command: str, width: int) -> str:
 
 
 def _setting_hint(option: Any, *_: Any) -> str:
-    """What an error message calls a setting."""
+    """Return the name of a setting in error messages."""
     return f"'--set {_words(option, None)[0].lstrip('-')}'"
 
 

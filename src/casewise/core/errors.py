@@ -65,7 +65,7 @@ def without_folders(text: str, folders: Iterable[Path]) -> str:
 
 
 class BadInput(CasewiseError, ValueError):
-    """What was given cannot be used."""
+    """An argument or file cannot be used."""
 
 
 class UnknownName(BadInput):

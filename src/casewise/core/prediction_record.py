@@ -93,7 +93,7 @@ class PredictedCase:
 
     @property
     def action(self) -> str | None:
-        """What the decision did with the candidates; None without output."""
+        """Action of the decision; None without output."""
         return None if self.decision is None else self.decision.action.value
 
     @property

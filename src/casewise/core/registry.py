@@ -97,7 +97,7 @@ def check_names_no_code(record: Mapping[str, Any], *, where: str, typed: Collect
 
     Args:
         record: The record as its file holds it.
-        where: What the error calls the file.
+        where: Name of the file in the error.
         typed: Addresses that the person who runs casewise gave; these are accepted.
 
     Raises:

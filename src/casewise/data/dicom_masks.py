@@ -87,7 +87,7 @@ def nifti_folders(
 
     Args:
         folders: Folders with masks; None stays None.
-        keep: Where the NIfTI files are written: ``keep/0``, ``keep/1``, ... in the order of the folders.
+        keep: Folder for the NIfTI files: ``keep/0``, ``keep/1``, ... in the order of the folders.
         images: Folder with the image series, which gives every mask the grid of its series.
 
     Returns:

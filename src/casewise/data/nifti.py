@@ -282,7 +282,7 @@ def check_same_place(image: Path, label: Path, *, reorients: bool = False) -> No
     Args:
         image: File of the image.
         label: File of its label.
-        reorients: Whether the reader turns both to one orientation; then flips are no difference.
+        reorients: True if the reader turns both to one orientation; then flips are no difference.
 
     Raises:
         BadInput: If the two lie in different places; the message holds both affines.

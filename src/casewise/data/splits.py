@@ -160,7 +160,7 @@ def fold_of(clusters: Sequence[Any], folds: int, *, seed: int = RESAMPLING_SEED)
 
     Args:
         clusters: The cluster (patient or sequence) of each case.
-        folds: How many folds; they differ by at most one cluster.
+        folds: Number of folds; they differ by at most one cluster.
         seed: Of the order in which clusters are dealt.
 
     Returns:

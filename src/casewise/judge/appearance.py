@@ -1,4 +1,4 @@
-r"""What images look like to a model, in a few label-free numbers: is a new image of the kind that was calibrated on?
+r"""Appearance of images for a model, in a few label-free numbers: is a new image of the kind that was calibrated on?
 
 A policy and its promises hold for cases that are exchangeable with the calibration cases. Images of another modality
 or protocol are not. Three questions are answered here, none of them with a label:
@@ -47,7 +47,7 @@ _FLOORS = {"intensity": 0.05, "texture": 0.02, "spacing": 0.05, "share": 0.1, "b
 
 @dataclass(frozen=True)
 class Appearance:
-    """What one image looks like to a model, without a label.
+    """Label-free numbers that describe one image.
 
     Args:
         case_id: Name of the case.
@@ -61,7 +61,7 @@ class Appearance:
 
     @property
     def modality(self) -> str | None:
-        """What the header says ("MR", "CT"), None where it says nothing."""
+        """The modality in the header ("MR", "CT"), or None."""
         return next((name.removeprefix(MODALITY) for name in self.numbers if name.startswith(MODALITY)), None)
 
     @property
@@ -76,7 +76,7 @@ class Appearance:
 
 @dataclass(frozen=True)
 class KnownAppearance:
-    """What the calibration patients looked like; plain data, stored with a policy or a deployment.
+    """Appearances of the calibration patients; plain data, stored with a policy or a deployment.
 
     Args:
         names: The numbers that every calibration case has.
@@ -140,10 +140,10 @@ def appearance_numbers(
         source: M0, on the grid of the image.
         labels: Foreground values of M0 that are counted.
         spacing_mm: Voxel size per axis of the case.
-        modality: What the header of the image says, such as "MR".
+        modality: Modality in the header of the image, such as "MR".
 
     Returns:
-        Finite numbers by name. What cannot be computed is left out, such as the brightness of an absent label.
+        Finite numbers by name. Numbers that cannot be computed are left out, such as the brightness of an absent label.
 
     Example:
         >>> found = appearance_numbers(np.arange(16.0).reshape(1, 1, 4, 4), spacing_mm=(1.0, 1.0))
@@ -229,7 +229,7 @@ def outside(appearance: Appearance, known: KnownAppearance, *, image_only: bool 
 
     Args:
         appearance: The image. Numbers that it lacks are passed over.
-        known: What the calibration patients showed.
+        known: Appearances of the calibration patients.
         image_only: Leave out the numbers that are computed from masks (see :func:`_of_labels`).
 
     Returns:
@@ -273,13 +273,13 @@ def bound_by_appearance(
 ) -> tuple[Decision, str]:
     """Flag the decision about an image unlike those of the calibration patients, and go back to M0; live and in replay.
 
-    Where only a mask is unusual (the size or the brightness of a label of M0, or the agreement of the candidates), M0
+    If only a mask is unusual (the size or the brightness of a label of M0, or the agreement of the candidates), M0
     has probably failed. Going back to it would help nobody, so the chosen mask stays and the case is flagged.
 
     Args:
-        decision: What the policy decided.
+        decision: Verdict of the policy.
         look: The image, with the agreement of its candidates where that is known.
-        known: What the calibration patients showed.
+        known: Appearances of the calibration patients.
         source_sha256: Hash of M0.
 
     Returns:
@@ -322,7 +322,7 @@ def folder_differs(cases: Sequence[Appearance], known: KnownAppearance) -> tuple
 
     Args:
         cases: Appearances of the folder; the first case of each patient counts.
-        known: What the calibration patients showed.
+        known: Appearances of the calibration patients.
 
     Returns:
         p and a sentence. p is never below one over the number of exchanges; a folder of one patient against nine has

@@ -320,7 +320,7 @@ def unshrunk_hint(archive: Archive, state: State) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all designs share: the candidates, which one is the consensus, and which ones have a vote."""
+    """Settings that all designs share: the candidates, which one is the consensus, and which ones have a vote."""
 
     steps: int
     consensus: str

@@ -196,7 +196,8 @@ def edit_shares(source: Mask, mask: Mask, label: Mask | None, ignore: int | None
 def judged_share(rows: pd.DataFrame) -> float | None:
     """Return the share of the changed area that HA judged: sum_i (1 - unscored_i) |D_i| / sum_i |D_i|.
 
-    None where nothing was changed. Where it is small, HA says little: most of the edit is in smaller components.
+    None where nothing was changed. If it is small, HA covers little of the edit: most of the edit is in smaller
+    components.
     """
     known = rows.loc[rows["unscored"].notna() & (rows["area"] > 0)]
     area = float(known["area"].sum())

@@ -310,7 +310,7 @@ def fitted_on(policy: Policy, cases: Iterable[Clustered]) -> Policy:
 def check_held_out(policy: Policy, cases: Iterable[Clustered]) -> None:
     """Refuse to score a policy on the cases that it was fitted on, or on other cases of the same patients (A3).
 
-    Where images are known a case is recognised by its content: a copy under another name is refused, and another image
+    If images are known, a case is recognized by its content: a copy under another name is refused, and another image
     that happens to have the same name is not.
     """
     cases = list(cases)

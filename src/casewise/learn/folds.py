@@ -121,7 +121,7 @@ def cross_fit(
         on_progress: Called after every update with the fold, the number of its updates and the loss.
 
     Returns:
-        Which patients each fold left out, and which folds failed.
+        The patients that each fold left out, and the failed folds.
 
     Raises:
         TooFewCases: There are fewer than four patients.

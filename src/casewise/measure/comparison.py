@@ -252,7 +252,7 @@ def _piece_counts(pair: MaskPair) -> dict[str, Integers]:
 
 
 def _alone(found: LabelPieces, other: LabelPieces) -> Flags:
-    """Which pieces are holes that touch no hole of the same label in the other mask."""
+    """True for pieces that are holes and touch no hole of the same label in the other mask."""
     holes: Flags = found.hole_of > 0
     if not holes.any() or not (other.hole_of > 0).any():
         return holes

@@ -93,7 +93,8 @@ def _interior(found: Regions) -> Integers:
 
 
 def _stretches(runs: Runs, contacts: Contacts) -> list[tuple[Integers, Integers]]:
-    """Where each contact covers the later and the earlier run: half-open stretches of positions in the voxel list."""
+    """Return the interval of each contact in the later and the earlier run: half-open stretches of positions in the
+    voxel list."""
     later, earlier = contacts.later, contacts.earlier
     low = np.maximum(runs.first[later], runs.first[earlier] + contacts.shift)
     length = np.minimum(runs.last[later], runs.last[earlier] + contacts.shift) - low + 1

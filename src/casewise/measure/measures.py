@@ -77,7 +77,7 @@ class DecisionRule:
         return f"{self.sign} {self.threshold:g}"
 
     def holds(self, value: float) -> bool:
-        """Whether a value is on the side that the sign names."""
+        """True if a value is on the side of the sign."""
         return _COMPARE[self.sign](value, self.threshold)
 
 
@@ -98,7 +98,7 @@ class Measure:
 
     @property
     def per_patient(self) -> bool:
-        """Whether the formula names scans, so that a patient has one value."""
+        """True if the formula names scans, so that a patient has one value."""
         return any(one.scan is not None for one in self.volumes)
 
     @property
@@ -141,9 +141,9 @@ def measure(name: str, formula: Any, *, unit: str = "", decision: Any = ()) -> M
     """A measure from its name and formula.
 
     Args:
-        name: What the measure is called, such as ``ef``.
+        name: Name of the measure, such as ``ef``.
         formula: The formula, by the grammar of this module.
-        unit: What values are counted in; only printed.
+        unit: Unit of the values; only printed.
         decision: A threshold such as ``"< 40"``, or several.
 
     Returns:
@@ -206,7 +206,7 @@ def named_volumes(volumes: Mapping[int, float], labels: Mapping[int, str]) -> di
 
 
 def all_unit_spacing(spacings_mm: Iterable[Sequence[float] | None]) -> bool:
-    """Whether every volume has a spacing of 1 x 1 x 1 mm, which converters also write where they know none."""
+    """True if every volume has a spacing of 1 x 1 x 1 mm, which converters also write if they know none."""
     given = list(spacings_mm)
     return bool(given) and all(one is not None and len(one) == 3 and set(one) == {1.0} for one in given)
 

@@ -41,7 +41,8 @@ class LabelPieces:
         return voxels, np.repeat(self.owner[runs], lengths)
 
     def within(self, different: Flags, voxels_differ: Any) -> Flags:
-        """Which pieces of a label consist of voxels that differ: ``different`` says it of the first voxel of each run,
+        """True for pieces of a label that consist of voxels that differ: ``different`` says it of the first voxel of
+        each run,
         ``voxels_differ`` answers for any voxels. Few pieces are left after the first voxels, so few are looked at."""
         some_equal = np.zeros(self.sizes.size, bool)
         some_equal[self.owner[~different]] = True

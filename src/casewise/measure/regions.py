@@ -40,7 +40,7 @@ def changed_voxels(source: Any, adapted: Any, *, foreground: bool) -> Integers:
 
 
 def _differ(a: Any, b: Any, foreground: bool) -> Any:
-    """Where two arrays or two tensors differ."""
+    """Return a mask of the places where two arrays or two tensors differ."""
     return (a > 0) != (b > 0) if foreground else a != b
 
 
@@ -96,7 +96,7 @@ class Regions:
 
     @cached_property
     def kept(self) -> Flags:
-        """Which components are regions: size >= min_area (B4)."""
+        """True for components that are regions: size >= min_area (B4)."""
         return self.sizes >= self.min_area
 
 

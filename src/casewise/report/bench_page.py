@@ -22,7 +22,7 @@ def bench_page(result: Mapping[str, Any], made: Table, notes: Sequence[str]) -> 
     """Write the page of a benchmark as one file that loads nothing.
 
     Args:
-        result: What ``casewise.bench`` measured.
+        result: Result of ``casewise.bench``.
         made: Its table.
         notes: Sentences below the table.
 

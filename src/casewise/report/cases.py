@@ -30,7 +30,7 @@ def panel_names(study: Study) -> list[str]:
 
 
 def columns(study: Study) -> list[Column]:
-    """What the table shows beside the pictures."""
+    """Columns of the table beside the pictures."""
     bucket, flagged = Column("bucket", "Bucket", text=True), Column("flagged", "Flagged", text=True)
     third, last = (flagged, ()) if flags(study) and not study.is_router else (bucket, (flagged,) * flags(study))
     return [
@@ -116,7 +116,7 @@ def candidate_map(study: Study, decision: Decision) -> list[dict[str, str]]:
 
 
 def _sizes(changes: Mapping[int, float | None], names: Mapping[int, str]) -> str:
-    """How much every class grew or shrank against M0."""
+    """Return the relative change of the size of every class against M0."""
     said = [
         f"{names.get(value, f'class {value}')} {'new' if one is None else f'{one:+.0%}'}"
         for value, one in changes.items()
@@ -125,7 +125,7 @@ def _sizes(changes: Mapping[int, float | None], names: Mapping[int, str]) -> str
 
 
 def _chosen(study: Study, decision: Decision, step: int) -> str:
-    """How much of a candidate is deployed: "" for none."""
+    """Describe the deployed part of a candidate: "" for none."""
     here = decision.state.ladder in ("", study.policy.ladder, study.evaluation.ladder_name)
     if not here or step != (0 if decision.rolled_back else decision.state.step):
         return ""

@@ -68,7 +68,7 @@ def certificate_page(certificate: Certificate) -> str:
 
 
 def _coverage(certificate: Certificate, unit: str) -> dict[str, list[str]]:
-    """What stands beside the picture: for whom the promise is, and for whom it is not."""
+    """Return the text beside the picture: for whom the promise is, and for whom it is not."""
     c = certificate
     sites = ", ".join(c.groups)
     model = "" if c.binding is None else f"model {c.binding.model[:12]}, {_shortened(c.binding.objective)}"

@@ -52,10 +52,10 @@ def write_comparison(out: Path, outcome: Outcome, *, old: str, new: str, picture
 
     Args:
         out: The folder.
-        outcome: What :func:`casewise.study.compare.compare_folders` returned.
-        old: What the old masks are called on the page.
-        new: What the new masks are called.
-        pictures: How many cases are shown with pictures, the most suspicious first.
+        outcome: Result of :func:`casewise.study.compare.compare_folders`.
+        old: Name of the old masks on the page.
+        new: Name of the new masks.
+        pictures: Number of cases with pictures, most suspicious first.
     """
     summary = outcome.as_dict()
     write_tables(out, outcome)
@@ -146,8 +146,8 @@ def case_pictures(
 ) -> list[tuple[str, str]]:
     """(title, data URI) of pictures of one slice: image, old, new, what changed and, with a label, how.
 
-    The slice is the one with most voxels that became wrong, else that changed. Where label 0 is a class it is painted
-    too, and a change is another class.
+    The slice is the one with most voxels that became wrong, else that changed. If label 0 is a class it is painted,
+    too, and a change is a change of class.
     """
     changed = old != new
     worse, better = (None if label is None else changed & (one == label) for one in (old, new))
@@ -214,7 +214,7 @@ def comparison_page(summary: Mapping[str, Any], cases: Sequence[Mapping[str, Any
 
 
 def known_limits(summary: Mapping[str, Any]) -> list[str]:
-    """What this comparison cannot show, in sentences."""
+    """Return the limits of this comparison, in sentences."""
     cohort = summary["summary"]
     limits = []
     if "labelled" not in cohort:
@@ -236,7 +236,7 @@ def known_limits(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _box(region: Mapping[str, Any]) -> str:
-    """Where a region lies, counted from 1 as in the titles of the pictures, both ends inside."""
+    """Return the bounding box of a region, counted from 1 as in the titles of the pictures, both ends inside."""
     names = ("slices", "rows", "columns")[-len(region["low"]) :]
     sides = zip(names, region["low"], region["high"], strict=True)
     return ", ".join(

@@ -29,7 +29,7 @@ def headline(summary: Summary) -> str:
 
 
 def verdict_reason(summary: Summary) -> str:
-    """Why the verdict is what it is, in one sentence."""
+    """Return the reason for the verdict, in one sentence."""
     checks = summary["checks"]
     broken, undecided = (_with(checks, state) for state in ("broken", "undecided"))
     if broken:
@@ -53,7 +53,7 @@ def _with(checks: Iterable[Mapping[str, Any]], verdict: str) -> list[Mapping[str
 
 
 def change_counts(summary: Summary) -> str:
-    """How many cases changed and, with labels, for better or worse."""
+    """Return the number of changed cases and, with labels, of better and worse ones."""
     cohort = summary["summary"]
     said = f"{cohort['changed']} of {cohort['cases']} cases changed"
     if "helped" in cohort:
@@ -95,7 +95,8 @@ def check_lines(summary: Summary) -> list[str]:
 
 
 def unseen_harm(summary: Summary) -> str:
-    """What so few patients cannot exclude: with n patients, a harm of up to 1 - 0.05 ** (1 / n) of all patients."""
+    """Return the harm that so few patients cannot exclude: with n patients, a harm of up to 1 - 0.05 ** (1 / n) of all
+    patients."""
     cohort = summary["summary"]
     patients = cohort.get("labelled_clusters", cohort["clusters"])
     return (
@@ -105,7 +106,7 @@ def unseen_harm(summary: Summary) -> str:
 
 
 def _cause(check: Mapping[str, Any]) -> str:
-    """Why a criterion is undecided, without its own numbers where there is one patient."""
+    """Return the reason why a criterion is undecided, without its numbers if there is one patient."""
     if check["patients"] == 1:
         return f"one {UNIT[0]} is not enough for a statement about others"
     reason: str = check["reason"]
@@ -127,7 +128,7 @@ def change_sentence(cohort: Mapping[str, Any]) -> str:
 
 
 def of_whom(counts: Mapping[str, Any], *, named: int) -> str:
-    """How many cases, and of how many patients where any is named."""
+    """Return the number of cases and, if patients are named, of patients."""
     cases = pluralize(counts["cases"], "case")
     if not named:
         return f"{cases} (no {UNIT[0]} is named: each case counts as one {UNIT[0]})"

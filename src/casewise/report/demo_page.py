@@ -135,7 +135,7 @@ def demo_facts(cohort: Cohort, entries: Sequence[PredictedCase], out: Path, *, h
 
     Args:
         cohort: The new hearts, with labels.
-        entries: What predict recorded.
+        entries: Records of predict.
         out: Folder of the demo.
         home: Dice of the model on its own scanner.
     """

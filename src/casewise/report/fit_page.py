@@ -53,7 +53,7 @@ def summary_lines(facts: Mapping[str, Any]) -> list[str]:
     """Say what a fitted deployment does, in about ten lines.
 
     Args:
-        facts: What :func:`casewise.fit` wrote to ``fit.json``.
+        facts: Contents of ``fit.json``, written by :func:`casewise.fit`.
 
     Returns:
         Plain sentences.
@@ -156,7 +156,7 @@ def labelled_pictures(
 
     Args:
         archive: Candidates and labels of the labelled cases.
-        cleanup: What follows the choice of a candidate.
+        cleanup: Cleanup after the choice of a candidate.
         rows: Out-of-fold results, one per case.
         image_of: Reads the image of a case.
         classes: Names of the classes.
@@ -185,7 +185,7 @@ def fit_page(
     """Return the page.
 
     Args:
-        facts: What :func:`casewise.fit` wrote to ``fit.json``.
+        facts: Contents of ``fit.json``, written by :func:`casewise.fit`.
         rows: One row per labelled case: case, patient, metric of M0, metric of the deployed mask, state.
         pictures: Cases with pictures, as :func:`labelled_pictures` makes them.
     """

@@ -140,7 +140,7 @@ def _last_signals(signals: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]
 
 
 def _ladders(entry: PredictedCase) -> list[str]:
-    """Where several ladders were read: the candidates of each, and how much its last one changes M0."""
+    """If several ladders were read: the candidates of each, and how much its last one changes M0."""
     read = entry.policy.get("ladders", ())
     found: dict[str, list[Mapping[str, Any]]] = {}
     for name, signals in entry.signals.items():

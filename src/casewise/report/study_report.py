@@ -163,7 +163,8 @@ def check_place(out: Path) -> None:
 
 
 def _foreign(out: Path) -> Iterator[str]:
-    """What no earlier report left here: it wrote every table and figure in two forms, and results.json says so."""
+    """Return files that no earlier report wrote: it wrote every table and figure in two forms, and results.json says
+    so."""
     there = {part.name for part in out.iterdir()}
     yield from there if there and not _is_ours(out / "results.json") else there - _PARTS
     for folder, forms in (("tables", (".csv", ".tex")), ("figures", (".svg", ".png"))):

@@ -146,7 +146,8 @@ def _named(classes: Mapping[int, str], mask: Mask) -> dict[int, str]:
 
 
 def decision_sentence(entry: PredictedCase) -> str:
-    """What was deployed, in one sentence, and the decision's own reason; a candidate may be an update or a view."""
+    """Return the deployed mask and the reason of the decision, in one sentence; a candidate may be an update or a
+    view."""
     depth, made, reason = 0, 0, ""
     if entry.decision is not None:
         depth, made, reason = entry.decision.deployed, entry.decision.executed, entry.decision.reason
@@ -164,7 +165,7 @@ def certificate_sentence(entry: PredictedCase, certificate: str) -> str:
 
 
 def flag_sentence(entry: PredictedCase) -> str:
-    """Why a person should check the case; empty if nobody needs to."""
+    """Return why a person should check the case; empty if nobody needs to."""
     reasons = [entry.error] if entry.error else []
     if entry.decision is not None and entry.decision.flagged:
         low = entry.decision.quality_low

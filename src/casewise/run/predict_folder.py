@@ -66,8 +66,8 @@ class PredictedFolder:
         page: The page for a person.
         report: The run for a machine.
         scores: Mean scores of the deployed masks and of M0, where labels were given.
-        promise: What is promised about these cases; None where nothing is.
-        warnings: What a reader must know.
+        promise: Promise about these cases; None where nothing is.
+        warnings: Warnings for the reader.
     """
 
     entries: tuple[PredictedCase, ...]

@@ -70,7 +70,7 @@ class Layout:
 
     @property
     def claims(self) -> Path:
-        """Which process works on which cases at the moment."""
+        """Return the process that works on each case at the moment."""
         return self.out / "casewise" / "running"
 
     def entries(self) -> list[Path]:
@@ -109,7 +109,7 @@ def input_hashes(files: CaseFiles) -> dict[str, str]:
 
 
 def is_complete(layout: Layout, files: CaseFiles, key: str) -> bool:
-    """Whether a case need not be done again: same run, same inputs, and every output still what it was."""
+    """True if a case need not be predicted again: same run, same inputs, and every output still what it was."""
     entry = read_entry(layout.entry(files.id))
     if entry is None or not entry.is_done or entry.key != key:
         return False
@@ -214,7 +214,8 @@ COPIES = (
 
 
 def _copy_problems(out: Path, log: str, started: str, finished: str) -> list[str]:
-    """What is wrong with a folder of chosen masks: its log, a run that was killed, and files that are not as logged."""
+    """Return the problems of a folder of chosen masks: its log, a run that was killed, and files that are not as
+    logged."""
     lines, ended = Chain(out / log).since(started, finished)
     problems = log_problems(out / log)
     if not ended:

@@ -2,7 +2,7 @@
 
 The driver keeps the list of what is to do. A worker that dies, with its process or with its node, gives its case back
 to the list and is replaced, so nothing is lost; a case that takes its worker down again and again is given up after
-``retries`` further attempts and reported. What was already done is known to the caller's manifest, not to Ray.
+``retries`` further attempts and reported. The caller's manifest, not Ray, knows the finished cases.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class _WorkerPool:
             self.idle.pop().give(self.waiting.pop(0))
 
     def _collected(self, worker: _RemoteWorker) -> Result | None:
-        """What a worker owed: the result of its case; None where it only became ready, or was lost and replaced."""
+        """The result of a worker: the result of its case; None where it only became ready, or was lost and replaced."""
         try:
             answer = ray.get(worker.owes)
         except RayError as error:  # a new worker; the case of the lost one waits again, unless it was lost too often

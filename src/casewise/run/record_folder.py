@@ -228,7 +228,8 @@ def parsed_states(text: str) -> tuple[State, ...]:
 
 
 def risk_statistics(path: Path, model: Model, plain: Adaptation) -> RiskStatistics:
-    """What the risk of a modulation is measured with: step 1 of calibration cases that were recorded without it (C6).
+    """Return the statistics for the risk of a modulation: step 1 of calibration cases that were recorded without it
+    (C6).
 
     No label is read. Trajectories of another model or objective have other edits, so they are refused.
     """

@@ -49,7 +49,7 @@ class Taken:
 
     @property
     def compared(self) -> bool:
-        """Whether the policy could decide."""
+        """True if the policy could decide."""
         return self.decision is not None
 
     def as_dict(self) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class ServiceSettings:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can connect."""
+        """True if only this machine can connect."""
         try:
             return ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
@@ -116,7 +116,7 @@ class AccessControl:
 
 
 def _named(netloc: str, settings: ServiceSettings) -> bool:
-    """Whether a Host or Origin, with or without its port, is one of ours."""
+    """True if a Host or Origin, with or without its port, is allowed."""
     if settings.allowed_hosts is None:
         return True
     name, colon, port = netloc.rpartition(":")
@@ -130,7 +130,7 @@ def _bears(headers: Mapping[str, str], token: str) -> bool:
 
 
 def _in_browser(headers: Mapping[str, str], token: str) -> bool:
-    """Whether the token came as the password that a browser asks for, with any user name."""
+    """True if the token was sent as the password of Basic authentication, with any user name."""
     kind, _, given = headers.get("authorization", "").partition(" ")
     if kind.lower() != "basic":
         return False

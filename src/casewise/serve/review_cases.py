@@ -81,7 +81,7 @@ def state_order(name: str) -> tuple[str, int, float]:
 
 
 def shown_first(states: tuple[str, ...]) -> str | None:
-    """What is deployed, where that is no candidate; else the deepest plain state of the deployed ladder."""
+    """The deployed mask, if it is not a candidate; else the deepest plain state of the deployed ladder."""
     if DEPLOYED in states:
         return DEPLOYED
     own = [name for name in states if ":" not in name] or list(states)
@@ -265,7 +265,7 @@ def _read(path: Path) -> Mask:
 
 
 def _name(state: str, entry: PredictedCase) -> str:
-    """What a person calls a state: the name of its candidate where the entry has it."""
+    """Return the displayed name of a state: the name of its candidate where the entry has it."""
     if state == DEPLOYED:
         cleaned = ", after cleanup" if entry.decision and entry.decision.cleanup else ""
         return f"written mask ({entry.candidate}{cleaned})"
@@ -361,7 +361,7 @@ class Images:
         return len(self.files[case_id].images) if case_id in self.files else 0
 
     def problem(self, case: ReviewCase) -> str | None:
-        """Why the image of a case cannot be shown; None where it can."""
+        """Return why the image of a case cannot be shown; None where it can."""
         if not self.files:
             return "no images: start with --images DIR to show them under the masks"
         if case.id not in self.files:

@@ -68,7 +68,7 @@ class ReviewLog:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with the log; empty where every line follows from the one before."""
+        """Return the problems of the log; empty where every line follows from the one before."""
         strange = sum(not _is_review(line) for line in self._events())
         foreign = [f"{self.path.name} holds {pluralize(strange, 'line')} that are not reviews"] if strange else []
         return [*Chain(self.path).problems, *foreign]
@@ -142,7 +142,7 @@ _LOCK = ".applying"
 
 @dataclass(frozen=True)
 class Applied:
-    """What became of one case."""
+    """Result of applying the reviews to one case."""
 
     case: str
     taken: str  # deployed, m0, adapted, or none where there was nothing to take
@@ -158,12 +158,12 @@ def apply_reviews(folder: Path, out: Path) -> list[Applied]:
     """Write the chosen mask of every case into ``out`` and a hash-chained log beside them.
 
     Args:
-        folder: What ``casewise predict`` wrote, with its reviews.
+        folder: Folder of ``casewise predict``, with its reviews.
         out: A new or empty folder, or one that an earlier run of this function did not finish: that run's files are
             replaced.
 
     Returns:
-        What became of each case.
+        Result for each case.
 
     Raises:
         Refused: If ``out`` holds anything else, another process writes into it, or the reviews cannot be trusted.
@@ -223,7 +223,7 @@ def _check_free(out: Path, names: Iterable[str]) -> None:
 
 
 def _overruled(lines: Iterable[Mapping[str, Any]], last: Mapping[str, Any] | None) -> str:
-    """Who decided otherwise about the same output before, and what, as a clause; empty where all agree."""
+    """Return earlier different decisions about this output, as a clause; empty where all agree."""
     if last is None:
         return ""
     same = [line for line in lines if (line["case"], line["about"]) == (last["case"], last["about"])]

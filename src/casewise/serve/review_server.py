@@ -290,7 +290,7 @@ class Desk:
         return self.folder.cases[case_id]
 
     def _about_now(self, case_id: str) -> str | None:
-        """What a review would be about; None where the case is gone."""
+        """Return the output that a review would be about; None where the case is gone."""
         try:
             return self.folder.about(case_id)
         except (FileNotFoundError, CasewiseError):

@@ -194,7 +194,7 @@ class Check:
 
     @property
     def holds(self) -> bool:
-        """Whether the criterion is met."""
+        """True if the criterion is met."""
         return self.verdict == MET
 
     def as_dict(self) -> dict[str, Any]:
@@ -457,7 +457,7 @@ def _values(quantity: Quantity, margin: float, case: ComparedCase, kind: str, wh
 def mean_bound(means: Floats, confidence: float) -> float:
     r"""One-sided upper bound of a mean: the larger one of Student's t and Hall's transformation of it.
 
-    Where few patients lose much, a sample that misses them has a small mean and a small spread, and Student's t
+    If few patients lose much, a sample that misses them has a small mean and a small spread, and Student's t
     accepts too often. Hall (1992) corrects t for the skewness :math:`g`, with :math:`q = -t_{n-1} / \sqrt n`:
 
     .. math:: u = \bar x - s \, \frac{3}{g} \left( \sqrt[3]{1 + g (q - g / 6 n)} - 1 \right)

@@ -267,7 +267,7 @@ def compare_folders(
         plan: ``plan.toml`` with criteria and measures; it is sealed before the new masks are opened.
         measures: ``measures.toml``, where there is no plan.
         label_names: Names of labels: ``1=LV,2=MYO`` or a dataset.json; by default the one beside the masks.
-        zero_is_label: Whether label 0 is a class; by default where it has a name other than background.
+        zero_is_label: True if label 0 is a class; by default where it has a name other than background.
         allow: Kinds of problems that do not count as failures.
         good: A case at or above this metric is good; good before and not now is a flip.
         out: Folder for cases.jsonl, so that a repeated run compares only what changed; without it nothing is written.

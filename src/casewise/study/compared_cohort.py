@@ -224,7 +224,7 @@ class ComparedCohort:
 
     @property
     def labelled(self) -> NDArray[np.bool_]:
-        """Which cases have a true label."""
+        """True for cases with a label."""
         return self.of_case["labelled"].astype(bool)
 
     def units(self, which: Integers) -> Integers:

@@ -41,7 +41,7 @@ class DeployedMeasures:
         declared: The measures.
         half_widths: Half the width of each measure's interval; None where there are too few patients.
         patients: Labelled patients with a value of each measure.
-        basis: Which patients these are.
+        basis: Description of these patients.
         policy: Hash of the policy that the intervals are about.
         level: Chance, over new patients like these, that an interval holds the value of the label.
     """
@@ -148,7 +148,7 @@ def design_cases(
 
     Args:
         archive: The labelled cases.
-        deployed: What each design deploys for cases of patients that it was not fitted on.
+        deployed: The masks that each design deploys for patients that it was not fitted on.
         names: Names of the labels.
         ladders: Ladders that are read together.
     """
@@ -202,7 +202,7 @@ def policy_cases(archive: Archive, policy: Policy, names: Mapping[int, str]) -> 
 def fit_report(
     cases: Mapping[str, Sequence[MeasuredCase]], gains: Mapping[str, float], chosen: str, fitted: DeployedMeasures
 ) -> dict[str, Any]:
-    """What the page and the summary of ``fit`` say about the measures.
+    """Text about the measures for the page and the summary of ``fit``.
 
     Args:
         cases: The cases of each design (:func:`design_cases`).

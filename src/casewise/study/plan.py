@@ -44,7 +44,7 @@ _PARTS: dict[str, tuple[str, ...] | None] = {
 
 @dataclass(frozen=True)
 class Expected:
-    """What the author of a plan expects of a criterion; used only to compute the number of patients."""
+    """Expectation of the author of a plan for a criterion; used only to compute the number of patients."""
 
     value: float = 0.0
     sd: float | None = None
@@ -311,7 +311,7 @@ def how_many(plan: ChangePlan, *, power: float = POWER) -> tuple[Needed, ...]:
 
 
 def _needed(plan: ChangePlan, criterion: Criterion, power: float) -> tuple[int | None, str]:
-    """How many patients a criterion needs, and why there is no number."""
+    """Return the number of patients that a criterion needs, or why there is no number."""
     name, limit = criterion.name, criterion.limit
     guess = plan.expected.get((name, criterion.scope)) or plan.expected.get((name, "all")) or Expected()
     confidence = plan.acceptance.confidence
@@ -379,7 +379,7 @@ def _share_patients(limit: float, expected: float, confidence: float, power: flo
 
 @dataclass(frozen=True)
 class Seal:
-    """When a plan was sealed, and sentences that belong before the verdict."""
+    """The time when a plan was sealed, and sentences to print before the verdict."""
 
     sha256: str
     time: str
@@ -411,7 +411,7 @@ def seal_plan(plan: ChangePlan, new: Sequence[Path | None], *, compared_before: 
     Args:
         plan: The plan.
         new: The files with the new masks; only their names and sizes are read.
-        compared_before: Whether the output folder already holds a comparison of these masks.
+        compared_before: True if the output folder already has a comparison of these masks.
 
     Returns:
         The seal; its notes say whether the plan was changed or sealed after the masks were first opened.

@@ -180,7 +180,8 @@ def controlled(
 
 
 def worth(known: pd.DataFrame, below: float | None, *, resamples: int = 1000) -> pd.DataFrame:
-    """How well each signal predicts the metric: rank correlation, AUROC, AURC with an interval over clusters."""
+    """Quality of each signal as a predictor of the metric: rank correlation, AUROC, AURC with an interval over
+    clusters."""
     columns = ["signal", "n", "rho", "auroc", "aurc", "low", "high", "optimum", "excess", "normalized", "chance"]
     found = []
     for name in SIGNALS_OF_QUALITY:

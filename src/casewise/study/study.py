@@ -1,4 +1,4 @@
-"""What every analysis reads: two archives, their outcomes, and what each method deploys on the same cases."""
+"""The data that every analysis reads: two archives, their outcomes, and what each method deploys on the same cases."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class Study:
 
     @property
     def is_router(self) -> bool:
-        """Whether the policy puts cases into buckets."""
+        """True if the policy puts cases into buckets."""
         return metadata_of(self.controller).is_router
 
     @property
@@ -266,7 +266,7 @@ class Study:
 
     @cached_property
     def arms(self) -> Frames:
-        """What every case would have got in each bucket."""
+        """The mask of every case in each bucket."""
         return arms_of(self.evaluation, self.controller, self.outcomes)
 
     @cached_property

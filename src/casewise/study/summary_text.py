@@ -68,7 +68,7 @@ def _nothing_undone(study: Study) -> bool:
 
 
 def advised(study: Study) -> list[str]:
-    """What a reader must know before any number: a NO-GO, other bucket sizes than at calibration, few patients."""
+    """Warnings to print before any number: a NO-GO, other bucket sizes than at calibration, few patients."""
     against, units = no_go(study.policy), len(set(cluster_numbers(study.router)))
     found = [*([] if against is None else [against]), *(quota_found(study).notes if study.is_router else ())]
     if units < FEWEST:

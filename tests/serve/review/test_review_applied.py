@@ -65,7 +65,7 @@ def test_a_review_of_another_output_decides_nothing(predictions, tmp_path):
     one = {one.case: one for one in apply_reviews(out, tmp_path / "chosen")}["kept"]
     assert one.taken == "deployed"
     assert one.open
-    assert "another output" in one.why
+    assert "an earlier output" in one.why
 
 
 def facts(out, **changed):
@@ -86,14 +86,14 @@ def test_a_line_that_is_no_review_decides_nothing(predictions, tmp_path, changed
 def test_an_edited_log_and_a_full_folder_are_refused(predictions, tmp_path):
     out = predictions.layout.out
     reviewed(out, ("kept", "keep-m0", "1"))
-    with pytest.raises(Refused, match=r"is not empty .*; masks that a person chose go into a folder of their own"):
+    with pytest.raises(Refused, match=r"is not empty .*; reviewed masks need an empty folder"):
         apply_reviews(out, predictions.images)
     text = (out / REVIEWS).read_text()
     (out / REVIEWS).write_text(text.replace("keep-m0", "keep-adapted"))
     with pytest.raises(Refused, match="the reviews cannot be trusted"):
         apply_reviews(out, tmp_path / "chosen")
     (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(BadInput, match="is an archive and holds no mask files"):
+    with pytest.raises(BadInput, match="is an archive without mask files"):
         apply_reviews(tmp_path, tmp_path / "x")
 
 
@@ -142,7 +142,7 @@ def test_an_entry_that_is_broken_or_gone_is_said_and_costs_no_other_case(predict
     assert file_sha256(tmp_path / "chosen" / "kept.nii.gz") == file_sha256(layout.source("kept"))
     assert {name for name, one in done.items() if one.taken == "none"} == {"broken", "undone", "unsaved"}
     assert done["undone"].why == "there is no output: undone.json is not its entry; predict the case again"
-    assert done["unsaved"].why == "its entry is gone; predict it again"
+    assert done["unsaved"].why == "its JSON file is missing; predict it again"
     assert sum(line["event"] == "applied" for line in Chain(tmp_path / "chosen" / APPLIED).lines()) == 4
 
 

@@ -135,8 +135,8 @@ BATCHED = 1 << 17
 class ViewReader:
     """Predicts the views of one case: transform, whole pipeline, inverse transform.
 
-    Several views of a small case share one batch. Which views share a batch depends on the case and the list of views
-    alone, so that the numbers do not depend on how many views are asked for.
+    Several views of a small case share one batch. The views that share a batch depend only on the case and the list of
+    views, so numbers do not depend on the number of views that are needed.
     """
 
     def __init__(self, pipeline: Pipeline, views: Sequence[View], max_slices: int | None, *, batched: bool) -> None:

@@ -54,7 +54,7 @@ def is_plain(root: Path) -> bool:
 def plain(root: Path, *, cluster: str | None = None, ignore: int | None = None) -> Cohort:
     """The cases of a plain folder; of several side by side, each is a group named after its folder.
 
-    Where several of them name their cases alike, an id is the name of the folder and that of the case.
+    If cases of several folders have equal names, an id is the name of the folder and that of the case.
 
     ``cases.csv`` (in the folder or one level up; columns case, group, cluster, split or their usual other names)
     describes the cases. ``cluster`` is a pattern whose first bracket is the cluster in a case id, such as

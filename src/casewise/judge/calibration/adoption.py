@@ -1,4 +1,4 @@
-"""When a design may replace M0: tests, harm and estimates that hold with few patients.
+"""Conditions under which a design may replace M0: tests, harm and estimates that hold with few patients.
 
 A patient (or sequence) is the unit everywhere. Three questions are asked of the designs that were compared:
 
@@ -115,7 +115,7 @@ def patients_for_chance(chance: float = CHANCE) -> int:
 
 @dataclass(frozen=True)
 class HurtShare:
-    """How many patients were hurt, and how many may be."""
+    """The number of hurt patients and an upper bound of their share."""
 
     patients: int
     hurt: int  # patients whose mean change is below minus the margin
@@ -129,7 +129,7 @@ class HurtShare:
 
     @property
     def within(self) -> bool:
-        """Whether the shares of patients and of cases that were hurt are within the limit; not what they may be."""
+        """True if the shares of hurt patients and cases are within the limit; not what they may be."""
         allowed = self.limit + 1e-9
         return self.hurt <= allowed * self.patients and self.cases_hurt <= allowed * self.cases
 
@@ -184,10 +184,10 @@ def hurt_share(change: ArrayLike, clusters: Sequence[str], *, limit: float = ALL
 
 
 def unseen_sentence(patients: int, *, confidence: float = LEVEL) -> str:
-    """What so few patients cannot show: the largest share of disasters that they are compatible with.
+    """Say which losses so few patients cannot show: the largest share of disasters that they are compatible with.
 
     Args:
-        patients: How many patients the estimate comes from.
+        patients: Number of patients in the estimate.
         confidence: Confidence of the share.
 
     Returns:

@@ -81,7 +81,7 @@ def calibrate(
         mode: Cut-points when groups differ: ``union``, ``per-group`` or ``robust``.
         percentiles: Convention of the cut-points; default: the design's (driving 33/66, others 33.33/66.67).
         coordinate: Signal to route on; default: the design's.
-        budget_rule: How ``fixed-k`` chooses its step from labels.
+        budget_rule: Rule by which ``fixed-k`` chooses its step from labels.
         tau_quantile: Quantile of the risk at the best step, for ``tau-stop``.
         hybrid: Let the calibration pool grow with the stream (E10).
         window: For hybrid policies: refit on this many latest cases.

@@ -42,7 +42,7 @@ class CleanupGains:
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """How masks are scored."""
+        """Metric and its options."""
         return scoring_options(next(iter(ladder_views(self.archive, self.ladders).values())))
 
     @property

@@ -153,7 +153,7 @@ def compare_designs(
 
     Args:
         known: The labelled cases (:func:`casewise.judge.calibration.designs.gather`).
-        setting: What all designs share.
+        setting: Settings that all designs share.
         designs: Designs by name; all that suit the setting by default.
         allowed_hurt: Share of patients, and of cases, that may lose more than a point.
         nested: Estimate the gain of the choice by repeating it inside every fold.
@@ -204,7 +204,7 @@ def nested_gains(fits: Fits, allowed_hurt: float, progress: Progress | None = No
 def _best(rows: Sequence[DesignRow]) -> str:
     """Return the design with the largest lower bound of gain among those that pass; M0 where none does.
 
-    The average of the tuned prediction and M0's is the careful use of learned weights. Where it passes, it is taken
+    The average of the tuned prediction and M0's is the careful use of learned weights. If it passes, it is taken
     before bolder designs; a design whose parameters were fitted to these patients is taken last (decision 0020).
     """
     passing = [row for row in rows if not row.fails]
@@ -415,7 +415,7 @@ def _retained(compared: DesignComparison, name: str) -> dict[str, Any]:
 
 
 def _concerns(compared: DesignComparison, name: str, changed: int) -> list[str]:
-    """What speaks against a design that changes so many of the calibration cases."""
+    """Return the concerns about a design that changes so many of the calibration cases."""
     row = compared.row(name)
     if name == "m0":
         return [f"M0 is deployed for every case: {compared.why}"]

@@ -447,7 +447,7 @@ def designs_for(
 
     Args:
         known: The labelled cases.
-        setting: What all designs share.
+        setting: Settings that all designs share.
         allowed_hurt: Share of cases that may lose more than a point, where a design asks for it.
         fixed: States of candidates that are designs of their own, by name.
 

@@ -118,8 +118,8 @@ def new_certificate(
         policy: The policy that was to be certified.
         certified: The policy that the certificate holds for.
         ids: The labelled cases that were used.
-        units: How many patients they are of.
-        which: Which cases these are, where not all labelled ones were used.
+        units: Number of their patients.
+        which: Description of these cases, if not all labelled ones were used.
         own: The fields that depend on the kind of certificate.
     """
     patients = f" of {pluralize(units, *UNIT)}; the promise is per patient" if units < len(ids) else ""

@@ -55,7 +55,8 @@ def certify(
         archive: Labelled calibration archive, or its folder.
         policy: Policy, its file or folder, or the name of a ready one; several are certified together. ``"default"``
             fits all designs on half of the patients and certifies the best on the others. Default: the archive's own.
-        loss: What is bounded: ``ha``, ``harmed``, ``dice``, ``worse-voxels`` or ``surrogate``; several with ``ltt``.
+        loss: Loss that is bounded: ``ha``, ``harmed``, ``dice``, ``worse-voxels`` or ``surrogate``; several with
+            ``ltt``.
         alpha: Promised risk, one for all losses or one for each.
         delta: Chance that the promise may fail, with method ``ltt``.
         method: ``crc`` (in expectation), ``ltt`` (with probability 1 - delta) or, for a region gate, ``envelope``.
@@ -69,7 +70,7 @@ def certify(
         among_kept: Archive of the batch to deploy (no labels): bound the risk among the cases that it keeps.
         consensus: Policy ``default``: which candidate is the consensus of the others.
         force: Certify a policy that calibration called NO-GO.
-        ladders: Which ladders of the archive; default: the policy's.
+        ladders: Ladders of the archive; default: the policy's.
 
     Returns:
         The certificate (``.feasible``, ``.statement``, ``.advice``) and the certified policy.

@@ -50,7 +50,7 @@ def certify_designs(
     Args:
         archive: Labelled calibration cases.
         policies: Two or more calibrated policies; one is enough where ``halved``.
-        asked: What is to be promised, with a ``delta``.
+        asked: Losses and levels of the promise, with a ``delta``.
         force: Certify policies that calibration called NO-GO.
         halved: True if as many patients again fitted the policies that these test.
 
@@ -115,9 +115,9 @@ def certify_default(
 
     Args:
         archive: Labelled calibration cases.
-        asked: What is to be promised, with a ``delta``.
+        asked: Losses and levels of the promise, with a ``delta``.
         force: Include designs that are a NO-GO.
-        consensus: Which candidate is the consensus of the others, if none is called so.
+        consensus: Name of the candidate that combines the others, if none is called consensus.
 
     Returns:
         The certificate and the policy that it holds for.

@@ -31,7 +31,7 @@ ORDERS = 25  # fixed permutations over which betting averages the luck of the or
 
 @dataclass(frozen=True)
 class Promise:
-    """What is to be promised: risks with their alphas, and the method."""
+    """Losses and levels of a promise: risks with their alphas, and the method."""
 
     losses: tuple[str, ...] = ("ha",)
     alphas: tuple[float, ...] = (0.1,)
@@ -225,7 +225,7 @@ def tested_cuts(tables: Sequence[LossTable], asked: Promise, kind: str, level: f
 
     Args:
         tables: The losses of each risk, over the same cuts.
-        asked: What is to be promised.
+        asked: Losses and levels of the promise.
         kind: Kind of p-value.
         level: Chance that the walk passes a cut whose risk is above alpha.
 
@@ -275,7 +275,7 @@ def reliability_points(
         certified: The losses that the setting is chosen by.
         paid: The deployed losses of the same units, at the same settings.
         fresh: Both tables of evaluation cases; without them each unit is scored by the setting of the others.
-        source: Where ``fresh`` comes from, in words.
+        source: Origin of ``fresh``, in words.
     """
     points = risk_control.reliability(certified, paid, fresh)
     left_out = "leave-one-out on the calibration cases"

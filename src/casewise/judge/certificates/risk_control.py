@@ -128,8 +128,8 @@ def share_bound(values: ArrayLike, confidence: float, *, binary: bool) -> float:
     Args:
         values: One value per unit (patient or sequence), in [0, 1].
         confidence: Chance, over draws of the units, that the bound holds.
-        binary: Whether each value is 0 or 1 by construction (one case per patient). Then the bound is
-            Clopper-Pearson's, else that of Hoeffding and Bentkus. That all values happen to be 0 or 1 is not enough.
+        binary: True if each value is 0 or 1 by construction (one case per patient). Then the bound is
+            Clopper-Pearson's, else that of Hoeffding and Bentkus. It is not enough that all values happen to be 0 or 1.
 
     Returns:
         The smallest share that the values refute at this confidence.
@@ -252,10 +252,10 @@ def patients_needed(
     Args:
         alpha: The risk that is promised.
         delta: Chance that the promise fails; None for a promise in expectation (conformal risk control).
-        binary: Whether a patient loses 0 or 1 by construction (one case each, or the worst case counts). Otherwise
+        binary: True if a patient loses 0 or 1 by construction (one case each, or the worst case counts). Otherwise
             learn-then-test bets, which needs a little more.
         designs: Designs that are certified together; each gets its share of delta.
-        halved: Whether one half of the patients fits what the other half tests.
+        halved: True if one half of the patients fits the designs and the other half tests them.
 
     Returns:
         The number of patients, if none of them shows any loss.
@@ -280,7 +280,7 @@ PLANNED = (0.05, 0.10, 0.15, 0.20, 0.30)
 
 @dataclass(frozen=True)
 class SampleSize:
-    """What is needed for (alpha, delta), and what n cases buy."""
+    """The number of cases that (alpha, delta) needs, and the risks that n cases can certify."""
 
     alpha: float
     delta: float

@@ -64,7 +64,7 @@ def split_for_promise(patients: Iterable[str], alpha: float) -> PromiseSplit:
         alpha: The risk that is to be promised.
 
     Returns:
-        Who learns and who certifies.
+        The patients for learning and those for certifying.
 
     Raises:
         TooFewCases: Fewer than :data:`FEWEST_LEARNING` patients would remain for learning.
@@ -98,8 +98,8 @@ def certify_held_out(
 
     Args:
         archive: The recorded cases of both; only those of the certifying patients are read.
-        policy: What was learned and chosen, frozen.
-        split: Who learned and who certifies.
+        policy: The frozen policy after learning and choosing.
+        split: The patients for learning and those for certifying.
         loss: ``"harmed"``, ``"ha"``, ``"dice"`` or ``"worse-voxels"``.
         margin: For ``"harmed"``: the loss of the metric from which a case counts as harmed.
 

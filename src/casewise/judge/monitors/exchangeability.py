@@ -37,7 +37,7 @@ _SHUFFLES = 4999
 
 
 class Alarm:
-    """What raises an alarm once; it stays raised."""
+    """A test that raises an alarm once; it stays raised."""
 
     alarm_at: int | None  # patients seen when the alarm was raised
 

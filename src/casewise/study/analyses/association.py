@@ -308,7 +308,7 @@ def ranking_section(study: Study) -> Section:
 
 @once
 def ranking_of(study: Study) -> Finding:
-    """How well each signal ranks the cases."""
+    """AUROC of each signal for ranking the cases."""
     return auroc_table(study.outcomes, **study.bootstrap)
 
 

@@ -120,7 +120,7 @@ def _choices(outcomes: pd.DataFrame, resamples: int, seed: int) -> tuple[dict[st
 def selection_stability(
     holdout: pd.DataFrame, evaluation: pd.DataFrame, *, resamples: int = RESAMPLES, seed: int = RESAMPLING_SEED
 ) -> Finding:
-    """How often each step is chosen if holdout and evaluation cases are resampled independently (G4)."""
+    """Frequency with which each step is chosen if holdout and evaluation cases are resampled independently (G4)."""
     held, proof = _choices(holdout, resamples, seed)
     scored, other = _choices(evaluation, resamples, seed + 1)
     records: list[tuple[Any, ...]] = []
@@ -147,7 +147,7 @@ def selection_agreement(joint: Finding) -> Finding:
 
 
 def group_agreement(holdout: pd.DataFrame, evaluation: pd.DataFrame) -> Finding:
-    """Whether the holdout of a group chooses the best step of that group (G5)."""
+    """Compare the step that the holdout of a group chooses with the best step of that group (G5)."""
     records: list[dict[str, Any]] = []
     held, scored = (dict(list(unshrunk(frame).groupby("group"))) for frame in (holdout, evaluation))
     for name in sorted(set(held) & set(scored)):
@@ -162,7 +162,8 @@ def group_agreement(holdout: pd.DataFrame, evaluation: pd.DataFrame) -> Finding:
 
 
 def ladder_shape(outcomes: pd.DataFrame, *, by_group: bool = False) -> Finding:
-    """Whether HA is non-monotone in the budget, dips before it rises, and how little the metric moves (G6, G7)."""
+    """Test if HA is non-monotone in the budget and dips before it rises, and measure the range of the metric (G6,
+    G7)."""
     records = []
     for name, part in scopes_of(unshrunk(outcomes), by_group):
         every, metrics = harm_and_metric(part)

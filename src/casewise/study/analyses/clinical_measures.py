@@ -46,7 +46,7 @@ def clinical(study: Study) -> Finding:
 
 
 def label_names(study: Study) -> dict[int, str]:
-    """What the archive calls its labels; empty where it does not say."""
+    """Names of the labels of the archive; empty where it does not say."""
     return {int(number): str(name) for number, name in (study.evaluation.configuration.get("names") or {}).items()}
 
 

@@ -94,7 +94,7 @@ def cost(methods: Mapping[str, pd.DataFrame]) -> Finding:
 def firing(
     outcomes: pd.DataFrame, *, mean_regions: float, sd_regions: float, mean_delta: float, sd_delta: float
 ) -> Finding:
-    r"""How many (case, step) rows have risk r > 0, where FragSubset restricts the update (M12, C6).
+    r"""Count the (case, step) rows with risk r > 0, where FragSubset restricts the update (M12, C6).
 
     .. math:: r_k = \tfrac12 \frac{n_k - \mu_n}{\sigma_n} + \tfrac12 \frac{\delta_k - \mu_\delta}{\sigma_\delta}
               \ge -\tfrac12\left(\frac{\mu_n}{\sigma_n} + \frac{\mu_\delta}{\sigma_\delta}\right)

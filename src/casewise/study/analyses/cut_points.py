@@ -291,7 +291,7 @@ def calibration_sensitivity(
     """Refit the cut-points on subsamples of the calibration cases and replay the whole evaluation split (K1-K4).
 
     ``evaluation_values`` is the coordinate by case. ``reference`` is the deployed frame of the budget to beat. The
-    first row is the full calibration. Where ``clusters`` numbers patients with several cases, patients are drawn.
+    first row is the full calibration. If ``clusters`` has patients with several cases, patients are drawn.
     """
     pool = np.asarray(calibration_values, dtype=np.float64)
     fitted = tuple(np.percentile(pool, percentiles))

@@ -185,7 +185,8 @@ def bucket_decomposition(router: pd.DataFrame) -> Finding:
 
 
 def verdict(row: Mapping[str, Any]) -> str:
-    """Whether a difference is shown: the interval excludes zero, and the sign-flip test, exact at any n, rejects."""
+    """Say whether a difference is shown: the interval excludes zero, and the sign-flip test, exact at any n,
+    rejects."""
     p = f"sign-flip p = {number(row['p_flip'])}"
     if row["shown"]:
         return f"an interval that excludes zero ({p})"

@@ -1,4 +1,5 @@
-"""Where the edited area went: harmful and beneficial area, regions by shape and smallest size, and surface distance."""
+"""Accounting of the edited area: harmful and beneficial area, regions by shape and smallest size, and surface
+distance."""
 
 from __future__ import annotations
 
@@ -193,7 +194,7 @@ def _scored(part: pd.DataFrame, frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def rank_invariance(found: Finding) -> Finding:
-    """Whether each method keeps its rank by HA across the sweep (N2)."""
+    """Rank of each method by HA across the sweep (N2)."""
     ranks = found.table.groupby(["connectivity", "method"], sort=False)["rank"]
     table = pd.DataFrame({"ranks": ranks.agg(list), "invariant": ranks.nunique() == 1}).reset_index()
     return Finding("sweep.ranks", table, found.n, "N2", found.made)

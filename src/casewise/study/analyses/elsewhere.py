@@ -1,4 +1,4 @@
-"""What holds elsewhere: a frozen design, a second recording, another backbone, another modality."""
+"""Results on other data and models: a frozen design, a second recording, another backbone, another modality."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def frozen_section(study: Study) -> Section:
 
 
 def frozen_differences(original: Policy, refit: Policy) -> list[str]:
-    """What differs between two policies apart from cut-points; empty if the design was frozen (E14)."""
+    """Return the differences between two policies apart from cut-points; empty if the design was frozen (E14)."""
     found = [name for name in ("controller", "steps") if getattr(original, name) != getattr(refit, name)]
     before, after = original.options, refit.options
     names = sorted({*before, *after} - {"cut_low", "cut_high"})

@@ -52,7 +52,7 @@ def section(study: Study) -> Section:
 
 
 def _on_holdout(study: Study) -> pd.DataFrame:
-    """What the policy deploys on the calibration cases: a go or no-go before any deployment (M3)."""
+    """Effect of the policy on the calibration cases: a go or no-go before any deployment (M3)."""
     holdout = study.calibration
     return deployed(study.holdout, replay(holdout, study.controller), archive=holdout, controller=study.controller)
 

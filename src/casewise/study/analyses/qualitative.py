@@ -65,7 +65,7 @@ def section(study: Study) -> Section:
 
 
 def wanted(slices: pd.DataFrame) -> dict[str, pd.Series]:
-    """Which slices have which property (sec:supp-qual-select)."""
+    """Find the properties of each slice (sec:supp-qual-select)."""
     return {
         "harmful": slices["ha"] >= 0.5,
         "flat": slices["change"].abs() <= 0.02,

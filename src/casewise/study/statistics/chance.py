@@ -84,7 +84,7 @@ def chance_draws(values: Floats, buckets: Buckets, draws: int, seed: int, units:
 
 
 def _shared(units: Buckets | None) -> bool:
-    """Whether any unit holds more than one case."""
+    """True if any unit has more than one case."""
     return units is not None and len(np.unique(units)) < len(units)
 
 
