@@ -538,7 +538,7 @@ def labelled_cases(
         The labelled cases, and notes for a person.
 
     Raises:
-        BadInput: If a label is missing, the numbers differ, or a label does not lie where its image lies.
+        BadInput: If a label is missing, the numbers differ, or a label has another position than its image.
     """
     notes: list[str] = []
     if isinstance(images, (str, Path)):

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 def replay(archive: Archive, controller: Controller | Judge | Policy) -> list[Decision]:
     """Let a controller decide again on recorded cases, in order of their ids; no network is needed.
 
-    A controller sees one step after the other until it decides, exactly as in a live run. A policy is first compared
-    with what made the archive; an image unlike the calibration images gets M0 and a flag, as live, if its appearance
+    A controller gets one step after the other until it decides, as in a live run. The binding of a policy is first
+    compared with that of the archive; an image unlike the calibration images gets M0 and a flag, as live, if its
+    appearance
     was recorded. A hybrid policy takes the cases as a stream.
 
     Args:

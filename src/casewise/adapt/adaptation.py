@@ -229,7 +229,7 @@ def proposers_of(
     Args:
         policy: The policy.
         typed: Address of an objective of the user's own that may be imported, because the user typed it.
-        folder: Folder that paths of tuned weights start from; they must lie in it.
+        folder: Folder that paths of tuned weights start from; they must be inside it.
     """
     where = f"policy {policy.name!r}"
     one = Adaptation.from_plain(policy.adaptation, typed=typed, where=where) if policy.adaptation else None

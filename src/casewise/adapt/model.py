@@ -22,7 +22,7 @@ class Model:
     Args:
         spec: Model folder (nnU-Net, Hugging Face, MONAI), hub id, or ``package.module:factory``.
         weights: Weights file for a factory or a MONAI ``network.json``.
-        folds: Folds of an nnU-Net; default: all that are there.
+        folds: Folds of an nnU-Net; default: all existing ones.
         checkpoint: Name of the checkpoint of an nnU-Net.
         device: ``"cpu"``, ``"cuda"`` or ``"mps"``.
         step_size: Step of nnU-Net's sliding window.

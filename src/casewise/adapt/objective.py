@@ -109,7 +109,7 @@ class Adaptable(Protocol):
 
 @runtime_checkable
 class Objective(Protocol):
-    """Says what one update is."""
+    """Defines one update."""
 
     def begin(self, subject: Adaptable) -> Update:
         """Prepare one case; the returned function makes one update."""

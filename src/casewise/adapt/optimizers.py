@@ -19,7 +19,7 @@ OPTIMIZERS = ("adam", "sgd", "sgd-momentum")
 
 
 def check_optimizer(name: str) -> None:
-    """Refuse a name that :func:`optimizer_of` does not know."""
+    """Refuse a name that is not in ``OPTIMIZERS``."""
     if name not in OPTIMIZERS:
         raise UnknownName(f"no optimizer is called '{name}'. Known: {', '.join(OPTIMIZERS)}")
 

@@ -1,4 +1,4 @@
-"""The manifest of an archive: what made each ladder, and whether a run may continue it."""
+"""The manifest of an archive: the origin of each ladder, and whether a run may continue it."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def _changed(there: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[str
 def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that must be the same to continue a ladder.
 
-    The name of the image folder is left out: the same cases may lie elsewhere, and others may be added. Of views and
-    members also what says how updates are made is left out, which they never read.
+    The name of the image folder is left out: the cases may have moved, and others may be added. For views and members,
+    options of updates are left out, too.
     """
     configuration = facts["configuration"]
     unread = {"dataset"} | (OF_UPDATES if str(configuration.get("objective")).startswith(_READINGS) else set())

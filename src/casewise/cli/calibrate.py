@@ -90,7 +90,7 @@ def _progress(what: str, done: int, total: int) -> None:
 
 
 def _kept_previous(place: Path, made: Policy) -> Path | None:
-    """A policy that is there and says something else is moved aside, never overwritten."""
+    """Move an earlier, different policy aside instead of overwriting it."""
     from casewise.core.errors import CasewiseError
     from casewise.judge.policy import POLICY, read_policy
 

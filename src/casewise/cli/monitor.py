@@ -122,7 +122,7 @@ def _decisions(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _taken(watch: Watch, row: dict[str, Any]) -> tuple[Watch, bool]:
-    """The watch after a row, and whether the row said all it should: something, and no NaN."""
+    """Return the watch after a row, and whether the row was complete: something, and no NaN."""
     from casewise.core.errors import BadInput
     from casewise.judge.monitors.watch import WATCHED
 

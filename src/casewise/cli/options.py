@@ -1,7 +1,7 @@
 """Options and settings that several commands share, each spelled once, and nnU-Net's way of writing a command.
 
 A group is a dataclass whose fields are options, declared as a command declares its own. A command names a group as the
-type of a parameter and is wrapped in :func:`grouped`; on the command line the group's options stand there one by one.
+type of a parameter and is wrapped in :func:`grouped`; on the command line its options appear one by one.
 An option of :class:`AdaptationOptions` reaches the episode by its name alone: the field of that name of
 :class:`casewise.adapt.adaptation.Adaptation`.
 
@@ -208,7 +208,7 @@ class AdaptationOptions:
 
     @staticmethod
     def check_used(proposers: Mapping[str, Adaptation]) -> None:
-        """Refuse typed options that no proposer reads; what casewise.toml says is passed over."""
+        """Refuse typed options that no proposer reads; options from casewise.toml are ignored."""
         from casewise.archive.manifest import OF_UPDATES
 
         kinds = {str(how.objective).partition(":")[0] for how in proposers.values() if not how.is_gradient}
@@ -264,7 +264,7 @@ class CaseOptions:
         return channel_patterns(self.channels)
 
     def whole(self, backbone: Backbone) -> tuple[CaseFiles, ...]:
-        """The cases of all parts, for what is said of the whole folder."""
+        """The cases of all parts, for statements about the whole folder."""
         from casewise.run.gather import gathered_cases
 
         return gathered_cases(backbone, self.images, labels=self.labels, groups=self.groups, parts=(1, 0))
@@ -451,7 +451,7 @@ class NnUNetStyle(TyperCommand):
                     formatter.write_text(paragraph)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """The command's own options, what is required first; then those of each group; the names of its settings."""
+        """Options of the command, required ones first; then those of each group; the names of its settings."""
         headings = {field.name: title for title, group in SECTIONS.items() for field in fields(group)}
         rows: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", "Options", *SECTIONS)}
         for one in sorted(self.get_params(ctx), key=lambda one: not one.required):
@@ -537,7 +537,7 @@ def joined(args: list[str]) -> list[str]:
 
 
 def folds_of(text: str | None) -> tuple[int | str, ...] | None:
-    """Folds from "0 1 2" or "all"; None for every fold that is there."""
+    """Folds from "0 1 2" or "all"; None for all existing folds."""
     if text is None:
         return None
     return tuple(int(word) if word.isdigit() else word for word in text.split())

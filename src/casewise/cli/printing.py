@@ -121,7 +121,7 @@ class StepProgress(AbstractContextManager["StepProgress"]):
 
 
 def in_words(seconds: float) -> str:
-    """A duration as a person says it.
+    """Return a duration in words.
 
     >>> in_words(42), in_words(250), in_words(7300)
     ('42 s', '4 min', '2 h 2 min')

@@ -1,4 +1,4 @@
-"""``casewise record``: candidates into an archive; what source images look like."""
+"""``casewise record``: candidates into an archive; and statistics of source images."""
 
 from __future__ import annotations
 

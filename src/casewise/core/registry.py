@@ -101,7 +101,7 @@ def check_names_no_code(record: Mapping[str, Any], *, where: str, typed: Collect
         typed: Addresses that the person who runs casewise gave; these are accepted.
 
     Raises:
-        UnsafeInput: If the record holds an address that nobody typed.
+        UnsafeInput: If the record has an address that was not typed.
     """
     for field, value in record.items():
         if field in _DATA:

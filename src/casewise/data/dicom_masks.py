@@ -242,7 +242,7 @@ class _Segmentation:
         return np.asarray(volume.array)[..., 0] >= FRACTION
 
     def labelmap(self) -> NDArray[Any] | None:
-        """All segments at once where they cannot overlap."""
+        """All segments in one pass if they cannot overlap."""
         if str(self._stored.SegmentationType) == "FRACTIONAL":
             return None
         volume = self._stored.get_volume(combine_segments=True, skip_overlap_checks=True, allow_missing_positions=True)

@@ -273,7 +273,7 @@ def read_geometry(path: Path) -> Geometry:
 
 
 def check_same_place(image: Path, label: Path, *, reorients: bool = False) -> None:
-    """Refuse a label that does not lie where its image lies.
+    """Refuse a label whose position differs from that of its image.
 
     Masks are compared voxel by voxel, so a label whose affine is shifted or flipped against its image would be paired
     with other tissue. A corner of the label may be off by half the smallest voxel side. Files that are no NIfTI,
@@ -285,7 +285,7 @@ def check_same_place(image: Path, label: Path, *, reorients: bool = False) -> No
         reorients: True if the reader turns both to one orientation; then flips are no difference.
 
     Raises:
-        BadInput: If the two lie in different places; the message holds both affines.
+        BadInput: If their positions differ; the message holds both affines.
     """
     import nibabel
 

@@ -3,9 +3,9 @@ r"""Appearance of images for a model, in a few label-free numbers: is a new imag
 A policy and its promises hold for cases that are exchangeable with the calibration cases. Images of another modality
 or protocol are not. Three questions are answered here, none of them with a label:
 
-- :func:`outside`: does one image lie outside of what the calibration patients showed?
+- :func:`outside`: is one image outside the range of the calibration patients?
 - :func:`folder_differs`: do the patients of a folder look unlike the calibration patients, as a group?
-- :func:`known_appearance`: what the calibration patients showed, small enough to be stored with a policy.
+- :func:`known_appearance`: the numbers of the calibration patients, small enough to be stored with a policy.
 
 The patient is the unit. Each number :math:`x` of an image is compared with :math:`n` calibration patients, mean
 :math:`m` and standard deviation :math:`s`:
@@ -52,7 +52,7 @@ class Appearance:
     Args:
         case_id: Name of the case.
         numbers: Finite numbers by name, as :func:`appearance_numbers` measures them.
-        cluster: Patient or sequence; None where the case is one of its own.
+        cluster: Patient or sequence; None if the case counts as one patient.
     """
 
     case_id: str
@@ -127,7 +127,7 @@ def appearance_numbers(
     spacing_mm: Sequence[float] | None = None,
     modality: str | None = None,
 ) -> dict[str, float]:
-    r"""Measure what an image looks like to a model.
+    r"""Compute the label-free numbers that describe an image.
 
     Per channel of the prepared input: mean, standard deviation, quantiles and texture, the last two in units of the
     standard deviation, so that they do not depend on the scale of the image. Texture is the mean absolute difference
@@ -201,7 +201,7 @@ def _sample(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def known_appearance(cases: Sequence[Appearance]) -> KnownAppearance:
-    """Summarize what the calibration patients look like.
+    """Summarize the appearances of the calibration patients.
 
     Args:
         cases: Appearances of all calibration cases. Numbers that some case lacks are left out; the first case of each
@@ -221,11 +221,11 @@ def known_appearance(cases: Sequence[Appearance]) -> KnownAppearance:
 
 
 def outside(appearance: Appearance, known: KnownAppearance, *, image_only: bool = False) -> list[str]:
-    """Say in which numbers one image lies outside of what the calibration patients showed.
+    """Name the numbers in which one image is outside the range of the calibration patients.
 
     With n patients, at most one in n + 1 images of the calibration kind is named, and about :data:`ALPHA` where numbers
-    are normal. An image that is not named may still be of another kind: a few patients show little. Agreement is tested
-    by itself in the same way, and only a low one is named, so both together name up to twice as many.
+    are normal. An image that is not named may still be of another kind: a few patients show little. Agreement is
+    tested separately in the same way, and only low agreement counts, so together the tests name up to twice as many.
 
     Args:
         appearance: The image. Numbers that it lacks are passed over.
@@ -246,7 +246,7 @@ def outside(appearance: Appearance, known: KnownAppearance, *, image_only: bool 
 
 
 def _beyond(appearance: Appearance, known: KnownAppearance, places: Sequence[int], image_only: bool) -> list[str]:
-    """Sentences about the numbers at some places of ``known`` that lie outside, all of them tested together."""
+    """Sentences about those numbers at ``places`` that are outside, tested together."""
     if not places or len(known.patients) < 3:
         return []
     names = [known.names[place] for place in places]
@@ -274,7 +274,7 @@ def bound_by_appearance(
     """Flag the decision about an image unlike those of the calibration patients, and go back to M0; live and in replay.
 
     If only a mask is unusual (the size or the brightness of a label of M0, or the agreement of the candidates), M0
-    has probably failed. Going back to it would help nobody, so the chosen mask stays and the case is flagged.
+    has probably failed. Going back to it would not help, so the chosen mask stays and the case is flagged.
 
     Args:
         decision: Verdict of the policy.

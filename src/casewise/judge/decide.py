@@ -145,7 +145,7 @@ def decide(judge: Judge | Controller, ladder: Ladder) -> Decision:
 
 
 def first_verdict(controller: Controller, ladder: Ladder | ComparedLadder) -> tuple[Verdict, Observation]:
-    """Show a controller one state after the other until it answers; return the answer and what was seen.
+    """Show a controller one state after the other until it answers; return the verdict and the last observation.
 
     Some controllers compare the masks of all states. They get these signals when the ladder is complete: from the
     ladder where it knows them (``compared``), else from the masks.
@@ -230,7 +230,7 @@ class RecordedLadder:
 
 
 class RecordedLadders:
-    """Several ladders of a recorded case, shown together and at once."""
+    """Several ladders of a recorded case, shown together."""
 
     name = None
     complete = True
@@ -248,7 +248,7 @@ class RecordedLadders:
         return sum(len(signals) - 1 for signals in self._observation.ladders.values())
 
     def advance(self) -> None:
-        """Raise an error: all states were shown at once."""
+        """Raise an error: all states were shown together."""
         raise BadInput(f"every candidate of case {self.case_id} was shown, and the controller asked for one more")
 
     def observation(self) -> Observation:

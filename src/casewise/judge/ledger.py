@@ -1,6 +1,6 @@
 """The exposure ledger: which choices were made while evaluation labels could be seen (F12).
 
-``exposures.jsonl`` lies in the evaluation archive. It is a hash chain (:mod:`casewise.core.chain`), so a line that was
+``exposures.jsonl`` is in the evaluation archive. It is a hash chain (:mod:`casewise.core.chain`), so a line that was
 taken out or edited is noticed. Reports print it. Labels of the split "evaluation", and all labels of an archive that a
 study or benchmark evaluates, are locked: :func:`unlock` writes its line first and gives a view that reads them.
 """

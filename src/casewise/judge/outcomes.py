@@ -170,7 +170,7 @@ def _measured(
 def edit_harm(
     source: Mask, mask: Mask, label: Mask, *, ignore: int | None, min_area: int, foreground: bool
 ) -> dict[str, float]:
-    """Measure an edit against the label: HA and BA with what they count, and the shares of its voxels."""
+    """Measure an edit against the label: HA and BA with their counts, and the shares of voxels."""
     judged = harm(source, mask, label, ignore=ignore, min_area=min_area, foreground=foreground)
     return {name: getattr(judged, name) for name in COLUMNS[1:8]} | edit_shares(source, mask, label, ignore)
 

@@ -113,7 +113,7 @@ def read_policy(path: str | Path, *, typed: str | None = None) -> Policy:
 
     Args:
         path: The file or the folder.
-        typed: Address ``package.module:Name`` of your own controller. A file never imports code by itself.
+        typed: Address ``package.module:Name`` of your own controller. A file never imports code.
 
     Returns:
         The policy.

@@ -1,4 +1,5 @@
-"""Compare a new mask with an old one of the same case: what changed per label and, with a label, if it improved.
+"""Compare a new mask with an old one of the same case: the change of each label and, with a true label, whether it
+improved.
 
 Each mask is scanned once or twice, eight bytes at a time; everything after that works on the runs of the foreground and
 on the voxels that differ, whatever the volume around them. All labels go through one pass.

@@ -297,7 +297,7 @@ _SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 
 def _parsed(name: str, text: str) -> Expression:
-    """Read a formula; what Python reads and the grammar of this module does not hold is refused."""
+    """Read a formula; Python syntax outside the grammar of this module is refused."""
     try:
         if len(text) > LONGEST:
             raise ValueError(f"a formula must have at most {LONGEST} characters, got {len(text):,}")

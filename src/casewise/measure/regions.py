@@ -26,7 +26,8 @@ _WORD = np.dtype(np.uint64)
 
 
 def changed_voxels(source: Any, adapted: Any, *, foreground: bool) -> Integers:
-    """Flat indices (C order, ascending) of D = {x : a(x) != b(x)}, binarized to label > 0 first if asked (B1, B2)."""
+    """Flat indices (C order, ascending) of D = {x : a(x) != b(x)}, binarized to label > 0 first if ``foreground`` (B1,
+    B2)."""
     if is_tensor(source) and is_tensor(adapted) and source.device == adapted.device:
         differ = _differ(source.detach(), adapted.detach(), foreground).reshape(-1)
         return np.asarray(differ.nonzero().reshape(-1).cpu().numpy())
@@ -110,7 +111,8 @@ def regions_of(
     min_area_mm: float | None = None,
     spacing_mm: Sequence[float] | None = None,
 ) -> Regions:
-    """The components of D = {x : source != adapted}, after binarizing to foreground unless told otherwise (B1-B4).
+    """The components of D = {x : source != adapted}, after binarizing to foreground unless ``foreground=False``
+    (B1-B4).
 
     ``min_area_mm`` (mm2 in 2-D, mm3 in 3-D, with ``spacing_mm``) replaces ``min_area`` when it is given (S26).
     """

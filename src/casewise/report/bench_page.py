@@ -1,4 +1,4 @@
-"""bench.html: the table of a benchmark, what each method did to each case, and what a reader must know."""
+"""bench.html: the table of a benchmark, the change of each case by method, and notes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def bench_page(result: Mapping[str, Any], made: Table, notes: Sequence[str]) -> 
 
 
 def _headline(methods: Sequence[Mapping[str, Any]], metric: str) -> str:
-    """Name the method with the largest mean gain, and what its interval allows to say."""
+    """Name the method with the largest mean gain, and whether its interval shows a gain."""
     known = [one for one in methods if one["scores"]["gain"] is not None]
     if not known:
         return f"No method has a defined {metric}."

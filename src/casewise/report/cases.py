@@ -1,7 +1,7 @@
 """The case table: every case, worst first, with small pictures of the worst ones and the facts of its decision.
 
-A case opens with its candidates side by side: what each is called, how far the others agree with it, what it would
-have gained, and which one was deployed.
+A case opens with its candidates side by side: its name, its agreement with the others, its gain, and whether it was
+deployed.
 """
 
 from __future__ import annotations

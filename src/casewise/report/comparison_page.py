@@ -144,7 +144,7 @@ def case_pictures(
     names: Mapping[int, str] | None = None,
     zero_is_label: bool = False,
 ) -> list[tuple[str, str]]:
-    """(title, data URI) of pictures of one slice: image, old, new, what changed and, with a label, how.
+    """(title, data URI) of pictures of one slice: image, old, new, the change and, with a label, whether it is right.
 
     The slice is the one with most voxels that became wrong, else that changed. If label 0 is a class it is painted,
     too, and a change is a change of class.

@@ -20,7 +20,7 @@ Summary = Mapping[str, Any]
 
 
 def headline(summary: Summary) -> str:
-    """The verdict and its reason in one line, then how much changed; what must be said about the plan comes first."""
+    """The verdict and its reason in one line, then how much changed; notes about the plan come first."""
     said = change_counts(summary)
     if summary["verdict"] not in WORDS:
         return said
@@ -278,7 +278,7 @@ def _test(group: str, name: str, trouble: tuple[str, str, str] | None) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that cannot end a table cell, begin markup or mention somebody."""
+    """Escape text so that it cannot end a table cell, begin markup or mention a user."""
     return "".join(f"\\{letter}" if letter in "\\|`*_[]<>@#" else letter for letter in " ".join(text.split()))
 
 

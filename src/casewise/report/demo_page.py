@@ -1,4 +1,4 @@
-"""demo.html: what fit and predict did with the phantom hearts, in four sentences, a table and pictures."""
+"""demo.html: the results of fit and predict on the phantom hearts, in four sentences, a table and pictures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WAYS = {"views": "mean of the views", "tuned": "tuned weights"}
 
 @dataclass(frozen=True)
 class ScoredHeart:
-    """One new heart: the Dice of every mask that was made, and what was decided."""
+    """One new heart: the Dice of every mask, and the decision."""
 
     case: str
     dice: dict[str, float]  # by way: m0, deployed, and those of WAYS that were made
@@ -50,7 +50,7 @@ class ScoredHeart:
 
 @dataclass(frozen=True)
 class DemoFacts:
-    """Everything that the demo says."""
+    """All facts of the demo page."""
 
     hearts: tuple[ScoredHeart, ...]
     home: float  # Dice of the model on its own scanner
@@ -80,7 +80,7 @@ class DemoFacts:
 
     @property
     def sentences(self) -> list[str]:
-        """Say in four sentences what happened."""
+        """Summarize the results in four sentences."""
         m0, ours, n = self.row("m0"), self.row("deployed"), len(self.same)
         compared, learners = self.fit["preflight"]["comparison"], self.fit["patients"]
         back, flagged = (sum(getattr(one, name) for one in self.same) for name in ("rolled_back", "flagged"))
@@ -156,7 +156,7 @@ def demo_facts(cohort: Cohort, entries: Sequence[PredictedCase], out: Path, *, h
 
 
 def _masks(masks: Path, entry: PredictedCase) -> dict[str, Path]:
-    """Return the mask files of a case: M0, what is deployed, the mean of the views and the tuned prediction."""
+    """Return the mask files of a case: M0, the deployed mask, the mean of the views and the tuned prediction."""
     own, ending = f"casewise/candidates/{entry.case}/", ".nii.gz"
     ladders: dict[str, dict[int, str]] = {}
     for name in entry.outputs:

@@ -1,6 +1,6 @@
-"""fit.html: what was tried on the labelled cases, what was chosen and why, what it gains and what is promised.
+"""fit.html: the designs that were compared, the chosen one with the reason, its gain, and the promise.
 
-The page is one file that loads nothing. ``summary_lines`` says the same in about ten lines for a terminal.
+The page is one file that loads nothing. ``summary_lines`` is the summary for a terminal, in about ten lines.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ DESIGNS = {
 
 
 def design_words(design: str) -> str:
-    """Say what a design deploys: ``"tuned/average+largest"`` is explained, an unknown name stays as it is."""
+    """Describe the masks of a design: ``"tuned/average+largest"`` is explained, an unknown name stays as it is."""
     name, _, cleanup = design.partition("+")
     after = ", then only the largest piece of some classes" if cleanup == "largest" else f", then {cleanup}"
     return DESIGNS.get(name, name) + (after if cleanup else "")
 
 
 def summary_lines(facts: Mapping[str, Any]) -> list[str]:
-    """Say what a fitted deployment does, in about ten lines.
+    """Describe a fitted deployment in about ten lines.
 
     Args:
         facts: Contents of ``fit.json``, written by :func:`casewise.fit`.
@@ -112,7 +112,7 @@ def _measures(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _curve(facts: Mapping[str, Any], metric: str) -> list[str]:
-    """Say what learning from half of the patients would have gained."""
+    """Return the estimated gain of learning from half of the patients."""
     points = facts.get("learning_curve", {})
     if len(points) < 2:
         return []
@@ -134,7 +134,7 @@ def _promise(facts: Mapping[str, Any]) -> str:
 
 
 def _price(facts: Mapping[str, Any]) -> list[str]:
-    """Say what the promise costs, where it rolls cases back."""
+    """Return the cost of the promise, if it rolls cases back."""
     found = facts.get("certified")
     if not found or found["kept"] >= 1:
         return []

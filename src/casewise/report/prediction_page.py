@@ -1,4 +1,4 @@
-"""report.html of a prediction folder: cases to check first, then every case with its picture and what was decided.
+"""report.html of a prediction folder: cases to check first, then every case with its picture and decision.
 
 The page loads nothing from anywhere but its own folder, and everything that came from files is escaped.
 """

@@ -78,7 +78,7 @@ SCHEMA = 1
 
 
 def plain(value: Any) -> Any:
-    """JSON types; what is undefined (NaN) becomes null, infinities become strings."""
+    """JSON types; undefined numbers (NaN) become null, infinities become strings."""
     if isinstance(value, pd.DataFrame):
         return [plain(row) for row in value.to_dict("records")]
     if isinstance(value, Enum):

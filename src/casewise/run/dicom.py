@@ -1,6 +1,6 @@
 """DICOM around a run: series become NIfTI cases on the way in, masks become SEG and a structured report on the way out.
 
-Every backbone reads NIfTI, nnU-Net with readers of its own, so a series is written once as NIfTI below the output
+Every backbone reads NIfTI, so a series is written once as NIfTI below the output
 folder: voxels and place, no name, no date. The same series gives the same bytes, so a continued run finds its cases.
 """
 
@@ -34,7 +34,8 @@ Gathered = tuple[tuple[CaseFiles, ...], dict[str, str]]
 def series_cases(
     folder: Path, keep: Path, *, ending: str | None = None, channels: Sequence[str] = (), wanted: int | None = None
 ) -> Gathered:
-    """Every series of ``folder`` as a case whose NIfTI file will lie below ``keep``, with its patient as the cluster.
+    """Every series of ``folder`` as a case whose NIfTI file will be written below ``keep``, with its patient as the
+    cluster.
 
     With ``channels`` a study is a case; ``wanted`` is how many the model takes.
 
@@ -61,7 +62,7 @@ def series_cases(
 
 
 def write_series(folder: Path, cases: Sequence[CaseFiles], *, channels: Sequence[str] = ()) -> Gathered:
-    """Write the series of these cases as NIfTI; the cases that are there now, and why others are not."""
+    """Write the series of these cases as NIfTI; the readable cases, and why others were refused."""
     by_id = {series.case_id: series for series in survey_series(folder, channels=channels)[0]}
     made, refused = [], {}
     for files in cases:
@@ -91,9 +92,9 @@ def write_objects(
     channels: Sequence[str] = (),
     kind: str = "binary",  # or labelmap
 ) -> dict[str, str]:
-    """``OUT/dicom/<case>.seg.dcm`` and ``<case>.sr.dcm`` for every case that has a mask; by case what went wrong.
+    """``OUT/dicom/<case>.seg.dcm`` and ``<case>.sr.dcm`` for every case that has a mask; the problems by case.
 
-    Series that were refused are among what went wrong: they have no mask.
+    Refused series are among the problems: they have no mask.
     """
     known = read_codes(codes)
     found, problems = survey_series(folder, channels=channels)

@@ -54,7 +54,7 @@ class Engine(Protocol):
 
 
 def chosen_engine(name: str, *, address: str | None = None, **options: Any) -> Engine:
-    """Return an engine by name, imported when it is asked for; only Ray has an address to join."""
+    """Return an engine by name, imported when it is needed; only Ray has an address to join."""
     module, _, kind = ENGINES[name].partition(":")
     if address is not None:
         if name != "ray":

@@ -1,6 +1,7 @@
 """Guarded prediction of one case: read, check the contract, guard, write; M0 where adaptation fails.
 
-``PredictCase`` is what an engine maps over case ids. It is picklable, loads its model once per process, and writes the
+``PredictCase`` is the function that an engine maps over case ids. It is picklable, loads its model once per process,
+and writes the
 case's entry last, so a case with an entry is complete.
 """
 

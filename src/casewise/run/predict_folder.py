@@ -80,7 +80,7 @@ class PredictedFolder:
 
     @property
     def is_done(self) -> bool:
-        """True if every case has its mask, its score and its DICOM objects as asked."""
+        """True if every case has its mask and, if requested, its score and DICOM objects."""
         return not self.failures and all(entry.is_done for entry in self.entries)
 
     @property
@@ -226,7 +226,7 @@ def _write_page(
 
 
 def _write_dicom(work: PredictCase, images: Path, entries: Sequence[PredictedCase], **options: Any) -> list[str]:
-    """Write SEG and structured report of every case whose image came as DICOM; return what could not be written.
+    """Write SEG and structured report of every case whose image came as DICOM; return the problems.
 
     ``options`` are those of :func:`casewise.run.dicom.write_objects`.
     """
@@ -238,7 +238,7 @@ def _write_dicom(work: PredictCase, images: Path, entries: Sequence[PredictedCas
 
 
 def _in_words(promise: Mapping[str, Any] | None) -> str:
-    """Say what is promised, or why nothing is; empty without a certificate."""
+    """Return the promise, or why there is none; empty without a certificate."""
     if promise is None:
         return ""
     lead, why = "the certificate does not hold here: ", promise["why_void"]
@@ -311,7 +311,7 @@ class Planned:
 
 
 def plan_folder(work: PredictCase, *, resume: bool, overwrite: bool = False) -> tuple[Planned, ...]:
-    """Say what a run would do, from headers and hashes; refuse to replace masks of somebody else."""
+    """Plan a run from headers and hashes; refuse to replace masks of other software."""
     planned = tuple(_planned(work, files, resume=resume) for files in work.cases.values())
     if not overwrite:
         check_replaceable(work.layout, [row.case_id for row in planned if not row.complete])
@@ -332,7 +332,7 @@ def predict_folder(
 
     Outputs of all cases that are to be done are removed before the first one starts, so that nothing old can be taken
     for the result of this run, whatever happens to it. Masks that no run wrote are refused, unless ``overwrite`` gives
-    them up. The deployment's watch sees every decision and may suspend the policy.
+    them up. Every decision is added to the watch of the deployment, which may suspend the policy.
     """
     work.layout.out.mkdir(parents=True, exist_ok=True)
     with claimed(work.layout.claims, work.cases):

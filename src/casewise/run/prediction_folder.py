@@ -104,12 +104,12 @@ def run_key(deployment: Deployment, options: Mapping[str, Any]) -> str:
 
 
 def input_hashes(files: CaseFiles) -> dict[str, str]:
-    """sha256 of each image file by name; paths stay out of what is shared."""
+    """sha256 of each image file by name; paths are left out for privacy."""
     return {path.name: file_sha256(path) for path in files.images}
 
 
 def is_complete(layout: Layout, files: CaseFiles, key: str) -> bool:
-    """True if a case need not be predicted again: same run, same inputs, and every output still what it was."""
+    """True if a case need not be predicted again: unchanged run, inputs and outputs."""
     entry = read_entry(layout.entry(files.id))
     if entry is None or not entry.is_done or entry.key != key:
         return False
@@ -227,7 +227,7 @@ def _copy_problems(out: Path, log: str, started: str, finished: str) -> list[str
 
 
 def review_problems(folder: Path) -> list[str]:
-    """Say what is wrong with the log of reviewers' decisions."""
+    """Return the problems of the log of reviewers' decisions."""
     reviews = folder / "reviews.jsonl"
     return log_problems(reviews) if reviews.is_file() else []
 
@@ -249,7 +249,7 @@ def _faults(out: Path, outputs: Mapping[str, str]) -> Iterator[str]:
 
 
 def _unlisted(out: Path, entries: Iterable[PredictedCase]) -> Iterator[str]:
-    """Masks without an entry: added by somebody, or their entry was deleted."""
+    """Masks without an entry: added by other software, or their entry was deleted."""
     listed = {name for entry in entries for name in entry.outputs}
     for path in sorted(out.iterdir()):
         if path.is_file() and path.name.lower().endswith(MASKS) and path.name not in listed:

@@ -1,6 +1,6 @@
 """Cases on a Ray cluster: one actor per worker, which loads the model once and runs one case at a time.
 
-The driver keeps the list of what is to do. A worker that dies, with its process or with its node, gives its case back
+The driver has the list of open cases. A worker that dies, with its process or with its node, gives its case back
 to the list and is replaced, so nothing is lost; a case that takes its worker down again and again is given up after
 ``retries`` further attempts and reported. The caller's manifest, not Ray, knows the finished cases.
 """

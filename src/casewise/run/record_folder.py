@@ -34,7 +34,7 @@ from casewise.run.local import Engine, LocalEngine, Result
 
 @dataclass(frozen=True)
 class RecordCase:
-    """Makes every candidate of one case; never sees a label."""
+    """Makes every candidate of one case; never reads a label."""
 
     model: Model | Backbone
     proposers: Mapping[str, Adaptation]  # by ladder
@@ -79,7 +79,7 @@ def record_folder(
 ) -> tuple[Archive, Iterator[Result]]:
     """Open or resume the archive at ``path``, and stream the results of the cases that it does not hold yet.
 
-    A case waits for every ladder that it lacks, so a proposer can be added to an archive that is there. The iterator
+    A case waits for every ladder that it lacks, so a proposer can be added to an existing archive. The iterator
     adds each ladder of a case atomically before it yields, and seals the archive at its end. The archive
     that is returned shows the first ladder.
     """

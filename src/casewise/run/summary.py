@@ -112,7 +112,7 @@ def _masks(layout: Layout, case_id: str, file: Path, backbone: Backbone) -> tupl
 
 
 def _regions(backbone: Backbone, scored: Sequence[CaseFiles], *, background: bool) -> tuple[Region, ...]:
-    """Return the evaluated labels: nnU-Net's own regions, else every named label, else what the labels hold."""
+    """Return the evaluated labels: nnU-Net's own regions, else every named label, else the values in the labels."""
     own = getattr(backbone, "regions", None)
     if own is not None:
         return tuple(own)
@@ -206,7 +206,7 @@ def run_report(
 ) -> dict[str, Any]:
     """The run for a machine, in the manner of TotalSegmentator's ``--set report=FILE``.
 
-    ``all_parts`` are the cases of the other parts too: what is promised hangs on the quotas of all.
+    ``all_parts`` are the cases of the other parts too: the promise depends on the bucket shares of all cases.
     """
     among = entries if all_parts is None else all_parts
     deployment = work.deployment

@@ -70,7 +70,7 @@ def take_over_folders(
 ) -> Iterator[Taken]:
     """Decide on every pair and copy the chosen mask to OUT under the old file's name; yield one result per pair.
 
-    ``model`` and ``method`` name what made old and new, as they were named when the policy's archive was imported. A
+    ``model`` and ``method`` name the model and method of old and new, as in the import of the policy's archive. A
     policy that calibration called NO-GO is refused, unless ``force``. Masks in OUT of anybody else are refused.
     """
     check_go(policy, force=force)
@@ -131,7 +131,7 @@ def _check_replaceable(out: Path, files: Sequence[str]) -> None:
 
 
 def _checked(policy: Policy, model: str, method: str, certificate: Path | None) -> tuple[Judge, dict[str, Any]]:
-    """The judge and how it measures, after the policy was compared with what it is used on."""
+    """Return the judge and its options, after the binding of the policy was checked."""
     if policy.binding is None:
         raise BadInput(f"policy {policy.name!r} is not calibrated; run casewise calibrate on an archive of old and new")
     binding = Binding(model, method, "masks", policy.binding.measure)

@@ -70,7 +70,7 @@ WITHOUT_TOKEN = ("/health/live", "/health/ready")
 class AccessControl:
     """ASGI middleware: 400 for a foreign Host, 403 for a foreign Origin, 401 without the token, 413 for too much.
 
-    A packed body (Content-Encoding) is a 415: its size says nothing of what it would unpack to.
+    A packed body (Content-Encoding) is a 415: its size does not limit its unpacked size.
     """
 
     def __init__(self, app: ASGIApp, settings: ServiceSettings) -> None:

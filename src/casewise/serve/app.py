@@ -99,7 +99,7 @@ _NIFTI_STARTS = tuple(struct.pack(order, size) for size in (348, 540) for order 
 
 
 def ending_of(body: bytes) -> str:
-    """``.nii.gz``, ``.nii`` or ``.png`` from the bytes; what a client calls the file does not count."""
+    """``.nii.gz``, ``.nii`` or ``.png`` from the bytes; the file name of the client is ignored."""
     if body.startswith(_PNG):
         return ".png"
     if body.startswith(_GZIP):
@@ -113,7 +113,7 @@ def ending_of(body: bytes) -> str:
 def opened(
     body: bytes, backbone: Backbone, *, case_id: str, group: str | None, max_bytes: int
 ) -> Iterator[tuple[Reading, Path]]:
-    """The image as the model's own reader sees it, and a path for a mask beside it; both gone afterwards."""
+    """Read the image with the model's own reader; also return a path for a mask beside it; both gone afterwards."""
     ending = ending_of(body)
     if backbone.ending not in (None, ending):
         raise BadInput(f"this model reads {backbone.ending}, but the body is {ending}")
@@ -250,12 +250,12 @@ class _Service:
             get(path, include_in_schema=False, response_class=Response)(self.page)
 
     async def page(self) -> Response:
-        """A form to try an image and what can be asked here, as a page that loads nothing from elsewhere."""
+        """Return a page with a form to try an image and the list of paths; it loads nothing from other hosts."""
         text = service_page(self.app, self.name, self.deployment)
         return Response(text, media_type="text/html; charset=utf-8")
 
     async def live(self) -> dict[str, bool]:
-        """The process answers."""
+        """Return 200 while the process runs."""
         return {"live": True}
 
     async def ready(self) -> dict[str, bool | int]:

@@ -61,7 +61,7 @@ class ReviewCase:
 
 @dataclass(frozen=True, eq=False)
 class Masks:
-    """The masks of one case on one grid; None where a mask is not there."""
+    """The masks of one case on one grid; None if a mask is missing."""
 
     source: Mask
     adapted: Mask | None
@@ -167,7 +167,7 @@ class Predictions:
         return file_sha256(Layout(self.path, "").entry(case_id))
 
     def masks(self, case_id: str, state: str | None) -> Masks:
-        """Deployed, M0 (which is the deployed one after a rollback) and the adapted state that was asked for."""
+        """Deployed, M0 (which is the deployed one after a rollback) and the given adapted state."""
         case, layout = self.cases[case_id], self._layout(case_id)
         if not case.has_masks:
             raise BadInput(f"case {case_id} has no output: {case.error}")
@@ -394,7 +394,7 @@ def _near(masks: Masks) -> tuple[slice, ...]:
 
 
 def mask_slice(masks: Masks, where: Where) -> bytes:
-    """A PNG whose red, green and blue are the labels of M0, adapted and deployed; M0 where a mask is not there.
+    """A PNG whose red, green and blue are the labels of M0, adapted and deployed; M0 if a mask is missing.
 
     Labels above 255 begin again at 1: colors repeat, boundaries between neighbors stay.
     """

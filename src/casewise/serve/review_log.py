@@ -3,7 +3,7 @@
 The file is a hash chain (:mod:`casewise.core.chain`).
 
 :func:`apply_reviews` copies the mask that was chosen for each case, with a log of why. The prediction folder is not
-changed. A review about another output than the one that is there now decides nothing.
+changed. A review of an earlier output has no effect.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ReviewLog:
                 the new one is refused, unless both say the same. None checks nothing.
 
         Raises:
-            Overtaken: If somebody decided the case meanwhile.
+            Overtaken: If another reviewer decided the case meanwhile.
         """
         with file_lock(self.path.with_name(LOCK)):  # from reading the last decision to writing the next one
             last = self.latest().get(review.case, {})
@@ -209,7 +209,7 @@ def _apply_all(predicted: Predictions, out: Path, names: list[str], reviews: Rev
 
 
 def _check_free(out: Path, names: Iterable[str]) -> None:
-    """Refuse a folder with anything in it, except what an earlier run left that did not finish."""
+    """Refuse a folder that is not empty, except for files of an earlier unfinished run."""
     there = [path.name for path in out.iterdir()] if out.is_dir() else []
     if out.exists() and not out.is_dir():
         raise Refused(f"{out} is not a folder; reviewed masks need an empty folder")

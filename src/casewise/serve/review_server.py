@@ -253,7 +253,7 @@ class Desk:
         return missing("this address takes no data")
 
     def _handed_over(self, case: ReviewCase) -> dict[str, Any]:
-        """Write image and both masks into a folder of their own, for an editor, and name the commands."""
+        """Write image and both masks into a new folder for an editor, and return the commands."""
         if not case.has_masks:
             raise BadInput(f"case {case.id} has no output to edit")
         place = self.folder.path.with_name(f"{self.folder.path.resolve().name}-editing") / case.id
@@ -391,7 +391,7 @@ def editor_commands(files: Mapping[str, Path]) -> list[str]:
     """Return the commands that open an image and two masks in ITK-SNAP and in 3D Slicer.
 
     Args:
-        files: Paths by what they are: ``image`` (where it is known), ``m0`` and ``deployed``.
+        files: Paths by kind: ``image`` (where it is known), ``m0`` and ``deployed``.
     """
     quoted = {name: shlex.quote(str(path)) for name, path in files.items()}
     ground = quoted.get("image", quoted["m0"])

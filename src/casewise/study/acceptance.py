@@ -325,7 +325,7 @@ def checks_of(
 ) -> tuple[Check, ...]:
     """Check every criterion on its cases, labels, groups or sizes; a criterion may call labels by their ``names``.
 
-    The cases are read twice, one by one, so they may lie in a file.
+    The cases are read twice, one by one, so they may be in a file.
     """
     present: set[int] = set()
     sites: set[str] = set()

@@ -1,4 +1,4 @@
-"""Assignments of cases to the buckets of a router, and what each case gets in a bucket (J2, D15, E12).
+"""Assignments of cases to the buckets of a router, and the result of each case in a bucket (J2, D15, E12).
 
 Oracles need labels, so they are reference rows and cannot be deployed. An oracle bounds only what it optimizes: the HA
 oracle is no bound on Dice.

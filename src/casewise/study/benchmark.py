@@ -418,7 +418,7 @@ def _mean(rows: pd.DataFrame, name: str) -> float | None:
 
 
 def _promise(certificate: Certificate, rows: pd.DataFrame) -> dict[str, Any]:
-    """Promised risk and what it came to on the evaluation cases."""
+    """Promised and realized risk on the evaluation cases."""
     change = rows["change"].dropna()
     losses: dict[str, Callable[[], float]] = {
         "ha": lambda: float(rows["ha"].mean()),

@@ -270,7 +270,7 @@ def compare_folders(
         zero_is_label: True if label 0 is a class; by default where it has a name other than background.
         allow: Kinds of problems that do not count as failures.
         good: A case at or above this metric is good; good before and not now is a flip.
-        out: Folder for cases.jsonl, so that a repeated run compares only what changed; without it nothing is written.
+        out: Folder for cases.jsonl, so that a repeated run compares only changed pairs; without it nothing is written.
         engine: Runs many pairs at a time; by default this process runs one after the other.
         fresh: Compare every pair again.
         progress: Called with the stream of results and their number; returns the stream to read.

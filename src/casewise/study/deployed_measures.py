@@ -82,7 +82,7 @@ class DeployedMeasures:
             no_interval: By case id, why it has no interval.
 
         Returns:
-            By case id, every measure; a measure over several scans stands at each of the patient's cases.
+            By case id, every measure; each case of the patient has the value of a measure over several scans.
         """
         found: dict[str, Values] = {case.id: {} for case in cases}
         for name, values in measured_values(cases, self.declared).items():
@@ -117,12 +117,12 @@ class DeployedMeasures:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> DeployedMeasures:
-        """Read what :meth:`as_dict` wrote; formulas are parsed again."""
+        """Read a dict of :meth:`as_dict`; formulas are parsed again."""
         return cls(**{**plain, "declared": declared_measures(plain["declared"])})
 
 
 def policy_sha256(policy: Policy) -> str:
-    """Hash of what decides: controller, options and cleanup."""
+    """Hash of the policy: controller, options and cleanup."""
     return json_sha256([policy.controller, policy.options, policy.groups, policy.cleanup])
 
 

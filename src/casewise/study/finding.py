@@ -154,7 +154,7 @@ def _column(key: str, frame: pd.DataFrame | None, heads: Mapping[str, str | Colu
 
 
 def not_run(id: str, title: str, what: str, reason: str) -> Section:
-    """Return the section of an analysis that cannot be computed, with what it needs."""
+    """Return the section of an analysis that cannot be computed, with the missing input."""
     return Section(id, title, missing={what: reason})
 
 

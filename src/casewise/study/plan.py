@@ -98,7 +98,7 @@ def read_plan(path: Path) -> ChangePlan:
         The plan.
 
     Raises:
-        BadInput: If the file is no plan; the message says what is wrong and where.
+        BadInput: If the file is no plan; the message names the error and its place.
     """
     plain, sha256 = read_toml(path, "a plan")
     try:
@@ -296,7 +296,7 @@ def how_many(plan: ChangePlan, *, power: float = POWER) -> tuple[Needed, ...]:
     several. Means: Student's t. The allowed chance to miss is divided by the number of criteria.
 
     Args:
-        plan: A plan whose criteria say what is ``expected`` and, for means, ``sd``.
+        plan: A plan whose criteria have ``expected`` and, for means, ``sd``.
         power: The wanted chance that a version as good as expected is accepted.
 
     Returns:
@@ -444,5 +444,5 @@ def log_opened(plan: ChangePlan, seal: Seal) -> Seal:
 
 
 def log_verdict(plan: ChangePlan, verdict: str, hashes: Mapping[str, str]) -> None:
-    """Write the verdict and the hashes of what was compared into the log of the plan."""
+    """Write the verdict and the hashes of the compared masks into the log of the plan."""
     Chain(log_of(plan.path)).append(JUDGED, {"sha256": plan.sha256, "verdict": verdict, "data": dict(hashes)})

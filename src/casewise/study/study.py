@@ -1,4 +1,5 @@
-"""The data that every analysis reads: two archives, their outcomes, and what each method deploys on the same cases."""
+"""The data that every analysis reads: two archives, their outcomes, and the results of each method on the same
+cases."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def images_of(folder: Path) -> Mapping[str, CaseFiles]:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """The evaluation archive, the calibration archive, the policy, and what every method deploys on the same cases.
+    """The evaluation archive, the calibration archive, the policy, and the results of every method on the same cases.
 
     ``Study.of`` makes one. An analysis is a function of a study (:data:`casewise.study.analyses.ANALYSES`); findings
     that several analyses read are computed :func:`once` and cached in ``kept``.

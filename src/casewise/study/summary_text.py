@@ -32,7 +32,7 @@ FEWEST = 5  # patients that an interval needs
 
 @dataclass(frozen=True)
 class ReportSummary:
-    """The first sentences of a report: gain, cases hurt, flagged cases, promise, and what the policy changed."""
+    """The first sentences of a report: gain, hurt cases, flagged cases, promise, and the changes by the policy."""
 
     headline: str
     answers: Mapping[str, str]  # hurt, flagged, promised, in this order
@@ -41,7 +41,7 @@ class ReportSummary:
 
 @dataclass(frozen=True)
 class Key:
-    """One key figure: a number, what it is, and its interval or n."""
+    """One key figure: a number, its name, and its interval or n."""
 
     value: str
     what: str

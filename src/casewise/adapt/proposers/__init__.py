@@ -39,7 +39,7 @@ class PreparedCase:
 
     Args:
         case: The case.
-        prepared: The case as the model wants it.
+        prepared: The case after the preprocessing of the model.
         source: M0, where it is shared with other proposers.
         before_forward: Called before every forward pass; may raise to stop the case.
     """
@@ -71,7 +71,7 @@ class States(Protocol):
 
     @property
     def shrinks(self) -> bool:
-        """True if a state can be shrunk toward M0, because weights lie between them."""
+        """True if weights between a state and M0 exist, so that the state can be interpolated."""
 
     @property
     def rungs(self) -> Sequence[str]:
@@ -103,7 +103,7 @@ class Proposer(Protocol):
         """Return the number of states after M0."""
 
     def binding(self, network: Backbone | nn.Module) -> Binding:
-        """Return what a policy that was fitted on these candidates is bound to."""
+        """Return the binding of a policy that was fitted on these candidates."""
 
     def propose(self, case: PreparedCase, network: Backbone | nn.Module) -> States:
         """Lend the frozen model to one case."""

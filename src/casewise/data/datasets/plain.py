@@ -116,7 +116,7 @@ def read_plain_label(found: LocatedCase) -> Mask:
 
 
 def write_plain(cohort: Cohort, folder: Path) -> Iterator[str]:
-    """Write ``images/<case>_XXXX``, ``labels/<case>`` and ``cases.csv``; yields each id when its files are there.
+    """Write ``images/<case>_XXXX``, ``labels/<case>`` and ``cases.csv``; yields each id after its files were written.
 
     Volumes keep affine, codes, spacing and dtype; one frame of a 4-D file becomes a 3-D file. Labels are written in
     the integers of the cohort, so the mappings of the loader are done once and for all. The table comes last.

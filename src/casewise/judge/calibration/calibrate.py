@@ -94,10 +94,10 @@ def calibrate(
         confidence: Chance that the lower bound behind a flag holds.
         ladders: Ladders of the archive; default: the only one.
         progress: Called with the step, the finished parts, and all parts.
-        on_compared: Called with what every compared design deploys.
+        on_compared: Called with the masks that every compared design deploys.
 
     Returns:
-        The policy, with what it was fitted on and what the holdout showed.
+        The policy, with the identity of its data and the results on the holdout.
 
     Raises:
         BadInput: If an option does not suit the design.
@@ -227,7 +227,7 @@ def _among_candidates(holdout: Archive, design: Policy, unflagged: str | None, *
 
 
 def _appearance(holdout: Archive, agreements: Mapping[str, float | None] = MappingProxyType({})) -> dict[str, Any]:
-    """Return what the calibration images look like, if all were measured and there are two patients or more.
+    """Return the appearances of the calibration images, if all were measured and there are at least two patients.
 
     ``agreements`` are those of the deployed masks with the other candidates.
     """

@@ -2,8 +2,8 @@
 
 A design is adopted if its gain passes a test that accounts for all compared designs (:func:`chance_of_best`), more
 cases are helped than hurt, and the shares of patients and of cases that lose more than a point are within the limit.
-Otherwise the next best that passes is taken, or M0. The gain that is reported comes from nested cross-fitting: for each
-fold of patients the whole comparison is repeated without them, and what it chooses is scored on them.
+Otherwise the next best that passes is taken, or M0. The gain that is reported comes from nested cross-fitting: for
+each fold of patients the whole comparison is repeated without them, and its choice is scored on them.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def compare_designs(
         progress: Called with the progress.
 
     Returns:
-        The table, what is taken and why, and the nested estimate.
+        The table, the chosen design with the reason, and the nested estimate.
     """
     designs = designs_for(known, setting, allowed_hurt=allowed_hurt) if designs is None else designs
     fits = Fits(known, setting, designs)
@@ -179,8 +179,8 @@ def compare_designs(
 def nested_gains(fits: Fits, allowed_hurt: float, progress: Progress | None = None) -> Nested:
     """The gain of choosing and fitting, on patients that took no part in either.
 
-    For each fold the comparison is made again without it, tests and limits included, and what is chosen there is fitted
-    without the fold and scored on it. A fold whose comparison keeps M0 counts with a gain of 0. Without the test
+    For each fold the comparison is repeated without it, tests and limits included; the chosen design is fitted without
+    the fold and scored on it. A fold whose comparison keeps M0 counts with a gain of 0. Without the test
     inside, the estimate would be as large as that of the winner: in simulations 3 times the truth for small gains.
     """
     gains: dict[str, Deployed] = {}
@@ -315,22 +315,22 @@ def fitted_choice(
 ) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Fit a design, or compare all of them (``default``), on the labelled cases of an archive.
 
-    Every figure in what was found comes from cases whose patient had no part in fitting.
+    All figures come from cases whose patient took no part in fitting.
 
     Args:
         archive: The calibration cases, with labels.
         design: The name of a design, or "default".
         consensus: The candidate that was made of the others, where its name does not say so.
         ladders: Named ladders that are read together.
-        fixed: Candidates that are compared as designs of their own, such as "tuned/average".
+        fixed: Candidates that are compared as separate designs, such as "tuned/average".
         allowed_hurt: Share of patients, and of cases, that may lose more than a point.
-        flag_below: Ask for a person where the metric of what is deployed may lie below this.
+        flag_below: Flag cases whose metric may be below this.
         at: Level of the lower bound behind flags.
         progress: Called with the progress.
-        on_compared: Called with what every design deploys for the cases that it was not fitted on.
+        on_compared: Called with the masks that every design deploys for cases that it was not fitted on.
 
     Returns:
-        The controller's name, its options, and what was found on the way.
+        The name of the controller, its options, and the results of the comparison.
 
     Raises:
         TooFewCases: There are too few labelled patients.

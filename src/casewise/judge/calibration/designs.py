@@ -70,7 +70,7 @@ class Edit:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """One labelled case: what a controller sees, and the metric of each of its candidates."""
+    """One labelled case: the input of a controller, and the metric of each of its candidates."""
 
     case_id: str
     cluster: str
@@ -449,7 +449,7 @@ def designs_for(
         known: The labelled cases.
         setting: Settings that all designs share.
         allowed_hurt: Share of cases that may lose more than a point, where a design asks for it.
-        fixed: States of candidates that are designs of their own, by name.
+        fixed: States of candidates that are compared as separate designs, by name.
 
     Returns:
         Designs by name, M0 first. ``settled`` is among them where each rung is a consensus of all before it
@@ -490,7 +490,7 @@ class KnownLadder:
 
 
 def answer(one: Known, controller: Controller) -> Deployed:
-    """Return what a controller deploys for a gathered case, and its metric."""
+    """Return the state that a controller deploys for a gathered case, and its metric."""
     own: Callable[[Known], Deployed] | None = getattr(controller, "answer", None)  # a design with cleanup has one
     if own is not None:
         return own(one)

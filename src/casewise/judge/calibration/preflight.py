@@ -1,4 +1,4 @@
-"""The preflight: what the calibration cases show about a policy. It is printed and stored in policy.json.
+"""The preflight: the results of a policy on the calibration cases. It is printed and stored in policy.json.
 
 The guard of a design closes it only if a one-sided sign test over patients is significant, because a small majority of
 a dozen cases may be luck.
@@ -42,7 +42,7 @@ def preflight(
     *,
     source_metric: float | None = None,
 ) -> dict[str, Any]:
-    """Return what the holdout shows about a policy.
+    """Return the results of a policy on the holdout.
 
     Args:
         archive: The calibration cases.
@@ -144,7 +144,7 @@ def reach_of(patients: int) -> dict[str, Any]:
 
 
 def concerns(found: Mapping[str, Any]) -> list[str]:
-    """Return what a person should know before deploying a policy, as sentences."""
+    """Return warnings before a policy is deployed, as sentences."""
     said = []
     kept = found["retained"]
     counted = f"of the retained cases {kept['helped']} were helped and {kept['hurt']} were hurt"
@@ -241,7 +241,7 @@ def in_words(policy: Policy) -> list[str]:
 
 
 def _design_lines(policy: Policy) -> Iterator[str]:
-    """Yield the design choices that were made by hand, grouped by what was seen."""
+    """Yield the design choices that were made by hand, grouped by the labels that had been seen."""
     chosen: dict[str, list[str]] = {}
     for line in policy.exposures:
         chosen.setdefault(line["seen"], []).append(line["choice"])

@@ -1,7 +1,8 @@
 """Conformal quality: a lower bound of the metric of a deployed mask, with clusters as the unit; refused where too few.
 
-A new case comes from a new patient or sequence, so calibration clusters, not cases, are what it is exchangeable with.
-A flag asks for a person where that bound is low; its options and what it does on the calibration cases are made here.
+A new case comes from a new patient or sequence, so it is exchangeable with calibration clusters, not with cases.
+A flag asks for a person where that bound is low; its options and its results on the calibration cases are computed
+here.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ Every = tuple[Mapping[str, Floats], Floats]
 
 @dataclass(frozen=True)
 class QualityFit:
-    """A quality model and what the calibration cases say about the signal behind it."""
+    """A quality model, and the value of its signal on the calibration cases."""
 
     quality: Quality
     cases: int
@@ -229,7 +230,7 @@ def fitted_flag(
 
 
 def quality_of(found: Taken, *, level: float, every: Every | None = None) -> QualityFit:
-    """Fit the quality model of what is deployed."""
+    """Fit the quality model of the deployed masks."""
     signals = {name: [_or_nan(said.get(name)) for said, _, _ in found] for name in QUALITY_SIGNALS}
     return fit_quality(signals, [one[1] for one in found], [one[2] for one in found], level=level, every=every)
 
@@ -250,7 +251,7 @@ def flag_options(fit: QualityFit, below: float, setting: Setting) -> dict[str, A
 
 
 def flag_concerns(fit: QualityFit) -> list[str]:
-    """Return what a person should know about the signal behind a flag."""
+    """Return warnings about the signal of a flag."""
     if fit.quality.signal is not None:
         return []
     same = f"all cases get the same lower bound, so all are flagged or none; more labelled {UNIT[1]} may help"

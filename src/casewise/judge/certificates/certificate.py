@@ -1,4 +1,4 @@
-"""The certificate: what is promised, for which patients, from how many cases, and what makes it void.
+"""The certificate: the promise, its patients, the number of cases, and the conditions that make it void.
 
 Also here: the policy that a certificate holds for, which is never looser than the certified one, and the sentences of a
 certificate.
@@ -111,7 +111,7 @@ def check_certificate(certificate: Certificate, policy: Policy, binding: Binding
 def new_certificate(
     archive: Archive, policy: Policy, certified: Policy, ids: Sequence[str], units: int, *, which: str = "", **own: Any
 ) -> Certificate:
-    """Return a certificate with what every kind of it says about its policy and its calibration cases.
+    """Return a certificate with the fields that all kinds share: policy, calibration cases, conditions.
 
     Args:
         archive: The calibration cases.
@@ -213,7 +213,7 @@ def certificate_problems(folder: Path) -> list[str]:
         folder: An archive, or the folder that ``casewise certify --out`` wrote.
 
     Returns:
-        Sentences; none where there is no certificate or all of it is there.
+        Sentences; none if there is no certificate or it is complete.
     """
     if not (folder / CERTIFICATE).is_file():
         return []
@@ -319,5 +319,5 @@ def tightening(own: float, cut: float, kept: float) -> str:
 
 
 def unit_of(cases: int, units: int) -> str:
-    """Return what n counts, in the plural."""
+    """Return the unit of n, in the plural."""
     return "cases" if units == cases else UNIT[1]

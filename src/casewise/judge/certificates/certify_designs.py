@@ -1,4 +1,4 @@
-"""Learn-then-test over several designs at once: the choice of a design is part of what is certified (T6, T8).
+"""Learn-then-test over several designs together: the choice of a design is certified, too (T6, T8).
 
 Each design is a chain of rollback cuts. A chain is tested from the cut that keeps least, at delta / number of designs,
 until the first p-value above that level. The design with the greatest gain among all that passed is deployed.

@@ -31,7 +31,7 @@ from casewise.measure.metrics.harm import harm
 
 @dataclass(frozen=True, eq=False)
 class Gated:
-    """One case's scored regions, and what deploying each prefix of them would cost."""
+    """The scored regions of one case, and the loss of deploying each prefix of them."""
 
     scores: Floats  # distinct scores of the case's regions, descending
     surrogate: Floats  # (1 + scores): L4 with nothing accepted, then with all regions of score >= scores[j - 1]
@@ -106,7 +106,8 @@ TABLES = ("surrogate", "deployed", "envelope")
 
 
 def gated_case(archive: Archive, case_id: str, *, keep_small: bool = False) -> Gated:
-    """One case's regions and what each prefix of them costs; deployed HA is measured on the gated masks (L1-L4, L9)."""
+    """Return the regions of one case and the loss of each prefix of them; deployed HA is measured on the gated masks
+    (L1-L4, L9)."""
     configuration = archive.configuration
     min_area, ignore = int(configuration.get("min_area", 16)), configuration.get("ignore")
     masks, label = archive.masks(case_id), archive.label(case_id)

@@ -164,7 +164,7 @@ def issued(
 
 
 def _flag_sentence(archive: Archive, policy: Policy, delta: float, designs: int) -> str:
-    """Return what is promised about the share of flagged cases; nothing if the flag was fitted on these patients."""
+    """Return the promise about the share of flagged cases; nothing if the flag was fitted on these patients."""
     if not policy.flag or policy.groups:
         return ""
     known = set(policy.calibration_clusters or policy.calibration_cases)
@@ -191,7 +191,7 @@ def flagged_share(archive: Archive, policy: Policy, *, delta: float) -> tuple[fl
 
 
 def limits(asked: Promise, units: int, kind: str, delta: float | None = None) -> tuple[float, int]:
-    """Return the smallest alpha that n units support, and the n that the asked alpha needs."""
+    """Return the smallest alpha that n units support, and the n that the given alpha needs."""
     smallest, level = min(asked.alphas), delta or asked.delta
     needed = risk_control.patients_needed(smallest, delta=level, binary=kind != "betting")
     if level is None:

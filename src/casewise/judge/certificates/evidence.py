@@ -94,8 +94,8 @@ def rollback_table(
 ) -> LossTable:
     r"""Losses :math:`L_i(c) = h_i 1[u_i < c]` at every jump point c: the distinct values ascending, then infinity.
 
-    ``values`` are the calibration coordinates u, ``losses`` the loss h of the action that is deployed if the case is
-    kept. A case is rolled back iff u >= c, so the first cut keeps nothing and the last keeps everything.
+    ``values`` are the calibration coordinates u, ``losses`` the loss h of the action for a kept case. A case is rolled
+    back iff u >= c, so the first cut keeps nothing and the last keeps everything.
 
     >>> rollback_table([1.0, 2.0], [0.5, 1.0]).losses
     array([[0. , 0.5, 0.5],
@@ -179,7 +179,7 @@ def check_router(policy: Policy) -> None:
 
 
 def _check_kept_aside(policy: Policy, archive: Archive) -> None:
-    """Refuse labels that chose or fitted the policy, and say what to do."""
+    """Refuse labels that chose or fitted the policy, and name the remedy."""
     try:
         policies.check_held_out(policy, archive.entries.values())
     except Overlap as error:
@@ -215,7 +215,8 @@ def _choice_evidence(archive: Archive, policy: Policy, margin: float, chosen: bo
 
 
 def _deployed_table(archive: Archive, policy: Policy) -> pd.DataFrame:
-    """Return what a policy deploys for each labelled case, with its metric and losses; flags change neither."""
+    """Return the state that a policy deploys for each labelled case, with its metric and losses; flags change
+    neither."""
     judge = replace(policies.judge_of(policy), flag=None)
     decided = [replay_case(archive, judge, case) for case in _labelled(archive)]
     return deployed_rows(archive, decided, judge.controller)

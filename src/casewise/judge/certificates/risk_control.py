@@ -8,7 +8,7 @@ with n <= 30 they do not hold.
 Conformal risk control bounds the expected loss of the next unit (Angelopoulos et al., ICLR 2024). An infeasible problem
 gives None, never an end point of the grid.
 
-:func:`plan` says how many labelled patients either way needs, and what the given ones can promise.
+:func:`plan` says how many labelled patients either way needs, and the risks that the given ones can promise.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def selected(
 
 
 def kept_scores(archive: Archive, policy: Policy, cases: Sequence[str]) -> list[float | None]:
-    """Return the score by which each case is kept; infinite if a policy among candidates deploys M0 by itself."""
+    """Return the score by which each case is kept; infinite if a policy among candidates deploys M0."""
     if not among_candidates(policy):
         controller = controller_of(policy)
         return [replay_case(archive, controller, case).value for case in cases]

@@ -45,7 +45,7 @@ class PromiseSplit:
         return max(0.0, self.alpha * (len(self.certifying) + 1) - 1)
 
     def sentence(self) -> str:
-        """Return what the promise costs, as a sentence."""
+        """Return the cost of the promise, as a sentence."""
         return (
             f"{len(self.learning)} {UNIT[1]} are for learning and choosing, {len(self.certifying)} only for certifying "
             f"a risk of at most {self.alpha:g}; these may lose {self.tolerated:.2g} in total before cases must be "

@@ -1,7 +1,7 @@
 """Flags: estimate the quality of a deployed mask without a label, and ask a person where it may be low.
 
 Any policy may carry a flag. The deployed mask then gets an estimate of its metric and a conformal lower bound of it. A
-case is flagged where the lower bound is below the metric that was asked for.
+case is flagged if the lower bound is below the limit.
 """
 
 from __future__ import annotations

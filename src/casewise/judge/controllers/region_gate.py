@@ -72,7 +72,7 @@ class RegionGate:
 
 
 def region_scores(seen: Observation) -> list[float] | None:
-    """Return the region scores of step 1 by number; None if the logits lie on another grid than the mask."""
+    """Return the region scores of step 1 by number; None if the logits are on another grid than the mask."""
     found = {int(name[len(DROP) :]): value for name, value in seen.signals[1].items() if name.startswith(DROP)}
     known = {number: value for number, value in found.items() if value is not None}
     if sorted(known) != list(range(len(known))):

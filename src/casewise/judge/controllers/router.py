@@ -111,7 +111,7 @@ class Router:
 
     @property
     def needs(self) -> frozenset[str]:
-        """The coordinate, and what the stop rules of its buckets read."""
+        """The coordinate, and the signals of the stop rules of its buckets."""
         return needed(self.coordinate).union(*(bucket.needs for bucket in (self.low, self.mid, self.hard)))
 
     @property

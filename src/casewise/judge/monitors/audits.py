@@ -1,4 +1,4 @@
-r"""Alarm from labelled audits: is the risk above what was promised?
+r"""Alarm from labelled audits: is the risk above the promise?
 
 One loss per patient (or sequence) counts: the mean over the patient's audited cases. With stakes from past losses,
 
@@ -9,7 +9,7 @@ probability at most delta.
 
 A certificate by learn-then-test bounds the risk of the very policy that it was issued for, so audits are held against
 its alpha. A certificate by conformal risk control bounds an average over calibration sets: the risk of one certified
-policy may lie above alpha. :func:`audit_limit` adds what n patients leave open.
+policy may be above alpha. :func:`audit_limit` adds the uncertainty of n patients.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ patient resemble each other, and bets on each of them raise alarms on healthy st
   uniform and independent while all are exchangeable, and wealth is bet against uniformity in both directions. It ever
   reaches :math:`1/\delta` with probability at most delta; then the calibration no longer applies and M0 is deployed.
   The pool must grow. Against a *fixed* pool the p-values are dependent through the pool's own luck, and the product of
-  bets alarms on half of all healthy streams (docs/explanation/certificates.md has the simulation). The price is that a
-  shift which is there from the first case on soon becomes part of the pool and may be missed.
+  bets alarms on half of all healthy streams (docs/explanation/certificates.md has the simulation). The cost: a shift
+  that exists from the first case on soon becomes part of the pool and may be missed.
 * :class:`GoLive` closes that gap once: the first m patients against the calibration pool, by a permutation test.
 """
 
@@ -91,7 +91,7 @@ class Exchangeability(Alarm):
 
 @dataclass(frozen=True)
 class GoLive(Alarm):
-    """Alarm when the first ``first`` patients of a stream differ from the calibration pool; asked once, suspends."""
+    """Alarm when the first ``first`` patients of a stream differ from the calibration pool; tested once, suspends."""
 
     calibration: tuple[float, ...]
     first: int = 20

@@ -1,9 +1,9 @@
-"""The watch over one stream: its monitors and what they have seen, in one small file that survives restarts.
+"""The watch over one stream: its monitors and their state, in one small file that survives restarts.
 
 Every monitor counts patients (or sequences). Cases of one patient resemble each other, so a bet on each of them raises
 alarms on healthy streams: with four correlated cases per patient in one stream out of two. The numbers of a patient are
 those of its first case; its loss is the mean over its audited cases, and counts when the audits of the next patient
-begin. A case without a cluster is a patient by itself.
+begin. A case without a cluster counts as one patient.
 
 Three label-free numbers of a decision are watched, as far as the calibration cases have them: ``value`` (the number
 that the policy read: a router's coordinate, or the size of the edit), ``agreement`` of the deployed mask with the other
@@ -188,7 +188,7 @@ def start_watch(
         The watch, with nothing seen.
 
     Raises:
-        BadInput: A monitor lacks what it needs.
+        BadInput: A monitor lacks an input.
         Refused: A hybrid policy would run without its alarm.
     """
     check_binding(policy, archive.binding)

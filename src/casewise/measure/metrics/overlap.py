@@ -1,6 +1,6 @@
 """Overlap of a mask with its label: Dice (A10) and mean IoU, per image and micro (A11).
 
-``EMPTY`` says what every metric gives for empty masks. NaN means undefined: a cohort mean skips it and counts it.
+``EMPTY`` has the value of every metric for empty masks. NaN means undefined: a cohort mean skips it and counts it.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def miou_of_counts(shared: Any, in_mask: Any, in_label: Any) -> float:
 def micro_miou(
     pairs: Iterable[tuple[Any, Any]], *, classes: Sequence[int] | None = None, ignore: int | None = VOID
 ) -> float:
-    """Mean IoU over all voxels of many (mask, label) pairs at once: counts are added before they are divided (A11)."""
+    """Mean IoU over all voxels of many (mask, label) pairs together: counts are added before they are divided (A11)."""
     total = np.zeros((3, 0), np.int64)
     for mask, label in pairs:
         counts = np.stack(_counts(mask, label, ignore))

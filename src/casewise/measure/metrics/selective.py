@@ -30,7 +30,7 @@ class RiskCoverage:
 
     @property
     def excess(self) -> float:
-        """e-AURC: what the order costs above the best possible one."""
+        """e-AURC: the cost of the order above that of the best one."""
         return self.aurc - self.optimum
 
     @property

@@ -128,7 +128,7 @@ class Distances:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Gaps:
-    """A binarized mask and label, cropped to what they cover together; distances are found when first asked for.
+    """A binarized mask and label, cropped to their common bounding box; distances are computed when first needed.
 
     Two surfaces are in use, and a metric names its own: *voxels* (foreground with a background face neighbor, MedPy
     and MONAI) and *surfels* (corners where inside meets outside, weighted by their area, DeepMind).

@@ -197,7 +197,7 @@ def _why_undefined(signal: NDArray[np.float64], harm: NDArray[np.float64]) -> st
 
 
 def _boundary(table: pd.DataFrame) -> tuple[str, ...]:
-    """Signals that point the other way by interval and test: outside their validity (I9)."""
+    """Signals whose sign is opposite to the expected one by interval and test: outside their validity (I9)."""
     excludes_zero = ((table["low"] > 0) | (table["high"] < 0)) & (table["p_shuffled"] <= LEVEL)
     wrong = table[table["against"].astype(bool) & excludes_zero & (table["kind"] == "level")]
     return tuple(

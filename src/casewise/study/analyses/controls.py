@@ -1,8 +1,8 @@
 """Matched controls: every selector, and chance, at the bucket sizes of the router.
 
 A router sends n_hard cases to rollback, n_mid to the middle action and the rest to the low one. A matched control gives
-the same actions to the same numbers of cases, chosen by another score or at random. ``arms[bucket]`` holds what every
-case would have got in that bucket, so a control is a choice of rows.
+the same actions to the same numbers of cases, chosen by another score or at random. ``arms[bucket]`` has the result of
+every case in that bucket, so a control is a choice of rows.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def substitutions_of(study: Study) -> Finding:
 
 
 def substitute_of(study: Study) -> Finding:
-    """Matched controls in which every kept case gets what another method deployed, and a rolled-back case M0 (J7)."""
+    """Matched controls in which every kept case gets the mask of another method, and a rolled-back case M0 (J7)."""
     name = study.extras.substitute
     arms = {"hard": study.methods[study.source], "mid": study.methods[name], "low": study.methods[name]}
     found = matched_controls(
@@ -182,7 +182,8 @@ def _pooled(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def random_control(
     arms: Arms, router: pd.DataFrame, *, by_group: bool = False, draws: int = 1000, seed: int = RESAMPLING_SEED
 ) -> Finding:
-    """The chance control: exact mean and sd in closed form beside the draws, and where the router lies (J4, P1)."""
+    """The chance control: exact mean and sd in closed form beside the draws, and the position of the router (J4,
+    P1)."""
     whole = Assignment(arms, router)
     records = []
     for scope, part in whole.scopes(by_group):
@@ -258,7 +259,7 @@ def _share(control: str, before: float, ha: float, after: float, n: int) -> dict
 
 
 def substitution(arms: Arms, router: pd.DataFrame, values: pd.Series, *, cut_low: float, cut_high: float) -> Finding:
-    """Another coordinate in place of the router's: at the same quota, and at cut-points of its own (J9)."""
+    """Another coordinate in place of the router's: at the same quota, and with its own cut-points (J9)."""
     table = Assignment(arms, router)
     native = buckets_at(values.reindex(table.cases).to_numpy(float), cut_low, cut_high)[0]
     records = []

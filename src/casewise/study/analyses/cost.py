@@ -1,4 +1,4 @@
-"""Updates deployed and executed, what a signal costs, and how long an update takes."""
+"""Updates deployed and executed, the cost of a signal, and the time of an update."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def measured_costs(entries: Iterable[Entry]) -> dict[str, tuple[float, float, in
 def signal_costs(measured: Mapping[str, tuple[float, float, int]] | None = None) -> Finding:
     """Passes of every signal, and its milliseconds and extra memory if the cases stored them (C13).
 
-    Signals without passes of their own share one look at M0, the mask of the step and its entropies.
+    Signals without own passes are computed together from M0, the mask of the step and its entropies.
     """
     known, records = measured or {}, []
     for name, info in SIGNALS.items():

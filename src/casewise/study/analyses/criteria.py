@@ -1,4 +1,4 @@
-"""The criteria of the paper (V0-V4, matched controls) against what was observed, here and with other objectives."""
+"""The criteria of the paper (V0-V4, matched controls) beside the observations, here and with other objectives."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def section(study: Study) -> Section:
 
 
 def reconcile(known: Mapping[str, Fact]) -> Finding:
-    """Every criterion with what was observed: held, failed, unresolved, reported or not run (J10)."""
+    """Every criterion with its observation: held, failed, unresolved, reported or not run (J10)."""
     records = [_reconciled(one, known.get(one.quantity)) for one in CRITERIA]
     counts = {name: sum(record["verdict"] == name for record in records) for name in ("held", "failed", "unresolved")}
     note = ", ".join(f"{count} {name}" for name, count in counts.items())
@@ -295,7 +295,7 @@ def gradient_checks(archives: Mapping[str, Archive]) -> Finding:
 
 
 def _checks(updates: pd.DataFrame) -> Iterator[tuple[str, str, str, bool]]:
-    """(check, what is wanted, what was observed, whether it holds)."""
+    """(check, expectation, observation, whether it holds)."""
     cosine, multiplier = updates["cosine"], updates["multiplier"]
     losses = updates[[name for name in ("entropy_loss", "consistency_loss") if name in updates]]
     lowest = float(losses.min().min())
@@ -323,7 +323,7 @@ class Arm:
 
 
 def label_of(configuration: Mapping[str, Any]) -> str:
-    """The objective as it was recorded, with the rate that was asked for in place of its own."""
+    """The objective as it was recorded, with the given rate instead of its own."""
     text, rate = str(configuration.get("objective", "this archive")), configuration.get("learning_rate")
     if rate is None:
         return text
@@ -401,7 +401,7 @@ def _whole(parts: list[str]) -> str:
 
 
 def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Put the bounds of intervals into columns, and None for what was not run."""
+    """Put the bounds of intervals into columns, and None for analyses that were not run."""
     flat: dict[str, Any] = {}
     for key, cell in record.items():
         flat[key] = cell.value if isinstance(cell, Estimate) else None if cell == NOT_RUN else cell

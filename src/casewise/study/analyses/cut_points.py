@@ -1,4 +1,4 @@
-"""The router and its cut-points: coordinate, actions, buckets, and what other calibration cases would change."""
+"""The router and its cut-points: coordinate, actions, buckets, and the effect of other calibration cases."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def backbones_section(study: Study) -> Section:
 def coherence(frames: Frames) -> Finding:
     """One row per backbone: edit coherence at the last step, and whether both coordinates follow HA.
 
-    Coherence is read over cases whose M0 metric lies in the band. A backbone meets the criterion if rho with HA is at
+    Coherence is measured over cases whose M0 metric is in the band. A backbone meets the criterion if rho with HA is at
     least 0.4 for regions and for delta.
     """
     records = [{"backbone": name, **_backbone_row(frame)} for name, frame in frames.items()]

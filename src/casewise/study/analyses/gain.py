@@ -77,7 +77,7 @@ def deployed_row(study: Study) -> pd.Series | None:
 
 @once
 def answers(study: Study) -> dict[str, str]:
-    """Return the first sentences of a report by what they are about: gained, hurt, flagged, promised."""
+    """Return the first sentences of a report by topic: gained, hurt, flagged, promised."""
     row = deployed_row(study)
     holds, said = promised(study)
     gained = f"The gain of the deployed masks is unknown: no case has a {study.metric}."

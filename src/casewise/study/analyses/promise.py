@@ -51,7 +51,7 @@ def _lead(study: Study, found: Certificate) -> str:
 
 
 def promised(study: Study) -> tuple[bool, str]:
-    """True and the promise about what this study deployed, or False and why there is none."""
+    """True and the promise about the deployed masks, or False and why there is none."""
     found = study.extras.certificate
     if found is None:
         return False, "there is no certificate; casewise certify can issue one"

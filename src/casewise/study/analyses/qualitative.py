@@ -208,7 +208,7 @@ def whole(mask: Any, index: int | None) -> SliceView:
 
 
 def metric_of(study: Study, view: SliceView, mask: Any, label: Any) -> float:
-    """The archive's metric on what is in view; NaN when the label has nothing there."""
+    """The archive's metric on the visible part; NaN when the label has nothing there."""
     shown, truth = view.of(mask), view.of(label)
     return float(study.scored_by.of(shown, truth, ignore=study.measure["ignore"], spacing_mm=None))
 
