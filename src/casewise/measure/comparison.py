@@ -29,7 +29,7 @@ from casewise.measure.masks import (
 )  # fmt: skip
 from casewise.measure.metrics.harm import harm
 from casewise.measure.metrics.overlap import VOID, dice_of_counts, miou_of_counts
-from casewise.measure.metrics.surface import assd, hd95, surface_gaps
+from casewise.measure.metrics.surface import hd95, surface_distances
 from casewise.measure.pieces import Enclosure, LabelPieces, pieces_of
 from casewise.measure.regions import Regions, changed_voxels, components, regions_of
 from casewise.measure.runs import Runs
@@ -270,16 +270,16 @@ def _with_surfaces(pair: MaskPair, row: LabelChange, surfaces: Surfaces) -> Labe
         return row
     old, new = pair.old[pair.box] == row.label, pair.new[pair.box] == row.label
     if row.changed:
-        gaps = surface_gaps(old, new, spacing_mm=pair.spacing)
-        row = replace(row, shift_hd95=hd95(gaps), shift_assd=assd(gaps))
+        apart = surface_distances(old, new, spacing_mm=pair.spacing)
+        row = replace(row, shift_hd95=float(np.percentile(apart, 95)), shift_assd=float(apart.mean()))
     else:
         still = 0.0 if row.voxels_old else NAN
         row = replace(row, shift_hd95=still, shift_assd=still)
     if surfaces == "moved" or pair.label is None:
         return row
     truth = pair.label[pair.box] == row.label
-    before = hd95(surface_gaps(old, truth, spacing_mm=pair.spacing))
-    after = hd95(surface_gaps(new, truth, spacing_mm=pair.spacing)) if row.changed else before
+    before = hd95(old, truth, spacing_mm=pair.spacing)
+    after = hd95(new, truth, spacing_mm=pair.spacing) if row.changed else before
     return replace(row, hd95_old=before, hd95_new=after)
 
 
