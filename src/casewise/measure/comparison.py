@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput
 from casewise.measure.changes import NAN, Comparison, LabelChange, Regression
-from casewise.measure.geometry import boxes_of
 from casewise.measure.masks import (
     Flags,
     Floats,
@@ -170,21 +169,14 @@ def _metrics(pair: MaskPair, metric: str) -> tuple[float, float]:
 def _regressions(found: Regions, worse: Integers, voxel_ml: float | None) -> tuple[Regression, ...]:
     """The largest harmful regions, with their boxes."""
     harmful = np.flatnonzero(found.kept & (worse > 0))
-    if not harmful.size:
-        return ()
-    listed = harmful[np.argsort(-found.sizes[harmful], kind="stable")][:LISTED]
-    low, high = boxes_of(found)
-    row = np.cumsum(found.kept) - 1  # boxes are those of the components that were kept
-    return tuple(
-        Regression(
-            int(found.sizes[number]),
-            int(worse[number]),
-            tuple(low[row[number]].tolist()),
-            tuple(high[row[number]].tolist()),
-            None if voxel_ml is None else int(found.sizes[number]) * voxel_ml,
-        )
-        for number in listed.tolist()
-    )
+    listed = []
+    for number in harmful[np.argsort(-found.sizes[harmful], kind="stable")][:LISTED].tolist():
+        where = np.unravel_index(found.voxels[found.number == number], found.shape)
+        low, high = (tuple(int(edge(at)) for at in where) for edge in (np.min, np.max))
+        size = int(found.sizes[number])
+        ml = None if voxel_ml is None else size * voxel_ml
+        listed.append(Regression(size, int(worse[number]), low, tuple(at + 1 for at in high), ml))
+    return tuple(listed)
 
 
 def _labels(pair: MaskPair, *, surfaces: Surfaces) -> tuple[LabelChange, ...]:
