@@ -188,7 +188,6 @@ class Trajectory:
         fold: Tuned weights that made the candidates: ``"fold-2"`` or ``"mean"``.
         trained_on: Patients whose labels trained those weights.
         appearance: What the image looks like to the model, in label-free numbers; empty where nobody measured it.
-        ballots: Probabilities of all views, (view, class, voxel) in 255ths, where they differ from M0, if requested.
 
     Example:
         >>> import numpy as np
@@ -216,7 +215,6 @@ class Trajectory:
     fold: str = ""
     trained_on: tuple[str, ...] = ()
     appearance: Mapping[str, float] = field(default_factory=dict)
-    ballots: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
         if not self.masks or len(self.masks) != len(self.signals):
