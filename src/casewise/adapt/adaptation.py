@@ -102,7 +102,7 @@ class Adaptation:
         if isinstance(self.parameters, list):
             object.__setattr__(self, "parameters", tuple(self.parameters))
         if self.steps < 0:
-            raise BadInput(f"steps is 0 or more, got {self.steps}")
+            raise BadInput(f"steps must be 0 or more, got {self.steps}")
         if self.max_slices is not None and self.max_slices < 1:
             raise BadInput(f"max_slices is at least 1, got {self.max_slices}")
         for name, known in (("batch_statistics", STATISTICS), ("reset", RESETS), ("consensus", CONSENSUSES)):
@@ -185,12 +185,15 @@ class Adaptation:
         from casewise.adapt.objectives import check_named_in_file
 
         if not isinstance(plain, Mapping):
-            raise BadInput(f"{where} must describe an adaptation by fields, got {type(plain).__name__}; make it again")
+            raise BadInput(
+                f"{where} must describe an adaptation by fields, got {type(plain).__name__}; record it again"
+            )
         check_named_in_file(plain.get("objective"), typed=typed, where=where)
         check_names_no_code({name: value for name, value in plain.items() if name != "objective"}, where=where)
         if unwritten := [name for name in _KEPT if name in plain]:
             raise UnsafeInput(
-                f"{where} sets {', '.join(unwritten)}, which casewise never writes there; it was edited, make it again"
+                f"{where} sets {', '.join(unwritten)}, which casewise never writes there; it was edited; record "
+                f"it again"
             )
         known = plain.get("statistics")
         values = {**plain, "statistics": None if known is None else RiskStatistics(**known)}

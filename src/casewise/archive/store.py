@@ -75,13 +75,13 @@ class Archive:
         views = {name: self.ladder(name) for name in ladders}
         if len(views) < 2:
             raise BadInput(
-                f"several ladders are read together, got {', '.join(ladders) or 'none'}; archive.ladder takes one"
+                f"joining needs at least two ladders, got {', '.join(ladders) or 'none'}; archive.ladder takes one"
             )
         for name, view in views.items():
             if lacking := [case_id for case_id in self._cases if case_id not in view.entries]:
                 raise BadInput(
-                    f"{len(lacking)} cases of {self.path} lack ladder {name!r} ({', '.join(lacking[:3])}); record it "
-                    "for them too: casewise record with the same --propose goes on where it stopped"
+                    f"{len(lacking)} cases of {self.path} lack ladder {name!r} ({', '.join(lacking[:3])}); record "
+                    f"it for them, too: casewise record with the same --propose continues"
                 )
         return replace(self, ladder_name=None, entries=self._cases, cases=self._cases, joined=tuple(views))
 
@@ -175,7 +175,7 @@ class Archive:
         if closed and not self.unlocked_by and any(self.entry(name).labelled for name in closed):
             raise Locked(
                 f"the labels of {len(closed)} evaluation cases of {self.path} are locked ({', '.join(closed[:3])}); "
-                f"say why they are read: casewise.judge.ledger.unlock(archive, purpose='...')"
+                f"state the purpose to read them: casewise.judge.ledger.unlock(archive, purpose='...')"
             )
 
     def entry(self, case_id: str) -> Entry:
@@ -472,8 +472,8 @@ def check_archive_place(path: Path) -> None:
     found = sorted(one.name for one in (path / layout.CASES).glob("*") if not one.name.startswith(layout.HALF_WRITTEN))
     if found and not (path / layout.MANIFEST).exists():  # asked last: another writer makes it before its first case
         raise BadInput(
-            f"{path} has a folder {layout.CASES}/ with {found[0]} and no {layout.MANIFEST}, so it is no archive of "
-            "casewise; choose another folder with -o"
+            f"{path} has a folder {layout.CASES}/ with {found[0]} and no {layout.MANIFEST}, so it is not an "
+            f"archive; choose another folder with -o"
         )
 
 

@@ -165,5 +165,5 @@ def named_proposal(text: str) -> tuple[str, str]:
         return check_ladder(name), proposal
     made = re.sub(r"[^a-z0-9_+.-]+", "-", text.lower()).strip("-.+_")[:64]
     if not made:
-        raise BadInput(f"{text!r} names no proposer; write tent, views:mri, members:FOLDER or NAME=PROPOSER")
+        raise BadInput(f"{text!r} is no proposer; write tent, views:mri, members:FOLDER or NAME=PROPOSER")
     return check_ladder(made), text

@@ -212,7 +212,7 @@ class LiveLadder:
 
     def _before(self) -> None:
         if self._deadline is not None and self.source_mask is not None and time.monotonic() > self._deadline:
-            raise OutOfTime("the time limit of the case is over")
+            raise OutOfTime("the time limit of the case was reached")
 
     def __exit__(self, *error: Any) -> None:
         if self._states is not None:
@@ -253,7 +253,7 @@ class LiveLadder:
     def advance(self) -> None:
         """Make the next state."""
         if self._states is None:
-            raise BadInput(f"every candidate of case {self.case.id} was made, one more was asked for")
+            raise BadInput(f"every candidate of case {self.case.id} was made, and the controller asked for one more")
         self._states.advance(last=self._states.step + 1 == self._states.how.steps)
 
     def observation(self) -> Observation:

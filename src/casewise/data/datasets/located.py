@@ -65,7 +65,7 @@ class Files:
 def files_of(cohort: Cohort) -> Mapping[str, LocatedCase]:
     """The files of each member, for cohorts that lie in files."""
     if not isinstance(cohort.read_case, Files):
-        raise BadInput(f"{cohort.name} does not lie in files; only datasets that were read from a folder do")
+        raise BadInput(f"{cohort.name} was not read from a folder, so it has no files")
     return {case_id: cohort.read_case.found[case_id] for case_id in cohort.members}
 
 
@@ -88,7 +88,7 @@ def cohort_of(
             raise BadInput(f"{name}: {one.images[0]} and {by_id[one.id].images[0]} would both be case {one.id}")
         by_id[one.id] = one
     if not by_id:
-        raise BadInput(f"{root} is laid out like {name} but holds no image of it; is the download complete?")
+        raise BadInput(f"{root} has the layout of {name} but none of its images; the download may be incomplete")
     _check_inside(by_id.values(), root)
 
     def read_label(member: Member) -> Mask:
@@ -130,7 +130,7 @@ def volume_of(path: Path, frame: int | None) -> Volume:
     """A volume; of a 4-D file only the frame, refused when the file ends before it."""
     shape = check_header(path).shape
     if frame is not None and len(shape) > 3 and not 0 <= frame < shape[3]:
-        raise BadInput(f"{path.name} has frames 0 to {shape[3] - 1}, frame {frame} was asked for; check the table")
+        raise BadInput(f"{path.name} has frames 0 to {shape[3] - 1}, got frame {frame}; check the table")
     return read_volume(path, frame=frame)
 
 

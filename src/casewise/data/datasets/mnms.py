@@ -49,7 +49,7 @@ def mnms(root: Path, *, group: str = "vendor") -> Cohort:
     if home is None:
         raise BadInput(f"{root} is not M&Ms: OpenDataset holds Training/Labeled and a CSV with 'External code', ED, ES")
     if group not in GROUPS:
-        raise BadInput(f"M&Ms is grouped by {', '.join(GROUPS)}, got {group!r}")
+        raise BadInput(f"the group of M&Ms must be one of {', '.join(GROUPS)}, got {group!r}")
     rows, skipped, found = _rows(home), [], []
     for name, split in FOLDERS.items():
         for folder in visible(home.glob(f"{name}/*/")):
