@@ -321,8 +321,9 @@ def _converted(node: ast.expr, depth: int = 0) -> Expression:
         return Operation(_SIGNS[type(node.op)], tuple(_converted(one, depth + 1) for one in (node.left, node.right)))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return Operation("neg", (_converted(node.operand, depth + 1),))
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float) and math.isfinite(float(node.value)):
-        return float(node.value)
+    value = node.value if isinstance(node, ast.Constant) else None
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
     if not isinstance(node, ast.Call):
         return LabelVolume(_label(node))
     function, given = ast.unparse(node.func), node.args

@@ -298,8 +298,8 @@ class SampleSize:
 def plan(alpha: float, delta: float = 0.1, cases: int | None = None) -> SampleSize:
     """Sample sizes for CRC (in expectation) and LTT (with probability 1 - delta), and the reach of ``cases``."""
     together = patients_needed(alpha, delta=delta, binary=False, designs=TOGETHER, halved=True)
-    single = (patients_needed(alpha, delta=delta, binary=binary) for binary in (True, False))
-    needed = SampleSize(alpha, delta, patients_needed(alpha), *single, together)
+    harmed, others = (patients_needed(alpha, delta=delta, binary=binary) for binary in (True, False))
+    needed = SampleSize(alpha, delta, patients_needed(alpha), harmed, others, together)
     if cases is None:
         return needed
     return replace(
