@@ -1,4 +1,4 @@
-"""The cost of one update of tuning, in CPU time on one thread, as a ratio to plain PyTorch on the same network and batch.
+"""The cost of one update of tuning, in CPU time on one thread, as a ratio to plain PyTorch on the same batch.
 
     python benchmarks/speed_learning.py
 

@@ -32,9 +32,6 @@ _HOME = {
     "miou": "casewise.measure.metrics.overlap",
     "hd95": "casewise.measure.metrics.surface",
     "assd": "casewise.measure.metrics.surface",
-    "surface_dice": "casewise.measure.metrics.surface",
-    "boundary_iou": "casewise.measure.metrics.surface",
-    "surface_gaps": "casewise.measure.metrics.surface",
     # adapt and decide
     "Adaptation": "casewise.adapt.adaptation",
     "run_episode": "casewise.adapt.proposers.live",

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.forwards import Forward, Forwards
 from casewise.adapt.objective import ChunkLoss, Update
-from casewise.adapt.parameters import depends_on_batch, movable, source_statistics, use_statistics
+from casewise.adapt.parameters import depends_on_batch, select, source_statistics, use_batch_statistics
 from casewise.adapt.probes import probed, probes_of
 from casewise.adapt.recording import Prediction, Recording
-from casewise.adapt.snapshot import restored, seed_generators
+from casewise.adapt.snapshot import restored, seed_generators, tensors_of
 from casewise.core.errors import BadInput, NotFinite
 from casewise.core.records import Mask, Signals, State, Trajectory
 from casewise.core.seeds import seed_of
@@ -56,10 +56,8 @@ class Episode:
         self.network, self.how, self.objective = network, how, how.built()
         self.case_id, self.seed, self.step = case_id, how.seed, 0
         self._moves = getattr(self.objective, "moves", "parameters")
-        self._movable = movable(network, how.parameters, self._moves)
-        inputs = as_inputs(image, next(iter((self._movable or dict(network.named_parameters())).values())))
-        if self._moves == "input":
-            self._movable = dict(self.objective.prompt(network, inputs))  # type: ignore[attr-defined]
+        self._movable = tensors_of(network) if self._moves == "anything" else dict(select(network, how.parameters))
+        inputs = as_inputs(image, next(iter(self._movable.values())))
         self.parameters = {name: t for name, t in self._movable.items() if isinstance(t, nn.Parameter)}
         self.learning_rate = how.rate(self.objective)
         self.active: frozenset[str] | None = None
@@ -80,11 +78,11 @@ class Episode:
         )
 
     def _check_micro_batches(self) -> None:
-        whole = self._moves == "statistics" or depends_on_batch(self.network, self.how.batch_statistics)
+        whole = depends_on_batch(self.network, self.how.batch_statistics)
         if whole and len(self._forwards.chunks(self.inputs)) > 1:
             raise BadInput(
-                "micro-batches would change the batch statistics of BatchNorm, and so the step; use max_slices=None, "
-                "or an objective that moves parameters with batch_statistics='source'"
+                "micro-batches would change the batch statistics of BatchNorm, and so the step; use max_slices=None or "
+                "batch_statistics='source'"
             )
 
     # ---- the loan ----
@@ -153,7 +151,8 @@ class Episode:
         self.step += 1
         self._seed()
         if self._update is None:
-            if use_statistics(self.network, self.how.batch_statistics, self.how.blend_prior):
+            if self.how.batch_statistics == "batch":
+                use_batch_statistics(self.network)
                 self._forwards.drop_graph()
             self._update = self.objective.begin(self)
         self.clear_gradients()

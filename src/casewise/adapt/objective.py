@@ -16,9 +16,8 @@ Every objective must follow three rules:
 - random numbers come from ``subject.generator(salt)``.
 
 Two attributes are optional. ``learning_rate`` is the default rate, which ``run_episode(learning_rate=...)`` overrides.
-``moves`` says what may change: "parameters" (the selected ones, the default), "statistics" (running means and variances
-of BatchNorm layers), "input" (parameters in front of the network, which ``prompt(network, inputs)`` returns by name) or
-"anything" (the whole network is saved, and updates run in its original training modes).
+``moves`` says what may change: "parameters" (the selected ones, the default) or "anything" (the whole network is saved,
+and updates run in its original training modes).
 
 :class:`TentStyle` wraps objects with ``forward_and_adapt`` and ``reset``, the form of most published code.
 """

@@ -6,7 +6,7 @@
       cases/<id>/signals.parquet    one row for each state: step, shrink, then the label-free signals
       cases/<id>/masks.npz      M0 whole, as runs; every other state as a sparse difference from M0
       cases/<id>/label.npz      optional, apart from everything that a controller may see
-      cases/<id>/extras.npz     optional arrays where any state differs from M0: entropies, ballots of readings
+      cases/<id>/extras.npz     optional arrays where any state differs from M0: entropies
       cases/<id>/ladder-<name>/     one more ladder of the case: entry.json, signals.parquet, masks.npz without M0, ...
       .lock                     held while the manifest is read, changed and written
       cache/                    derived tables, named by the hash of their source; may be deleted
@@ -46,7 +46,7 @@ SCHEMA = 3
 MANIFEST, CASES, CACHE, LOCK = "manifest.json", "cases", "cache", ".lock"
 ENTRY, SIGNALS, MASKS, LABEL, EXTRAS = "entry.json", "signals.parquet", "masks.npz", "label.npz", "extras.npz"
 HALF_WRITTEN, LADDER = ".new-", "ladder-"
-ON_D, BALLOTS = "on_d:", "ballots"
+ON_D = "on_d:"
 LARGEST_MASK = 2**32  # voxels; 1,600 cubed
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
@@ -224,17 +223,7 @@ class Archive:
         """
         if layout.EXTRAS not in self.entry(case_id).files:
             return None
-        found = layout.decode_extras(unpacked(self._file(case_id, layout.EXTRAS)), self.masks(case_id))
-        return {name: values for name, values in found.items() if name != layout.BALLOTS} or None
-
-    def ballots(self, case_id: str) -> NDArray[np.uint8] | None:
-        """The probabilities of every reading of a ladder of views, in 255ths, or None where they were not kept.
-
-        (reading, class, voxel): reading 0 is M0; voxels are those at which any state differs from M0, in flat order.
-        """
-        if layout.EXTRAS not in self.entry(case_id).files:
-            return None
-        return unpacked(self._file(case_id, layout.EXTRAS)).get(layout.BALLOTS)
+        return layout.decode_extras(unpacked(self._file(case_id, layout.EXTRAS)), self.masks(case_id))
 
     def trajectory(self, case_id: str) -> Trajectory:
         """Return the recorded trajectory of a case."""
@@ -247,7 +236,6 @@ class Archive:
             shrunk={state: mask for state, mask in masks.items() if state.shrink},
             shrunk_signals={state: values for state, values in signals.items() if state.shrink},
             entropies=self.entropies(case_id),
-            ballots=self.ballots(case_id),
             **{name: getattr(entry, name) for name in _OF_TRAJECTORY},
         )
 

@@ -164,25 +164,27 @@ def _sample_size(alpha: float, delta: float, cases: int | None, *, as_json: bool
 
     found = planning.plan(alpha, delta, cases)
     words = [
-        f"To promise a risk of at most {alpha:g} you need at least",
-        f"  {found.crc_cases:4d} labelled cases in expectation (CRC)",
-        f"  {found.ltt_cases:4d} labelled cases with probability {1 - delta:g} (LTT), if none of them has any loss",
+        f"To promise a risk of at most {alpha:g} you need at least (count patients, not scans or frames)",
+        f"  {found.crc_cases:4d} labelled patients in expectation (CRC)",
+        f"  {found.ltt_cases:4d} with probability {1 - delta:g} (LTT, loss harmed, one case each), if none has a loss",
+        f"  {found.betting_cases:4d} the same for other losses, or with several cases each",
         f"  {found.default_cases:4d} with probability {1 - delta:g} where the labels also choose the design "
         "(certify --policy default: one half fits, the other tests)",
         *(["\n" + _reach(found)] if found.cases is not None else []),
-        f"\n  alpha   CRC   LTT (delta {delta:g})   LTT (delta 0.05)",
+        f"\n  alpha   CRC   LTT, harmed (delta {delta:g})   LTT, harmed (delta 0.05)",
     ]
     for level in planning.PLANNED:
         row = (planning.plan(level, delta), planning.plan(level, 0.05))
-        words.append(f"  {level:5.2f}  {row[0].crc_cases:4d}  {row[0].ltt_cases:15d}  {row[1].ltt_cases:16d}")
-    words.append("\nA case here is an independent one: count patients, not scans or frames.")
+        words.append(f"  {level:5.2f}  {row[0].crc_cases:4d}  {row[0].ltt_cases:23d}  {row[1].ltt_cases:24d}")
     answer("\n".join(words), asdict(found), as_json=as_json)
 
 
 def _reach(found: SampleSize) -> str:
-    lines = [f"Your {pluralize(found.cases or 0, 'case')} can promise"]
+    lines = [f"Your {pluralize(found.cases or 0, 'patient')} can promise"]
     lines.append(f"  alpha >= {found.crc_alpha:.3f} in expectation (CRC)")
-    lines.append(f"  alpha >= {found.ltt_alpha:.3f} with probability {1 - found.delta:g} (LTT), if none has any loss")
-    crc = "infeasible" if found.crc_budget is None else f"the kept cases may lose {found.crc_budget:.2f} in total"
-    ltt = "infeasible" if found.ltt_budget is None else f"{found.ltt_budget} of {found.cases} kept cases may be harmed"
+    lines.append(
+        f"  alpha >= {found.ltt_alpha:.3f} with probability {1 - found.delta:g} (LTT, harmed), if none shows any loss"
+    )
+    crc = "infeasible" if found.crc_budget is None else f"they may lose {found.crc_budget:.2f} in total"
+    ltt = "infeasible" if found.ltt_budget is None else f"{found.ltt_budget} of {found.cases} may be harmed"
     return "\n".join([*lines, f"For alpha = {found.alpha:g}: CRC: {crc}; LTT: {ltt}."])

@@ -161,10 +161,7 @@ class AdaptationOptions:
     source_statistics: Path | None = typer.Option(
         None, "--source-statistics", help="File from record --measure-source, for the views histogram and fourier."
     )
-    save_probabilities: bool | None = typer.Option(
-        None, "--save-probabilities", help="Also store the probabilities of all views (where views differ)."
-    )
-    objective: str | None = setting(None, help="Method to use if --propose is not given.")
+    objective: str | None = setting(None, help="Method, as after --propose, if --propose is not given.")
     parameters: str | None = setting(
         None, help="Parameters that updates change: all-norm, decoder-norm, encoder-norm, all, or patterns of names."
     )
@@ -218,7 +215,7 @@ class AdaptationOptions:
             _refuse_unread(OF_UPDATES, f"{' and '.join(sorted(kinds))} make no updates")
 
 
-_OF_READINGS = {"consensus", "save_probabilities"}  # what views and members read, and updates never do
+_OF_READINGS = {"consensus"}  # what views and members read, and updates never do
 _OF_VIEWS = {"mirrored_views", "source_statistics"}
 
 

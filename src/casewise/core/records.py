@@ -188,8 +188,7 @@ class Trajectory:
         left_out: Candidates that could not be predicted and repeat M0, with the reason.
         fold: Tuned weights that made the candidates: ``"fold-2"`` or ``"mean"``.
         trained_on: Patients whose labels trained those weights.
-        appearance: Appearance of the image for the model, in label-free numbers; empty if it was not measured.
-        ballots: Probabilities of all views, (view, class, voxel) in 255ths, where they differ from M0, if requested.
+        appearance: What the image looks like to the model, in label-free numbers; empty where nobody measured it.
 
     Example:
         >>> import numpy as np
@@ -217,7 +216,6 @@ class Trajectory:
     fold: str = ""
     trained_on: tuple[str, ...] = ()
     appearance: Mapping[str, float] = field(default_factory=dict)
-    ballots: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
         if not self.masks or len(self.masks) != len(self.signals):

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput
 from casewise.measure.changes import NAN, Comparison, LabelChange, Regression
-from casewise.measure.geometry import boxes_of
 from casewise.measure.masks import (
     Flags,
     Floats,
@@ -30,7 +29,7 @@ from casewise.measure.masks import (
 )  # fmt: skip
 from casewise.measure.metrics.harm import harm
 from casewise.measure.metrics.overlap import VOID, dice_of_counts, miou_of_counts
-from casewise.measure.metrics.surface import assd, hd95, surface_gaps
+from casewise.measure.metrics.surface import hd95, surface_distances
 from casewise.measure.pieces import Enclosure, LabelPieces, pieces_of
 from casewise.measure.regions import Regions, changed_voxels, components, regions_of
 from casewise.measure.runs import Runs
@@ -171,21 +170,14 @@ def _metrics(pair: MaskPair, metric: str) -> tuple[float, float]:
 def _regressions(found: Regions, worse: Integers, voxel_ml: float | None) -> tuple[Regression, ...]:
     """The largest harmful regions, with their boxes."""
     harmful = np.flatnonzero(found.kept & (worse > 0))
-    if not harmful.size:
-        return ()
-    listed = harmful[np.argsort(-found.sizes[harmful], kind="stable")][:LISTED]
-    low, high = boxes_of(found)
-    row = np.cumsum(found.kept) - 1  # boxes are those of the components that were kept
-    return tuple(
-        Regression(
-            int(found.sizes[number]),
-            int(worse[number]),
-            tuple(low[row[number]].tolist()),
-            tuple(high[row[number]].tolist()),
-            None if voxel_ml is None else int(found.sizes[number]) * voxel_ml,
-        )
-        for number in listed.tolist()
-    )
+    listed = []
+    for number in harmful[np.argsort(-found.sizes[harmful], kind="stable")][:LISTED].tolist():
+        where = np.unravel_index(found.voxels[found.number == number], found.shape)
+        low, high = (tuple(int(edge(at)) for at in where) for edge in (np.min, np.max))
+        size = int(found.sizes[number])
+        ml = None if voxel_ml is None else size * voxel_ml
+        listed.append(Regression(size, int(worse[number]), low, tuple(at + 1 for at in high), ml))
+    return tuple(listed)
 
 
 def _labels(pair: MaskPair, *, surfaces: Surfaces) -> tuple[LabelChange, ...]:
@@ -271,16 +263,16 @@ def _with_surfaces(pair: MaskPair, row: LabelChange, surfaces: Surfaces) -> Labe
         return row
     old, new = pair.old[pair.box] == row.label, pair.new[pair.box] == row.label
     if row.changed:
-        gaps = surface_gaps(old, new, spacing_mm=pair.spacing)
-        row = replace(row, shift_hd95=hd95(gaps), shift_assd=assd(gaps))
+        apart = surface_distances(old, new, spacing_mm=pair.spacing)
+        row = replace(row, shift_hd95=float(np.percentile(apart, 95)), shift_assd=float(apart.mean()))
     else:
         still = 0.0 if row.voxels_old else NAN
         row = replace(row, shift_hd95=still, shift_assd=still)
     if surfaces == "moved" or pair.label is None:
         return row
     truth = pair.label[pair.box] == row.label
-    before = hd95(surface_gaps(old, truth, spacing_mm=pair.spacing))
-    after = hd95(surface_gaps(new, truth, spacing_mm=pair.spacing)) if row.changed else before
+    before = hd95(old, truth, spacing_mm=pair.spacing)
+    after = hd95(new, truth, spacing_mm=pair.spacing) if row.changed else before
     return replace(row, hd95_old=before, hd95_new=after)
 
 

@@ -20,7 +20,7 @@ from scipy import ndimage
 from casewise.core.errors import BadInput
 from casewise.core.text import brief
 from casewise.measure.masks import Flags, Integers, checked_masks, is_tensor, least_voxels, on_host
-from casewise.measure.runs import Contacts, Runs, face_contacts, runs_of, united
+from casewise.measure.runs import Runs, face_contacts, runs_of, united
 
 _WORD = np.dtype(np.uint64)
 
@@ -78,7 +78,6 @@ class Regions:
     owner: Integers  # component number of each run
     sizes: Integers  # voxels of each component, in the order in which components begin
     min_area: int
-    touching: tuple[Contacts, ...] | None = None  # face contacts of the runs, where the labelling needed them
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -129,14 +128,12 @@ def components(
     if connectivity not in ("face", "full"):
         raise BadInput(f"connectivity must be 'face' or 'full', got {connectivity!r}")
     runs = runs_of(voxels, shape)
-    touching = None
     if connectivity == "full" or runs.first.size * _CRUMBS > math.prod(shape):
         owner = _labelled(runs, voxels, connectivity)
     else:
-        touching = face_contacts(runs)
-        owner = united(runs.first.size, touching)
+        owner = united(runs.first.size, face_contacts(runs))
     sizes = np.bincount(owner, weights=runs.lengths).astype(np.int64)
-    return Regions(runs, voxels, owner, sizes, min_area, touching)
+    return Regions(runs, voxels, owner, sizes, min_area)
 
 
 def _labelled(runs: Runs, voxels: Integers, connectivity: Connectivity) -> Integers:

@@ -45,6 +45,7 @@ from casewise.study.compared_cohort import GOOD, SIZES, ComparedCase, size_class
 
 FEWEST = 10  # patients below which Student's t is not used for a mean difference
 CONFIDENCE = 0.95
+LARGEST_NUMBER = 1e9  # of a limit, a margin or a guess
 COMPANION = (0.1, 0.05)
 """Limit and margin of the share of harmed cases that ``max_mean_drop`` is tested with where the file gives none."""
 SKEW = 2.0  # factor on the observed skewness; see mean_bound
@@ -268,7 +269,7 @@ def _criterion(name: str, given: Any, scope: str) -> Criterion:
     bounded = parts.pop("bounded", False)
     unknown = set(parts) - {"limit", "margin"}
     if unknown or "limit" not in parts or not all(is_number(value) for value in parts.values()):
-        raise BadInput(f"{name} must be a number or {{'limit': ..., 'margin': ...}}, got {given!r}")
+        raise BadInput(f"{name} is a number or {{limit = ..., margin = ...}}, got {str(given)[:80]}")
     if not isinstance(bounded, bool) or (bounded and quantity.is_share):
         raise BadInput(f"'bounded' must be true or false, and works only with max_mean_drop; got {given!r}")
     limit, margin = float(parts["limit"]), float(parts.get("margin", quantity.margin))
@@ -278,7 +279,7 @@ def _criterion(name: str, given: Any, scope: str) -> Criterion:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
 
 
 class _Gathered:
@@ -371,7 +372,6 @@ def check_values(
 
 
 _NOBODY = {
-    "each_group": "no case has a group (name them: --cases TABLE with the columns case and group; or drop each_group)",
     "each_label": "no mask has a label",
     "each_size": "the cases do not differ in size, or are fewer than six",
 }

@@ -44,7 +44,6 @@ class Gradient:
             "modulation": how.modulation,
             "risk": None if how.modulation is None or how.statistics is None else asdict(how.statistics),
             "batch_statistics": "" if how.batch_statistics == "source" else how.batch_statistics,
-            "blend_prior": how.blend_prior if how.batch_statistics == "blend" else None,
             "reset": "" if how.reset == "case" else how.reset,
         }
         return bind(self, how, network, options)

@@ -87,7 +87,7 @@ class Tuned:
     def propose(self, case: PreparedCase, network: Backbone | nn.Module) -> TunedEpisode:
         """Lend the network to one case; it has other weights during a forward pass only."""
         backbone = as_backbone(network)
-        how = replace(self.how, consensus="mean", weights=(), steps=len(self.names))
+        how = replace(self.how, consensus="mean", steps=len(self.names))
         read = _Reader(backbone, pipeline_of(case.prepared, backbone), case.case, how)
         passes = [
             ForwardPass(name, partial(read, share), float(share == 1))  # the average is that of M0 and share 1 alone

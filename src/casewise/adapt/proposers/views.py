@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone, Pipeline, Prepared, pipeline_of
 from casewise.adapt.backbones.module import as_backbone
-from casewise.adapt.consensus import checked_weights
 from casewise.adapt.forward_episode import ForwardEpisode, ForwardPass
 from casewise.adapt.parameters import fast_norms
 from casewise.adapt.proposers import PreparedCase, bind
@@ -39,10 +38,9 @@ class Views:
     running: bool = False
 
     def __post_init__(self) -> None:
-        if self.running and self.how.consensus not in ("mean", "weighted"):
-            raise BadInput(f"a running consensus must be a mean, got {self.how.consensus!r}")
-        made = views_of(self.views, statistics=self._statistics)
-        checked_weights(self.how.consensus, dict(self.how.weights), [str(view) for view in made])
+        if self.running and self.how.consensus != "mean":
+            raise BadInput(f"a running consensus is a mean, got {self.how.consensus!r}")
+        views_of(self.views, statistics=self._statistics)  # refuses views that do not exist
 
     @property
     def _statistics(self) -> SourceStatistics | None:
@@ -94,7 +92,6 @@ class Views:
         return {
             "views": [str(view) for view in views],
             "consensus": how.consensus,
-            "weights": dict(sorted(how.weights)),
             "seed": how.seed if any(isinstance(view, Drawn) for view in views) else None,
             "mirrored_views": how.mirrored_views and bool(_mirrored(backbone)),
             "source_weight": self.source_weight(backbone),
@@ -121,9 +118,8 @@ class Views:
         """Lend the network to one case."""
         backbone, how = as_backbone(network), self.how
         pipeline, views = self.pipeline(case.prepared, backbone), self.drawn(backbone, case.case)
-        weights = checked_weights(how.consensus, dict(how.weights), list(dict.fromkeys(map(str, views))))
         read = ViewReader(pipeline, views, how.max_slices, batched=not self.running)  # running: may stop at any view
-        passes = [ForwardPass(str(view), partial(read, place), weights[str(view)]) for place, view in enumerate(views)]
+        passes = [ForwardPass(str(view), partial(read, place)) for place, view in enumerate(views)]
         how, weight = replace(how, steps=len(passes) + (not self.running)), self.source_weight(backbone)
         return ForwardEpisode(case, backbone, pipeline, passes, how, running=self.running, source_weight=weight)
 
