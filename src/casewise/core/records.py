@@ -188,7 +188,7 @@ class Trajectory:
         left_out: Candidates that could not be predicted and repeat M0, with the reason.
         fold: Tuned weights that made the candidates: ``"fold-2"`` or ``"mean"``.
         trained_on: Patients whose labels trained those weights.
-        appearance: What the image looks like to the model, in label-free numbers; empty where nobody measured it.
+        appearance: Appearance of the image for the model, in label-free numbers; empty if it was not measured.
 
     Example:
         >>> import numpy as np

@@ -262,7 +262,7 @@ def conformal_interval(
 def _decision(name: str, text: str) -> DecisionRule:
     found = _DECISION.fullmatch(text.strip().removeprefix(name))
     if found is None or not math.isfinite(float(found[2])):
-        raise BadInput(f"measure {name}: a decision is a sign and a number such as '< 40', got {text!r}")
+        raise BadInput(f"measure {name}: a decision must be a sign and a number such as '< 40', got {text!r}")
     return DecisionRule(found[1], float(found[2]))
 
 

@@ -269,7 +269,7 @@ def _criterion(name: str, given: Any, scope: str) -> Criterion:
     bounded = parts.pop("bounded", False)
     unknown = set(parts) - {"limit", "margin"}
     if unknown or "limit" not in parts or not all(is_number(value) for value in parts.values()):
-        raise BadInput(f"{name} is a number or {{limit = ..., margin = ...}}, got {str(given)[:80]}")
+        raise BadInput(f"{name} must be a number or {{limit = ..., margin = ...}}, got {str(given)[:80]}")
     if not isinstance(bounded, bool) or (bounded and quantity.is_share):
         raise BadInput(f"'bounded' must be true or false, and works only with max_mean_drop; got {given!r}")
     limit, margin = float(parts["limit"]), float(parts.get("margin", quantity.margin))

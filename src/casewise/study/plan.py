@@ -215,7 +215,7 @@ def _texts(name: str, given: Any, known: Iterable[str] | None = None) -> dict[st
         if known is not None and key not in known:
             raise BadInput(f"[{name}] has no {key!r}; it has {', '.join(known)}")
         if not isinstance(value, str):
-            raise BadInput(f"{name}.{key} is a text in quotation marks, got {str(value)[:60]}")
+            raise BadInput(f"{name}.{key} must be a text in quotation marks, got {str(value)[:60]}")
     return {key: value for key, value in table.items() if value}
 
 
@@ -265,9 +265,7 @@ def _check_consistent(plan: ChangePlan) -> None:
             raise BadInput(f"on {scope}, min_mean_gain asks for a gain and max_changed_share lets no case change")
         drop = held.get("max_mean_drop")
         if gain is not None and drop is not None and drop.highest < gain.highest:  # both bound the fall
-            raise BadInput(
-                f"on {scope}, max_mean_drop = {drop.limit:g} asks for more than min_mean_gain = {gain.limit:g} does"
-            )
+            raise BadInput(f"on {scope}, max_mean_drop = {drop.limit:g} exceeds min_mean_gain = {gain.limit:g}")
     if plan.acceptance.confidence is None:
         return
     for one in plan.criteria:

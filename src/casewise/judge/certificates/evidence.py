@@ -206,8 +206,8 @@ def _choice_evidence(archive: Archive, policy: Policy, margin: float, together: 
     if policy.name in compared and (others := sorted(compared - {policy.name, *(together or ())})):
         raise Refused(
             f"{policy.name!r} was compared with {', '.join(others)} on these labels (the archive's ledger says so), so "
-            f"they chose it and cannot certify it. Certify on {UNIT[1]} that calibrate never saw, or with the choice: "
-            "casewise certify ARCHIVE --policy default --method ltt"
+            f"they chose it and cannot certify it. Certify on {UNIT[1]} that calibrate did not use, or certify "
+            f"the choice, too: casewise certify ARCHIVE --policy default --method ltt"
         )
     if not plain:
         _check_kept_aside(policy, archive)
