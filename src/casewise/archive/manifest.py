@@ -20,7 +20,7 @@ from casewise.core.records import Binding
 
 
 def named_ladders(manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """The ladders that it names; the empty name is that of an archive with one only."""
+    """Names of the ladders; an archive with a single unnamed ladder has the empty name."""
     unnamed = ("",) if "binding" in manifest else ()
     return unnamed + tuple(manifest.get("ladders", {}))
 
@@ -71,7 +71,7 @@ def check_same(path: Path, there: Mapping[str, Any], asked: Mapping[str, Any]) -
 
 
 def _changed(there: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[str]:
-    """Each setting that differs, with both values; of nested settings only those that do."""
+    """Return each setting that differs, with both values; nested settings are compared one by one."""
     for name in sorted({*there, *asked}):
         old, new = there.get(name), asked.get(name)
         if isinstance(old, Mapping) and isinstance(new, Mapping):

@@ -84,7 +84,7 @@ def calibrate(
 
 
 def _progress(what: str, done: int, total: int) -> None:
-    """One line that is written over, on a terminal only."""
+    """Show progress in one line that is overwritten, on a terminal only."""
     if sys.stderr.isatty():
         typer.echo(f"\r{what}: {done} of {total}\x1b[K{chr(10) * (done == total)}", err=True, nl=False)
 

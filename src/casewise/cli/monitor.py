@@ -108,7 +108,7 @@ def _rows(stream: Path) -> Iterator[dict[str, Any]]:
 
 
 def _decisions(folder: Path) -> Iterator[dict[str, Any]]:
-    """The decisions of a prediction folder, in the order in which they were taken."""
+    """Return the decisions of a prediction folder in their order."""
     from casewise.core.errors import BadInput
     from casewise.judge.monitors.watch import numbers_of
     from casewise.run.prediction_folder import decisions_in

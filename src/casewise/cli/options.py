@@ -152,7 +152,7 @@ class DeploymentOptions:
 
 @dataclass(frozen=True)
 class AdaptationOptions:
-    """How candidates are made; a missing option has the value of the policy, else the default of an Adaptation."""
+    """Options of candidates; a missing option has the value of the policy, else the default of an Adaptation."""
 
     learning_rate: float | None = typer.Option(
         None, "--lr", help="Learning rate of the updates; default: that of the method."
@@ -187,7 +187,7 @@ class AdaptationOptions:
     )
 
     def asked(self, model: Model) -> dict[str, Any]:
-        """Fields of an Adaptation that were given; an archive of statistics as the statistics themselves."""
+        """Return the given fields of an Adaptation; an archive of statistics is read."""
         from casewise.adapt.adaptation import Adaptation
         from casewise.core.errors import BadInput
         from casewise.run.record_folder import risk_statistics
@@ -316,7 +316,8 @@ class PrintingOptions:
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameters of a group's type are that group's options, one by one; ``--set`` gives settings."""
+    """Make a command in which a parameter of a group's type becomes the options of the group; ``--set`` gives
+    settings."""
     own = inspect.signature(command, eval_str=True).parameters
     groups: dict[str, Any] = {
         name: group for name, one in own.items() if is_dataclass(group := _unmarked(one.annotation))
@@ -507,7 +508,7 @@ def _not_parsed(parser: Any, ctx: Any) -> None:
 
 
 def _words(option: Any, value: Any) -> list[str]:
-    """How an option is spelled; of a pair of flags the word that says this value."""
+    """Return the spelling of an option; of a pair of flags the one for this value."""
     words: list[str] = option.secondary_opts if value is False and option.secondary_opts else option.opts
     return words
 
@@ -534,7 +535,7 @@ def joined(args: list[str]) -> list[str]:
 
 
 def folds_of(text: str | None) -> tuple[int | str, ...] | None:
-    """Folds from "0 1 2" or "all"; None for all existing folds."""
+    """Return folds from "0 1 2" or "all"; None for all existing folds."""
     if text is None:
         return None
     return tuple(int(word) if word.isdigit() else word for word in text.split())

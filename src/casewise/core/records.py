@@ -75,7 +75,7 @@ def made_case_id(name: str) -> str:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Case:
-    """One volume or image, without its label, so that nothing that decides can see the truth (A1, A9).
+    """One volume or image, without its label, so that no code that decides can read the label (A1, A9).
 
     Args:
         id: Name of the case: letters, digits, ``.``, ``_`` and ``-``.
@@ -425,7 +425,7 @@ def deployed(controller: Controller, mask: Callable[[State], Mask], decision: De
 
 @dataclass(frozen=True)
 class Binding:
-    """Identity of the data that a policy or certificate was fitted on; it is refused for anything else."""
+    """Identity of the data that a policy or certificate was fitted on; it is refused for other data."""
 
     model: str  # sha256 of the source weights
     objective: str  # name of what makes candidates: "Tent", "views", "members", "tuned", or of an imported method

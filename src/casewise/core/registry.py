@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 
 
 class Registry(Mapping[str, Item], Generic[Item]):
-    """A read-only dictionary of one kind of thing; an unknown name raises an error that suggests a known one.
+    """A read-only dictionary of named objects of one kind; an unknown name raises an error that suggests a known one.
 
     >>> fruit = Registry("fruit", {"apple": 1, "pear": 2})
     >>> fruit["aple"]

@@ -117,7 +117,7 @@ def _first_bytes(path: Path, count: int) -> bytes:
 
 
 def _fields(path: Path, start: bytes) -> Any:
-    """Return the fields of a NIfTI-1 or NIfTI-2 header by name, in either byte order; no value is believed."""
+    """Return the fields of a NIfTI-1 or NIfTI-2 header by name, in either byte order; values are not checked."""
     from nibabel import Nifti1Header, Nifti2Header
 
     if len(start) < _NIFTI1:
@@ -175,7 +175,8 @@ def _check_place(path: Path, fields: Any) -> None:
 
 
 def read_volume(path: Path, *, frame: int | None = None, max_bytes: int = MAX_BYTES) -> Volume:
-    """Read a volume behind the gate; ``frame`` picks one time point of a 4-D file without unpacking the others."""
+    """Read a volume after its header was checked; ``frame`` picks one time point of a 4-D file without unpacking the
+    others."""
     volume = _plain_volume(path, max_bytes=max_bytes) if frame is None else None
     if volume is not None:
         return volume

@@ -156,7 +156,7 @@ def count_patients(cases: Iterable[Clustered]) -> int:
 
 
 def fold_of(clusters: Sequence[Any], folds: int, *, seed: int = RESAMPLING_SEED) -> NDArray[np.int64]:
-    """Deal patients into folds: the fold of each case, the cases of one cluster together.
+    """Divide patients into folds: return the fold of each case; cases of one cluster are together.
 
     Args:
         clusters: The cluster (patient or sequence) of each case.

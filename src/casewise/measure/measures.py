@@ -212,7 +212,7 @@ def all_unit_spacing(spacings_mm: Iterable[Sequence[float] | None]) -> bool:
 
 
 def scan_of(case_id: str, scans: Iterable[str]) -> str | None:
-    """The scan that a case is by its name: ``A0S9V9_ED`` is ED where a formula names ED.
+    """Return the scan that the name of a case contains: ``A0S9V9_ED`` is ED if a formula names ED.
 
     >>> scan_of("A0S9V9_ED", ["ED", "ES"]), scan_of("A0S9V9", ["ED", "ES"])
     ('ED', None)
@@ -223,7 +223,8 @@ def scan_of(case_id: str, scans: Iterable[str]) -> str | None:
 def conformal_interval(
     values_pred: ArrayLike, values_true: ArrayLike, patients: Sequence[str], level: float = 0.9
 ) -> float | None:
-    r"""Half the width of an interval around a predicted value that holds the true one with chance ``level``.
+    r"""Return half the width of an interval around a predicted value that contains the true one with probability
+    ``level``.
 
     Split conformal with the patient as the unit: a patient's score is the largest error of the patient's scans,
     :math:`s_p = \max_i |y_i - \hat y_i|`, and the half-width is the

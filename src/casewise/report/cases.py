@@ -168,7 +168,7 @@ def _word(value: Any) -> str:
 
 
 def _pictures(study: Study, pair: tuple[Decision, Decision]) -> tuple[tuple[str, ...], list[str], str]:
-    """Four small panels of the slice that shows most harm, their captions, and where they look."""
+    """Return four small panels of the slice with most harm, their captions, and their place."""
     found = case_masks(study, pair[0].case_id, reference=pair[0], deployed=pair[1])
     if found is None:
         return (), panel_names(study), "no label was recorded, so no outline can be drawn"

@@ -105,7 +105,7 @@ class DemoFacts:
         return f"Views (the same model on transformed images) recover some of the loss: {views:.3f}. {more}"
 
     def _harm(self) -> str:
-        """Say who is hurt, also by the other ways: the mean is not the only measure."""
+        """Return how many hearts each way makes worse, because the mean does not show it."""
         others = [
             f"with the {said} alone {self.row(way)['lost'] or 'none'}"
             for way, said in WAYS.items()

@@ -85,7 +85,7 @@ def summary_lines(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _flags(facts: Mapping[str, Any]) -> str:
-    """Say how many labelled cases are flagged, each by a fit without its patient, and how many poor ones were seen."""
+    """Return how many labelled cases are flagged, each by a fit without its patient, and how many are poor."""
     quality = facts["preflight"].get("quality")
     if not facts["flagged"] or not quality:
         return "no case would be flagged for a person."

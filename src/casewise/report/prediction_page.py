@@ -89,7 +89,7 @@ def _row(entry: PredictedCase, metric: str) -> dict[str, Any]:
 
 
 def _changed(entry: PredictedCase) -> str:
-    """Say how much the deployed mask differs from M0."""
+    """Return how much the deployed mask differs from M0."""
     assert entry.decision is not None
     found = entry.signals.get(str(entry.decision.state.on(""))) or {}
     share = found.get("delta_foreground")
@@ -115,7 +115,7 @@ def _quality(entry: PredictedCase, metric: str) -> str:
 
 
 def _why(entry: PredictedCase, metric: str) -> str:
-    """Say why a person should look at a case."""
+    """Return why a person should check a case."""
     if entry.error:
         return f"no mask: {entry.error}" if not entry.has_output else f"original mask after an error: {entry.error}"
     if unlike := entry.noted(OUTSIDE):

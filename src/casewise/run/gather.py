@@ -74,7 +74,7 @@ def _described_beside(cases: tuple[CaseFiles, ...], table: Path) -> tuple[tuple[
 
 
 def part_from(num_parts: int | None, part_id: int | None, environment: Mapping[str, str]) -> tuple[int, int]:
-    """(number of parts, own part). Flags win; without flags a SLURM array of tasks is one part for each task.
+    """Return (number of parts, own part). Flags have priority; without flags each task of a SLURM array is one part.
 
     >>> part_from(None, None, {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": "1"})
     (4, 2)

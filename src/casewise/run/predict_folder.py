@@ -191,7 +191,7 @@ EVIDENT = 0.01
 
 
 def _unlike(deployment: Deployment, entries: Sequence[PredictedCase]) -> list[str]:
-    """Say where a folder as a whole, or most of its images, look unlike the labelled cases."""
+    """Return a warning if the folder as a whole, or most of its images, look unlike the labelled cases."""
     known, seen = deployment.policy.appearance, [one for one in entries if one.appearance]
     if not known or not seen:
         return []
@@ -281,7 +281,7 @@ def _check_apart_from_inputs(layout: Layout, cases: Sequence[CaseFiles]) -> None
 
 
 def check_scorable(deployment: Deployment, cases: Sequence[CaseFiles]) -> None:
-    """Refuse to score a policy on its calibration cases; the images are read, so that no other name hides them."""
+    """Refuse to score a policy on its calibration cases; the images are read, so that renamed cases are found."""
     known = any(deployment.policy.calibration_inputs)
     check_held_out(deployment.policy, [_seen(files, deployment.backbone, known=known) for files in cases])
 

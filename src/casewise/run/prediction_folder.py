@@ -122,7 +122,7 @@ def is_complete(layout: Layout, files: CaseFiles, key: str) -> bool:
 
 
 def check_replaceable(layout: Layout, case_ids: Iterable[str]) -> None:
-    """Refuse to remove masks that no run wrote as they are: a folder of labels, or masks that a person has edited."""
+    """Refuse to replace masks that casewise did not write or that were edited since, such as labels."""
     there = [case_id for case_id in case_ids if layout.mask(case_id).is_file()]
     begun = _begun(layout.audit) if there else frozenset()
     foreign = [layout.mask(case_id).name for case_id in there if case_id not in begun and not _is_own(layout, case_id)]
@@ -140,7 +140,7 @@ def _is_own(layout: Layout, case_id: str) -> bool:
 
 
 def _begun(audit: Path) -> frozenset[str]:
-    """Cases that a run began and did not end; a mask of such a case without an entry was written by that run."""
+    """Cases that a run started and did not finish; a mask of such a case without an entry was written by that run."""
     found: set[str] = set()
     for event in Chain(audit).lines():
         if event.get("event") == "run-started":

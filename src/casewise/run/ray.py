@@ -52,7 +52,7 @@ class RayEngine:
 
 
 def address_from(environment: Mapping[str, str]) -> str | None:
-    """The cluster that the environment names; casewise's own variable wins.
+    """The cluster that the environment names; casewise's own variable has priority.
 
     >>> address_from({"RAY_ADDRESS": "ray://head:10001", "CASEWISE_RAY_ADDRESS": ""})
     'ray://head:10001'
@@ -62,7 +62,7 @@ def address_from(environment: Mapping[str, str]) -> str | None:
 
 @contextmanager
 def connected(address: str | None) -> Iterator[None]:
-    """Join a cluster, or start one for as long as this lasts. A connection that was there before stays."""
+    """Join a cluster, or start one until the end of the block. An existing connection stays."""
     if ray.is_initialized():
         yield
         return
@@ -100,7 +100,7 @@ class Actor:
 
 @dataclass
 class _RemoteWorker:
-    """One actor, the answer that it owes, and the case that the answer is about (None: is it ready?)."""
+    """One actor, its pending answer, and the case of that answer (None: the test that it is ready)."""
 
     actor: Any
     owes: Any
@@ -206,7 +206,7 @@ def _threads(jobs: int) -> int:
 
 
 def _gpus(work: Work) -> int:
-    """One GPU a worker where the model asks for one; Ray shows each worker only its own."""
+    """Return one GPU per worker if the model runs on a GPU; a worker sees only its own."""
     model = getattr(getattr(work, "deployment", None), "model", None)
     return int(str(getattr(model, "device", "cpu")).startswith("cuda"))
 

@@ -198,7 +198,7 @@ class _PairLadder:
 
 
 def _kept_old(pair: Pair, out: Path, why: str) -> Taken:
-    """The old mask where there is one, for a person to look at."""
+    """Keep the old mask, if there is one, for a person to check."""
     if pair.old is None:
         return Taken(pair.id, FAILED, why)
     return _copied(Taken(pair.id, ASK, f"{why}; the old mask stays"), pair, out)

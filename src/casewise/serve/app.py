@@ -59,7 +59,7 @@ class Lane:
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """Take a place before the body is read, so that memory is at most places times the largest body."""
+        """Reserve a place before the body is read, so that memory is at most places times the largest body."""
         if not self.open:
             raise HTTPException(503, "the service is shutting down")
         if self.taken >= self.places:
@@ -133,7 +133,7 @@ def named_after(content: bytes) -> str:
 
 
 def facts_of(answer: CaseResult, promise: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Everything about an answer besides the masks, as plain JSON."""
+    """Return all facts of an answer besides the masks, as plain JSON."""
     facts = {
         "status": answer.status,
         "error": None if answer.error is None else in_one_line(answer.error),
@@ -373,7 +373,8 @@ async def _invalid(request: Request, error: Any) -> JSONResponse:
 
 
 def service_page(app: FastAPI, model: str, deployment: Deployment) -> str:
-    """The first page: a form to try an image, how a program asks, and every path; it loads nothing from elsewhere."""
+    """Return the first page: a form to try an image, examples for programs, and every path; it loads nothing from
+    other hosts."""
     backbone = deployment.backbone
     kinds = [backbone.ending] if backbone.ending else [".nii.gz", ".nii", ".png"]
     channels = backbone.expects.channels

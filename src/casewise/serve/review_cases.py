@@ -35,7 +35,7 @@ from casewise.run.prediction_folder import Layout, read_entry
 
 @dataclass(frozen=True)
 class ReviewCase:
-    """One case before its masks are opened; nothing here needed a label."""
+    """One case before its masks are opened; it needs no label."""
 
     id: str
     about: str  # sha256 of what a review would be about: another output has another one
@@ -143,7 +143,7 @@ class Predictions:
 
     @property
     def lost(self) -> list[str]:
-        """Cases that a run ended, says the audit log, and whose entry is gone."""
+        """Cases that the audit log lists as finished and whose JSON file is missing."""
         ended = dict.fromkeys(str(line.get("case")) for line in self._audited("case", "case-kept"))
         return [case_id for case_id in ended if case_id not in self.entries]
 
@@ -158,7 +158,7 @@ class Predictions:
 
     @property
     def classes(self) -> Classes:
-        """As the last run's model calls them."""
+        """Class names of the model of the last run."""
         background = (self._last_run.get("adaptation") or {}).get("foreground", True)
         return Classes(_named(self._last_run.get("classes")), bool(background))
 
@@ -414,7 +414,7 @@ def plane(values: NDArray[Any], where: Where) -> NDArray[Any]:
 
 
 def png(pixels: NDArray[Any]) -> bytes:
-    """Pixels as a PNG, packed lightly: it travels inside one machine."""
+    """Encode pixels as a PNG with light compression, because it stays on one machine."""
     buffer = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, format="PNG", compress_level=1)
     return buffer.getvalue()

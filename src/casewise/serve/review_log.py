@@ -57,7 +57,7 @@ class Review:
 
 
 class Overtaken(Refused):
-    """Somebody decided the case since the reviewer looked at it."""
+    """Another reviewer decided the case after this page had loaded it."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class ReviewLog:
                 )
 
     def lines(self) -> list[dict[str, Any]]:
-        """Every decision, oldest first; a line that is none decides nothing."""
+        """Every decision, oldest first; other lines are skipped."""
         return [line for line in self._events() if _is_review(line)]
 
     def _events(self) -> list[dict[str, Any]]:

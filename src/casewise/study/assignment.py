@@ -75,7 +75,7 @@ def buckets_at(values: Floats, cut_low: ArrayLike, cut_high: ArrayLike) -> NDArr
 
 
 def arms_of(archive: Any, router: Any, outcomes: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Arms of any router, stop rules included: replay it with cuts that send everybody to one bucket (D15, S10)."""
+    """Arms of any router, stop rules included: replay it with cuts that send every case to one bucket (D15, S10)."""
     from casewise.judge.outcomes import deployed
     from casewise.replay import replay
 

@@ -135,7 +135,7 @@ def split_cohort(data: Path, calibration: Path | None = None, *, share: float = 
 def split_archive(
     archive: Archive, calibration: Archive | None = None, *, share: float = 0.3, seed: int = 1000
 ) -> tuple[Archive, Archive, dict[str, Any]]:
-    """Split recorded cases: a second archive calibrates, or the marks of the cases decide, or patients are drawn."""
+    """Split recorded cases: by a second archive, by the marks of the cases, or by drawing patients."""
     how: dict[str, Any] = {"by": "archives" if calibration else "column split"}
     evaluation = archive
     if calibration is None:

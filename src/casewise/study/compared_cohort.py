@@ -72,7 +72,7 @@ class Comparisons:
 
     @cached_property
     def cohort(self) -> ComparedCohort:
-        """The numbers that the summary and the order of the cases are made of."""
+        """The numbers for the summary and the order of the cases."""
         found = ComparedCohort()
         for case in self.cases:
             found.add(case)

@@ -149,7 +149,7 @@ def compare_designs(
     nested: bool = True,
     progress: Progress | None = None,
 ) -> DesignComparison:
-    """Score every design by cross-fitting, and take the best one that passes; M0 where none does.
+    """Score every design by cross-fitting, and take the best one that passes; M0 if none does.
 
     Args:
         known: The labelled cases (:func:`casewise.judge.calibration.designs.gather`).

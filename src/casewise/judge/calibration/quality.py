@@ -58,7 +58,7 @@ def _too_few(level: float, amount: int) -> str:
 
 
 def cluster_quantile(scores: ArrayLike, clusters: Sequence[Any], level: float) -> float:
-    r"""The smallest t such that a case of a new cluster has a score of at most t with chance ``level`` or more.
+    r"""The smallest t such that a case of a new cluster has a score of at most t with probability ``level`` or more.
 
     .. math:: \hat t = \inf\Big\{t : \frac{1}{K + 1} \sum_{k=1}^K \frac{1}{N_k} \sum_{i \in k} 1[s_i \le t]
               \ge \ell\Big\}

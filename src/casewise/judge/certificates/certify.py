@@ -49,7 +49,7 @@ def certify(
     force: bool = False,
     ladders: Sequence[str] = (),
 ) -> Certified:
-    """Bound the harm that a policy really deploys, on labelled calibration cases; nothing is written.
+    """Bound the harm of the masks that a policy deploys, on labelled calibration cases; no file is written.
 
     Args:
         archive: Labelled calibration archive, or its folder.

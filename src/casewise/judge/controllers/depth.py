@@ -162,7 +162,7 @@ class Source:
 
 @dataclass(frozen=True)
 class FixedK:
-    """Deploy step k of the trajectory, whatever it looks like (E1)."""
+    """Deploy step k of the trajectory for every case (E1)."""
 
     step: int
 

@@ -55,7 +55,7 @@ OVERTAKEN = "the certificate is void: the watch belongs to another policy; start
 
 @dataclass(frozen=True)
 class Watch:
-    """Monitors by name over one stream of one policy. A case is shown once, and a patient counts once."""
+    """Monitors by name over one stream of one policy. A case is added once, and a patient counts once."""
 
     calibration_id: str  # of the policy that is watched; another one refuses this state
     monitors: Mapping[str, Monitor] = field(default_factory=dict)

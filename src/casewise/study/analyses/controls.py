@@ -232,7 +232,7 @@ def overlap(arms: Arms, router: pd.DataFrame, scores: pd.DataFrame) -> Finding:
 def attribution(
     arms: Arms, router: pd.DataFrame, reference: pd.DataFrame, scores: pd.DataFrame | None = None
 ) -> Finding:
-    """The share of the HA reduction that the quota alone, or another selector, would have made (P2, J11).
+    """The share of the HA reduction that as many random rollbacks, or another selector, give (P2, J11).
 
     share = (HA_reference - HA_control) / (HA_reference - HA_router); the reference is fixed-K on the same cases.
     """

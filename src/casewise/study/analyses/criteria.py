@@ -120,7 +120,7 @@ def _reconciled(one: DeclaredCriterion, fact: Fact | None) -> dict[str, Any]:
 
 
 def facts(study: Study) -> dict[str, Fact]:
-    """Everything that a criterion asks about the studied archive."""
+    """Return all quantities of the criteria for the studied archive."""
     tent = tent_outcomes(study, study.evaluation)
     return trajectory_facts(study.outcomes, tent, study) | router_facts(study)
 

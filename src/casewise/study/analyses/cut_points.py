@@ -203,7 +203,7 @@ def sensitivity_section(study: Study) -> Section:
 
 @once
 def reproduced(study: Study) -> Finding:
-    """Cut-points fitted again on the same calibration cases: do they put every evaluation case into the same bucket?
+    """Fit the cut-points again on the same calibration cases and count the evaluation cases whose bucket changes.
 
     Cut-points may differ in the last digit and still decide alike, so buckets are compared, not bits.
     """
