@@ -161,7 +161,7 @@ def test_an_error_or_an_interrupt_gives_the_network_back(make_unet, slices, erro
 def test_an_image_with_nan_is_refused_before_anything_moves(unet, slices):
     before = fingerprint(unet)
     slices[0, 0, 3, 3] = float("nan")
-    with pytest.raises(NotFinite, match="at step 0 of case heart; lower the learning rate or look at the image"):
+    with pytest.raises(NotFinite, match="at step 0 of case heart; lower the learning rate or check the image"):
         run_episode(unet, slices, Tent(), steps=1, case_id="heart")
     assert fingerprint(unet) == before
     assert unet.training
@@ -319,7 +319,7 @@ def test_options_are_checked(unet, slices):
         Episode(unet, slices[0, 0], Adaptation(Tent()))
     with pytest.raises(BadInput, match="max_slices must be at least 1, got 0"):
         Episode(unet, slices, Adaptation(Tent(), max_slices=0))
-    with pytest.raises(BadInput, match="reset is one of case, stream, got 'never'"):
+    with pytest.raises(BadInput, match="reset must be one of case, stream, got 'never'"):
         Episode(unet, slices, Adaptation(Tent(), reset="never"))
     with pytest.raises(BadInput, match="steps is 0 or more, got -1"):
         run_episode(unet, slices, Tent(), steps=-1)

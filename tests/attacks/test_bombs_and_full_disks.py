@@ -134,4 +134,4 @@ def test_ctrl_c_is_one_sentence_with_a_hint_and_code_130(tmp_path: Path) -> None
     _, said = running.communicate(timeout=120)
     assert running.returncode == 130, said
     assert "Traceback" not in said
-    assert "interrupted; what was finished is whole; run the same command with --continue_prediction" in said
+    assert "interrupted; finished cases are complete; repeat the command with --continue_prediction" in said

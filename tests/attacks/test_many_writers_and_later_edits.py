@@ -269,8 +269,8 @@ def edited_mask(out: Path) -> None:
 
 
 EDITS: dict[Callable[[Path], None], str] = {
-    cut_off: "audit.jsonl was cut off: the report saw",
-    written_anew: "audit.jsonl was written anew: its line",
+    cut_off: "audit.jsonl was truncated: the report has",
+    written_anew: "audit.jsonl was replaced: its line",
     edited_page: "report.html was changed after it was written",
     edited_summary: "summary.json was changed after it was written",
     unlogged_entry: "casewise/c9.json has no line in the audit log",

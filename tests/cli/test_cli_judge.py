@@ -35,7 +35,7 @@ def test_calibrate_prints_the_preflight_and_writes_the_policy_into_the_archive(a
     policy = json.loads((archive / "policy.json").read_text())
     assert policy["name"] == "cardiac"
     assert policy["preflight"]["retained"]["go"] is True
-    assert "how the design came about: shrink 0.5 (never varied)" in output
+    assert "choices in this design: shrink 0.5 (never varied)" in output
 
 
 def test_a_degenerate_coordinate_is_said_out_loud(tmp_path):
@@ -144,7 +144,7 @@ def test_a_file_with_a_pickle_inside_is_not_imported(tmp_path):
     ("words", "refusal"),
     [
         (("router",), "has no coordinate"),
-        (("router", "--set", "coordinate=delta"), "these do: default, cardiac"),
+        (("router", "--set", "coordinate=delta"), "these have: default, cardiac"),
         (("frag-stop", "--set", "coordinate=delta"), "coordinate works only with policies that route"),
         (("fixed-k", "--set", "coordinate=delta"), "coordinate works only with policies that route"),
         (("choose", "--set", "coordinate=delta", "--set", "hybrid=true"), "reads no coordinate, hybrid; leave it out"),
@@ -167,4 +167,4 @@ def test_a_file_that_was_named_and_is_not_there_is_one_sentence(monkeypatch, cap
     with pytest.raises(SystemExit) as stopped:
         main()
     assert stopped.value.code == 2
-    assert "there is nothing at nope" in capsys.readouterr().err
+    assert "nope does not exist" in capsys.readouterr().err

@@ -142,7 +142,7 @@ def test_sheared_affines_are_read(tree: Path) -> None:
 def test_groups_can_be_centres_or_names(tree: Path) -> None:
     assert mnms(tree, group="vendor-name").members["C4E5F6_ED"].group == "Canon"
     assert mnms(tree, group="centre").members["D7G8H9_ED"].group == "2"
-    with pytest.raises(BadInput, match="grouped by vendor"):
+    with pytest.raises(BadInput, match="must be one of vendor"):
         mnms(tree, group="age")
 
 

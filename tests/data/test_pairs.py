@@ -97,7 +97,7 @@ def trouble(pair, **options) -> BadPair:
 
 def test_a_missing_partner_has_a_name(folders):
     error = trouble(Pair("a", folders / "old" / "a.nii.gz", None))
-    assert (error.kind, str(error)) == ("missing", "a has old and no new mask; predict it, or leave the case out")
+    assert (error.kind, str(error)) == ("missing", "a has old and no new mask; predict it, or remove the case")
 
 
 def test_other_shapes_are_refused_and_resampled_by_name(folders):
@@ -175,7 +175,7 @@ def test_label_values_that_only_one_side_ever_has_are_named_once():
         "label 4 is in 2 new masks (such as a) and in no old one; the new version invents it, or"
     )
     ((_, sentence),) = label_sets([("a", [1, 2], [1])])
-    assert "in no new one; the new version lost it, or its classes are others" in sentence
+    assert "in no new one; the new version lost it, or its classes differ" in sentence
     ((_, sentence),) = label_sets(iter([("a", [1, 2], [1])]), lambda label: f"RV ({label})")
     assert sentence.startswith("RV (2) is in 1 old masks (such as a) and in no new one")
 

@@ -220,7 +220,7 @@ def test_a_design_that_shrinks_needs_shrunk_states_or_the_word_unshrunk(tmp_path
         calibrate(archive, "cardiac")
     policy = calibrate(archive, "cardiac", unshrunk=True)
     assert controller_of(policy).mid.shrink == 0
-    with pytest.raises(BadInput, match=r"have no shrunk states, so calibrate with .*unshrunk=true$"):
+    with pytest.raises(BadInput, match=r"have no interpolated states, so calibrate with .*unshrunk=true$"):
         calibrate(views_archive(tmp_path / "views"), "cardiac")
 
 

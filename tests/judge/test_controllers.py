@@ -213,7 +213,7 @@ def test_a_gate_whose_scores_could_not_be_computed_rolls_back_and_says_so():
     assert "no region has a score: 'drop' could not be computed" in verdict.reason
     with pytest.raises(BadInput, match="case c was recorded without region scores"):
         RegionGate(0.0).decide(Observation("c", None, ({}, {"regions": 1.0})))
-    with pytest.raises(BadInput, match="case c holds views or other candidates that are no updates"):
+    with pytest.raises(BadInput, match="case c has views or other candidates without updates"):
         RegionGate(0.0).decide(Observation("c", None, ({}, {"regions": 1.0}), rungs={"": ("gamma(1.4)",)}))
 
 

@@ -180,8 +180,8 @@ def test_empty_masks_are_no_error():
     ("options", "sentence"),
     [
         ({"metric": "auc"}, "the metric must be dice or miou, got 'auc'"),
-        ({"surfaces": "some"}, "surfaces are 'none', 'moved' or 'all', got 'some'"),
-        ({"holes": "plane"}, "within the 'volume' or within a 'slice', got 'plane'"),
+        ({"surfaces": "some"}, "surfaces must be 'none', 'moved' or 'all', got 'some'"),
+        ({"holes": "plane"}, "holes must be 'volume' or 'slice', got 'plane'"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, sentence):

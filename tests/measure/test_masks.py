@@ -14,7 +14,7 @@ BAD = [
     (np.zeros((4, 3), np.uint8), r"must share one shape, got .* \(3, 4\).* \(4, 3\); resample before comparing"),
     (np.zeros((3, 4), np.float32), r"integer or bool, got .* of type float32; take the argmax"),
     (np.full((3, 4), np.nan), r"of type float64 with NaN in it; take the argmax"),
-    (np.full((3, 4), -1, np.int16), r"labels are 0 \(background\) and up, got -1 in .*; map it to a class"),
+    (np.full((3, 4), -1, np.int16), r"labels must be 0 \(background\) or more, got -1 in .*; map it to a class"),
     (np.zeros(4, np.uint8), r"\(rows, columns\) or \(slices, rows, columns\), got .* of shape \(4,\); add an axis"),
     (np.zeros((1, 2, 3, 4), np.uint8), r"got .* of shape \(1, 2, 3, 4\); pass one case at a time"),
     (np.zeros((0, 4), np.uint8), r"at least one voxel, got .* of shape \(0, 4\)"),

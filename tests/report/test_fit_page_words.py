@@ -32,7 +32,7 @@ def test_the_bounds_are_not_called_a_95_percent_interval(facts: dict[str, Any]) 
 
 def test_the_page_says_in_the_open_what_so_few_patients_cannot_show(facts: dict[str, Any]) -> None:
     visible = fit_page(facts, ()).split("<details>")[0]
-    assert "Rare disasters cannot be seen in so few: up to 21% of new patients" in visible
+    assert "Rare large losses may be missed: up to 21% of new patients" in visible
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ SCORES = {"Dice": 0.8, "source_Dice": 0.7, "ha": 0.0, "worse_voxels": 0.625}
 @pytest.mark.parametrize(
     ("judged", "said"),
     [
-        (0.13, "HA judged only 13% of the edit and says little here: read worse-voxels"),
+        (0.13, "HA judged only 13% of the edit, so use worse-voxels"),
         (0.9, "HA judged 90% of the edit"),
         (None, "no voxel changed, so HA judged nothing"),
     ],

@@ -196,7 +196,7 @@ def test_masks_that_no_run_wrote_are_refused_and_untouched(work: Maker, tmp_path
     (out / "case_1.nii.gz").write_bytes(b"a label")
     for refused in (lambda: run(work()), lambda: plan_folder(work(), resume=False)):
         with pytest.raises(
-            Refused, match=r"holds case_1\.nii\.gz, which no casewise run wrote.*-o, or add --set overwrite=true"
+            Refused, match=r"holds case_1\.nii\.gz, which casewise did not write.*-o, or add --set overwrite=true"
         ):
             refused()
     assert (out / "case_1.nii.gz").read_bytes() == b"a label"
@@ -211,7 +211,7 @@ def test_a_mask_that_a_person_edited_is_not_replaced(resume: bool, work: Maker, 
     entry = tmp_path / "out" / "casewise" / "case_0.json"
     plain = json.loads(entry.read_text())
     (tmp_path / "out" / "case_0.nii.gz").write_bytes(b"drawn by hand")
-    with pytest.raises(Refused, match=r"case_0\.nii\.gz, which no casewise run wrote or which changed since"):
+    with pytest.raises(Refused, match=r"case_0\.nii\.gz, which casewise did not write or which changed since"):
         run(work(), resume=resume)
     assert (tmp_path / "out" / "case_0.nii.gz").read_bytes() == b"drawn by hand"
     assert json.loads(entry.read_text()) == plain

@@ -49,7 +49,10 @@ def test_the_template_is_a_plan_and_each_commented_line_is_one_too(tmp_path):
         (f"[protocol.criteria.measures.ef]\nmax_ha = 0.1\n{EF}", "max_ha is no criterion on a measure"),
         ("[protocol.criteria]\nmax_error_rise = 3", "is a criterion on a measure"),
         ('[protocol.criteria]\nmax_ha=0.1\n[measures]\nx = "__import__(1)"', "measure x: .*is not expected there"),
-        ("[protocol]\npatients = 0\n[protocol.criteria]\nmax_ha = 0.1", "patients is a whole number of at least 1"),
+        (
+            "[protocol]\npatients = 0\n[protocol.criteria]\nmax_ha = 0.1",
+            "patients must be a whole number of at least 1",
+        ),
         ("[protocol]\npatients = 5\n[protocol.criteria]\nmax_ha = 0.1", "5 patients can never show max_ha <= 0.1"),
         ("[protocol]\npatients = 5\n[protocol.criteria]\nmax_ha = 0", "no sample can show max_ha <= 0"),
         ("[protocol]\nconfidence = 2\n[protocol.criteria]\nmax_ha = 0.1", "or 'observed'"),

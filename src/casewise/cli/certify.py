@@ -1,4 +1,4 @@
-"""``casewise certify``: a bound on the harm that is really deployed, and how many labels that needs."""
+"""``casewise certify``: a bound on the harm of the deployed masks, and the number of labels that it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``casewise import``."""
+"""``casewise import``: make an archive from masks of other software."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class ReviewLog:
     def problems(self) -> list[str]:
         """Return the problems of the log; empty where every line follows from the one before."""
         strange = sum(not _is_review(line) for line in self._events())
-        foreign = [f"{self.path.name} holds {pluralize(strange, 'line')} that are not reviews"] if strange else []
+        foreign = [f"{self.path.name} holds {pluralize(strange, 'line')} without a review"] if strange else []
         return [*Chain(self.path).problems, *foreign]
 
     def check(self) -> None:

@@ -111,7 +111,7 @@ def test_a_promise_is_printed_only_where_it_holds(study: Study, more: dict[str, 
             {"retained": {"go": False, "helped": 2, "hurt": 9}},
             "Nothing is promised: the certificate is void: its policy",
         ),
-        ({"quota": {"low": 0, "mid": 0, "hard": 4000}}, "Nothing is promised: the certificate is void: the quotas"),
+        ({"quota": {"low": 0, "mid": 0, "hard": 4000}}, "Nothing is promised: the certificate is void: the buckets"),
     ],
 )
 def test_a_promise_is_void_where_calibration_said_no_go_or_its_quotas_did_not_travel(

@@ -1,4 +1,4 @@
-"""Calibrate: from a design and a holdout archive to a policy that carries everything its decisions need."""
+"""Calibrate: from a design and a holdout archive to a policy with all numbers for its decisions."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def _design_options(archive: Archive, design: Policy, *, coordinate: str | None,
         options.pop("fallback", None)
     if metadata_of(controller_kind(design)).fitted_by == "cuts" and not ("coordinate" in options and design.options):
         routers = ", ".join(name for name, one in READY.items() if "coordinate" in one.options)
-        raise BadInput(f"{design.name!r} has no coordinate and buckets; these have:  {routers}")
+        raise BadInput(f"{design.name!r} has no coordinate and buckets; these have: {routers}")
     for name in ("low", "mid", "hard"):
         if name in options:
             options[name] = _bucket(archive, design, dict(options[name]), unshrunk)
