@@ -204,7 +204,7 @@ def test_several_ladders_in_view_have_one_binding_and_every_case_has_each(tmp_pa
     assert (both.steps, both.ids) == (3, ("one",))
     assert both.digest not in (both.ladder("tent").digest, both.ladder("views").digest)
     assert both.ladder("tent").steps == 1
-    with pytest.raises(BadInput, match="several ladders are read together, got tent"):
+    with pytest.raises(BadInput, match="joining needs at least two ladders, got tent"):
         both.join(["tent"])
     more = create_archive(tmp_path / "a", binding=TENT, steps=1, ladder="tent")
     more.add(a_case("two"), a_ladder(M0 * 0, case_id="two"))

@@ -62,7 +62,7 @@ def test_the_template_is_a_plan_and_each_commented_line_is_one_too(tmp_path):
         ("[protocol]\npatient = 3", "\\[protocol\\] has no 'patient'"),
         ("protocol = 3", "is a table"),
         ("[protocol.criteria]\nmax_mean_drop = {limit = 0.1, sd = 0}", "above 0"),
-        ("[protocol.criteria.a.b.c]\nx = 1", "nested too deep"),
+        ("[protocol.criteria.a.b.c]\nx = 1", "nested too deeply"),
         ("[", "is no TOML"),
         ("x = " + "[" * 5000, "is no TOML"),
         ("# " + "x" * (10 * 2**20), r"is 10\.0 MB; a plan has at most 256 kB"),
@@ -170,7 +170,7 @@ def test_folders_have_a_verdict_in_python_and_its_first_line_says_what_became_of
     changed = casewise.compare(root / "old", root / "new", **options)
     assert changed.verdict == "accepted"
     assert "changed after" in changed.notes[0]
-    assert "the labels are not those of the plan" in changed.notes[1]
+    assert "the labels differ from those of the plan" in changed.notes[1]
     path.write_text(path.read_text().replace("abc", changed.hashes["label"]))
     assert len(casewise.compare(root / "old", root / "new", **options).notes) == 1
     assert Chain(log_of(path)).lines()[-1]["verdict"] == "accepted"

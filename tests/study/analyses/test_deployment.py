@@ -44,7 +44,7 @@ def test_budgets_that_coincide_are_compared_once_and_said(methods):
     asked = tiers(["router"], {"A": "fixed-1", "A'": "fixed-4", "B": "fixed-1", "C": "m0"})
     assert [(one.reference, one.tier) for one in asked] == [("fixed-1", "A+B"), ("fixed-4", "A'"), ("m0", "C")]
     found = intervals(methods, asked, resamples=100)
-    assert "tiers A and B coincide: both are fixed-1" in found.notes
+    assert "tiers A and B are equal: both are fixed-1" in found.notes
     assert found.table["id"].is_unique
 
 
