@@ -443,7 +443,7 @@ def outcome_of(
     folders = {side: json_sha256(dict(sorted(of.items()))) for side, of in hashes.items()}
     checks: tuple[Check, ...] = ()
     if plan is not None:
-        checks = (*checks_of(plan.acceptance, cases, names), *measure_checks(values, plan.measure_criteria))
+        checks = (*checks_of(plan.acceptance, cohort.cohort, names), *measure_checks(values, plan.measure_criteria))
         checks = (*checks, *_patients_check(plan, cohort))
     return Outcome(
         cohort,
