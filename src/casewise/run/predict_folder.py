@@ -296,8 +296,7 @@ def _seen(files: CaseFiles, backbone: Backbone, *, known: bool) -> SimpleNamespa
 
 
 def _ending_for(cases: Sequence[CaseFiles]) -> str:
-    volumes = cases and cases[0].images[0].name.lower().endswith((".nii", ".nii.gz"))
-    return ".nii.gz" if volumes else ".png"
+    return ".nii.gz" if cases and nifti.is_volume(cases[0].images[0]) else ".png"
 
 
 def predict_folder(
@@ -461,7 +460,7 @@ def orientation_findings(cases: Sequence[CaseFiles], backbone: Backbone) -> dict
     found: dict[str, str] = {}
     for files in cases:
         path = files.images[0]
-        if not path.name.lower().endswith((".nii", ".nii.gz")):
+        if not nifti.is_volume(path):
             continue
         try:
             nifti.check_header(path)
