@@ -194,9 +194,7 @@ def _check_kept_aside(policy: Policy, archive: Archive) -> None:
         ) from error
 
 
-def _choice_evidence(
-    archive: Archive, policy: Policy, margin: float, together: Collection[str] | None
-) -> Evidence:
+def _choice_evidence(archive: Archive, policy: Policy, margin: float, together: Collection[str] | None) -> Evidence:
     """Return the evidence for a policy that chooses among all candidates: losses, and the size of the edit.
 
     The cut is on the size of the edit: a larger edit goes back to M0, so losses only grow with the cut. A policy that
