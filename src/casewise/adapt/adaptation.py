@@ -177,7 +177,7 @@ class Adaptation:
         Args:
             plain: The adaptation as a file holds it.
             typed: Objective that the person gave; an objective by address must be the same.
-            where: What an error calls the file.
+            where: Name of the file in errors.
 
         Raises:
             UnsafeInput: If any field names code by address, or a field is one that casewise never writes.
@@ -220,7 +220,7 @@ def proposers_of(
     Args:
         policy: The policy.
         typed: Address of an objective of the user's own that may be imported, because the user typed it.
-        folder: Folder that paths of tuned weights start from; they must lie in it.
+        folder: Folder that paths of tuned weights start from; they must be inside it.
     """
     where = f"policy {policy.name!r}"
     one = Adaptation.from_plain(policy.adaptation, typed=typed, where=where) if policy.adaptation else None

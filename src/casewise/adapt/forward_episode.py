@@ -1,6 +1,6 @@
 """An episode without updates: M0, then one forward pass after the other, then the consensus of all of them.
 
-It has the interface of the gradient loop (:class:`~casewise.adapt.episode.Episode`), so a judge sees no difference. A
+It has the interface of the gradient loop (:class:`~casewise.adapt.episode.Episode`), so a judge can use either. A
 state is the mask of a forward pass: of a view, of another model, or of tuned weights.
 """
 

@@ -175,7 +175,7 @@ class _Structure:
         """Put everything back.
 
         Returns:
-            What had been replaced or set anew and changes what the module computes: parameters, layers, settings.
+            Parts that were replaced or set and that change the output of the module: parameters, layers, settings.
         """
         changed = self._changed()
         for value, content in self.nested:

@@ -1,4 +1,4 @@
-"""``casewise import``."""
+"""``casewise import``: make an archive from masks of other software."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def import_(
 
 
 def _one_candidate(old: Path | None, new: Path | None, labels: Path | None, keep: Path) -> tuple[Found, ...]:
-    """Archives with one candidate, from two flat folders; every case needs both masks and, where asked, its label."""
+    """Archives with one candidate, from two flat folders; every case needs both masks and, if labels are given, its
+    label."""
     from casewise.archive.mask_import import Found
     from casewise.core.errors import BadInput
     from casewise.core.records import State

@@ -87,7 +87,7 @@ def nifti_folders(
 
     Args:
         folders: Folders with masks; None stays None.
-        keep: Where the NIfTI files are written: ``keep/0``, ``keep/1``, ... in the order of the folders.
+        keep: Folder for the NIfTI files: ``keep/0``, ``keep/1``, ... in the order of the folders.
         images: Folder with the image series, which gives every mask the grid of its series.
 
     Returns:
@@ -242,7 +242,7 @@ class _Segmentation:
         return np.asarray(volume.array)[..., 0] >= FRACTION
 
     def labelmap(self) -> NDArray[Any] | None:
-        """All segments at once where they cannot overlap."""
+        """All segments in one pass if they cannot overlap."""
         if str(self._stored.SegmentationType) == "FRACTIONAL":
             return None
         volume = self._stored.get_volume(combine_segments=True, skip_overlap_checks=True, allow_missing_positions=True)

@@ -223,9 +223,8 @@ def check_channels(series: Sequence[Series], channels: Sequence[str], wanted: in
     there = ", ".join(repr(one.description) for one in (*study, *(more for one in study for more in one.more)))
     given = f"{len(channels)} series per case are" if channels else "1 series per case is"
     raise BadInput(
-        f"the model takes {wanted} channels, and {given} given; "
-        f"name a series for each by its description, in the model's order: --set channels='T1*,FLAIR*'. "
-        f"A study here holds {there}"
+        f"the model takes {wanted} channels, and {given} given; name a series for each by its description, in the "
+        f"model's order: --set channels='T1*,FLAIR*'. A study here holds {there}"
     )
 
 

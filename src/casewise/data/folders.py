@@ -228,7 +228,7 @@ def with_labels(cases: Sequence[CaseFiles], folder: Path) -> tuple[CaseFiles, ..
 
 
 def with_groups(cases: Sequence[CaseFiles], table: Path) -> tuple[CaseFiles, ...]:
-    """Add group, cluster and split from a CSV with the column case and those that ``data/folders.py`` knows."""
+    """Add group, cluster and split from a CSV with the column case and any column of ``COLUMNS``."""
     return tuple(with_table(cases, read_table(table)))
 
 

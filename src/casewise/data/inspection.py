@@ -194,7 +194,7 @@ def _spread(ids: Sequence[str], sample: int | None) -> list[str]:
 
 
 def _read(ids: Iterable[str], read: Callable[[str], Any], problems: list[str]) -> Iterator[tuple[str, Any]]:
-    """Yield (id, what was read); add a problem for what cannot be read."""
+    """Yield (id, what was read); add a problem for a file that cannot be read."""
     for case_id in ids:
         try:
             yield case_id, read(case_id)

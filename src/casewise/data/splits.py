@@ -131,8 +131,7 @@ def holdout(cohort: Cohort, *, share: float = 0.2, seed: int = RESAMPLING_SEED, 
         if not 0 < count < len(clusters):
             raise TooFewCases(
                 f"group {group or '(none)'} has {pluralize(len(clusters), 'cluster')}; a share of {share:g} is {count} "
-                f"of them, and both sides need at least one: choose another share, or draw from all groups "
-                f"together"
+                "of them, and both sides need at least one: choose another share, or draw from all groups together"
             )
         generator = np.random.default_rng(seed_of(seed, group))
         drawn.update(str(name) for name in generator.choice(sorted(clusters), size=count, replace=False))
@@ -157,11 +156,11 @@ def count_patients(cases: Iterable[Clustered]) -> int:
 
 
 def fold_of(clusters: Sequence[Any], folds: int, *, seed: int = RESAMPLING_SEED) -> NDArray[np.int64]:
-    """Deal patients into folds: the fold of each case, the cases of one cluster together.
+    """Divide patients into folds: return the fold of each case; cases of one cluster are together.
 
     Args:
         clusters: The cluster (patient or sequence) of each case.
-        folds: How many folds; they differ by at most one cluster.
+        folds: Number of folds; they differ by at most one cluster.
         seed: Of the order in which clusters are dealt.
 
     Returns:

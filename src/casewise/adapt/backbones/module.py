@@ -50,7 +50,7 @@ def _case(files: CaseFiles, image: NDArray[Any], spacing_mm: tuple[float, ...] |
 
 
 class FileBackbone:
-    """Base of backbones without a reader of their own: NIfTI volumes and pictures."""
+    """Base of backbones without their own reader: NIfTI volumes and pictures."""
 
     expects: Expectation
 
