@@ -212,13 +212,13 @@ def _case_ids(objects: Sequence[MaskObject]) -> dict[str, str]:
 
     Names that are still equal get a part of the hash of the UID.
     """
-    first: dict[str, Path] = {}
+    stems = {one.path: re.sub(r"(\.seg|\.rtstruct)?(\.dcm)?$", "", one.path.name) for one in objects}
+    count = Counter(stem for stem, _ in {(stems[one.path], one.series_uid) for one in objects})
+    names: dict[str, str] = {}
     for one in objects:
-        first.setdefault(one.series_uid, one.path)
-    stems = {uid: re.sub(r"(\.seg|\.rtstruct)?(\.dcm)?$", "", path.name) for uid, path in first.items()}
-    count = Counter(stems.values())
-    names = {uid: stem if count[stem] == 1 else first[uid].parent.name for uid, stem in stems.items()}
-    return told_apart({uid: made_case_id(name) for uid, name in names.items()}, "-")
+        stem = stems[one.path]
+        names.setdefault(one.series_uid, made_case_id(stem if count[stem] == 1 else one.path.parent.name))
+    return told_apart(names, "-")
 
 
 def read_masks(
