@@ -14,8 +14,7 @@ import pandas as pd
 from casewise.adapt.adaptation import Adaptation
 from casewise.adapt.backbones import Backbone
 from casewise.adapt.model import Model, as_model
-from casewise.adapt.proposers import named_proposal
-from casewise.adapt.proposers.imported import AnyMethod, method_of
+from casewise.adapt.proposers import AnyMethod, method_of, named_proposal
 from casewise.adapt.proposers.live import prepare
 from casewise.adapt.snapshot import restored
 from casewise.archive.store import Archive, open_archive

@@ -130,7 +130,7 @@ def test_m0_is_predicted_once_for_several_ladders(backbone, case):
         readings_of(backbone, ready, case, of_views(name), source) for name in ("mirror(x)", "gamma(1.4),mirror(y)")
     ]
     handle.remove()
-    assert calls == [1, 1, 2]  # M0, then the views of each ladder, which are small enough for one batch
+    assert calls == [1, 1, 1, 1]  # M0, then the views of each ladder
     assert np.array_equal(made[0].masks[0], made[1].masks[0])
 
 
@@ -307,8 +307,7 @@ def shares_of(backbone, case, views, **more):
     pipeline, made = backbone.prepare(case).pipeline, drawn(views_of(views), case.id, 0)
     rows = []
     handle = backbone.network.register_forward_hook(lambda _, inputs, __: rows.append(len(inputs[0])))
-    read = view_proposer.ViewReader(pipeline, made, more.pop("max_slices", None), batched=more.pop("batched", True))
-    found = [read(place) for place in range(len(made))]
+    found = [view_proposer.read_view(pipeline, view, more.get("max_slices")) for view in made]
     handle.remove()
     return found, rows
 
@@ -326,16 +325,6 @@ def by_hand(backbone, case, views):
     ]
 
 
-def test_views_in_one_batch_are_what_they_are_alone(normed, case):
-    batched, rows = shares_of(normed, case, MANY)
-    alone, each = shares_of(normed, case, MANY, batched=False)
-    assert rows == [9 * 3, 3]  # scale(1.25) is another grid
-    assert each == [3] * 10
-    for one, other, plain in zip(batched, alone, by_hand(normed, case, MANY), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
-        torch.testing.assert_close(one, plain, atol=1e-5, rtol=0)
-
-
 def test_a_trained_network_reads_the_same_to_five_digits():
     backbone = phantom_cardiac()
     case = Case("one", 100 * np.random.default_rng(3).normal(3, 1, (1, 2, 32, 40)).astype(np.float32))
@@ -343,22 +332,8 @@ def test_a_trained_network_reads_the_same_to_five_digits():
         torch.testing.assert_close(one, plain, atol=1e-5, rtol=0)
 
 
-def test_a_batch_is_bounded_in_voxels_and_slices(normed, case, monkeypatch):
-    monkeypatch.setattr(view_proposer, "BATCHED", 2 * 3 * 14 * 18)
-    assert shares_of(normed, case, "gamma(1.1),gamma(1.2),gamma(1.3)")[1] == [6, 3]
-    monkeypatch.setattr(view_proposer, "BATCHED", 2 * 3 * 14 * 18 - 1)
-    assert shares_of(normed, case, "gamma(1.1),gamma(1.2),gamma(1.3)")[1] == [3, 3, 3]
-    monkeypatch.undo()
+def test_slices_are_read_in_parts(normed, case):
     assert shares_of(normed, case, "gamma(1.1),gamma(1.2)", max_slices=2)[1] == [2, 1, 2, 1]
-
-
-def test_a_running_consensus_reads_no_view_ahead(normed, case):
-    rows = []
-    handle = normed.network.register_forward_hook(lambda _, inputs, __: rows.append(len(inputs[0])))
-    read(normed, case, "gamma(1.1),gamma(1.2)", running=True)
-    read(normed, case, "gamma(1.1),gamma(1.2)")
-    handle.remove()
-    assert rows == [3, 3, 3, 3, 6]
 
 
 def test_who_stops_early_has_the_numbers_of_who_reads_all(normed, case):

@@ -16,11 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from casewise.adapt.backbones import Backbone, Expectation
-from casewise.core.errors import BadInput, CasewiseError
+from casewise.core.errors import BadInput
 from casewise.core.prediction_record import ContractFinding
 from casewise.core.records import Case
-from casewise.data import nifti, pictures
-from casewise.data.folders import CaseFiles
 
 CONTRACTS = ("refuse", "warn", "off")
 """What happens to a case that breaks the contract."""
@@ -113,19 +111,6 @@ def check_orientations(orientations: dict[str, str]) -> dict[str, ContractFindin
 
 BYTES_PER_FEATURE = 106  # peak per voxel and feature of the first layer, forward and backward: 1686 / 16 measured
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-
-
-def shape_of(files: CaseFiles) -> tuple[int, ...] | None:
-    """Return (channel, *space) from the headers, or None if the format has no readable header."""
-    name = files.images[0].name.lower()
-    try:
-        if name.endswith((".nii", ".nii.gz")):
-            return (len(files.images), *nifti.check_header(files.images[0]).shape[:3][::-1])
-        if name.endswith(pictures.ENDINGS):
-            return (3 * len(files.images), *pictures.check_picture(files.images[0]))
-    except CasewiseError:
-        return None
-    return None
 
 
 def estimate_bytes(backbone: Backbone, shape: Sequence[int], *, adapts: bool, max_slices: int | None = None) -> int:

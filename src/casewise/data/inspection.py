@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, CasewiseError
 from casewise.core.text import pluralize
-from casewise.data.datasets.located import LocatedCase, files_of, is_volume
-from casewise.data.nifti import check_header
+from casewise.data.datasets.located import LocatedCase, files_of
+from casewise.data.nifti import check_header, is_volume
 from casewise.data.pictures import check_picture
 from casewise.data.splits import Cohort, cluster_of, count_patients
 

@@ -71,6 +71,11 @@ class Volume:
     geometry: Geometry
 
 
+def is_volume(path: Path) -> bool:
+    """Return True if a file is named like a NIfTI file."""
+    return path.name.lower().endswith((".nii", ".nii.gz"))
+
+
 def check_header(path: Path, *, max_bytes: int = MAX_BYTES) -> Header:
     """Read a NIfTI header without unpacking the rest, and refuse impossible claims."""
     return _judged(path, _first_bytes(path, _NIFTI2), path.stat().st_size, packed=_is_packed(path), max_bytes=max_bytes)
@@ -260,9 +265,13 @@ def read_label(path: Path, *, frame: int | None = None) -> Mask:
 
 def whole_numbers(voxels: NDArray[Any], name: str, *, within: float = 0.0) -> Mask:
     """Return the voxels of a label as integers; refuse floats further than ``within`` from a whole number."""
-    if np.issubdtype(voxels.dtype, np.integer):
+    if voxels.dtype.kind in "biu":
         return voxels
-    if not np.isfinite(voxels).all() or np.abs(voxels - np.rint(voxels)).max(initial=0) > within:
+    if (
+        voxels.dtype.kind != "f"
+        or not np.isfinite(voxels).all()
+        or np.abs(voxels - np.rint(voxels)).max(initial=0) > within
+    ):
         raise BadInput(f"{name} has values that are not whole numbers; it is not a label")
     return np.asarray(np.rint(voxels).astype(np.int32))
 
@@ -290,7 +299,7 @@ def check_same_place(image: Path, label: Path, *, reorients: bool = False) -> No
     """
     import nibabel
 
-    if not all(path.name.lower().endswith((".nii", ".nii.gz")) for path in (image, label)):
+    if not (is_volume(image) and is_volume(label)):
         return
     there, here = read_geometry(image), read_geometry(label)
     if any(_says_nothing(one) for one in (there, here)):

@@ -20,7 +20,7 @@ from casewise.core.errors import BadInput, BadPair, CasewiseError, UnsafeInput, 
 from casewise.core.formats import read_csv, read_npy
 from casewise.core.records import Mask, check_case_id, made_case_id
 from casewise.data.folders import CaseTable, read_table, with_table
-from casewise.data.nifti import read_volume
+from casewise.data.nifti import read_volume, whole_numbers
 from casewise.data.pictures import ENDINGS as PICTURES
 from casewise.data.pictures import read_label_picture, read_picture
 
@@ -182,14 +182,12 @@ def read_placed(path: Path) -> Placed:
     """Read a mask with its spacing and affine; it must have one whole number per voxel."""
     try:
         if path.name.lower().endswith(".npy"):
-            placed = Placed(_whole_numbers(path, read_npy(path)))
+            placed = Placed(whole_numbers(read_npy(path), path.name))
         elif path.name.lower().endswith(".png"):
             placed = Placed(read_label_picture(path))
         else:
             volume = read_volume(path)
-            placed = Placed(_whole_numbers(path, volume.voxels), volume.spacing_mm, volume.geometry.affine)
-    except BadPair:
-        raise
+            placed = Placed(whole_numbers(volume.voxels, path.name), volume.spacing_mm, volume.geometry.affine)
     except (CasewiseError, ValueError, EOFError, OSError) as error:
         kind = "channels" if _has_channels(error) else "unreadable"
         said = without_folders(in_one_line(error) if isinstance(error, OSError) else str(error), (path.parent,))
@@ -204,18 +202,7 @@ def read_placed(path: Path) -> Placed:
 
 
 def _has_channels(error: Exception) -> bool:
-    return " axes " in str(error) or "one number a pixel" in str(error) or "one number per pixel" in str(error)
-
-
-def _whole_numbers(path: Path, voxels: NDArray[Any]) -> Mask:
-    if voxels.dtype.kind in "biu":
-        return voxels
-    if voxels.dtype.kind != "f" or not np.array_equal(voxels, np.rint(voxels)):
-        raise BadPair(
-            "channels", f"{path.name} holds values that are not whole numbers; compare masks, not probabilities"
-        )
-    whole: Mask = np.rint(voxels).astype(np.int32)
-    return whole
+    return any(said in str(error) for said in (" axes ", "one number a pixel", "not whole numbers"))
 
 
 def _on_grid(case_id: str, name: str, placed: Placed, grid: Placed, resample: str | None) -> Placed:

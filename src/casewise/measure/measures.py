@@ -42,7 +42,7 @@ Volumes = Mapping[str, float]
 UNIT_SPACING = "every header has a spacing of 1 x 1 x 1 mm; if a converter made that up, volumes in ml are wrong"
 LONGEST, DEEPEST = 1000, 200  # characters and nested parts of a formula
 _DECISION = re.compile(r"\s*(<=|>=|<|>)\s*(-?\d+\.?\d*(?:[eE][+-]?\d+)?)\s*")
-_COMPARE: dict[str, Callable[[float, float], bool]] = {
+_COMPARE: dict[str, Callable[[Any, float], Any]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
 
@@ -76,8 +76,8 @@ class DecisionRule:
     def __str__(self) -> str:
         return f"{self.sign} {self.threshold:g}"
 
-    def holds(self, value: float) -> bool:
-        """True if a value is on the side of the sign."""
+    def holds(self, value: Any) -> Any:
+        """Whether a value, or each of several, is on the side that the sign names."""
         return _COMPARE[self.sign](value, self.threshold)
 
 

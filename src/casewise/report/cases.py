@@ -108,20 +108,10 @@ def candidate_map(study: Study, decision: Decision) -> list[dict[str, str]]:
             "name": _candidate_name(study, case_id, step),
             "agreement": "none" if signals["agreement"] is None else number(signals["agreement"]),
             "change": number(metric.get(step, np.nan) - metric.get(0, np.nan), signed=True) if step else "",
-            "sizes": _sizes(found.area_changes(at), study.classes.names) if step else "",
             "chosen": _chosen(study, decision, step),
         }
-        for at, (step, signals) in enumerate(zip(steps, found.signals(), strict=True))
+        for step, signals in zip(steps, found.signals(), strict=True)
     ]
-
-
-def _sizes(changes: Mapping[int, float | None], names: Mapping[int, str]) -> str:
-    """Return the relative change of the size of every class against M0."""
-    said = [
-        f"{names.get(value, f'class {value}')} {'new' if one is None else f'{one:+.0%}'}"
-        for value, one in changes.items()
-    ]
-    return f"size against M0: {', '.join(said)}" if said else ""
 
 
 def _chosen(study: Study, decision: Decision, step: int) -> str:

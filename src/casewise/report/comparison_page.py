@@ -189,7 +189,8 @@ def comparison_page(summary: Mapping[str, Any], cases: Sequence[Mapping[str, Any
     names = {int(key): name for key, name in summary.get("names", {}).items()}
     filters: dict[str, Any] = {
         "number": text.plain_number, "interval": text.plain_interval, "percent": text.plain_percent,
-        "agreement": text.plain_agreement, "box": _box, "short": text.short_number,
+        "agreement": lambda found: text.plain_agreement(found, "").replace(" to ", "\u00a0to\u00a0"),
+        "box": _box, "short": text.short_number,
         "signed": partial(text.plain_number, signed=True), "metric": lambda name: METRICS[name].title,
         "color": lambda label: "#{:02x}{:02x}{:02x}".format(*color_of(label, names)),
         "called": lambda label: label_name(label, names),

@@ -199,7 +199,8 @@ def markdown_summary(summary: Summary, *, shown: int = 10) -> str:
         lines += ["| | criterion | on | limit | observed | bound | patients |", "|---|---|---|---|---|---|---|"]
         for check in summary["checks"]:
             cells = [_CHECK_MARKS[check["verdict"]], f"`{check['name']}`", _cell(check["scope"])]
-            values = [f"{check['limit']:g}", plain_number(check["value"]), plain_number(check["bound"])]
+            observed = str(check["patients"]) if check["name"] == "patients" else plain_number(check["value"])
+            values = [f"{check['limit']:g}", observed, plain_number(check["bound"])]
             lines.append(f"| {' | '.join([*cells, *values, str(check['patients'])])} |")
         lines.append("")
         lines += [f"- {_cell(line[5:])}" for line in check_lines(summary) if not line.startswith("ok")]

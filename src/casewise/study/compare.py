@@ -307,7 +307,7 @@ def compare_folders(
             seal = seal_plan(judged_by, masks, compared_before=_is_younger(log, masks))
             if converts := is_mask_folder(Path(new)):  # reading DICOM masks opens them
                 seal = log_opened(judged_by, seal)
-        folders, places = _readable(Path(old), Path(new), given, keep)
+        folders, places, refused = _readable(Path(old), Path(new), given, keep)
         found = find_pairs(folders[0], folders[1], **places)
         pairs = {pair.id: pair for pair in found}
         called, at_odds = names_of_labels(label_names, folders)
@@ -337,6 +337,7 @@ def compare_folders(
         good=good,
         names=called,
         at_odds=at_odds,
+        refused=refused,
         files=pairs,
         settings=settings,
     )
@@ -361,17 +362,20 @@ def _is_younger(log: Path | None, masks: Sequence[Path]) -> bool:
 
 def _readable(
     old: Path, new: Path, places: Mapping[str, Folder | None], keep: Path
-) -> tuple[list[Path], dict[str, Path | None]]:
-    """Return the folders of old, new and labels, and further inputs; DICOM masks become NIfTI files in ``keep``."""
+) -> tuple[list[Path], dict[str, Path | None], dict[str, str]]:
+    """Return the folders of old, new and labels, further inputs, and by case why a mask is left out.
+
+    DICOM masks become NIfTI files in ``keep``.
+    """
     given = {name: None if at is None else Path(at) for name, at in places.items()}
-    read, patients = nifti_folders([old, new, given["labels"]], keep, images=given["images"])
+    read, patients, refused = nifti_folders([old, new, given["labels"]], keep, images=given["images"])
     folders = [folder for folder in read if folder is not None]
     if patients is not None:
         given["cases"] = given["cases"] or patients
         given["images"] = keep / IMAGES if (keep / IMAGES).is_dir() else given["images"]
     if given["labels"] is not None:
         given["labels"] = folders[2]
-    return folders, given
+    return folders, given, refused
 
 
 def _names_zero(names: Mapping[int, str]) -> bool:
@@ -402,13 +406,15 @@ def outcome_of(
     good: float = GOOD,
     names: Mapping[int, str] | None = None,
     at_odds: Sequence[str] = (),
+    refused: Mapping[str, str] | None = None,
     files: Mapping[str, Pair] | None = None,
     settings: Settings | None = None,
 ) -> Outcome:
     """Compute the summary, the verdict and the problems from the lines of all pairs, in any order.
 
     ``lines`` (those of :func:`case_log`) are read a few times and not kept. ``names`` are the names of the labels;
-    ``at_odds`` holds a sentence for each label that the two folders name differently.
+    ``at_odds`` holds a sentence for each label that the two folders name differently, ``refused`` one for each case
+    whose masks could not be read.
     """
     known = Registry("kind of problem", KINDS)
     allowed = {kind for kind in allow if known[kind]}
@@ -419,7 +425,7 @@ def outcome_of(
         found = comparison_of(line["comparison"])
         return ComparedCase(intern(line["case"]), found, line["group"], line["cluster"], line["scan"])
 
-    compared, problems = [], []
+    compared, problems = [], [(case_id, "unreadable", message) for case_id, message in (refused or {}).items()]
     hashes: dict[str, dict[str, str]] = {}
     for at, line in enumerate(lines):  # one by one: a line is much larger than what is kept of it
         problems += [(line["case"], one["kind"], one["message"]) for one in line["problems"]]
@@ -439,17 +445,17 @@ def outcome_of(
     problems += [("dataset.json", "labels", message) for message in at_odds]
     labels = [number for number in cohort.label_numbers if number or not settings.zero_is_label]
     values, measured = measure_results(cases, declared, names)
-    measured = [*volume_results(cohort.cohort, labels, names), *measured]
+    measured += volume_results(cohort.cohort, labels, names)
     folders = {side: json_sha256(dict(sorted(of.items()))) for side, of in hashes.items()}
     checks: tuple[Check, ...] = ()
     if plan is not None:
-        checks = (*checks_of(plan.acceptance, cases, names), *measure_checks(values, plan.measure_criteria))
+        checks = (*checks_of(plan.acceptance, cohort.cohort, names), *measure_checks(values, plan.measure_criteria))
         checks = (*checks, *_patients_check(plan, cohort))
     return Outcome(
         cohort,
         checks,
         tuple(Problem(kind, case_id, message, kind in allowed) for case_id, kind, message in problems),
-        len(lines),
+        len(lines) + len(refused or {}),
         names,
         tuple(measured),
         plan,

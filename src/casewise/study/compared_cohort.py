@@ -177,7 +177,8 @@ class ComparedCohort:
         self.unit_spacing &= found.voxel_ml == 0.001
         self.metric = self.metric or (found.metric if found.labelled else "")
         for row in found.labels:
-            self.labels.setdefault(row.label, _Columns()).add(row, _OF_LABEL, at=at)
+            shares = {"hole": row.share(row.largest_hole), "lost": row.share(row.largest_lost)}
+            self.labels.setdefault(row.label, _Columns()).add(row, _OF_LABEL, at=at, **shares)
             counts = {name: getattr(row, name) for name in _COUNTED}
             counts |= {"changed": int(row.changed > 0), "cases_with_new_holes": int(row.holes_gained > 0)}
             counts["cases_with_lost_components"] = int(row.components_lost > 0)

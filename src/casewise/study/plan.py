@@ -24,7 +24,7 @@ from casewise.core.errors import BadInput
 from casewise.data.pairs import Pair
 from casewise.judge.certificates.risk_control import clopper_pearson_upper, hoeffding_bentkus
 from casewise.measure.measures import Measure, declared_measures, scan_of
-from casewise.study.acceptance import CONFIDENCE, FEWEST, QUANTITIES, Acceptance, Criterion, acceptance_of, is_number
+from casewise.study.acceptance import CONFIDENCE, FEWEST, QUANTITIES, Acceptance, Criterion, acceptance_of
 
 LARGEST = 256 * 1024  # bytes of a plan
 POWER = 0.8
@@ -44,14 +44,6 @@ _PARTS: dict[str, tuple[str, ...] | None] = {
 
 
 @dataclass(frozen=True)
-class Expected:
-    """Expectation of the author of a plan for a criterion; used only to compute the number of patients."""
-
-    value: float = 0.0
-    sd: float | None = None
-
-
-@dataclass(frozen=True)
 class ChangePlan:
     """A plan that was read and checked."""
 
@@ -63,7 +55,6 @@ class ChangePlan:
     subgroups: tuple[str, ...] = ()
     measures: tuple[Measure, ...] = ()
     measure_criteria: Mapping[str, Acceptance] = field(default_factory=dict)  # by the name of the measure
-    expected: Mapping[tuple[str, str], Expected] = field(default_factory=dict)  # by (criterion, scope)
     data: Mapping[str, str] = field(default_factory=dict)  # sha256 of old, new, labels
     description: Mapping[str, str] = field(default_factory=dict)
     impact: Mapping[str, str] = field(default_factory=dict)
@@ -146,37 +137,35 @@ def _plan(path: Path, plain: Mapping[str, Any], sha256: str) -> ChangePlan:
     measures = declared_measures(tables["measures"])
     criteria = _table("protocol.criteria", protocol.get("criteria", {}))
     on_measures = _table("protocol.criteria.measures", criteria.pop("measures", {}))
-    expected: dict[tuple[str, str], Expected] = {}
-    wanted = _without_expected(criteria, "all", expected)
     subgroups = _names("protocol.subgroups", protocol.get("subgroups", []))
-    everywhere = {name: given for name, given in wanted.items() if name in QUANTITIES}
-    groups = dict(_table("protocol.criteria.groups", wanted.get("groups", {})))
+    everywhere = {name: given for name, given in criteria.items() if name in QUANTITIES}
+    groups = dict(_table("protocol.criteria.groups", criteria.get("groups", {})))
     for name in subgroups:
         groups[name] = {**everywhere, **_table(f"groups.{name}", groups.get(name, {}))}
     if groups:
-        wanted["groups"] = groups
+        criteria["groups"] = groups
     given_confidence = protocol.get("confidence", CONFIDENCE)
     confidence = {"confidence": None if given_confidence == "observed" else given_confidence}
-    if not wanted and not on_measures:
+    if not criteria and not on_measures:
         raise BadInput(f"[protocol.criteria] has no criterion; name at least one of {', '.join(QUANTITIES)}")
     of_measures = {}
     for name, given in on_measures.items():
         if name not in {one.name for one in measures}:
             known = ", ".join(one.name for one in measures) or "none; declare it under [measures]"
             raise BadInput(f"criteria on the measure {name!r}, which the plan does not declare; declared: {known}")
-        inner = _without_expected(_table(f"measures.{name}", given), f"measure {name}", expected)
-        allowed = [one for one, quantity in QUANTITIES.items() if quantity.of_measure]
+        inner = _table(f"measures.{name}", given)
+        allowed = [one for one, quantity in QUANTITIES.items() if quantity.of is None]
         wrong = next((key for key in inner if key not in allowed), None)
         if wrong is not None:
             raise BadInput(f"{wrong} is no criterion on a measure; the criteria on measures are {', '.join(allowed)}")
         if "max_crossed_share" in inner and not next(one for one in measures if one.name == name).decisions:
             raise BadInput(f'max_crossed_share on {name} needs a decision: [measures.{name}] decision = "< 40"')
         of_measures[name] = acceptance_of({**confidence, **inner}, scope=f"measure {name}")
-    if wanted:
-        acceptance = acceptance_of({**confidence, **wanted})
+    if criteria:
+        acceptance = acceptance_of({**confidence, **criteria})
     else:
         acceptance = Acceptance((), next(iter(of_measures.values())).confidence)
-    wrong = next((one.name for one in acceptance.criteria if QUANTITIES[one.name].of_measure), None)
+    wrong = next((one.name for one in acceptance.criteria if QUANTITIES[one.name].of is None), None)
     if wrong is not None:
         raise BadInput(f"{wrong} is a criterion on a measure; put it under [protocol.criteria.measures.NAME]")
     plan = ChangePlan(
@@ -188,7 +177,6 @@ def _plan(path: Path, plain: Mapping[str, Any], sha256: str) -> ChangePlan:
         subgroups,
         measures,
         of_measures,
-        expected,
         _texts("protocol.data", protocol.get("data", {}), ("old", "new", "labels")),
         _texts("description", tables["description"]),
         _texts("impact", tables["impact"]),
@@ -225,30 +213,6 @@ def _count(name: str, given: Any) -> int | None:
     if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= 10**6:
         raise BadInput(f"{name} must be a whole number of at least 1, got {str(given)[:60]!r}")
     return given
-
-
-def _without_expected(
-    plain: Mapping[str, Any], scope: str, found: dict[tuple[str, str], Expected], depth: int = 0
-) -> dict[str, Any]:
-    """Return the criteria without ``expected`` and ``sd``, which go into ``found`` by criterion and scope."""
-    kept: dict[str, Any] = {}
-    for name, given in plain.items():
-        if not isinstance(given, Mapping):
-            kept[name] = given
-        elif name in QUANTITIES:
-            numbers = {key: given[key] for key in ("expected", "sd") if key in given}
-            if not all(is_number(one) for one in numbers.values()):
-                raise BadInput(f"{name}: expected and sd must be numbers, got {numbers}")
-            if numbers.get("sd", 1) <= 0:
-                raise BadInput(f"{name}: sd, the spread of patients, must be above 0, got {numbers['sd']}")
-            found[name, scope] = Expected(float(numbers.get("expected", 0.0)), numbers.get("sd"))
-            kept[name] = {key: value for key, value in given.items() if key not in numbers}
-        elif depth < 2 and name != "measures":
-            inner = {"labels": "label", "groups": "group"}.get(scope)
-            kept[name] = _without_expected(given, name if inner is None else f"{inner} {name}", found, depth + 1)
-        else:
-            raise BadInput(f"{name} is nested too deeply; see casewise compare --new-plan")
-    return kept
 
 
 def _check_consistent(plan: ChangePlan) -> None:
@@ -352,21 +316,23 @@ def how_many(plan: ChangePlan, *, power: float = POWER) -> tuple[Needed, ...]:
 def _needed(plan: ChangePlan, criterion: Criterion, power: float) -> tuple[int | None, str]:
     """Return the number of patients that a criterion needs, or why there is no number."""
     name, limit = criterion.name, criterion.limit
-    guess = plan.expected.get((name, criterion.scope)) or plan.expected.get((name, "all")) or Expected()
+    same = [one for one in plan.criteria if one.name == name and one.scope == "all"]
+    guess = next((one for one in (criterion, *same) if one.expected is not None or one.sd is not None), criterion)
+    expected = guess.expected or 0.0
     confidence = plan.acceptance.confidence
     if confidence is None:
         return plan.patients or 1, "observed values decide"
     if QUANTITIES[name].is_share:
-        if guess.value >= limit:
-            return None, f"the expected share {guess.value:g} is not below the limit {limit:g}"
-        count = _share_patients(limit, guess.value, confidence, power, plan.scans)
+        if expected >= limit:
+            return None, f"the expected share {expected:g} is not below the limit {limit:g}"
+        count = _share_patients(limit, expected, confidence, power, plan.scans)
     else:
-        room = criterion.sign * (limit - guess.value)
+        room = criterion.sign * (limit - expected)
         if room <= 0:
-            return None, f"expected {guess.value:g} leaves no room to the limit {limit:g}"
+            return None, f"expected {expected:g} leaves no room to the limit {limit:g}"
         if guess.sd is None:
-            return None, f"give sd, the standard deviation between patients: {name} = {{limit = {limit:g}, sd = ...}}"
-        count = next((n for n in _counts(FEWEST) if _t_power(n, room / float(guess.sd), confidence) >= power), None)
+            return None, f"say sd, the spread between patients: {name} = {{limit = {limit:g}, sd = ...}}"
+        count = next((n for n in _counts(FEWEST) if _t_power(n, room / guess.sd, confidence) >= power), None)
     return count, "" if count else f"more than {MOST_PATIENTS:,}"
 
 

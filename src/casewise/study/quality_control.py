@@ -28,7 +28,7 @@ from casewise.measure.metrics.selective import auroc, risk_coverage
 from casewise.measure.signals.agreement import candidates_of
 from casewise.study.statistics.resample import cluster_numbers, draws, interval_of
 
-SIGNALS_OF_QUALITY = ("agreement", "agreement_lowest", "agreement_all", "agreement_consensus", "weighted_agreement")
+SIGNALS_OF_QUALITY = ("agreement", "agreement_all", "weighted_agreement")
 """Signals of quality; higher means a better mask."""
 
 POOR = 0.7

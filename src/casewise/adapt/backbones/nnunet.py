@@ -437,10 +437,9 @@ def _label_names(dataset: Mapping[str, Any]) -> dict[int, str]:
 
 def _gate(paths: Sequence[Path]) -> None:
     for path in paths:
-        name = path.name.lower()
-        if name.endswith((".nii", ".nii.gz")):
+        if nifti.is_volume(path):
             nifti.check_header(path)
-        elif name.endswith(pictures.ENDINGS):
+        elif path.name.lower().endswith(pictures.ENDINGS):
             pictures.check_picture(path)
 
 

@@ -194,7 +194,8 @@ class LiveLadder:
         source = shared_source(self._prepared, self.hows)
         if not self.together:
             ((_, how),) = self.hows.items()
-            self._states = self._now = self._stack.enter_context(self._lend(how, source))
+            self._states = self._now = self._lend(how, source)
+            self._stack.enter_context(self._states)
             return self
         for name, how in self.hows.items():
             with self._lend(how, source) as states:

@@ -24,7 +24,7 @@ from casewise.adapt.backbones.module import as_backbone
 from casewise.adapt.consensus import Mean
 from casewise.adapt.forward_episode import ForwardEpisode, ForwardPass
 from casewise.adapt.proposers import PreparedCase, bind
-from casewise.adapt.proposers.views import ViewReader, Views
+from casewise.adapt.proposers.views import Views, read_view
 from casewise.adapt.tuned_weights import TunedFolder, TunedWeights, lent_weights, read_tuned_folder
 from casewise.adapt.views import Identity
 from casewise.core.errors import BadInput, NotFinite
@@ -135,9 +135,11 @@ class TunedViews:
         backbone, plain = as_backbone(network), self._plain
         read = _Reader(backbone, pipeline_of(case.prepared, backbone), case.case, self.how)
         views, pipeline = plain.drawn(backbone, case.case), plain.pipeline(case.prepared, backbone)
-        each = ViewReader(pipeline, views, self.how.max_slices, batched=True)
         passes = [ForwardPass("tuned", partial(read, 1.0), float(plain.source_weight(backbone)))]
-        passes += [ForwardPass(str(view), partial(read.through, partial(each, k))) for k, view in enumerate(views)]
+        passes += [
+            ForwardPass(str(view), partial(read.through, partial(read_view, pipeline, view, self.how.max_slices)))
+            for view in views
+        ]
         return TunedEpisode(
             backbone, passes, replace(self.how, steps=len(passes) + 1), case, read, (), source_weight=0.0
         )
@@ -153,11 +155,11 @@ class _Reader:
         self.network, self.pipeline = backbone.network, pipeline
         self.reason = folder.failed.get(patient, "") if how.crossfit else ""
         self.weights: tuple[TunedWeights, ...] = _weights(folder, patient, how)
-        self._plain = ViewReader(pipeline, (Identity(),), how.max_slices, batched=False)
+        self._plain = partial(read_view, pipeline, Identity(), how.max_slices)
 
     def __call__(self, share: float) -> Tensor:
         """Return the mean over the sets of weights of the prediction with M0 + share (tuned - M0)."""
-        return self.through(partial(self._plain, 0), share)
+        return self.through(self._plain, share)
 
     def through(self, read: Callable[[], Tensor], share: float = 1.0) -> Tensor:
         """Return the mean prediction of a forward pass with each set of tuned weights."""

@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from casewise.core.errors import BadInput, UnsafeInput
+from casewise.core.formats import read_csv
 from casewise.core.records import Case, Mask
-from casewise.data.nifti import Volume, check_header, read_volume, whole_numbers
+from casewise.data.nifti import Volume, check_header, is_volume, read_volume, whole_numbers
 from casewise.data.pictures import check_picture, read_label_picture, read_picture
 from casewise.data.splits import Cohort, Member
-
-VOLUMES = (".nii.gz", ".nii")
 
 
 @dataclass(frozen=True)
@@ -114,11 +113,6 @@ def _of_the_image(found: LocatedCase, label: Mask) -> Mask:
     return label
 
 
-def is_volume(path: Path) -> bool:
-    """Return True if a file is named like a NIfTI file."""
-    return path.name.lower().endswith(VOLUMES)
-
-
 def shape_of(found: LocatedCase) -> tuple[int, ...]:
     """Space of a case from the first bytes of its image: (slices, rows, columns) or (rows, columns)."""
     if is_volume(found.images[0]):
@@ -158,6 +152,14 @@ def safe_id(*parts: str) -> str:
 def visible(paths: Iterable[Path]) -> Iterator[Path]:
     """Paths in order, without hidden files and files that macOS adds to archives."""
     return (path for path in sorted(paths) if not path.name.startswith(".") and "__MACOSX" not in path.parts)
+
+
+def table_rows(path: Path) -> list[dict[str, str]]:
+    """Rows of a CSV with the names of its columns in lower case; none where it cannot be read."""
+    try:
+        return [{name.lower(): cell for name, cell in row.items()} for row in read_csv(path)]
+    except BadInput:
+        return []
 
 
 def stem_of(path: Path) -> str:

@@ -23,7 +23,6 @@ from casewise.data.datasets.located import (
     LocatedCase,
     cohort_of,
     files_of,
-    is_volume,
     safe_id,
     visible,
     volume_of,
@@ -41,7 +40,7 @@ from casewise.data.folders import (
     with_table,
     write_table,
 )
-from casewise.data.nifti import write_mask, write_volume
+from casewise.data.nifti import is_volume, write_mask, write_volume
 from casewise.data.pictures import read_label_picture, write_label_picture
 from casewise.data.splits import Cohort
 

@@ -24,6 +24,7 @@ from casewise.core.records import Policy
 from casewise.core.seeds import RESAMPLING_SEED
 from casewise.core.text import UNIT
 from casewise.data.splits import cluster_of
+from casewise.judge.calibration.adoption import patients_for_chance
 from casewise.judge.certificates.certificate import Certificate
 from casewise.judge.certificates.certify_router import Promise, certify_router
 from casewise.judge.certificates.risk_control import patients_needed
@@ -47,9 +48,10 @@ class PromiseSplit:
     def sentence(self) -> str:
         """Return the cost of the promise, as a sentence."""
         return (
-            f"{len(self.learning)} {UNIT[1]} are for learning and choosing, {len(self.certifying)} only for certifying "
-            f"a risk of at most {self.alpha:g}; these may lose {self.tolerated:.2g} in total before cases must be "
-            "rolled back to M0. Without --promise all would be for learning, with estimates only"
+            f"{len(self.learning)} {UNIT[1]} learn and choose, {len(self.certifying)} others certify a risk of at most "
+            f"{self.alpha:g} and take no part in learning; they may lose {self.tolerated:.2g} in total before cases "
+            "must be rolled back to M0. Without a promise all of them would learn, and only estimates would be printed"
+            f"{_too_few_to_adopt(len(self.learning))}"
         )
 
 
@@ -79,8 +81,9 @@ def split_for_promise(patients: Iterable[str], alpha: float) -> PromiseSplit:
     if len(names) - needed < FEWEST_LEARNING:
         raise TooFewCases(
             f"a promise of at most {alpha:g} needs {needed} {UNIT[1]} that take no part in learning, and learning "
-            f"needs {FEWEST_LEARNING}: {needed + FEWEST_LEARNING} in all, got {len(names)}. Label more, promise less "
-            "(a larger alpha), or leave the promise out: then all of them learn and the gain is estimated"
+            f"needs {FEWEST_LEARNING}: {needed + FEWEST_LEARNING} in all, got {len(names)}{_too_few_to_adopt(FEWEST_LEARNING)}. Label "
+            "more, promise less (a larger alpha), or leave the promise out: then all of them learn and the gain is "
+            "estimated"
         )
     more = round(1 / alpha)
     while needed + more <= len(names) // 2:
@@ -89,6 +92,11 @@ def split_for_promise(patients: Iterable[str], alpha: float) -> PromiseSplit:
     return PromiseSplit(
         tuple(name for k, name in enumerate(names) if k not in aside), tuple(names[k] for k in sorted(aside)), alpha
     )
+
+
+def _too_few_to_adopt(learning: int) -> str:
+    least = patients_for_chance()
+    return "" if learning >= least else f"; nothing is deployed but M0 unless {least} {UNIT[1]} learn"
 
 
 def certify_held_out(
