@@ -187,7 +187,7 @@ def _plan(path: Path, plain: Mapping[str, Any], sha256: str) -> ChangePlan:
 
 def _table(name: str, given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping):
-        raise BadInput(f"[{name}] is a table, got {str(given)[:60]!r}")
+        raise BadInput(f"[{name}] must be a table, got {str(given)[:60]!r}")
     return dict(given)
 
 

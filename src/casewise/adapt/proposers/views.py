@@ -37,7 +37,7 @@ class Views:
 
     def __post_init__(self) -> None:
         if self.running and self.how.consensus != "mean":
-            raise BadInput(f"a running consensus is a mean, got {self.how.consensus!r}")
+            raise BadInput(f"a running consensus must be a mean, got {self.how.consensus!r}")
         views_of(self.views, statistics=self._statistics)  # refuses views that do not exist
 
     @property

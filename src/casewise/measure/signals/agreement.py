@@ -187,7 +187,7 @@ def candidates_of(masks: Sequence[Any], *, voters: Sequence[int] | None = None, 
     counts = [int((rest == name).sum()) for name in names]
     held = tuple(range(len(masks)) if voters is None else voters)
     if not held or min(held) < 0 or max(held) >= len(masks):
-        raise BadInput(f"voters are numbers of the {len(masks)} candidates, got {list(held)}")
+        raise BadInput(f"voters must be numbers of the {len(masks)} candidates, got {list(held)}")
     return Candidates(
         shape=tuple(usable[0].shape),
         voxels=voxels,

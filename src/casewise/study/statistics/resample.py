@@ -175,7 +175,7 @@ def mean_interval(
     found = interval_of(numbers.mean(), means, n=len(numbers), clusters=len(sums))
     found = replace(found, p_flip=sign_flip_p(sums, resamples=resamples, seed=seed))
     if method not in ("auto", "t", "percentile"):
-        raise BadInput(f"the interval method is 'auto', 't' or 'percentile', got {method!r}")
+        raise BadInput(f"the interval method must be 'auto', 't' or 'percentile', got {method!r}")
     if len(sums) < 2:
         one = "one patient has no interval"
         return replace(found, low=float("nan"), high=float("nan"), p_below=float("nan"), reason=one)
