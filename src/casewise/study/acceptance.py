@@ -347,7 +347,7 @@ def _decided(
         needs = " with a label" if quantity.needs_label else ""
         where = "" if criterion.scope == "all" else f" in {criterion.scope} (there are: {', '.join(known) or 'none'})"
         nobody = _NOBODY.get(criterion.scope, f"no case{needs}{where}")
-        return UNDECIDED, f"{nobody}, so it is not shown", None, None
+        return UNDECIDED, f"{nobody}, so it cannot be decided", None, None
     value, limit = float(means.mean()), criterion.highest + 1e-12
     said = f"observed {sign * value:.4g}"
     if confidence is None:

@@ -184,10 +184,10 @@ def hurt_share(change: ArrayLike, clusters: Sequence[str], *, limit: float = ALL
 
 
 def unseen_sentence(patients: int) -> str:
-    """What so few patients cannot show: the largest share of disasters that they are compatible with.
+    """Say which losses so few patients cannot show: the largest share of disasters that they are compatible with.
 
     Args:
-        patients: How many patients the estimate comes from.
+        patients: Number of patients in the estimate.
 
     Returns:
         One sentence.
