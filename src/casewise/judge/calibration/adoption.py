@@ -194,6 +194,6 @@ def unseen_sentence(patients: int) -> str:
     """
     share = clopper_pearson_upper(0, patients, LEVEL)
     return (
-        f"rare disasters cannot be seen in so few: up to {share:.0%} of new {UNIT[1]} may lose more than any of these "
-        f"{patients} did (confidence {LEVEL:g}), and no estimate here counts them"
+        f"rare large losses may be missed: up to {share:.0%} of new {UNIT[1]} may lose more than any of these "
+        f"{patients} did (confidence {LEVEL:g}), and no estimate here includes them"
     )
