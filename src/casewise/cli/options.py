@@ -161,7 +161,7 @@ class AdaptationOptions:
     source_statistics: Path | None = typer.Option(
         None, "--source-statistics", help="File from record --measure-source, for the views histogram and fourier."
     )
-    objective: str | None = setting(None, help="Method, as after --propose, if --propose is not given.")
+    objective: str | None = setting(None, help="Method to use if --propose is not given.")
     parameters: str | None = setting(
         None, help="Parameters that updates change: all-norm, decoder-norm, encoder-norm, all, or patterns of names."
     )

@@ -44,7 +44,7 @@ from casewise.render.mask_pictures import (
 from casewise.report import comparison_text as text
 from casewise.report.page import render_page
 from casewise.study.compare import Outcome, csv_rows
-from casewise.study.compared_cohort import MANY, ComparedCase
+from casewise.study.compared_cohort import ComparedCase
 
 
 def write_comparison(out: Path, outcome: Outcome, *, old: str, new: str, pictures: int = 10) -> None:
@@ -210,7 +210,7 @@ def comparison_page(summary: Mapping[str, Any], cases: Sequence[Mapping[str, Any
         not_met=[line[5:] for line in text.check_lines(summary) if not line.startswith("ok")],
         limits=known_limits(summary),
         cases=cases,
-        facts={"notable": NOTABLE, "many": MANY, **facts},
+        facts={"notable": NOTABLE, **facts},
     )
 
 

@@ -18,9 +18,9 @@ from casewise.judge.certificates.risk_control import share_bound
 from casewise.measure.changes import NAN, Comparison, LabelChange, Regression
 from casewise.measure.masks import Floats, Integers
 from casewise.study.compared_pairs import MadeOnDemand
-from casewise.study.statistics.resample import Interval, draws, interval_of, mean_interval, undefined_interval
+from casewise.study.statistics.resample import Interval, sign_flip_p, undefined_interval
 
-MANY = 200  # clusters from which intervals are Student's t: as good as the bootstrap there, with less memory
+MANY = 200  # clusters from which p is by Student's t: as good as sign flips there, with less memory
 GOOD = 0.7  # default metric from which a case is good; a case that was good and is not now is a flip
 
 
@@ -305,14 +305,8 @@ def _total_drift(of: Integers, voxels_old: Floats, voxels_new: Floats) -> dict[s
     old, new = (np.bincount(of, voxels) for voxels in (voxels_old, voxels_new))
     if not old.sum():
         return None
-    if len(old) >= MANY:
-        found = _ratio(new, old, n=len(of))
-        return as_plain(replace(found, estimate=found.estimate - 1, low=found.low - 1, high=found.high - 1))
-    index = draws(len(old)).index
-    with np.errstate(divide="ignore", invalid="ignore"):
-        drawn = new[index].sum(axis=1) / old[index].sum(axis=1) - 1
-    drift = float(new.sum() / old.sum() - 1)
-    return as_plain(interval_of(drift, drawn, n=len(of), clusters=len(old)))
+    found = _ratio(new, old, n=len(of))
+    return as_plain(replace(found, estimate=found.estimate - 1, low=found.low - 1, high=found.high - 1))
 
 
 def _sides(cohort: ComparedCohort, which: Integers, before: Floats, after: Floats, good: float) -> dict[str, Any]:
@@ -353,10 +347,10 @@ def _share(flags: NDArray[np.bool_], of: NDArray[np.int64]) -> dict[str, Any] | 
 
 
 def _mean(values: NDArray[np.float64], of: NDArray[np.int64]) -> Interval:
-    """The mean with its interval by cluster."""
-    if int(of.max()) + 1 < MANY:
-        return mean_interval(values, clusters=of)
-    return _ratio(np.bincount(of, values), np.bincount(of), n=values.size)
+    """The mean with its interval by cluster: Student's t, and below :data:`MANY` clusters p by sign flips."""
+    sums = np.bincount(of, values)
+    found = _ratio(sums, np.bincount(of), n=values.size)
+    return found if len(sums) >= MANY else replace(found, p_flip=sign_flip_p(sums))
 
 
 def _ratio(sums: NDArray[Any], sizes: NDArray[Any], *, n: int) -> Interval:
@@ -367,6 +361,8 @@ def _ratio(sums: NDArray[Any], sizes: NDArray[Any], *, n: int) -> Interval:
     """
     whole, clusters = float(sizes.sum()), len(sums)
     ratio = float(sums.sum()) / whole
+    if clusters < 2:
+        return replace(undefined_interval(n, "one patient has no interval", ratio), clusters=clusters)
     error = float(np.sqrt(clusters / (clusters - 1) * np.square(sums - ratio * sizes).sum())) / whole
     reach = float(stats.t.ppf(0.975, clusters - 1)) * error
     below = float(stats.t.cdf(-ratio / error, clusters - 1)) if error else float(ratio < 0)
