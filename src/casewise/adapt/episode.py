@@ -328,9 +328,7 @@ def as_inputs(image: Tensor | NDArray[Any], like: Tensor) -> Tensor:
     """Return the image on the device and in the precision of ``like``."""
     batch = torch.as_tensor(image).to(like.device, like.dtype)
     if batch.ndim not in (4, 5) or not batch.numel():
-        raise BadInput(
-            f"an image is (n, channel, rows, columns) or (n, channel, slices, rows, columns), got {tuple(batch.shape)}"
-        )
+        raise BadInput(f"an image is (n, channel, *space) with two or three axes of space, got {tuple(batch.shape)}")
     if batch.is_inference():  # made inside torch.inference_mode(): no gradient may pass it
         with torch.inference_mode(False):
             return batch.clone()

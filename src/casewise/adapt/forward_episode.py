@@ -206,9 +206,7 @@ class ForwardEpisode:
 
     def shrink(self, step: int, alpha: float) -> Mask:
         """Refuse: no weights move, so there is nothing to interpolate."""
-        raise BadInput(
-            f"{self.how.objective} moves no weights, so state {step} cannot be shrunk by {alpha:g}; deploy it as it is"
-        )
+        raise BadInput(f"{self.how.objective} moves no weights, so state {step} cannot be shrunk; deploy it as it is")
 
     @property
     def trajectory(self) -> Trajectory:

@@ -100,9 +100,7 @@ def as_model(model: Any) -> Model | Backbone:
         return as_backbone(model)
     if isinstance(model, Backbone):
         return model
-    raise BadInput(
-        f"a model is an nn.Module, a folder, a hub id, a casewise.Model or a backbone, got {type(model).__name__}"
-    )
+    raise BadInput(f"a model is an nn.Module, folder, hub id, casewise.Model or backbone, got {type(model).__name__}")
 
 
 def device_of(asked: str | None) -> str:

@@ -155,9 +155,7 @@ def _about_plan(plan: Path, *, write: bool, as_json: bool) -> None:
     ]
     needed, unknown = max(known, default=0), len(rows) - len(known)
     if unknown:
-        lines.append(
-            f"No number can be given for the plan: {pluralize(unknown, 'criterion', 'criteria')} above has none."
-        )
+        lines.append(f"No number can be given: {pluralize(unknown, 'criterion', 'criteria')} above has none.")
     else:
         lines.append(
             f"{needed} labelled patients: if your guesses are right, all {len(rows)} criteria hold together with a "

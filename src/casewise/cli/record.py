@@ -154,9 +154,7 @@ def proposals(plain: Adaptation, texts: list[str], objective: str | None) -> dic
     if not texts:
         return {"": plain}
     if objective is not None:
-        raise BadInput(
-            f"the setting objective={objective} is what --propose {objective} says; give the one or the other"
-        )
+        raise BadInput(f"the setting objective={objective} and --propose say the same thing; give one of them")
     named = [named_proposal(text) for text in texts]
     if len({name for name, _ in named}) < len(named):
         raise BadInput(f"two proposers have one name: {', '.join(name for name, _ in named)}; write NAME=PROPOSER")

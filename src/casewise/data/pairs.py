@@ -225,9 +225,7 @@ def _on_grid(case_id: str, name: str, placed: Placed, grid: Placed, resample: st
             f"{apart:.4g}); export both with the image's header, or pass --resample nearest",
         )
     if placed.mask.ndim != grid.mask.ndim:
-        raise BadPair(
-            "shape", f"{case_id}: old has {grid.mask.ndim} axes, {name} {placed.mask.ndim}; nothing fits them"
-        )
+        raise BadPair("shape", f"{case_id}: old has {grid.mask.ndim} axes, {name} {placed.mask.ndim}")
     return replace(grid, mask=_nearest(placed, grid))
 
 

@@ -173,9 +173,7 @@ def _typed_for(model: Any) -> dict[str, Any]:
     taken = ("device", "weights", "trust", "trust_bundle", "trust_architectures")
     plain = Model(model.spec)
     if own := [n for n in Model.__dataclass_fields__ if n not in taken and getattr(model, n) != getattr(plain, n)]:
-        raise BadInput(
-            f"{model.spec} is a deployment, its model has {', '.join(own)} of its own; leave the options out"
-        )
+        raise BadInput(f"{model.spec} is a deployment and has its own {', '.join(own)}; leave the options out")
     typed = {name: getattr(model, name) for name in taken}
     return {name: value for name, value in typed.items() if name == "device" or value}
 

@@ -149,9 +149,7 @@ def read_ledger(folder: Path) -> list[dict[str, Any]]:
     log = Chain(Path(folder) / LEDGER)
     problems = log.problems
     if problems:
-        raise DamagedArchive(
-            f"{log.path} was edited, cut or taken out of ({'; '.join(problems)}); the ledger cannot be trusted"
-        )
+        raise DamagedArchive(f"{log.path} was edited or cut ({'; '.join(problems)}); the ledger cannot be trusted")
     return [line for line in log.lines() if line["event"] == EVENT]
 
 

@@ -117,9 +117,7 @@ def _write_case(
     software = f"casewise {entry.versions.get('casewise', '')}".strip()
     mask = read_label(file)
     if not np.allclose(read_geometry(file).affine, series.affine, atol=1e-2):
-        raise BadInput(
-            f"{file.name} does not lie where series {series.case_id} lies; predict with --set keep-header=true"
-        )
+        raise BadInput(f"{file.name} does not lie where series {series.case_id} lies; use --set keep-header=true")
     segmentation, report = folder / f"{series.case_id}.seg.dcm", folder / f"{series.case_id}.sr.dcm"
     with replacing(segmentation) as temporary:
         write_segmentation(

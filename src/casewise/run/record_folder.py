@@ -171,9 +171,7 @@ def _check_stream(work: RecordCase, engine: Engine) -> None:
             "other ladders, into the same archive"
         )
     if not isinstance(engine, LocalEngine) or engine.jobs > 1 or engine.timeout_s is not None:
-        raise BadInput(
-            "a stream runs in one process, one case after the other; use -j 1 on this machine, without a timeout"
-        )
+        raise BadInput("a stream runs in one process, case after case; use -j 1 on this machine, without a timeout")
 
 
 def _add(

@@ -349,9 +349,7 @@ class Desk:
         if window not in WINDOWS:
             raise BadInput(f"a window is one of {', '.join(WINDOWS)}, got {window!r}")
         if channel >= self.images.channels(case.id):
-            raise BadInput(
-                f"case {case.id} has {pluralize(self.images.channels(case.id), 'channel')}, {channel} was asked for"
-            )
+            raise BadInput(f"case {case.id} has {pluralize(self.images.channels(case.id), 'channel')}, not {channel}")
         return png(plane(self._pixels(case.id, channel, window), _where(masks, query)))
 
     def _read_pixels(self, case_id: str, channel: int, window: str) -> NDArray[Any]:

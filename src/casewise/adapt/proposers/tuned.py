@@ -51,13 +51,9 @@ class Tuned:
         _check_named(self.how)
         last = self.names[-1] if self.names else ""
         if not self.shares or any(not 0 < a <= 1 for a in self.shares) or list(self.shares) != sorted(set(self.shares)):
-            raise BadInput(
-                f"states of tuned weights are rising shares up to 1, such as tuned:1/2,1, got {self.asked!r}"
-            )
+            raise BadInput(f"states of tuned weights are rising shares up to 1 (tuned:1/2,1), got {self.asked!r}")
         if last == AVERAGE and self.shares[-1] != 1:
-            raise BadInput(
-                f"the average needs the tuned weights themselves before it: tuned:1,average, got {self.asked!r}"
-            )
+            raise BadInput(f"the average needs the tuned weights before it: tuned:1,average, got {self.asked!r}")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -140,9 +136,8 @@ class TunedViews:
             ForwardPass(str(view), partial(read.through, partial(read_view, pipeline, view, self.how.max_slices)))
             for view in views
         ]
-        return TunedEpisode(
-            backbone, passes, replace(self.how, steps=len(passes) + 1), case, read, (), source_weight=0.0
-        )
+        how = replace(self.how, steps=len(passes) + 1)
+        return TunedEpisode(backbone, passes, how, case, read, (), source_weight=0.0)
 
 
 class _Reader:

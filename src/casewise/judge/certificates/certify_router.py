@@ -43,17 +43,13 @@ class Promise:
 
     def __post_init__(self) -> None:
         if not self.losses or len(self.losses) != len(self.alphas) or set(self.losses) - set(LOSSES):
-            raise BadInput(
-                f"need one alpha for each loss among {', '.join(LOSSES)}, got {self.losses} and {self.alphas}"
-            )
+            raise BadInput(f"need one alpha per loss among {', '.join(LOSSES)}, got {self.losses} and {self.alphas}")
         if self.delta is None and len(self.losses) > 1:
             raise BadInput("CRC certifies one risk at a time; several at once need method 'ltt' and --delta")
         if self.low_mid not in ("envelope", "fixed"):
             raise BadInput(f"the low/mid cut is handled by 'envelope' or 'fixed', got {self.low_mid!r}")
         if not 0 <= self.margin < 1:
-            raise BadInput(
-                f"a margin is a loss of the metric between 0 and 1, e.g. 0.01 for a point, got {self.margin}"
-            )
+            raise BadInput(f"a margin is a loss of the metric from 0 to 1, such as 0.01, got {self.margin}")
         if self.margin and "harmed" not in self.losses:
             raise BadInput(f"a margin is for the loss 'harmed', got {', '.join(self.losses)}; leave it out")
 

@@ -31,9 +31,7 @@ from casewise.core.text import UNIT
 from casewise.judge.certificates.evidence import Floats, check_level
 
 _POWERS = np.arange(1, 10) / 10  # bets e p^(e-1): the smaller e, the more they like small p
-SUSPENDED = (
-    "the calibration no longer applies: the stream differs from the calibration cases. Deploying M0; recalibrate."
-)
+SUSPENDED = "the calibration no longer applies: the stream differs from its cases. Deploying M0; recalibrate."
 AUDITED = "the promise no longer holds: audited cases are harmed more than was promised. Deploying M0; recalibrate."
 _SHUFFLES = 4999
 
